@@ -1,0 +1,224 @@
+"""Batches of images on the training device: drawn, cropped, flipped, rotated and normalised as tensors."""
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from hf_sphere.data.decoding import EncodedImages, collate_decoded
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random changes of training images.
+
+    Attributes:
+        crop_padding: Zero pixels added on each side before a crop of the original size at a random place.
+        horizontal_flip: Whether half of the images are mirrored.
+        rotation: Largest angle, in degrees, of a random rotation either way (nearest pixel, zeros outside).
+    """
+
+    crop_padding: int = 0
+    horizontal_flip: bool = False
+    rotation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.crop_padding < 0:
+            raise ValueError(f"crop_padding must not be negative; got {self.crop_padding}.")
+        if not 0.0 <= self.rotation <= 180.0:
+            raise ValueError(f"rotation must lie between 0 and 180 degrees; got {self.rotation}.")
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Change each image of a uint8 batch (B, C, H, W) by itself; `generator` lives on the CPU."""
+        if self.crop_padding:
+            images = _random_crop(images, self.crop_padding, generator)
+        if self.horizontal_flip:
+            mirrored = torch.rand(len(images), generator=generator) < 0.5
+            images = torch.where(mirrored.to(images.device)[:, None, None, None], images.flip(-1), images)
+        if self.rotation:
+            degrees = (2 * torch.rand(len(images), generator=generator) - 1) * self.rotation
+            images = _rotate(images, degrees.deg2rad())
+        return images
+
+
+class ImageBatches:
+    """Batches `{"pixel_values", "labels"}` of one split, the same interface for data in memory and on disk.
+
+    Order and augmentation follow from (`seed`, epoch, batch), so any batch can be made again by itself: that is what
+    lets a run resume in the middle of an epoch. Several processes get interleaved parts of the same order, of equal
+    length in training; in evaluation every image is seen once.
+
+    Args:
+        labels: (N,) class indices.
+        batch_size: Images a batch and process.
+        mean: Mean a channel, on the scale from 0 to 1.
+        std: Standard deviation a channel, on the scale from 0 to 1.
+        device: Where batches are made.
+        augmentation: Random changes; None for evaluation.
+        shuffle: Whether each epoch has an order of its own, as in training.
+        seed: Seed of order and augmentation.
+        process_index: Which of the processes this is.
+        num_processes: How many processes share the data.
+    """
+
+    def __init__(
+        self,
+        labels: Tensor,
+        *,
+        batch_size: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        device: torch.device | str = "cpu",
+        augmentation: Augmentation | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        process_index: int = 0,
+        num_processes: int = 1,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"the batch size must be at least 1; got {batch_size}.")
+        self.device = torch.device(device)
+        self.labels = labels.to(self.device)
+        self.batch_size = batch_size
+        self.augmentation = augmentation
+        self.shuffle = shuffle
+        self.seed = seed
+        self.process_index = process_index
+        self.num_processes = num_processes
+        spread = torch.tensor(std, dtype=torch.float32, device=self.device)
+        center = torch.tensor(mean, dtype=torch.float32, device=self.device)
+        self._scale = (1 / (255 * spread))[:, None, None]
+        self._shift = (-center / spread)[:, None, None]
+
+    def __len__(self) -> int:
+        """Batches an epoch and process."""
+        count = self._share()
+        # Batch norm cannot train on a single image, so a training batch of one is left out (if it is not the only).
+        leftover_of_one = self.shuffle and count % self.batch_size == 1 and count > self.batch_size
+        return math.ceil(count / self.batch_size) - leftover_of_one
+
+    @property
+    def num_examples(self) -> int:
+        """Images in the split, over all processes."""
+        return len(self.labels)
+
+    def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[dict[str, Tensor]]:
+        """Yield the batches of an epoch from batch `start` on."""
+        batches = list(self._order(epoch).split(self.batch_size))[start : len(self)]
+        for number, (images, indices) in enumerate(self._fetch(batches), start):
+            if self.augmentation is not None:
+                images = self.augmentation(images, self._generator(epoch, number))
+            pixels = images.to(torch.float32).mul_(self._scale).add_(self._shift)
+            yield {"pixel_values": pixels, "labels": self.labels[indices.to(self.device)]}
+
+    def _fetch(self, batches: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield for each batch of indices uint8 images (B, C, H, W) on the device, and the indices they belong to."""
+        raise NotImplementedError
+
+    def _share(self) -> int:
+        if self.shuffle:
+            return math.ceil(len(self.labels) / self.num_processes)
+        return len(range(self.process_index, len(self.labels), self.num_processes))
+
+    def _order(self, epoch: int) -> Tensor:
+        order = torch.arange(len(self.labels))
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(_mix(self.seed, epoch))
+            order = torch.randperm(len(order), generator=generator)
+            order = torch.cat([order, order[: self._share() * self.num_processes - len(order)]])
+        return order[self.process_index :: self.num_processes]
+
+    def _generator(self, epoch: int, number: int) -> torch.Generator:
+        return torch.Generator().manual_seed(_mix(self.seed, epoch, number + 1, self.process_index))
+
+
+class ImagesInMemory(ImageBatches):
+    """Decoded images kept on the training device.
+
+    Args:
+        images: uint8, (N, C, H, W).
+        labels: (N,) class indices.
+        **options: See `ImageBatches`.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, **options: Any) -> None:
+        super().__init__(labels, **options)
+        self.images = images.to(self.device)
+
+    def _fetch(self, batches: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        for indices in batches:
+            yield self.images[indices.to(self.device)], indices
+
+
+class ImagesFromDisk(ImageBatches):
+    """Images decoded by worker processes while training goes on.
+
+    Args:
+        encoded: The images. Corrupt ones are left out of their batch if it says so, and counted in the log.
+        labels: (N,) class indices.
+        num_workers: Decoding processes.
+        **options: See `ImageBatches`.
+    """
+
+    def __init__(self, encoded: EncodedImages, labels: Tensor, *, num_workers: int = 2, **options: Any) -> None:
+        super().__init__(labels, **options)
+        self.encoded = encoded
+        self.num_workers = num_workers
+
+    def _fetch(self, batches: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        loader: DataLoader = DataLoader(
+            self.encoded,
+            batch_sampler=[indices.tolist() for indices in batches],
+            num_workers=self.num_workers,
+            collate_fn=collate_decoded,
+            pin_memory=self.device.type == "cuda",
+        )
+        left_out = 0
+        for indices, (good, images) in zip(batches, loader, strict=True):
+            left_out += len(good) - len(images)
+            yield images.to(self.device, non_blocking=True), indices[good]
+        if left_out:
+            logger.warning("Left out %d corrupt image(s) in this pass over the data.", left_out)
+
+
+def _random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
+    """Crop of the original size at a random place of the zero-padded image."""
+    count, channels, height, width = images.shape
+    padded = F.pad(images, (padding,) * 4)
+    top, left = torch.randint(0, 2 * padding + 1, (2, count), generator=generator).to(images.device)
+    rows = top[:, None] + torch.arange(height, device=images.device)
+    columns = left[:, None] + torch.arange(width, device=images.device)
+    padded = padded.gather(2, rows[:, None, :, None].expand(-1, channels, -1, padded.shape[-1]))
+    return padded.gather(3, columns[:, None, None, :].expand(-1, channels, height, -1))
+
+
+def _rotate(images: Tensor, radians: Tensor) -> Tensor:
+    """Rotate each image about its centre by the nearest pixel; outside is zero."""
+    height, width = images.shape[-2:]
+    cosine, sine, zero = radians.cos(), radians.sin(), torch.zeros_like(radians)
+    # Grid coordinates run from -1 to 1 along both sides, so an oblong image needs its aspect taken out and put back.
+    matrix = torch.stack(
+        [cosine, sine * (height / width), zero, -sine * (width / height), cosine, zero], dim=1
+    ).reshape(-1, 2, 3)
+    grid = F.affine_grid(matrix.to(images.device), list(images.shape), align_corners=False)
+    turned = F.grid_sample(images.float(), grid, mode="nearest", padding_mode="zeros", align_corners=False)
+    return turned.to(images.dtype)
+
+
+def _mix(*numbers: int) -> int:
+    """One 63-bit seed from several numbers, different for every combination that occurs (splitmix64)."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state >> 1

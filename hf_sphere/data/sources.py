@@ -1,0 +1,99 @@
+"""Where image data sets come from: the Hub, a folder, or the library itself."""
+
+import difflib
+from collections.abc import Callable
+
+import numpy as np
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, load_dataset
+
+# Names used on the Hub, the usual one first. A fine label is preferred to a coarse one.
+IMAGE_COLUMNS = ("image", "img")
+LABEL_COLUMNS = ("label", "fine_label", "labels", "coarse_label")
+
+
+def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
+    """Load all splits of an image data set.
+
+    Args:
+        name: `digits` or `two_clusters` (made here), an id on the Hub, or a folder of parquet files or images.
+        config_name: Configuration of a data set that has several.
+    """
+    if name in EMBEDDED:
+        return EMBEDDED[name]()
+    splits = load_dataset(name, config_name)
+    if not isinstance(splits, DatasetDict):
+        raise ValueError(f"data set {name!r} does not load as named splits; got {type(splits).__name__}.")
+    return splits
+
+
+def find_column(dataset: Dataset, given: str | None, candidates: tuple[str, ...], what: str) -> str:
+    """Return the column that was given or the first candidate that exists, or say which columns there are."""
+    option = f"--{what}_column_name"
+    if given is not None and given not in dataset.column_names:
+        close = difflib.get_close_matches(given, dataset.column_names, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"no {what} column {given!r}; the data has the columns {dataset.column_names}.{hint}")
+    found = given or next((name for name in candidates if name in dataset.column_names), None)
+    if found is None:
+        raise ValueError(
+            f"found no {what} column: none of {list(candidates)} is among {dataset.column_names}. Name it with {option}."
+        )
+    return found
+
+
+def find_split(splits: DatasetDict, name: str, option: str) -> Dataset:
+    """Return a split that is not empty, or say which splits there are."""
+    if name not in splits:
+        raise ValueError(f"no split {name!r}; the data has {', '.join(splits)}. Choose one with {option}.")
+    if len(splits[name]) == 0:
+        raise ValueError(f"split {name!r} is empty; choose another one with {option}.")
+    return splits[name]
+
+
+def _digits() -> DatasetDict:
+    """The 1,797 handwritten 8x8 digits of scikit-learn; every fifth of each class is for testing."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = np.round(digits.images * (255 / 16)).astype(np.uint8)
+    rank_in_class = np.empty(len(images), dtype=int)
+    for label in range(10):
+        members = digits.target == label
+        rank_in_class[members] = np.arange(members.sum())
+    held_out = rank_in_class % 5 == 4
+    return _as_splits(
+        {"train": (images[~held_out], digits.target[~held_out]), "test": (images[held_out], digits.target[held_out])},
+        [str(digit) for digit in range(10)],
+    )
+
+
+def _two_clusters() -> DatasetDict:
+    """Two clusters of 100 points round (0, 0) and (1, 1), +-0.05: the toy task.
+
+    A point is an image of 1 x 2 pixels whose grey runs linearly from -0.05 to 1.05.
+    """
+    splits = {}
+    for split, seed in (("train", 0), ("test", 1)):
+        labels = np.repeat([0, 1], 100)
+        points = labels[:, None] + np.random.default_rng(seed).uniform(-0.05, 0.05, size=(200, 2))
+        pixels = np.round((points + 0.05) * (255 / 1.1)).astype(np.uint8)
+        splits[split] = (pixels[:, None, :], labels)
+    return _as_splits(splits, ["near (0, 0)", "near (1, 1)"])
+
+
+def _as_splits(splits: dict[str, tuple[np.ndarray, np.ndarray]], names: list[str]) -> DatasetDict:
+    from PIL.Image import fromarray
+
+    features = Features({"image": Image(), "label": ClassLabel(names=names)})
+    return DatasetDict(
+        {
+            split: Dataset.from_dict(
+                {"image": [fromarray(image) for image in images], "label": labels.tolist()}, features=features
+            )
+            for split, (images, labels) in splits.items()
+        }
+    )
+
+
+EMBEDDED: dict[str, Callable[[], DatasetDict]] = {"digits": _digits, "two_clusters": _two_clusters}
+"""Data sets that need no network."""

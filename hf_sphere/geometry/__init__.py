@@ -1,0 +1,5 @@
+"""Mathematics of the hypersphere: tensors in, tensors out."""
+
+from hf_sphere.geometry.coordinates import angles_to_cartesian, cartesian_to_angles, spherize
+
+__all__ = ["angles_to_cartesian", "cartesian_to_angles", "spherize"]

@@ -1,0 +1,97 @@
+"""Model cards written from a run's own results."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+
+def write_model_card(
+    folder: Path,
+    *,
+    template: Path,
+    model_id: str,
+    title: str,
+    summary: str,
+    dataset: str,
+    eval_split: str,
+    metrics: Mapping[str, float],
+    model: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    command: Sequence[str],
+    seconds: float,
+    selection_note: str,
+    tags: Sequence[str] = (),
+) -> ModelCard:
+    """Write `README.md` of an image classifier beside its weights.
+
+    Args:
+        folder: Where the model is saved.
+        template: Jinja template of the card.
+        model_id: Name that loads the model.
+        title: Heading.
+        summary: One paragraph.
+        dataset: Name of the data set as given to the recipe.
+        eval_split: Split that the metrics were measured on.
+        metrics: Measured values; `eval_accuracy` becomes the card's `model-index` entry.
+        model: Description of the model by property.
+        settings: Training settings that differ from their defaults.
+        command: The command that ran.
+        seconds: Time spent in training.
+        selection_note: How the reported epoch was chosen.
+        tags: Further tags of the card.
+    """
+    data = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="image-classification",
+        tags=["hf_sphere", "hypersphere", *tags],
+        datasets=[dataset] if dataset.count("/") == 1 and not Path(dataset).exists() else None,
+        model_name=title,
+        eval_results=[
+            EvalResult(
+                task_type="image-classification",
+                dataset_type=Path(dataset).name if Path(dataset).exists() else dataset,
+                dataset_name=Path(dataset).name,
+                dataset_split=eval_split,
+                metric_type="accuracy",
+                metric_value=round(metrics["eval_accuracy"], 6),
+            )
+        ],
+    )
+    card = ModelCard.from_template(
+        data,
+        template_path=str(template),
+        model_id=model_id,
+        title=title,
+        summary=summary,
+        metrics=[(name, _show(name, value)) for name, value in metrics.items()],
+        model=list(model.items()),
+        settings=list(settings.items()),
+        selection_note=selection_note,
+        command=_wrap(command),
+        versions=", ".join(f"{name} {version(name)}" for name in ("hf_sphere", "torch", "transformers", "timm")),
+        hardware=torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})",
+        duration=f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min",
+    )
+    card.save(folder / "README.md")
+    return card
+
+
+def _show(name: str, value: float) -> str:
+    return f"{100 * value:.2f} %" if "accuracy" in name else f"{value:.4g}"
+
+
+def _wrap(command: Sequence[str]) -> str:
+    """Break a command before its options."""
+    lines, current = [], ""
+    for word in command:
+        if word.startswith("--") and current:
+            lines.append(current)
+            current = f"    {word}"
+        else:
+            current = f"{current} {word}".strip() if not current.startswith("    ") else f"{current} {word}"
+    return " \\\n".join([*lines, current])

@@ -1,0 +1,139 @@
+"""What the backbones registered here share: a network that ends in one hidden layer and a classifier."""
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import timm
+from timm.layers import to_2tuple
+from timm.models import register_model
+from torch import Tensor, nn
+
+ImageSize = int | tuple[int, int] | list[int]
+
+
+class EmbeddingNet(nn.Module):
+    """A chain of layers that ends in an embedding, in the shape timm expects of a model.
+
+    `forward_features` gives the last hidden layer before its activation; `forward` goes on through `final_activation`
+    and, if `num_classes` is not 0, the classifier `fc`. Heads that take the place of the last activation replace
+    `final_activation` by the identity.
+
+    Args:
+        layers: Everything up to the last hidden layer, images (B, C, H, W) -> (B, num_features).
+        num_features: Length of the embedding.
+        num_classes: Number of classes; 0 for the embedding alone.
+        drop_rate: Dropout after the final activation.
+        final_activation: Whether the embedding is followed by ReLU and dropout.
+    """
+
+    def __init__(
+        self,
+        layers: nn.Sequential,
+        num_features: int,
+        *,
+        num_classes: int = 1000,
+        drop_rate: float = 0.0,
+        final_activation: bool = True,
+    ) -> None:
+        super().__init__()
+        self.layers = layers
+        self.num_features = num_features
+        self.final_activation = (
+            nn.Sequential(nn.ReLU(), nn.Dropout(drop_rate)) if final_activation else nn.Identity()
+        )
+        self.pretrained_cfg: dict[str, Any] = {}
+        self.reset_classifier(num_classes)
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """Replace the classifier; 0 classes leave the embedding as output."""
+        self.num_classes = num_classes
+        self.fc = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
+
+    def get_classifier(self) -> nn.Module:
+        """Return the classifier."""
+        return self.fc
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Compute the last hidden layer before its activation: (B, num_features)."""
+        return self.layers(x)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Go from the last hidden layer to the logits, or to the embedding if `pre_logits`."""
+        x = self.final_activation(x)
+        return x if pre_logits else self.fc(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+def conv_norm_relu(in_channels: int, out_channels: int) -> list[nn.Module]:
+    """3x3 convolution, batch norm, ReLU."""
+    return [nn.Conv2d(in_channels, out_channels, 3, padding=1), nn.BatchNorm2d(out_channels), nn.ReLU()]
+
+
+def feature_side(name: str, img_size: ImageSize, least: int, halvings: int) -> tuple[int, int]:
+    """Height and width of a map after `halvings` poolings, or an error if the image has fewer than `least` pixels."""
+    height, width = to_2tuple(img_size)
+    if min(height, width) < least:
+        raise ValueError(f"backbone {name!r} needs images of at least {least} pixels a side; got {height} x {width}.")
+    return height >> halvings, width >> halvings
+
+
+def register_backbone(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Register a function that builds a network with timm, under the function's name.
+
+    The function takes `in_chans`, `num_classes` and its own options as keywords, and `img_size` if its layers depend on
+    it. None of these networks has published weights, so `pretrained=True` is refused.
+    """
+
+    @functools.wraps(build)
+    def entry(
+        pretrained: bool = False,
+        *,
+        pretrained_cfg: Any = None,
+        pretrained_cfg_overlay: Any = None,
+        cache_dir: Any = None,
+        **options: Any,
+    ) -> nn.Module:
+        if pretrained or pretrained_cfg:
+            raise ValueError(f"backbone {build.__name__!r} has no pretrained weights; ask for it with pretrained=False.")
+        return build(**options)
+
+    return register_model(entry)
+
+
+def create_backbone(
+    name: str, *, num_channels: int, image_size: ImageSize, pretrained: bool = False, **options: Any
+) -> nn.Module:
+    """Create a timm model without its classifier.
+
+    Args:
+        name: A name of timm's registry, which includes the backbones of this library.
+        num_channels: Channels of the images.
+        image_size: Side of the images in pixels, or (height, width), for the backbones whose layers depend on it.
+        pretrained: Whether to load timm's weights, from its cache or the Hub.
+        **options: Options of the model, as in `timm.create_model`.
+
+    Returns:
+        A module (B, num_channels, height, width) -> (B, num_features).
+
+    Raises:
+        ValueError: If the name or an option is unknown.
+    """
+    architecture = name.split(".")[0]
+    if not timm.is_model(architecture):
+        known = timm.list_models()
+        close = difflib.get_close_matches(architecture, known, n=5) or timm.list_models("*_cifar")
+        raise ValueError(
+            f"unknown backbone {name!r}; similar names are {', '.join(close)}; `timm.list_models()` lists all "
+            f"{len(known)}."
+        )
+    if "img_size" in inspect.signature(timm.model_entrypoint(architecture)).parameters:
+        options.setdefault("img_size", image_size)
+    try:
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=num_channels, **options)
+    except TypeError as error:
+        raise ValueError(f"backbone {name!r} does not take the options {options}: {error}") from error

@@ -1,0 +1,96 @@
+"""Small networks: fully connected, LeNet-5, CNN9, Conv4, and the network of the pictures on the sphere."""
+
+from typing import Any
+
+from timm.layers import to_2tuple
+from torch import nn
+
+from hf_sphere.models.backbones.base import (
+    EmbeddingNet,
+    ImageSize,
+    conv_norm_relu,
+    feature_side,
+    register_backbone,
+)
+
+
+@register_backbone
+def linear_embedding(*, img_size: ImageSize = 28, in_chans: int = 3, width: int = 1, **net: Any) -> EmbeddingNet:
+    """One linear map without bias from the pixels to `width` units, as in the toy task of two clusters."""
+    height, breadth = to_2tuple(img_size)
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(in_chans * height * breadth, width, bias=False))
+    return EmbeddingNet(layers, width, **net)
+
+
+@register_backbone
+def simple_fnn(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> EmbeddingNet:
+    """Fully connected network, pixels-500-300."""
+    height, breadth = to_2tuple(img_size)
+    layers = nn.Sequential(
+        nn.Flatten(), nn.Linear(in_chans * height * breadth, 500), nn.ReLU(), nn.Linear(500, 300)
+    )
+    return EmbeddingNet(layers, 300, **net)
+
+
+@register_backbone
+def lenet5(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> EmbeddingNet:
+    """LeNet-5: two 5x5 convolutions of 6 and 16 channels with max pooling, then 120 and 84 units."""
+    feature_side("lenet5", img_size, least=16, halvings=0)
+    height, breadth = (((side - 4) // 2 - 4) // 2 for side in to_2tuple(img_size))
+    layers = nn.Sequential(
+        nn.Conv2d(in_chans, 6, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * height * breadth, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+    )
+    return EmbeddingNet(layers, 84, **net)
+
+
+@register_backbone
+def cnn9(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) -> EmbeddingNet:
+    """Nine layers: three stages of three 3x3 convolutions (128, 192, 256 channels) with pooling, then 256 units."""
+    height, breadth = feature_side("cnn9", img_size, least=8, halvings=3)
+    layers: list[nn.Module] = []
+    for width in (128, 192, 256):
+        for _ in range(3):
+            layers += conv_norm_relu(in_chans, width)
+            in_chans = width
+        layers.append(nn.MaxPool2d(2))
+    layers += [nn.Flatten(), nn.Linear(256 * height * breadth, 256)]
+    return EmbeddingNet(nn.Sequential(*layers), 256, **net)
+
+
+@register_backbone
+def conv4(*, img_size: ImageSize = 84, in_chans: int = 3, **net: Any) -> EmbeddingNet:
+    """Four pooled 3x3 convolutions of 64 channels, and a last one over the whole map: the few-shot encoder."""
+    height, breadth = feature_side("conv4", img_size, least=16, halvings=4)
+    layers: list[nn.Module] = []
+    for _ in range(4):
+        layers += [*conv_norm_relu(in_chans, 64), nn.MaxPool2d(2)]
+        in_chans = 64
+    # On the 84-pixel images of mini-ImageNet the map is 5 x 5: the paper's 5x5 convolution of stride 5.
+    layers += [nn.Conv2d(64, 64, (height, breadth)), nn.BatchNorm2d(64), nn.Flatten()]
+    return EmbeddingNet(nn.Sequential(*layers), 64, **net)
+
+
+@register_backbone
+def visualization_cnn(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> EmbeddingNet:
+    """Three stages of two 3x3 convolutions (32, 64, 128 channels), then 256 units.
+
+    Made for pictures: set `embedding_dim` to 2 or 3 in the model's configuration.
+    """
+    height, breadth = feature_side("visualization_cnn", img_size, least=4, halvings=2)
+    layers: list[nn.Module] = []
+    for width in (32, 64, 128):
+        layers += [*conv_norm_relu(in_chans, width), *conv_norm_relu(width, width)]
+        if width != 128:
+            layers.append(nn.MaxPool2d(2))
+        in_chans = width
+    layers += [nn.Flatten(), nn.Linear(128 * height * breadth, 256)]
+    return EmbeddingNet(nn.Sequential(*layers), 256, **net)

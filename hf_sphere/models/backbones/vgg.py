@@ -1,0 +1,67 @@
+"""VGG with batch norm for images of 32 pixels, with free channel widths and the full 4096-4096 classifier."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from hf_sphere.models.backbones.base import (
+    EmbeddingNet,
+    ImageSize,
+    conv_norm_relu,
+    feature_side,
+    register_backbone,
+)
+
+CONVOLUTIONS_PER_STAGE = {11: (1, 1, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+
+
+def _vgg(
+    depth: int,
+    *,
+    img_size: ImageSize = 32,
+    in_chans: int = 3,
+    widths: Sequence[int] = (64, 128, 256, 512),
+    hidden: int = 4096,
+    drop_rate: float = 0.5,
+    pool: type[nn.Module] = nn.MaxPool2d,
+    **net: Any,
+) -> EmbeddingNet:
+    name = f"vgg{depth}_cifar"
+    if len(widths) != 4:
+        raise ValueError(f"{name} takes four stage widths (the last is used twice); got widths={list(widths)}.")
+    feature_side(name, img_size, least=32, halvings=5)
+    layers: list[nn.Module] = []
+    for convolutions, width in zip(CONVOLUTIONS_PER_STAGE[depth], [*widths, widths[-1]], strict=True):
+        for _ in range(convolutions):
+            layers += conv_norm_relu(in_chans, width)
+            in_chans = width
+        layers.append(pool(2))
+    # At 32 pixels the map is 1 x 1 already; larger images are averaged to it.
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    layers += [nn.Linear(in_chans, hidden), nn.ReLU(), nn.Dropout(drop_rate), nn.Linear(hidden, hidden)]
+    return EmbeddingNet(nn.Sequential(*layers), hidden, drop_rate=drop_rate, **net)
+
+
+@register_backbone
+def vgg11_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
+    """VGG-11 with batch norm, four stage widths and a 4096-4096 classifier."""
+    return _vgg(11, img_size=img_size, **options)
+
+
+@register_backbone
+def vgg16_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
+    """VGG-16 with batch norm, four stage widths and a 4096-4096 classifier."""
+    return _vgg(16, img_size=img_size, **options)
+
+
+@register_backbone
+def vgg19_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
+    """VGG-19 with batch norm, four stage widths and a 4096-4096 classifier."""
+    return _vgg(19, img_size=img_size, **options)
+
+
+@register_backbone
+def vgg11_gray(*, img_size: ImageSize = 32, in_chans: int = 1, **options: Any) -> EmbeddingNet:
+    """VGG-11 for one-channel images, with average instead of maximum pooling."""
+    return _vgg(11, img_size=img_size, in_chans=in_chans, pool=nn.AvgPool2d, **options)

@@ -1,0 +1,1 @@
+"""Image models: a timm backbone and a head on the sphere."""

@@ -1,0 +1,67 @@
+# Copyright 2026 The hf_sphere authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
+# the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
+"""Configuration of the image models."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+
+@strict
+class SphereVisionConfig(PreTrainedConfig):
+    """Configuration of `SphereVisionModel` and the models with a head on it.
+
+    An image goes through a timm backbone to its pooled features, by one linear map to `embedding_dim` units where that
+    is set, and through a head.
+
+    Args:
+        backbone: Name of a timm model; `import hf_sphere` adds `lenet5`, `vgg11_cifar`, `resnet18_cifar` and others.
+        backbone_kwargs: Options of the backbone, as in `timm.create_model`.
+        num_channels: Channels of the images, 1 or 3.
+        image_size: Side of the images in pixels, or [height, width].
+        embedding_dim: Length of the embeddings; None takes the backbone's features as they are.
+        head: Name of a head, for instance `softmax` or `spherized`.
+        head_kwargs: Options of the head.
+
+    Example:
+        >>> config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28, head="spherized")
+        >>> model = SphereVisionForImageClassification(config)
+    """
+
+    model_type = "sphere_vision"
+    keys_to_ignore_at_inference = ("embeddings", "concentration")
+
+    backbone: str = "resnet18_cifar"
+    backbone_kwargs: dict[str, Any] | None = None
+    num_channels: int = 3
+    image_size: int | list[int] | tuple[int, ...] = 32
+    embedding_dim: int | None = None
+    head: str = "spherized"
+    head_kwargs: dict[str, Any] | None = None
+
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """Height and width of the images in pixels."""
+        if isinstance(self.image_size, int):
+            return self.image_size, self.image_size
+        height, width = self.image_size
+        return height, width
+
+    def validate_images(self) -> None:
+        """Refuse image shapes that no model of this family takes."""
+        if self.num_channels not in (1, 3):
+            raise ValueError(f"num_channels must be 1 or 3; got {self.num_channels}.")
+        sides = [self.image_size] if isinstance(self.image_size, int) else list(self.image_size)
+        if len(sides) > 2 or not sides or min(sides) < 1:
+            raise ValueError(f"image_size must be a number of pixels or [height, width]; got {self.image_size}.")
+
+    def validate_embedding_dim(self) -> None:
+        """Refuse embeddings without a coordinate."""
+        if self.embedding_dim is not None and self.embedding_dim < 1:
+            raise ValueError(f"embedding_dim must be at least 1, or None; got {self.embedding_dim}.")
+
+
+__all__ = ["SphereVisionConfig"]

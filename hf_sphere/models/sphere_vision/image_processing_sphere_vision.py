@@ -1,0 +1,62 @@
+# Copyright 2026 The hf_sphere authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
+# the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
+"""Image processor of the image models."""
+
+from typing import Any
+
+import torch
+from PIL import Image
+from torchvision.transforms.v2 import functional as tvF
+from transformers.image_processing_backends import TorchvisionBackend
+from transformers.image_utils import PILImageResampling
+from transformers.processing_utils import ImagesKwargs, Unpack
+
+
+class SphereVisionImageProcessorKwargs(ImagesKwargs, total=False):
+    """What `SphereVisionImageProcessor` takes beside the usual options.
+
+    num_channels (`int`): Channels of the result: 1 converts to gray, 3 to colour.
+    """
+
+    num_channels: int
+
+
+class SphereVisionImageProcessor(TorchvisionBackend):
+    """Converts to gray or colour, resizes, scales to [0, 1] and normalises.
+
+    Args:
+        num_channels: 1 for gray, 3 for colour.
+        size: `{"height": ..., "width": ...}` in pixels.
+        image_mean: Mean a channel, on the scale from 0 to 1.
+        image_std: Standard deviation a channel, on the scale from 0 to 1.
+        **kwargs: The other options of the library's image processors (`resample`, `do_normalize`, ...).
+    """
+
+    model_input_names = ["pixel_values"]
+    valid_kwargs = SphereVisionImageProcessorKwargs
+    resample = PILImageResampling.BILINEAR
+    size = {"height": 32, "width": 32}
+    image_mean = [0.5, 0.5, 0.5]
+    image_std = [0.5, 0.5, 0.5]
+    num_channels = 3
+    do_resize = True
+    do_rescale = True
+    do_normalize = True
+
+    def process_image(self, image: Any, num_channels: int | None = None, **kwargs: Any) -> torch.Tensor:
+        """Turn one image into a uint8 or float tensor (num_channels, height, width)."""
+        channels = num_channels or self.num_channels
+        if isinstance(image, Image.Image):
+            image = image.convert("L" if channels == 1 else "RGB")
+        tensor = super().process_image(image, **kwargs)
+        if tensor.shape[0] == channels:
+            return tensor
+        return tvF.rgb_to_grayscale(tensor[:3]) if channels == 1 else tvF.grayscale_to_rgb(tensor[:1])
+
+    def _preprocess(self, images: list[torch.Tensor], num_channels: int | None = None, **kwargs: Unpack[ImagesKwargs]):
+        return super()._preprocess(images, **kwargs)
+
+
+__all__ = ["SphereVisionImageProcessor"]

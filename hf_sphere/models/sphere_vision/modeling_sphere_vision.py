@@ -1,0 +1,205 @@
+# Copyright 2026 The hf_sphere authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
+# the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
+"""Image models: a timm backbone, an embedding, a head on the sphere."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import ModelOutput
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
+from transformers.utils.generic import can_return_tuple
+
+from hf_sphere.models.backbones import EmbeddingNet, create_backbone
+from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
+from hf_sphere.nn.heads import HEADS, Head, build_head
+
+
+@dataclass
+class SphereVisionModelOutput(ModelOutput):
+    """Output of `SphereVisionModel`.
+
+    Attributes:
+        embeddings: (B, d), what a head receives.
+    """
+
+    embeddings: Tensor | None = None
+
+
+@dataclass
+class SphereVisionClassifierOutput(ModelOutput):
+    """Output of `SphereVisionForImageClassification`.
+
+    Attributes:
+        loss: Scalar, if labels were given.
+        logits: (B, K); `argmax` is the prediction, `softmax` the confidence.
+        embeddings: (B, d'), the embeddings where the head decides: on the sphere for a spherized head.
+        concentration: (B,), for heads whose embeddings carry a certainty.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    embeddings: Tensor | None = None
+    concentration: Tensor | None = None
+
+
+class SphereVisionPreTrainedModel(PreTrainedModel):
+    """Base class: loading, saving and initialisation."""
+
+    config: SphereVisionConfig
+    config_class = SphereVisionConfig
+    base_model_prefix = "sphere_vision"
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    model_tags = ["hf_sphere"]
+    accepts_loss_kwargs = False
+    _no_split_modules = ["SphereVisionModel"]
+    _supports_sdpa = True  # timm's attention calls scaled_dot_product_attention by itself
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        # The library's default would draw every layer from one normal distribution. Heads know their own
+        # initialisation; a backbone keeps timm's, which ran when it was built.
+        if isinstance(module, Head):
+            module.reset_parameters()
+        elif isinstance(module, SphereVisionModel):
+            module.initialize_missing()
+
+    def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
+        self.base_model.backbone.set_grad_checkpointing(enable)
+
+    def get_input_embeddings(self) -> None:
+        """Images have no token embeddings."""
+
+
+class SphereVisionModel(SphereVisionPreTrainedModel):
+    """The image encoder: pixels to embeddings.
+
+    Args:
+        config: The configuration.
+        pretrained: Whether to start from timm's pretrained weights of the backbone. Only this reaches the Hub (or
+            timm's cache); `from_pretrained` never does it.
+    """
+
+    def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
+        super().__init__(config)
+        self.backbone = _build_backbone(config, pretrained=pretrained)
+        if not next(self.backbone.parameters()).is_meta:
+            for tensor in self.backbone.state_dict(keep_vars=True).values():
+                tensor._is_hf_initialized = True
+        features = self.backbone.num_features if config.embedding_dim is None else config.embedding_dim
+        self.embedding_dim: int = features
+        if config.embedding_dim is None:
+            self.projection: nn.Module = nn.Identity()
+            if HEADS[config.head].replaces_activation and isinstance(self.backbone, EmbeddingNet):
+                self.backbone.final_activation = nn.Identity()
+        else:
+            self.projection = nn.Linear(self.backbone.num_features, features)
+        self.supports_gradient_checkpointing = hasattr(self.backbone, "set_grad_checkpointing")
+        self.post_init()
+
+    def initialize_missing(self) -> None:
+        """Initialise what neither a checkpoint nor the constructor has filled.
+
+        The backbone's missing tensors are copied from a newly built one: only timm knows how each is initialised.
+        """
+        if isinstance(self.projection, nn.Linear):
+            self.projection.reset_parameters()
+        tensors = dict(self.backbone.named_parameters()) | dict(self.backbone.named_buffers())
+        missing = [name for name, tensor in tensors.items() if not getattr(tensor, "_is_hf_initialized", False)]
+        if not missing:
+            return
+        with torch.device("cpu"):
+            fresh = _build_backbone(self.config)
+        source = dict(fresh.named_parameters()) | dict(fresh.named_buffers())
+        for name in missing:
+            init.copy_(tensors[name], source[name])
+
+    @can_return_tuple
+    def forward(self, pixel_values: Tensor, **kwargs: Unpack[TransformersKwargs]) -> SphereVisionModelOutput:
+        """Embed images.
+
+        Args:
+            pixel_values: (B, num_channels, height, width), normalised as the image processor does.
+            **kwargs: Taken for compatibility with the library's callers.
+        """
+        if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
+            raise ValueError(
+                f"expected pixel_values of shape (batch, {self.config.num_channels}, height, width); got "
+                f"{tuple(pixel_values.shape)}. The model's image processor makes them from images."
+            )
+        features = self.backbone(pixel_values.to(self.dtype))
+        return SphereVisionModelOutput(embeddings=self.projection(features))
+
+
+class SphereVisionForImageClassification(SphereVisionPreTrainedModel):
+    """The image encoder with a classification head.
+
+    Args:
+        config: The configuration; `num_labels` is the number of classes.
+        pretrained: See `SphereVisionModel`.
+
+    Example:
+        >>> config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28, num_labels=10)
+        >>> model = SphereVisionForImageClassification(config)
+        >>> model(torch.rand(2, 1, 28, 28)).logits.shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
+        super().__init__(config)
+        self.sphere_vision = SphereVisionModel(config, pretrained=pretrained)
+        self.head = build_head(
+            config.head, self.sphere_vision.embedding_dim, config.num_labels, **(config.head_kwargs or {})
+        )
+        self.supports_gradient_checkpointing = self.sphere_vision.supports_gradient_checkpointing
+        self.post_init()
+
+    def parameter_options(self) -> Mapping[str, Mapping[str, Any]]:
+        """Optimiser settings that the head asks for single parameters, by their full names."""
+        return {f"head.{name}": options for name, options in self.head.parameter_options().items()}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the head that epoch `epoch` (from 0) starts."""
+        self.head.set_epoch(epoch)
+
+    @can_return_tuple
+    def forward(
+        self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Unpack[TransformersKwargs]
+    ) -> SphereVisionClassifierOutput:
+        """Classify images.
+
+        Args:
+            pixel_values: (B, num_channels, height, width), normalised as the image processor does.
+            labels: (B,), class indices from 0 to `num_labels` - 1; with them the output carries a loss.
+            **kwargs: Taken for compatibility with the library's callers.
+        """
+        output = self.head(self.sphere_vision(pixel_values).embeddings, labels)
+        return SphereVisionClassifierOutput(
+            loss=output.loss,
+            logits=output.logits,
+            embeddings=output.points,
+            concentration=output.concentration,
+        )
+
+
+def _build_backbone(config: SphereVisionConfig, *, pretrained: bool = False) -> nn.Module:
+    if config.head not in HEADS:
+        raise ValueError(f"unknown head {config.head!r}; the heads are: {', '.join(HEADS)}.")
+    return create_backbone(
+        config.backbone,
+        num_channels=config.num_channels,
+        image_size=config.input_size,
+        pretrained=pretrained,
+        **(config.backbone_kwargs or {}),
+    )
+
+
+__all__ = ["SphereVisionForImageClassification", "SphereVisionModel", "SphereVisionPreTrainedModel"]

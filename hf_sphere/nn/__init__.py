@@ -1,0 +1,19 @@
+"""Modules built on the geometry of the sphere."""
+
+from hf_sphere.nn import heads
+from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
+from hf_sphere.nn.spherization import SphericalConv2d, SphericalLinear, Spherization
+
+__all__ = [
+    "HEADS",
+    "Head",
+    "HeadOutput",
+    "SphericalConv2d",
+    "SphericalLinear",
+    "Spherization",
+    "build_head",
+]
+
+
+def __getattr__(name: str) -> type[Head]:
+    return getattr(heads, name)

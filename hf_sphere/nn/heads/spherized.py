@@ -1,0 +1,63 @@
+"""Classification by angles only: the spherization layer before a linear map."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_sphere.nn.heads.base import Head
+from hf_sphere.nn.spherization import SphericalLinear
+
+
+class SpherizedHead(Head):
+    """Spherization of the embeddings, then a linear classifier without bias, with cross-entropy.
+
+    Args:
+        embedding_dim: Length d of the embeddings; their images on the sphere have d + 1 coordinates.
+        num_classes: Number of classes K.
+        scaling: See `Spherization`.
+        radius: See `Spherization`.
+        delta: See `Spherization`.
+        learn_scaling: See `Spherization`.
+        learn_radius: See `Spherization`.
+        label_smoothing: See `Head`.
+
+    Reference:
+        Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022. Scaling 5 and radius 5 are
+        the settings of its image experiments.
+    """
+
+    name = "spherized"
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        num_classes: int,
+        *,
+        scaling: float = 5.0,
+        radius: float = 5.0,
+        delta: float = 1e-6,
+        learn_scaling: bool = True,
+        learn_radius: bool = False,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__(embedding_dim, num_classes, label_smoothing=label_smoothing)
+        self.classifier = SphericalLinear(
+            embedding_dim,
+            num_classes,
+            scaling=scaling,
+            radius=radius,
+            delta=delta,
+            learn_scaling=learn_scaling,
+            learn_radius=learn_radius,
+        )
+
+    def represent(self, embeddings: Tensor) -> Tensor:
+        """Put the embeddings on the sphere: (B, d) -> (B, d + 1)."""
+        return self.classifier.spherization(embeddings)
+
+    def classify(self, points: Tensor) -> Tensor:
+        """Return `W x`."""
+        return self.classifier.linear(points)
+
+    def directions(self) -> Tensor:
+        """Return the normalised rows of W."""
+        return F.normalize(self.classifier.linear.weight.detach(), dim=-1)

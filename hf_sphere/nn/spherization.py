@@ -1,0 +1,202 @@
+"""The spherization layer and the linear and convolution layers that follow it."""
+
+import torch
+from torch import Tensor, nn
+
+from hf_sphere.geometry import spherize
+
+
+class Spherization(nn.Module):
+    """Put each vector on a sphere, so that only its angles carry information.
+
+    Takes the place of the activation before a linear map. One axis of length n becomes n + 1; the map is described in
+    `hf_sphere.geometry.spherize`.
+
+    Args:
+        in_features: Length n of the spherized axis.
+        scaling: Slope of the sigmoid that turns values into angles, or its initial value if it is learned.
+        radius: Norm of the result, or its initial value if it is learned.
+        delta: Lower bound of the product of all sines.
+        learn_scaling: Whether `scaling` is a parameter; otherwise it is a buffer.
+        learn_radius: Whether `radius` is a parameter; otherwise it is a buffer.
+        dim: The axis that is spherized; 1 for feature maps of shape (N, C, H, W).
+
+    Shape:
+        - Input: (..., n, ...), n at axis `dim`.
+        - Output: (..., n + 1, ...), of the input's dtype.
+
+    Reference:
+        Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022.
+
+    Example:
+        >>> layer = Spherization(84, scaling=5.0, radius=5.0)
+        >>> layer(torch.randn(2, 84)).norm(dim=-1)
+        tensor([5.0000, 5.0000], grad_fn=<LinalgVectorNormBackward0>)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        *,
+        scaling: float = 1.0,
+        radius: float = 1.0,
+        delta: float = 1e-6,
+        learn_scaling: bool = True,
+        learn_radius: bool = False,
+        dim: int = -1,
+    ) -> None:
+        super().__init__()
+        if in_features < 1:
+            raise ValueError(f"in_features must be at least 1; got {in_features}.")
+        if radius <= 0:
+            raise ValueError(f"radius must be positive; got {radius}.")
+        if not 0.0 < delta < 1.0:
+            raise ValueError(f"delta must lie between 0 and 1, both excluded; got {delta}. The usual value is 1e-6.")
+        self.in_features = in_features
+        self.delta = delta
+        self.dim = dim
+        self.initial_scaling = scaling
+        self.initial_radius = radius
+        self.scaling: Tensor
+        self.radius: Tensor
+        self._add_scalar("scaling", learned=learn_scaling)
+        self._add_scalar("radius", learned=learn_radius)
+        self.reset_parameters()
+
+    def _add_scalar(self, name: str, *, learned: bool) -> None:
+        if learned:
+            self.register_parameter(name, nn.Parameter(torch.empty(())))
+        else:
+            self.register_buffer(name, torch.empty(()))
+
+    def reset_parameters(self) -> None:
+        """Put `scaling` and `radius` back to their initial values."""
+        nn.init.constant_(self.scaling, self.initial_scaling)
+        nn.init.constant_(self.radius, self.initial_radius)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[self.dim] != self.in_features:
+            raise ValueError(
+                f"expected {self.in_features} features along axis {self.dim}; got an input of shape {tuple(x.shape)}."
+            )
+        points = spherize(x.movedim(self.dim, -1), self.scaling, self.radius, self.delta)
+        return points.movedim(-1, self.dim)
+
+    def extra_repr(self) -> str:
+        def describe(name: str, initial: float) -> str:
+            value = getattr(self, name)
+            number = initial if value.is_meta else value.item()
+            return f"{name}={number:g}{' (learned)' if name in self._parameters else ''}"
+
+        scaling, radius = describe("scaling", self.initial_scaling), describe("radius", self.initial_radius)
+        dim = f", dim={self.dim}" if self.dim != -1 else ""
+        return f"{self.in_features} -> {self.in_features + 1}, {scaling}, {radius}, delta={self.delta:g}{dim}"
+
+
+class SphericalLinear(nn.Module):
+    """Spherization followed by a linear map without bias.
+
+    Args:
+        in_features: Number of values before spherization, n.
+        out_features: Number of outputs.
+        scaling: See `Spherization`.
+        radius: See `Spherization`.
+        delta: See `Spherization`.
+        learn_scaling: See `Spherization`.
+        learn_radius: See `Spherization`.
+
+    Shape:
+        - Input: (..., in_features).
+        - Output: (..., out_features).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        scaling: float = 1.0,
+        radius: float = 1.0,
+        delta: float = 1e-6,
+        learn_scaling: bool = True,
+        learn_radius: bool = False,
+    ) -> None:
+        super().__init__()
+        self.spherization = Spherization(
+            in_features,
+            scaling=scaling,
+            radius=radius,
+            delta=delta,
+            learn_scaling=learn_scaling,
+            learn_radius=learn_radius,
+        )
+        self.linear = nn.Linear(in_features + 1, out_features, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Draw the weights again and put scaling and radius back to their initial values."""
+        self.spherization.reset_parameters()
+        self.linear.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.spherization(x))
+
+
+class SphericalConv2d(nn.Module):
+    """Spherization of the channels followed by a convolution without bias.
+
+    Zero padding adds points off the sphere at the border, as it does for any other activation.
+
+    Args:
+        in_channels: Number of channels before spherization, n.
+        out_channels: Number of output channels.
+        kernel_size: As in `torch.nn.Conv2d`.
+        stride: As in `torch.nn.Conv2d`.
+        padding: As in `torch.nn.Conv2d`.
+        dilation: As in `torch.nn.Conv2d`.
+        scaling: See `Spherization`.
+        radius: See `Spherization`.
+        delta: See `Spherization`.
+        learn_scaling: See `Spherization`.
+        learn_radius: See `Spherization`.
+
+    Shape:
+        - Input: (N, in_channels, H, W) or (in_channels, H, W).
+        - Output: (N, out_channels, H', W') or (out_channels, H', W').
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        *,
+        stride: int | tuple[int, int] = 1,
+        padding: int | tuple[int, int] | str = 0,
+        dilation: int | tuple[int, int] = 1,
+        scaling: float = 1.0,
+        radius: float = 1.0,
+        delta: float = 1e-6,
+        learn_scaling: bool = True,
+        learn_radius: bool = False,
+    ) -> None:
+        super().__init__()
+        self.spherization = Spherization(
+            in_channels,
+            scaling=scaling,
+            radius=radius,
+            delta=delta,
+            learn_scaling=learn_scaling,
+            learn_radius=learn_radius,
+            dim=-3,
+        )
+        self.conv = nn.Conv2d(
+            in_channels + 1, out_channels, kernel_size, stride=stride, padding=padding, dilation=dilation, bias=False
+        )
+
+    def reset_parameters(self) -> None:
+        """Draw the weights again and put scaling and radius back to their initial values."""
+        self.spherization.reset_parameters()
+        self.conv.reset_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(self.spherization(x))

@@ -1,0 +1,217 @@
+"""Arguments of the recipes: dataclasses, read from a YAML file, the command line, or both."""
+
+import difflib
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from transformers import HfArgumentParser
+
+
+class Options(dict[str, Any]):
+    """A mapping that can be written as JSON or YAML on the command line: `'{scaling: 5.0}'`."""
+
+    def __init__(self, value: str | Iterable[tuple[str, Any]] = ()) -> None:
+        parsed = yaml.safe_load(value) if isinstance(value, str) else value
+        if isinstance(value, str) and not isinstance(parsed, dict):
+            raise ValueError(f"expected a mapping such as '{{scaling: 5.0}}'; got {value!r}.")
+        super().__init__(parsed)
+
+
+def _help(text: str) -> dict[str, str]:
+    return {"help": text.replace("%", "%%")}
+
+
+@dataclass
+class ModelArguments:
+    """Which image model."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata=_help("Start from this saved model (folder or Hub id) instead of a new one.")
+    )
+    backbone: str = field(default="lenet5", metadata=_help("Name of a timm model or of a backbone of this library."))
+    backbone_kwargs: Options = field(default_factory=Options, metadata=_help("Options of the backbone, a mapping."))
+    pretrained_backbone: bool = field(
+        default=False, metadata=_help("Start from timm's pretrained weights; reaches the Hub.")
+    )
+    embedding_dim: int | None = field(
+        default=None, metadata=_help("Length of the embeddings; the backbone's own if not set.")
+    )
+    head: str = field(default="spherized", metadata=_help("Name of the head."))
+    head_kwargs: Options = field(default_factory=Options, metadata=_help("Options of the head, a mapping."))
+
+
+@dataclass
+class ImageDataArguments:
+    """Which images, and how they are prepared."""
+
+    dataset_name: str = field(
+        default="digits", metadata=_help("Id on the Hub, a folder, or the embedded `digits` or `two_clusters`.")
+    )
+    dataset_config_name: str | None = field(default=None, metadata=_help("Configuration of the data set."))
+    train_split: str = field(default="train", metadata=_help("Split to train on."))
+    eval_split: str | None = field(
+        default=None, metadata=_help("Split to report results on; `test`, else `validation`, if not set.")
+    )
+    validation_fraction: float = field(
+        default=0.0,
+        metadata=_help("Share of the training split held out, stratified, to choose the best epoch and to stop on."),
+    )
+    image_column_name: str | None = field(default=None, metadata=_help("Column of the images; found if not set."))
+    label_column_name: str | None = field(default=None, metadata=_help("Column of the labels; found if not set."))
+    image_size: list[int] | None = field(
+        default=None, metadata=_help("Side in pixels, or height and width; that of the first image if not set.")
+    )
+    num_channels: int | None = field(default=None, metadata=_help("1 or 3; that of the first image if not set."))
+    image_mean: list[float] | None = field(
+        default=None, metadata=_help("Mean a channel on the scale 0 to 1; measured if not set.")
+    )
+    image_std: list[float] | None = field(
+        default=None, metadata=_help("Standard deviation a channel; measured if not set.")
+    )
+    crop_padding: int = field(default=0, metadata=_help("Pixels of zero padding before a random crop in training."))
+    horizontal_flip: bool = field(default=False, metadata=_help("Mirror half of the training images."))
+    rotation: float = field(default=0.0, metadata=_help("Largest random rotation of training images, degrees."))
+    max_train_samples: int | None = field(default=None, metadata=_help("Use only so many training images."))
+    max_eval_samples: int | None = field(default=None, metadata=_help("Use only so many evaluation images."))
+    skip_corrupt_images: bool = field(default=False, metadata=_help("Leave out images that cannot be decoded."))
+    cache_dir: str | None = field(
+        default=None, metadata=_help("Folder for decoded images; below the Hugging Face home if not set.")
+    )
+    dataloader_num_workers: int | None = field(
+        default=None, metadata=_help("Decoding processes; one a core if not set.")
+    )
+
+
+@dataclass
+class TrainingArguments:
+    """How to train, under the names that transformers' `TrainingArguments` uses where it has them."""
+
+    output_dir: str = field(metadata=_help("Folder for the model, checkpoints and results."))
+    overwrite_output_dir: bool = field(default=False, metadata=_help("Replace the run that is in output_dir."))
+    resume_from_checkpoint: str | None = field(
+        default=None, metadata=_help("`latest`, or the folder of a checkpoint to go on from.")
+    )
+    seed: int = field(default=0, metadata=_help("Seed of initial weights, order and augmentation."))
+    full_determinism: bool = field(
+        default=False, metadata=_help("Use only deterministic kernels, also where that is slower.")
+    )
+    num_train_epochs: int = field(default=20, metadata=_help("Epochs to train."))
+    max_steps: int | None = field(default=None, metadata=_help("Stop after so many optimiser steps."))
+    per_device_train_batch_size: int = field(default=128, metadata=_help("Training batch a process."))
+    per_device_eval_batch_size: int = field(default=512, metadata=_help("Evaluation batch a process."))
+    gradient_accumulation_steps: int = field(default=1, metadata=_help("Batches an optimiser step."))
+    mixed_precision: Literal["no", "fp16", "bf16"] | None = field(
+        default=None, metadata=_help("Precision of the forward pass; as `accelerate launch` says if not set.")
+    )
+    optimizer: Literal["adam", "adamw", "sgd"] = field(default="adam", metadata=_help("Optimiser."))
+    learning_rate: float = field(default=1e-3, metadata=_help("Peak learning rate."))
+    weight_decay: float = field(
+        default=0.0, metadata=_help("Weight decay of weights; norms, biases and scalars have none.")
+    )
+    momentum: float = field(default=0.9, metadata=_help("Momentum of sgd."))
+    nesterov: bool = field(default=False, metadata=_help("Nesterov momentum of sgd."))
+    adam_beta1: float = field(default=0.9, metadata=_help("First beta of the Adam kinds."))
+    adam_beta2: float = field(default=0.999, metadata=_help("Second beta of the Adam kinds."))
+    adam_epsilon: float = field(default=1e-8, metadata=_help("Epsilon of the Adam kinds."))
+    max_grad_norm: float | None = field(default=None, metadata=_help("Clip gradients to this norm."))
+    label_smoothing_factor: float = field(default=0.0, metadata=_help("Label smoothing of the cross-entropy."))
+    lr_scheduler_type: Literal["constant", "linear", "cosine", "step", "multistep", "plateau"] = field(
+        default="constant", metadata=_help("Course of the learning rate after the warm-up.")
+    )
+    warmup_epochs: float = field(default=0.0, metadata=_help("Epochs of linear warm-up."))
+    lr_step_epochs: int = field(default=30, metadata=_help("Epochs between two decays of `step`."))
+    lr_milestones: list[int] | None = field(default=None, metadata=_help("Epochs of the decays of `multistep`."))
+    lr_gamma: float = field(default=0.1, metadata=_help("Factor of one decay of step, multistep and plateau."))
+    lr_patience: int = field(default=15, metadata=_help("Epochs without gain before `plateau` decays."))
+    early_stopping_patience: int | None = field(
+        default=None, metadata=_help("Stop after so many epochs without gain.")
+    )
+    load_best_model_at_end: bool = field(
+        default=False, metadata=_help("Report and keep the best epoch's model instead of the last one's.")
+    )
+    save_epochs: int = field(default=1, metadata=_help("Epochs between checkpoints."))
+    save_steps: int | None = field(default=None, metadata=_help("Optimiser steps between further checkpoints."))
+    save_total_limit: int = field(default=2, metadata=_help("Checkpoints to keep."))
+    logging_steps: int = field(default=50, metadata=_help("Steps between updates of bar, trackers and checks."))
+    report_to: list[str] | None = field(default=None, metadata=_help("Trackers, for instance tensorboard, wandb."))
+    disable_tqdm: bool = field(default=False, metadata=_help("Show no progress bars."))
+    push_to_hub: bool = field(default=False, metadata=_help("Upload the model and its card at the end."))
+    hub_model_id: str | None = field(default=None, metadata=_help("Name on the Hub; that of output_dir if not set."))
+
+    def __post_init__(self) -> None:
+        at_least_one = ["per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"]
+        at_least_one += ["save_epochs", "save_total_limit", "logging_steps", "lr_step_epochs"]
+        for name in at_least_one:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        for name in ("learning_rate", "weight_decay", "num_train_epochs", "warmup_epochs"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative; got {getattr(self, name)}.")
+        if self.lr_scheduler_type == "multistep" and not self.lr_milestones:
+            raise ValueError("lr_scheduler_type multistep needs lr_milestones, the epochs of its decays.")
+        if self.lr_scheduler_type == "plateau" and self.warmup_epochs:
+            raise ValueError("lr_scheduler_type plateau takes no warmup_epochs.")
+
+
+def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, description: str = "") -> tuple[Any, ...]:
+    """Read argument dataclasses from `--config file.yaml` and the command line, which has the last word.
+
+    Args:
+        types: Dataclasses; one instance of each is returned.
+        argv: The command line without the program; `sys.argv[1:]` if None.
+        description: Shown by `--help`.
+
+    Raises:
+        SystemExit: On an unknown key or a value of the wrong kind, with a message that names it.
+    """
+    parser = HfArgumentParser(types, description=description, allow_abbrev=False)
+    parser.add_argument("--config", action="append", default=[], help="YAML file of arguments; may be repeated.")
+    words = list(sys.argv[1:] if argv is None else argv)
+    names = [f.name for cls in types for f in fields(cls)]
+    known, _ = _config_parser().parse_known_args(words)
+    try:
+        words = [word for path in known.config for word in _words_of(path, names)] + words
+        *parsed, _, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True)
+    except ValueError as error:
+        parser.error(str(error))
+    if unknown:
+        parser.error(f"unknown argument {unknown[0]!r}.{_hint(unknown[0].lstrip('-').replace('-', '_'), names)}")
+    return tuple(parsed)
+
+
+def _config_parser() -> HfArgumentParser:
+    parser = HfArgumentParser((), add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", action="append", default=[])
+    return parser
+
+
+def _words_of(path: str, names: list[str]) -> list[str]:
+    """Turn a YAML file into command-line words, so that both are checked and converted in the same way."""
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"cannot read the configuration {path}: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"the configuration {path} must be a mapping of arguments to values.")
+    words = []
+    for key, value in values.items():
+        if key not in names:
+            raise ValueError(f"unknown key {key!r} in {path}.{_hint(str(key), names)}")
+        if value is None:
+            continue
+        words.append(f"--{key}")
+        if isinstance(value, list):
+            words += [str(item) for item in value]
+        else:
+            words.append(json.dumps(value) if isinstance(value, dict) else str(value))
+    return words
+
+
+def _hint(name: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=3)
+    return f" Did you mean {' or '.join(close)}?" if close else f" The keys are: {', '.join(sorted(names))}."

@@ -1,0 +1,318 @@
+"""The training loop that every recipe uses: any model whose output has a loss, on any number of processes."""
+
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from tqdm.auto import tqdm
+
+from hf_sphere.training.arguments import TrainingArguments
+from hf_sphere.training.checkpoints import (
+    RunState,
+    find_checkpoint,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+)
+from hf_sphere.training.optimization import build_optimizer, build_scheduler
+
+logger = logging.getLogger(__name__)
+
+Batch = dict[str, Tensor]
+
+
+class Batches(Protocol):
+    """What the loop needs of training data."""
+
+    num_examples: int
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]: ...
+
+
+class TrainingDivergedError(RuntimeError):
+    """The loss became NaN or infinite."""
+
+
+class TrainingInterruptedError(RuntimeError):
+    """Training was stopped by a signal, after a checkpoint was written."""
+
+
+class TrainingLoop:
+    """Trains a model and keeps its checkpoints.
+
+    Args:
+        model: Called with the batch as keywords; its output has `loss`. Its `set_epoch`, if any, is called when an
+            epoch starts.
+        batches: Training batches.
+        args: How to train.
+        accelerator: Devices, processes and precision.
+        evaluate: Computes metrics of the model after each epoch; `accuracy` or whatever `metric` says is among them.
+        save_best: Called when the metric has improved.
+        measure: Further training metrics of one batch, each a scalar tensor, from the output and the batch.
+        metric: The metric that chooses the best epoch, stops early and drives `plateau`.
+        higher_is_better: Whether larger values of `metric` are better.
+
+    Attributes:
+        state: Where the run is.
+        model: The prepared model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Batches,
+        args: TrainingArguments,
+        accelerator: Accelerator,
+        *,
+        evaluate: Callable[[nn.Module], Mapping[str, float]],
+        save_best: Callable[[nn.Module], None] = lambda model: None,
+        measure: Callable[[Any, Batch], Mapping[str, Tensor]] = lambda output, batch: {},
+        metric: str = "accuracy",
+        higher_is_better: bool = True,
+    ) -> None:
+        if len(batches) == 0:
+            raise ValueError("there is no training batch; the training split is too small.")
+        self.args = args
+        self.accelerator = accelerator
+        self.batches = batches
+        self.evaluate = evaluate
+        self.save_best = save_best
+        self.measure = measure
+        self.metric = metric
+        self.higher_is_better = higher_is_better
+        self.output_dir = Path(args.output_dir)
+        self.steps_per_epoch = math.ceil(len(batches) / args.gradient_accumulation_steps)
+        self.total_steps = self.steps_per_epoch * args.num_train_epochs
+        if args.max_steps is not None:
+            self.total_steps = min(self.total_steps, args.max_steps)
+        optimizer = build_optimizer(model, args)
+        # Before `prepare`: the schedule counts optimiser steps by itself, whatever the number of processes.
+        self.scheduler = build_scheduler(
+            optimizer, args, self.steps_per_epoch, higher_is_better=higher_is_better
+        )
+        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        self.state = RunState()
+        self._recent_losses: list[Tensor] = []
+        self._totals: dict[str, Tensor] = {}
+        self._stop_signal = 0
+        if args.resume_from_checkpoint:
+            self._resume(find_checkpoint(args.resume_from_checkpoint, self.output_dir))
+
+    def run(self) -> RunState:
+        """Train to the end.
+
+        Raises:
+            TrainingDivergedError: If the loss is not finite; nothing is saved after that.
+            TrainingInterruptedError: On Ctrl-C or SIGTERM, after a checkpoint has been written.
+            CheckpointError: If a checkpoint cannot be written.
+        """
+        bar = tqdm(
+            total=self.total_steps,
+            initial=self.state.step,
+            unit="step",
+            disable=self.args.disable_tqdm or not self.accelerator.is_main_process,
+            dynamic_ncols=True,
+        )
+        with bar, self._catch_signals():
+            while self.state.epoch < self.args.num_train_epochs and self.state.step < self.total_steps:
+                self._train_epoch(bar)
+                if self._stops_early():
+                    break
+        return self.state
+
+    def _train_epoch(self, bar: tqdm) -> None:
+        state = self.state
+        started = time.perf_counter()
+        self.model.train()
+        if hasattr(inner := self.accelerator.unwrap_model(self.model), "set_epoch"):
+            inner.set_epoch(state.epoch)
+        bar.set_description(f"Epoch {state.epoch + 1}/{self.args.num_train_epochs}")
+        group: list[Batch] = []
+        for number, batch in enumerate(self.batches.epoch(state.epoch, start=state.batch), state.batch + 1):
+            group.append(batch)
+            if len(group) < self.args.gradient_accumulation_steps and number < len(self.batches):
+                continue
+            self._train_step(group)
+            group = []
+            state.batch = number
+            bar.update()
+            at_log = state.step % self.args.logging_steps == 0
+            if at_log or state.step == self.total_steps:
+                self._check_losses()
+                self._log(bar)
+            if self._should_stop(at_log):
+                self._pause(started)
+            if state.step == self.total_steps:
+                break
+            if self.args.save_steps and state.step % self.args.save_steps == 0 and number < len(self.batches):
+                state.seconds += time.perf_counter() - started
+                started = time.perf_counter()
+                self._save()
+        self._finish_epoch(started, bar)
+
+    def _train_step(self, group: list[Batch]) -> None:
+        for position, batch in enumerate(group, 1):
+            waits = self.accelerator.no_sync(self.model) if position < len(group) else nullcontext()
+            with waits:
+                output = self.model(**batch)
+                self.accelerator.backward(output.loss / len(group))
+            self._recent_losses.append(output.loss.detach())
+            with torch.no_grad():
+                self._count({"loss": output.loss.detach(), **self.measure(output, batch)})
+        if self.args.max_grad_norm is not None:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.state.step += 1
+        if not isinstance(self.scheduler, ReduceLROnPlateau) and not self.accelerator.optimizer_step_was_skipped:
+            self.scheduler.step()
+
+    def _finish_epoch(self, started: float, bar: tqdm) -> None:
+        state, reached_end = self.state, self.state.batch >= len(self.batches)
+        self._check_losses()
+        train = self._train_metrics()
+        seconds = time.perf_counter() - started
+        state.seconds += seconds
+        self.model.eval()
+        entry = {"epoch": state.epoch + state.batch / len(self.batches), "step": state.step, **train}
+        entry |= {"learning_rate": self._learning_rate()}
+        evaluated = dict(self.evaluate(self.accelerator.unwrap_model(self.model)))
+        entry |= evaluated
+        state.history.append(entry)
+        self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=state.step)
+        shown = "  ".join(f"{key} {_show(key, value)}" for key, value in entry.items() if key not in ("epoch", "step"))
+        bar.write(f"epoch {_epoch_number(entry['epoch'])}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
+        value = evaluated[self.metric]
+        if self._is_better(value):
+            state.best_metric, state.best_epoch = value, state.epoch + 1
+            self.save_best(self.accelerator.unwrap_model(self.model))
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(value)
+        if reached_end:
+            state.epoch, state.batch = state.epoch + 1, 0
+            self._totals = {}
+        finished = state.epoch == self.args.num_train_epochs or state.step == self.total_steps
+        if finished or state.epoch % self.args.save_epochs == 0 or self._stops_early():
+            self._save()
+
+    def _is_better(self, value: float) -> bool:
+        best = self.state.best_metric
+        return best is None or (value > best if self.higher_is_better else value < best)
+
+    def _stops_early(self) -> bool:
+        patience, best = self.args.early_stopping_patience, self.state.best_epoch
+        stops = patience is not None and best is not None and self.state.epoch - best >= patience
+        if stops:
+            logger.info("No gain for %d epochs; stopping.", patience)
+        return stops
+
+    def _count(self, metrics: Mapping[str, Tensor]) -> None:
+        for name, value in {"batches": torch.ones_like(metrics["loss"]), **metrics}.items():
+            value = value.float() if value.device.type == "mps" else value.double()
+            self._totals[name] = self._totals[name] + value if name in self._totals else value
+
+    def _train_metrics(self) -> dict[str, float]:
+        """Means over the epoch so far and over all processes."""
+        names = [name for name in self._totals if name != "batches"]
+        if not names:
+            return {}
+        sums = torch.stack([self._totals["batches"], *(self._totals[name] for name in names)])
+        count, *values = self.accelerator.reduce(sums, "sum").tolist()
+        return {f"train_{name}": value / count for name, value in zip(names, values, strict=True)}
+
+    def _check_losses(self) -> None:
+        """Look at the losses since the last look, all at once: a look at each would make the device wait."""
+        if not self._recent_losses:
+            return
+        finite = torch.stack(self._recent_losses).isfinite()
+        self._recent_losses = []
+        bad = (~finite).double() if finite.device.type != "mps" else (~finite).float()
+        bad = self.accelerator.reduce(bad, "sum") > 0
+        if bad.any():
+            first = int(bad.nonzero()[0]) - len(bad) + 1
+            step = self.state.step + first // self.args.gradient_accumulation_steps
+            whole = list_checkpoints(self.output_dir)
+            advice = f"The last good checkpoint is {whole[-1]}" if whole else "There is no checkpoint yet"
+            raise TrainingDivergedError(
+                f"the loss is not finite at step {step}. {advice}. A lower --learning_rate, --max_grad_norm or "
+                "--warmup_epochs may help."
+            )
+
+    def _log(self, bar: tqdm) -> None:
+        metrics = self._train_metrics()
+        bar.set_postfix({name.removeprefix("train_"): _show(name, value) for name, value in metrics.items()})
+        self.accelerator.log({**metrics, "learning_rate": self._learning_rate()}, step=self.state.step)
+
+    def _learning_rate(self) -> float:
+        return self.optimizer.param_groups[0]["lr"]
+
+    def _save(self) -> Path:
+        self.state.scheduler = self.scheduler.state_dict()
+        self.state.totals = {name: value.item() for name, value in self._totals.items()}
+        return save_checkpoint(self.accelerator, self.output_dir, self.state, self.args.save_total_limit)
+
+    def _resume(self, checkpoint: Path) -> None:
+        self.state = load_checkpoint(self.accelerator, checkpoint)
+        self.scheduler.load_state_dict(self.state.scheduler)
+        kind = torch.float32 if self.accelerator.device.type == "mps" else torch.float64
+        device = self.accelerator.device
+        self._totals = {n: torch.tensor(v, dtype=kind, device=device) for n, v in self.state.totals.items()}
+        logger.info("Resumed from %s at step %d.", checkpoint, self.state.step)
+
+    @contextmanager
+    def _catch_signals(self) -> Iterator[None]:
+        """Let the first Ctrl-C or SIGTERM finish the step; the second one stops at once."""
+
+        def request_stop(number: int, frame: Any) -> None:
+            if self._stop_signal:
+                raise KeyboardInterrupt
+            self._stop_signal = number
+
+        # Only the main thread may set handlers; elsewhere a signal acts as it always does.
+        numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        previous = {number: signal.signal(number, request_stop) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _should_stop(self, at_log: bool) -> bool:
+        """Whether a signal has come; several processes agree on it at the logging steps."""
+        if self.accelerator.num_processes == 1:
+            return bool(self._stop_signal)
+        if not at_log:
+            return False
+        heard = torch.tensor(float(bool(self._stop_signal)), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(heard, "sum") > 0)
+
+    def _pause(self, started: float) -> None:
+        self._check_losses()
+        self.state.seconds += time.perf_counter() - started
+        checkpoint = self._save()
+        raise TrainingInterruptedError(
+            f"stopped at step {self.state.step} of {self.total_steps}; the state is in {checkpoint}. Go on with the "
+            "same command and --resume_from_checkpoint latest."
+        )
+
+
+def _show(name: str, value: float) -> str:
+    if "accuracy" in name:
+        return f"{100 * value:.2f} %"
+    return f"{value:.3g}" if "rate" in name else f"{value:.4f}"
+
+
+def _epoch_number(epoch: float) -> str:
+    return f"{epoch:.0f}" if float(epoch).is_integer() else f"{epoch:.2f}"

@@ -1,0 +1,123 @@
+"""One run of a recipe from the outside: its folder, its settings, its results, its errors."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import transformers
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from transformers.trainer_utils import enable_full_determinism
+
+from hf_sphere.training.arguments import TrainingArguments
+from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE, CheckpointError, claim_output_dir
+from hf_sphere.training.loop import TrainingDivergedError, TrainingInterruptedError
+
+logger = logging.getLogger(__name__)
+
+# Settings that may differ between a run and its continuation without changing what is learned.
+_FREE_TO_CHANGE = {
+    *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "disable_tqdm", "report_to", "logging_steps"),
+    *("save_epochs", "save_steps", "save_total_limit", "per_device_eval_batch_size", "cache_dir", "max_steps"),
+    *("dataloader_num_workers", "push_to_hub", "hub_model_id", "early_stopping_patience", "load_best_model_at_end"),
+}
+
+
+class Run:
+    """A run's folder and process group.
+
+    Attributes:
+        accelerator: Devices, processes and precision.
+        output_dir: The folder.
+        settings: All arguments by name.
+    """
+
+    def __init__(self, accelerator: Accelerator, output_dir: Path, settings: dict[str, Any]) -> None:
+        self.accelerator = accelerator
+        self.output_dir = output_dir
+        self.settings = settings
+
+    def write_results(self, results: Mapping[str, Any]) -> None:
+        """Write `all_results.json`, on the main process."""
+        if self.accelerator.is_main_process:
+            write_json(self.output_dir / RESULTS_FILE, results)
+
+    def print(self, text: str) -> None:
+        """Print on the main process."""
+        self.accelerator.print(text)
+
+
+def start_run(args: TrainingArguments, *others: Any) -> Run:
+    """Set up devices, logging, seed and the output folder.
+
+    Args:
+        args: How to train.
+        *others: The recipe's further argument dataclasses; all are written to `run.json`.
+
+    Raises:
+        FileExistsError: If the output folder holds another run.
+    """
+    accelerator = Accelerator(
+        mixed_precision=args.mixed_precision, log_with=args.report_to, project_dir=args.output_dir
+    )
+    level = logging.INFO if accelerator.is_main_process else logging.ERROR
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    logging.getLogger("hf_sphere").setLevel(level)
+    transformers.utils.logging.disable_progress_bar()  # one bar is enough: the loop's
+    if args.full_determinism:
+        enable_full_determinism(args.seed)
+    set_seed(args.seed)
+    output_dir = Path(args.output_dir)
+    settings = {name: value for part in (*others, args) for name, value in asdict(part).items()}
+    if accelerator.is_main_process:
+        claim_output_dir(
+            output_dir, overwrite=args.overwrite_output_dir, resume=args.resume_from_checkpoint is not None
+        )
+        if args.resume_from_checkpoint is not None:
+            _warn_of_changes(output_dir / RUN_FILE, settings)
+        write_json(output_dir / RUN_FILE, settings)
+    accelerator.wait_for_everyone()
+    if args.report_to:
+        scalars = {k: v for k, v in settings.items() if isinstance(v, (int, float, str, bool))}
+        accelerator.init_trackers(output_dir.name, config=scalars)
+    return Run(accelerator, output_dir, settings)
+
+
+def run_recipe(main: Callable[[Sequence[str] | None], None]) -> None:
+    """Call a recipe's `main`, and turn the errors a user can mend into one readable line and an exit status."""
+    try:
+        main(None)
+    except TrainingInterruptedError as stop:
+        print(f"\n{str(stop)[:1].upper()}{str(stop)[1:]}", file=sys.stderr)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        print("\nStopped at once; the last checkpoint is whole.", file=sys.stderr)
+        sys.exit(130)
+    except (ValueError, TrainingDivergedError, CheckpointError, FileExistsError, FileNotFoundError) as error:
+        if os.environ.get("HF_SPHERE_TRACEBACK"):
+            raise
+        print(f"\nError: {error}\n(HF_SPHERE_TRACEBACK=1 shows where.)", file=sys.stderr)
+        sys.exit(1)
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a JSON file whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    unfinished.write_text(json.dumps(values, indent=2, default=str) + "\n", encoding="utf-8")
+    unfinished.replace(path)
+
+
+def _warn_of_changes(path: Path, settings: Mapping[str, Any]) -> None:
+    if not path.is_file():
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    now = json.loads(json.dumps(settings, default=str))
+    changed = [f"{k} ({before[k]} -> {now[k]})" for k in now if k in before and before[k] != now[k]]
+    changed = [text for text in changed if text.split(" ")[0] not in _FREE_TO_CHANGE]
+    if changed:
+        logger.warning("This continuation differs from the run it goes on with: %s.", ", ".join(changed))

@@ -1,0 +1,259 @@
+"""Train an image classifier on the sphere.
+
+python recipes/train_image_classification.py --config recipes/configs/spherization/digits-lenet5-spherized.yaml
+accelerate launch recipes/train_image_classification.py --config <run>.yaml --learning_rate 0.01
+
+Every argument can stand in the YAML file or on the command line, which has the last word.
+"""
+
+import functools
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from hf_sphere.data import Augmentation, ImageData, load_image_data
+from hf_sphere.model_card import write_model_card
+from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
+from hf_sphere.training import (
+    ImageDataArguments,
+    ModelArguments,
+    Run,
+    RunState,
+    TrainingArguments,
+    TrainingLoop,
+    calibrate_head,
+    count_correct,
+    evaluate_classification,
+    parse_arguments,
+    start_run,
+)
+from hf_sphere.training.run import run_recipe
+
+CARD_TEMPLATE = Path(__file__).parent.parent / "hub_cards" / "model_card.md"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train, evaluate and save as the arguments say."""
+    model_args, data_args, args = parse_arguments(
+        (ModelArguments, ImageDataArguments, TrainingArguments), argv, "Train an image classifier on the sphere."
+    )
+    run = start_run(args, model_args, data_args)
+    data = load_data(data_args, args, run)
+    model = build_model(model_args, args, data)
+    calibrate_head(model.to(run.accelerator.device), data.train)
+    processor = build_processor(model.config, data)
+    run.print(describe(model, data))
+
+    chosen_on = data.validation or data.evaluation
+    loop = TrainingLoop(
+        model,
+        data.train,
+        args,
+        run.accelerator,
+        evaluate=lambda model: {
+            f"eval_{name}": value
+            for name, value in evaluate_classification(model, chosen_on, run.accelerator).items()
+        },
+        save_best=functools.partial(save, run, processor, run.output_dir / "best"),
+        measure=training_accuracy,
+        metric="eval_accuracy",
+    )
+    state = loop.run()
+    trained = run.accelerator.unwrap_model(loop.model)
+    if args.load_best_model_at_end and state.best_epoch is not None:
+        best = SphereVisionForImageClassification.from_pretrained(run.output_dir / "best")
+        trained.load_state_dict(best.state_dict())
+    results = collect_results(trained, data, state, run)
+    save(run, processor, run.output_dir, trained)
+    run.write_results(results)
+    if run.accelerator.is_main_process:
+        write_card(run, args, data_args, model.config, state, results, list(sys.argv[1:] if argv is None else argv))
+    publish(run, args, trained, processor)
+    run.print(f"eval_accuracy {100 * results['eval_accuracy']:.2f} %  (model and results in {run.output_dir})")
+    run.accelerator.end_training()
+
+
+def load_data(data_args: ImageDataArguments, args: TrainingArguments, run: Run) -> ImageData:
+    """Load the data set; the main process decodes first, the others read its cache."""
+    accelerator = run.accelerator
+    with accelerator.main_process_first():
+        return load_image_data(
+            data_args.dataset_name,
+            config_name=data_args.dataset_config_name,
+            train_split=data_args.train_split,
+            eval_split=data_args.eval_split,
+            validation_fraction=data_args.validation_fraction,
+            image_column=data_args.image_column_name,
+            label_column=data_args.label_column_name,
+            image_size=data_args.image_size,
+            num_channels=data_args.num_channels,
+            mean=data_args.image_mean,
+            std=data_args.image_std,
+            augmentation=Augmentation(data_args.crop_padding, data_args.horizontal_flip, data_args.rotation),
+            max_train_samples=data_args.max_train_samples,
+            max_eval_samples=data_args.max_eval_samples,
+            skip_corrupt=data_args.skip_corrupt_images,
+            cache_dir=data_args.cache_dir,
+            num_workers=data_args.dataloader_num_workers,
+            train_batch_size=args.per_device_train_batch_size,
+            eval_batch_size=args.per_device_eval_batch_size,
+            device=accelerator.device,
+            seed=args.seed,
+            process_index=accelerator.process_index,
+            num_processes=accelerator.num_processes,
+            progress=accelerator.is_main_process and not args.disable_tqdm,
+        )
+
+
+def build_model(
+    model_args: ModelArguments, args: TrainingArguments, data: ImageData
+) -> SphereVisionForImageClassification:
+    """Build a new model that fits the data, or load the one that was named and see that it fits."""
+    if model_args.model_name_or_path is not None:
+        model = SphereVisionForImageClassification.from_pretrained(model_args.model_name_or_path)
+        if model.config.num_labels != len(data.class_names):
+            raise ValueError(
+                f"the data has {len(data.class_names)} classes but {model_args.model_name_or_path} has "
+                f"{model.config.num_labels}. Train a new model, or choose data with the model's classes."
+            )
+        return model
+    head_kwargs = dict(model_args.head_kwargs)
+    if args.label_smoothing_factor:
+        head_kwargs["label_smoothing"] = args.label_smoothing_factor
+    config = SphereVisionConfig(
+        backbone=model_args.backbone,
+        backbone_kwargs=dict(model_args.backbone_kwargs),
+        num_channels=data.shape.channels,
+        image_size=[data.shape.height, data.shape.width],
+        embedding_dim=model_args.embedding_dim,
+        head=model_args.head,
+        head_kwargs=head_kwargs,
+        id2label=dict(enumerate(data.class_names)),
+        label2id={name: index for index, name in enumerate(data.class_names)},
+    )
+    return SphereVisionForImageClassification(config, pretrained=model_args.pretrained_backbone)
+
+
+def build_processor(config: SphereVisionConfig, data: ImageData) -> SphereVisionImageProcessor:
+    """Make the image processor that prepares images as the training data was."""
+    return SphereVisionImageProcessor(
+        num_channels=config.num_channels,
+        size={"height": data.shape.height, "width": data.shape.width},
+        image_mean=data.mean,
+        image_std=data.std,
+    )
+
+
+def training_accuracy(output: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Measure the accuracy of a training batch."""
+    return {"accuracy": count_correct(output.logits, batch["labels"]) / len(batch["labels"])}
+
+
+def save(run: Run, processor: SphereVisionImageProcessor, folder: Path, model: nn.Module) -> None:
+    """Save model and image processor, on the main process."""
+    if run.accelerator.is_main_process:
+        model.save_pretrained(folder)
+        processor.save_pretrained(folder)
+    run.accelerator.wait_for_everyone()
+
+
+def collect_results(model: nn.Module, data: ImageData, state: RunState, run: Run) -> dict[str, Any]:
+    """Evaluate the final model and gather what the run has measured."""
+    evaluated = evaluate_classification(model, data.evaluation, run.accelerator)
+    results: dict[str, Any] = {f"eval_{name}": value for name, value in evaluated.items()}
+    if data.validation is not None:
+        held_out = evaluate_classification(model, data.validation, run.accelerator)
+        results |= {f"validation_{name}": value for name, value in held_out.items()}
+    last = state.history[-1] if state.history else {}
+    results |= {name: value for name, value in last.items() if name.startswith("train_")}
+    results |= {
+        "best_accuracy": state.best_metric,
+        "best_epoch": state.best_epoch,
+        "epoch": last.get("epoch", 0),
+        "steps": state.step,
+        "train_runtime": state.seconds,
+        "train_samples_per_second": last.get("epoch", 0) * data.train.num_examples / max(state.seconds, 1e-9),
+        "history": state.history,
+    }
+    return results
+
+
+def write_card(
+    run: Run,
+    args: TrainingArguments,
+    data_args: ImageDataArguments,
+    config: SphereVisionConfig,
+    state: RunState,
+    results: dict[str, Any],
+    words: list[str],
+) -> None:
+    """Write the model card from the run's results."""
+    kinds = (ModelArguments, ImageDataArguments, TrainingArguments)
+    defaults = {f.name: f.default for kind in kinds for f in fields(kind)}
+    settings = {k: v for k, v in run.settings.items() if v != defaults.get(k) and v != {} and k != "output_dir"}
+    split = data_args.eval_split or "test"
+    held_out = bool(data_args.validation_fraction)
+    if args.load_best_model_at_end:
+        where = "a held-out part of the training split" if held_out else "the evaluation split itself (optimistic)"
+        note = f"The model is that of epoch {state.best_epoch}, chosen by its accuracy on {where}."
+    else:
+        note = f"The model is that of the last epoch, {state.epoch}; nothing was chosen on the evaluation split."
+    write_model_card(
+        run.output_dir,
+        template=CARD_TEMPLATE,
+        model_id=args.hub_model_id or str(run.output_dir),
+        title=f"{config.backbone} with {config.head} head on {Path(data_args.dataset_name).name}",
+        summary=f"Image classifier of {config.num_labels} classes: a `{config.backbone}` backbone and the "
+        f"`{config.head}` head of hf_sphere.",
+        dataset=data_args.dataset_name,
+        eval_split=split,
+        metrics={k: v for k, v in results.items() if k.startswith(("eval_", "validation_", "train_"))},
+        model={
+            "backbone": f"`{config.backbone}` {config.backbone_kwargs or ''}",
+            "head": f"`{config.head}` {config.head_kwargs or ''}",
+            "images": f"{config.num_channels} x {config.input_size[0]} x {config.input_size[1]}",
+        },
+        settings=settings,
+        command=["accelerate", "launch", "recipes/train_image_classification.py", *words],
+        seconds=state.seconds,
+        selection_note=note,
+        tags=[config.head],
+    )
+
+
+def publish(run: Run, args: TrainingArguments, model: nn.Module, processor: SphereVisionImageProcessor) -> None:
+    """Upload model, processor and card if asked to."""
+    if not args.push_to_hub or not run.accelerator.is_main_process:
+        return
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    repo = api.create_repo(args.hub_model_id or run.output_dir.name, exist_ok=True).repo_id
+    api.upload_folder(
+        repo_id=repo,
+        folder_path=run.output_dir,
+        ignore_patterns=["checkpoint-*", ".checkpoint-*", "best/*", "logs/*"],
+        commit_message="Upload trained model",
+    )
+    run.print(f"uploaded to {repo}")
+
+
+def describe(model: SphereVisionForImageClassification, data: ImageData) -> str:
+    """Sum up the run in three lines."""
+    parameters = sum(p.numel() for p in model.parameters())
+    shape = data.shape
+    held_out = f", {data.validation.num_examples:,} held out" if data.validation is not None else ""
+    return (
+        f"data      {data.train.num_examples:,} training images{held_out}, {data.evaluation.num_examples:,} for "
+        f"evaluation, {shape.channels} x {shape.height} x {shape.width}, {len(data.class_names)} classes\n"
+        f"model     {model.config.backbone} -> {model.head}\n"
+        f"          {parameters:,} parameters on {model.device}"
+    )
+
+
+if __name__ == "__main__":
+    run_recipe(main)
