@@ -5,6 +5,7 @@ Every function is a map along the last axis with a closed-form gradient, linear 
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -110,13 +111,13 @@ class _Spherize(torch.autograd.Function):
         return _join(blocks).reshape(*x.shape[:-1], size + 1)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         x, scaling, radius, delta = inputs
         ctx.save_for_backward(x, scaling, radius, output)
         ctx.delta = delta
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, scaling, radius, output = ctx.saved_tensors
         low = _smallest_angle(x.shape[-1], ctx.delta)
         span = math.pi / 2 - low
@@ -151,11 +152,11 @@ class _AnglesToCartesian(torch.autograd.Function):
         return (F.pad(cosine, (0, 1), value=1.0) * product).to(angles.dtype)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (angles,) = ctx.saved_tensors
         cosine, sine, product = _angle_terms(angles)
         grad = grad.to(product.dtype)
@@ -177,11 +178,11 @@ class _CartesianToAngles(torch.autograd.Function):
         return torch.atan2(opposite, wide[..., :-1]).to(points.dtype)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (points,) = ctx.saved_tensors
         wide = points.to(_accumulator(points))
         head, rest_squared = wide[..., :-1], _sum_of_later(wide.square(), _accumulator(points))

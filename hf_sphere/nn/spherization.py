@@ -75,6 +75,7 @@ class Spherization(nn.Module):
         nn.init.constant_(self.radius, self.initial_radius)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Spherize axis `dim`: n values become n + 1 coordinates."""
         if x.shape[self.dim] != self.in_features:
             raise ValueError(
                 f"expected {self.in_features} features along axis {self.dim}; got an input of shape {tuple(x.shape)}."
@@ -83,6 +84,8 @@ class Spherization(nn.Module):
         return points.movedim(-1, self.dim)
 
     def extra_repr(self) -> str:
+        """Describe the layer with its current values."""
+
         def describe(name: str, initial: float) -> str:
             value = getattr(self, name)
             number = initial if value.is_meta else value.item()
@@ -138,6 +141,7 @@ class SphericalLinear(nn.Module):
         self.linear.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Spherize the last axis, then map it linearly."""
         return self.linear(self.spherization(x))
 
 
@@ -199,4 +203,5 @@ class SphericalConv2d(nn.Module):
         self.conv.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Spherize the channels, then convolve."""
         return self.conv(self.spherization(x))

@@ -41,9 +41,7 @@ class EmbeddingNet(nn.Module):
         super().__init__()
         self.layers = layers
         self.num_features = num_features
-        self.final_activation = (
-            nn.Sequential(nn.ReLU(), nn.Dropout(drop_rate)) if final_activation else nn.Identity()
-        )
+        self.final_activation = nn.Sequential(nn.ReLU(), nn.Dropout(drop_rate)) if final_activation else nn.Identity()
         self.pretrained_cfg: dict[str, Any] = {}
         self.reset_classifier(num_classes)
 
@@ -66,6 +64,7 @@ class EmbeddingNet(nn.Module):
         return x if pre_logits else self.fc(x)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the logits, or without classes the embedding."""
         return self.forward_head(self.forward_features(x))
 
 
@@ -99,7 +98,9 @@ def register_backbone(build: Callable[..., nn.Module]) -> Callable[..., nn.Modul
         **options: Any,
     ) -> nn.Module:
         if pretrained or pretrained_cfg:
-            raise ValueError(f"backbone {build.__name__!r} has no pretrained weights; ask for it with pretrained=False.")
+            raise ValueError(
+                f"backbone {build.__name__!r} has no pretrained weights; ask for it with pretrained=False."
+            )
         return build(**options)
 
     return register_model(entry)

@@ -26,7 +26,7 @@ def _thin_resnet(depth: int, *, in_chans: int = 3, **options: Any) -> ResNet:
     blocks = ((depth - 2) // 6,) * 3
     thin = {"channels": (16, 32, 64), "stem_type": "deep", "stem_width": 8}
     model = _with_small_stem(ResNet(BasicBlock, blocks, in_chans=in_chans, **thin, **options), in_chans)
-    model.layer4 = nn.Identity()  # timm's forward pass goes through four stages by name
+    model.layer4 = nn.Sequential()  # timm's forward pass goes through four stages by name
     return model
 
 

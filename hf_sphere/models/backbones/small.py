@@ -26,9 +26,7 @@ def linear_embedding(*, img_size: ImageSize = 28, in_chans: int = 3, width: int 
 def simple_fnn(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> EmbeddingNet:
     """Fully connected network, pixels-500-300."""
     height, breadth = to_2tuple(img_size)
-    layers = nn.Sequential(
-        nn.Flatten(), nn.Linear(in_chans * height * breadth, 500), nn.ReLU(), nn.Linear(500, 300)
-    )
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(in_chans * height * breadth, 500), nn.ReLU(), nn.Linear(500, 300))
     return EmbeddingNet(layers, 300, **net)
 
 

@@ -32,7 +32,7 @@ class SphereVisionConfig(PreTrainedConfig):
     """
 
     model_type = "sphere_vision"
-    keys_to_ignore_at_inference = ("embeddings", "concentration")
+    keys_to_ignore_at_inference = ["embeddings", "concentration"]
 
     backbone: str = "resnet18_cifar"
     backbone_kwargs: dict[str, Any] | None = None

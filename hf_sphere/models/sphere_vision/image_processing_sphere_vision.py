@@ -14,7 +14,7 @@ from transformers.image_utils import PILImageResampling
 from transformers.processing_utils import ImagesKwargs, Unpack
 
 
-class SphereVisionImageProcessorKwargs(ImagesKwargs, total=False):
+class SphereVisionImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
     """What `SphereVisionImageProcessor` takes beside the usual options.
 
     num_channels (`int`): Channels of the result: 1 converts to gray, 3 to colour.
@@ -55,7 +55,9 @@ class SphereVisionImageProcessor(TorchvisionBackend):
             return tensor
         return tvF.rgb_to_grayscale(tensor[:3]) if channels == 1 else tvF.grayscale_to_rgb(tensor[:1])
 
-    def _preprocess(self, images: list[torch.Tensor], num_channels: int | None = None, **kwargs: Unpack[ImagesKwargs]):
+    def _preprocess(
+        self, images: list[torch.Tensor], num_channels: int | None = None, **kwargs: Unpack[ImagesKwargs]
+    ) -> Any:
         return super()._preprocess(images, **kwargs)
 
 

@@ -19,7 +19,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_sphere.models.backbones import EmbeddingNet, create_backbone
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
-from hf_sphere.nn.heads import HEADS, Head, build_head
+from hf_sphere.nn.heads import HEADS, build_head
 
 
 @dataclass
@@ -63,14 +63,24 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["SphereVisionModel"]
     _supports_sdpa = True  # timm's attention calls scaled_dot_product_attention by itself
 
+    def initialize_weights(self) -> None:
+        """Initialise what neither the constructor nor a checkpoint has filled."""
+        # The backbone first: it keeps timm's initialisation, which the default for every layer would overwrite.
+        self.base_model.initialize_backbone()
+        super().initialize_weights()
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        # The library's default would draw every layer from one normal distribution. Heads know their own
-        # initialisation; a backbone keeps timm's, which ran when it was built.
-        if isinstance(module, Head):
-            module.reset_parameters()
-        elif isinstance(module, SphereVisionModel):
-            module.initialize_missing()
+        # Layers outside the backbone know their own initialisation. Some of it (batch-norm statistics) writes in place
+        # past the flag of loaded tensors, so those are put back.
+        reset = getattr(module, "reset_parameters", None)
+        if reset is None:
+            return
+        loaded = {name: tensor.clone() for name, tensor in _tensors(module).items() if _is_filled(tensor)}
+        reset()
+        for name, tensor in _tensors(module).items():
+            if name in loaded:
+                tensor.copy_(loaded[name])
 
     def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
         self.base_model.backbone.set_grad_checkpointing(enable)
@@ -91,36 +101,29 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
         super().__init__(config)
         self.backbone = _build_backbone(config, pretrained=pretrained)
-        if not next(self.backbone.parameters()).is_meta:
-            for tensor in self.backbone.state_dict(keep_vars=True).values():
-                tensor._is_hf_initialized = True
-        features = self.backbone.num_features if config.embedding_dim is None else config.embedding_dim
-        self.embedding_dim: int = features
-        if config.embedding_dim is None:
-            self.projection: nn.Module = nn.Identity()
-            if HEADS[config.head].replaces_activation and isinstance(self.backbone, EmbeddingNet):
-                self.backbone.final_activation = nn.Identity()
-        else:
-            self.projection = nn.Linear(self.backbone.num_features, features)
+        for tensor in _tensors(self.backbone).values():
+            _mark_filled(tensor, not tensor.is_meta)
+        # Some of timm's heads keep a hidden layer when the classifier is taken off; then this is its width.
+        features: Any = getattr(self.backbone, "head_hidden_size", None) or self.backbone.num_features
+        self.projection: nn.Module = nn.Identity()
+        if config.embedding_dim is not None:
+            self.projection = nn.Linear(features, config.embedding_dim)
+        elif HEADS[config.head].replaces_activation and isinstance(self.backbone, EmbeddingNet):
+            self.backbone.final_activation = nn.Identity()
+        self.embedding_dim: int = features if config.embedding_dim is None else config.embedding_dim
         self.supports_gradient_checkpointing = hasattr(self.backbone, "set_grad_checkpointing")
         self.post_init()
 
-    def initialize_missing(self) -> None:
-        """Initialise what neither a checkpoint nor the constructor has filled.
-
-        The backbone's missing tensors are copied from a newly built one: only timm knows how each is initialised.
-        """
-        if isinstance(self.projection, nn.Linear):
-            self.projection.reset_parameters()
-        tensors = dict(self.backbone.named_parameters()) | dict(self.backbone.named_buffers())
-        missing = [name for name, tensor in tensors.items() if not getattr(tensor, "_is_hf_initialized", False)]
+    def initialize_backbone(self) -> None:
+        """Fill the backbone's missing tensors from a newly built one: only timm knows how each is initialised."""
+        missing = {name: tensor for name, tensor in _tensors(self.backbone).items() if not _is_filled(tensor)}
         if not missing:
             return
         with torch.device("cpu"):
-            fresh = _build_backbone(self.config)
-        source = dict(fresh.named_parameters()) | dict(fresh.named_buffers())
-        for name in missing:
-            init.copy_(tensors[name], source[name])
+            fresh = _tensors(_build_backbone(self.config))
+        for name, tensor in missing.items():
+            init.copy_(tensor, fresh[name])
+            _mark_filled(tensor, True)
 
     @can_return_tuple
     def forward(self, pixel_values: Tensor, **kwargs: Unpack[TransformersKwargs]) -> SphereVisionModelOutput:
@@ -188,6 +191,18 @@ class SphereVisionForImageClassification(SphereVisionPreTrainedModel):
             embeddings=output.points,
             concentration=output.concentration,
         )
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def _is_filled(tensor: Tensor) -> bool:
+    return getattr(tensor, "_is_hf_initialized", False)
+
+
+def _mark_filled(tensor: Tensor, filled: bool) -> None:
+    tensor._is_hf_initialized = filled  # type: ignore[attr-defined]  # the flag that transformers sets and reads
 
 
 def _build_backbone(config: SphereVisionConfig, *, pretrained: bool = False) -> nn.Module:

@@ -1,0 +1,32 @@
+# Every target sets up .venv by itself where it is missing; with it in place it starts at once.
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+RUN := HF_HUB_OFFLINE=1 $(VENV)/bin/python
+
+.PHONY: demo test lint format bench
+
+demo: $(READY)  ## train, save, load and use a spherized LeNet-5 on the bundled digits
+	$(RUN) examples/demo.py
+
+test: $(READY)  ## the whole test suite, without network
+	$(RUN) -m pytest
+
+lint: $(READY)  ## style, types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(READY)  ## put the code in shape
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: $(READY)  ## side-by-side measurements; tables here, JSON in benchmarks/results
+	$(RUN) benchmarks/spherization.py
+	$(RUN) benchmarks/image_training.py
+	$(RUN) benchmarks/import_time.py
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	@touch $(READY)

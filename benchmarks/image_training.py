@@ -1,0 +1,117 @@
+"""One MNIST epoch of spherized LeNet-5: the library's batches and loop against a usual DataLoader loop.
+
+python benchmarks/image_training.py [--dataset_name ylecun/mnist]
+
+The data set must have 28-pixel gray images; without one at hand, 60,000 made-up ones of that shape are used.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from common import ratio, report, row, time_in_turn
+from datasets import ClassLabel, Dataset, Features, Image, load_dataset
+from PIL import Image as PILImage
+from torch import nn
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
+
+from hf_sphere.data import ImagesInMemory
+from hf_sphere.data.decoding import ImageShape, decode_all
+from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.training import TrainingArguments, TrainingLoop, count_correct
+
+BATCH = 128
+LOCAL = Path(__file__).parent.parent.parent / "shared" / "data" / "ylecun" / "mnist"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def new_model() -> nn.Module:
+    """Build spherized LeNet-5."""
+    torch.manual_seed(0)
+    config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28, num_labels=10)
+    return SphereVisionForImageClassification(config).to(DEVICE)
+
+
+def dataloader_epoch(rows: Dataset) -> None:
+    """Train one epoch the way tutorials do: PIL decoding and ToTensor in two workers, `.item()` each step."""
+    transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.1307], [0.3081])])
+
+    class Pictures(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return len(rows)
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            example = rows[index]
+            return transform(example["image"]), example["label"]
+
+    model = new_model().train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    loss_sum = correct = 0.0
+    for images, labels in DataLoader(Pictures(), batch_size=BATCH, shuffle=True, num_workers=2):
+        images, labels = images.to(DEVICE), labels.to(DEVICE)
+        output = model(images, labels=labels)
+        optimizer.zero_grad()
+        output.loss.backward()
+        optimizer.step()
+        loss_sum += output.loss.item()
+        correct += count_correct(output.logits, labels).item()
+
+
+def library_epoch(images: torch.Tensor, labels: torch.Tensor) -> None:
+    """Train one epoch with the library's loop, checkpoint included."""
+    batches = ImagesInMemory(images, labels, batch_size=BATCH, mean=[0.1307], std=[0.3081], shuffle=True, device=DEVICE)
+    with tempfile.TemporaryDirectory() as folder:
+        args = TrainingArguments(output_dir=folder, num_train_epochs=1, disable_tqdm=True)
+        TrainingLoop(
+            new_model(),
+            batches,
+            args,
+            Accelerator(cpu=DEVICE == "cpu"),
+            evaluate=lambda model: {"accuracy": 0.0},
+            measure=lambda output, batch: {"accuracy": count_correct(output.logits, batch["labels"]) / BATCH},
+        ).run()
+
+
+def load_rows(name: str | None) -> Dataset:
+    """Load MNIST, or make up images of its shape."""
+    if name or LOCAL.is_dir():
+        return load_dataset(name or str(LOCAL), split="train")
+    pixels = np.random.default_rng(0).integers(0, 256, (60_000, 28, 28), dtype=np.uint8)
+    features = Features({"image": Image(), "label": ClassLabel(num_classes=10)})
+    pictures = [PILImage.fromarray(p) for p in pixels]
+    return Dataset.from_dict({"image": pictures, "label": [i % 10 for i in range(60_000)]}, features=features)
+
+
+def main() -> None:
+    """Time both in turn."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dataset_name")
+    rows = load_rows(parser.parse_args().dataset_name)
+    with tempfile.TemporaryDirectory() as cache:
+        images, kept = decode_all(rows, "image", ImageShape(1, 28, 28), cache_dir=cache, progress=False)
+    labels = torch.tensor(rows["label"])[kept]
+    seconds = time_in_turn(
+        {"library": lambda: library_epoch(images, labels), "dataloader": lambda: dataloader_epoch(rows)},
+        rounds=3,
+        warmup=1,
+    )
+    report(
+        "image_training",
+        [
+            row(
+                "DataLoader loop / library, time of an epoch",
+                ratio(seconds["dataloader"], seconds["library"]),
+                at_least=2.2,
+            ),
+            row("library, s an epoch", min(seconds["library"])),
+            row("DataLoader loop, s an epoch", min(seconds["dataloader"])),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What every test gets: no network, golden values, the data outside the project where it is at hand."""
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before any library of Hugging Face is imported
+
+import pytest
+import torch
+from safetensors import safe_open
+
+import hf_sphere  # noqa: F401  (registers the models)
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Callable[[str], Path]:
+    """Folder of a real data set; the test is skipped where it is not at hand."""
+
+    def find(name: str) -> Path:
+        folder = ROOT.parent / "shared" / "data" / name
+        if not folder.is_dir():
+            pytest.skip(f"needs the data set {name} in {folder}")
+        return folder
+
+    return find
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nothing listens on, for process groups."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Golden(dict[str, torch.Tensor]):
+    """Tensors of a golden file, and its described cases."""
+
+    def __init__(self, name: str) -> None:
+        with safe_open(ROOT / "tests" / "golden" / f"{name}.safetensors", "pt") as file:
+            super().__init__({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
+            self.cases = {case["case"]: case for case in json.loads(file.metadata()["cases"])}
+
+
+@pytest.fixture(scope="session")
+def golden() -> Callable[[str], Golden]:
+    """Reader of the files in tests/golden."""
+    return Golden

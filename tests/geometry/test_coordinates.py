@@ -1,0 +1,245 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.func import functional_call, grad, jacrev, vmap
+
+from hf_sphere.geometry import angles_to_cartesian, cartesian_to_angles, spherize
+
+GOLDEN_CASES = [f"case{i}" for i in range(8)]
+
+
+def plain_spherize(x: Tensor, scaling: float, radius: float, delta: float) -> Tensor:
+    """The formula as the paper writes it, coordinate by coordinate, in float64."""
+    x = x.double()
+    n = x.shape[-1]
+    low = min(math.asin(delta ** (1 / n)), 0.99 * math.pi / 2)
+    theta = (math.pi / 2 - low) / (1 + torch.exp(-scaling * x)) + low
+    coordinates, product = [], torch.ones_like(x[..., 0])
+    for k in range(n):
+        coordinates.append(radius * torch.cos(theta[..., k]) * product)
+        product = product * torch.sin(theta[..., k])
+    return torch.stack([*coordinates, radius * product], dim=-1)
+
+
+def golden_gradients(golden, case: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    values, about = golden("spherization"), golden("spherization").cases[case]
+    x = values[f"{case}.x"].to(dtype).requires_grad_()
+    scaling = torch.tensor(about["scaling"], dtype=dtype, requires_grad=True)
+    radius = torch.tensor(about["radius"], dtype=dtype, requires_grad=True)
+    y = spherize(x, scaling, radius, about["delta"])
+    return y, *torch.autograd.grad(y, (x, scaling, radius), values[f"{case}.cotangent"].to(dtype))
+
+
+@pytest.mark.parametrize("case", GOLDEN_CASES)
+def test_spherize_in_float32_matches_the_golden_points(golden, case):
+    y = golden_gradients(golden, case, torch.float32)[0]
+    bound = 1e-5 * golden("spherization").cases[case]["radius"]
+    torch.testing.assert_close(y.double(), golden("spherization")[f"{case}.exact_y"], rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("case", GOLDEN_CASES)
+def test_spherize_in_float64_matches_the_golden_points_to_twelve_digits(golden, case):
+    y = golden_gradients(golden, case, torch.float64)[0]
+    torch.testing.assert_close(y, golden("spherization")[f"{case}.exact_y"], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", GOLDEN_CASES)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])
+@pytest.mark.parametrize(("position", "of"), [(1, "x"), (2, "scaling"), (3, "radius")])
+def test_gradients_match_the_golden_ones(golden, case, dtype, bound, position, of):
+    gradient = golden_gradients(golden, case, dtype)[position].double()
+    exact = golden("spherization")[f"{case}.exact_grad_{of}"].reshape(gradient.shape)
+    assert (gradient - exact).abs().max() <= bound * exact.abs().max()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    n=st.integers(1, 80),
+    scaling=st.floats(0.1, 10),
+    radius=st.floats(0.01, 100),
+    delta=st.floats(1e-12, 0.5),
+    seed=st.integers(0, 2**31),
+)
+def test_spherize_agrees_with_the_plain_formula(n, scaling, radius, delta, seed):
+    x = 3 * torch.randn(3, n, generator=torch.Generator().manual_seed(seed))
+    expected = plain_spherize(x, scaling, radius, delta)
+    torch.testing.assert_close(spherize(x, scaling, radius, delta).double(), expected, rtol=0, atol=2e-6 * radius)
+
+
+@pytest.mark.parametrize("n", [1, 2, 39, 40, 1000, 8192])
+def test_the_norm_is_the_radius_in_float32(n):
+    norms = spherize(4 * torch.randn(8, n), scaling=5.0, radius=5.0).double().norm(dim=-1)
+    assert (norms / 5.0 - 1).abs().max() < 5e-6
+
+
+@pytest.mark.parametrize("value", [-1e4, 1e4])
+@pytest.mark.parametrize("n", [1, 30, 3000])
+def test_saturated_values_give_finite_gradients(n, value):
+    x = torch.full((2, n), value, requires_grad=True)
+    spherize(x, 5.0, 5.0).cumsum(-1).sum().backward()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("n", [1, 30, 3000])
+def test_no_coordinate_is_negative_and_the_last_keeps_above_delta(n):
+    y = spherize(torch.full((1, n), -1e4), radius=2.0, delta=1e-6)
+    assert y.min() >= 0
+    assert y[0, -1] >= 2.0 * 1e-6 * 0.999
+
+
+def test_scaling_zero_puts_every_angle_in_the_middle():
+    x = torch.randn(1, 5, dtype=torch.float64)
+    low = math.asin(1e-6 ** (1 / 5))
+    expected = angles_to_cartesian(torch.full((1, 5), (math.pi / 2 + low) / 2, dtype=torch.float64))
+    torch.testing.assert_close(spherize(x, scaling=0.0), expected)
+
+
+@pytest.mark.parametrize("n", [1, 5, 50])
+def test_spherize_passes_gradcheck(n):
+    x = (2 * torch.randn(2, n, dtype=torch.float64)).requires_grad_()
+    scalars = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (1.3, 2.0)]
+    assert torch.autograd.gradcheck(spherize, (x, *scalars))
+
+
+@pytest.mark.parametrize("n", [1, 6])
+def test_spherize_can_be_differentiated_twice(n):
+    x = torch.randn(2, n, dtype=torch.float64, requires_grad=True)
+    scalars = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (1.3, 2.0)]
+    assert torch.autograd.gradgradcheck(spherize, (x, *scalars))
+
+
+def test_only_input_and_output_are_kept_for_backward():
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+        spherize(torch.randn(64, 100, requires_grad=True))
+    assert sorted(kept) == [(), (), (64, 100), (64, 101)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32_and_rounded_once(dtype):
+    x = torch.randn(4, 4096, dtype=dtype)
+    y = spherize(x, 5.0, 5.0)
+    assert y.dtype == dtype
+    torch.testing.assert_close(y, spherize(x.float(), 5.0, 5.0).to(dtype), rtol=0, atol=0)
+
+
+def test_blocks_of_rows_change_nothing():
+    x = torch.randn(500, 400)  # more elements than one block on the CPU
+    torch.testing.assert_close(spherize(x), torch.cat([spherize(row[None]) for row in x]), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0, 5), (5,), (2, 3, 4, 5)])
+def test_leading_axes_are_kept(shape):
+    assert spherize(torch.randn(shape)).shape == (*shape[:-1], 6)
+
+
+def test_vmap_of_grad_equals_a_loop():
+    x = torch.randn(4, 6)
+
+    def value(row: Tensor) -> Tensor:
+        return (spherize(row, 2.0) * torch.arange(7)).square().sum()
+
+    torch.testing.assert_close(vmap(grad(value))(x), torch.stack([grad(value)(row) for row in x]))
+
+
+def test_vmap_over_scalings_equals_a_loop():
+    x, scalings = torch.randn(3, 6), torch.tensor([0.5, 1.0, 2.0])
+    batched = vmap(spherize, in_dims=(None, 0))(x, scalings)
+    torch.testing.assert_close(batched, torch.stack([spherize(x, s) for s in scalings]))
+
+
+def test_jacobian_of_functional_call_has_the_shape_of_a_jacobian():
+    jacobian = jacrev(lambda x: functional_call(torch.nn.Identity(), {}, (spherize(x),)))(torch.randn(5))
+    assert jacobian.shape == (6, 5)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-6, 2.0, float("nan")])
+def test_delta_outside_0_and_1_is_refused(delta):
+    with pytest.raises(ValueError, match="delta must lie between 0 and 1"):
+        spherize(torch.randn(2, 3), delta=delta)
+
+
+@pytest.mark.parametrize("radius", [0.0, -1.0, float("nan")])
+def test_a_radius_that_is_not_positive_is_refused(radius):
+    with pytest.raises(ValueError, match="radius must be positive"):
+        spherize(torch.randn(2, 3), radius=radius)
+
+
+def test_integers_are_refused_with_advice():
+    with pytest.raises(TypeError, match=r"floating dtype; got torch.int64.*\.float\(\)"):
+        spherize(torch.ones(2, 3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("function", [spherize, angles_to_cartesian, cartesian_to_angles])
+def test_an_empty_last_axis_is_refused(function):
+    with pytest.raises(ValueError, match=r"got shape \(2, 0\)"):
+        function(torch.empty(2, 0))
+
+
+def test_a_scaling_per_row_is_refused():
+    with pytest.raises(ValueError, match="one element"):
+        spherize(torch.randn(2, 3), scaling=torch.ones(2))
+
+
+@settings(deadline=None, max_examples=60)
+@given(n=st.integers(1, 40), radius=st.floats(1e-3, 1e3), seed=st.integers(0, 2**31))
+def test_points_go_to_angles_and_back(n, radius, seed):
+    points = torch.randn(3, n + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    points = radius * points / points.norm(dim=-1, keepdim=True)
+    back = angles_to_cartesian(cartesian_to_angles(points), radius)
+    torch.testing.assert_close(back, points, rtol=1e-9, atol=1e-9 * radius)
+
+
+def test_angles_lie_in_their_ranges():
+    angles = cartesian_to_angles(torch.randn(1000, 4, dtype=torch.float64))
+    assert angles[:, :2].min() >= 0
+    assert angles[:, :2].max() <= math.pi
+    assert angles[:, 2].min() < -1
+    assert angles[:, 2].abs().max() <= math.pi
+
+
+def test_the_circle_has_the_usual_angle():
+    angle = torch.linspace(-3.1, 3.1, 50, dtype=torch.float64)[:, None]
+    points = torch.cat([angle.cos(), angle.sin()], dim=-1)
+    torch.testing.assert_close(cartesian_to_angles(points), angle)
+    torch.testing.assert_close(angles_to_cartesian(angle), points)
+
+
+def test_spherization_is_angles_to_cartesian_of_its_angles():
+    x = torch.randn(3, 9, dtype=torch.float64)
+    low = math.asin(1e-6 ** (1 / 9))
+    angles = (math.pi / 2 - low) * torch.sigmoid(2.0 * x) + low
+    torch.testing.assert_close(spherize(x, 2.0, 3.0), angles_to_cartesian(angles, 3.0))
+
+
+@pytest.mark.parametrize("function", [angles_to_cartesian, cartesian_to_angles])
+@pytest.mark.parametrize("n", [2, 5])
+def test_conversions_pass_gradcheck_twice(function, n):
+    x = torch.randn(3, n, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(function, (x,))
+    assert torch.autograd.gradgradcheck(function, (x,))
+
+
+def test_angles_that_are_exactly_zero_have_the_true_gradient():
+    angles = torch.tensor([[0.0, 1.0, 0.3], [1.0, 0.0, 0.2], [0.5, 0.7, 0.0]], dtype=torch.float64)
+    assert torch.autograd.gradcheck(angles_to_cartesian, (angles.requires_grad_(),))
+
+
+def test_undetermined_angles_have_gradient_zero():
+    points = torch.tensor([[1.0, 0.0, 0.0]], requires_grad=True)
+    cartesian_to_angles(points).sum().backward()
+    torch.testing.assert_close(points.grad, torch.zeros(1, 3))
+
+
+@pytest.mark.parametrize("function", [spherize, angles_to_cartesian, cartesian_to_angles])
+def test_compiled_without_graph_breaks_the_results_and_gradients_are_the_same(function):
+    x = torch.randn(4, 6)
+    eager, compiled = x.clone().requires_grad_(), x.clone().requires_grad_()
+    weights = torch.arange(1.0, 8.0)[: function(x).shape[-1]]
+    (function(eager) * weights).sum().backward()
+    (torch.compile(function, fullgraph=True)(compiled) * weights).sum().backward()
+    torch.testing.assert_close(compiled.grad, eager.grad, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,324 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import timm
+import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torchvision.transforms.v2 import functional as tvF
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageClassification,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+from hf_sphere import (
+    SphereVisionConfig,
+    SphereVisionForImageClassification,
+    SphereVisionImageProcessor,
+    SphereVisionModel,
+)
+from hf_sphere.nn import HEADS
+
+
+def small_config(**options) -> SphereVisionConfig:
+    return SphereVisionConfig(**{"backbone": "lenet5", "num_channels": 1, "image_size": 28, "num_labels": 4} | options)
+
+
+def small_model(**options) -> SphereVisionForImageClassification:
+    return SphereVisionForImageClassification(small_config(**options)).eval()
+
+
+def small_processor() -> SphereVisionImageProcessor:
+    size = {"height": 28, "width": 28}
+    return SphereVisionImageProcessor(num_channels=1, size=size, image_mean=[0.13], image_std=[0.3])
+
+
+@pytest.fixture
+def saved(tmp_path):
+    model = small_model(id2label={0: "cat", 1: "dog", 2: "owl", 3: "emu"})
+    model.save_pretrained(tmp_path)
+    small_processor().save_pretrained(tmp_path)
+    return model, tmp_path
+
+
+@pytest.mark.parametrize("head", sorted(HEADS))
+def test_a_saved_model_gives_the_same_logits(head, tmp_path):
+    model, x = small_model(head=head), torch.randn(3, 1, 28, 28)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path).eval()
+    assert type(loaded) is SphereVisionForImageClassification
+    assert torch.equal(loaded(x).logits, model(x).logits)
+
+
+def test_loading_reports_nothing_missing_and_nothing_unexpected(saved):
+    _, info = AutoModelForImageClassification.from_pretrained(saved[1], output_loading_info=True)
+    assert not any(info.values())
+
+
+def test_the_encoder_loads_alone(saved):
+    model, folder = saved
+    encoder, x = AutoModel.from_pretrained(folder).eval(), torch.randn(2, 1, 28, 28)
+    assert type(encoder) is SphereVisionModel
+    assert torch.equal(encoder(x).embeddings, model.sphere_vision(x).embeddings)
+
+
+def test_the_config_survives_a_round_trip(tmp_path):
+    config = small_config(backbone_kwargs={"drop_rate": 0.1}, image_size=[28, 30], head_kwargs={"scaling": 2.0})
+    config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).to_diff_dict() == config.to_diff_dict()
+
+
+def test_a_pipeline_classifies_a_picture_with_the_class_names(saved):
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8))
+    answer = pipeline("image-classification", model=str(saved[1]))(picture)
+    assert {entry["label"] for entry in answer} == {"cat", "dog", "owl", "emu"}
+    assert sum(entry["score"] for entry in answer) == pytest.approx(1.0)
+
+
+def test_the_stock_trainer_trains_evaluates_and_saves(tmp_path):
+    torch.manual_seed(0)
+    labels = torch.arange(64) % 4
+    data = [{"pixel_values": torch.randn(1, 28, 28) * 0.1 + y.float(), "labels": y} for y in labels]
+    args = TrainingArguments(
+        output_dir=str(tmp_path), num_train_epochs=6, per_device_train_batch_size=16, learning_rate=5e-3,
+        report_to=[], disable_tqdm=True, use_cpu=True, save_strategy="no",
+    )  # fmt: skip
+    trainer = Trainer(
+        small_model(), args, train_dataset=data, eval_dataset=data,
+        compute_metrics=lambda p: {"accuracy": (p.predictions.argmax(-1) == p.label_ids).mean()},
+    )  # fmt: skip
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    after = trainer.evaluate()
+    assert after["eval_loss"] < before
+    assert 0 <= after["eval_accuracy"] <= 1  # so the predictions are the logits alone
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "resnet20_cifar", "vit_tiny_patch16_224", "convnext_atto"])
+def test_a_new_model_has_timms_initialisation(backbone):
+    torch.manual_seed(1)
+    options = {"img_size": 32} if "vit" in backbone else {}
+    expected = timm.create_model(backbone, num_classes=0, in_chans=3, **options).state_dict()
+    torch.manual_seed(1)
+    config = SphereVisionConfig(backbone=backbone, backbone_kwargs=options, image_size=32)
+    actual = SphereVisionForImageClassification(config).sphere_vision.backbone.state_dict()
+    assert all(torch.equal(actual[name], value) for name, value in expected.items())
+
+
+def test_a_new_head_has_torchs_initialisation():
+    model = small_model(head="softmax")
+    bound = 84**-0.5  # of torch's Linear; the library's default would be a normal distribution of 0.02
+    assert model.head.linear.weight.abs().max() <= bound
+    assert model.head.linear.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
+
+
+def test_loading_keeps_a_weight_whose_neighbour_is_missing(saved):
+    model, folder = saved
+    weights = load_file(folder / "model.safetensors")
+    del weights["head.classifier.spherization.scaling"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    loaded = AutoModelForImageClassification.from_pretrained(folder)
+    assert loaded.head.classifier.spherization.scaling.item() == 5.0  # its initial value
+    assert torch.equal(loaded.head.classifier.linear.weight, model.head.classifier.linear.weight)
+
+
+def test_a_missing_backbone_weight_gets_timms_initialisation(tmp_path):
+    model = SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet20_cifar"))
+    nn.init.ones_(model.sphere_vision.backbone.layer1[0].bn2.weight)
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["sphere_vision.backbone.layer1.0.bn2.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path).sphere_vision.backbone
+    assert loaded.layer1[0].bn2.weight.abs().max() == 0  # timm starts residual branches at zero
+    assert torch.equal(loaded.conv1.weight, model.sphere_vision.backbone.conv1.weight)
+
+
+def test_buffers_that_are_not_saved_are_rebuilt_on_loading(tmp_path):
+    config = SphereVisionConfig(backbone="swin_tiny_patch4_window7_224", image_size=224, num_labels=3)
+    model = SphereVisionForImageClassification(config).eval()
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path).eval()
+    for (name, buffer), (_, other) in zip(model.named_buffers(), loaded.named_buffers(), strict=True):
+        assert torch.equal(buffer, other), name
+
+
+def test_loading_does_not_ask_for_pretrained_weights(saved, monkeypatch):
+    asked = []
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda *a, **k: asked.append(k["pretrained"]) or create(*a, **k))
+    AutoModelForImageClassification.from_pretrained(saved[1])
+    assert asked
+    assert not any(asked)
+
+
+def test_pretrained_weights_are_asked_for_when_wanted(monkeypatch):
+    asked = []
+    create = timm.create_model
+
+    def spy(*args, pretrained, **kwargs):
+        asked.append(pretrained)
+        return create(*args, pretrained=False, **kwargs)
+
+    monkeypatch.setattr(timm, "create_model", spy)
+    SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet18"), pretrained=True)
+    assert asked == [True]
+
+
+def test_pretrained_backbone_weights_survive_the_initialisation(monkeypatch):
+    create = timm.create_model
+
+    def filled(*args, **kwargs):
+        net = create(*args, **kwargs | {"pretrained": False})
+        nn.init.constant_(net.conv1.weight, 0.25)
+        return net
+
+    monkeypatch.setattr(timm, "create_model", filled)
+    model = SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet18"), pretrained=True)
+    assert (model.sphere_vision.backbone.conv1.weight == 0.25).all()
+
+
+def test_a_spherized_head_replaces_the_last_activation():
+    model = small_model(head="spherized")
+    assert model.sphere_vision(torch.randn(8, 1, 28, 28)).embeddings.min() < 0
+
+
+def test_a_softmax_head_keeps_the_last_activation():
+    model = small_model(head="softmax")
+    assert model.sphere_vision(torch.randn(8, 1, 28, 28)).embeddings.min() == 0
+
+
+def test_embedding_dim_adds_a_projection():
+    model = small_model(embedding_dim=2)
+    assert model.sphere_vision(torch.randn(8, 1, 28, 28)).embeddings.shape == (8, 2)
+
+
+@pytest.mark.parametrize("backbone", ["mobilenetv3_small_050", "resnet10t", "convnext_atto"])
+def test_the_head_fits_what_the_backbone_gives(backbone):
+    model = SphereVisionForImageClassification(SphereVisionConfig(backbone=backbone, image_size=64, num_labels=5))
+    assert model.eval()(torch.randn(2, 3, 64, 64)).logits.shape == (2, 5)
+
+
+def test_the_classifier_returns_its_points_on_the_sphere():
+    embeddings = small_model(head_kwargs={"radius": 3.0})(torch.randn(8, 1, 28, 28)).embeddings
+    torch.testing.assert_close(embeddings.norm(dim=-1), torch.full((8,), 3.0))
+
+
+def test_the_loss_is_the_cross_entropy_of_the_logits():
+    model, x, labels = small_model(), torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 2, 3])
+    output = model(x, labels=labels)
+    torch.testing.assert_close(output.loss, nn.functional.cross_entropy(output.logits, labels))
+
+
+def test_a_tuple_is_returned_when_asked_for():
+    model, x = small_model(), torch.randn(4, 1, 28, 28)
+    assert torch.equal(model(x, return_dict=False)[0], model(x).logits)
+
+
+def test_the_model_runs_in_bfloat16():
+    model = small_model().to(torch.bfloat16)
+    assert model(torch.randn(2, 1, 28, 28)).logits.dtype == torch.bfloat16
+
+
+def test_the_model_compiles_to_one_graph():
+    model, x = small_model(), torch.randn(4, 1, 28, 28)
+    compiled = torch.compile(model, fullgraph=True)
+    torch.testing.assert_close(compiled(x).logits, model(x).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_the_model_exports():
+    model, x = small_model(), torch.randn(4, 1, 28, 28)
+    program = torch.export.export(model, (x,))
+    torch.testing.assert_close(program.module()(x).logits, model(x).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_checkpointing_changes_no_gradient():
+    model = SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet20_cifar", num_labels=3))
+    x, labels = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 0])
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable()
+        model.zero_grad()
+        model(x, labels=labels).loss.backward()
+        gradients.append(model.sphere_vision.backbone.conv1.weight.grad.clone())
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_wrong_number_of_channels_is_refused():
+    with pytest.raises(ValueError, match=r"expected pixel_values of shape \(batch, 1, height, width\); got"):
+        small_model()(torch.randn(2, 3, 28, 28))
+
+
+def test_an_unknown_head_is_refused_with_the_list():
+    with pytest.raises(ValueError, match=r"unknown head 'vfm'; the heads are: .*softmax"):
+        small_model(head="vfm")
+
+
+def test_a_config_value_of_the_wrong_type_is_refused():
+    with pytest.raises(StrictDataclassFieldValidationError, match="num_channels"):
+        small_config(num_channels="one")
+
+
+@pytest.mark.parametrize("options", [{"num_channels": 2}, {"image_size": [1, 2, 3]}, {"embedding_dim": 0}])
+def test_impossible_config_values_are_refused(options):
+    with pytest.raises(StrictDataclassClassValidationError, match=f"{next(iter(options))} must be"):
+        small_config(**options)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_of_every_mode_become_gray_or_colour(mode, channels):
+    picture = Image.new(mode, (30, 20))
+    processor = SphereVisionImageProcessor(
+        num_channels=channels, size={"height": 28, "width": 28}, image_mean=[0.5] * channels, image_std=[0.5] * channels
+    )
+    assert processor(picture, return_tensors="pt")["pixel_values"].shape == (1, channels, 28, 28)
+
+
+def test_the_processor_resizes_scales_and_normalises():
+    pixels = torch.randint(0, 256, (1, 40, 40), dtype=torch.uint8)
+    picture = Image.fromarray(pixels[0].numpy())
+    expected = (tvF.resize(pixels, [28, 28], antialias=True).float() / 255 - 0.13) / 0.3
+    torch.testing.assert_close(small_processor()(picture, return_tensors="pt")["pixel_values"][0], expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 28, 28)])
+def test_tensors_are_converted_like_pictures(shape):
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
+    assert small_processor()(pixels, return_tensors="pt")["pixel_values"].shape == (1, 1, 28, 28)
+
+
+def test_the_processor_survives_a_round_trip(saved):
+    loaded = AutoImageProcessor.from_pretrained(saved[1])
+    assert type(loaded) is SphereVisionImageProcessor
+    assert loaded.to_dict() == small_processor().to_dict()
+
+
+def test_importing_the_library_imports_nothing_heavy():
+    program = "import sys, hf_sphere; print([m for m in ('torch', 'transformers', 'timm') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_models_are_registered_whichever_library_comes_first():
+    program = "{}; from transformers import AutoConfig; print(AutoConfig.for_model('sphere_vision').backbone)"
+    for imports in ("import hf_sphere, transformers", "import transformers, hf_sphere"):
+        result = subprocess.run([sys.executable, "-c", program.format(imports)], capture_output=True, text=True)
+        assert result.stdout.strip() == "resnet18_cifar", result.stderr
+
+
+def test_timm_finds_the_backbones_whichever_library_comes_first():
+    for imports in ("import hf_sphere, timm", "import timm, hf_sphere"):
+        program = f"{imports}; print(timm.is_model('lenet5'))"
+        result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert result.stdout.strip() == "True", result.stderr

@@ -1,0 +1,132 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hf_sphere import nn as sphere_nn
+from hf_sphere.geometry import spherize
+from hf_sphere.nn import HEADS, Head, build_head
+
+
+@pytest.fixture(params=sorted(HEADS))
+def head(request) -> Head:
+    return build_head(request.param, 6, 4)
+
+
+def test_every_file_of_the_folder_gives_a_head(root):
+    files = {path.stem for path in (root / "hf_sphere/nn/heads").glob("*.py")} - {"__init__", "base"}
+    assert set(HEADS) == files
+
+
+def test_every_head_can_be_imported_from_nn_by_its_class_name():
+    assert all(getattr(sphere_nn, cls.__name__) is cls for cls in HEADS.values())
+
+
+def test_logits_have_one_column_a_class(head):
+    assert head(torch.randn(5, 6)).logits.shape == (5, 4)
+
+
+def test_without_labels_there_is_no_loss(head):
+    assert head(torch.randn(5, 6)).loss is None
+
+
+def test_the_loss_falls_when_the_head_is_trained(head):
+    torch.manual_seed(0)
+    labels = torch.arange(40) % 4
+    embeddings = F.one_hot(labels, 6).float() * 3 + 0.1 * torch.randn(40, 6)
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.05)
+    losses = []
+    for _ in range(60):
+        loss = head(embeddings, labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_resetting_draws_the_weights_anew(head):
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    for parameter in head.parameters():
+        torch.nn.init.constant_(parameter, 9.0)
+    head.reset_parameters()
+    after = head.state_dict()
+    assert not any((value == 9.0).any() for value in after.values())
+    assert {n: v.shape for n, v in after.items()} == {n: v.shape for n, v in before.items()}
+
+
+def test_directions_are_unit_vectors_in_the_space_of_the_points(head):
+    directions = head.directions()
+    assert directions.shape == (4, head(torch.randn(1, 6)).points.shape[1])
+    torch.testing.assert_close(directions.norm(dim=-1), torch.ones(4))
+
+
+def test_state_survives_a_round_trip(head):
+    other = build_head(head.name, 6, 4)
+    other.load_state_dict(head.state_dict())
+    x = torch.randn(3, 6)
+    assert torch.equal(other(x).logits, head(x).logits)
+
+
+def test_the_loss_is_computed_in_float32_under_autocast(head):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert head(torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0])).loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize("labels", [[0, 4], [-1, 0]])
+def test_labels_outside_the_classes_are_refused(head, labels):
+    with pytest.raises(ValueError, match=r"labels run from -?\d to \d, but the model has 4 classes"):
+        head(torch.randn(2, 6), torch.tensor(labels))
+
+
+def test_an_unknown_head_is_refused_with_the_list():
+    with pytest.raises(ValueError, match=r"unknown head 'softmx'; the heads are: .*softmax, spherized"):
+        build_head("softmx", 6, 4)
+
+
+def test_an_unknown_option_is_refused_with_the_list():
+    with pytest.raises(ValueError, match="head 'spherized' has no option margin; its options are: scaling, radius"):
+        build_head("spherized", 6, 4, margin=0.5)
+
+
+def test_label_smoothing_outside_0_and_1_is_refused():
+    with pytest.raises(ValueError, match="label_smoothing must lie in"):
+        build_head("softmax", 6, 4, label_smoothing=1.0)
+
+
+def test_softmax_is_cross_entropy_of_a_linear_map():
+    head, x, labels = build_head("softmax", 6, 4), torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0])
+    expected = F.cross_entropy(x @ head.linear.weight.T + head.linear.bias, labels)
+    torch.testing.assert_close(head(x, labels).loss, expected)
+
+
+def test_label_smoothing_reaches_the_loss():
+    head, x, labels = build_head("softmax", 6, 4, label_smoothing=0.2), torch.randn(5, 6), torch.arange(5) % 4
+    expected = F.cross_entropy(head(x).logits, labels, label_smoothing=0.2)
+    torch.testing.assert_close(head(x, labels).loss, expected)
+
+
+def test_spherized_is_a_linear_map_of_the_spherized_embeddings():
+    head, x = build_head("spherized", 6, 4, scaling=2.0, radius=3.0), torch.randn(5, 6)
+    torch.testing.assert_close(head(x).logits, spherize(x, 2.0, 3.0) @ head.classifier.linear.weight.T)
+
+
+def test_the_points_of_spherized_lie_on_the_sphere():
+    norms = build_head("spherized", 6, 4, radius=3.0)(torch.randn(5, 6)).points.norm(dim=-1)
+    torch.testing.assert_close(norms, torch.full((5,), 3.0))
+
+
+def test_a_head_without_classify_says_so():
+    with pytest.raises(NotImplementedError, match="Head must define `classify`"):
+        Head(6, 4)(torch.randn(2, 6))
+
+
+def test_options_of_a_subclass_include_those_it_passes_on(monkeypatch):
+    class MarginHead(HEADS["softmax"]):
+        name = "margin"
+
+        def __init__(self, embedding_dim, num_classes, *, margin=0.5, **options):
+            super().__init__(embedding_dim, num_classes, **options)
+            self.margin = margin
+
+    monkeypatch.setitem(HEADS, "margin", MarginHead)
+    assert build_head("margin", 6, 4, margin=0.1, bias=False).linear.bias is None

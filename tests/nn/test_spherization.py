@@ -1,0 +1,196 @@
+import copy
+import os
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.nn.parallel import DistributedDataParallel
+
+from hf_sphere.geometry import spherize
+from hf_sphere.nn import SphericalConv2d, SphericalLinear, Spherization
+
+
+def test_the_module_is_the_function():
+    x = torch.randn(3, 8)
+    assert torch.equal(Spherization(8, scaling=2.0, radius=3.0, delta=1e-4)(x), spherize(x, 2.0, 3.0, 1e-4))
+
+
+def test_feature_maps_match_the_golden_case(golden):
+    values, about = golden("spherization"), golden("spherization").cases["conv"]
+    layer = Spherization(about["n"], scaling=about["scaling"], radius=about["radius"], delta=about["delta"], dim=1)
+    # The original program, with its epsilon inside the logarithms: equal up to that.
+    torch.testing.assert_close(layer(values["conv.x"]), values["conv.original_y"], rtol=0, atol=1e-4)
+
+
+def test_channels_are_spherized_at_every_pixel():
+    x = torch.randn(2, 5, 3, 4)
+    expected = spherize(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    torch.testing.assert_close(Spherization(5, dim=1)(x), expected)
+
+
+def test_spherical_linear_is_spherization_and_a_linear_map_without_bias():
+    layer = SphericalLinear(6, 4, scaling=2.0)
+    x = torch.randn(3, 6)
+    torch.testing.assert_close(layer(x), spherize(x, 2.0) @ layer.linear.weight.T)
+    assert layer.linear.bias is None
+
+
+def test_spherical_conv_is_spherization_and_a_convolution_without_bias():
+    layer = SphericalConv2d(3, 4, 3, stride=2, padding=1)
+    x = torch.randn(2, 3, 9, 9)
+    expected = nn.functional.conv2d(Spherization(3, dim=1)(x), layer.conv.weight, stride=2, padding=1)
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_spherical_conv_takes_a_single_image():
+    layer = SphericalConv2d(3, 4, 3)
+    x = torch.randn(2, 3, 9, 9)
+    torch.testing.assert_close(layer(x[0]), layer(x)[0])
+
+
+@pytest.mark.parametrize(
+    ("learn_scaling", "learn_radius"), [(True, False), (False, True), (True, True), (False, False)]
+)
+def test_scaling_and_radius_are_parameters_exactly_where_they_are_learned(learn_scaling, learn_radius):
+    layer = Spherization(4, learn_scaling=learn_scaling, learn_radius=learn_radius)
+    learned = {name: name in dict(layer.named_parameters()) for name in ("scaling", "radius")}
+    assert learned == {"scaling": learn_scaling, "radius": learn_radius}
+
+
+def test_fixed_values_are_saved_with_the_module():
+    saved = Spherization(4, scaling=2.0, radius=3.0, learn_scaling=False).state_dict()
+    restored = Spherization(4, learn_scaling=False)
+    restored.load_state_dict(saved)
+    assert (restored.scaling.item(), restored.radius.item()) == (2.0, 3.0)
+
+
+def test_learned_values_get_gradients():
+    layer = Spherization(4, learn_radius=True)
+    (layer(torch.randn(3, 4)) * torch.arange(5)).sum().backward()
+    assert layer.scaling.grad.abs() > 0
+    assert layer.radius.grad.abs() > 0
+
+
+@pytest.mark.parametrize(
+    "layer", [Spherization(4, scaling=2.0), SphericalLinear(4, 2, scaling=2.0), SphericalConv2d(4, 2, 3, scaling=2.0)]
+)
+def test_reset_restores_the_initial_scaling(layer):
+    spherization = layer if isinstance(layer, Spherization) else layer.spherization
+    nn.init.constant_(spherization.scaling, 7.0)
+    layer.reset_parameters()
+    assert spherization.scaling.item() == 2.0
+
+
+def test_printing_shows_the_current_values_and_which_are_learned():
+    layer = Spherization(4, scaling=2.0, radius=5.0)
+    nn.init.constant_(layer.scaling, 2.5)
+    assert repr(layer) == "Spherization(4 -> 5, scaling=2.5 (learned), radius=5, delta=1e-06)"
+
+
+def test_printing_works_on_the_meta_device():
+    with torch.device("meta"):
+        assert "scaling=2 (learned)" in repr(Spherization(4, scaling=2.0))
+
+
+def test_a_wrong_number_of_features_is_refused():
+    with pytest.raises(ValueError, match=r"expected 4 features along axis -1; got an input of shape \(2, 5\)"):
+        Spherization(4)(torch.randn(2, 5))
+
+
+@pytest.mark.parametrize("options", [{"radius": 0.0}, {"delta": 1.0}, {"delta": 0.0}])
+def test_impossible_options_are_refused(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must"):
+        Spherization(4, **options)
+
+
+def test_no_features_are_refused():
+    with pytest.raises(ValueError, match="in_features must be at least 1"):
+        Spherization(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_the_result_has_the_autocast_dtype_and_the_radius(dtype):
+    before, layer = nn.Linear(16, 4096), Spherization(4096, scaling=5.0, radius=5.0)
+    with torch.autocast("cpu", dtype=dtype):
+        y = layer(before(torch.randn(4, 16)))
+    assert y.dtype == dtype
+    # Each of 4,097 coordinates is rounded once to 8 or 11 bits.
+    assert (y.double().norm(dim=-1) / 5 - 1).abs().max() < torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_gradients_stay_close_to_float32(dtype):
+    layer, x = SphericalLinear(512, 3, scaling=5.0, radius=5.0), torch.randn(8, 512)
+    gradients = []
+    for enabled in (False, True):
+        layer.zero_grad()
+        with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+            layer(x).float().square().sum().backward()
+        gradients.append(layer.linear.weight.grad.clone())
+    assert (gradients[1] - gradients[0]).norm() < 0.02 * gradients[0].norm()
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(Spherization(6), (4, 6)), (SphericalLinear(6, 3), (4, 6)), (SphericalConv2d(3, 2, 3), (2, 3, 8, 8))],
+)
+def test_modules_compile_to_one_graph(layer, shape):
+    x = torch.randn(shape)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), layer(x), rtol=1e-5, atol=1e-6)
+
+
+def test_export_keeps_the_batch_size_free():
+    layer = SphericalLinear(6, 3)
+    batch = torch.export.Dim("batch", min=2)
+    program = torch.export.export(layer, (torch.randn(4, 6),), dynamic_shapes=({0: batch},))
+    x = torch.randn(9, 6)
+    torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-5, atol=1e-6)
+
+
+def test_per_example_gradients_equal_a_loop():
+    layer, x = SphericalLinear(6, 3), torch.randn(4, 6)
+    parameters = dict(layer.named_parameters())
+
+    def loss(parameters, x):
+        return functional_call(layer, parameters, (x,)).square().sum()
+
+    together = vmap(grad(loss), (None, 0))(parameters, x)
+    for name, gradients in together.items():
+        torch.testing.assert_close(gradients, torch.stack([grad(loss)(parameters, row)[name] for row in x]))
+
+
+def test_an_ensemble_runs_under_vmap():
+    layers = [SphericalLinear(6, 3, scaling=s) for s in (1.0, 2.0)]
+    parameters, buffers = stack_module_state(layers)
+    x = torch.randn(4, 6)
+    together = vmap(lambda p, b: functional_call(layers[0], (p, b), (x,)))(parameters, buffers)
+    torch.testing.assert_close(together, torch.stack([layer(x) for layer in layers]))
+
+
+def test_a_copy_computes_the_same():
+    layer, x = SphericalConv2d(3, 2, 3), torch.randn(2, 3, 5, 5)
+    assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+
+
+def _train_one_shard(rank: int, port: int, folder: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    layer, x = SphericalLinear(6, 3), torch.randn(8, 6)
+    parallel = DistributedDataParallel(layer)
+    parallel(x[rank::2]).square().mean().backward()
+    torch.save({n: p.grad for n, p in layer.named_parameters()}, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_gradients_of_two_processes_equal_those_of_the_whole_batch(tmp_path, free_port):
+    mp.spawn(_train_one_shard, args=(free_port, str(tmp_path)), nprocs=2)
+    torch.manual_seed(0)
+    layer, x = SphericalLinear(6, 3), torch.randn(8, 6)
+    layer(x).square().mean().backward()
+    for rank in (0, 1):
+        gradients = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        for name, parameter in layer.named_parameters():
+            torch.testing.assert_close(gradients[name], parameter.grad)

@@ -1,0 +1,24 @@
+import re
+import subprocess
+import sys
+
+
+def test_the_python_example_runs_as_written(root, tmp_path):
+    example = re.search(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL).group(1)
+    result = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert float(re.search(r"test accuracy (\d\.\d+)", result.stdout).group(1)) > 0.8
+    assert (tmp_path / "digits-spherized" / "model.safetensors").is_file()
+
+
+def test_every_link_leads_to_a_file(root):
+    pages = [*root.glob("*.md"), *(root / "recipes").rglob("*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text())]
+    assert links
+    assert [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_test_command_is_what_continuous_integration_runs(root):
+    readme = re.search(r"```shell\n(.*?)```", (root / "README.md").read_text(), re.DOTALL).group(1)
+    assert "make test" in readme
+    assert "make test" in (root / ".ci" / "run").read_text().splitlines()
