@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from hf_sphere.data import ImagesInMemory
-from hf_sphere.data.decoding import ImageShape, decode_all
+from hf_sphere.data.decoding import EncodedImages, ImageShape, decode_all
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.training import TrainingArguments, TrainingLoop, count_correct
 
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--dataset_name")
     rows = load_rows(parser.parse_args().dataset_name)
     with tempfile.TemporaryDirectory() as cache:
-        images, kept = decode_all(rows, "image", ImageShape(1, 28, 28), cache_dir=cache, progress=False)
+        images, kept = decode_all(EncodedImages(rows, "image", ImageShape(1, 28, 28)), cache_dir=cache, progress=False)
     labels = torch.tensor(rows["label"])[kept]
     seconds = time_in_turn(
         {"library": lambda: library_epoch(images, labels), "dataloader": lambda: dataloader_epoch(rows)},

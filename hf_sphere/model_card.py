@@ -1,6 +1,7 @@
 """Model cards written from a run's own results."""
 
 import platform
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -86,9 +87,9 @@ def _show(name: str, value: float) -> str:
 
 
 def _wrap(command: Sequence[str]) -> str:
-    """Break a command before its options."""
+    """Quote a command for the shell and break it before its options."""
     lines, current = [], ""
-    for word in command:
+    for word in map(shlex.quote, command):
         if word.startswith("--") and current:
             lines.append(current)
             current = f"    {word}"

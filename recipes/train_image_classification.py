@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import set_seed
 from torch import Tensor, nn
 
 from hf_sphere.data import Augmentation, ImageData, load_image_data
@@ -43,20 +44,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     run = start_run(args, model_args, data_args)
     data = load_data(data_args, args, run)
+    set_seed(args.seed)  # decoding draws random numbers, and is left out where its cache is there
     model = build_model(model_args, args, data)
     calibrate_head(model.to(run.accelerator.device), data.train)
     processor = build_processor(model.config, data)
     run.print(describe(model, data))
 
-    chosen_on = data.validation or data.evaluation
+    chosen_on = data.evaluation if data.validation is None else data.validation
     loop = TrainingLoop(
         model,
         data.train,
         args,
         run.accelerator,
         evaluate=lambda model: {
-            f"eval_{name}": value
-            for name, value in evaluate_classification(model, chosen_on, run.accelerator).items()
+            f"eval_{name}": value for name, value in evaluate_classification(model, chosen_on, run.accelerator).items()
         },
         save_best=functools.partial(save, run, processor, run.output_dir / "best"),
         measure=training_accuracy,
@@ -114,7 +115,10 @@ def build_model(
 ) -> SphereVisionForImageClassification:
     """Build a new model that fits the data, or load the one that was named and see that it fits."""
     if model_args.model_name_or_path is not None:
-        model = SphereVisionForImageClassification.from_pretrained(model_args.model_name_or_path)
+        config = SphereVisionConfig.from_pretrained(model_args.model_name_or_path)
+        if args.label_smoothing_factor:
+            config.head_kwargs = {**(config.head_kwargs or {}), "label_smoothing": args.label_smoothing_factor}
+        model = SphereVisionForImageClassification.from_pretrained(model_args.model_name_or_path, config=config)
         if model.config.num_labels != len(data.class_names):
             raise ValueError(
                 f"the data has {len(data.class_names)} classes but {model_args.model_name_or_path} has "
@@ -201,7 +205,9 @@ def write_card(
         where = "a held-out part of the training split" if held_out else "the evaluation split itself (optimistic)"
         note = f"The model is that of epoch {state.best_epoch}, chosen by its accuracy on {where}."
     else:
-        note = f"The model is that of the last epoch, {state.epoch}; nothing was chosen on the evaluation split."
+        followed = args.early_stopping_patience is not None or args.lr_scheduler_type == "plateau"
+        where = "its end or learning rate followed" if followed and not held_out else "nothing was chosen on"
+        note = f"The model is that of the last epoch, {state.epoch}; {where} the evaluation split."
     write_model_card(
         run.output_dir,
         template=CARD_TEMPLATE,

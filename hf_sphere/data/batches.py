@@ -1,6 +1,5 @@
 """Batches of images on the training device: drawn, cropped, flipped, rotated and normalised as tensors."""
 
-import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,9 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hf_sphere.data.decoding import EncodedImages, collate_decoded
-
-logger = logging.getLogger(__name__)
+from hf_sphere.data.decoding import EncodedImages, stack_images
 
 
 @dataclass(frozen=True)
@@ -113,14 +110,14 @@ class ImageBatches:
     def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[dict[str, Tensor]]:
         """Yield the batches of an epoch from batch `start` on."""
         batches = list(self._order(epoch).split(self.batch_size))[start : len(self)]
-        for number, (images, indices) in enumerate(self._fetch(batches), start):
+        for number, (images, indices) in enumerate(zip(self._fetch(batches), batches, strict=True), start):
             if self.augmentation is not None:
                 images = self.augmentation(images, self._generator(epoch, number))
             pixels = images.to(torch.float32).mul_(self._scale).add_(self._shift)
             yield {"pixel_values": pixels, "labels": self.labels[indices.to(self.device)]}
 
-    def _fetch(self, batches: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield for each batch of indices uint8 images (B, C, H, W) on the device, and the indices they belong to."""
+    def _fetch(self, batches: list[Tensor]) -> Iterator[Tensor]:
+        """Yield uint8 images (B, C, H, W) on the device for each batch of indices."""
         raise NotImplementedError
 
     def _share(self) -> int:
@@ -133,7 +130,8 @@ class ImageBatches:
         if self.shuffle:
             generator = torch.Generator().manual_seed(_mix(self.seed, epoch))
             order = torch.randperm(len(order), generator=generator)
-            order = torch.cat([order, order[: self._share() * self.num_processes - len(order)]])
+            total = self._share() * self.num_processes
+            order = order.repeat(math.ceil(total / len(order)))[:total]
         return order[self.process_index :: self.num_processes]
 
     def _generator(self, epoch: int, number: int) -> torch.Generator:
@@ -153,16 +151,16 @@ class ImagesInMemory(ImageBatches):
         super().__init__(labels, **options)
         self.images = images.to(self.device)
 
-    def _fetch(self, batches: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _fetch(self, batches: list[Tensor]) -> Iterator[Tensor]:
         for indices in batches:
-            yield self.images[indices.to(self.device)], indices
+            yield self.images[indices.to(self.device)]
 
 
 class ImagesFromDisk(ImageBatches):
     """Images decoded by worker processes while training goes on.
 
     Args:
-        encoded: The images. Corrupt ones are left out of their batch if it says so, and counted in the log.
+        encoded: The images; a corrupt one is an error when its batch comes.
         labels: (N,) class indices.
         num_workers: Decoding processes.
         **options: See `ImageBatches`.
@@ -173,20 +171,18 @@ class ImagesFromDisk(ImageBatches):
         self.encoded = encoded
         self.num_workers = num_workers
 
-    def _fetch(self, batches: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _fetch(self, batches: list[Tensor]) -> Iterator[Tensor]:
         loader: DataLoader = DataLoader(
             self.encoded,
             batch_sampler=[indices.tolist() for indices in batches],
             num_workers=self.num_workers,
-            collate_fn=collate_decoded,
+            collate_fn=stack_images,
             pin_memory=self.device.type == "cuda",
         )
-        left_out = 0
-        for indices, (good, images) in zip(batches, loader, strict=True):
-            left_out += len(good) - len(images)
-            yield images.to(self.device, non_blocking=True), indices[good]
-        if left_out:
-            logger.warning("Left out %d corrupt image(s) in this pass over the data.", left_out)
+        for _, images, error in loader:
+            if error is not None:
+                raise error
+            yield images.to(self.device, non_blocking=True)
 
 
 def _random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:

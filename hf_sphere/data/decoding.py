@@ -1,8 +1,10 @@
 """From encoded images to uint8 tensors: in parallel, with a progress bar, cached on disk, corrupt images by index."""
 
+import contextlib
 import io
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from datasets import Dataset, Image
 from huggingface_hub.constants import HF_HOME
 from PIL import Image as PILImage
+from PIL import ImageOps
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -20,6 +23,9 @@ from torchvision.transforms.v2 import functional as tvF
 from tqdm.auto import tqdm
 
 logger = logging.getLogger(__name__)
+
+# What PIL raises for a broken file; SyntaxError is its word for a broken PNG.
+_NOT_AN_IMAGE = (OSError, ValueError, SyntaxError, PILImage.DecompressionBombError)
 
 
 class CorruptImageError(ValueError):
@@ -36,56 +42,60 @@ class ImageShape:
 
 
 def probe_shape(dataset: Dataset, column: str) -> ImageShape:
-    """Read the shape off the first image that decodes."""
-    for record in dataset.cast_column(column, Image(decode=False)).select_columns([column]):
+    """Read the shape off the first image that opens."""
+    for record in _encoded(dataset, column):
         try:
             with _open(record[column]) as image:
                 gray = image.mode in ("1", "L", "LA", "I", "I;16", "F")
                 return ImageShape(1 if gray else 3, image.height, image.width)
-        except (OSError, ValueError):
+        except _NOT_AN_IMAGE:
             continue
     raise CorruptImageError(f"no image of column {column!r} can be decoded.")
 
 
 class EncodedImages(torch.utils.data.Dataset):
-    """Encoded images that come out as uint8 tensors (channels, height, width), or as None where corrupt.
+    """Encoded images of a split that come out as uint8 tensors (channels, height, width).
+
+    A corrupt image comes out as the error that describes it: raised here, in a worker process, it would reach the user
+    wrapped in a second traceback.
 
     Args:
-        dataset: Rows with an image column.
+        dataset: The split.
         column: The image column.
         shape: Shape to convert and resize to.
-        skip_corrupt: Whether a corrupt image gives None instead of an error.
+        rows: Rows of the split that are in use, (N,); all if None.
     """
 
-    def __init__(self, dataset: Dataset, column: str, shape: ImageShape, *, skip_corrupt: bool) -> None:
-        if not isinstance(dataset.features[column], Image):
-            raise ValueError(f"column {column!r} does not hold images but {dataset.features[column]}.")
-        self.rows = dataset.select_columns([column]).cast_column(column, Image(decode=False))
+    def __init__(self, dataset: Dataset, column: str, shape: ImageShape, rows: Tensor | None = None) -> None:
+        self.dataset = dataset
         self.column = column
         self.shape = shape
-        self.skip_corrupt = skip_corrupt
+        self.rows = torch.arange(len(dataset)) if rows is None else rows
+        self._records = _encoded(dataset, column)
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> Tensor | None:
+    def __getitem__(self, index: int) -> Tensor | CorruptImageError:
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: list[int]) -> list[Tensor | None]:
-        records = self.rows[indices][self.column]
-        return [self._decode(index, record) for index, record in zip(indices, records, strict=True)]
+    def __getitems__(self, indices: list[int]) -> list[Tensor | CorruptImageError]:
+        rows = self.rows[indices].tolist()
+        return [self._decode(row, record) for row, record in zip(rows, self._records[rows][self.column], strict=True)]
 
-    def _decode(self, index: int, record: dict[str, Any]) -> Tensor | None:
+    def select(self, indices: Tensor) -> "EncodedImages":
+        """Keep only some of the images."""
+        return EncodedImages(self.dataset, self.column, self.shape, self.rows[indices])
+
+    def _decode(self, row: int, record: dict[str, Any] | None) -> Tensor | CorruptImageError:
         try:
             with _open(record) as image:
                 pixels = np.array(image.convert("L" if self.shape.channels == 1 else "RGB"))
-        except (OSError, ValueError, SyntaxError) as error:  # PIL raises SyntaxError for a broken PNG
-            if self.skip_corrupt:
-                return None
-            raise CorruptImageError(
-                f"image {index} of the split cannot be decoded ({error}). Repair or remove it, or pass "
+        except _NOT_AN_IMAGE as error:
+            return CorruptImageError(
+                f"image {row} of the split cannot be decoded ({error}). Repair or remove it, or pass "
                 "--skip_corrupt_images to leave such images out."
-            ) from None
+            )
         tensor = torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1)
         size = [self.shape.height, self.shape.width]
         # The same resizing as in the image processor, so that training and use see the same pixels.
@@ -93,21 +103,17 @@ class EncodedImages(torch.utils.data.Dataset):
 
 
 def decode_all(
-    dataset: Dataset,
-    column: str,
-    shape: ImageShape,
+    images: EncodedImages,
     *,
     skip_corrupt: bool = False,
     cache_dir: str | os.PathLike | None = None,
     num_workers: int | None = None,
     progress: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Decode every image of a split once.
+    """Decode every image once.
 
     Args:
-        dataset: Rows with an image column.
-        column: The image column.
-        shape: Shape to convert and resize to.
+        images: The images.
         skip_corrupt: Leave corrupt images out (and log how many) instead of raising.
         cache_dir: Folder for decoded data, keyed by the data set's fingerprint; None for the default one below the
             Hugging Face home.
@@ -115,60 +121,95 @@ def decode_all(
         progress: Whether to show a progress bar.
 
     Returns:
-        Images, uint8 of shape (N, channels, height, width), and the rows they came from, int64 of shape (N,).
+        Images, uint8 of shape (N, channels, height, width), and their indices among `images`, int64 of shape (N,).
 
     Raises:
-        CorruptImageError: If an image cannot be decoded and `skip_corrupt` is not set.
+        CorruptImageError: If an image cannot be decoded and `skip_corrupt` is not set, or if none can.
     """
-    cache = _cache_file(dataset, column, shape, cache_dir)
+    cache = _cache_file(images, cache_dir)
     stored = _read_cache(cache)
-    if stored is not None and (skip_corrupt or len(stored["rows"]) == len(dataset)):
-        return stored["images"], stored["rows"]
-    if num_workers is None:
-        num_workers = min(os.cpu_count() or 1, 16) if len(dataset) > 5000 else 0
-    encoded = EncodedImages(dataset, column, shape, skip_corrupt=skip_corrupt)
-    loader: DataLoader = DataLoader(encoded, batch_size=500, num_workers=num_workers, collate_fn=collate_decoded)
-    images = torch.empty((len(dataset), shape.channels, shape.height, shape.width), dtype=torch.uint8)
-    rows, first, filled = [], 0, 0
-    with tqdm(total=len(dataset), desc="Decoding images", unit="image", disable=not progress, leave=False) as bar:
-        for good, batch in loader:
-            images[filled : filled + len(batch)] = batch
-            rows.append(first + good.nonzero()[:, 0])
+    if stored is not None and (skip_corrupt or len(stored["indices"]) == len(images)):
+        return stored["images"], stored["indices"]
+    shape = images.shape
+    decoded = torch.empty((len(images), shape.channels, shape.height, shape.width), dtype=torch.uint8)
+    good, filled = [], 0
+    for mask, batch in _pass_over(images, skip_corrupt, num_workers, progress, "Decoding images"):
+        good.append(mask)
+        if batch is not None:
+            decoded[filled : filled + len(batch)] = batch
             filled += len(batch)
-            first += len(good)
-            bar.update(len(good))
-    if filled < len(dataset):
-        logger.warning("Left out %d corrupt image(s) of %d.", len(dataset) - filled, len(dataset))
-    if filled == 0:
-        raise CorruptImageError("every image of the split is corrupt.")
-    result = {"images": images[:filled].clone() if filled < len(images) else images, "rows": torch.cat(rows)}
+    indices = torch.cat(good).nonzero()[:, 0]
+    result = {"images": decoded[:filled].clone() if filled < len(decoded) else decoded, "indices": indices}
     _write_cache(cache, result)
-    return result["images"], result["rows"]
+    return result["images"], result["indices"]
 
 
-def _open(record: dict[str, Any]) -> PILImage.Image:
-    return PILImage.open(io.BytesIO(record["bytes"]) if record["bytes"] is not None else record["path"])
+def find_good(images: EncodedImages, *, num_workers: int | None = None, progress: bool = True) -> Tensor:
+    """Decode every image once to learn which can be: their indices, int64 of shape (N,)."""
+    masks = [mask for mask, _ in _pass_over(images, True, num_workers, progress, "Looking for corrupt images")]
+    return torch.cat(masks).nonzero()[:, 0]
 
 
-def collate_decoded(images: list[Tensor | None]) -> tuple[Tensor, Tensor]:
-    """Return which images are good, (B,), and those stacked."""
-    good = [image for image in images if image is not None]
-    batch = torch.stack(good) if good else torch.empty(0, dtype=torch.uint8)
-    return torch.tensor([image is not None for image in images]), batch
+def stack_images(images: list[Tensor | CorruptImageError]) -> tuple[Tensor, Tensor | None, CorruptImageError | None]:
+    """Collate decoded images: which are good, (B,), those stacked (None if there is none), and the first error."""
+    good = [image for image in images if isinstance(image, Tensor)]
+    errors = [image for image in images if isinstance(image, CorruptImageError)]
+    mask = torch.tensor([isinstance(image, Tensor) for image in images])
+    return mask, torch.stack(good) if good else None, errors[0] if errors else None
 
 
-def _cache_file(dataset: Dataset, column: str, shape: ImageShape, cache_dir: str | os.PathLike | None) -> Path:
+def _pass_over(
+    images: EncodedImages, skip_corrupt: bool, num_workers: int | None, progress: bool, what: str
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield which images of each batch are good, and those stacked."""
+    if num_workers is None:
+        num_workers = min(os.cpu_count() or 1, 16) if len(images) > 5000 else 0
+    loader: DataLoader = DataLoader(images, batch_size=500, num_workers=num_workers, collate_fn=stack_images)
+    count = 0
+    with tqdm(total=len(images), desc=what, unit="image", disable=not progress, leave=False) as bar:
+        for mask, batch, error in loader:
+            if error is not None and not skip_corrupt:
+                raise error
+            count += int(mask.sum())
+            bar.update(len(mask))
+            yield mask, batch
+    if count == 0:
+        raise CorruptImageError("every image of the split is corrupt.")
+    if count < len(images):
+        logger.warning("Left out %d corrupt image(s) of %d.", len(images) - count, len(images))
+
+
+def _encoded(dataset: Dataset, column: str) -> Dataset:
+    if not isinstance(dataset.features[column], Image):
+        raise ValueError(f"column {column!r} does not hold images but {dataset.features[column]}.")
+    return dataset.select_columns([column]).cast_column(column, Image(decode=False))
+
+
+def _open(record: dict[str, Any] | None) -> PILImage.Image:
+    if record is None:
+        raise ValueError("there is none")
+    image = PILImage.open(io.BytesIO(record["bytes"]) if record["bytes"] is not None else record["path"])
+    # Upright, as `datasets` and the pipelines of transformers show it.
+    return ImageOps.exif_transpose(image)
+
+
+def _cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None) -> Path:
     folder = Path(cache_dir) if cache_dir is not None else Path(HF_HOME) / "hf_sphere" / "decoded"
+    shape, used = images.shape, images.dataset
+    if len(images) < len(used):
+        used = used.select(images.rows.tolist())
     # The fingerprint is private in name only: it is what `datasets` documents as the key of its own caches.
-    return folder / f"{dataset._fingerprint}-{column}-{shape.channels}x{shape.height}x{shape.width}.safetensors"
+    name = f"{used._fingerprint}-{images.column}-{shape.channels}x{shape.height}x{shape.width}"
+    return folder / f"{name}.safetensors"
 
 
 def _read_cache(path: Path) -> dict[str, Tensor] | None:
     if not path.is_file():
         return None
     try:
-        return load_file(path)
-    except (OSError, SafetensorError):
+        stored = load_file(path)
+        return {"images": stored["images"], "indices": stored["indices"]}
+    except (OSError, SafetensorError, KeyError):
         logger.warning("The cache file %s is damaged; decoding again.", path)
         return None
 
@@ -180,5 +221,6 @@ def _write_cache(path: Path, tensors: dict[str, Tensor]) -> None:
         save_file(tensors, unfinished)
         unfinished.replace(path)
     except (OSError, SafetensorError) as error:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
         logger.warning("Could not write the cache of decoded images (%s); training goes on without it.", error)

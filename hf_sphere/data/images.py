@@ -12,7 +12,15 @@ from sklearn.model_selection import StratifiedShuffleSplit
 from torch import Tensor
 
 from hf_sphere.data.batches import Augmentation, ImageBatches, ImagesFromDisk, ImagesInMemory
-from hf_sphere.data.decoding import EncodedImages, ImageShape, decode_all, probe_shape
+from hf_sphere.data.decoding import (
+    CorruptImageError,
+    EncodedImages,
+    ImageShape,
+    decode_all,
+    find_good,
+    probe_shape,
+    stack_images,
+)
 from hf_sphere.data.sources import IMAGE_COLUMNS, LABEL_COLUMNS, find_column, find_split, load_splits
 
 logger = logging.getLogger(__name__)
@@ -46,21 +54,14 @@ class ImageData:
 
 @dataclass
 class _Split:
-    """One split between loading and batching."""
+    """Images and labels between loading and batching."""
 
-    name: str
-    rows: Dataset
-    labels: Tensor
     images: Tensor | EncodedImages
+    labels: Tensor
 
     def select(self, indices: Tensor) -> "_Split":
-        if isinstance(self.images, Tensor):
-            return _Split(self.name, self.rows, self.labels[indices], self.images[indices])
-        rows = self.rows.select(indices.tolist())
-        encoded = EncodedImages(
-            rows, self.images.column, self.images.shape, skip_corrupt=self.images.skip_corrupt
-        )
-        return _Split(self.name, rows, self.labels[indices], encoded)
+        images = self.images[indices] if isinstance(self.images, Tensor) else self.images.select(indices)
+        return _Split(images, self.labels[indices])
 
 
 def load_image_data(
@@ -133,32 +134,24 @@ def load_image_data(
     for split in rows:
         find_column(rows[split], image_column, (), "image")
         find_column(rows[split], label_column, (), "label")
-    rows["train"] = _subset(rows["train"], max_train_samples, seed)
-    rows["eval"] = _subset(rows["eval"], max_eval_samples, seed)
     class_names = _class_names(rows["train"], label_column)
     shape = _choose_shape(rows["train"], image_column, image_size, num_channels)
     if augmentation is not None and augmentation.horizontal_flip and _looks_like_text(class_names):
         logger.warning("Mirrored digits are not digits: --horizontal_flip is on for classes named %s.", class_names)
 
-    in_memory = max(shape.height, shape.width) <= LARGEST_SIDE_IN_MEMORY
-    options: dict[str, Any] = {"skip_corrupt": skip_corrupt}
+    reading: dict[str, Any] = {"num_workers": num_workers, "progress": progress}
     parts: dict[str, _Split] = {}
-    for key, split_name in (("train", train_split), ("eval", eval_name)):
-        labels = _labels(rows[key], label_column, class_names, split_name)
-        if in_memory:
-            images, kept = decode_all(
-                rows[key],
-                image_column,
-                shape,
-                cache_dir=cache_dir,
-                num_workers=num_workers,
-                progress=progress,
-                **options,
-            )
-            parts[key] = _Split(split_name, rows[key], labels[kept], images)
-        else:
-            encoded = EncodedImages(rows[key], image_column, shape, **options)
-            parts[key] = _Split(split_name, rows[key], labels, encoded)
+    for key, split, count in (("train", train_split, max_train_samples), ("eval", eval_name, max_eval_samples)):
+        labels = _labels(rows[key], label_column, class_names, split)
+        used = _subset(len(labels), count, seed)
+        encoded = EncodedImages(rows[key], image_column, shape, used)
+        part = _Split(encoded, labels[used])
+        if max(shape.height, shape.width) <= LARGEST_SIDE_IN_MEMORY:
+            images, good = decode_all(encoded, skip_corrupt=skip_corrupt, cache_dir=cache_dir, **reading)
+            part = _Split(images, part.labels[good])
+        elif skip_corrupt:
+            part = part.select(find_good(encoded, **reading))
+        parts[key] = part
     if validation_fraction:
         parts["train"], parts["validation"] = _hold_out(parts["train"], validation_fraction, seed)
     if mean is None or std is None:
@@ -189,28 +182,28 @@ def _batches(split: _Split, num_workers: int | None, **options: Any) -> ImageBat
     return ImagesFromDisk(split.images, split.labels, num_workers=workers, **options)
 
 
-def _subset(rows: Dataset, count: int | None, seed: int) -> Dataset:
-    if count is None or count >= len(rows):
-        return rows
+def _subset(total: int, count: int | None, seed: int) -> Tensor:
+    if count is None or count >= total:
+        return torch.arange(total)
     if count < 1:
         raise ValueError(f"a subset must have at least one image; got {count}.")
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-    return rows.select(sorted(order[:count].tolist()))
+    return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].sort().values
 
 
 def _class_names(rows: Dataset, column: str) -> list[str]:
     feature = rows.features[column]
     if isinstance(feature, ClassLabel):
         return list(feature.names)
-    values = set(rows.unique(column))
-    if None in values:
-        raise ValueError(f"label column {column!r} has missing values.")
+    values = set(rows.unique(column)) - {None}
     if any(isinstance(value, (float, list, dict)) for value in values):
         raise ValueError(f"label column {column!r} holds {feature}; class labels are integers or names.")
     return [str(value) for value in sorted(values)]
 
 
 def _labels(rows: Dataset, column: str, class_names: list[str], split: str) -> Tensor:
+    if None in rows.unique(column):
+        first = list(rows[column]).index(None)
+        raise ValueError(f"label column {column!r} has missing values: image {first} in split {split!r} is the first.")
     values = rows.with_format("numpy")[column][:]
     if isinstance(rows.features[column], ClassLabel):
         labels = torch.as_tensor(values, dtype=torch.int64)
@@ -260,7 +253,10 @@ def _measure(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[list[f
     """Mean and standard deviation a channel on the scale from 0 to 1; of an even sample if images are on disk."""
     if not isinstance(images, Tensor):
         chosen = torch.linspace(0, len(images) - 1, min(sample, len(images))).long().unique().tolist()
-        images = torch.stack([image for image in images.__getitems__(chosen) if image is not None])
+        _, stacked, error = stack_images(images.__getitems__(chosen))
+        if error is not None or stacked is None:
+            raise error or CorruptImageError("no image can be decoded.")
+        images = stacked
     # Counting the 256 values a channel is exact and needs no floating copy of the data.
     values = torch.arange(256, dtype=torch.float64) / 255
     mean, std = [], []

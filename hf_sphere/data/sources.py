@@ -36,7 +36,7 @@ def find_column(dataset: Dataset, given: str | None, candidates: tuple[str, ...]
     found = given or next((name for name in candidates if name in dataset.column_names), None)
     if found is None:
         raise ValueError(
-            f"found no {what} column: none of {list(candidates)} is among {dataset.column_names}. Name it with {option}."
+            f"found no {what} column: none of {list(candidates)} is in {dataset.column_names}. Name it with {option}."
         )
     return found
 

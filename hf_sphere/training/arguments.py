@@ -2,7 +2,9 @@
 
 import difflib
 import json
+import re
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,14 +14,29 @@ import yaml
 from transformers import HfArgumentParser
 
 
+class _YamlLoader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, as in YAML 1.2 and JSON; PyYAML wants 1.0e-3."""
+
+
+_YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
+)
+
+
 class Options(dict[str, Any]):
     """A mapping that can be written as JSON or YAML on the command line: `'{scaling: 5.0}'`."""
 
     def __init__(self, value: str | Iterable[tuple[str, Any]] = ()) -> None:
-        parsed = yaml.safe_load(value) if isinstance(value, str) else value
-        if isinstance(value, str) and not isinstance(parsed, dict):
-            raise ValueError(f"expected a mapping such as '{{scaling: 5.0}}'; got {value!r}.")
-        super().__init__(parsed)
+        if isinstance(value, str):
+            try:
+                parsed = yaml.load(value, Loader=_YamlLoader)
+            except yaml.YAMLError:
+                parsed = None
+            if not isinstance(parsed, dict):
+                # The one error whose text argparse shows.
+                raise ArgumentTypeError(f"expected a mapping such as '{{scaling: 5.0}}'; got {value!r}.")
+            value = parsed.items()
+        super().__init__(value)
 
 
 def _help(text: str) -> dict[str, str]:
@@ -128,9 +145,7 @@ class TrainingArguments:
     lr_milestones: list[int] | None = field(default=None, metadata=_help("Epochs of the decays of `multistep`."))
     lr_gamma: float = field(default=0.1, metadata=_help("Factor of one decay of step, multistep and plateau."))
     lr_patience: int = field(default=15, metadata=_help("Epochs without gain before `plateau` decays."))
-    early_stopping_patience: int | None = field(
-        default=None, metadata=_help("Stop after so many epochs without gain.")
-    )
+    early_stopping_patience: int | None = field(default=None, metadata=_help("Stop after so many epochs without gain."))
     load_best_model_at_end: bool = field(
         default=False, metadata=_help("Report and keep the best epoch's model instead of the last one's.")
     )
@@ -146,12 +161,15 @@ class TrainingArguments:
     def __post_init__(self) -> None:
         at_least_one = ["per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"]
         at_least_one += ["save_epochs", "save_total_limit", "logging_steps", "lr_step_epochs"]
+        at_least_one += ["max_steps", "save_steps", "early_stopping_patience"]
         for name in at_least_one:
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
         for name in ("learning_rate", "weight_decay", "num_train_epochs", "warmup_epochs"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative; got {getattr(self, name)}.")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm must be positive, or left out for no clipping; got {self.max_grad_norm}.")
         if self.lr_scheduler_type == "multistep" and not self.lr_milestones:
             raise ValueError("lr_scheduler_type multistep needs lr_milestones, the epochs of its decays.")
         if self.lr_scheduler_type == "plateau" and self.warmup_epochs:
@@ -193,9 +211,11 @@ def _config_parser() -> HfArgumentParser:
 def _words_of(path: str, names: list[str]) -> list[str]:
     """Turn a YAML file into command-line words, so that both are checked and converted in the same way."""
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_YamlLoader)
     except (OSError, yaml.YAMLError) as error:
         raise ValueError(f"cannot read the configuration {path}: {error}") from error
+    if values is None:
+        return []
     if not isinstance(values, dict):
         raise ValueError(f"the configuration {path} must be a mapping of arguments to values.")
     words = []
@@ -204,6 +224,8 @@ def _words_of(path: str, names: list[str]) -> list[str]:
             raise ValueError(f"unknown key {key!r} in {path}.{_hint(str(key), names)}")
         if value is None:
             continue
+        if key == "mixed_precision" and value is False:
+            value = "no"  # how YAML reads a bare `no`
         words.append(f"--{key}")
         if isinstance(value, list):
             words += [str(item) for item in value]

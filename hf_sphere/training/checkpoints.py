@@ -66,7 +66,9 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
             (unfinished / STATE_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
             shutil.rmtree(final, ignore_errors=True)
             unfinished.rename(final)
-            for old in list_checkpoints(output_dir)[:-keep]:
+            # After a resumption from an earlier one, checkpoints of later steps may be there: this one still counts.
+            others = [path for path in list_checkpoints(output_dir) if path != final]
+            for old in others[: max(len(others) - keep + 1, 0)]:
                 shutil.rmtree(old, ignore_errors=True)
     except Exception as error:  # torch, safetensors and the operating system each have their own for a full disk
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -82,7 +84,7 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
     try:
         state = RunState(**json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8")))
         accelerator.load_state(str(checkpoint))
-    except (OSError, ValueError, TypeError, RuntimeError) as error:
+    except Exception as error:  # as in writing; a damaged file shows as pickle's or safetensors' own error
         raise CheckpointError(f"cannot resume from {checkpoint}: {error}") from error
     return state
 
@@ -118,8 +120,8 @@ def claim_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None
     if taken and not resume:
         if not overwrite:
             raise FileExistsError(
-                f"{output_dir} holds another run ({taken[0].name}). Choose another --output_dir, continue that run with "
-                "--resume_from_checkpoint latest, or replace it with --overwrite_output_dir."
+                f"{output_dir} holds another run ({taken[0].name}). Choose another --output_dir, continue that run "
+                "with --resume_from_checkpoint latest, or replace it with --overwrite_output_dir."
             )
         for mark in [*taken, output_dir / "best"]:
             if mark.is_dir():

@@ -1,5 +1,7 @@
 """Evaluation of image classifiers, and what is measured on data before training."""
 
+from typing import Any
+
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
@@ -46,14 +48,16 @@ def calibrate_head(model: nn.Module, batches: ImageBatches, *, max_examples: int
         batches: Training batches.
         max_examples: Images to show.
     """
-    if not model.head.needs_calibration:
+    head: Any = model.head
+    encoder: Any = model.base_model
+    if not head.needs_calibration:
         return
     was_training = model.training
     model.eval()
     embeddings: list[Tensor] = []
     for batch in batches.epoch():
-        embeddings.append(model.base_model(batch["pixel_values"]).embeddings)
+        embeddings.append(encoder(batch["pixel_values"]).embeddings)
         if sum(map(len, embeddings)) >= max_examples:
             break
-    model.head.calibrate(torch.cat(embeddings)[:max_examples])
+    head.calibrate(torch.cat(embeddings)[:max_examples])
     model.train(was_training)

@@ -38,7 +38,9 @@ class Batches(Protocol):
 
     def __len__(self) -> int: ...
 
-    def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]: ...
+    def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from batch `start` on."""
+        ...
 
 
 class TrainingDivergedError(RuntimeError):
@@ -99,12 +101,10 @@ class TrainingLoop:
             self.total_steps = min(self.total_steps, args.max_steps)
         optimizer = build_optimizer(model, args)
         # Before `prepare`: the schedule counts optimiser steps by itself, whatever the number of processes.
-        self.scheduler = build_scheduler(
-            optimizer, args, self.steps_per_epoch, higher_is_better=higher_is_better
-        )
+        self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=higher_is_better)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         self.state = RunState()
-        self._recent_losses: list[Tensor] = []
+        self._recent_losses: list[tuple[int, Tensor]] = []
         self._totals: dict[str, Tensor] = {}
         self._stop_signal = 0
         if args.resume_from_checkpoint:
@@ -126,10 +126,12 @@ class TrainingLoop:
             dynamic_ncols=True,
         )
         with bar, self._catch_signals():
-            while self.state.epoch < self.args.num_train_epochs and self.state.step < self.total_steps:
+            while (
+                self.state.epoch < self.args.num_train_epochs
+                and self.state.step < self.total_steps
+                and not self._stops_early()
+            ):
                 self._train_epoch(bar)
-                if self._stops_early():
-                    break
         return self.state
 
     def _train_epoch(self, bar: tqdm) -> None:
@@ -152,11 +154,12 @@ class TrainingLoop:
             if at_log or state.step == self.total_steps:
                 self._check_losses()
                 self._log(bar)
-            if self._should_stop(at_log):
-                self._pause(started)
             if state.step == self.total_steps:
                 break
+            if self._should_stop(at_log):
+                self._pause(started)
             if self.args.save_steps and state.step % self.args.save_steps == 0 and number < len(self.batches):
+                self._check_losses()
                 state.seconds += time.perf_counter() - started
                 started = time.perf_counter()
                 self._save()
@@ -168,7 +171,7 @@ class TrainingLoop:
             with waits:
                 output = self.model(**batch)
                 self.accelerator.backward(output.loss / len(group))
-            self._recent_losses.append(output.loss.detach())
+            self._recent_losses.append((self.state.step + 1, output.loss.detach()))
             with torch.no_grad():
                 self._count({"loss": output.loss.detach(), **self.measure(output, batch)})
         if self.args.max_grad_norm is not None:
@@ -193,7 +196,8 @@ class TrainingLoop:
         state.history.append(entry)
         self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=state.step)
         shown = "  ".join(f"{key} {_show(key, value)}" for key, value in entry.items() if key not in ("epoch", "step"))
-        bar.write(f"epoch {_epoch_number(entry['epoch'])}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
+        if self.accelerator.is_main_process:
+            bar.write(f"epoch {_epoch_number(entry['epoch'])}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
         value = evaluated[self.metric]
         if self._is_better(value):
             state.best_metric, state.best_epoch = value, state.epoch + 1
@@ -236,13 +240,13 @@ class TrainingLoop:
         """Look at the losses since the last look, all at once: a look at each would make the device wait."""
         if not self._recent_losses:
             return
-        finite = torch.stack(self._recent_losses).isfinite()
+        steps, losses = zip(*self._recent_losses, strict=True)
+        finite = torch.stack(losses).isfinite()
         self._recent_losses = []
         bad = (~finite).double() if finite.device.type != "mps" else (~finite).float()
         bad = self.accelerator.reduce(bad, "sum") > 0
         if bad.any():
-            first = int(bad.nonzero()[0]) - len(bad) + 1
-            step = self.state.step + first // self.args.gradient_accumulation_steps
+            step = steps[int(bad.nonzero()[0])]
             whole = list_checkpoints(self.output_dir)
             advice = f"The last good checkpoint is {whole[-1]}" if whole else "There is no checkpoint yet"
             raise TrainingDivergedError(

@@ -3,7 +3,7 @@
 import bisect
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -54,7 +54,7 @@ def build_scheduler(
 ) -> LRScheduler:
     """Build the schedule: one `step()` an optimiser step, or for `plateau` one `step(metric)` an epoch."""
     if args.lr_scheduler_type == "plateau":
-        mode = "max" if higher_is_better else "min"
+        mode: Literal["min", "max"] = "max" if higher_is_better else "min"
         return ReduceLROnPlateau(optimizer, mode=mode, factor=args.lr_gamma, patience=args.lr_patience)
 
     def factor(step: int) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 import transformers
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import ProjectConfiguration, set_seed
 from transformers.trainer_utils import enable_full_determinism
 
 from hf_sphere.training.arguments import TrainingArguments
@@ -63,7 +63,9 @@ def start_run(args: TrainingArguments, *others: Any) -> Run:
         FileExistsError: If the output folder holds another run.
     """
     accelerator = Accelerator(
-        mixed_precision=args.mixed_precision, log_with=args.report_to, project_dir=args.output_dir
+        mixed_precision=args.mixed_precision,
+        log_with=args.report_to,
+        project_config=ProjectConfiguration(args.output_dir, logging_dir=str(Path(args.output_dir, "logs"))),
     )
     level = logging.INFO if accelerator.is_main_process else logging.ERROR
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
@@ -98,7 +100,7 @@ def run_recipe(main: Callable[[Sequence[str] | None], None]) -> None:
     except KeyboardInterrupt:
         print("\nStopped at once; the last checkpoint is whole.", file=sys.stderr)
         sys.exit(130)
-    except (ValueError, TrainingDivergedError, CheckpointError, FileExistsError, FileNotFoundError) as error:
+    except (ValueError, OSError, TrainingDivergedError, CheckpointError) as error:
         if os.environ.get("HF_SPHERE_TRACEBACK"):
             raise
         print(f"\nError: {error}\n(HF_SPHERE_TRACEBACK=1 shows where.)", file=sys.stderr)

@@ -1,0 +1,91 @@
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+from PIL import Image as PILImage
+
+from hf_sphere.data import ImageData, decoding, load_image_data, sources
+
+
+@pytest.fixture(autouse=True)
+def _home_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep every cache, of `datasets` and of ours, below `tmp_path`."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf_datasets")
+    monkeypatch.setattr(decoding, "HF_HOME", str(tmp_path / "hf_home"))
+
+
+def _encode(image: np.ndarray | PILImage.Image, file_format: str = "PNG", **options) -> bytes:
+    buffer = io.BytesIO()
+    picture = PILImage.fromarray(image) if isinstance(image, np.ndarray) else image
+    picture.save(buffer, file_format, **options)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def encode() -> Callable[..., bytes]:
+    """Encode an array or PIL image, as PNG unless told otherwise."""
+    return _encode
+
+
+@pytest.fixture
+def make_dataset() -> Callable[..., Dataset]:
+    """Make a data set of images (arrays, PIL images, encoded bytes or None) and labels."""
+
+    def make(
+        images: Sequence,
+        labels: Sequence | None = None,
+        *,
+        feature=None,
+        image_column: str = "image",
+        label_column: str = "label",
+    ) -> Dataset:
+        labels = [0] * len(images) if labels is None else list(labels)
+        feature = feature or ClassLabel(num_classes=max(labels, default=0) + 1)
+        plain = [image if isinstance(image, bytes | None) else _encode(image) for image in images]
+        cells = [None if image is None else {"bytes": image, "path": None} for image in plain]
+        features = Features({image_column: Image(), label_column: feature})
+        return Dataset.from_dict({image_column: cells, label_column: labels}, features=features)
+
+    return make
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[..., str]:
+    """Save splits as a folder of parquet files and return its path."""
+
+    def save_splits(**splits: Dataset) -> str:
+        number = sum(1 for _ in tmp_path.glob("saved*"))
+        folder = tmp_path / f"saved{number}"
+        folder.mkdir()
+        for split, dataset in splits.items():
+            dataset.to_parquet(folder / f"{split}-00000-of-00001.parquet")
+        return str(folder)
+
+    return save_splits
+
+
+@pytest.fixture
+def embed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Offer splits as an embedded data set and return its name: quicker than a folder, and not bound to its rules."""
+
+    def offer(**splits: Dataset) -> str:
+        monkeypatch.setitem(sources.EMBEDDED, "made_up", lambda: DatasetDict(splits))
+        return "made_up"
+
+    return offer
+
+
+@pytest.fixture
+def load(tmp_path: Path, embed: Callable[..., str]) -> Callable[..., ImageData]:
+    """Make batches of a training split, and of a test split that is the same unless given, by `load_image_data`."""
+
+    def load_splits(train: Dataset, test: Dataset | None = None, **options) -> ImageData:
+        name = embed(train=train, test=train if test is None else test)
+        defaults = {"cache_dir": tmp_path / "decoded", "num_workers": 0, "progress": False}
+        return load_image_data(name, **(defaults | options))
+
+    return load_splits

@@ -1,0 +1,411 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hf_sphere.data import Augmentation, ImagesFromDisk, ImageShape, ImagesInMemory, batches
+from hf_sphere.data.decoding import EncodedImages, decode_all
+
+without_deadline = settings(deadline=None, max_examples=60)
+"""The machine may be busy with other things."""
+
+EVERYTHING = Augmentation(crop_padding=2, horizontal_flip=True, rotation=30.0)
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def in_memory(images: Tensor, labels: Tensor | None = None, **options) -> ImagesInMemory:
+    """Batches of images labelled by their index, unnormalised unless told otherwise."""
+    labels = torch.arange(len(images)) if labels is None else labels
+    return ImagesInMemory(images, labels, **({"batch_size": 4, "mean": [0.0], "std": [1.0]} | options))
+
+
+def numbered(count: int, **options) -> ImagesInMemory:
+    """Batches of `count` images of one pixel, labelled by their index."""
+    return in_memory(torch.zeros(count, 1, 1, 1, dtype=torch.uint8), **options)
+
+
+def order(of: batches.ImageBatches, epoch: int = 0) -> list[int]:
+    return [label for batch in of.epoch(epoch) for label in batch["labels"].tolist()]
+
+
+def assert_same_batches(first: list[dict[str, Tensor]], second: list[dict[str, Tensor]]) -> None:
+    assert len(first) == len(second)
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one["labels"], other["labels"])
+        assert torch.equal(one["pixel_values"], other["pixel_values"])
+
+
+class TestOrder:
+    @pytest.mark.parametrize("shuffle", [False, True])
+    def test_an_epoch_has_every_image_once(self, shuffle):
+        assert sorted(order(numbered(22, shuffle=shuffle))) == list(range(22))
+
+    def test_evaluation_keeps_the_order_of_the_data(self):
+        assert order(numbered(22)) == list(range(22))
+
+    def test_each_epoch_has_an_order_of_its_own(self):
+        training = numbered(22, shuffle=True)
+        assert len({tuple(order(training, epoch)) for epoch in range(5)}) == 5
+
+    def test_each_seed_has_an_order_of_its_own(self):
+        assert len({tuple(order(numbered(22, shuffle=True, seed=seed), 1)) for seed in range(5)}) == 5
+
+    def test_the_order_is_the_same_for_the_same_seed_and_epoch(self):
+        first, second = numbered(22, shuffle=True, seed=7), numbered(22, shuffle=True, seed=7)
+        list(first.epoch(0))
+        assert order(first, 3) == order(second, 3)
+
+    def test_batches_belong_to_the_images_they_are_labelled_with(self):
+        images = noise(30, 3, 4, 5)
+        for batch in in_memory(images, shuffle=True).epoch():
+            assert torch.equal(batch["pixel_values"], images[batch["labels"]] * torch.tensor(1 / 255))
+
+    @without_deadline
+    @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), shuffle=st.booleans())
+    def test_the_length_is_the_number_of_batches(self, count, batch_size, shuffle):
+        of = numbered(count, batch_size=batch_size, shuffle=shuffle)
+        assert len(of) == len(list(of.epoch()))
+
+    @without_deadline
+    @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), shuffle=st.booleans())
+    def test_all_batches_but_the_last_are_full(self, count, batch_size, shuffle):
+        sizes = [len(batch["labels"]) for batch in numbered(count, batch_size=batch_size, shuffle=shuffle).epoch()]
+        assert all(size == batch_size for size in sizes[:-1])
+        assert 1 <= sizes[-1] <= batch_size
+
+    @pytest.mark.parametrize("count", [9, 5])
+    def test_a_lone_leftover_training_image_is_left_out(self, count):
+        assert len(order(numbered(count, shuffle=True))) == count - 1
+
+    def test_a_lone_image_is_kept_when_it_is_the_only_one(self):
+        assert order(numbered(1, shuffle=True)) == [0]
+
+    def test_batches_of_one_image_are_kept_when_they_are_asked_for(self):
+        assert sorted(order(numbered(5, batch_size=1, shuffle=True))) == [0, 1, 2, 3, 4]
+
+    def test_a_lone_leftover_image_is_evaluated(self):
+        assert order(numbered(9)) == list(range(9))
+
+    def test_the_number_of_examples_is_that_of_the_split(self):
+        assert numbered(9, shuffle=True, num_processes=2).num_examples == 9
+
+    @pytest.mark.parametrize("batch_size", [0, -1])
+    def test_a_batch_size_below_one_is_an_error(self, batch_size):
+        with pytest.raises(ValueError, match=f"batch size must be at least 1; got {batch_size}"):
+            numbered(4, batch_size=batch_size)
+
+
+class TestProcesses:
+    @without_deadline
+    @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), epoch=st.integers(0, 9))
+    def test_training_shares_have_equally_large_batches(self, count, batch_size, processes, epoch):
+        sizes = {
+            tuple(len(batch["labels"]) for batch in of.epoch(epoch))
+            for of in (
+                numbered(count, batch_size=batch_size, shuffle=True, process_index=i, num_processes=processes)
+                for i in range(processes)
+            )
+        }
+        assert len(sizes) == 1
+        assert all(size > 0 for size in next(iter(sizes)))
+
+    @without_deadline
+    @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), epoch=st.integers(0, 9))
+    def test_training_shares_cover_everything_but_lone_leftover_images(self, count, batch_size, processes, epoch):
+        shares = [
+            order(numbered(count, batch_size=batch_size, shuffle=True, process_index=i, num_processes=processes), epoch)
+            for i in range(processes)
+        ]
+        share = math.ceil(count / processes)
+        lone_leftover = share > batch_size and share % batch_size == 1
+        missing = set(range(count)) - set().union(*shares)
+        assert len(missing) <= (processes if lone_leftover else 0)
+        assert sum(map(len, shares)) == processes * (share - lone_leftover)
+
+    @without_deadline
+    @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5))
+    def test_evaluation_shares_are_a_partition(self, count, batch_size, processes):
+        shares = [
+            order(numbered(count, batch_size=batch_size, process_index=i, num_processes=processes))
+            for i in range(processes)
+        ]
+        assert sorted(itertools.chain(*shares)) == list(range(count))
+
+    @without_deadline
+    @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), shuffle=st.booleans())
+    def test_the_length_is_that_of_the_share(self, count, batch_size, processes, shuffle):
+        for i in range(processes):
+            of = numbered(count, batch_size=batch_size, shuffle=shuffle, process_index=i, num_processes=processes)
+            assert len(of) == len(list(of.epoch()))
+
+    @pytest.mark.parametrize("processes", [2, 3])
+    def test_shares_are_interleaved_parts_of_the_order_of_a_single_process(self, processes):
+        whole = order(numbered(24, shuffle=True), 2)
+        shares = [
+            order(numbered(24, shuffle=True, process_index=i, num_processes=processes), 2) for i in range(processes)
+        ]
+        assert shares == [whole[i::processes] for i in range(processes)]
+
+    def test_each_process_augments_in_its_own_way(self):
+        images = noise(1, 1, 9, 9).expand(64, -1, -1, -1)
+        augmentation = Augmentation(crop_padding=4)
+        first, second = (
+            next(in_memory(images, batch_size=32, augmentation=augmentation, process_index=i, num_processes=2).epoch())
+            for i in range(2)
+        )
+        assert not torch.equal(first["pixel_values"], second["pixel_values"])
+
+
+class TestResuming:
+    @pytest.mark.parametrize("start", range(7))
+    def test_an_epoch_from_a_batch_on_is_the_tail_of_the_whole_epoch(self, start):
+        training = in_memory(noise(22, 3, 6, 5), shuffle=True, seed=3, augmentation=EVERYTHING)
+        assert len(training) == 6
+        assert_same_batches(list(training.epoch(2, start=start)), list(training.epoch(2))[start:])
+
+    @without_deadline
+    @given(
+        count=st.integers(1, 30),
+        batch_size=st.integers(1, 7),
+        processes=st.integers(1, 3),
+        start=st.integers(0, 30),
+        seed=st.integers(0, 2**31),
+        epoch=st.integers(0, 1000),
+    )
+    def test_resuming_repeats_any_part_of_any_epoch(self, count, batch_size, processes, start, seed, epoch):
+        options = {"batch_size": batch_size, "seed": seed, "num_processes": processes, "process_index": processes - 1}
+        training = in_memory(noise(count, 1, 3, 4), shuffle=True, augmentation=EVERYTHING, **options)
+        assert_same_batches(list(training.epoch(epoch, start=start)), list(training.epoch(epoch))[start:])
+
+    def test_augmentation_is_the_same_for_the_same_seed_and_epoch(self):
+        images = noise(22, 3, 6, 5)
+        first, second = (in_memory(images, shuffle=True, seed=3, augmentation=EVERYTHING) for _ in range(2))
+        list(first.epoch(0))
+        assert_same_batches(list(first.epoch(1)), list(second.epoch(1)))
+
+    @pytest.mark.parametrize(("seed", "epoch"), [(0, 1), (1, 0)])
+    def test_augmentation_is_another_for_another_seed_or_epoch(self, seed, epoch):
+        images, augmentation = noise(64, 1, 9, 9), Augmentation(crop_padding=4)
+        first = next(in_memory(images, batch_size=64, augmentation=augmentation).epoch())
+        second = next(in_memory(images, batch_size=64, augmentation=augmentation, seed=seed).epoch(epoch))
+        assert not torch.equal(first["pixel_values"], second["pixel_values"])
+
+    def test_augmentation_is_another_for_each_batch(self):
+        images = noise(1, 1, 9, 9).expand(64, -1, -1, -1)
+        first, second = in_memory(images, batch_size=32, augmentation=Augmentation(crop_padding=4)).epoch()
+        assert not torch.equal(first["pixel_values"], second["pixel_values"])
+
+    def test_no_two_batches_share_a_seed(self):
+        mixed = [
+            batches._mix(seed, epoch, number, process)
+            for seed in range(8)
+            for epoch in range(12)
+            for number in range(25)
+            for process in range(4)
+        ]
+        mixed += [batches._mix(seed, epoch) for seed in range(8) for epoch in range(12)]
+        assert len(set(mixed)) == len(mixed)
+
+    @without_deadline
+    @given(st.lists(st.integers(-(2**63), 2**64), min_size=1, max_size=4))
+    def test_any_numbers_make_a_seed_that_torch_takes(self, numbers):
+        seed = batches._mix(*numbers)
+        assert torch.Generator().manual_seed(seed).initial_seed() == seed
+
+
+def windows(image: Tensor, padding: int) -> list[np.ndarray]:
+    """All windows of the original size in the zero-padded image, by the definition."""
+    channels, height, width = image.shape
+    padded = np.zeros((channels, height + 2 * padding, width + 2 * padding), dtype=np.uint8)
+    padded[:, padding : padding + height, padding : padding + width] = image.numpy()
+    return [
+        padded[:, top : top + height, left : left + width]
+        for top in range(2 * padding + 1)
+        for left in range(2 * padding + 1)
+    ]
+
+
+def turned(image: np.ndarray, degrees: float) -> tuple[np.ndarray, np.ndarray]:
+    """Image (H, W) turned about its centre by the nearest pixel, and where the nearest pixel is beyond doubt."""
+    height, width = image.shape
+    result, certain = np.zeros_like(image), np.ones(image.shape, dtype=bool)
+    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    for row in range(height):
+        for column in range(width):
+            y, x = row - (height - 1) / 2, column - (width - 1) / 2
+            source_row = -sine * x + cosine * y + (height - 1) / 2
+            source_column = cosine * x + sine * y + (width - 1) / 2
+            certain[row, column] = all(abs(s % 1 - 0.5) > 1e-3 for s in (source_row, source_column))
+            i, j = round(source_row), round(source_column)
+            if 0 <= i < height and 0 <= j < width:
+                result[row, column] = image[i, j]
+    return result, certain
+
+
+class TestAugmentation:
+    def test_none_leaves_images_as_they_are(self):
+        images = noise(5, 3, 4, 6)
+        assert torch.equal(Augmentation()(images, torch.Generator()), images)
+
+    @pytest.mark.parametrize(
+        "augmentation",
+        [Augmentation(crop_padding=3), Augmentation(horizontal_flip=True), Augmentation(rotation=90.0), EVERYTHING],
+    )
+    @pytest.mark.parametrize("shape", [(5, 1, 4, 9), (5, 3, 9, 4), (1, 1, 1, 2)])
+    def test_shape_and_type_stay_the_same(self, augmentation, shape):
+        images = augmentation(noise(*shape), torch.Generator())
+        assert images.shape == shape
+        assert images.dtype == torch.uint8
+
+    @pytest.mark.parametrize(
+        "augmentation", [Augmentation(crop_padding=2), Augmentation(horizontal_flip=True), EVERYTHING]
+    )
+    def test_the_images_given_are_not_changed_in_place(self, augmentation):
+        images = noise(9, 1, 5, 5)
+        before = images.clone()
+        augmentation(images, torch.Generator())
+        assert torch.equal(images, before)
+
+    @pytest.mark.parametrize("padding", [1, 2, 7])
+    @pytest.mark.parametrize("shape", [(1, 5, 5), (3, 4, 7)])
+    def test_a_crop_is_a_window_of_the_zero_padded_image(self, shape, padding):
+        images = noise(20, *shape)
+        cropped = Augmentation(crop_padding=padding)(images, torch.Generator().manual_seed(1))
+        for image, crop in zip(images, cropped, strict=True):
+            assert any(np.array_equal(crop, window) for window in windows(image, padding))
+
+    def test_every_window_comes_up(self):
+        image = noise(1, 5, 4)
+        crops = Augmentation(crop_padding=1)(image.expand(300, -1, -1, -1), torch.Generator().manual_seed(1))
+        assert {crop.numpy().tobytes() for crop in crops} == {window.tobytes() for window in windows(image, 1)}
+
+    def test_a_flip_mirrors_left_and_right_or_leaves_the_image(self):
+        images = noise(40, 3, 4, 6)
+        flipped = Augmentation(horizontal_flip=True)(images, torch.Generator().manual_seed(1))
+        for image, result in zip(images.numpy(), flipped.numpy(), strict=True):
+            assert np.array_equal(result, image) or np.array_equal(result, image[:, :, ::-1])
+
+    def test_half_of_the_images_are_mirrored(self):
+        images = torch.tensor([[[[0, 1]]]], dtype=torch.uint8).expand(4000, -1, -1, -1)
+        flipped = Augmentation(horizontal_flip=True)(images, torch.Generator().manual_seed(1))
+        # Six standard deviations of a fair coin.
+        assert flipped[:, 0, 0, 0].float().mean().item() == pytest.approx(0.5, abs=6 * 0.5 / math.sqrt(4000))
+
+    @pytest.mark.parametrize("shape", [(1, 6, 6), (3, 5, 5), (1, 4, 9), (3, 9, 4)])
+    def test_turning_by_0_degrees_is_the_identity(self, shape):
+        images = noise(4, *shape)
+        assert torch.equal(batches._rotate(images, torch.zeros(4)), images)
+
+    @pytest.mark.parametrize("quarters", [1, 2, 3])
+    @pytest.mark.parametrize("side", [5, 6])
+    def test_turning_a_square_image_by_quarters_is_clockwise_rot90(self, side, quarters):
+        images = noise(4, 3, side, side)
+        result = batches._rotate(images, torch.full((4,), quarters * math.pi / 2))
+        assert torch.equal(result, torch.rot90(images, -quarters, dims=(-2, -1)))
+
+    @pytest.mark.parametrize("shape", [(4, 9), (9, 4), (5, 5)])
+    def test_half_a_turn_mirrors_both_sides(self, shape):
+        images = noise(4, 1, *shape)
+        assert torch.equal(batches._rotate(images, torch.full((4,), math.pi)), images.flip(-1, -2))
+
+    @pytest.mark.parametrize("degrees", [-75.0, -10.0, 12.5, 33.0, 88.0, 140.0])
+    @pytest.mark.parametrize("shape", [(11, 11), (7, 16), (16, 7)])
+    def test_turning_agrees_with_a_plain_loop_over_pixels(self, shape, degrees):
+        image = noise(*shape)
+        expected, certain = turned(image.numpy(), degrees)
+        result = batches._rotate(image[None, None], torch.tensor([math.radians(degrees)]))[0, 0].numpy()
+        assert certain.mean() > 0.7
+        np.testing.assert_array_equal(result[certain], expected[certain])
+
+    def test_each_image_is_turned_by_its_own_angle(self):
+        images = noise(3, 1, 5, 5)
+        angles = torch.tensor([0.0, 90.0, 180.0]).deg2rad()
+        one_by_one = [batches._rotate(images[i : i + 1], angles[i : i + 1]) for i in range(3)]
+        assert torch.equal(batches._rotate(images, angles), torch.cat(one_by_one))
+
+    def test_angles_fill_the_range_either_way(self, monkeypatch):
+        drawn = []
+        monkeypatch.setattr(batches, "_rotate", lambda images, radians: drawn.append(radians.rad2deg()) or images)
+        Augmentation(rotation=40.0)(torch.zeros(2000, 1, 1, 1, dtype=torch.uint8), torch.Generator().manual_seed(1))
+        (degrees,) = drawn
+        assert -40.0 <= degrees.min() < -39.0
+        assert 39.0 < degrees.max() <= 40.0
+
+    def test_labels_stay_with_augmented_images(self):
+        images = torch.arange(1, 41, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 7, 7)
+        for batch in in_memory(images, shuffle=True, augmentation=EVERYTHING).epoch():
+            # Zeros come in from outside; all other pixels are one more than the label.
+            assert torch.equal((batch["pixel_values"].amax((1, 2, 3)) * 255).round().long(), batch["labels"] + 1)
+
+    def test_a_negative_padding_is_an_error(self):
+        with pytest.raises(ValueError, match="crop_padding must not be negative; got -1"):
+            Augmentation(crop_padding=-1)
+
+    @pytest.mark.parametrize("rotation", [-1.0, 180.5, math.inf, math.nan])
+    def test_an_angle_outside_0_to_180_is_an_error(self, rotation):
+        with pytest.raises(ValueError, match=f"rotation must lie between 0 and 180 degrees; got {rotation}"):
+            Augmentation(rotation=rotation)
+
+
+class TestPixelValues:
+    @pytest.mark.parametrize("channels", [1, 3])
+    def test_pixels_are_scaled_to_one_and_normalised_by_channel(self, channels):
+        images = noise(4, channels, 5, 6)
+        mean, std = [0.1, 0.5, 0.9][:channels], [0.2, 0.3, 0.004][:channels]
+        pixels = next(in_memory(images, mean=mean, std=std).epoch())["pixel_values"]
+        center, spread = (np.array(values)[:, None, None] for values in (mean, std))
+        expected = (images.numpy() / 255 - center) / spread
+        np.testing.assert_allclose(pixels, expected, rtol=1e-5, atol=1e-5)
+
+    def test_pixels_are_of_single_precision(self):
+        assert next(in_memory(noise(4, 1, 2, 2)).epoch())["pixel_values"].dtype == torch.float32
+
+    def test_stored_images_stay_the_same_over_an_epoch(self):
+        images = noise(8, 1, 5, 5)
+        training = in_memory(images.clone(), shuffle=True, augmentation=EVERYTHING)
+        list(training.epoch())
+        assert torch.equal(training.images, images)
+
+
+class TestFromDisk:
+    @pytest.fixture
+    def both(self, make_dataset, tmp_path):
+        """Return a function that makes batches from disk and in memory of the same 23 colour images."""
+        dataset = make_dataset(list(noise(23, 6, 5, 3).numpy()))
+        shape = ImageShape(3, 6, 5)
+        encoded = EncodedImages(dataset, "image", shape)
+        images, _ = decode_all(encoded, cache_dir=tmp_path / "decoded", progress=False)
+
+        def make(num_workers: int = 0, **options):
+            options = {"batch_size": 4, "mean": [0.4], "std": [0.3]} | options
+            labels = torch.arange(23)
+            return ImagesFromDisk(encoded, labels, num_workers=num_workers, **options), in_memory(images, **options)
+
+        return make
+
+    @pytest.mark.parametrize("num_workers", [0, 2])
+    def test_training_batches_equal_those_in_memory_bit_for_bit(self, num_workers, both):
+        streamed, kept = both(num_workers, shuffle=True, augmentation=EVERYTHING, seed=5)
+        assert_same_batches(list(streamed.epoch(3)), list(kept.epoch(3)))
+
+    @pytest.mark.parametrize("process_index", [0, 1, 2])
+    def test_evaluation_shares_equal_those_in_memory_bit_for_bit(self, process_index, both):
+        streamed, kept = both(process_index=process_index, num_processes=3)
+        assert_same_batches(list(streamed.epoch()), list(kept.epoch()))
+
+    @pytest.mark.parametrize("start", [0, 2, 5, 6])
+    def test_resuming_repeats_the_tail_of_an_epoch(self, start, both):
+        streamed, _ = both(shuffle=True, augmentation=EVERYTHING)
+        assert_same_batches(list(streamed.epoch(1, start=start)), list(streamed.epoch(1))[start:])
+
+    def test_the_length_is_that_in_memory(self, both):
+        streamed, kept = both(shuffle=True, batch_size=11)
+        assert len(streamed) == len(kept) == 2

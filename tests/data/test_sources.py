@@ -1,0 +1,152 @@
+import numpy as np
+import pytest
+from datasets import Dataset, DatasetDict
+from PIL import Image as PILImage
+from sklearn.datasets import load_digits
+
+from hf_sphere.data import sources
+from hf_sphere.data.sources import IMAGE_COLUMNS, LABEL_COLUMNS, find_column, find_split, load_splits
+
+
+def pixels_of(dataset: Dataset) -> np.ndarray:
+    return np.stack([np.array(image) for image in dataset["image"]])
+
+
+def columns(*names: str) -> Dataset:
+    return Dataset.from_dict({name: [0] for name in names})
+
+
+def test_digits_are_1797_gray_images_of_8_by_8_pixels():
+    splits = load_splits("digits")
+    pixels = np.concatenate([pixels_of(splits[split]) for split in ("train", "test")])
+    assert pixels.shape == (1797, 8, 8)
+    assert pixels.dtype == np.uint8
+
+
+def test_the_digits_are_those_of_scikit_learn_stretched_to_255():
+    splits = load_splits("digits")
+    ours = sorted(
+        (label, *image.ravel())
+        for split in splits.values()
+        for image, label in zip(pixels_of(split), split["label"], strict=True)
+    )
+    original = load_digits()
+    theirs = sorted(
+        (label, *image.ravel())
+        for image, label in zip(np.rint(original.images / 16 * 255).astype(int), original.target, strict=True)
+    )
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("digit", range(10))
+def test_a_fifth_of_each_digit_is_for_testing(digit):
+    splits = load_splits("digits")
+    total = int((load_digits().target == digit).sum())
+    assert splits["test"]["label"][:].count(digit) == total // 5
+    assert splits["train"]["label"][:].count(digit) == total - total // 5
+
+
+def test_digit_classes_are_named_by_their_digit():
+    assert load_splits("digits")["train"].features["label"].names == list("0123456789")
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_two_clusters_holds_100_points_a_class_as_images_of_1_by_2_pixels(split):
+    dataset = load_splits("two_clusters")[split]
+    assert pixels_of(dataset).shape == (200, 1, 2)
+    assert np.bincount(dataset["label"]).tolist() == [100, 100]
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_two_clusters_pixels_map_back_to_points_within_quantisation(split):
+    dataset = load_splits("two_clusters")[split]
+    points = pixels_of(dataset)[:, 0] * (1.1 / 255) - 0.05
+    distance = np.abs(points - np.array(dataset["label"])[:, None])
+    assert distance.max() <= 0.05 + 0.5 * 1.1 / 255
+    assert distance.max() > 0.04
+
+
+def test_two_clusters_has_other_points_for_testing_than_for_training():
+    splits = load_splits("two_clusters")
+    assert not np.array_equal(pixels_of(splits["train"]), pixels_of(splits["test"]))
+
+
+@pytest.mark.parametrize("name", ["digits", "two_clusters"])
+def test_embedded_data_is_the_same_every_time(name):
+    first, second = load_splits(name), load_splits(name)
+    for split in ("train", "test"):
+        np.testing.assert_array_equal(pixels_of(first[split]), pixels_of(second[split]))
+        assert first[split]["label"][:] == second[split]["label"][:]
+
+
+@pytest.mark.parametrize("name", ["digits", "two_clusters"])
+def test_embedded_data_is_not_looked_for_elsewhere(name, monkeypatch):
+    monkeypatch.setattr(sources, "load_dataset", lambda *_: pytest.fail("looked for embedded data elsewhere"))
+    assert set(load_splits(name)) == {"train", "test"}
+
+
+def test_a_folder_of_parquet_files_loads_as_its_splits(make_dataset, save):
+    image = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    splits = load_splits(save(train=make_dataset([image] * 3), test=make_dataset([image] * 2)))
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 3, "test": 2}
+
+
+def test_a_folder_of_images_gives_classes_named_by_the_subfolders(tmp_path):
+    for split in ("train", "test"):
+        for name in ("cat", "dog"):
+            (tmp_path / "pets" / split / name).mkdir(parents=True)
+            PILImage.new("RGB", (4, 4)).save(tmp_path / "pets" / split / name / "0.png")
+    splits = load_splits(str(tmp_path / "pets"))
+    assert splits["train"].features["label"].names == ["cat", "dog"]
+    assert splits["test"]["label"][:] == [0, 1]
+
+
+def test_data_without_named_splits_is_an_error(monkeypatch):
+    monkeypatch.setattr(sources, "load_dataset", lambda *_: columns("image"))
+    with pytest.raises(ValueError, match="'somewhere' does not load as named splits; got Dataset"):
+        load_splits("somewhere")
+
+
+@pytest.mark.parametrize("name", ["image", "img"])
+def test_the_image_column_is_found_by_its_usual_names(name):
+    assert find_column(columns("label", name), None, IMAGE_COLUMNS, "image") == name
+
+
+@pytest.mark.parametrize("name", ["label", "labels", "fine_label", "coarse_label"])
+def test_the_label_column_is_found_by_its_usual_names(name):
+    assert find_column(columns("image", name), None, LABEL_COLUMNS, "label") == name
+
+
+def test_a_fine_label_is_preferred_to_a_coarse_one():
+    assert find_column(columns("coarse_label", "fine_label"), None, LABEL_COLUMNS, "label") == "fine_label"
+
+
+def test_a_column_asked_for_is_preferred_to_the_usual_one():
+    assert find_column(columns("label", "shape"), "shape", LABEL_COLUMNS, "label") == "shape"
+
+
+def test_no_usual_column_is_an_error_that_lists_the_columns_and_the_option():
+    with pytest.raises(ValueError, match=r"\['picture', 'kind'\].*--image_column_name"):
+        find_column(columns("picture", "kind"), None, IMAGE_COLUMNS, "image")
+
+
+def test_an_unknown_column_is_an_error_that_lists_the_columns():
+    with pytest.raises(ValueError, match=r"no label column 'species'.*\['image', 'kind'\]"):
+        find_column(columns("image", "kind"), "species", LABEL_COLUMNS, "label")
+
+
+def test_a_misspelt_column_is_an_error_that_names_the_nearest():
+    with pytest.raises(ValueError, match="Did you mean 'label'"):
+        find_column(columns("image", "label"), "lable", LABEL_COLUMNS, "label")
+
+
+def test_an_unknown_split_is_an_error_that_lists_the_splits_and_the_option():
+    splits = DatasetDict(train=columns("image"), test=columns("image"))
+    with pytest.raises(ValueError, match=r"no split 'dev'; the data has train, test.*--eval_split"):
+        find_split(splits, "dev", "--eval_split")
+
+
+def test_an_empty_split_is_an_error_that_names_it():
+    splits = DatasetDict(train=Dataset.from_dict({"image": []}))
+    with pytest.raises(ValueError, match=r"split 'train' is empty.*--train_split"):
+        find_split(splits, "train", "--train_split")

@@ -1,0 +1,102 @@
+"""Run recipes in this process, on the CPU, as their own process would."""
+
+import importlib.util
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+
+
+def forget() -> None:
+    """Drop the process-wide state of accelerate."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_accelerate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture(scope="session")
+def load_recipe(root: Path) -> Callable[[str], ModuleType]:
+    """Import a recipe by its name."""
+
+    def load(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(name, root / "recipes" / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def run_main() -> Callable[[ModuleType, list[str]], None]:
+    """Call the `main` of a recipe with a command line, and leave nothing of it behind in this process."""
+
+    def run(recipe: ModuleType, words: list[str]) -> None:
+        threads, level = torch.get_num_threads(), logging.getLogger("hf_sphere").level
+        forget()
+        torch.set_num_threads(1)
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("ACCELERATE_USE_CPU", "true")
+                recipe.main(words)
+        finally:
+            forget()
+            torch.set_num_threads(threads)
+            logging.getLogger("hf_sphere").setLevel(level)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment of a recipe's process: no network, one thread, the CPU, and a home of its own."""
+    own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    return os.environ | own | {"HF_HOME": str(tmp_path_factory.mktemp("hf_home"))}
+
+
+@pytest.fixture(scope="session")
+def start(root: Path, environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen]]:
+    """Start Python with a command line in a process of its own, which does not outlive the tests."""
+    started = []
+
+    def start_python(*words: object) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, *map(str, words)],
+            cwd=root,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start_python
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes that it has started itself
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def results_of() -> Callable[[Path], dict]:
+    """Read the results that a run has written."""
+    return lambda folder: json.loads((folder / "all_results.json").read_text())

@@ -1,0 +1,464 @@
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from huggingface_hub import ModelCard
+from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+from hf_sphere import SphereVisionConfig
+from hf_sphere.data.sources import load_splits
+from hf_sphere.nn import HEADS
+
+# A linear map to 32 units and a head, on the embedded digits: an epoch of 200 images in 10 steps.
+QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
+QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
+QUICK += ["--num_train_epochs", "2", "--disable_tqdm"]
+# Dropout and augmentation, so that the random numbers of a run count.
+RANDOM = ["--backbone_kwargs", "{width: 32, drop_rate: 0.3}", "--head", "softmax", "--crop_padding", "1"]
+
+Train = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> list[str]:
+    """The option that keeps decoded images with the tests."""
+    return ["--cache_dir", str(tmp_path_factory.mktemp("decoded"))]
+
+
+@pytest.fixture(scope="module")
+def recipe(load_recipe):
+    return load_recipe("train_image_classification")
+
+
+@pytest.fixture(scope="module")
+def run_in(recipe, run_main, cache) -> Train:
+    """Run the recipe, quickly, into a given folder."""
+
+    def run(folder: Path, *words: str) -> Path:
+        run_main(recipe, [*QUICK, *cache, "--output_dir", str(folder), *words])
+        return folder
+
+    return run
+
+
+@pytest.fixture
+def train(run_in, tmp_path) -> Train:
+    """Run the recipe, quickly, into a folder below `tmp_path`."""
+    return lambda *words, name="run": run_in(tmp_path / name, *words)
+
+
+@pytest.fixture(scope="module")
+def finished(run_in, tmp_path_factory) -> Path:
+    """The folder of a finished run; to be read only."""
+    return run_in(tmp_path_factory.mktemp("finished") / "run")
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    """Whether tensors are bit-for-bit the same."""
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@torch.no_grad()
+def accuracy_on_digits(folder: Path) -> float:
+    """Accuracy on the test split by way of the library's public doors alone: raw images, processor, model."""
+    test = load_splits("digits")["test"]
+    processor = AutoImageProcessor.from_pretrained(folder)
+    model = AutoModelForImageClassification.from_pretrained(folder)
+    logits = model(**processor(test["image"][:], return_tensors="pt")).logits
+    return (logits.argmax(-1) == torch.tensor(test["label"][:])).float().mean().item()
+
+
+# What a run leaves behind
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "config.json", "preprocessor_config.json", "README.md", "all_results.json", "run.json"],
+)
+def test_a_run_writes_its_files(finished, name):
+    assert (finished / name).is_file()
+
+
+def test_the_model_learns(finished, results_of):
+    assert results_of(finished)["eval_accuracy"] > 0.5
+
+
+def test_the_saved_model_and_processor_reproduce_the_reported_accuracy(finished, results_of):
+    assert accuracy_on_digits(finished) == pytest.approx(results_of(finished)["eval_accuracy"])
+
+
+def test_the_best_model_is_saved_as_well(finished, results_of):
+    assert accuracy_on_digits(finished / "best") == pytest.approx(results_of(finished)["best_accuracy"])
+
+
+def test_the_saved_model_knows_the_names_of_the_classes(finished):
+    config = AutoModelForImageClassification.from_pretrained(finished).config
+    assert config.id2label == {index: str(index) for index in range(10)}
+
+
+def test_the_results_tell_the_course_of_the_run(finished, results_of):
+    results = results_of(finished)
+    assert (results["epoch"], results["steps"], len(results["history"])) == (2.0, 20, 2)
+
+
+def test_the_last_entry_of_the_history_is_the_result(finished, results_of):
+    results = results_of(finished)
+    assert results["history"][-1]["eval_loss"] == pytest.approx(results["eval_loss"])
+
+
+def test_the_card_reports_the_measured_accuracy(finished, results_of):
+    (result,) = ModelCard.load(finished / "README.md").data.eval_results
+    assert result.metric_value == round(results_of(finished)["eval_accuracy"], 6)
+
+
+def test_the_card_shows_the_settings_that_were_chosen_and_no_defaults(finished):
+    card = (finished / "README.md").read_text()
+    assert "| learning_rate | 0.01 |" in card
+    assert "| momentum |" not in card
+
+
+def test_the_run_prints_where_the_model_is(train, capsys):
+    folder = train("--num_train_epochs", "1")
+    assert f"model and results in {folder}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("head", sorted(HEADS))
+def test_every_head_trains(train, results_of, head):
+    assert results_of(train("--head", head, "--num_train_epochs", "4"))["eval_accuracy"] > 0.4
+
+
+# What the card claims of the evaluation split
+
+
+def note(folder: Path) -> str:
+    (line,) = [line for line in (folder / "README.md").read_text().splitlines() if line.startswith("The model is that")]
+    return line
+
+
+def test_a_card_says_that_nothing_was_chosen_where_nothing_was(finished):
+    assert "nothing was chosen on the evaluation split" in note(finished)
+
+
+def test_a_card_says_if_the_epoch_was_chosen_on_the_evaluation_split(train):
+    assert "the evaluation split itself (optimistic)" in note(train("--load_best_model_at_end"))
+
+
+def test_a_card_says_if_the_epoch_was_chosen_on_held_out_images(train):
+    folder = train("--load_best_model_at_end", "--validation_fraction", "0.2")
+    assert "a held-out part of the training split" in note(folder)
+
+
+@pytest.mark.parametrize("words", [["--early_stopping_patience", "1"], ["--lr_scheduler_type", "plateau"]])
+def test_a_card_does_not_hide_that_the_run_followed_the_evaluation_split(train, words):
+    assert "nothing was chosen" not in note(train(*words))
+
+
+# Randomness
+
+
+def test_the_same_seed_gives_the_same_model(train):
+    assert same(weights(train(*RANDOM, name="a")), weights(train(*RANDOM, name="b")))
+
+
+def test_another_seed_gives_another_model(train):
+    assert not same(weights(train(name="a")), weights(train("--seed", "1", name="b")))
+
+
+def test_whether_images_were_decoded_before_makes_no_difference(train, tmp_path):
+    words = [*RANDOM, "--cache_dir", str(tmp_path / "cold")]
+    assert same(weights(train(*words, name="decodes")), weights(train(*words, name="reads")))
+
+
+# Folders, resuming
+
+
+def test_a_folder_with_another_run_is_refused(train):
+    train("--num_train_epochs", "1")
+    with pytest.raises(FileExistsError, match="--overwrite_output_dir"):
+        train("--num_train_epochs", "1")
+
+
+def test_a_refused_run_leaves_the_other_as_it_is(train):
+    folder = train("--num_train_epochs", "1")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(FileExistsError):
+        train("--seed", "1")
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_is_overwritten_when_told(train, results_of):
+    train("--num_train_epochs", "3")
+    folder = train("--num_train_epochs", "1", "--overwrite_output_dir")
+    assert results_of(folder)["steps"] == 10
+
+
+def test_overwriting_leaves_no_checkpoint_of_the_earlier_run(train):
+    train("--num_train_epochs", "3")
+    folder = train("--num_train_epochs", "1", "--overwrite_output_dir")
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-10"]
+
+
+def test_a_run_resumed_after_max_steps_ends_with_the_model_of_one_without_a_break(train):
+    unbroken = train(*RANDOM, name="unbroken")
+    train(*RANDOM, "--max_steps", "7")
+    resumed = train(*RANDOM, "--resume_from_checkpoint", "latest")
+    assert same(weights(unbroken), weights(resumed))
+
+
+def test_resuming_where_there_is_no_checkpoint_says_so(train):
+    with pytest.raises(RuntimeError, match="there is no checkpoint in"):
+        train("--resume_from_checkpoint", "latest")
+
+
+# Held-out images, the best model
+
+# From the third epoch on the rate is so high that it spoils the model.
+SPOILED = ["--validation_fraction", "0.2", "--num_train_epochs", "4"]
+SPOILED += ["--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_gamma", "1e4"]
+
+
+@pytest.fixture(scope="module")
+def held_out(run_in, tmp_path_factory) -> Path:
+    """The folder of a run that keeps the best model; to be read only."""
+    return run_in(tmp_path_factory.mktemp("held_out") / "run", *SPOILED, "--load_best_model_at_end")
+
+
+def test_the_best_epoch_of_that_run_is_not_its_last(held_out, results_of):
+    """So that the tests below can fail."""
+    assert results_of(held_out)["best_epoch"] <= 2
+
+
+def test_the_model_that_is_kept_is_that_of_the_best_epoch(held_out):
+    assert same(weights(held_out), weights(held_out / "best"))
+
+
+def test_the_best_epoch_is_chosen_on_the_held_out_images(held_out, results_of):
+    results = results_of(held_out)
+    best = max(results["history"], key=lambda entry: entry["eval_accuracy"])
+    assert results["validation_accuracy"] == results["best_accuracy"] == best["eval_accuracy"]
+
+
+def test_the_result_is_still_that_of_the_evaluation_split(held_out, results_of):
+    assert accuracy_on_digits(held_out) == pytest.approx(results_of(held_out)["eval_accuracy"])
+
+
+def test_the_last_model_is_kept_unless_told_otherwise(train, results_of):
+    results = results_of(train(*SPOILED))
+    assert results["validation_accuracy"] == results["history"][-1]["eval_accuracy"] < results["best_accuracy"]
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--head", "spherised"], ["unknown head 'spherised'", *HEADS]),
+        (["--backbone", "lenet6"], ["unknown backbone 'lenet6'", "lenet5"]),
+        (["--head_kwargs", "{scalling: 5.0}"], ["scalling", "scaling", "radius"]),
+        (["--backbone_kwargs", "{breadth: 5}"], ["linear_embedding", "breadth"]),
+        (["--image_column_name", "picture"], ["no image column 'picture'", "image", "label"]),
+        (["--label_column_name", "lable"], ["no label column 'lable'", "Did you mean 'label'?"]),
+        (["--train_split", "training"], ["no split 'training'", "train, test", "--train_split"]),
+        (["--eval_split", "validation"], ["no split 'validation'", "train, test", "--eval_split"]),
+    ],
+    ids=lambda value: value[-1] if value[0].startswith("--") else "",
+)
+def test_a_wrong_name_is_answered_with_the_right_ones(train, words, expected):
+    with pytest.raises(ValueError, match=r".") as refusal:
+        train(*words)
+    assert [part for part in expected if part not in str(refusal.value)] == []
+
+
+# Starting from a saved model
+
+
+def test_a_run_can_start_from_the_weights_of_a_saved_model(train, finished):
+    folder = train("--model_name_or_path", str(finished), "--num_train_epochs", "0")
+    assert same(weights(folder), weights(finished))
+
+
+def test_a_saved_model_with_other_classes_than_the_data_is_refused(train, finished):
+    with pytest.raises(ValueError, match=f"the data has 2 classes but {finished} has 10"):
+        train("--model_name_or_path", str(finished), "--dataset_name", "two_clusters")
+
+
+def test_a_saved_model_that_is_not_there_is_an_error_a_user_can_mend(train, tmp_path):
+    with pytest.raises(OSError, match="nowhere"):
+        train("--model_name_or_path", str(tmp_path / "nowhere"))
+
+
+# Label smoothing
+
+
+def smoothed_model(recipe, finished: Path, source: str):
+    model_args = recipe.ModelArguments(
+        model_name_or_path=str(finished) if source == "saved" else None,
+        backbone="linear_embedding",
+        backbone_kwargs={"width": 32},
+    )
+    args = recipe.TrainingArguments(output_dir="unused", label_smoothing_factor=0.3)
+    data = SimpleNamespace(
+        shape=SimpleNamespace(channels=1, height=8, width=8), class_names=[str(digit) for digit in range(10)]
+    )
+    return recipe.build_model(model_args, args, data)
+
+
+@pytest.mark.parametrize("source", ["new", "saved"])
+def test_label_smoothing_reaches_the_loss(recipe, finished, source):
+    output = smoothed_model(recipe, finished, source)(torch.randn(4, 1, 8, 8), labels=(labels := torch.arange(4)))
+    torch.testing.assert_close(output.loss, F.cross_entropy(output.logits, labels, label_smoothing=0.3))
+
+
+@pytest.mark.parametrize("source", ["new", "saved"])
+def test_label_smoothing_is_saved_with_the_model(recipe, finished, source, tmp_path):
+    smoothed_model(recipe, finished, source).save_pretrained(tmp_path)
+    assert SphereVisionConfig.from_pretrained(tmp_path).head_kwargs == {"label_smoothing": 0.3}
+
+
+# Trackers, the Hub
+
+
+def test_tensorboard_gets_event_files(train):
+    pytest.importorskip("tensorboard")
+    folder = train("--report_to", "tensorboard")
+    assert list((folder / "logs").rglob("events.out.tfevents.*"))
+
+
+class FakeHub:
+    """Stands in for `HfApi` and keeps what would be uploaded."""
+
+    uploads: list[tuple[str, set[str]]] = []
+
+    def create_repo(self, name: str, exist_ok: bool):
+        return SimpleNamespace(repo_id=f"someone/{name}")
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path, ignore_patterns: list[str], commit_message: str):
+        names = [str(path.relative_to(folder_path)) for path in Path(folder_path).rglob("*") if path.is_file()]
+        self.uploads.append((repo_id, set(filter_repo_objects(names, ignore_patterns=ignore_patterns))))
+
+
+@pytest.fixture
+def uploads(monkeypatch) -> list[tuple[str, set[str]]]:
+    """Uploads to a Hub that is not there: repository and names of files."""
+    monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
+    monkeypatch.setattr(FakeHub, "uploads", [])
+    return FakeHub.uploads
+
+
+def test_nothing_is_uploaded_unless_told(train, uploads):
+    train()
+    assert uploads == []
+
+
+def test_model_and_card_are_uploaded_without_checkpoints_and_logs(train, uploads):
+    pytest.importorskip("tensorboard")
+    train("--push_to_hub", "--report_to", "tensorboard")
+    ((_, names),) = uploads
+    own = {"model.safetensors", "config.json", "preprocessor_config.json", "README.md"}
+    assert names == own | {"run.json", "all_results.json"}
+
+
+@pytest.mark.parametrize(("words", "repo"), [([], "someone/run"), (["--hub_model_id", "digits"], "someone/digits")])
+def test_the_upload_goes_to_the_named_repository(train, uploads, words, repo):
+    train("--push_to_hub", *words)
+    assert [name for name, _ in uploads] == [repo]
+
+
+# The recipe as a process of its own
+
+SCRIPT = "recipes/train_image_classification.py"
+
+
+@pytest.mark.slow
+def test_a_mistake_is_one_readable_line_and_status_1(start, cache, tmp_path):
+    process = start(SCRIPT, *QUICK, *cache, "--output_dir", tmp_path / "run", "--head", "spherised")
+    printed, _ = process.communicate()
+    assert process.returncode == 1
+    assert [line for line in printed.splitlines() if line.startswith(("Error:", "Traceback"))] == [
+        f"Error: unknown head 'spherised'; the heads are: {', '.join(HEADS)}."
+    ]
+
+
+@pytest.mark.slow
+def test_ctrl_c_writes_a_checkpoint_from_which_the_run_ends_as_without_a_break(start, train, cache, tmp_path):
+    words = [*RANDOM, "--num_train_epochs", "60", "--save_epochs", "60"]
+    folder = tmp_path / "run"
+    process = start(SCRIPT, *QUICK, *cache, "--output_dir", folder, *words, "--save_steps", "3")
+    while process.poll() is None and not list(folder.glob("checkpoint-*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate()
+    assert process.returncode == 130, printed
+    assert "--resume_from_checkpoint latest" in printed
+    last = max(int(path.name.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*"))
+    assert f"Stopped at step {last} of 600" in printed
+
+    resumed = train(*words, "--resume_from_checkpoint", "latest")
+    assert same(weights(resumed), weights(train(*words, name="unbroken")))
+
+
+@pytest.fixture(scope="module")
+def global_batch_of_32(cache) -> list[str]:
+    """Arguments of plain SGD, but for the batch of a process; 1440 images make 45 steps of 32, without a rest."""
+    words = ["--max_train_samples", "1440", "--num_train_epochs", "4", "--optimizer", "sgd", "--learning_rate", "0.02"]
+    return [*QUICK, *cache, *words]
+
+
+@pytest.fixture(scope="module")
+def two_processes(start, global_batch_of_32, tmp_path_factory) -> Path:
+    """The folder of a run of two processes with 16 images a batch each.
+
+    `accelerate launch --cpu` starts one process only, unless by MPI; `--multi_gpu` starts any number, of the CPU too.
+    """
+    folder = tmp_path_factory.mktemp("two_processes") / "run"
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    words = [*global_batch_of_32, "--per_device_train_batch_size", "16", "--output_dir", folder]
+    process = start(*launch, SCRIPT, *words)
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    (folder / "printed.txt").write_text(printed)
+    return folder
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work(two_processes, results_of):
+    assert results_of(two_processes)["steps"] == 4 * 1440 / 32
+
+
+@pytest.mark.slow
+def test_two_processes_train_to_a_good_accuracy(two_processes, results_of):
+    assert results_of(two_processes)["eval_accuracy"] > 0.9
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_every_image_exactly_once(two_processes, results_of):
+    """The 355 images of the test split do not halve: one seen twice or left out would show."""
+    correct = results_of(two_processes)["eval_accuracy"] * 355
+    assert correct == pytest.approx(round(correct), abs=1e-6)
+    assert correct == pytest.approx(accuracy_on_digits(two_processes) * 355, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_the_weights_of_one(two_processes, run_in, global_batch_of_32, tmp_path):
+    one = run_in(tmp_path / "one", *global_batch_of_32, "--per_device_train_batch_size", "32")
+    torch.testing.assert_close(weights(two_processes), weights(one), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_two_processes_print_each_epoch_once(two_processes):
+    lines = (two_processes / "printed.txt").read_text().splitlines()
+    assert sum(line.startswith("epoch 1/4") for line in lines) == 1

@@ -1,0 +1,118 @@
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+import hf_sphere
+from hf_sphere.model_card import write_model_card
+
+
+@pytest.fixture
+def write(tmp_path: Path, root: Path) -> Callable[..., ModelCard]:
+    """Write a card with the library's template and load it again."""
+
+    def write_and_load(**changes) -> ModelCard:
+        options = {
+            "template": root / "hub_cards" / "model_card.md",
+            "model_id": "someone/a-model",
+            "title": "A title",
+            "summary": "A summary.",
+            "dataset": "someone/a-dataset",
+            "eval_split": "test",
+            "metrics": {"eval_accuracy": 0.987654321, "eval_loss": 0.0123456},
+            "model": {"backbone": "`lenet5`"},
+            "settings": {"learning_rate": 0.25},
+            "command": ["accelerate", "launch", "recipe.py", "--learning_rate", "0.25"],
+            "seconds": 42.0,
+            "selection_note": "Nothing was chosen.",
+            "tags": ["spherized"],
+        }
+        write_model_card(tmp_path, **options | changes)
+        return ModelCard.load(tmp_path / "README.md")
+
+    return write_and_load
+
+
+def test_the_measured_accuracy_is_in_the_model_index(write):
+    (result,) = write().data.eval_results
+    assert (result.metric_type, result.metric_value) == ("accuracy", 0.987654)
+
+
+def test_the_model_index_says_what_was_measured_on_what(write):
+    (result,) = write().data.eval_results
+    found = (result.task_type, result.dataset_type, result.dataset_name, result.dataset_split)
+    assert found == ("image-classification", "someone/a-dataset", "a-dataset", "test")
+
+
+def test_library_task_and_tags_are_in_the_metadata(write):
+    data = write().data
+    assert (data.library_name, data.pipeline_tag) == ("transformers", "image-classification")
+    assert data.tags == ["hf_sphere", "hypersphere", "spherized"]
+
+
+def test_a_data_set_of_the_hub_is_linked(write):
+    assert write().data.datasets == ["someone/a-dataset"]
+
+
+@pytest.mark.parametrize("dataset", ["digits", "a/folder/of/images"])
+def test_a_data_set_that_is_not_on_the_hub_is_not_linked(write, dataset):
+    assert write(dataset=dataset).data.datasets is None
+
+
+def test_the_place_of_a_local_folder_is_not_published(write, tmp_path):
+    folder = tmp_path / "my-images"
+    folder.mkdir()
+    assert str(tmp_path) not in write(dataset=str(folder)).content
+
+
+def test_a_local_folder_of_two_parts_is_not_taken_for_a_hub_data_set(write, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("someone/a-dataset").mkdir(parents=True)
+    assert write().data.datasets is None
+
+
+@pytest.mark.parametrize("row", ["| eval_accuracy | 98.77 % |", "| eval_loss | 0.01235 |"])
+def test_metrics_are_shown_as_readable_numbers(write, row):
+    assert row in write().text
+
+
+@pytest.mark.parametrize(
+    "text", ["# A title", "A summary.", "| backbone | `lenet5` |", "| learning_rate | 0.25 |", "Nothing was chosen."]
+)
+def test_what_is_known_of_the_run_is_in_the_text(write, text):
+    assert text in write().text.splitlines()
+
+
+def test_the_code_to_load_the_model_names_it(write):
+    assert 'AutoModelForImageClassification.from_pretrained("someone/a-model")' in write().text
+
+
+COMMAND = ["accelerate", "launch", "my recipe.py", "--head_kwargs", "{scaling: 5.0}", "--lr_milestones", "1", "2"]
+
+
+def shown_command(card: ModelCard) -> str:
+    return card.text.split("```shell\n")[1].split("\n```")[0]
+
+
+def test_the_command_can_be_pasted_into_a_shell(write):
+    assert shlex.split(shown_command(write(command=COMMAND)).replace("\\\n", "")) == COMMAND
+
+
+def test_the_command_is_broken_before_its_options(write):
+    lines = shown_command(write(command=COMMAND)).splitlines()
+    assert lines == [
+        "accelerate launch 'my recipe.py' \\",
+        "    --head_kwargs '{scaling: 5.0}' \\",
+        "    --lr_milestones 1 2",
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(42.4, "42 s"), (599.0, "599 s"), (5400.0, "90 min")])
+def test_the_duration_is_readable(write, seconds, shown):
+    assert f"Training took {shown}." in write(seconds=seconds).text
+
+
+def test_the_versions_are_those_installed(write):
+    assert f"hf_sphere {hf_sphere.__version__}," in write().text

@@ -1,0 +1,139 @@
+"""A small model, small data and a small loop, which train in a blink."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from torch import Tensor, nn
+
+from hf_sphere.data import Augmentation, ImagesInMemory
+from hf_sphere.nn import HeadOutput
+from hf_sphere.training import TrainingArguments, TrainingLoop, count_correct, evaluate_classification
+
+
+@pytest.fixture(autouse=True)
+def _fresh_accelerate() -> Iterator[None]:
+    """Forget the process-wide state of accelerate before and after a test."""
+
+    def forget() -> None:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads only wait for each other where the work is so small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class SmallClassifier(nn.Module):
+    """Images (B, 1, 6, 6) to three classes; with batch norm and dropout a step depends on all that a checkpoint holds.
+
+    `bad_at` names the forward passes in training, from 1, whose loss is not a number.
+    """
+
+    def __init__(self, *, dropout: float = 0.5, norm: bool = True, bad_at: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(36, 16)
+        self.norm = nn.BatchNorm1d(16) if norm else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(16, 3)
+        self.bad_at = bad_at
+        self.passes = 0
+        self.epochs_seen: list[int] = []
+        self.hidden_dtype: torch.dtype | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs_seen.append(epoch)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor) -> HeadOutput:
+        hidden = self.hidden(pixel_values.flatten(1))
+        self.hidden_dtype = hidden.dtype
+        logits = self.out(self.dropout(self.norm(hidden).relu()))
+        loss = F.cross_entropy(logits.float(), labels)
+        self.passes += self.training
+        if self.training and self.passes in self.bad_at:
+            loss = loss * float("nan")
+        return HeadOutput(logits=logits, loss=loss)
+
+
+def _make_model(seed: int = 0, **options) -> SmallClassifier:
+    torch.manual_seed(seed)
+    return SmallClassifier(**options)
+
+
+def _make_batches(
+    count: int = 40, batch_size: int = 8, *, shuffle: bool = True, augment: bool = True, seed: int = 0
+) -> ImagesInMemory:
+    generator = torch.Generator().manual_seed(seed)
+    return ImagesInMemory(
+        torch.randint(0, 256, (count, 1, 6, 6), dtype=torch.uint8, generator=generator),
+        torch.randint(0, 3, (count,), generator=generator),
+        batch_size=batch_size,
+        mean=[0.5],
+        std=[0.3],
+        shuffle=shuffle,
+        augmentation=Augmentation(crop_padding=1, horizontal_flip=True, rotation=20.0) if augment else None,
+    )
+
+
+@pytest.fixture
+def make_model() -> Callable[..., SmallClassifier]:
+    """Build a small classifier whose initial weights follow from a seed."""
+    return _make_model
+
+
+@pytest.fixture
+def make_batches() -> Callable[..., ImagesInMemory]:
+    """Make batches of random images and labels."""
+    return _make_batches
+
+
+@pytest.fixture
+def make_args(tmp_path: Path) -> Callable[..., TrainingArguments]:
+    """Make training arguments whose output folder is below `tmp_path`."""
+
+    def make(**options) -> TrainingArguments:
+        options = {"output_dir": str(tmp_path / "run"), "disable_tqdm": True, "save_total_limit": 100} | options
+        return TrainingArguments(**options)
+
+    return make
+
+
+@pytest.fixture
+def make_loop(make_args: Callable[..., TrainingArguments]) -> Callable[..., TrainingLoop]:
+    """Build a training loop of its own accelerator; keywords beside those named here are training arguments."""
+
+    def make(
+        model: nn.Module | None = None,
+        batches: ImagesInMemory | None = None,
+        *,
+        evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
+        loop: dict | None = None,
+        **options,
+    ) -> TrainingLoop:
+        args = make_args(**options)
+        accelerator = Accelerator(cpu=True, mixed_precision=args.mixed_precision)
+        held_out = _make_batches(30, 16, shuffle=False, augment=False, seed=1)
+        return TrainingLoop(
+            _make_model() if model is None else model,
+            _make_batches() if batches is None else batches,
+            args,
+            accelerator,
+            evaluate=evaluate or (lambda model: evaluate_classification(model, held_out, accelerator)),
+            measure=lambda output, batch: {"correct": count_correct(output.logits, batch["labels"])},
+            **(loop or {}),
+        )
+
+    return make

@@ -1,0 +1,240 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hf_sphere.training import ImageDataArguments, ModelArguments, TrainingArguments, parse_arguments
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., str]:
+    """Write a YAML file and return its path."""
+
+    def write(text: str, name: str = "config.yaml") -> str:
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def parse(*words: str) -> tuple[ModelArguments, ImageDataArguments, TrainingArguments]:
+    return parse_arguments((ModelArguments, ImageDataArguments, TrainingArguments), [*words, "--output_dir", "out"])
+
+
+@pytest.fixture
+def refusal(capsys) -> Callable[..., str]:
+    """Parse words that must be refused as a usage error, and return the message."""
+
+    def message_for(*words: str) -> str:
+        with pytest.raises(SystemExit) as stop:
+            parse(*words)
+        assert stop.value.code == 2
+        return capsys.readouterr().err
+
+    return message_for
+
+
+def test_what_is_not_given_has_its_default():
+    _, data, args = parse()
+    assert (data.dataset_name, args.learning_rate, args.max_steps) == ("digits", 1e-3, None)
+
+
+def test_the_output_folder_must_be_given(capsys):
+    with pytest.raises(SystemExit):
+        parse_arguments((TrainingArguments,), [])
+    assert "--output_dir" in capsys.readouterr().err
+
+
+def test_yaml_replaces_the_default(config):
+    assert parse("--config", config("learning_rate: 0.5"))[2].learning_rate == 0.5
+
+
+@pytest.mark.parametrize("config_first", [True, False])
+def test_the_command_line_wins_over_yaml_in_either_order(config, config_first):
+    file, word = ["--config", config("learning_rate: 0.5")], ["--learning_rate", "0.25"]
+    assert parse(*(file + word if config_first else word + file))[2].learning_rate == 0.25
+
+
+def test_of_two_yaml_files_the_later_one_wins_key_by_key(config):
+    first, second = config("learning_rate: 0.5\nmomentum: 0.3", "a.yaml"), config("learning_rate: 0.25", "b.yaml")
+    args = parse("--config", first, "--config", second)[2]
+    assert (args.learning_rate, args.momentum) == (0.25, 0.3)
+
+
+def test_the_config_can_be_given_with_an_equals_sign(config):
+    assert parse(f"--config={config('learning_rate: 0.5')}")[2].learning_rate == 0.5
+
+
+def test_an_empty_yaml_file_changes_nothing(config):
+    assert parse("--config", config("# nothing yet\n")) == parse()
+
+
+def test_null_in_yaml_leaves_the_default(config):
+    assert parse("--config", config("learning_rate: null"))[2].learning_rate == 1e-3
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-3", 1e-3), ("2E-4", 2e-4), ("1.0e-3", 1e-3), ("3", 3.0)])
+def test_a_number_needs_no_dot_in_yaml(config, text, value):
+    assert parse("--config", config(f"weight_decay: {text}"))[2].weight_decay == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("false", False), ("yes", True), ("no", False)])
+def test_yaml_booleans_are_booleans(config, text, value):
+    assert parse("--config", config(f"nesterov: {text}"))[2].nesterov is value
+
+
+def test_a_flag_needs_no_value_on_the_command_line():
+    assert parse("--nesterov")[2].nesterov is True
+
+
+def test_a_bare_no_in_yaml_is_the_precision_no(config):
+    assert parse("--config", config("mixed_precision: no"))[2].mixed_precision == "no"
+
+
+@pytest.mark.parametrize(("text", "value"), [("[2, 4]", [2, 4]), ("3", [3])])
+def test_a_list_in_yaml_may_be_one_value(config, text, value):
+    assert parse("--config", config(f"lr_milestones: {text}"))[2].lr_milestones == value
+
+
+def test_a_list_on_the_command_line_replaces_the_one_in_yaml(config):
+    words = ["--config", config("lr_milestones: [2, 4]"), "--lr_milestones", "5", "6", "7"]
+    assert parse(*words)[2].lr_milestones == [5, 6, 7]
+
+
+MAPPING = {"scaling": 5.0, "learn_scaling": False, "widths": [1, 2]}
+
+
+def test_a_mapping_comes_from_yaml(config):
+    file = config("head_kwargs: {scaling: 5.0, learn_scaling: false, widths: [1, 2]}")
+    assert parse("--config", file)[0].head_kwargs == MAPPING
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "{scaling: 5.0, learn_scaling: false, widths: [1, 2]}",
+        '{"scaling": 5.0, "learn_scaling": false, "widths": [1,2]}',
+    ],
+    ids=["yaml", "json"],
+)
+def test_a_mapping_comes_from_the_command_line(word):
+    assert parse("--head_kwargs", word)[0].head_kwargs == MAPPING
+
+
+@pytest.mark.parametrize("text", ["1e-6", "1.0e-6", "1E-06", "0.000001"])
+def test_a_small_number_in_a_mapping_of_a_yaml_file_is_a_number(config, text):
+    assert parse("--config", config(f"head_kwargs: {{delta: {text}}}"))[0].head_kwargs == {"delta": 1e-6}
+
+
+@pytest.mark.parametrize("text", ["1e-6", "1.0e-6", "0.000001"])
+def test_a_small_number_in_a_mapping_on_the_command_line_is_a_number(text):
+    assert parse("--head_kwargs", f"{{delta: {text}}}")[0].head_kwargs == {"delta": 1e-6}
+
+
+@pytest.mark.parametrize("word", ["abc", "[1, 2]", "{scaling: 5", ""])
+def test_what_is_no_mapping_is_refused_with_an_example(refusal, word):
+    assert "expected a mapping such as '{scaling: 5.0}'" in refusal("--head_kwargs", word)
+
+
+def test_an_unknown_yaml_key_names_the_file_and_a_close_key(config, refusal):
+    file = config("leraning_rate: 0.1")
+    message = refusal("--config", file)
+    assert f"unknown key 'leraning_rate' in {file}" in message
+    assert "Did you mean learning_rate" in message
+
+
+def test_an_unknown_yaml_key_like_no_other_lists_the_keys(config, refusal):
+    message = refusal("--config", config("zzzzzz: 0.1"))
+    assert "The keys are: " in message
+    assert "per_device_train_batch_size" in message
+
+
+def test_an_unknown_option_names_a_close_one(refusal):
+    message = refusal("--leraning-rate", "0.1")
+    assert "unknown argument '--leraning-rate'" in message
+    assert "Did you mean learning_rate" in message
+
+
+def test_a_word_that_belongs_to_no_option_is_refused(refusal):
+    assert "unknown argument 'stray'" in refusal("stray")
+
+
+def test_options_cannot_be_abbreviated(refusal):
+    assert "unknown argument '--learning'" in refusal("--learning", "0.1")
+
+
+@pytest.mark.parametrize("source", ["yaml", "command line"])
+def test_a_value_of_the_wrong_type_names_the_argument(config, refusal, source):
+    words = (
+        ["--num_train_epochs", "many"] if source == "command line" else ["--config", config("num_train_epochs: many")]
+    )
+    message = refusal(*words)
+    assert "--num_train_epochs" in message
+    assert "invalid int value: 'many'" in message
+
+
+def test_a_value_outside_the_choices_lists_them(refusal):
+    message = refusal("--optimizer", "adamm")
+    assert all(name in message for name in ("adamm", "adam", "adamw", "sgd"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("per_device_train_batch_size", 0),
+        ("per_device_eval_batch_size", -1),
+        ("gradient_accumulation_steps", 0),
+        ("save_epochs", 0),
+        ("save_steps", 0),
+        ("save_total_limit", 0),
+        ("logging_steps", 0),
+        ("lr_step_epochs", 0),
+        ("max_steps", -1),
+        ("early_stopping_patience", 0),
+        ("learning_rate", -0.1),
+        ("learning_rate", float("nan")),
+        ("weight_decay", -1e-4),
+        ("num_train_epochs", -1),
+        ("warmup_epochs", -0.5),
+        ("max_grad_norm", 0.0),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=rf"^{name} must .* got {value}"):
+        TrainingArguments(output_dir="out", **{name: value})
+
+
+def test_a_bad_value_on_the_command_line_is_a_usage_error(refusal):
+    assert "per_device_train_batch_size must be at least 1; got 0." in refusal("--per_device_train_batch_size", "0")
+
+
+def test_multistep_needs_milestones(refusal):
+    assert "multistep needs lr_milestones" in refusal("--lr_scheduler_type", "multistep")
+
+
+def test_plateau_takes_no_warm_up(refusal):
+    assert "plateau takes no warmup_epochs" in refusal("--lr_scheduler_type", "plateau", "--warmup_epochs", "1")
+
+
+@pytest.mark.parametrize("text", ["- learning_rate", "just words", "false"])
+def test_a_yaml_file_that_is_no_mapping_is_refused(config, refusal, text):
+    file = config(text)
+    assert f"the configuration {file} must be a mapping" in refusal("--config", file)
+
+
+def test_a_yaml_file_with_a_syntax_error_is_refused_by_name(config, refusal):
+    file = config("learning_rate: [0.1")
+    assert f"cannot read the configuration {file}" in refusal("--config", file)
+
+
+def test_a_missing_yaml_file_is_refused_by_name(tmp_path, refusal):
+    assert f"cannot read the configuration {tmp_path / 'none.yaml'}" in refusal("--config", str(tmp_path / "none.yaml"))
+
+
+def test_help_describes_every_argument(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse("--help")
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("--config", "--head_kwargs", "--crop_padding", "--early_stopping_patience"))

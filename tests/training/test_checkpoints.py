@@ -1,0 +1,273 @@
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from hf_sphere.training import CheckpointError, RunState, claim_output_dir
+from hf_sphere.training.checkpoints import find_checkpoint, list_checkpoints, load_checkpoint, save_checkpoint
+
+
+@pytest.fixture
+def accelerator(make_model) -> Accelerator:
+    """An accelerator with a prepared model and optimiser."""
+    accelerator = Accelerator(cpu=True)
+    model = make_model()
+    accelerator.prepare(model, torch.optim.Adam(model.parameters()))
+    return accelerator
+
+
+@pytest.fixture
+def save(accelerator, tmp_path) -> Callable[..., Path]:
+    """Save checkpoints of the given steps below `tmp_path`; return the last one."""
+
+    def save_steps(*steps: int, keep: int = 100) -> Path:
+        return [save_checkpoint(accelerator, tmp_path, RunState(step=step), keep) for step in steps][-1]
+
+    return save_steps
+
+
+@pytest.fixture
+def full_disk(accelerator, monkeypatch) -> None:
+    """Let the disk be full when half of a checkpoint is written."""
+
+    def write_half(folder: str) -> None:
+        Path(folder).mkdir()
+        Path(folder, "model.safetensors").write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(accelerator, "save_state", write_half)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_checkpoint_is_named_after_its_step(save, tmp_path):
+    assert save(7) == tmp_path / "checkpoint-7"
+
+
+def test_the_state_comes_back_as_it_was_saved(accelerator, tmp_path):
+    state = RunState(
+        step=7,
+        epoch=1,
+        batch=2,
+        totals={"batches": 2.0, "loss": 0.1 + 0.2},
+        best_metric=1 / 3,
+        best_epoch=1,
+        seconds=1.5,
+        scheduler={"best": float("-inf"), "last_epoch": 7},
+        history=[{"epoch": 1.0, "train_loss": 2 / 3}],
+    )
+    assert load_checkpoint(accelerator, save_checkpoint(accelerator, tmp_path, state, 1)) == state
+
+
+def test_weights_come_back_as_they_were_saved(accelerator, save):
+    (model,) = accelerator._models
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    checkpoint = save(1)
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    load_checkpoint(accelerator, checkpoint)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_random_numbers_go_on_as_after_saving(accelerator, save):
+    checkpoint = save(1)
+    expected = torch.rand(3)
+    torch.manual_seed(99)
+    load_checkpoint(accelerator, checkpoint)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_rotation_keeps_the_newest(save, tmp_path):
+    save(8, 9, 10, 11, keep=2)
+    assert names(tmp_path) == ["checkpoint-10", "checkpoint-11"]
+
+
+def test_rotation_does_not_remove_the_checkpoint_just_written_when_later_steps_are_there(save, tmp_path):
+    save(10, 20)
+    save(15, keep=1)  # as after resuming from checkpoint-10
+    assert names(tmp_path) == ["checkpoint-15"]
+
+
+def test_a_step_saved_again_replaces_its_checkpoint(save, tmp_path):
+    (save(5) / "old").touch()
+    save(5)
+    assert "old" not in names(tmp_path / "checkpoint-5")
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint_as_it_was(save, accelerator, request, tmp_path):
+    earlier = save(1)
+    before = contents(earlier)
+    request.getfixturevalue("full_disk")
+    with pytest.raises(CheckpointError):
+        save(2, keep=1)
+    assert contents(earlier) == before
+
+
+def test_a_full_disk_leaves_no_unfinished_folder(save, full_disk, tmp_path):
+    with pytest.raises(CheckpointError):
+        save(2)
+    assert names(tmp_path) == []
+
+
+def test_a_full_disk_is_reported_with_its_cause_and_the_newest_whole_checkpoint(save, request, tmp_path):
+    save(1, 3)
+    request.getfixturevalue("full_disk")
+    with pytest.raises(CheckpointError) as failure:
+        save(4)
+    message = str(failure.value)
+    assert f"could not write {tmp_path / 'checkpoint-4'}" in message
+    assert "No space left on device" in message
+    assert f"The newest whole checkpoint is {tmp_path / 'checkpoint-3'}." in message
+
+
+def test_a_full_disk_at_the_first_checkpoint_is_reported_as_such(save, full_disk):
+    with pytest.raises(CheckpointError, match="There is no earlier checkpoint"):
+        save(1)
+
+
+def test_a_full_disk_does_not_remove_the_checkpoint_of_the_same_step(save, request, tmp_path):
+    before = contents(save(1))
+    request.getfixturevalue("full_disk")
+    with pytest.raises(CheckpointError):
+        save(1)
+    assert contents(tmp_path / "checkpoint-1") == before
+
+
+def test_a_checkpoint_can_be_written_after_a_kill_at_the_same_step(save, tmp_path):
+    (tmp_path / ".checkpoint-3.unfinished").mkdir()
+    (tmp_path / ".checkpoint-3.unfinished" / "half").touch()
+    save(3)
+    assert "half" not in names(tmp_path / "checkpoint-3")
+
+
+def test_checkpoints_are_listed_by_step_and_not_by_name(tmp_path):
+    for step in (100, 9, 20):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-20", "checkpoint-100"]
+
+
+def test_only_whole_checkpoints_are_listed(tmp_path):
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / ".checkpoint-2.unfinished").mkdir()
+    (tmp_path / "checkpoint-3").touch()
+    (tmp_path / "checkpoint-best").mkdir()
+    assert list_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
+
+
+def test_latest_is_the_checkpoint_of_the_highest_step(save, tmp_path):
+    save(9, 10)
+    assert find_checkpoint("latest", tmp_path) == tmp_path / "checkpoint-10"
+
+
+def test_latest_without_a_checkpoint_says_so(tmp_path):
+    with pytest.raises(CheckpointError, match=f"no checkpoint in {tmp_path} to resume from"):
+        find_checkpoint("latest", tmp_path)
+
+
+def test_a_checkpoint_is_found_by_its_folder_also_outside_the_run(save, tmp_path):
+    checkpoint = save(9)
+    assert find_checkpoint(str(checkpoint), tmp_path / "another run") == checkpoint
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused_with_those_there_are(save, tmp_path):
+    save(9)
+    with pytest.raises(CheckpointError) as failure:
+        find_checkpoint(str(tmp_path / "checkpoint-8"), tmp_path)
+    assert f"{tmp_path / 'checkpoint-8'} is not a checkpoint" in str(failure.value)
+    assert str(tmp_path / "checkpoint-9") in str(failure.value)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.bin", "trainer_state.json"])
+def test_a_damaged_file_is_reported_with_its_checkpoint(accelerator, save, file):
+    checkpoint = save(1)
+    whole = (checkpoint / file).read_bytes()
+    (checkpoint / file).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}"):
+        load_checkpoint(accelerator, checkpoint)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.bin"])
+def test_a_missing_file_is_reported_with_its_checkpoint(accelerator, save, file):
+    checkpoint = save(1)
+    (checkpoint / file).unlink()
+    with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}"):
+        load_checkpoint(accelerator, checkpoint)
+
+
+def test_a_checkpoint_of_another_model_is_refused(save):
+    checkpoint = save(1)
+    other = Accelerator(cpu=True)
+    other.prepare(torch.nn.Linear(2, 2))
+    with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}"):
+        load_checkpoint(other, checkpoint)
+
+
+def test_claiming_makes_the_folder_and_its_parents(tmp_path):
+    claim_output_dir(tmp_path / "a" / "b", overwrite=False, resume=False)
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def leave(mark: str, folder: Path) -> Path:
+    path = folder / mark
+    path.mkdir() if mark.startswith("checkpoint") else path.write_text("{}")
+    return path
+
+
+MARKS = ["checkpoint-5", "run.json", "all_results.json"]
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_folder_with_another_run_is_refused_with_the_ways_out(tmp_path, mark):
+    leave(mark, tmp_path)
+    with pytest.raises(FileExistsError) as refusal:
+        claim_output_dir(tmp_path, overwrite=False, resume=False)
+    for word in (str(tmp_path), mark, "--output_dir", "--resume_from_checkpoint latest", "--overwrite_output_dir"):
+        assert word in str(refusal.value)
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_refusal_removes_nothing(tmp_path, mark):
+    path = leave(mark, tmp_path)
+    with pytest.raises(FileExistsError):
+        claim_output_dir(tmp_path, overwrite=False, resume=False)
+    assert path.exists()
+
+
+def test_files_that_are_no_run_do_not_stand_in_the_way(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    claim_output_dir(tmp_path, overwrite=False, resume=False)
+    assert names(tmp_path) == ["notes.txt"]
+
+
+def test_overwriting_removes_the_run_and_leaves_the_rest(tmp_path):
+    for mark in MARKS:
+        leave(mark, tmp_path)
+    (tmp_path / "best").mkdir()
+    (tmp_path / "notes.txt").touch()
+    claim_output_dir(tmp_path, overwrite=True, resume=False)
+    assert names(tmp_path) == ["notes.txt"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_resuming_leaves_the_run_as_it_is(tmp_path, overwrite):
+    for mark in MARKS:
+        leave(mark, tmp_path)
+    claim_output_dir(tmp_path, overwrite=overwrite, resume=True)
+    assert names(tmp_path) == sorted(MARKS)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_claiming_clears_away_what_a_kill_left_unfinished(tmp_path, resume):
+    (tmp_path / ".checkpoint-2.unfinished").mkdir()
+    (tmp_path / ".checkpoint-2.unfinished" / "half").touch()
+    claim_output_dir(tmp_path, overwrite=False, resume=resume)
+    assert names(tmp_path) == []

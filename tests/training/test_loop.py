@@ -1,0 +1,508 @@
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hf_sphere.data import ImagesFromDisk, ImageShape
+from hf_sphere.data.decoding import EncodedImages
+from hf_sphere.data.sources import load_splits
+from hf_sphere.training import TrainingDivergedError, TrainingInterruptedError, TrainingLoop
+from hf_sphere.training.checkpoints import list_checkpoints
+
+# The small data is 40 images in batches of 8: 5 steps an epoch.
+
+
+def weights(loop: TrainingLoop) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in loop.model.state_dict().items()}
+
+
+def everything(loop: TrainingLoop) -> dict:
+    """All that a run has come to, but the time it took."""
+    return {
+        "weights": weights(loop),
+        "optimizer": loop.optimizer.state_dict(),
+        "scheduler": loop.scheduler.state_dict(),
+        "history": loop.state.history,
+        "best": (loop.state.best_metric, loop.state.best_epoch),
+        "random numbers": torch.get_rng_state(),
+    }
+
+
+def differences(first, second, name: str = "") -> list[str]:
+    """Names of what is not bit-for-bit the same in two nested structures."""
+    if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
+        return [d for key in first for d in differences(first[key], second[key], f"{name}/{key}")]
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)) and len(first) == len(second):
+        pairs = enumerate(zip(first, second, strict=True))
+        return [d for index, (a, b) in pairs for d in differences(a, b, f"{name}/{index}")]
+    same = torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
+    return [] if same else [name]
+
+
+def checkpoints(loop: TrainingLoop) -> list[str]:
+    return [path.name for path in list_checkpoints(loop.output_dir)]
+
+
+def scores(*values: float) -> Callable[[nn.Module], dict[str, float]]:
+    """An evaluation whose accuracy takes the given values one after another."""
+    left = iter(values)
+    return lambda model: {"accuracy": next(left)}
+
+
+class Signalling:
+    """Batches that send signals to this process before one of them is yielded."""
+
+    def __init__(self, batches, *, epoch: int, number: int, signals: tuple[int, ...] = (signal.SIGINT,)) -> None:
+        self.batches, self.at, self.signals = batches, (epoch, number), signals
+        self.num_examples = batches.num_examples
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[dict[str, torch.Tensor]]:
+        for number, batch in enumerate(self.batches.epoch(epoch, start=start), start):
+            if (epoch, number) == self.at:
+                for which in self.signals:
+                    os.kill(os.getpid(), which)
+            yield batch
+
+
+def test_training_lowers_the_loss_of_data_that_can_be_learned(make_loop, make_model, make_batches):
+    loop = make_loop(
+        make_model(dropout=0.0), make_batches(augment=False), num_train_epochs=15, learning_rate=0.01, save_epochs=15
+    )
+    history = loop.run().history
+    assert history[-1]["train_loss"] < 0.5 * history[0]["train_loss"]
+
+
+def test_a_training_split_without_a_batch_is_refused(make_loop, make_batches):
+    with pytest.raises(ValueError, match="there is no training batch"):
+        make_loop(batches=make_batches(0))
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "plateau"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_run_resumed_in_mid_epoch_ends_bit_for_bit_like_one_without_a_break(
+    make_loop, make_model, tmp_path, optimizer, schedule
+):
+    options = {"optimizer": optimizer, "lr_scheduler_type": schedule, "lr_patience": 0, "learning_rate": 0.02}
+    options |= {"num_train_epochs": 4, "weight_decay": 0.01, "gradient_accumulation_steps": 2}
+    unbroken = make_loop(make_model(seed=1), output_dir=str(tmp_path / "unbroken"), **options)
+    unbroken.run()
+    expected = everything(unbroken)
+
+    # 3 steps an epoch, of 2, 2 and 1 batches: step 5 lies in the middle of the second epoch.
+    broken = make_loop(make_model(seed=1), output_dir=str(tmp_path / "broken"), save_steps=5, **options)
+    broken.run()
+    resumed = make_loop(
+        make_model(seed=2),
+        output_dir=str(tmp_path / "resumed"),
+        resume_from_checkpoint=str(tmp_path / "broken" / "checkpoint-5"),
+        **options,
+    )
+    assert (resumed.state.step, resumed.state.batch) == (5, 4)
+    resumed.run()
+    assert differences(expected, everything(resumed)) == []
+
+
+def test_a_run_stopped_by_a_signal_and_resumed_ends_bit_for_bit_like_one_without_a_break(
+    make_loop, make_batches, tmp_path
+):
+    unbroken = make_loop(num_train_epochs=3, output_dir=str(tmp_path / "unbroken"))
+    unbroken.run()
+    expected = everything(unbroken)
+    with pytest.raises(TrainingInterruptedError):
+        make_loop(batches=Signalling(make_batches(), epoch=1, number=2), num_train_epochs=3).run()
+    resumed = make_loop(num_train_epochs=3, resume_from_checkpoint="latest")
+    resumed.run()
+    assert differences(expected, everything(resumed)) == []
+
+
+def test_a_run_stopped_by_max_steps_and_resumed_ends_with_the_weights_of_one_without_a_break(make_loop, tmp_path):
+    unbroken = make_loop(num_train_epochs=3, output_dir=str(tmp_path / "unbroken"))
+    unbroken.run()
+    make_loop(num_train_epochs=3, max_steps=7).run()
+    resumed = make_loop(num_train_epochs=3, resume_from_checkpoint="latest")
+    resumed.run()
+    assert differences(weights(unbroken), weights(resumed)) == []
+
+
+@pytest.mark.xfail(reason="the DataLoader of ImagesFromDisk draws its seed from torch's own generator", strict=True)
+def test_a_run_on_images_from_disk_resumes_bit_for_bit_in_mid_epoch(make_loop, tmp_path):
+    rows = load_splits("digits")["train"].select(range(40))
+    encoded = EncodedImages(rows, "image", ImageShape(1, 6, 6), skip_corrupt=False)
+    labels = torch.tensor(rows["label"][:]) % 3
+
+    def loop_on_disk(name: str, **options) -> TrainingLoop:
+        batches = ImagesFromDisk(encoded, labels, num_workers=0, batch_size=8, mean=[0.5], std=[0.3], shuffle=True)
+        return make_loop(batches=batches, num_train_epochs=2, output_dir=str(tmp_path / name), **options)
+
+    unbroken, broken = loop_on_disk("unbroken"), loop_on_disk("broken", max_steps=7)
+    torch.manual_seed(0)
+    unbroken.run()
+    torch.manual_seed(0)
+    broken.run()
+    resumed = loop_on_disk("resumed", resume_from_checkpoint=str(tmp_path / "broken" / "checkpoint-7"))
+    resumed.run()
+    assert differences(weights(unbroken), weights(resumed)) == []
+
+
+def test_another_seed_of_the_weights_gives_another_run(make_loop, make_model, tmp_path):
+    """So that the comparisons above can fail."""
+    first = make_loop(make_model(seed=1), num_train_epochs=1, output_dir=str(tmp_path / "first"))
+    second = make_loop(make_model(seed=2), num_train_epochs=1, output_dir=str(tmp_path / "second"))
+    first.run(), second.run()
+    assert "/hidden.weight" in differences(weights(first), weights(second))
+
+
+def test_resuming_a_finished_run_changes_nothing(make_loop):
+    finished = make_loop(num_train_epochs=2)
+    finished.run()
+    again = make_loop(num_train_epochs=2, resume_from_checkpoint="latest")
+    again.run()
+    assert differences(weights(finished), weights(again)) == []
+
+
+def plain_training(model: nn.Module, groups: list[list[dict]], lr: float) -> None:
+    """SGD by hand: one step a group of batches, on the mean of their losses."""
+    for group in groups:
+        loss = sum(model(**batch).loss for batch in group) / len(group)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter -= lr * gradient
+
+
+SGD = {"optimizer": "sgd", "momentum": 0.0, "learning_rate": 0.1, "num_train_epochs": 1}
+PLAIN_MODEL = {"dropout": 0.0, "norm": False}
+
+
+def test_an_epoch_is_the_one_computed_by_hand(make_loop, make_model, make_batches):
+    loop = make_loop(make_model(**PLAIN_MODEL), **SGD)
+    loop.run()
+    expected = make_model(**PLAIN_MODEL)
+    plain_training(expected, [[batch] for batch in make_batches().epoch(0)], 0.1)
+    torch.testing.assert_close(weights(loop), expected.state_dict())
+
+
+def test_accumulating_two_half_batches_is_a_step_on_the_whole_batch(make_loop, make_model, make_batches, tmp_path):
+    whole = make_loop(make_model(**PLAIN_MODEL), make_batches(64, 16, augment=False), **SGD)
+    halves = make_loop(
+        make_model(**PLAIN_MODEL),
+        make_batches(64, 8, augment=False),
+        gradient_accumulation_steps=2,
+        output_dir=str(tmp_path / "halves"),
+        **SGD,
+    )
+    assert whole.run().step == halves.run().step == 4
+    torch.testing.assert_close(weights(whole), weights(halves))
+
+
+def test_a_last_group_of_fewer_batches_is_averaged_over_those_there_are(make_loop, make_model, make_batches):
+    loop = make_loop(make_model(**PLAIN_MODEL), gradient_accumulation_steps=3, **SGD)
+    loop.run()
+    expected = make_model(**PLAIN_MODEL)
+    batches = list(make_batches().epoch(0))
+    plain_training(expected, [batches[:3], batches[3:]], 0.1)
+    torch.testing.assert_close(weights(loop), expected.state_dict())
+
+
+def test_the_training_metrics_of_an_epoch_are_means_over_its_batches(make_loop, make_model, make_batches):
+    loop = make_loop(make_model(**PLAIN_MODEL), **SGD | {"learning_rate": 0.0})
+    (entry,) = loop.run().history
+    outputs = [(make_model(**PLAIN_MODEL)(**batch), batch["labels"]) for batch in make_batches().epoch(0)]
+    assert entry["train_loss"] == pytest.approx(sum(output.loss.item() for output, _ in outputs) / 5)
+    correct = sum((output.logits.argmax(-1) == labels).sum().item() for output, labels in outputs)
+    assert entry["train_correct"] == pytest.approx(correct / 5)
+
+
+def test_each_epoch_adds_one_entry_to_the_history(make_loop):
+    history = make_loop(num_train_epochs=3).run().history
+    assert [(entry["epoch"], entry["step"]) for entry in history] == [(1.0, 5), (2.0, 10), (3.0, 15)]
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("bad_pass", [3, 4, 5])
+@pytest.mark.parametrize("logging_steps", [1, 50])
+def test_a_loss_that_is_not_finite_is_reported_with_its_step(
+    make_loop, make_model, accumulation, bad_pass, logging_steps
+):
+    loop = make_loop(
+        make_model(bad_at=(bad_pass,)), gradient_accumulation_steps=accumulation, logging_steps=logging_steps
+    )
+    step = math.ceil(bad_pass / accumulation)
+    with pytest.raises(TrainingDivergedError, match=f"the loss is not finite at step {step}\\."):
+        loop.run()
+
+
+def test_of_several_losses_that_are_not_finite_the_first_is_reported(make_loop, make_model):
+    with pytest.raises(TrainingDivergedError, match="at step 2\\."):
+        make_loop(make_model(bad_at=(2, 3, 5))).run()
+
+
+def test_divergence_names_the_last_good_checkpoint(make_loop, make_model, tmp_path):
+    loop = make_loop(make_model(bad_at=(8,)), save_steps=2)
+    with pytest.raises(TrainingDivergedError) as failure:
+        loop.run()
+    assert f"The last good checkpoint is {tmp_path / 'run' / 'checkpoint-6'}." in str(failure.value)
+
+
+def test_divergence_before_the_first_checkpoint_says_that_there_is_none(make_loop, make_model):
+    with pytest.raises(TrainingDivergedError, match="There is no checkpoint yet"):
+        make_loop(make_model(bad_at=(1,))).run()
+
+
+@pytest.mark.parametrize("save_steps", [1, 2, None])
+def test_nothing_is_saved_after_a_loss_that_is_not_finite(make_loop, make_model, save_steps):
+    loop = make_loop(make_model(bad_at=(8,)), save_steps=save_steps)
+    with pytest.raises(TrainingDivergedError):
+        loop.run()
+    saved = [path / "model.safetensors" for path in list_checkpoints(loop.output_dir)]
+    assert max(int(path.parent.name.split("-")[1]) for path in saved) < 8
+
+
+def test_a_signal_after_a_loss_that_is_not_finite_saves_nothing(make_loop, make_model, make_batches):
+    loop = make_loop(make_model(bad_at=(2,)), Signalling(make_batches(), epoch=0, number=3))
+    with pytest.raises(TrainingDivergedError):
+        loop.run()
+    assert checkpoints(loop) == []
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_finishes_the_step_and_writes_a_checkpoint(make_loop, make_batches, which):
+    loop = make_loop(batches=Signalling(make_batches(), epoch=0, number=2, signals=(which,)))
+    with pytest.raises(TrainingInterruptedError):
+        loop.run()
+    assert checkpoints(loop) == ["checkpoint-3"]
+
+
+def test_an_interruption_says_where_the_run_is_and_how_it_goes_on(make_loop, make_batches, tmp_path):
+    loop = make_loop(batches=Signalling(make_batches(), epoch=0, number=2), num_train_epochs=2)
+    with pytest.raises(TrainingInterruptedError) as stop:
+        loop.run()
+    for words in ("step 3 of 10", str(tmp_path / "run" / "checkpoint-3"), "--resume_from_checkpoint latest"):
+        assert words in str(stop.value)
+
+
+def test_a_second_signal_stops_at_once_without_a_checkpoint(make_loop, make_batches):
+    loop = make_loop(batches=Signalling(make_batches(), epoch=0, number=2, signals=(signal.SIGINT, signal.SIGINT)))
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    assert checkpoints(loop) == []
+
+
+def test_a_signal_in_the_last_step_lets_the_run_end(make_loop, make_batches):
+    loop = make_loop(batches=Signalling(make_batches(), epoch=1, number=4), num_train_epochs=2)
+    assert len(loop.run().history) == 2
+
+
+def test_a_signal_in_the_last_step_of_an_epoch_does_not_lose_its_evaluation(make_loop, make_batches):
+    with pytest.raises(TrainingInterruptedError):
+        make_loop(batches=Signalling(make_batches(), epoch=0, number=4), num_train_epochs=2).run()
+    resumed = make_loop(num_train_epochs=2, resume_from_checkpoint="latest")
+    assert [entry["epoch"] for entry in resumed.run().history] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_signal_handlers_are_restored(make_loop, make_batches, interrupted):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    loop = make_loop(batches=Signalling(make_batches(), epoch=0 if interrupted else 99, number=1), num_train_epochs=1)
+    try:
+        loop.run()
+    except TrainingInterruptedError:
+        assert interrupted
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_training_runs_outside_the_main_thread(make_loop):
+    loop = make_loop(num_train_epochs=1)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    thread.join()
+    assert loop.state.step == 5
+
+
+def test_training_stops_after_the_epochs_without_gain(make_loop):
+    loop = make_loop(
+        num_train_epochs=20, early_stopping_patience=2, evaluate=scores(0.5, 0.6, 0.6, 0.6, 0.9), save_epochs=20
+    )
+    assert loop.run().epoch == 4
+
+
+def test_training_that_gains_is_not_stopped(make_loop):
+    loop = make_loop(num_train_epochs=4, early_stopping_patience=1, evaluate=scores(0.1, 0.2, 0.3, 0.4))
+    assert loop.run().epoch == 4
+
+
+def test_a_run_that_stopped_early_has_a_checkpoint_of_its_end(make_loop):
+    loop = make_loop(num_train_epochs=20, early_stopping_patience=1, evaluate=scores(0.5, 0.5), save_epochs=20)
+    loop.run()
+    assert checkpoints(loop) == ["checkpoint-10"]
+
+
+def test_resuming_a_run_that_stopped_early_trains_no_further(make_loop):
+    options = {"num_train_epochs": 20, "early_stopping_patience": 1}
+    make_loop(evaluate=scores(0.5, 0.5), **options).run()
+    resumed = make_loop(evaluate=scores(0.9, 0.9), resume_from_checkpoint="latest", **options)
+    assert resumed.run().epoch == 2
+
+
+def test_the_best_model_is_saved_only_when_the_metric_gains(make_loop):
+    saved = []
+    loop = make_loop(
+        num_train_epochs=5,
+        evaluate=scores(0.5, 0.4, 0.6, 0.6, 0.55),
+        loop={"save_best": lambda model: saved.append(len(loop.state.history))},
+    )
+    loop.run()
+    assert saved == [1, 3]
+
+
+def test_the_best_epoch_and_metric_are_remembered(make_loop):
+    state = make_loop(num_train_epochs=4, evaluate=scores(0.5, 0.7, 0.7, 0.6)).run()
+    assert (state.best_epoch, state.best_metric) == (2, 0.7)
+
+
+def test_a_metric_that_should_be_low_is_best_when_lowest(make_loop):
+    losses = iter([0.5, 0.3, 0.4])
+    loop = make_loop(
+        num_train_epochs=3,
+        evaluate=lambda model: {"perplexity": next(losses)},
+        loop={"metric": "perplexity", "higher_is_better": False},
+    )
+    assert loop.run().best_epoch == 2
+
+
+def test_the_model_is_evaluated_in_eval_mode(make_loop):
+    modes = []
+    make_loop(num_train_epochs=2, evaluate=lambda model: modes.append(model.training) or {"accuracy": 0.0}).run()
+    assert modes == [False, False]
+
+
+def test_the_model_trains_in_training_mode_after_an_evaluation(make_loop, make_model):
+    model = make_model()
+    make_loop(model, num_train_epochs=2).run()
+    assert model.passes == 10
+
+
+def test_plateau_lowers_the_rate_by_the_metric(make_loop):
+    loop = make_loop(
+        num_train_epochs=3,
+        lr_scheduler_type="plateau",
+        lr_patience=0,
+        lr_gamma=0.5,
+        learning_rate=0.4,
+        evaluate=scores(0.5, 0.5, 0.5),
+    )
+    # The rate that an epoch was trained with, and the one after the last.
+    rates = [entry["learning_rate"] for entry in loop.run().history]
+    assert [*rates, loop.optimizer.param_groups[0]["lr"]] == pytest.approx([0.4, 0.4, 0.2, 0.1])
+
+
+def test_max_steps_stops_in_mid_epoch(make_loop):
+    state = make_loop(num_train_epochs=3, max_steps=7).run()
+    assert (state.step, state.epoch, state.batch) == (7, 1, 2)
+
+
+def test_max_steps_beyond_the_epochs_changes_nothing(make_loop):
+    assert make_loop(num_train_epochs=1, max_steps=99).run().step == 5
+
+
+def test_a_run_stopped_by_max_steps_is_evaluated_and_saved(make_loop):
+    loop = make_loop(num_train_epochs=3, max_steps=7)
+    assert loop.run().history[-1]["epoch"] == pytest.approx(1.4)
+    assert checkpoints(loop)[-1] == "checkpoint-7"
+
+
+def test_save_epochs_spaces_the_checkpoints_and_the_end_is_always_saved(make_loop):
+    loop = make_loop(num_train_epochs=5, save_epochs=2)
+    loop.run()
+    assert checkpoints(loop) == ["checkpoint-10", "checkpoint-20", "checkpoint-25"]
+
+
+def test_save_steps_adds_checkpoints_within_an_epoch(make_loop):
+    loop = make_loop(num_train_epochs=2, save_steps=3)
+    loop.run()
+    assert checkpoints(loop) == ["checkpoint-3", "checkpoint-5", "checkpoint-6", "checkpoint-9", "checkpoint-10"]
+
+
+def test_only_the_last_checkpoints_are_kept(make_loop):
+    loop = make_loop(num_train_epochs=4, save_total_limit=2)
+    loop.run()
+    assert checkpoints(loop) == ["checkpoint-15", "checkpoint-20"]
+
+
+def one_step(make_loop, make_model, tmp_path: Path, limit: float | None) -> float:
+    """Length of the first step of SGD with rate 1, which is the norm of the gradient used."""
+    model = make_model(**PLAIN_MODEL)
+    before = nn.utils.parameters_to_vector(model.parameters()).clone()
+    options = SGD | {"learning_rate": 1.0, "max_steps": 1, "max_grad_norm": limit, "output_dir": str(tmp_path / "one")}
+    make_loop(model, **options).run()
+    return (nn.utils.parameters_to_vector(model.parameters()) - before).norm().item()
+
+
+def test_a_gradient_above_the_limit_is_clipped_to_it(make_loop, make_model, tmp_path):
+    assert one_step(make_loop, make_model, tmp_path, 0.01) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_gradient_below_the_limit_is_left_alone(make_loop, make_model, tmp_path):
+    free = one_step(make_loop, make_model, tmp_path / "free", None)
+    assert free > 0.01  # so that the limit above acts
+    assert one_step(make_loop, make_model, tmp_path / "limited", 1e3) == pytest.approx(free, rel=1e-6)
+
+
+def test_the_model_is_told_each_epoch(make_loop, make_model):
+    model = make_model()
+    make_loop(model, num_train_epochs=3).run()
+    assert model.epochs_seen == [0, 1, 2]
+
+
+def test_the_model_is_told_the_epoch_it_resumes_in(make_loop, make_model):
+    make_loop(num_train_epochs=2, max_steps=7).run()
+    model = make_model()
+    make_loop(model, num_train_epochs=3, resume_from_checkpoint="latest").run()
+    assert model.epochs_seen == [1, 2]
+
+
+class Unaware(nn.Linear):
+    """A model without `set_epoch`."""
+
+    def forward(self, pixel_values, labels):
+        logits = super().forward(pixel_values.flatten(1))
+        return type("Output", (), {"loss": F.cross_entropy(logits, labels), "logits": logits})
+
+
+def test_a_model_need_not_know_of_epochs(make_loop):
+    assert make_loop(Unaware(36, 3), num_train_epochs=1).run().step == 5
+
+
+def test_bf16_computes_in_bf16_on_the_cpu(make_loop, make_model):
+    model = make_model()
+    make_loop(model, num_train_epochs=1, mixed_precision="bf16").run()
+    assert model.hidden_dtype == torch.bfloat16
+
+
+def test_bf16_keeps_the_weights_in_float32(make_loop, make_model):
+    model = make_model()
+    make_loop(model, num_train_epochs=1, mixed_precision="bf16").run()
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_bf16_learns(make_loop, make_model, make_batches):
+    model = make_model(dropout=0.0)
+    options = {"num_train_epochs": 15, "learning_rate": 0.01, "save_epochs": 15, "mixed_precision": "bf16"}
+    history = make_loop(model, make_batches(augment=False), **options).run().history
+    assert history[-1]["train_loss"] < 0.5 * history[0]["train_loss"]
+
+
+def test_time_spent_before_a_break_is_counted(make_loop):
+    first = make_loop(num_train_epochs=2, max_steps=7).run().seconds
+    resumed = make_loop(num_train_epochs=2, resume_from_checkpoint="latest")
+    assert resumed.state.seconds == first

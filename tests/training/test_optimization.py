@@ -1,0 +1,254 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from hf_sphere.training import TrainingArguments
+from hf_sphere.training.optimization import build_optimizer, build_scheduler, learning_rate_factor, parameter_groups
+
+
+def arguments(**options) -> TrainingArguments:
+    return TrainingArguments(output_dir="out", **options)
+
+
+MULTISTEP = {"lr_scheduler_type": "multistep", "lr_milestones": [4, 2]}
+STEP = {"lr_scheduler_type": "step", "lr_step_epochs": 3, "lr_gamma": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("options", "epoch", "factor"),
+    [
+        ({"lr_scheduler_type": "constant"}, 0.0, 1.0),
+        ({"lr_scheduler_type": "constant"}, 9.9, 1.0),
+        ({"lr_scheduler_type": "linear"}, 0.0, 1.0),
+        ({"lr_scheduler_type": "linear"}, 2.5, 0.75),
+        ({"lr_scheduler_type": "linear"}, 10.0, 0.0),
+        ({"lr_scheduler_type": "linear"}, 11.0, 0.0),
+        ({"lr_scheduler_type": "linear", "warmup_epochs": 2.0}, 6.0, 0.5),
+        ({"lr_scheduler_type": "cosine"}, 0.0, 1.0),
+        ({"lr_scheduler_type": "cosine"}, 2.5, 0.8535533905932737),
+        ({"lr_scheduler_type": "cosine"}, 5.0, 0.5),
+        ({"lr_scheduler_type": "cosine"}, 10.0, 0.0),
+        ({"lr_scheduler_type": "cosine", "warmup_epochs": 2.0}, 2.0, 1.0),
+        ({"lr_scheduler_type": "cosine", "warmup_epochs": 2.0}, 6.0, 0.5),
+        (STEP, 2.99, 1.0),
+        (STEP, 3.0, 0.5),
+        (STEP, 6.5, 0.25),
+        (MULTISTEP, 1.99, 1.0),
+        (MULTISTEP, 2.0, 0.1),
+        (MULTISTEP, 3.99, 0.1),
+        (MULTISTEP, 4.0, 0.01),
+        ({"warmup_epochs": 2.0}, 0.0, 0.0),
+        ({"warmup_epochs": 2.0}, 0.5, 0.25),
+        ({"warmup_epochs": 2.0}, 2.0, 1.0),
+        ({**STEP, "warmup_epochs": 4.0}, 3.0, 0.75),
+    ],
+)
+def test_the_factor_is_the_one_computed_by_hand(options, epoch, factor):
+    assert learning_rate_factor(arguments(num_train_epochs=10, **options), epoch) == pytest.approx(factor, abs=1e-12)
+
+
+schedules = st.builds(
+    arguments,
+    lr_scheduler_type=st.sampled_from(["constant", "linear", "cosine", "step", "multistep"]),
+    num_train_epochs=st.integers(0, 300),
+    warmup_epochs=st.floats(0, 400),
+    lr_step_epochs=st.integers(1, 100),
+    lr_milestones=st.lists(st.integers(0, 300), min_size=1),
+    lr_gamma=st.floats(0, 1),
+)
+hypothesis_settings = settings(deadline=None, database=None)
+
+
+@hypothesis_settings
+@given(schedules, st.floats(0, 1000))
+def test_the_factor_lies_between_0_and_1(args, epoch):
+    assert 0.0 <= learning_rate_factor(args, epoch) <= 1.0
+
+
+@hypothesis_settings
+@given(schedules.filter(lambda args: args.warmup_epochs > 1e-3), st.floats(0, 0.999))
+def test_warm_up_is_linear_under_every_schedule(args, share):
+    assert learning_rate_factor(args, share * args.warmup_epochs) == pytest.approx(share)
+
+
+@hypothesis_settings
+@given(schedules, st.floats(0, 400), st.floats(0, 400))
+def test_the_factor_never_rises_after_the_warm_up(args, later, more):
+    start = args.warmup_epochs + later
+    assert learning_rate_factor(args, start + more) <= learning_rate_factor(args, start) + 1e-12
+
+
+def rates(scheduler: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[list[float]]:
+    """Learning rate of each group at each of the coming steps."""
+    seen = []
+    for _ in range(steps):
+        seen.append([group["lr"] for group in scheduler.optimizer.param_groups])
+        scheduler.optimizer.step()
+        scheduler.step()
+    return seen
+
+
+def test_the_schedule_counts_optimiser_steps():
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=2.0)
+    args = arguments(lr_scheduler_type="linear", num_train_epochs=2, warmup_epochs=0.5)
+    seen = rates(build_scheduler(optimizer, args, steps_per_epoch=4), 9)
+    expected = [0.0, 1.0, 2.0, 2 * 5 / 6, 2 * 4 / 6, 2 * 3 / 6, 2 * 2 / 6, 2 * 1 / 6, 0.0]
+    assert [rate for (rate,) in seen] == pytest.approx(expected)
+
+
+def test_a_group_of_its_own_rate_follows_the_same_course():
+    optimizer = torch.optim.SGD(
+        [{"params": [nn.Parameter(torch.zeros(1))]}, {"params": [nn.Parameter(torch.zeros(1))], "lr": 0.1}], lr=2.0
+    )
+    args = arguments(lr_scheduler_type="cosine", num_train_epochs=3)
+    seen = rates(build_scheduler(optimizer, args, steps_per_epoch=2), 6)
+    assert [own / other for other, own in seen] == pytest.approx([0.05] * 6)
+
+
+@pytest.mark.parametrize(
+    ("higher_is_better", "values"), [(True, [0.5, 0.4, 0.4, 0.4]), (False, [0.5, 0.6, 0.6, 0.6])], ids=["max", "min"]
+)
+def test_plateau_decays_after_its_patience_without_gain(higher_is_better, values):
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    args = arguments(lr_scheduler_type="plateau", lr_patience=2, lr_gamma=0.1)
+    scheduler = build_scheduler(optimizer, args, steps_per_epoch=4, higher_is_better=higher_is_better)
+    seen = []
+    for value in values:
+        scheduler.step(value)
+        seen.append(optimizer.param_groups[0]["lr"])
+    assert seen == pytest.approx([1.0, 1.0, 1.0, 0.1])
+
+
+@pytest.mark.parametrize(("higher_is_better", "values"), [(True, [0.1, 0.2, 0.3]), (False, [0.3, 0.2, 0.1])])
+def test_plateau_does_not_decay_while_the_metric_gains(higher_is_better, values):
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    args = arguments(lr_scheduler_type="plateau", lr_patience=0)
+    scheduler = build_scheduler(optimizer, args, steps_per_epoch=4, higher_is_better=higher_is_better)
+    for value in values:
+        scheduler.step(value)
+    assert optimizer.param_groups[0]["lr"] == 1.0
+
+
+class Mixed(nn.Module):
+    """One parameter of every kind."""
+
+    def __init__(self, own: dict | None = None) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.norm = nn.BatchNorm2d(2)
+        self.layer_norm = nn.LayerNorm(2)
+        self.linear = nn.Linear(2, 2)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.prototypes = nn.Parameter(torch.ones(3, 2))
+        self.own = own or {}
+
+    def parameter_options(self) -> dict:
+        return self.own
+
+
+def names_in(model: nn.Module, group: dict) -> set[str]:
+    chosen = {id(parameter) for parameter in group["params"]}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in chosen}
+
+
+def test_weights_decay():
+    model = Mixed()
+    (decayed,) = [group for group in parameter_groups(model, 0.1) if group["weight_decay"] == 0.1]
+    assert names_in(model, decayed) == {"conv.weight", "linear.weight", "prototypes"}
+
+
+def test_norms_biases_and_scalars_do_not_decay():
+    model = Mixed()
+    (plain,) = [group for group in parameter_groups(model, 0.1) if group["weight_decay"] == 0.0]
+    norms = {"norm.weight", "norm.bias", "layer_norm.weight", "layer_norm.bias"}
+    assert names_in(model, plain) == norms | {"conv.bias", "linear.bias", "scale"}
+
+
+def test_a_parameter_with_options_is_in_no_other_group():
+    model = Mixed({"prototypes": {"lr": 1e-2}})
+    groups = [names_in(model, group) for group in parameter_groups(model, 0.1)]
+    assert [group for group in groups if "prototypes" in group] == [{"prototypes"}]
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
+def test_a_parameter_keeps_the_options_the_model_gives_it(kind):
+    model = Mixed({"scale": {"lr": 0.5, "weight_decay": 0.25}})
+    optimizer = build_optimizer(model, arguments(optimizer=kind, learning_rate=1e-3, weight_decay=0.1))
+    (own,) = [group for group in optimizer.param_groups if names_in(model, group) == {"scale"}]
+    assert (own["lr"], own["weight_decay"]) == (0.5, 0.25)
+
+
+def test_a_parameter_with_options_does_not_decay_unless_they_say_so():
+    groups = parameter_groups(Mixed({"prototypes": {"lr": 1e-2}}), 0.1)
+    assert [group["weight_decay"] for group in groups if group.get("lr") == 1e-2] == [0.0]
+
+
+def test_options_of_a_parameter_that_the_model_lacks_are_refused_by_name():
+    with pytest.raises(ValueError, match="parameters that the model lacks: temperature"):
+        parameter_groups(Mixed({"temperature": {"lr": 1.0}}), 0.1)
+
+
+@pytest.mark.parametrize("own", [{}, {"conv.weight": {"lr": 1.0}}], ids=["plain", "with options"])
+def test_frozen_parameters_are_left_out(own):
+    model = Mixed(own)
+    model.conv.requires_grad_(False)
+    trained = set().union(*(names_in(model, group) for group in parameter_groups(model, 0.1)))
+    assert trained == {name for name, _ in model.named_parameters()} - {"conv.weight", "conv.bias"}
+
+
+def test_a_model_without_parameter_options_is_split_by_shape_alone():
+    groups = parameter_groups(nn.Linear(2, 3), 0.1)
+    assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(1, 0.1), (1, 0.0)]
+
+
+ADAM = {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("options", "reference"),
+    [
+        ({"optimizer": "sgd", "momentum": 0.0}, lambda g: torch.optim.SGD(g, lr=0.1)),
+        ({"optimizer": "sgd"}, lambda g: torch.optim.SGD(g, lr=0.1, momentum=0.9)),
+        (
+            {"optimizer": "sgd", "momentum": 0.8, "nesterov": True},
+            lambda g: torch.optim.SGD(g, lr=0.1, momentum=0.8, nesterov=True),
+        ),
+        ({"optimizer": "adam"}, lambda g: torch.optim.Adam(g, lr=0.1)),
+        ({"optimizer": "adam", **ADAM}, lambda g: torch.optim.Adam(g, lr=0.1, betas=(0.8, 0.95), eps=1e-6)),
+        ({"optimizer": "adamw"}, lambda g: torch.optim.AdamW(g, lr=0.1)),
+        ({"optimizer": "adamw", **ADAM}, lambda g: torch.optim.AdamW(g, lr=0.1, betas=(0.8, 0.95), eps=1e-6)),
+    ],
+    ids=["sgd", "sgd-momentum", "sgd-nesterov", "adam", "adam-options", "adamw", "adamw-options"],
+)
+def test_steps_are_those_of_torch_with_the_same_settings(options, reference):
+    models = []
+    for build in (
+        lambda m: build_optimizer(m, arguments(learning_rate=0.1, weight_decay=0.3, **options)),
+        lambda m: reference(
+            [{"params": [m.weight], "weight_decay": 0.3}, {"params": [m.bias], "weight_decay": 0.0}],
+        ),
+    ):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimizer = build(model)
+        for step in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 3) * (step + 1)).square().sum().backward()
+            optimizer.step()
+        models.append(model)
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
+
+
+def test_nesterov_without_momentum_is_plain_sgd():
+    optimizer = build_optimizer(nn.Linear(2, 2), arguments(optimizer="sgd", momentum=0.0, nesterov=True))
+    assert not any(group["nesterov"] for group in optimizer.param_groups)
+
+
+def test_the_last_step_of_cosine_is_not_wasted_on_a_rate_of_zero():
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    seen = rates(build_scheduler(optimizer, arguments(lr_scheduler_type="cosine", num_train_epochs=1), 10), 10)
+    assert seen[-1][0] == pytest.approx(0.5 * (1 + math.cos(math.pi * 0.9)))

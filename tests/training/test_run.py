@@ -1,0 +1,183 @@
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hf_sphere.training import (
+    CheckpointError,
+    ImageDataArguments,
+    TrainingDivergedError,
+    TrainingInterruptedError,
+    start_run,
+)
+from hf_sphere.training.run import run_recipe, write_json
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before(monkeypatch):
+    """A run sets the level of the library's logger, and trains on the CPU here."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    logger = logging.getLogger("hf_sphere")
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+def read(folder: Path | str, name: str) -> dict:
+    return json.loads(Path(folder, name).read_text())
+
+
+def test_a_run_makes_its_folder(make_args, tmp_path):
+    start_run(make_args())
+    assert (tmp_path / "run").is_dir()
+
+
+def test_a_run_writes_all_its_settings(make_args):
+    args = make_args(learning_rate=0.25)
+    start_run(args, ImageDataArguments(crop_padding=3))
+    settings = read(args.output_dir, "run.json")
+    assert (settings["learning_rate"], settings["crop_padding"]) == (0.25, 3)
+
+
+def test_a_folder_with_another_run_is_refused(make_args):
+    start_run(make_args())
+    with pytest.raises(FileExistsError, match="holds another run"):
+        start_run(make_args())
+
+
+def test_overwriting_replaces_the_settings(make_args):
+    start_run(make_args())
+    args = make_args(learning_rate=0.25, overwrite_output_dir=True)
+    start_run(args)
+    assert read(args.output_dir, "run.json")["learning_rate"] == 0.25
+
+
+def test_the_seed_settles_all_random_numbers(make_args):
+    drawn = []
+    for name in ("a", "b"):
+        start_run(make_args(output_dir=str(Path(make_args().output_dir) / name), seed=7))
+        drawn.append((torch.rand(2).tolist(), np.random.rand(2).tolist()))
+    assert drawn[0] == drawn[1]
+
+
+def test_another_seed_draws_other_random_numbers(make_args):
+    drawn = []
+    for seed in (7, 8):
+        start_run(make_args(output_dir=str(Path(make_args().output_dir) / str(seed)), seed=seed))
+        drawn.append(torch.rand(2).tolist())
+    assert drawn[0] != drawn[1]
+
+
+def continue_with(make_args, caplog, **changes) -> str:
+    """Start a run, continue it with other settings, and return what is logged."""
+    start_run(make_args())
+    caplog.clear()
+    start_run(make_args(resume_from_checkpoint="latest", **changes))
+    return caplog.text
+
+
+def test_a_continuation_with_other_settings_says_what_differs(make_args, caplog):
+    text = continue_with(make_args, caplog, learning_rate=0.25)
+    assert "learning_rate (0.001 -> 0.25)" in text
+
+
+@pytest.mark.parametrize("changes", [{}, {"save_steps": 3}, {"max_steps": 9, "disable_tqdm": False}])
+def test_a_continuation_that_learns_the_same_is_not_remarked_on(make_args, caplog, changes):
+    assert "differs" not in continue_with(make_args, caplog, **changes)
+
+
+def test_results_are_written_to_the_folder(make_args):
+    args = make_args()
+    start_run(args).write_results({"eval_accuracy": 0.5})
+    assert read(args.output_dir, "all_results.json") == {"eval_accuracy": 0.5}
+
+
+def test_a_json_file_that_cannot_be_finished_leaves_the_earlier_one(tmp_path, monkeypatch):
+    path = tmp_path / "results.json"
+    write_json(path, {"a": 1})
+
+    def write_half(self: Path, text: str, **options) -> int:
+        with self.open("w") as file:
+            file.write(text[:3])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", write_half)
+    with pytest.raises(OSError, match="No space"):
+        write_json(path, {"a": 2})
+    assert json.loads(path.read_bytes()) == {"a": 1}
+
+
+def test_trackers_get_the_metrics_of_each_epoch(make_args, make_loop):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    args = make_args(report_to=["tensorboard"])
+    run = start_run(args)
+    loop = make_loop(num_train_epochs=2)
+    loop.accelerator = run.accelerator
+    loop.run()
+    run.accelerator.end_training()
+    events = EventAccumulator(str(Path(args.output_dir, "logs", "run"))).Reload()
+    assert [event.step for event in events.Scalars("accuracy")] == [5, 10]
+
+
+def test_an_unknown_tracker_is_refused(make_args):
+    with pytest.raises(ValueError, match="notebook"):
+        start_run(make_args(report_to=["notebook"]))
+
+
+def failing(error: BaseException):
+    def main(argv):
+        raise error
+
+    return main
+
+
+MENDABLE = [
+    ValueError("a bad value"),
+    TrainingDivergedError("the loss is not finite"),
+    CheckpointError("no checkpoint"),
+    FileExistsError("holds another run"),
+    FileNotFoundError("no such data"),
+    OSError("no such model"),
+]
+
+
+@pytest.mark.parametrize("error", MENDABLE, ids=lambda error: type(error).__name__)
+def test_an_error_a_user_can_mend_is_one_line_and_status_1(capsys, monkeypatch, error):
+    monkeypatch.delenv("HF_SPHERE_TRACEBACK", raising=False)
+    with pytest.raises(SystemExit) as stop:
+        run_recipe(failing(error))
+    assert stop.value.code == 1
+    assert capsys.readouterr().err == f"\nError: {error}\n(HF_SPHERE_TRACEBACK=1 shows where.)\n"
+
+
+def test_an_error_of_the_program_keeps_its_traceback():
+    with pytest.raises(KeyError):
+        run_recipe(failing(KeyError("a bug")))
+
+
+def test_the_traceback_can_be_asked_for(monkeypatch):
+    monkeypatch.setenv("HF_SPHERE_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="a bad value"):
+        run_recipe(failing(ValueError("a bad value")))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(TrainingInterruptedError("stopped at step 3"), "Stopped at step 3"), (KeyboardInterrupt(), "Stopped at once")],
+)
+def test_an_interruption_has_status_130_and_says_where_it_stopped(capsys, error, words):
+    with pytest.raises(SystemExit) as stop:
+        run_recipe(failing(error))
+    assert stop.value.code == 130
+    assert words in capsys.readouterr().err
+
+
+def test_a_recipe_that_succeeds_just_returns():
+    called = []
+    run_recipe(called.append)
+    assert called == [None]
