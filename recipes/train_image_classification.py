@@ -13,7 +13,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import set_seed
 from torch import Tensor, nn
 
 from hf_sphere.data import Augmentation, ImageData, load_image_data
@@ -44,11 +43,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     run = start_run(args, model_args, data_args)
     data = load_data(data_args, args, run)
-    set_seed(args.seed)  # decoding draws random numbers, and is left out where its cache is there
     model = build_model(model_args, args, data)
     calibrate_head(model.to(run.accelerator.device), data.train)
     processor = build_processor(model.config, data)
     run.print(describe(model, data))
+    run.claim()
 
     chosen_on = data.evaluation if data.validation is None else data.validation
     loop = TrainingLoop(
@@ -66,13 +65,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     state = loop.run()
     trained = run.accelerator.unwrap_model(loop.model)
     if args.load_best_model_at_end and state.best_epoch is not None:
+        if not (run.output_dir / "best").is_dir():
+            raise FileNotFoundError(f"{run.output_dir / 'best'} is gone; the last model is in the latest checkpoint.")
         best = SphereVisionForImageClassification.from_pretrained(run.output_dir / "best")
         trained.load_state_dict(best.state_dict())
     results = collect_results(trained, data, state, run)
     save(run, processor, run.output_dir, trained)
     run.write_results(results)
     if run.accelerator.is_main_process:
-        write_card(run, args, data_args, model.config, state, results, list(sys.argv[1:] if argv is None else argv))
+        words = list(sys.argv[1:] if argv is None else argv)
+        write_card(run, args, data_args, data.eval_split, model.config, state, results, words)
     publish(run, args, trained, processor)
     run.print(f"eval_accuracy {100 * results['eval_accuracy']:.2f} %  (model and results in {run.output_dir})")
     run.accelerator.end_training()
@@ -116,6 +118,7 @@ def build_model(
     """Build a new model that fits the data, or load the one that was named and see that it fits."""
     if model_args.model_name_or_path is not None:
         config = SphereVisionConfig.from_pretrained(model_args.model_name_or_path)
+        check_same_architecture(model_args, config)
         if args.label_smoothing_factor:
             config.head_kwargs = {**(config.head_kwargs or {}), "label_smoothing": args.label_smoothing_factor}
         model = SphereVisionForImageClassification.from_pretrained(model_args.model_name_or_path, config=config)
@@ -140,6 +143,19 @@ def build_model(
         label2id={name: index for index, name in enumerate(data.class_names)},
     )
     return SphereVisionForImageClassification(config, pretrained=model_args.pretrained_backbone)
+
+
+def check_same_architecture(model_args: ModelArguments, saved: SphereVisionConfig) -> None:
+    """Refuse settings of the architecture that differ from those of the saved model to start from."""
+    default = ModelArguments()
+    for name in ("backbone", "backbone_kwargs", "embedding_dim", "head", "head_kwargs"):
+        asked, have = getattr(model_args, name), getattr(saved, name) or getattr(default, name)
+        if asked not in (getattr(default, name), have):
+            raise ValueError(f"{name} is {asked} but {model_args.model_name_or_path} has {have}; leave {name} out.")
+    if model_args.pretrained_backbone:
+        raise ValueError(
+            "pretrained_backbone has no meaning for a saved model, which brings its weights; leave it out."
+        )
 
 
 def build_processor(config: SphereVisionConfig, data: ImageData) -> SphereVisionImageProcessor:
@@ -190,6 +206,7 @@ def write_card(
     run: Run,
     args: TrainingArguments,
     data_args: ImageDataArguments,
+    eval_split: str,
     config: SphereVisionConfig,
     state: RunState,
     results: dict[str, Any],
@@ -199,7 +216,6 @@ def write_card(
     kinds = (ModelArguments, ImageDataArguments, TrainingArguments)
     defaults = {f.name: f.default for kind in kinds for f in fields(kind)}
     settings = {k: v for k, v in run.settings.items() if v != defaults.get(k) and v != {} and k != "output_dir"}
-    split = data_args.eval_split or "test"
     held_out = bool(data_args.validation_fraction)
     if args.load_best_model_at_end:
         where = "a held-out part of the training split" if held_out else "the evaluation split itself (optimistic)"
@@ -216,7 +232,7 @@ def write_card(
         summary=f"Image classifier of {config.num_labels} classes: a `{config.backbone}` backbone and the "
         f"`{config.head}` head of hf_sphere.",
         dataset=data_args.dataset_name,
-        eval_split=split,
+        eval_split=eval_split,
         metrics={k: v for k, v in results.items() if k.startswith(("eval_", "validation_", "train_"))},
         model={
             "backbone": f"`{config.backbone}` {config.backbone_kwargs or ''}",

@@ -178,6 +178,7 @@ class ImagesFromDisk(ImageBatches):
             num_workers=self.num_workers,
             collate_fn=stack_images,
             pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),  # a loader draws a seed, and that must not touch the model's random numbers
         )
         for _, images, error in loader:
             if error is not None:

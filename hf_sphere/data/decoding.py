@@ -164,7 +164,13 @@ def _pass_over(
     """Yield which images of each batch are good, and those stacked."""
     if num_workers is None:
         num_workers = min(os.cpu_count() or 1, 16) if len(images) > 5000 else 0
-    loader: DataLoader = DataLoader(images, batch_size=500, num_workers=num_workers, collate_fn=stack_images)
+    loader: DataLoader = DataLoader(
+        images,
+        batch_size=500,
+        num_workers=num_workers,
+        collate_fn=stack_images,
+        generator=torch.Generator(),  # a loader draws a seed, and that must not touch the model's random numbers
+    )
     count = 0
     with tqdm(total=len(images), desc=what, unit="image", disable=not progress, leave=False) as bar:
         for mask, batch, error in loader:

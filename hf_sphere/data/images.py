@@ -36,6 +36,7 @@ class ImageData:
     Attributes:
         train: Training batches.
         evaluation: Batches of the split that results are reported on.
+        eval_split: Name of that split.
         validation: Batches held out of the training split for choosing epochs, if asked for.
         class_names: Name of each class, by index.
         shape: Shape of the images.
@@ -45,6 +46,7 @@ class ImageData:
 
     train: ImageBatches
     evaluation: ImageBatches
+    eval_split: str
     validation: ImageBatches | None
     class_names: list[str]
     shape: ImageShape
@@ -167,6 +169,7 @@ def load_image_data(
             parts["train"], num_workers, batch_size=train_batch_size, augmentation=augmentation, shuffle=True, **common
         ),
         evaluation=_batches(parts["eval"], num_workers, **held_out),
+        eval_split=eval_name,
         validation=_batches(parts["validation"], num_workers, **held_out) if validation_fraction else None,
         class_names=class_names,
         shape=shape,

@@ -48,7 +48,8 @@ class ModelArguments:
     """Which image model."""
 
     model_name_or_path: str | None = field(
-        default=None, metadata=_help("Start from this saved model (folder or Hub id) instead of a new one.")
+        default=None,
+        metadata=_help("Start from this saved model (folder or Hub id), which brings backbone, embedding and head."),
     )
     backbone: str = field(default="lenet5", metadata=_help("Name of a timm model or of a backbone of this library."))
     backbone_kwargs: Options = field(default_factory=Options, metadata=_help("Options of the backbone, a mapping."))

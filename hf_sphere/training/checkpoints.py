@@ -29,7 +29,7 @@ class RunState:
         step: Optimiser steps taken.
         epoch: The current epoch, from 0.
         batch: Batches of the current epoch already trained on.
-        totals: Sums over the current epoch's batches: their number, loss, further metrics.
+        totals: Sums over the current epoch's examples so far: their number, loss, further metrics.
         best_metric: Best value of the selection metric, or None before the first evaluation.
         best_epoch: The epoch, from 1, that it was reached after.
         seconds: Time spent in training.
@@ -109,21 +109,29 @@ def find_checkpoint(name: str, output_dir: Path) -> Path:
     return Path(name)
 
 
-def claim_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None:
-    """Make the folder of a run, or refuse if another run is in it.
+def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None:
+    """Refuse a folder that holds another run.
 
     Raises:
         FileExistsError: If the folder holds a run and neither overwriting nor resuming was asked for.
     """
-    marks = [*list_checkpoints(output_dir), output_dir / RUN_FILE, output_dir / RESULTS_FILE]
-    taken = [mark for mark in marks if mark.exists()]
-    if taken and not resume:
-        if not overwrite:
-            raise FileExistsError(
-                f"{output_dir} holds another run ({taken[0].name}). Choose another --output_dir, continue that run "
-                "with --resume_from_checkpoint latest, or replace it with --overwrite_output_dir."
-            )
-        for mark in [*taken, output_dir / "best"]:
+    taken = _marks_of_a_run(output_dir)
+    if taken and not resume and not overwrite:
+        raise FileExistsError(
+            f"{output_dir} holds another run ({taken[0].name}). Choose another --output_dir, continue that run "
+            "with --resume_from_checkpoint latest, or replace it with --overwrite_output_dir."
+        )
+
+
+def claim_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None:
+    """Make the folder of a run; what another run left there is removed if that was asked for.
+
+    Raises:
+        FileExistsError: See `check_output_dir`.
+    """
+    check_output_dir(output_dir, overwrite=overwrite, resume=resume)
+    if not resume:
+        for mark in [*_marks_of_a_run(output_dir), output_dir / "best"]:
             if mark.is_dir():
                 shutil.rmtree(mark)
             else:
@@ -131,3 +139,8 @@ def claim_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None
     for unfinished in output_dir.glob(f".{PREFIX}*.unfinished"):
         shutil.rmtree(unfinished, ignore_errors=True)
     output_dir.mkdir(parents=True, exist_ok=True)
+
+
+def _marks_of_a_run(output_dir: Path) -> list[Path]:
+    marks = [*list_checkpoints(output_dir), output_dir / RUN_FILE, output_dir / RESULTS_FILE]
+    return [mark for mark in marks if mark.exists()]

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import set_seed
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tqdm.auto import tqdm
@@ -103,6 +104,8 @@ class TrainingLoop:
         # Before `prepare`: the schedule counts optimiser steps by itself, whatever the number of processes.
         self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=higher_is_better)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        if accelerator.num_processes > 1:
+            set_seed(args.seed, device_specific=True)  # or every process would draw the same dropout masks
         self.state = RunState()
         self._recent_losses: list[tuple[int, Tensor]] = []
         self._totals: dict[str, Tensor] = {}
@@ -166,14 +169,15 @@ class TrainingLoop:
         self._finish_epoch(started, bar)
 
     def _train_step(self, group: list[Batch]) -> None:
+        total = sum(map(_size, group))
         for position, batch in enumerate(group, 1):
             waits = self.accelerator.no_sync(self.model) if position < len(group) else nullcontext()
             with waits:
                 output = self.model(**batch)
-                self.accelerator.backward(output.loss / len(group))
+                self.accelerator.backward(output.loss * (_size(batch) / total))
             self._recent_losses.append((self.state.step + 1, output.loss.detach()))
             with torch.no_grad():
-                self._count({"loss": output.loss.detach(), **self.measure(output, batch)})
+                self._count({"loss": output.loss.detach(), **self.measure(output, batch)}, _size(batch))
         if self.args.max_grad_norm is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         self.optimizer.step()
@@ -213,7 +217,7 @@ class TrainingLoop:
 
     def _is_better(self, value: float) -> bool:
         best = self.state.best_metric
-        return best is None or (value > best if self.higher_is_better else value < best)
+        return best is None or math.isnan(best) or (value > best if self.higher_is_better else value < best)
 
     def _stops_early(self) -> bool:
         patience, best = self.args.early_stopping_patience, self.state.best_epoch
@@ -222,17 +226,17 @@ class TrainingLoop:
             logger.info("No gain for %d epochs; stopping.", patience)
         return stops
 
-    def _count(self, metrics: Mapping[str, Tensor]) -> None:
-        for name, value in {"batches": torch.ones_like(metrics["loss"]), **metrics}.items():
-            value = value.float() if value.device.type == "mps" else value.double()
+    def _count(self, metrics: Mapping[str, Tensor], size: int) -> None:
+        for name, value in {"examples": torch.ones_like(metrics["loss"]), **metrics}.items():
+            value = (value.float() if value.device.type == "mps" else value.double()) * size
             self._totals[name] = self._totals[name] + value if name in self._totals else value
 
     def _train_metrics(self) -> dict[str, float]:
         """Means over the epoch so far and over all processes."""
-        names = [name for name in self._totals if name != "batches"]
+        names = [name for name in self._totals if name != "examples"]
         if not names:
             return {}
-        sums = torch.stack([self._totals["batches"], *(self._totals[name] for name in names)])
+        sums = torch.stack([self._totals["examples"], *(self._totals[name] for name in names)])
         count, *values = self.accelerator.reduce(sums, "sum").tolist()
         return {f"train_{name}": value / count for name, value in zip(names, values, strict=True)}
 
@@ -264,7 +268,11 @@ class TrainingLoop:
 
     def _save(self) -> Path:
         self.state.scheduler = self.scheduler.state_dict()
-        self.state.totals = {name: value.item() for name, value in self._totals.items()}
+        # Each process's share of the sums, so that they add up again whichever process reads them.
+        share = 1 / self.accelerator.num_processes
+        self.state.totals = {
+            name: self.accelerator.reduce(value, "sum").item() * share for name, value in self._totals.items()
+        }
         return save_checkpoint(self.accelerator, self.output_dir, self.state, self.args.save_total_limit)
 
     def _resume(self, checkpoint: Path) -> None:
@@ -278,10 +286,14 @@ class TrainingLoop:
     @contextmanager
     def _catch_signals(self) -> Iterator[None]:
         """Let the first Ctrl-C or SIGTERM finish the step; the second one stops at once."""
+        first = 0.0
 
         def request_stop(number: int, frame: Any) -> None:
-            if self._stop_signal:
+            nonlocal first
+            # A launcher passes on the Ctrl-C that the terminal has sent already: that is not a second one.
+            if self._stop_signal and time.monotonic() - first > 1.0:
                 raise KeyboardInterrupt
+            first = first or time.monotonic()
             self._stop_signal = number
 
         # Only the main thread may set handlers; elsewhere a signal acts as it always does.
@@ -310,6 +322,10 @@ class TrainingLoop:
             f"stopped at step {self.state.step} of {self.total_steps}; the state is in {checkpoint}. Go on with the "
             "same command and --resume_from_checkpoint latest."
         )
+
+
+def _size(batch: Batch) -> int:
+    return len(next(iter(batch.values())))
 
 
 def _show(name: str, value: float) -> str:

@@ -10,12 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import ProjectConfiguration, set_seed
 from transformers.trainer_utils import enable_full_determinism
 
 from hf_sphere.training.arguments import TrainingArguments
-from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE, CheckpointError, claim_output_dir
+from hf_sphere.training.checkpoints import (
+    RESULTS_FILE,
+    RUN_FILE,
+    CheckpointError,
+    check_output_dir,
+    claim_output_dir,
+)
 from hf_sphere.training.loop import TrainingDivergedError, TrainingInterruptedError
 
 logger = logging.getLogger(__name__)
@@ -32,15 +38,33 @@ class Run:
     """A run's folder and process group.
 
     Attributes:
+        args: How to train.
         accelerator: Devices, processes and precision.
         output_dir: The folder.
         settings: All arguments by name.
     """
 
-    def __init__(self, accelerator: Accelerator, output_dir: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, args: TrainingArguments, accelerator: Accelerator, settings: dict[str, Any]) -> None:
+        self.args = args
         self.accelerator = accelerator
-        self.output_dir = output_dir
+        self.output_dir = Path(args.output_dir)
         self.settings = settings
+
+    def claim(self) -> None:
+        """Take the folder: remove what it held if that was asked for, write `run.json`, start the trackers.
+
+        Called once data and model are there, so that a start that fails costs nothing.
+        """
+        resume = self.args.resume_from_checkpoint is not None
+        if self.accelerator.is_main_process:
+            claim_output_dir(self.output_dir, overwrite=self.args.overwrite_output_dir, resume=resume)
+            if resume:
+                _warn_of_changes(self.output_dir / RUN_FILE, self.settings)
+            write_json(self.output_dir / RUN_FILE, self.settings)
+        self.accelerator.wait_for_everyone()
+        if self.args.report_to:
+            scalars = {k: v for k, v in self.settings.items() if isinstance(v, (int, float, str, bool))}
+            self.accelerator.init_trackers(self.output_dir.name, config=scalars)
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write `all_results.json`, on the main process."""
@@ -53,7 +77,7 @@ class Run:
 
 
 def start_run(args: TrainingArguments, *others: Any) -> Run:
-    """Set up devices, logging, seed and the output folder.
+    """Set up devices, logging and seed, and see that the output folder is free.
 
     Args:
         args: How to train.
@@ -74,20 +98,11 @@ def start_run(args: TrainingArguments, *others: Any) -> Run:
     if args.full_determinism:
         enable_full_determinism(args.seed)
     set_seed(args.seed)
-    output_dir = Path(args.output_dir)
+    check_output_dir(
+        Path(args.output_dir), overwrite=args.overwrite_output_dir, resume=args.resume_from_checkpoint is not None
+    )
     settings = {name: value for part in (*others, args) for name, value in asdict(part).items()}
-    if accelerator.is_main_process:
-        claim_output_dir(
-            output_dir, overwrite=args.overwrite_output_dir, resume=args.resume_from_checkpoint is not None
-        )
-        if args.resume_from_checkpoint is not None:
-            _warn_of_changes(output_dir / RUN_FILE, settings)
-        write_json(output_dir / RUN_FILE, settings)
-    accelerator.wait_for_everyone()
-    if args.report_to:
-        scalars = {k: v for k, v in settings.items() if isinstance(v, (int, float, str, bool))}
-        accelerator.init_trackers(output_dir.name, config=scalars)
-    return Run(accelerator, output_dir, settings)
+    return Run(args, accelerator, settings)
 
 
 def run_recipe(main: Callable[[Sequence[str] | None], None]) -> None:
@@ -95,7 +110,8 @@ def run_recipe(main: Callable[[Sequence[str] | None], None]) -> None:
     try:
         main(None)
     except TrainingInterruptedError as stop:
-        print(f"\n{str(stop)[:1].upper()}{str(stop)[1:]}", file=sys.stderr)
+        if PartialState().is_main_process:
+            print(f"\n{str(stop)[:1].upper()}{str(stop)[1:]}", file=sys.stderr)
         sys.exit(130)
     except KeyboardInterrupt:
         print("\nStopped at once; the last checkpoint is whole.", file=sys.stderr)

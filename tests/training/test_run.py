@@ -13,7 +13,7 @@ from hf_sphere.training import (
     TrainingInterruptedError,
     start_run,
 )
-from hf_sphere.training.run import run_recipe, write_json
+from hf_sphere.training.run import Run, run_recipe, write_json
 
 
 @pytest.fixture(autouse=True)
@@ -30,28 +30,46 @@ def read(folder: Path | str, name: str) -> dict:
     return json.loads(Path(folder, name).read_text())
 
 
+def claimed(*args) -> Run:
+    run = start_run(*args)
+    run.claim()
+    return run
+
+
 def test_a_run_makes_its_folder(make_args, tmp_path):
-    start_run(make_args())
+    claimed(make_args())
     assert (tmp_path / "run").is_dir()
+
+
+def test_a_start_that_goes_no_further_leaves_nothing_behind(make_args, tmp_path):
+    start_run(make_args())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_start_that_goes_no_further_leaves_the_run_it_would_replace(make_args):
+    args = make_args()
+    claimed(args)
+    start_run(make_args(learning_rate=0.25, overwrite_output_dir=True))
+    assert read(args.output_dir, "run.json")["learning_rate"] == 0.001
 
 
 def test_a_run_writes_all_its_settings(make_args):
     args = make_args(learning_rate=0.25)
-    start_run(args, ImageDataArguments(crop_padding=3))
+    claimed(args, ImageDataArguments(crop_padding=3))
     settings = read(args.output_dir, "run.json")
     assert (settings["learning_rate"], settings["crop_padding"]) == (0.25, 3)
 
 
 def test_a_folder_with_another_run_is_refused(make_args):
-    start_run(make_args())
+    claimed(make_args())
     with pytest.raises(FileExistsError, match="holds another run"):
         start_run(make_args())
 
 
 def test_overwriting_replaces_the_settings(make_args):
-    start_run(make_args())
+    claimed(make_args())
     args = make_args(learning_rate=0.25, overwrite_output_dir=True)
-    start_run(args)
+    claimed(args)
     assert read(args.output_dir, "run.json")["learning_rate"] == 0.25
 
 
@@ -73,9 +91,9 @@ def test_another_seed_draws_other_random_numbers(make_args):
 
 def continue_with(make_args, caplog, **changes) -> str:
     """Start a run, continue it with other settings, and return what is logged."""
-    start_run(make_args())
+    claimed(make_args())
     caplog.clear()
-    start_run(make_args(resume_from_checkpoint="latest", **changes))
+    claimed(make_args(resume_from_checkpoint="latest", **changes))
     return caplog.text
 
 
@@ -91,7 +109,7 @@ def test_a_continuation_that_learns_the_same_is_not_remarked_on(make_args, caplo
 
 def test_results_are_written_to_the_folder(make_args):
     args = make_args()
-    start_run(args).write_results({"eval_accuracy": 0.5})
+    claimed(args).write_results({"eval_accuracy": 0.5})
     assert read(args.output_dir, "all_results.json") == {"eval_accuracy": 0.5}
 
 
@@ -115,7 +133,7 @@ def test_trackers_get_the_metrics_of_each_epoch(make_args, make_loop):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     args = make_args(report_to=["tensorboard"])
-    run = start_run(args)
+    run = claimed(args)
     loop = make_loop(num_train_epochs=2)
     loop.accelerator = run.accelerator
     loop.run()
