@@ -90,55 +90,122 @@ def cartesian_to_angles(points: Tensor) -> Tensor:
 class _Spherize(torch.autograd.Function):
     """Keeps its input and its output for the backward pass and nothing else."""
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(x: Tensor, scaling: Tensor, radius: Tensor, delta: float) -> Tensor:
-        size = x.shape[-1]
-        low = _smallest_angle(size, delta)
-        blocks = []
-        for (block,) in _row_blocks(x):
-            logits = scaling * block.to(scaling.dtype)
-            cosine = torch.sin((math.pi / 2 - low) * torch.sigmoid(-logits))
-            if low > math.pi / 4:
-                log_sine_squared = torch.log1p(-cosine.square())
-            else:
-                # With few axes an angle may come near 0, where 1 - cos^2 would cancel; the sine itself does not.
-                log_sine_squared = 2 * torch.log(torch.sin(low + (math.pi / 2 - low) * torch.sigmoid(logits)))
-            log_product = F.pad(log_sine_squared.cumsum(-1, dtype=_accumulator(x)), (1, 0)).mul(0.5)
-            points = F.pad(cosine, (0, 1), value=1.0) * log_product.to(cosine.dtype).exp() * radius
-            blocks.append(points.to(x.dtype))
-        return _join(blocks).reshape(*x.shape[:-1], size + 1)
+        return _spherize_in_blocks(x, scaling, radius, _smallest_angle(x.shape[-1], delta))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         x, scaling, radius, delta = inputs
         ctx.save_for_backward(x, scaling, radius, output)
-        ctx.delta = delta
+        ctx.low = _smallest_angle(x.shape[-1], delta)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        x, scaling, radius, output = ctx.saved_tensors
-        low = _smallest_angle(x.shape[-1], ctx.delta)
-        span = math.pi / 2 - low
-        grads, grad_scaling, grad_radius = [], torch.zeros_like(scaling), torch.zeros_like(radius)
-        for values, points, grad_points in _row_blocks(x, output, grad):
-            values = values.to(scaling.dtype)
-            logits = scaling * values
-            rising, falling = torch.sigmoid(logits), torch.sigmoid(-logits)
-            # Both are accurate relative to their own size, so neither ratio loses digits at either end.
-            cosine = torch.sin(span * falling).clamp_min(torch.finfo(scaling.dtype).tiny)
-            sine = torch.sin(low + span * rising)
-            weighted = grad_points.to(scaling.dtype) * points.to(scaling.dtype)
-            later = _sum_of_later(weighted, _accumulator(x))
-            grad_angles = cosine / sine * later - sine / cosine * weighted[..., :-1]
-            grad_logits = grad_angles * (rising * falling * span)
-            grads.append((scaling * grad_logits).to(x.dtype))
-            if ctx.needs_input_grad[1]:
-                grad_scaling = grad_scaling + (grad_logits * values).sum()
-            if ctx.needs_input_grad[2]:
-                grad_radius = grad_radius + weighted.sum() / radius
-        return _join(grads).reshape(x.shape), grad_scaling, grad_radius, None
+        # In place where nobody will compile, differentiate or batch the gradient itself, which is nearly always.
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or _is_functorch_tensor(grad):
+            return *_gradient(grad, *ctx.saved_tensors, ctx.low), None
+        return *_gradient_in_blocks(grad, *ctx.saved_tensors, ctx.low, *ctx.needs_input_grad[1:3]), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, x: Tensor, scaling: Tensor, radius: Tensor, delta: float) -> tuple[Tensor, int]:
+        if in_dims[1] is None and in_dims[2] is None:
+            return _Spherize.apply(x.movedim(in_dims[0], 0), scaling, radius, delta), 0
+        # A scaling or radius for each, as in an ensemble of models: those are few.
+        columns = [
+            [tensor] * info.batch_size if dim is None else tensor.unbind(dim)
+            for tensor, dim in zip((x, scaling, radius), in_dims, strict=False)
+        ]
+        return torch.stack([_Spherize.apply(*each, delta) for each in zip(*columns, strict=True)]), 0
+
+
+def _spherize_in_blocks(x: Tensor, scaling: Tensor, radius: Tensor, low: float) -> Tensor:
+    """Points of `x`, block by block in the same working memory."""
+    size, dtype = x.shape[-1], scaling.dtype
+    result = x.new_empty(*x.shape[:-1], size + 1)
+    memory: dict[str, Tensor] = {}
+    for values, points in _row_blocks(x, result):
+        cosine = _reuse(memory, "cosine", values, size, dtype)
+        cosine.copy_(values).mul_(-scaling).sigmoid_().mul_(math.pi / 2 - low).sin_()
+        # The squares of radius * (product of earlier sines). In float64 1 - cos^2 loses nothing that matters, unless
+        # an angle comes near 0, as it can with few axes; then the sine itself is taken.
+        squares = _reuse(memory, "squares", values, size + 1, _accumulator(x))
+        squares[:, 0] = radius.square()
+        if low > math.pi / 4:
+            squares[:, 1:].copy_(cosine).square_().sub_(1).neg_()
+        else:
+            squares[:, 1:] = _sine(values.to(dtype) * scaling, low).square()
+        squares.cumprod_(-1)
+        product = points if points.dtype == dtype else _reuse(memory, "product", values, size + 1, dtype)
+        product.copy_(squares).sqrt_()
+        product[:, :-1].mul_(cosine)
+        if product is not points:
+            points.copy_(product)
+    return result
+
+
+def _gradient(
+    grad: Tensor, x: Tensor, scaling: Tensor, radius: Tensor, output: Tensor, low: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients with respect to x, scaling and radius by the closed form.
+
+    dL/dtheta_j = cot(theta_j) * sum_{k>j} g_k y_k - tan(theta_j) * g_j y_j, times the slope of the sigmoid.
+    """
+    values = x.to(scaling.dtype)
+    logits = values * scaling
+    # Each is accurate relative to its own size, so that neither quotient loses digits at either end.
+    rising, falling = torch.sigmoid(logits), torch.sigmoid(-logits)
+    cosine = torch.sin(falling * (math.pi / 2 - low)).clamp_min(torch.finfo(scaling.dtype).tiny)
+    tangent = (torch.sqrt(1 - cosine * cosine) if low > math.pi / 4 else _sine(logits, low)) / cosine
+    weighted = grad.to(scaling.dtype) * output.to(scaling.dtype)
+    sums = weighted.cumsum(-1, dtype=_accumulator(x))
+    # The points fall off by no more than a factor delta, so that a difference of sums is exact enough.
+    later = (sums[..., -1:] - sums[..., :-1]).to(scaling.dtype)
+    grad_logits = (later / tangent - tangent * weighted[..., :-1]) * rising * falling * (math.pi / 2 - low)
+    grad_radius = sums[..., -1].sum().to(radius.dtype) / radius
+    return (grad_logits * scaling).to(x.dtype), (grad_logits * values).sum(), grad_radius
+
+
+def _gradient_in_blocks(
+    grad: Tensor,
+    x: Tensor,
+    scaling: Tensor,
+    radius: Tensor,
+    output: Tensor,
+    low: float,
+    needs_scaling: bool,
+    needs_radius: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The steps of `_gradient`, block by block in the same working memory."""
+    size, dtype = x.shape[-1], scaling.dtype
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+    grad_scaling, grad_radius = torch.zeros_like(scaling), torch.zeros_like(radius)
+    memory: dict[str, Tensor] = {}
+    for values, points, grad_points, grad_values in _row_blocks(x, output, grad, result):
+        slope, cosine, tangent = (_reuse(memory, name, values, size, dtype) for name in ("slope", "cosine", "tangent"))
+        slope.copy_(values).mul_(scaling)
+        torch.neg(slope, out=cosine)
+        if low <= math.pi / 4:
+            tangent.copy_(_sine(slope, low))
+        slope.sigmoid_().mul_(cosine.sigmoid_())
+        cosine.mul_(math.pi / 2 - low).sin_().clamp_min_(torch.finfo(dtype).tiny)
+        if low > math.pi / 4:
+            torch.mul(cosine, cosine, out=tangent)
+            tangent.sub_(1).neg_().sqrt_()
+        tangent.div_(cosine)
+        weighted = _reuse(memory, "weighted", values, size + 1, dtype)
+        weighted.copy_(grad_points).mul_(points)
+        sums = _reuse(memory, "sums", values, size + 1, _accumulator(x))
+        sums.copy_(weighted).cumsum_(-1)
+        if needs_radius:
+            grad_radius += (sums[:, -1].sum() / radius).to(dtype)
+        sums[:, :-1].sub_(sums[:, -1:]).neg_()
+        grad_logits = cosine.copy_(sums[:, :-1]).div_(tangent)
+        grad_logits.sub_(tangent.mul_(weighted[:, :-1])).mul_(slope).mul_(math.pi / 2 - low)
+        if needs_scaling:
+            grad_scaling += torch.mul(grad_logits, values, out=tangent).sum()
+        grad_values.copy_(grad_logits.mul_(scaling))
+    return result, grad_scaling, grad_radius
 
 
 class _AnglesToCartesian(torch.autograd.Function):
@@ -222,6 +289,10 @@ def _accumulator(x: Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" else torch.float64  # Metal has no float64
 
 
+def _is_functorch_tensor(tensor: Tensor) -> bool:
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # there is no public way to ask
+
+
 def _scalar(value: float | Tensor, x: Tensor) -> Tensor:
     dtype = torch.promote_types(x.dtype, torch.float32)
     if isinstance(value, Tensor):
@@ -232,21 +303,35 @@ def _scalar(value: float | Tensor, x: Tensor) -> Tensor:
 
 
 def _row_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Flatten the leading axes and yield matching blocks of rows.
+    """Flatten the leading axes and yield views of matching blocks of rows.
 
-    On the CPU a block's intermediate results stay in cache; on other devices blocks only bound the memory. A compiler
-    fuses the whole and gets it in one piece.
+    On the CPU a block's working memory stays in cache; on other devices blocks only bound it. A compiler fuses the
+    whole and gets it in one piece.
     """
-    rows = [tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors]
+    tables = [tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors]
+    rows, columns = tables[0].shape
     if torch.compiler.is_compiling():
-        yield tuple(rows)
+        yield tuple(tables)
         return
-    elements = 2**16 if rows[0].device.type == "cpu" else 2**24
-    yield from zip(*(r.split(max(1, elements // rows[0].shape[-1])) for r in rows), strict=True)
+    step = max(1, (2**18 if tensors[0].device.type == "cpu" else 2**24) // columns)
+    for first in range(0, rows, step):
+        yield tuple(table[first : first + step] for table in tables)
 
 
-def _join(blocks: list[Tensor]) -> Tensor:
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+def _reuse(memory: dict[str, Tensor], name: str, block: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """Working memory for a block; the first block is the largest, and later ones take a part of its memory.
+
+    Asking the system for fresh memory at every step would take longer than the arithmetic.
+    """
+    rows = block.shape[0]
+    if name not in memory:
+        memory[name] = torch.empty((rows, columns), dtype=dtype, device=block.device)
+    return memory[name] if memory[name].shape[0] == rows else memory[name][:rows]
+
+
+def _sine(logits: Tensor, low: float) -> Tensor:
+    """Sine of the angle that a logit stands for, accurate also near 0."""
+    return torch.sin(torch.sigmoid(logits) * (math.pi / 2 - low) + low)
 
 
 def _check_points(x: Tensor, least: int) -> None:

@@ -243,3 +243,30 @@ def test_compiled_without_graph_breaks_the_results_and_gradients_are_the_same(fu
     (function(eager) * weights).sum().backward()
     (torch.compile(function, fullgraph=True)(compiled) * weights).sum().backward()
     torch.testing.assert_close(compiled.grad, eager.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [3, 60])
+def test_a_batch_of_gradients_equals_one_after_another(n):
+    x = torch.randn(2, n, requires_grad=True)
+    y, incoming = spherize(x, 2.0), torch.randn(4, 2, n + 1)
+    (together,) = torch.autograd.grad(y, x, incoming, is_grads_batched=True, retain_graph=True)
+    single = [torch.autograd.grad(y, x, gradient, retain_graph=True)[0] for gradient in incoming]
+    torch.testing.assert_close(together, torch.stack(single))
+
+
+@pytest.mark.parametrize("n", [3, 60, 4096])
+def test_the_gradient_that_can_be_differentiated_equals_the_one_computed_in_place(n):
+    x, incoming = torch.randn(200, n, requires_grad=True), torch.randn(200, n + 1)
+    scaling = torch.tensor(2.0, requires_grad=True)
+    y = spherize(x, scaling)
+    in_place = torch.autograd.grad(y, (x, scaling), incoming, retain_graph=True)
+    differentiable = torch.autograd.grad(y, (x, scaling), incoming, create_graph=True)
+    torch.testing.assert_close(in_place, differentiable, rtol=1e-4, atol=1e-5)
+
+
+def test_channels_that_are_not_contiguous_give_the_same():
+    x = torch.randn(6, 4, 5).permute(1, 2, 0).requires_grad_()
+    spherize(x).square().cumsum(-1).sum().backward()
+    other = x.detach().contiguous().requires_grad_()
+    spherize(other).square().cumsum(-1).sum().backward()
+    torch.testing.assert_close(x.grad, other.grad)
