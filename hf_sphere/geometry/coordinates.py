@@ -103,9 +103,11 @@ class _Spherize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         # In place where nobody will compile, differentiate or batch the gradient itself, which is nearly always.
-        if torch.compiler.is_compiling() or torch.is_grad_enabled() or _is_functorch_tensor(grad):
-            return *_gradient(grad, *ctx.saved_tensors, ctx.low), None
-        return *_gradient_in_blocks(grad, *ctx.saved_tensors, ctx.low, *ctx.needs_input_grad[1:3]), None
+        x, scaling, radius, output = ctx.saved_tensors
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or _is_batched(grad):
+            return *_gradient(grad, x, scaling, radius, output, ctx.low), None
+        _, learns_scaling, learns_radius, _ = ctx.needs_input_grad
+        return *_gradient_in_blocks(grad, x, scaling, radius, output, ctx.low, learns_scaling, learns_radius), None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, x: Tensor, scaling: Tensor, radius: Tensor, delta: float) -> tuple[Tensor, int]:
@@ -173,8 +175,8 @@ def _gradient_in_blocks(
     radius: Tensor,
     output: Tensor,
     low: float,
-    needs_scaling: bool,
-    needs_radius: bool,
+    learns_scaling: bool,
+    learns_radius: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The steps of `_gradient`, block by block in the same working memory."""
     size, dtype = x.shape[-1], scaling.dtype
@@ -197,12 +199,12 @@ def _gradient_in_blocks(
         weighted.copy_(grad_points).mul_(points)
         sums = _reuse(memory, "sums", values, size + 1, _accumulator(x))
         sums.copy_(weighted).cumsum_(-1)
-        if needs_radius:
+        if learns_radius:
             grad_radius += (sums[:, -1].sum() / radius).to(dtype)
         sums[:, :-1].sub_(sums[:, -1:]).neg_()
         grad_logits = cosine.copy_(sums[:, :-1]).div_(tangent)
         grad_logits.sub_(tangent.mul_(weighted[:, :-1])).mul_(slope).mul_(math.pi / 2 - low)
-        if needs_scaling:
+        if learns_scaling:
             grad_scaling += torch.mul(grad_logits, values, out=tangent).sum()
         grad_values.copy_(grad_logits.mul_(scaling))
     return result, grad_scaling, grad_radius
@@ -289,8 +291,10 @@ def _accumulator(x: Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" else torch.float64  # Metal has no float64
 
 
-def _is_functorch_tensor(tensor: Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # there is no public way to ask
+def _is_batched(tensor: Tensor) -> bool:
+    """Whether vmap, or a batched call of autograd, hides an axis of the tensor; there is no public way to ask."""
+    functorch = torch._C._functorch
+    return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
 def _scalar(value: float | Tensor, x: Tensor) -> Tensor:
