@@ -30,6 +30,7 @@ from hf_sphere.training import (
     evaluate_classification,
     parse_arguments,
     start_run,
+    written_whole,
 )
 from hf_sphere.training.run import run_recipe
 
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     state = loop.run()
     trained = run.accelerator.unwrap_model(loop.model)
     if args.load_best_model_at_end and state.best_epoch is not None:
-        if not (run.output_dir / "best").is_dir():
+        if not (run.output_dir / "best" / "config.json").is_file():
             raise FileNotFoundError(f"{run.output_dir / 'best'} is gone; the last model is in the latest checkpoint.")
         best = SphereVisionForImageClassification.from_pretrained(run.output_dir / "best")
         trained.load_state_dict(best.state_dict())
@@ -176,8 +177,9 @@ def training_accuracy(output: Any, batch: dict[str, Tensor]) -> dict[str, Tensor
 def save(run: Run, processor: SphereVisionImageProcessor, folder: Path, model: nn.Module) -> None:
     """Save model and image processor, on the main process."""
     if run.accelerator.is_main_process:
-        model.save_pretrained(folder)
-        processor.save_pretrained(folder)
+        with written_whole(folder) as unfinished:
+            model.save_pretrained(unfinished)
+            processor.save_pretrained(unfinished)
     run.accelerator.wait_for_everyone()
 
 

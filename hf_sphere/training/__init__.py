@@ -1,7 +1,7 @@
 """Training with Accelerate: arguments, the loop, checkpoints, evaluation. Every recipe uses it."""
 
 from hf_sphere.training.arguments import ImageDataArguments, ModelArguments, TrainingArguments, parse_arguments
-from hf_sphere.training.checkpoints import CheckpointError, RunState, claim_output_dir
+from hf_sphere.training.checkpoints import CheckpointError, RunState, claim_output_dir, written_whole
 from hf_sphere.training.evaluation import calibrate_head, count_correct, evaluate_classification
 from hf_sphere.training.loop import TrainingDivergedError, TrainingInterruptedError, TrainingLoop
 from hf_sphere.training.run import Run, start_run
@@ -22,4 +22,5 @@ __all__ = [
     "evaluate_classification",
     "parse_arguments",
     "start_run",
+    "written_whole",
 ]

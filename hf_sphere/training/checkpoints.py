@@ -3,6 +3,8 @@
 import json
 import logging
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,9 +76,31 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
         shutil.rmtree(unfinished, ignore_errors=True)
         left = list_checkpoints(output_dir)
         whole = f"The newest whole checkpoint is {left[-1]}." if left else "There is no earlier checkpoint."
-        raise CheckpointError(f"could not write {final}: {error}. {whole}") from error
+        raise CheckpointError(f"could not write {final}: {error} ({_room(output_dir)}). {whole}") from error
     accelerator.wait_for_everyone()
     return final
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """Yield a folder to write files to; they appear in `folder` when all are written, or none does.
+
+    Raises:
+        CheckpointError: If they cannot be written, for instance on a full disk.
+    """
+    unfinished = folder / ".unfinished"
+    try:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        for file in unfinished.iterdir():
+            file.replace(folder / file.name)
+    except Exception as error:  # see save_checkpoint
+        raise CheckpointError(
+            f"could not write {folder}: {error} ({_room(folder)}). What was there before is unchanged."
+        ) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
@@ -139,6 +163,12 @@ def claim_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None
     for unfinished in output_dir.glob(f".{PREFIX}*.unfinished"):
         shutil.rmtree(unfinished, ignore_errors=True)
     output_dir.mkdir(parents=True, exist_ok=True)
+
+
+def _room(folder: Path) -> str:
+    """Free space; a full disk is the usual reason, and torch's error does not say so."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return f"{shutil.disk_usage(existing).free / 2**20:.1f} MiB free"
 
 
 def _marks_of_a_run(output_dir: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from typing import Any
 import transformers
 from accelerate import Accelerator, PartialState
 from accelerate.utils import ProjectConfiguration, set_seed
+from huggingface_hub.errors import StrictDataclassError
 from transformers.trainer_utils import enable_full_determinism
 
 from hf_sphere.training.arguments import TrainingArguments
@@ -116,7 +117,7 @@ def run_recipe(main: Callable[[Sequence[str] | None], None]) -> None:
     except KeyboardInterrupt:
         print("\nStopped at once; the last checkpoint is whole.", file=sys.stderr)
         sys.exit(130)
-    except (ValueError, OSError, TrainingDivergedError, CheckpointError) as error:
+    except (ValueError, OSError, StrictDataclassError, TrainingDivergedError, CheckpointError) as error:
         if os.environ.get("HF_SPHERE_TRACEBACK"):
             raise
         print(f"\nError: {error}\n(HF_SPHERE_TRACEBACK=1 shows where.)", file=sys.stderr)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from hf_sphere.training import CheckpointError, RunState, claim_output_dir
+from hf_sphere.training import CheckpointError, RunState, claim_output_dir, written_whole
 from hf_sphere.training.checkpoints import find_checkpoint, list_checkpoints, load_checkpoint, save_checkpoint
 
 
@@ -271,3 +271,23 @@ def test_claiming_clears_away_what_a_kill_left_unfinished(tmp_path, resume):
     (tmp_path / ".checkpoint-2.unfinished" / "half").touch()
     claim_output_dir(tmp_path, overwrite=False, resume=resume)
     assert names(tmp_path) == []
+
+
+def test_files_written_whole_appear_in_the_folder(tmp_path):
+    with written_whole(tmp_path / "model") as unfinished:
+        (unfinished / "a").write_text("new")
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["a"]
+
+
+def test_files_that_cannot_all_be_written_leave_the_earlier_ones(tmp_path):
+    (tmp_path / "a").write_text("old")
+
+    def write() -> None:
+        with written_whole(tmp_path) as unfinished:
+            (unfinished / "a").write_text("new")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(CheckpointError, match=r"No space left.*What was there before is unchanged"):
+        write()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "old"

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
 
 from hf_sphere.training import (
     CheckpointError,
@@ -161,6 +162,7 @@ MENDABLE = [
     FileExistsError("holds another run"),
     FileNotFoundError("no such data"),
     OSError("no such model"),
+    StrictDataclassClassValidationError("validate_images", ValueError("a bad size")),
 ]
 
 
