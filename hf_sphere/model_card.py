@@ -24,6 +24,7 @@ def write_model_card(
     model: Mapping[str, Any],
     settings: Mapping[str, Any],
     command: Sequence[str],
+    device: torch.device,
     seconds: float,
     selection_note: str,
     tags: Sequence[str] = (),
@@ -42,6 +43,7 @@ def write_model_card(
         model: Description of the model by property.
         settings: Training settings that differ from their defaults.
         command: The command that ran.
+        device: What the model was trained on.
         seconds: Time spent in training.
         selection_note: How the reported epoch was chosen.
         tags: Further tags of the card.
@@ -75,7 +77,9 @@ def write_model_card(
         selection_note=selection_note,
         command=_wrap(command),
         versions=", ".join(f"{name} {version(name)}" for name in ("hf_sphere", "torch", "transformers", "timm")),
-        hardware=torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})",
+        hardware=torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{device.type} ({platform.machine()})",
         duration=f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min",
     )
     card.save(folder / "README.md")

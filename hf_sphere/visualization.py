@@ -71,6 +71,7 @@ def plot_sphere(
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install 'hf_sphere[plots]'") from error
 
+    points, labels = points.cpu(), labels.cpu()
     projected = points.shape[-1] > 3
     if projected and directions is not None:
         raise ValueError(f"directions can be drawn only on points of 3 coordinates; these have {points.shape[-1]}.")

@@ -13,9 +13,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import HfApi
 from torch import Tensor, nn
 
-from hf_sphere.data import Augmentation, ImageData, load_image_data
+from hf_sphere.data import Augmentation, ImageBatches, ImageData, load_image_data
 from hf_sphere.model_card import write_model_card
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.training import (
@@ -43,25 +44,26 @@ def main(argv: Sequence[str] | None = None) -> None:
         (ModelArguments, ImageDataArguments, TrainingArguments), argv, "Train an image classifier on the sphere."
     )
     run = start_run(args, model_args, data_args)
+    if model_args.model_name_or_path is not None:
+        adopt_image_settings(data_args, model_args.model_name_or_path)
     data = load_data(data_args, args, run)
-    model = build_model(model_args, args, data)
-    calibrate_head(model.to(run.accelerator.device), data.train)
+    model = build_model(model_args, args, data).to(run.accelerator.device)
+    if model_args.model_name_or_path is None and args.resume_from_checkpoint is None:
+        calibrate_head(model, data.train)
     processor = build_processor(model.config, data)
     run.print(describe(model, data))
     run.claim()
 
-    chosen_on = data.evaluation if data.validation is None else data.validation
+    chosen_on, prefix = (data.evaluation, "eval") if data.validation is None else (data.validation, "validation")
     loop = TrainingLoop(
         model,
         data.train,
         args,
         run.accelerator,
-        evaluate=lambda model: {
-            f"eval_{name}": value for name, value in evaluate_classification(model, chosen_on, run.accelerator).items()
-        },
+        evaluate=lambda model: evaluate(model, chosen_on, prefix, run),
         save_best=functools.partial(save, run, processor, run.output_dir / "best"),
         measure=training_accuracy,
-        metric="eval_accuracy",
+        metric=f"{prefix}_accuracy",
     )
     state = loop.run()
     trained = run.accelerator.unwrap_model(loop.model)
@@ -75,8 +77,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     run.write_results(results)
     if run.accelerator.is_main_process:
         words = list(sys.argv[1:] if argv is None else argv)
-        write_card(run, args, data_args, data.eval_split, model.config, state, results, words)
-    publish(run, args, trained, processor)
+        name = create_repo(run, args) if args.push_to_hub else str(run.output_dir)
+        write_card(run, args, data_args, data.eval_split, name, model.config, state, results, words)
+        if args.push_to_hub:
+            upload(run, name)
     run.print(f"eval_accuracy {100 * results['eval_accuracy']:.2f} %  (model and results in {run.output_dir})")
     run.accelerator.end_training()
 
@@ -113,6 +117,15 @@ def load_data(data_args: ImageDataArguments, args: TrainingArguments, run: Run) 
         )
 
 
+def adopt_image_settings(data_args: ImageDataArguments, saved: str) -> None:
+    """Prepare images as a saved model wants them, where the arguments do not say otherwise."""
+    processor = SphereVisionImageProcessor.from_pretrained(saved)
+    data_args.image_size = data_args.image_size or [processor.size["height"], processor.size["width"]]
+    data_args.num_channels = data_args.num_channels or processor.num_channels
+    data_args.image_mean = data_args.image_mean or list(processor.image_mean)
+    data_args.image_std = data_args.image_std or list(processor.image_std)
+
+
 def build_model(
     model_args: ModelArguments, args: TrainingArguments, data: ImageData
 ) -> SphereVisionForImageClassification:
@@ -128,22 +141,31 @@ def build_model(
                 f"the data has {len(data.class_names)} classes but {model_args.model_name_or_path} has "
                 f"{model.config.num_labels}. Train a new model, or choose data with the model's classes."
             )
+        for name, labels in label_names(data).items():
+            setattr(model.config, name, labels)
         return model
     head_kwargs = dict(model_args.head_kwargs)
     if args.label_smoothing_factor:
         head_kwargs["label_smoothing"] = args.label_smoothing_factor
     config = SphereVisionConfig(
-        backbone=model_args.backbone,
+        backbone=model_args.backbone or "lenet5",
         backbone_kwargs=dict(model_args.backbone_kwargs),
         num_channels=data.shape.channels,
         image_size=[data.shape.height, data.shape.width],
         embedding_dim=model_args.embedding_dim,
-        head=model_args.head,
+        head=model_args.head or "spherized",
         head_kwargs=head_kwargs,
-        id2label=dict(enumerate(data.class_names)),
-        label2id={name: index for index, name in enumerate(data.class_names)},
+        **label_names(data),
     )
     return SphereVisionForImageClassification(config, pretrained=model_args.pretrained_backbone)
+
+
+def label_names(data: ImageData) -> dict[str, dict]:
+    """Class names as a configuration holds them."""
+    return {
+        "id2label": dict(enumerate(data.class_names)),
+        "label2id": {name: index for index, name in enumerate(data.class_names)},
+    }
 
 
 def check_same_architecture(model_args: ModelArguments, saved: SphereVisionConfig) -> None:
@@ -169,6 +191,12 @@ def build_processor(config: SphereVisionConfig, data: ImageData) -> SphereVision
     )
 
 
+def evaluate(model: nn.Module, batches: ImageBatches, prefix: str, run: Run) -> dict[str, float]:
+    """Measure accuracy and loss, named after the data they were measured on."""
+    measured = evaluate_classification(model, batches, run.accelerator)
+    return {f"{prefix}_{name}": value for name, value in measured.items()}
+
+
 def training_accuracy(output: Any, batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """Measure the accuracy of a training batch."""
     return {"accuracy": count_correct(output.logits, batch["labels"]) / len(batch["labels"])}
@@ -185,11 +213,10 @@ def save(run: Run, processor: SphereVisionImageProcessor, folder: Path, model: n
 
 def collect_results(model: nn.Module, data: ImageData, state: RunState, run: Run) -> dict[str, Any]:
     """Evaluate the final model and gather what the run has measured."""
-    evaluated = evaluate_classification(model, data.evaluation, run.accelerator)
-    results: dict[str, Any] = {f"eval_{name}": value for name, value in evaluated.items()}
+    evaluated = evaluate(model, data.evaluation, "eval", run)
+    results: dict[str, Any] = dict(evaluated)
     if data.validation is not None:
-        held_out = evaluate_classification(model, data.validation, run.accelerator)
-        results |= {f"validation_{name}": value for name, value in held_out.items()}
+        results |= evaluate(model, data.validation, "validation", run)
     last = state.history[-1] if state.history else {}
     results |= {name: value for name, value in last.items() if name.startswith("train_")}
     results |= {
@@ -209,6 +236,7 @@ def write_card(
     args: TrainingArguments,
     data_args: ImageDataArguments,
     eval_split: str,
+    model_id: str,
     config: SphereVisionConfig,
     state: RunState,
     results: dict[str, Any],
@@ -229,7 +257,8 @@ def write_card(
     write_model_card(
         run.output_dir,
         template=CARD_TEMPLATE,
-        model_id=args.hub_model_id or str(run.output_dir),
+        model_id=model_id,
+        device=run.accelerator.device,
         title=f"{config.backbone} with {config.head} head on {Path(data_args.dataset_name).name}",
         summary=f"Image classifier of {config.num_labels} classes: a `{config.backbone}` backbone and the "
         f"`{config.head}` head of hf_sphere.",
@@ -249,15 +278,14 @@ def write_card(
     )
 
 
-def publish(run: Run, args: TrainingArguments, model: nn.Module, processor: SphereVisionImageProcessor) -> None:
-    """Upload model, processor and card if asked to."""
-    if not args.push_to_hub or not run.accelerator.is_main_process:
-        return
-    from huggingface_hub import HfApi
+def create_repo(run: Run, args: TrainingArguments) -> str:
+    """Create the model's repository on the Hub and return its full name."""
+    return HfApi().create_repo(args.hub_model_id or run.output_dir.name, exist_ok=True).repo_id
 
-    api = HfApi()
-    repo = api.create_repo(args.hub_model_id or run.output_dir.name, exist_ok=True).repo_id
-    api.upload_folder(
+
+def upload(run: Run, repo: str) -> None:
+    """Upload model, processor, results and card."""
+    HfApi().upload_folder(
         repo_id=repo,
         folder_path=run.output_dir,
         ignore_patterns=["checkpoint-*", ".checkpoint-*", "best/*", "logs/*"],
@@ -274,7 +302,8 @@ def describe(model: SphereVisionForImageClassification, data: ImageData) -> str:
     return (
         f"data      {data.train.num_examples:,} training images{held_out}, {data.evaluation.num_examples:,} for "
         f"evaluation, {shape.channels} x {shape.height} x {shape.width}, {len(data.class_names)} classes\n"
-        f"model     {model.config.backbone} -> {model.head}\n"
+        f"model     {model.config.backbone}, embeddings of length {model.sphere_vision.embedding_dim}, "
+        f"{model.config.head} head\n"
         f"          {parameters:,} parameters on {model.device}"
     )
 

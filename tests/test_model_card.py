@@ -3,6 +3,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
 
 import hf_sphere
@@ -25,6 +26,7 @@ def write(tmp_path: Path, root: Path) -> Callable[..., ModelCard]:
             "model": {"backbone": "`lenet5`"},
             "settings": {"learning_rate": 0.25},
             "command": ["accelerate", "launch", "recipe.py", "--learning_rate", "0.25"],
+            "device": torch.device("cpu"),
             "seconds": 42.0,
             "selection_note": "Nothing was chosen.",
             "tags": ["spherized"],

@@ -107,11 +107,11 @@ class ImageBatches:
         """Images in the split, over all processes."""
         return len(self.labels)
 
-    def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[dict[str, Tensor]]:
-        """Yield the batches of an epoch from batch `start` on."""
+    def epoch(self, epoch: int = 0, *, start: int = 0, augment: bool = True) -> Iterator[dict[str, Tensor]]:
+        """Yield the batches of an epoch from batch `start` on, with the augmentation there is or as they are."""
         batches = list(self._order(epoch).split(self.batch_size))[start : len(self)]
         for number, (images, indices) in enumerate(zip(self._fetch(batches), batches, strict=True), start):
-            if self.augmentation is not None:
+            if self.augmentation is not None and augment:
                 images = self.augmentation(images, self._generator(epoch, number))
             pixels = images.to(torch.float32).mul_(self._scale).add_(self._shift)
             yield {"pixel_values": pixels, "labels": self.labels[indices.to(self.device)]}

@@ -4,7 +4,7 @@ import contextlib
 import io
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchvision.transforms.v2 import functional as tvF
 from tqdm.auto import tqdm
+
+from hf_sphere.pixels import convert_picture
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ def probe_shape(dataset: Dataset, column: str) -> ImageShape:
     for record in _encoded(dataset, column):
         try:
             with _open(record[column]) as image:
-                gray = image.mode in ("1", "L", "LA", "I", "I;16", "F")
+                gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
                 return ImageShape(1 if gray else 3, image.height, image.width)
         except _NOT_AN_IMAGE:
             continue
@@ -90,7 +92,7 @@ class EncodedImages(torch.utils.data.Dataset):
     def _decode(self, row: int, record: dict[str, Any] | None) -> Tensor | CorruptImageError:
         try:
             with _open(record) as image:
-                pixels = np.array(image.convert("L" if self.shape.channels == 1 else "RGB"))
+                pixels = np.array(convert_picture(image, self.shape.channels))
         except _NOT_AN_IMAGE as error:
             return CorruptImageError(
                 f"image {row} of the split cannot be decoded ({error}). Repair or remove it, or pass "
@@ -129,6 +131,7 @@ def decode_all(
     cache = _cache_file(images, cache_dir)
     stored = _read_cache(cache)
     if stored is not None and (skip_corrupt or len(stored["indices"]) == len(images)):
+        _report_left_out(len(images) - len(stored["indices"]), len(images))
         return stored["images"], stored["indices"]
     shape = images.shape
     decoded = torch.empty((len(images), shape.channels, shape.height, shape.width), dtype=torch.uint8)
@@ -146,8 +149,8 @@ def decode_all(
 
 def find_good(images: EncodedImages, *, num_workers: int | None = None, progress: bool = True) -> Tensor:
     """Decode every image once to learn which can be: their indices, int64 of shape (N,)."""
-    masks = [mask for mask, _ in _pass_over(images, True, num_workers, progress, "Looking for corrupt images")]
-    return torch.cat(masks).nonzero()[:, 0]
+    passed = _pass_over(images, True, num_workers, progress, "Looking for corrupt images", collate=_which_are_good)
+    return torch.cat([mask for mask, _ in passed]).nonzero()[:, 0]
 
 
 def stack_images(images: list[Tensor | CorruptImageError]) -> tuple[Tensor, Tensor | None, CorruptImageError | None]:
@@ -158,8 +161,17 @@ def stack_images(images: list[Tensor | CorruptImageError]) -> tuple[Tensor, Tens
     return mask, torch.stack(good) if good else None, errors[0] if errors else None
 
 
+def _which_are_good(images: list[Tensor | CorruptImageError]) -> tuple[Tensor, None, None]:
+    return torch.tensor([isinstance(image, Tensor) for image in images]), None, None
+
+
 def _pass_over(
-    images: EncodedImages, skip_corrupt: bool, num_workers: int | None, progress: bool, what: str
+    images: EncodedImages,
+    skip_corrupt: bool,
+    num_workers: int | None,
+    progress: bool,
+    what: str,
+    collate: Callable[..., tuple] = stack_images,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Yield which images of each batch are good, and those stacked."""
     if num_workers is None:
@@ -168,7 +180,7 @@ def _pass_over(
         images,
         batch_size=500,
         num_workers=num_workers,
-        collate_fn=stack_images,
+        collate_fn=collate,
         generator=torch.Generator(),  # a loader draws a seed, and that must not touch the model's random numbers
     )
     count = 0
@@ -181,8 +193,12 @@ def _pass_over(
             yield mask, batch
     if count == 0:
         raise CorruptImageError("every image of the split is corrupt.")
-    if count < len(images):
-        logger.warning("Left out %d corrupt image(s) of %d.", len(images) - count, len(images))
+    _report_left_out(len(images) - count, len(images))
+
+
+def _report_left_out(count: int, total: int) -> None:
+    if count:
+        logger.warning("Left out %d corrupt image(s) of %d.", count, total)
 
 
 def _encoded(dataset: Dataset, column: str) -> Dataset:

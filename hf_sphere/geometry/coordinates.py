@@ -104,7 +104,7 @@ class _Spherize(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         # In place where nobody will compile, differentiate or batch the gradient itself, which is nearly always.
         x, scaling, radius, output = ctx.saved_tensors
-        if torch.compiler.is_compiling() or torch.is_grad_enabled() or _is_batched(grad):
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_batched(grad):
             return *_gradient(grad, x, scaling, radius, output, ctx.low), None
         _, learns_scaling, learns_radius, _ = ctx.needs_input_grad
         return *_gradient_in_blocks(grad, x, scaling, radius, output, ctx.low, learns_scaling, learns_radius), None
@@ -291,7 +291,7 @@ def _accumulator(x: Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" else torch.float64  # Metal has no float64
 
 
-def _is_batched(tensor: Tensor) -> bool:
+def is_batched(tensor: Tensor) -> bool:
     """Whether vmap, or a batched call of autograd, hides an axis of the tensor; there is no public way to ask."""
     functorch = torch._C._functorch
     return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)

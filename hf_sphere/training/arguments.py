@@ -13,6 +13,8 @@ from typing import Any, Literal
 import yaml
 from transformers import HfArgumentParser
 
+from hf_sphere.nn.heads import HEADS
+
 
 class _YamlLoader(yaml.SafeLoader):
     """YAML in which 1e-3 is a number, as in YAML 1.2 and JSON; PyYAML wants 1.0e-3."""
@@ -51,7 +53,9 @@ class ModelArguments:
         default=None,
         metadata=_help("Start from this saved model (folder or Hub id), which brings backbone, embedding and head."),
     )
-    backbone: str = field(default="lenet5", metadata=_help("Name of a timm model or of a backbone of this library."))
+    backbone: str | None = field(
+        default=None, metadata=_help("Name of a timm model or of a backbone of this library; `lenet5` if not set.")
+    )
     backbone_kwargs: Options = field(default_factory=Options, metadata=_help("Options of the backbone, a mapping."))
     pretrained_backbone: bool = field(
         default=False, metadata=_help("Start from timm's pretrained weights; reaches the Hub.")
@@ -59,7 +63,9 @@ class ModelArguments:
     embedding_dim: int | None = field(
         default=None, metadata=_help("Length of the embeddings; the backbone's own if not set.")
     )
-    head: str = field(default="spherized", metadata=_help("Name of the head."))
+    head: str | None = field(
+        default=None, metadata=_help(f"Name of the head: {', '.join(HEADS)}; `spherized` if not set.")
+    )
     head_kwargs: Options = field(default_factory=Options, metadata=_help("Options of the head, a mapping."))
 
 
@@ -119,7 +125,9 @@ class TrainingArguments:
         default=False, metadata=_help("Use only deterministic kernels, also where that is slower.")
     )
     num_train_epochs: int = field(default=20, metadata=_help("Epochs to train."))
-    max_steps: int | None = field(default=None, metadata=_help("Stop after so many optimiser steps."))
+    max_steps: int | None = field(
+        default=None, metadata=_help("Stop after so many optimiser steps; the schedule still spans num_train_epochs.")
+    )
     per_device_train_batch_size: int = field(default=128, metadata=_help("Training batch a process."))
     per_device_eval_batch_size: int = field(default=512, metadata=_help("Evaluation batch a process."))
     gradient_accumulation_steps: int = field(default=1, metadata=_help("Batches an optimiser step."))
@@ -237,4 +245,5 @@ def _words_of(path: str, names: list[str]) -> list[str]:
 
 def _hint(name: str, names: list[str]) -> str:
     close = difflib.get_close_matches(name, names, n=3)
-    return f" Did you mean {' or '.join(close)}?" if close else f" The keys are: {', '.join(sorted(names))}."
+    guess = f" Did you mean {' or '.join(close)}?" if close else ""
+    return f"{guess} The keys are: {', '.join(sorted(names))}."

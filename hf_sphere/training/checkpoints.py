@@ -37,6 +37,7 @@ class RunState:
         seconds: Time spent in training.
         scheduler: State of the learning-rate schedule.
         history: One entry of metrics an epoch.
+        num_processes: How many processes share the batches.
     """
 
     step: int = 0
@@ -48,6 +49,7 @@ class RunState:
     seconds: float = 0.0
     scheduler: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
+    num_processes: int = 1
 
 
 def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState, keep: int) -> Path:
@@ -66,11 +68,15 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             (unfinished / STATE_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
-            shutil.rmtree(final, ignore_errors=True)
+            replaced = output_dir / f".{final.name}.replaced"
+            if final.exists():
+                final.rename(replaced)
             unfinished.rename(final)
-            # After a resumption from an earlier one, checkpoints of later steps may be there: this one still counts.
-            others = [path for path in list_checkpoints(output_dir) if path != final]
-            for old in others[: max(len(others) - keep + 1, 0)]:
+            shutil.rmtree(replaced, ignore_errors=True)
+            # Later steps are of a continuation that was given up for an earlier checkpoint.
+            present = list_checkpoints(output_dir)
+            position = present.index(final)
+            for old in [*present[: max(position + 1 - keep, 0)], *present[position + 1 :]]:
                 shutil.rmtree(old, ignore_errors=True)
     except Exception as error:  # torch, safetensors and the operating system each have their own for a full disk
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -83,7 +89,7 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
 
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write files to; they appear in `folder` when all are written, or none does.
+    """Yield a folder to write files to; they replace those in `folder`, one by one, when all have been written.
 
     Raises:
         CheckpointError: If they cannot be written, for instance on a full disk.
@@ -162,6 +168,11 @@ def claim_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None
                 mark.unlink(missing_ok=True)
     for unfinished in output_dir.glob(f".{PREFIX}*.unfinished"):
         shutil.rmtree(unfinished, ignore_errors=True)
+    for replaced in output_dir.glob(f".{PREFIX}*.replaced"):  # a kill came while its successor took its name
+        final = output_dir / replaced.name[1 : -len(".replaced")]
+        if not final.exists():
+            replaced.rename(final)
+        shutil.rmtree(replaced, ignore_errors=True)
     output_dir.mkdir(parents=True, exist_ok=True)
 
 

@@ -55,7 +55,7 @@ def calibrate_head(model: nn.Module, batches: ImageBatches, *, max_examples: int
     was_training = model.training
     model.eval()
     embeddings: list[Tensor] = []
-    for batch in batches.epoch():
+    for batch in batches.epoch(augment=False):
         embeddings.append(encoder(batch["pixel_values"]).embeddings)
         if sum(map(len, embeddings)) >= max_examples:
             break

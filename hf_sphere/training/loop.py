@@ -12,13 +12,14 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import broadcast, set_seed
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from tqdm.auto import tqdm
 
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.checkpoints import (
+    CheckpointError,
     RunState,
     find_checkpoint,
     list_checkpoints,
@@ -106,7 +107,7 @@ class TrainingLoop:
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         if accelerator.num_processes > 1:
             set_seed(args.seed, device_specific=True)  # or every process would draw the same dropout masks
-        self.state = RunState()
+        self.state = RunState(num_processes=accelerator.num_processes)
         self._recent_losses: list[tuple[int, Tensor]] = []
         self._totals: dict[str, Tensor] = {}
         self._stop_signal = 0
@@ -195,6 +196,8 @@ class TrainingLoop:
         self.model.eval()
         entry = {"epoch": state.epoch + state.batch / len(self.batches), "step": state.step, **train}
         entry |= {"learning_rate": self._learning_rate()}
+        self._check_weights()
+        self._share_buffers()
         evaluated = dict(self.evaluate(self.accelerator.unwrap_model(self.model)))
         entry |= evaluated
         state.history.append(entry)
@@ -206,9 +209,9 @@ class TrainingLoop:
         if self._is_better(value):
             state.best_metric, state.best_epoch = value, state.epoch + 1
             self.save_best(self.accelerator.unwrap_model(self.model))
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(value)
         if reached_end:
+            if isinstance(self.scheduler, ReduceLROnPlateau):
+                self.scheduler.step(value)
             state.epoch, state.batch = state.epoch + 1, 0
             self._totals = {}
         finished = state.epoch == self.args.num_train_epochs or state.step == self.total_steps
@@ -251,12 +254,24 @@ class TrainingLoop:
         bad = self.accelerator.reduce(bad, "sum") > 0
         if bad.any():
             step = steps[int(bad.nonzero()[0])]
-            whole = list_checkpoints(self.output_dir)
-            advice = f"The last good checkpoint is {whole[-1]}" if whole else "There is no checkpoint yet"
-            raise TrainingDivergedError(
-                f"the loss is not finite at step {step}. {advice}. A lower --learning_rate, --max_grad_norm or "
-                "--warmup_epochs may help."
-            )
+            raise TrainingDivergedError(f"the loss is not finite at step {step}. {self._advice()}")
+
+    def _check_weights(self) -> None:
+        """Refuse weights that a gradient without a finite value has spoilt, before they are evaluated or saved."""
+        norm = torch.nn.utils.get_total_norm(self.model.parameters())
+        if not norm.isfinite():
+            raise TrainingDivergedError(f"the weights are not finite after step {self.state.step}. {self._advice()}")
+
+    def _share_buffers(self) -> None:
+        """Give every process the batch-norm statistics of the first, which are those that are saved."""
+        if self.accelerator.num_processes > 1:
+            for buffer in self.accelerator.unwrap_model(self.model).buffers():
+                buffer.copy_(broadcast(buffer))
+
+    def _advice(self) -> str:
+        whole = list_checkpoints(self.output_dir)
+        advice = f"The last good checkpoint is {whole[-1]}" if whole else "There is no checkpoint yet"
+        return f"{advice}. A lower --learning_rate, --max_grad_norm or --warmup_epochs may help."
 
     def _log(self, bar: tqdm) -> None:
         metrics = self._train_metrics()
@@ -267,6 +282,7 @@ class TrainingLoop:
         return self.optimizer.param_groups[0]["lr"]
 
     def _save(self) -> Path:
+        self._check_weights()
         self.state.scheduler = self.scheduler.state_dict()
         # Each process's share of the sums, so that they add up again whichever process reads them.
         share = 1 / self.accelerator.num_processes
@@ -276,12 +292,31 @@ class TrainingLoop:
         return save_checkpoint(self.accelerator, self.output_dir, self.state, self.args.save_total_limit)
 
     def _resume(self, checkpoint: Path) -> None:
+        asked = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         self.state = load_checkpoint(self.accelerator, checkpoint)
+        if self.state.batch and self.state.num_processes != self.accelerator.num_processes:
+            raise CheckpointError(
+                f"{checkpoint} was written in mid-epoch by {self.state.num_processes} process(es); go on with as many, "
+                f"not with {self.accelerator.num_processes}."
+            )
         self.scheduler.load_state_dict(self.state.scheduler)
+        self._adopt_settings(asked)
         kind = torch.float32 if self.accelerator.device.type == "mps" else torch.float64
         device = self.accelerator.device
+        self.state.num_processes = self.accelerator.num_processes
         self._totals = {n: torch.tensor(v, dtype=kind, device=device) for n, v in self.state.totals.items()}
         logger.info("Resumed from %s at step %d.", checkpoint, self.state.step)
+
+    def _adopt_settings(self, asked: list[dict[str, Any]]) -> None:
+        """Let the optimiser follow today's arguments where they differ from those of the checkpoint."""
+        for group, settings in zip(self.optimizer.param_groups, asked, strict=True):
+            before = group.get("initial_lr", group["lr"])
+            peak = settings.get("initial_lr", settings["lr"])
+            now = group["lr"] if peak == before or not before else group["lr"] * (peak / before)
+            group.update(settings)
+            group["lr"] = now
+        if isinstance(self.scheduler, LambdaLR):
+            self.scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
 
     @contextmanager
     def _catch_signals(self) -> Iterator[None]:

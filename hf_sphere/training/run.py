@@ -22,6 +22,7 @@ from hf_sphere.training.checkpoints import (
     CheckpointError,
     check_output_dir,
     claim_output_dir,
+    find_checkpoint,
 )
 from hf_sphere.training.loop import TrainingDivergedError, TrainingInterruptedError
 
@@ -99,11 +100,26 @@ def start_run(args: TrainingArguments, *others: Any) -> Run:
     if args.full_determinism:
         enable_full_determinism(args.seed)
     set_seed(args.seed)
+    _check_trackers(accelerator, args.report_to or [])
     check_output_dir(
         Path(args.output_dir), overwrite=args.overwrite_output_dir, resume=args.resume_from_checkpoint is not None
     )
+    if args.resume_from_checkpoint is not None:
+        find_checkpoint(args.resume_from_checkpoint, Path(args.output_dir))
     settings = {name: value for part in (*others, args) for name, value in asdict(part).items()}
+    settings |= {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
     return Run(args, accelerator, settings)
+
+
+def _check_trackers(accelerator: Accelerator, asked: Sequence[str]) -> None:
+    """Refuse trackers that are not installed, which Accelerate would leave out without a word."""
+    found = {str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with}
+    missing = [name for name in asked if name not in found and name != "all"]
+    if missing:
+        raise ImportError(
+            f"the package of tracker {', '.join(missing)} is not installed: pip install {' '.join(missing)} "
+            "(tensorboard comes with 'hf_sphere[trackers]')."
+        )
 
 
 def run_recipe(main: Callable[[Sequence[str] | None], None]) -> None:
@@ -117,7 +133,7 @@ def run_recipe(main: Callable[[Sequence[str] | None], None]) -> None:
     except KeyboardInterrupt:
         print("\nStopped at once; the last checkpoint is whole.", file=sys.stderr)
         sys.exit(130)
-    except (ValueError, OSError, StrictDataclassError, TrainingDivergedError, CheckpointError) as error:
+    except (ValueError, OSError, ImportError, StrictDataclassError, TrainingDivergedError, CheckpointError) as error:
         if os.environ.get("HF_SPHERE_TRACEBACK"):
             raise
         print(f"\nError: {error}\n(HF_SPHERE_TRACEBACK=1 shows where.)", file=sys.stderr)

@@ -142,3 +142,13 @@ def test_embedding_nets_can_change_their_classifier():
     assert isinstance(net, EmbeddingNet)
     net.reset_classifier(3)
     assert net.get_classifier().out_features == 3
+
+
+@pytest.mark.parametrize("name", [n for n in BACKBONES if n != "linear_embedding"])
+def test_every_backbone_can_end_without_its_activation(name):
+    net = build(name).eval()
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.ones_(module.weight)  # timm starts residual branches at zero
+    net.remove_final_activation()
+    assert net(images(name, 4)).min() < 0

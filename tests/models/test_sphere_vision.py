@@ -9,6 +9,7 @@ from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDa
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.func import functional_call, grad, vmap
 from torchvision.transforms.v2 import functional as tvF
 from transformers import (
     AutoConfig,
@@ -26,6 +27,7 @@ from hf_sphere import (
     SphereVisionImageProcessor,
     SphereVisionModel,
 )
+from hf_sphere.models.sphere_vision import modeling_sphere_vision as modeling
 from hf_sphere.nn import HEADS
 
 
@@ -192,6 +194,20 @@ def test_a_spherized_head_replaces_the_last_activation():
     assert model.sphere_vision(torch.randn(8, 1, 28, 28)).embeddings.min() < 0
 
 
+def test_a_spherized_head_replaces_the_last_activation_of_a_resnet():
+    model = SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet20_cifar")).eval()
+    assert model.sphere_vision(torch.randn(8, 3, 32, 32)).embeddings.min() < 0
+
+
+def test_a_backbone_that_keeps_its_activation_is_remarked_on(monkeypatch):
+    said = []
+    monkeypatch.setattr(modeling.logger, "warning_once", said.append)
+    SphereVisionModel(SphereVisionConfig(backbone="resnet18", embedding_dim=8))
+    assert said == []
+    SphereVisionModel(SphereVisionConfig(backbone="resnet18"))
+    assert "Set `embedding_dim`" in said[0]
+
+
 def test_a_softmax_head_keeps_the_last_activation():
     model = small_model(head="softmax")
     assert model.sphere_vision(torch.randn(8, 1, 28, 28)).embeddings.min() == 0
@@ -303,6 +319,41 @@ def test_the_processor_survives_a_round_trip(saved):
     loaded = AutoImageProcessor.from_pretrained(saved[1])
     assert type(loaded) is SphereVisionImageProcessor
     assert loaded.to_dict() == small_processor().to_dict()
+
+
+def test_text_models_do_without_timm():
+    program = "import sys, hf_sphere; from transformers import AutoModelForMaskedLM; print('timm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "False"
+
+
+def test_sixteen_bit_gray_is_scaled_and_not_clipped():
+    picture = Image.fromarray(np.full((28, 28), 0x8000, dtype=np.uint16))
+    pixels = small_processor()(picture, return_tensors="pt", do_normalize=False)["pixel_values"]
+    torch.testing.assert_close(pixels, torch.full((1, 1, 28, 28), 128 / 255))
+
+
+def test_thirty_two_bit_pictures_are_refused():
+    with pytest.raises(ValueError, match="mode 'F' have no known range"):
+        small_processor()(Image.new("F", (28, 28)), return_tensors="pt")
+
+
+def test_per_example_gradients_of_the_whole_model_equal_a_loop():
+    model, x, labels = small_model(), torch.randn(3, 1, 28, 28), torch.tensor([0, 1, 2])
+    weights = {name: value.detach() for name, value in model.named_parameters()}
+
+    def loss(weights, image, label):
+        return functional_call(model, weights, (image[None], label[None])).loss
+
+    together = vmap(grad(loss), (None, 0, 0))(weights, x, labels)["head.classifier.spherization.scaling"]
+    single = [
+        grad(loss)(weights, *pair)["head.classifier.spherization.scaling"] for pair in zip(x, labels, strict=True)
+    ]
+    torch.testing.assert_close(together, torch.stack(single), rtol=1e-3, atol=1e-5)
+
+
+def test_a_config_that_asks_for_tuples_gets_them():
+    model, x = small_model(return_dict=False), torch.randn(2, 1, 28, 28)
+    assert model(x)[0].shape == (2, 4)
 
 
 def test_importing_the_library_imports_nothing_heavy():

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -82,10 +83,7 @@ def test_spherized_and_plain_runs_come_in_pairs_that_differ_only_in_the_head():
     for run in spherized:
         plain = parse(run.with_stem(run.stem.replace("-spherized", "-plain")))
         model, data, training = parse(run)
-        assert (data, training.learning_rate, training.num_train_epochs) == (
-            plain[1],
-            plain[2].learning_rate,
-            plain[2].num_train_epochs,
-        )
         assert (model.head, plain[0].head) == ("spherized", "softmax")
-        assert (model.backbone, model.backbone_kwargs) == (plain[0].backbone, plain[0].backbone_kwargs)
+        assert replace(model, head=None, head_kwargs=None) == replace(plain[0], head=None, head_kwargs=None)
+        assert data == plain[1]
+        assert replace(training, output_dir="") == replace(plain[2], output_dir="")

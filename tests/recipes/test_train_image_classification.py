@@ -246,8 +246,8 @@ def test_the_model_that_is_kept_is_that_of_the_best_epoch(held_out):
 
 def test_the_best_epoch_is_chosen_on_the_held_out_images(held_out, results_of):
     results = results_of(held_out)
-    best = max(results["history"], key=lambda entry: entry["eval_accuracy"])
-    assert results["validation_accuracy"] == results["best_accuracy"] == best["eval_accuracy"]
+    best = max(results["history"], key=lambda entry: entry["validation_accuracy"])
+    assert results["validation_accuracy"] == results["best_accuracy"] == best["validation_accuracy"]
 
 
 def test_the_result_is_still_that_of_the_evaluation_split(held_out, results_of):
@@ -256,7 +256,7 @@ def test_the_result_is_still_that_of_the_evaluation_split(held_out, results_of):
 
 def test_the_last_model_is_kept_unless_told_otherwise(train, results_of):
     results = results_of(train(*SPOILED))
-    assert results["validation_accuracy"] == results["history"][-1]["eval_accuracy"] < results["best_accuracy"]
+    assert results["validation_accuracy"] == results["history"][-1]["validation_accuracy"] < results["best_accuracy"]
 
 
 # Mistakes
@@ -351,9 +351,9 @@ class FakeHub:
 
 
 @pytest.fixture
-def uploads(monkeypatch) -> list[tuple[str, set[str]]]:
+def uploads(monkeypatch, recipe) -> list[tuple[str, set[str]]]:
     """Uploads to a Hub that is not there: repository and names of files."""
-    monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
+    monkeypatch.setattr(recipe, "HfApi", FakeHub)
     monkeypatch.setattr(FakeHub, "uploads", [])
     return FakeHub.uploads
 

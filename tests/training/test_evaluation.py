@@ -56,7 +56,7 @@ def model(monkeypatch) -> SphereVisionForImageClassification:
 def embed(model: SphereVisionForImageClassification, batches) -> Tensor:
     """Embeddings in eval mode, by a plain loop."""
     model.eval()
-    return torch.cat([model.base_model(batch["pixel_values"]).embeddings for batch in batches.epoch(0)])
+    return torch.cat([model.base_model(batch["pixel_values"]).embeddings for batch in batches.epoch(0, augment=False)])
 
 
 def test_a_head_is_calibrated_on_embeddings_of_training_images_in_eval_mode(model, make_batches):

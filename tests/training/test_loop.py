@@ -14,7 +14,7 @@ from torch import nn
 from hf_sphere.data import ImagesFromDisk, ImageShape
 from hf_sphere.data.decoding import EncodedImages
 from hf_sphere.data.sources import load_splits
-from hf_sphere.training import TrainingDivergedError, TrainingInterruptedError, TrainingLoop
+from hf_sphere.training import CheckpointError, TrainingDivergedError, TrainingInterruptedError, TrainingLoop
 from hf_sphere.training import loop as loop_module
 from hf_sphere.training.checkpoints import list_checkpoints
 
@@ -528,3 +528,45 @@ def test_time_spent_before_a_break_is_counted(make_loop):
     first = make_loop(num_train_epochs=2, max_steps=7).run().seconds
     resumed = make_loop(num_train_epochs=2, resume_from_checkpoint="latest")
     assert resumed.state.seconds == first
+
+
+def test_a_continuation_follows_changed_settings(make_loop):
+    make_loop(num_train_epochs=1).run()
+    resumed = make_loop(num_train_epochs=2, resume_from_checkpoint="latest", learning_rate=1e-5, weight_decay=0.5)
+    assert [group["weight_decay"] for group in resumed.optimizer.param_groups] == [0.5, 0.0]
+    assert resumed.run().history[-1]["learning_rate"] == 1e-5
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "plateau"])
+def test_a_continuation_with_the_same_settings_keeps_the_learning_rate(make_loop, schedule):
+    first = make_loop(num_train_epochs=2, max_steps=5, lr_scheduler_type=schedule)
+    first.run()
+    resumed = make_loop(num_train_epochs=2, lr_scheduler_type=schedule, resume_from_checkpoint="latest")
+    assert resumed.optimizer.param_groups[0]["lr"] == first.optimizer.param_groups[0]["lr"]
+
+
+def test_weights_spoilt_by_a_gradient_are_not_saved(make_loop, make_model):
+    model, passes = make_model(), itertools.count(1)
+    model.out.weight.register_hook(lambda gradient: gradient * float("nan") if next(passes) == 5 else gradient)
+    loop = make_loop(model)  # the loss of the epoch's fifth and last step is still finite
+    with pytest.raises(TrainingDivergedError, match=r"the weights are not finite after step 5\. There is no"):
+        loop.run()
+    assert checkpoints(loop) == []
+
+
+def test_checkpoints_of_a_continuation_that_was_given_up_are_removed(make_loop):
+    first = make_loop(num_train_epochs=4)
+    first.run()
+    earlier = str(first.output_dir / "checkpoint-10")
+    resumed = make_loop(num_train_epochs=3, resume_from_checkpoint=earlier)
+    resumed.run()
+    assert checkpoints(resumed) == ["checkpoint-5", "checkpoint-10", "checkpoint-15"]
+
+
+def test_another_number_of_processes_in_mid_epoch_is_refused(make_loop):
+    first = make_loop(save_steps=3, max_steps=4)
+    first.run()
+    path = first.output_dir / "checkpoint-3" / "trainer_state.json"
+    path.write_text(path.read_text().replace('"num_processes": 1', '"num_processes": 2'))
+    with pytest.raises(CheckpointError, match=r"in mid-epoch by 2 process\(es\); go on with as many, not with 1"):
+        make_loop(resume_from_checkpoint=str(path.parent))

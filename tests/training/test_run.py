@@ -10,10 +10,12 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from hf_sphere.training import (
     CheckpointError,
     ImageDataArguments,
+    RunState,
     TrainingDivergedError,
     TrainingInterruptedError,
     start_run,
 )
+from hf_sphere.training.checkpoints import save_checkpoint
 from hf_sphere.training.run import Run, run_recipe, write_json
 
 
@@ -92,10 +94,24 @@ def test_another_seed_draws_other_random_numbers(make_args):
 
 def continue_with(make_args, caplog, **changes) -> str:
     """Start a run, continue it with other settings, and return what is logged."""
-    claimed(make_args())
+    run = claimed(make_args())
+    save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
     caplog.clear()
     claimed(make_args(resume_from_checkpoint="latest", **changes))
     return caplog.text
+
+
+def test_a_continuation_without_a_checkpoint_leaves_nothing_behind(make_args, tmp_path):
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        start_run(make_args(resume_from_checkpoint="latest"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_tracker_that_is_not_installed_is_refused(make_args, monkeypatch):
+    monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: [])
+    monkeypatch.setattr("accelerate.accelerator.filter_trackers", lambda *args, **kwargs: [])
+    with pytest.raises(ImportError, match=r"package of tracker tensorboard is not installed.*hf_sphere\[trackers\]"):
+        start_run(make_args(report_to=["tensorboard"]))
 
 
 def test_a_continuation_with_other_settings_says_what_differs(make_args, caplog):

@@ -18,8 +18,7 @@ class EmbeddingNet(nn.Module):
     """A chain of layers that ends in an embedding, in the shape timm expects of a model.
 
     `forward_features` gives the last hidden layer before its activation; `forward` goes on through `final_activation`
-    and, if `num_classes` is not 0, the classifier `fc`. Heads that take the place of the last activation replace
-    `final_activation` by the identity.
+    and, if `num_classes` is not 0, the classifier `fc`.
 
     Args:
         layers: Everything up to the last hidden layer, images (B, C, H, W) -> (B, num_features).
@@ -44,6 +43,10 @@ class EmbeddingNet(nn.Module):
         self.final_activation = nn.Sequential(nn.ReLU(), nn.Dropout(drop_rate)) if final_activation else nn.Identity()
         self.pretrained_cfg: dict[str, Any] = {}
         self.reset_classifier(num_classes)
+
+    def remove_final_activation(self) -> None:
+        """End with the last hidden layer, for a head that takes the place of its activation."""
+        self.final_activation = nn.Identity()
 
     def reset_classifier(self, num_classes: int) -> None:
         """Replace the classifier; 0 classes leave the embedding as output."""

@@ -8,26 +8,38 @@ from torch import nn
 from hf_sphere.models.backbones.base import register_backbone
 
 
-def _with_small_stem(model: ResNet, in_chans: int) -> ResNet:
-    stem = nn.Conv2d(in_chans, model.bn1.num_features, 3, padding=1, bias=False)
-    nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")  # as timm does for its own
-    model.conv1 = stem
-    model.maxpool = nn.Identity()
-    model.pretrained_cfg = {}
-    return model
+class SmallStemResNet(ResNet):
+    """timm's ResNet with another stem: one 3x3 convolution and no pooling.
+
+    Args:
+        block: timm's residual block.
+        layers: Blocks a stage.
+        in_chans: Channels of the images.
+        **options: See timm's `ResNet`.
+    """
+
+    def __init__(self, block: type[nn.Module], layers: tuple[int, ...], *, in_chans: int = 3, **options: Any) -> None:
+        super().__init__(block, layers, in_chans=in_chans, **options)
+        self.conv1 = nn.Conv2d(in_chans, self.bn1.num_features, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")  # as timm does for its own
+        self.maxpool = nn.Identity()
+        self.pretrained_cfg: dict[str, Any] = {}
+        if not hasattr(self, "layer4"):
+            self.layer4 = nn.Sequential()  # timm's forward pass goes through four stages by name
+
+    def remove_final_activation(self) -> None:
+        """Let the last residual block end without ReLU, for a head that takes its place."""
+        stages = [stage for stage in (self.layer1, self.layer2, self.layer3, self.layer4) if len(stage)]
+        last = stages[-1][-1]
+        name = "act3" if isinstance(last, Bottleneck) else "act2"
+        setattr(last, name, nn.Identity())
 
 
-def _resnet(block: type[nn.Module], layers: tuple[int, ...], *, in_chans: int = 3, **options: Any) -> ResNet:
-    return _with_small_stem(ResNet(block, layers, in_chans=in_chans, **options), in_chans)
-
-
-def _thin_resnet(depth: int, *, in_chans: int = 3, **options: Any) -> ResNet:
+def _thin_resnet(depth: int, **options: Any) -> ResNet:
     # A "deep" stem of width 8 is timm's way to 16 channels before the first stage; the stem itself is replaced.
     blocks = ((depth - 2) // 6,) * 3
-    thin = {"channels": (16, 32, 64), "stem_type": "deep", "stem_width": 8}
-    model = _with_small_stem(ResNet(BasicBlock, blocks, in_chans=in_chans, **thin, **options), in_chans)
-    model.layer4 = nn.Sequential()  # timm's forward pass goes through four stages by name
-    return model
+    thin: dict[str, Any] = {"channels": (16, 32, 64), "stem_type": "deep", "stem_width": 8}
+    return SmallStemResNet(BasicBlock, blocks, **thin, **options)
 
 
 @register_backbone
@@ -45,16 +57,16 @@ def resnet32_cifar(**options: Any) -> ResNet:
 @register_backbone
 def resnet18_cifar(**options: Any) -> ResNet:
     """ResNet-18 with a 3x3 stem."""
-    return _resnet(BasicBlock, (2, 2, 2, 2), **options)
+    return SmallStemResNet(BasicBlock, (2, 2, 2, 2), **options)
 
 
 @register_backbone
 def resnet34_cifar(**options: Any) -> ResNet:
     """ResNet-34 with a 3x3 stem."""
-    return _resnet(BasicBlock, (3, 4, 6, 3), **options)
+    return SmallStemResNet(BasicBlock, (3, 4, 6, 3), **options)
 
 
 @register_backbone
 def resnet50_cifar(**options: Any) -> ResNet:
     """ResNet-50 with a 3x3 stem."""
-    return _resnet(Bottleneck, (3, 4, 6, 3), **options)
+    return SmallStemResNet(Bottleneck, (3, 4, 6, 3), **options)

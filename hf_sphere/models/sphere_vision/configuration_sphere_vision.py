@@ -55,7 +55,7 @@ class SphereVisionConfig(PreTrainedConfig):
         if self.num_channels not in (1, 3):
             raise ValueError(f"num_channels must be 1 or 3; got {self.num_channels}.")
         sides = [self.image_size] if isinstance(self.image_size, int) else list(self.image_size)
-        if len(sides) > 2 or not sides or min(sides) < 1:
+        if (not isinstance(self.image_size, int) and len(sides) != 2) or min(sides, default=0) < 1:
             raise ValueError(f"image_size must be a number of pixels or [height, width]; got {self.image_size}.")
 
     def validate_embedding_dim(self) -> None:

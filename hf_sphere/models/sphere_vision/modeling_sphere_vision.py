@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import ModelOutput
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs
+from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from hf_sphere.models.backbones import EmbeddingNet, create_backbone
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
 from hf_sphere.nn.heads import HEADS, build_head
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -108,11 +108,22 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         self.projection: nn.Module = nn.Identity()
         if config.embedding_dim is not None:
             self.projection = nn.Linear(features, config.embedding_dim)
-        elif HEADS[config.head].replaces_activation and isinstance(self.backbone, EmbeddingNet):
-            self.backbone.final_activation = nn.Identity()
+        elif HEADS[config.head].replaces_activation:
+            self._make_room_for_head()
         self.embedding_dim: int = features if config.embedding_dim is None else config.embedding_dim
         self.supports_gradient_checkpointing = hasattr(self.backbone, "set_grad_checkpointing")
         self.post_init()
+
+    def _make_room_for_head(self) -> None:
+        """Take off the backbone's last activation, whose place the head takes."""
+        remove = getattr(self.backbone, "remove_final_activation", None)
+        if remove is not None:
+            remove()
+        else:
+            logger.warning_once(
+                f"Head {self.config.head!r} takes the place of an activation, but {self.config.backbone!r} keeps its "
+                "own last one. Set `embedding_dim` to put a linear map between them."
+            )
 
     def initialize_backbone(self) -> None:
         """Fill the backbone's missing tensors from a newly built one: only timm knows how each is initialised."""
@@ -126,7 +137,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
             _mark_filled(tensor, True)
 
     @can_return_tuple
-    def forward(self, pixel_values: Tensor, **kwargs: Unpack[TransformersKwargs]) -> SphereVisionModelOutput:
+    def forward(self, pixel_values: Tensor, **kwargs: Any) -> SphereVisionModelOutput:
         """Embed images.
 
         Args:
@@ -175,7 +186,7 @@ class SphereVisionForImageClassification(SphereVisionPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Unpack[TransformersKwargs]
+        self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any
     ) -> SphereVisionClassifierOutput:
         """Classify images.
 
@@ -184,7 +195,7 @@ class SphereVisionForImageClassification(SphereVisionPreTrainedModel):
             labels: (B,), class indices from 0 to `num_labels` - 1; with them the output carries a loss.
             **kwargs: Taken for compatibility with the library's callers.
         """
-        output = self.head(self.sphere_vision(pixel_values).embeddings, labels)
+        output = self.head(self.sphere_vision(pixel_values, return_dict=True).embeddings, labels)
         return SphereVisionClassifierOutput(
             loss=output.loss,
             logits=output.logits,
@@ -206,6 +217,8 @@ def _mark_filled(tensor: Tensor, filled: bool) -> None:
 
 
 def _build_backbone(config: SphereVisionConfig, *, pretrained: bool = False) -> nn.Module:
+    from hf_sphere.models.backbones import create_backbone  # brings timm, which text models do without
+
     if config.head not in HEADS:
         raise ValueError(f"unknown head {config.head!r}; the heads are: {', '.join(HEADS)}.")
     return create_backbone(

@@ -21,7 +21,7 @@ def _find_heads() -> dict[str, type[Head]]:
     while pending:
         head = pending.pop()
         pending += head.__subclasses__()
-        if head.name:
+        if vars(head).get("name"):  # a name of its own: a nameless subclass must not take its parent's place
             heads[head.name] = head
     return dict(sorted(heads.items()))
 

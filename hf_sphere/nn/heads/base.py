@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_sphere.geometry.coordinates import is_batched
+
 
 @dataclass(frozen=True)
 class HeadOutput:
@@ -75,14 +77,20 @@ class Head(nn.Module):
         if labels is not None:
             self.check_labels(labels)
             loss = self.compute_loss(points, logits, labels)
-        return HeadOutput(logits=logits, loss=loss, points=points)
+        return HeadOutput(logits, loss, points, self.measure_concentration(embeddings))
+
+    def measure_concentration(self, embeddings: Tensor) -> Tensor | None:
+        """Certainty of embeddings (B, d), for heads that have one: (B,)."""
+        return None
 
     def check_labels(self, labels: Tensor) -> None:
         """Refuse labels outside 0..K-1 with a readable error.
 
-        Only on the CPU and outside of compilation: elsewhere reading the labels would make the device wait.
+        Only on the CPU and outside of compilation and vmap: elsewhere reading the labels would make the device wait, or
+        is not possible.
         """
-        if labels.device.type != "cpu" or torch.compiler.is_compiling() or labels.numel() == 0:
+        unreadable = labels.device.type != "cpu" or torch.compiler.is_compiling() or is_batched(labels)
+        if unreadable or labels.numel() == 0:
             return
         low, high = labels.aminmax()
         if low < 0 or high >= self.num_classes:
