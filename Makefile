@@ -27,6 +27,7 @@ bench: $(READY)  ## side-by-side measurements; tables here, JSON in benchmarks/r
 	$(RUN) benchmarks/import_time.py
 
 $(READY): pyproject.toml
+	@echo "Setting up $(VENV): PyTorch and the Hugging Face libraries, some 6 GB, a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	@touch $(READY)
