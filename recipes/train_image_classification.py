@@ -133,8 +133,9 @@ def build_model(
     if model_args.model_name_or_path is not None:
         config = SphereVisionConfig.from_pretrained(model_args.model_name_or_path)
         check_same_architecture(model_args, config)
+        config.head_kwargs = {k: v for k, v in (config.head_kwargs or {}).items() if k != "label_smoothing"}
         if args.label_smoothing_factor:
-            config.head_kwargs = {**(config.head_kwargs or {}), "label_smoothing": args.label_smoothing_factor}
+            config.head_kwargs["label_smoothing"] = args.label_smoothing_factor
         model = SphereVisionForImageClassification.from_pretrained(model_args.model_name_or_path, config=config)
         if model.config.num_labels != len(data.class_names):
             raise ValueError(
@@ -253,7 +254,7 @@ def write_card(
     else:
         followed = args.early_stopping_patience is not None or args.lr_scheduler_type == "plateau"
         where = "its end or learning rate followed" if followed and not held_out else "nothing was chosen on"
-        note = f"The model is that of the last epoch, {state.epoch}; {where} the evaluation split."
+        note = f"The model is that of the last epoch, {results['epoch']:g}; {where} the evaluation split."
     write_model_card(
         run.output_dir,
         template=CARD_TEMPLATE,

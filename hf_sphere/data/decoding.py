@@ -149,7 +149,7 @@ def decode_all(
 
 def find_good(images: EncodedImages, *, num_workers: int | None = None, progress: bool = True) -> Tensor:
     """Decode every image once to learn which can be: their indices, int64 of shape (N,)."""
-    passed = _pass_over(images, True, num_workers, progress, "Looking for corrupt images", collate=_which_are_good)
+    passed = _pass_over(images, True, num_workers, progress, "Looking for corrupt images", collate=_only_mask)
     return torch.cat([mask for mask, _ in passed]).nonzero()[:, 0]
 
 
@@ -157,12 +157,15 @@ def stack_images(images: list[Tensor | CorruptImageError]) -> tuple[Tensor, Tens
     """Collate decoded images: which are good, (B,), those stacked (None if there is none), and the first error."""
     good = [image for image in images if isinstance(image, Tensor)]
     errors = [image for image in images if isinstance(image, CorruptImageError)]
-    mask = torch.tensor([isinstance(image, Tensor) for image in images])
-    return mask, torch.stack(good) if good else None, errors[0] if errors else None
+    return _mask(images), torch.stack(good) if good else None, errors[0] if errors else None
 
 
-def _which_are_good(images: list[Tensor | CorruptImageError]) -> tuple[Tensor, None, None]:
-    return torch.tensor([isinstance(image, Tensor) for image in images]), None, None
+def _mask(images: list[Tensor | CorruptImageError]) -> Tensor:
+    return torch.tensor([isinstance(image, Tensor) for image in images])
+
+
+def _only_mask(images: list[Tensor | CorruptImageError]) -> tuple[Tensor, None, None]:
+    return _mask(images), None, None
 
 
 def _pass_over(

@@ -168,12 +168,17 @@ def claim_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None
                 mark.unlink(missing_ok=True)
     for unfinished in output_dir.glob(f".{PREFIX}*.unfinished"):
         shutil.rmtree(unfinished, ignore_errors=True)
-    for replaced in output_dir.glob(f".{PREFIX}*.replaced"):  # a kill came while its successor took its name
-        final = output_dir / replaced.name[1 : -len(".replaced")]
-        if not final.exists():
-            replaced.rename(final)
-        shutil.rmtree(replaced, ignore_errors=True)
     output_dir.mkdir(parents=True, exist_ok=True)
+
+
+def restore_replaced(output_dir: Path) -> None:
+    """Bring back a checkpoint that was set aside when a kill came before its successor had its name."""
+    for replaced in output_dir.glob(f".{PREFIX}*.replaced"):
+        final = output_dir / replaced.name[1 : -len(".replaced")]
+        if final.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            replaced.rename(final)
 
 
 def _room(folder: Path) -> str:

@@ -310,11 +310,9 @@ class TrainingLoop:
     def _adopt_settings(self, asked: list[dict[str, Any]]) -> None:
         """Let the optimiser follow today's arguments where they differ from those of the checkpoint."""
         for group, settings in zip(self.optimizer.param_groups, asked, strict=True):
-            before = group.get("initial_lr", group["lr"])
-            peak = settings.get("initial_lr", settings["lr"])
+            before, peak = group["initial_lr"], settings["initial_lr"]
             now = group["lr"] if peak == before or not before else group["lr"] * (peak / before)
-            group.update(settings)
-            group["lr"] = now
+            group.update({**settings, "lr": now})
         if isinstance(self.scheduler, LambdaLR):
             self.scheduler.base_lrs = [group["initial_lr"] for group in self.optimizer.param_groups]
 

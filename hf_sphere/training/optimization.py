@@ -53,6 +53,9 @@ def build_scheduler(
     optimizer: torch.optim.Optimizer, args: TrainingArguments, steps_per_epoch: int, *, higher_is_better: bool = True
 ) -> LRScheduler:
     """Build the schedule: one `step()` an optimiser step, or for `plateau` one `step(metric)` an epoch."""
+    for group in optimizer.param_groups:
+        # The peak, as torch's own schedules note it; a resumed run tells decays from changed settings by it.
+        group.setdefault("initial_lr", group["lr"])
     if args.lr_scheduler_type == "plateau":
         mode: Literal["min", "max"] = "max" if higher_is_better else "min"
         return ReduceLROnPlateau(optimizer, mode=mode, factor=args.lr_gamma, patience=args.lr_patience)

@@ -23,6 +23,7 @@ from hf_sphere.training.checkpoints import (
     check_output_dir,
     claim_output_dir,
     find_checkpoint,
+    restore_replaced,
 )
 from hf_sphere.training.loop import TrainingDivergedError, TrainingInterruptedError
 
@@ -101,6 +102,9 @@ def start_run(args: TrainingArguments, *others: Any) -> Run:
         enable_full_determinism(args.seed)
     set_seed(args.seed)
     _check_trackers(accelerator, args.report_to or [])
+    if accelerator.is_main_process:
+        restore_replaced(Path(args.output_dir))
+    accelerator.wait_for_everyone()
     check_output_dir(
         Path(args.output_dir), overwrite=args.overwrite_output_dir, resume=args.resume_from_checkpoint is not None
     )

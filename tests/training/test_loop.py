@@ -570,3 +570,22 @@ def test_another_number_of_processes_in_mid_epoch_is_refused(make_loop):
     path.write_text(path.read_text().replace('"num_processes": 1', '"num_processes": 2'))
     with pytest.raises(CheckpointError, match=r"in mid-epoch by 2 process\(es\); go on with as many, not with 1"):
         make_loop(resume_from_checkpoint=str(path.parent))
+
+
+def test_a_continuation_keeps_the_decays_of_plateau(make_loop):
+    options = {"lr_scheduler_type": "plateau", "lr_patience": 0, "evaluate": scores(0.9, 0.5, 0.4)}
+    first = make_loop(num_train_epochs=3, **options)
+    first.run()
+    decayed = first.optimizer.param_groups[0]["lr"]
+    assert decayed == pytest.approx(1e-5)
+    resumed = make_loop(num_train_epochs=4, lr_scheduler_type="plateau", lr_patience=0, resume_from_checkpoint="latest")
+    assert resumed.optimizer.param_groups[0]["lr"] == decayed
+
+
+def test_a_continuation_with_another_peak_scales_the_decays_of_plateau(make_loop):
+    first = make_loop(num_train_epochs=3, lr_scheduler_type="plateau", lr_patience=0, evaluate=scores(0.9, 0.5, 0.4))
+    first.run()
+    resumed = make_loop(
+        num_train_epochs=4, lr_scheduler_type="plateau", learning_rate=1e-4, resume_from_checkpoint="latest"
+    )
+    assert resumed.optimizer.param_groups[0]["lr"] == pytest.approx(1e-6)

@@ -217,3 +217,11 @@ def test_a_recipe_that_succeeds_just_returns():
     called = []
     run_recipe(called.append)
     assert called == [None]
+
+
+def test_a_checkpoint_set_aside_when_the_kill_came_is_found_again(make_args):
+    run = claimed(make_args())
+    checkpoint = save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
+    checkpoint.rename(run.output_dir / ".checkpoint-1.replaced")
+    start_run(make_args(resume_from_checkpoint="latest"))
+    assert checkpoint.is_dir()
