@@ -1,0 +1,6 @@
+"""Optimisers for scale-invariant weights, and the search for those weights."""
+
+from hf_sphere.optim.adam import AdamG, AdamS, AdamSRT
+from hf_sphere.optim.sgd import SGDMRT
+
+__all__ = ["SGDMRT", "AdamG", "AdamS", "AdamSRT"]

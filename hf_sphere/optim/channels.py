@@ -1,0 +1,110 @@
+"""`channel_dims`: which axes of a weight number its groups, and the matrix of groups that follows."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard, zeros
+
+ChannelDims = tuple[int, ...]
+
+
+def resolve_channel_dims(
+    names: Sequence[str], parameters: Sequence[Tensor], channel_dims: Iterable[int] | None, channel_wise: bool
+) -> ChannelDims | None:
+    """Check the two spellings of a parameter group and bring them into one.
+
+    Args:
+        names: Of the parameters, for messages.
+        parameters: Of the group.
+        channel_dims: Axes that number the groups of weights; None for ordinary parameters.
+        channel_wise: True is short for `channel_dims=[0]`.
+
+    Returns:
+        The axes in order, or None where every weight would be a group of its own: the ordinary optimiser.
+
+    Raises:
+        ValueError: If an axis is out of range for a parameter, comes twice, or the two spellings contradict each other.
+    """
+    if channel_wise:
+        if channel_dims is not None and tuple(channel_dims) != (0,):
+            raise ValueError(f"channel_wise=True means channel_dims=[0], but channel_dims is {list(channel_dims)}.")
+        for name, parameter in zip(names, parameters, strict=True):
+            if parameter.ndim < 2:
+                raise ValueError(
+                    f"channel_wise=True needs weights with filters along axis 0; {name} has shape "
+                    f"{list(parameter.shape)}. Leave biases, norms and scalars in a group without it."
+                )
+        channel_dims = (0,)
+    if channel_dims is None:
+        return None
+    dims = tuple(sorted(channel_dims))
+    if len(set(dims)) != len(dims):
+        raise ValueError(f"channel_dims names an axis twice: {list(dims)}.")
+    for name, parameter in zip(names, parameters, strict=True):
+        if dims and not 0 <= dims[0] <= dims[-1] < parameter.ndim:
+            raise ValueError(
+                f"channel_dims is {list(dims)}, but {name} has shape {list(parameter.shape)}: its axes are "
+                f"{', '.join(map(str, range(parameter.ndim))) or 'none'}."
+            )
+    return None if parameters and all(len(dims) == parameter.ndim for parameter in parameters) else dims
+
+
+def group_size(parameter: Tensor, dims: ChannelDims | None) -> int:
+    """Count the weights D of one group: 1 for an ordinary parameter."""
+    return 1 if dims is None else parameter.numel() // max(1, math.prod(parameter.shape[dim] for dim in dims))
+
+
+def one_a_group(parameter: Tensor, dims: ChannelDims, dtype: torch.dtype) -> Tensor:
+    """Zeros, one a group: the shape of the parameter with 1 along all axes but the channels, sharded as it is."""
+    shape = [size if dim in dims else 1 for dim, size in enumerate(parameter.shape)]
+    if isinstance(parameter, DTensor):
+        return zeros(shape, dtype=dtype, device_mesh=parameter.device_mesh, placements=parameter.placements)
+    return torch.zeros(shape, dtype=dtype, device=parameter.device)
+
+
+def check_shards(parameter: DTensor, dims: ChannelDims) -> None:
+    """Refuse a sharding that cuts through groups.
+
+    Raises:
+        RuntimeError: If the parameter is sharded along an axis that is not in `dims`, or is a partial sum.
+    """
+    for placement in parameter.placements:
+        if placement.is_partial() or (isinstance(placement, Shard) and placement.dim not in dims):
+            raise RuntimeError(
+                f"a parameter of shape {list(parameter.shape)} with channel_dims {list(dims)} is placed as "
+                f"{list(parameter.placements)}, which cuts through its groups. Shard it along one of its channel_dims, "
+                "replicate it, or let it be ordinary (channel_dims=None)."
+            )
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class Layout:
+    """How a weight and its companions become a matrix (K, D) of groups, as views of their memory wherever that works.
+
+    Args:
+        weight: The part of the weight that this process holds.
+        dims: Its channel axes.
+    """
+
+    def __init__(self, weight: Tensor, dims: ChannelDims) -> None:
+        rest = [dim for dim in range(weight.ndim) if dim not in dims]
+        # Within a group the order of the weights is free: that of memory makes the matrix a view.
+        self._order = [*dims, *sorted(rest, key=weight.stride, reverse=True)]
+        self._natural = self._order == list(range(weight.ndim))
+        self._permuted = [weight.shape[dim] for dim in self._order]
+        self._shape = (math.prod(self._permuted[: len(dims)]), math.prod(self._permuted[len(dims) :]))
+
+    def matrix(self, tensor: Tensor) -> Tensor:
+        """Matrix (K, D) of a tensor like the weight; a view if memory allows, else a copy."""
+        return (tensor if self._natural else tensor.permute(self._order)).reshape(self._shape)
+
+    def put_back(self, tensor: Tensor, matrix: Tensor) -> None:
+        """Write a matrix back into the tensor that it was made of, unless it is a view of it."""
+        if matrix.untyped_storage()._cdata != tensor.untyped_storage()._cdata:
+            tensor.permute(self._order).copy_(matrix.view(self._permuted))

@@ -1,0 +1,70 @@
+"""A parameter opened for one step: the part this process holds, in the precision and shape to compute in."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from hf_sphere.optim.channels import ChannelDims, Layout, local
+from hf_sphere.optim.precision import at_least_float32, is_low, round_stochastically
+
+
+class OpenParameter:
+    """Weight, gradient and momentum of a parameter for the length of a step.
+
+    Args:
+        parameter: With its gradient, which is only read.
+        state: Of the optimiser for the parameter.
+        low_precision: How weights of low precision take small steps.
+        momentum_key: Of the momentum in `state`.
+        dims: The channel axes of a radial parameter; None for an ordinary one.
+
+    Attributes:
+        weight: What the step changes: a matrix (K, D) of groups, or a tensor like the parameter where it is ordinary.
+        gradient: Of the shape of `weight`.
+        momentum: Of the shape and dtype of `weight`; empty where there is none.
+    """
+
+    def __init__(
+        self,
+        parameter: Tensor,
+        state: dict[str, Any],
+        low_precision: str,
+        momentum_key: str,
+        dims: ChannelDims | None = None,
+    ) -> None:
+        gradient: Tensor = parameter.grad  # type: ignore[assignment]
+        if isinstance(gradient, DTensor):
+            gradient = gradient.redistribute(placements=parameter.placements).to_local()  # type: ignore[attr-defined]
+        self._held = self._worked_on = local(parameter)
+        self._kept = local(state[momentum_key]) if momentum_key in state else self._held.new_empty(0)
+        self._rounding = low_precision if is_low(parameter.dtype) else None
+        if self._rounding == "master":
+            self._worked_on = local(state["master"])
+        elif self._rounding == "stochastic" or (self._rounding and dims is not None):
+            self._worked_on = self._held.to(at_least_float32(parameter.dtype))
+        self.weight, self.gradient, self.momentum = self._worked_on, gradient, self._kept
+        self._layout = None
+        if dims is not None:
+            self._layout = Layout(self._worked_on, dims)
+            self.weight = self._layout.matrix(self._worked_on)
+            self.gradient = self._layout.matrix(gradient)
+            self.momentum = self._layout.matrix(self._kept).to(self.weight.dtype)
+        elif gradient.dtype != self.weight.dtype:
+            self.gradient = gradient.to(self.weight.dtype)
+
+    def close(self, seed: int) -> None:
+        """Write back what the step has changed.
+
+        Args:
+            seed: Of stochastic rounding; the same on every process that holds the same weights.
+        """
+        if self._layout is not None:
+            self._layout.put_back(self._worked_on, self.weight)
+            self._layout.put_back(self._kept, self.momentum)
+        if self._rounding == "stochastic":
+            generator = torch.Generator(self._held.device).manual_seed(seed)
+            self._held.copy_(round_stochastically(self._worked_on, generator))
+        elif self._worked_on is not self._held:
+            self._held.copy_(self._worked_on)

@@ -1,0 +1,125 @@
+"""The update rules, on matrices whose rows are groups.
+
+A group is a set of weights that a normalisation layer makes radially invariant: one filter before BatchNorm, one whole
+tensor before LayerNorm. Here the weights, the momentum and the gradient of K groups with D weights each are matrices
+(K, D), and numbers that belong to a group are vectors (K,). Functions whose name ends in an underscore change their
+first arguments in place.
+
+A step of every optimiser is made of these: the gradient enters the momentum (`accumulate_`), the size of the step
+follows from one number a group (`average_`, `adam_step_size`), the weights move (`step_`), and the momentum is carried
+over to where they are now (`transport_`).
+
+Source: Roburin, de Mont-Marin, Bursuc, Marlet, Perez, Aubry, "A spherical perspective on learning with normalization
+layers" (Neurocomputing 2022), sections 4 and 5.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Number = float | Tensor
+
+
+def accumulate_(
+    momentum: Tensor,
+    gradient: Tensor,
+    weight: Tensor,
+    *,
+    keep: float,
+    decay: float = 0.0,
+    maximize: bool = False,
+    scratch: Tensor | None = None,
+) -> Tensor:
+    """Let a gradient enter the running mean: g = +-gradient + decay x and m = keep m + (1 - keep) g.
+
+    Args:
+        momentum: m, (K, D); changed.
+        gradient: (K, D), in any floating dtype; only read.
+        weight: x, (K, D).
+        keep: beta1.
+        decay: L2 weight decay.
+        maximize: The gradient enters with a minus sign.
+        scratch: Room for a matrix (K, D) of the dtype of `momentum`; made anew if None.
+
+    Returns:
+        |g| of each group, (K,).
+    """
+    if maximize or decay or gradient.dtype != momentum.dtype:
+        scratch = torch.empty_like(momentum) if scratch is None else scratch
+        if maximize:
+            gradient = (
+                torch.mul(weight, decay, out=scratch).sub_(gradient) if decay else torch.neg(gradient, out=scratch)
+            )
+        else:
+            gradient = torch.add(gradient, weight, alpha=decay, out=scratch) if decay else scratch.copy_(gradient)
+    momentum.lerp_(gradient, 1 - keep)
+    return torch.linalg.vector_norm(gradient, dim=1)
+
+
+def adam_step_size(
+    second_moment: Tensor, *, lr: Number, bias1: Number, bias2: Number, eps: float, dim: Number
+) -> Tensor:
+    """Length of the step in units of m: lr sqrt(D) / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps).
+
+    Args:
+        second_moment: v, one number a group, (K,).
+        lr: Learning rate.
+        bias1: 1 - beta1^t with t counted from 1; a number, or (K,).
+        bias2: 1 - beta2^t.
+        eps: Added to the root.
+        dim: D, the number of weights in a group; 1 leaves the factor out, as Adam-G does.
+
+    Returns:
+        (K,).
+    """
+    return lr / bias1 * dim**0.5 / (second_moment / bias2).sqrt_().add_(eps)
+
+
+def step_(weight: Tensor, momentum: Tensor, step_size: Tensor, shrink: Number = 1.0) -> None:
+    """Move the weights: y = shrink x - step_size m.
+
+    Args:
+        weight: x, (K, D); becomes y.
+        momentum: m, (K, D).
+        step_size: (K,).
+        shrink: 1 - lr * decay for decoupled weight decay.
+    """
+    if isinstance(shrink, Tensor) or shrink != 1.0:
+        weight.mul_(shrink)
+    weight.addcmul_(momentum, step_size.unsqueeze(1), value=-1)
+
+
+def transport_(momenta: Sequence[Tensor], weights: Sequence[Tensor], scratch: Sequence[Tensor] | None = None) -> Tensor:
+    """Carry momenta over to where their own step has led: m = m - <m, y> / <y, y> y.
+
+    The paper writes (<x, y> m - <m, y> x) / <y, y> with the weights x before the step. With y = x - a m that is the
+    projection above, and x need not be kept: m loses its part along y, and shrinks by |x| / |y| where it was orthogonal
+    to x. A group at zero keeps its momentum.
+
+    Args:
+        momenta: m, matrices (K_i, D_i); changed.
+        weights: y, the weights after the step, of the same shapes.
+        scratch: Room for a matrix like each; made anew if None.
+
+    Returns:
+        |y| of each group, (sum K_i,).
+    """
+    rooms: Sequence[Tensor | None] = scratch or [None] * len(weights)
+    length = lengths(weights)
+    along = torch.cat([torch.mul(m, y, out=room).sum(1) for m, y, room in zip(momenta, weights, rooms, strict=True)])
+    share = (along / length).div_(length).unsqueeze_(1).split([y.shape[0] for y in weights])
+    for momentum, weight, part in zip(momenta, weights, share, strict=True):
+        momentum.addcmul_(weight, part, value=-1)
+    return length
+
+
+def lengths(matrices: Sequence[Tensor]) -> Tensor:
+    """Length of each row of all matrices, (sum K_i,); the smallest normal number in place of zero."""
+    rows = torch.cat([torch.linalg.vector_norm(matrix, dim=1) for matrix in matrices])
+    return rows.clamp_min_(torch.finfo(rows.dtype).tiny)
+
+
+def is_zero(length: Tensor) -> Tensor:
+    """Which of the `lengths` belong to groups at zero, which have no direction and stay where they are."""
+    return length <= torch.finfo(length.dtype).tiny
