@@ -100,7 +100,9 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         if not settings["eps"] >= 0.0:
             raise ValueError(f"eps must not be negative; got {settings['eps']}.")
 
-    def _rule(self, blocks: list[Block], scratch: list[Tensor], group: Group, decay: float, shrink: Number) -> None:
+    def _rule(
+        self, blocks: list[Block], scratch: Sequence[Tensor | None], group: Group, decay: float, shrink: Number
+    ) -> None:
         beta1, beta2 = group["betas"]
         options = {"keep": beta1, "decay": decay, "maximize": group["maximize"]}
         gradient = torch.cat(
@@ -130,7 +132,12 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         return spread([float(block.weight.shape[1]) for block in blocks], blocks)
 
     def _carry_over(
-        self, blocks: list[Block], scratch: list[Tensor], second_moment: Tensor, length: Tensor, shrink: Number
+        self,
+        blocks: list[Block],
+        scratch: Sequence[Tensor | None],
+        second_moment: Tensor,
+        length: Tensor,
+        shrink: Number,
     ) -> Tensor:
         """Carry the moments over to the new weights.
 
@@ -183,7 +190,12 @@ class AdamSRT(AdamS):
     """
 
     def _carry_over(
-        self, blocks: list[Block], scratch: list[Tensor], second_moment: Tensor, length: Tensor, shrink: Number
+        self,
+        blocks: list[Block],
+        scratch: Sequence[Tensor | None],
+        second_moment: Tensor,
+        length: Tensor,
+        shrink: Number,
     ) -> Tensor:
         new_length = transport_([b.momentum for b in blocks], [b.weight for b in blocks], scratch)
         if shrink != 1.0:
@@ -209,7 +221,12 @@ class AdamG(AdamS):
         return 1.0
 
     def _carry_over(
-        self, blocks: list[Block], scratch: list[Tensor], second_moment: Tensor, length: Tensor, shrink: Number
+        self,
+        blocks: list[Block],
+        scratch: Sequence[Tensor | None],
+        second_moment: Tensor,
+        length: Tensor,
+        shrink: Number,
     ) -> Tensor:
         new_length = transport_([b.momentum for b in blocks], [b.weight for b in blocks], scratch)
         counts = [block.weight.shape[0] for block in blocks]

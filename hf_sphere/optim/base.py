@@ -157,15 +157,17 @@ class SphereOptimizer(Optimizer):
 
     def _step_on_sphere(self, group: Group, parameters: list[Tensor], opened: list[OpenParameter]) -> None:
         decay, shrink = self._decay(group)
+        as_tensor = group["capturable"] or torch.compiler.is_compiling()
         blocks = []
         for parameter, part in zip(parameters, opened, strict=True):
             state = self.state[parameter]
             state["step"] += 1
             moment = local(state["exp_avg_sq"]).view(-1) if self.has_second_moment else part.weight.new_empty(0)
-            step = state["step"] if group["capturable"] else state["step"].item()
+            step = state["step"] if as_tensor else state["step"].item()
             blocks.append(Block(part.weight, part.gradient, part.momentum, moment, step))
         together = list(portions(blocks, group["foreach"]))
-        memory = blocks[0].weight.new_empty(max(block.weight.numel() for portion in together for block in portion))
+        largest = max([block.weight.numel() for portion in together for block in portion])
+        memory = blocks[0].weight.new_empty(largest)
         for portion in together:
             self._rule(portion, scratch_for(portion, memory), group, decay, shrink)
 
@@ -179,7 +181,9 @@ class SphereOptimizer(Optimizer):
         """Step ordinary parameters with torch's functional optimiser."""
         raise NotImplementedError
 
-    def _rule(self, blocks: list[Block], scratch: list[Tensor], group: Group, decay: float, shrink: Number) -> None:
+    def _rule(
+        self, blocks: list[Block], scratch: Sequence[Tensor | None], group: Group, decay: float, shrink: Number
+    ) -> None:
         """Step groups of radial weights, all on one device and of one dtype.
 
         Args:
@@ -195,7 +199,7 @@ class SphereOptimizer(Optimizer):
         dims = group["channel_dims"]
         if dims is None or not self._keeps_momentum(group):
             return False
-        if any(dim >= parameter.ndim for dim in dims):
+        if any([dim >= parameter.ndim for dim in dims]):
             raise RuntimeError(
                 f"channel_dims {list(dims)} do not fit a parameter that has become {parameter.ndim}-dimensional: it "
                 "was flattened after the optimiser was built. FSDP2 (fully_shard) keeps filters whole."

@@ -70,8 +70,10 @@ def portions(blocks: Sequence[Block], foreach: bool | None) -> Iterator[list[Blo
     yield portion
 
 
-def scratch_for(portion: Sequence[Block], memory: Tensor) -> list[Tensor]:
+def scratch_for(portion: Sequence[Block], memory: Tensor) -> Sequence[Tensor | None]:
     """The same memory, shaped like each block in turn: room for a matrix that is needed for a moment."""
+    if torch.compiler.is_compiling():
+        return [None] * len(portion)  # a compiler needs no room where it fuses, and finds it by itself
     return [memory[: block.weight.numel()].view(block.weight.shape) for block in portion]
 
 

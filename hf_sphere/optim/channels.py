@@ -1,5 +1,6 @@
 """`channel_dims`: which axes of a weight number its groups, and the matrix of groups that follows."""
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -96,6 +97,7 @@ class Layout:
         rest = [dim for dim in range(weight.ndim) if dim not in dims]
         # Within a group the order of the weights is free: that of memory makes the matrix a view.
         self._order = [*dims, *sorted(rest, key=weight.stride, reverse=True)]
+        self._dims = dims
         self._natural = self._order == list(range(weight.ndim))
         self._permuted = [weight.shape[dim] for dim in self._order]
         self._shape = (math.prod(self._permuted[: len(dims)]), math.prod(self._permuted[len(dims) :]))
@@ -106,5 +108,10 @@ class Layout:
 
     def put_back(self, tensor: Tensor, matrix: Tensor) -> None:
         """Write a matrix back into the tensor that it was made of, unless it is a view of it."""
-        if matrix.untyped_storage()._cdata != tensor.untyped_storage()._cdata:
+        if matrix.dtype != tensor.dtype or not self._is_view(tensor):
             tensor.permute(self._order).copy_(matrix.view(self._permuted))
+
+    def _is_view(self, tensor: Tensor) -> bool:
+        axes = [axis for axis, size in zip(self._order, self._permuted, strict=True) if size != 1]
+        pairs = [(i, j) for i, j in itertools.pairwise(axes) if (i in self._dims) == (j in self._dims)]
+        return all(tensor.stride(i) == tensor.stride(j) * tensor.shape[j] for i, j in pairs)

@@ -37,7 +37,7 @@ class OpenParameter:
         gradient: Tensor = parameter.grad  # type: ignore[assignment]
         if isinstance(gradient, DTensor):
             gradient = gradient.redistribute(placements=parameter.placements).to_local()  # type: ignore[attr-defined]
-        self._held = self._worked_on = local(parameter)
+        self._held = self._worked_on = local(parameter.detach())
         self._kept = local(state[momentum_key]) if momentum_key in state else self._held.new_empty(0)
         self._rounding = low_precision if is_low(parameter.dtype) else None
         if self._rounding == "master":

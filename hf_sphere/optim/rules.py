@@ -90,7 +90,9 @@ def step_(weight: Tensor, momentum: Tensor, step_size: Tensor, shrink: Number = 
     weight.addcmul_(momentum, step_size.unsqueeze(1), value=-1)
 
 
-def transport_(momenta: Sequence[Tensor], weights: Sequence[Tensor], scratch: Sequence[Tensor] | None = None) -> Tensor:
+def transport_(
+    momenta: Sequence[Tensor], weights: Sequence[Tensor], scratch: Sequence[Tensor | None] | None = None
+) -> Tensor:
     """Carry momenta over to where their own step has led: m = m - <m, y> / <y, y> y.
 
     The paper writes (<x, y> m - <m, y> x) / <y, y> with the weights x before the step. With y = x - a m that is the

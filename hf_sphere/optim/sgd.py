@@ -99,9 +99,13 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
     def _keeps_momentum(self, group: Group) -> bool:
         return group["momentum"] != 0
 
-    def _rule(self, blocks: list[Block], scratch: list[Tensor], group: Group, decay: float, shrink: Number) -> None:
+    def _rule(
+        self, blocks: list[Block], scratch: Sequence[Tensor | None], group: Group, decay: float, shrink: Number
+    ) -> None:
         weights, momenta = [block.weight for block in blocks], [block.momentum for block in blocks]
         stay = [_at_zero(weight) for weight in weights]
+        if torch.compiler.is_compiling() and weights[0].device.type == "cpu":
+            torch._dynamo.graph_break()  # Inductor's C++ backend fails on the norms and the step in one (torch 2.15)
         self._sgd(weights, [block.gradient for block in blocks], momenta, group, decay, shrink)
         for weight, rows in zip(weights, stay, strict=True):
             if rows is not None:
@@ -146,6 +150,6 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
 
 def _at_zero(weight: Tensor) -> Tensor | None:
     """Which groups are at zero; None where none is, which the first weights mostly tell at no cost on a CPU."""
-    if weight.device.type == "cpu" and weight[:, 0].all():
+    if weight.device.type == "cpu" and not torch.compiler.is_compiling() and weight[:, 0].all():
         return None
     return is_zero(lengths([weight]))
