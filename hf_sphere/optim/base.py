@@ -168,8 +168,11 @@ class SphereOptimizer(Optimizer):
         together = list(portions(blocks, group["foreach"]))
         largest = max([block.weight.numel() for portion in together for block in portion])
         memory = blocks[0].weight.new_empty(largest)
+        rule = self._rule
+        if torch.compiler.is_compiling() and memory.device.type == "cpu":
+            rule = torch.compiler.disable(rule)  # Inductor's C++ backend fails on norms of what it updates (torch 2.15)
         for portion in together:
-            self._rule(portion, scratch_for(portion, memory), group, decay, shrink)
+            rule(portion, scratch_for(portion, memory), group, decay, shrink)
 
     def _decay(self, group: Group) -> tuple[float, Number]:
         """L2 weight decay, and the factor by which decoupled weight decay shrinks the weights."""

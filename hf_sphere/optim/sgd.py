@@ -104,8 +104,6 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
     ) -> None:
         weights, momenta = [block.weight for block in blocks], [block.momentum for block in blocks]
         stay = [_at_zero(weight) for weight in weights]
-        if torch.compiler.is_compiling() and weights[0].device.type == "cpu":
-            torch._dynamo.graph_break()  # Inductor's C++ backend fails on the norms and the step in one (torch 2.15)
         self._sgd(weights, [block.gradient for block in blocks], momenta, group, decay, shrink)
         for weight, rows in zip(weights, stay, strict=True):
             if rows is not None:
