@@ -44,10 +44,31 @@ def _register_backbones(timm: ModuleType) -> None:
     import hf_sphere.models.backbones  # noqa: F401  (its files register themselves)
 
 
+def _register_optimizer_names(training_args: ModuleType) -> None:
+    from hf_sphere.optim.trainer import register_names
+
+    register_names(training_args)
+
+
+def _register_optimizer_handlers(trainer_optimizer: ModuleType) -> None:
+    from hf_sphere.optim.trainer import register_handlers
+
+    register_handlers(trainer_optimizer)
+
+
+def _register_optimizers_with_timm(factory: ModuleType) -> None:
+    from hf_sphere.optim.timm_factory import register_optimizers
+
+    register_optimizers(factory)
+
+
 _HOOKS = {
     "transformers.models.auto.configuration_auto": _register_configurations,
     "transformers.models.auto.modeling_auto": _register_models,
     "transformers.models.auto.image_processing_auto": _register_image_processors,
+    "transformers.training_args": _register_optimizer_names,
+    "transformers.trainer_optimizer": _register_optimizer_handlers,
     "timm": _register_backbones,
+    "timm.optim._optim_factory": _register_optimizers_with_timm,
 }
 _installed: set[str] = set()

@@ -1,0 +1,63 @@
+"""Makes inputs to try a model on, from what it says about itself or from its first layer."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+_SIDES = (32, 28, 64, 96, 128, 224, 299, 16, 8)
+
+
+def example_inputs(model: nn.Module) -> Iterator[Any]:
+    """Yield inputs that may fit the model, the likeliest first.
+
+    transformers' models tell by `main_input_name` and their configuration, timm's by `pretrained_cfg`; of others the
+    first layer with weights tells how many channels or features it takes, and several sizes are tried.
+
+    Args:
+        model: Any module.
+    """
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    config = getattr(model, "config", None)
+    name = getattr(model, "main_input_name", None)
+    if name is not None and config is not None:
+        yield from _for_transformers(name, config, device)
+    size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
+    if size:
+        yield torch.randn(2, *size, device=device)
+    yield from _for_first_layer(model, device)
+
+
+def _for_transformers(name: str, config: Any, device: torch.device) -> Iterator[dict[str, Any]]:
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if name == "input_ids":
+        ids = torch.randint(0, getattr(text, "vocab_size", 100), (2, 16), device=device)
+        yield {"input_ids": ids}
+        yield {"input_ids": ids, "decoder_input_ids": ids}
+    elif name == "pixel_values":
+        side = getattr(config, "image_size", 224)
+        height, width = side if isinstance(side, (list, tuple)) else (side, side)
+        yield {name: torch.randn(2, getattr(config, "num_channels", 3), height, width, device=device)}
+    elif name == "input_values":
+        yield {name: torch.randn(2, 16000, device=device)}
+
+
+def _for_first_layer(model: nn.Module, device: torch.device) -> Iterator[torch.Tensor]:
+    for module in model.modules():
+        if isinstance(module, nn.modules.conv._ConvNd):
+            spatial = len(module.kernel_size)
+            for side in _SIDES:
+                yield torch.randn(2, module.in_channels, *[side] * spatial, device=device)
+        elif isinstance(module, nn.Linear):
+            yield torch.randn(4, module.in_features, device=device)
+            yield torch.randn(2, 5, module.in_features, device=device)
+            for side in _SIDES:
+                for channels in (1, 3):  # images that the model flattens by itself
+                    if channels * side * side == module.in_features:
+                        yield torch.randn(4, channels, side, side, device=device)
+        elif isinstance(module, nn.Embedding):
+            yield torch.randint(0, module.num_embeddings, (2, 16), device=device)
+        else:
+            continue
+        return

@@ -1,0 +1,60 @@
+"""`timm.optim.create_optimizer_v2(model, "adamsrt")`: makes the optimisers known to timm.
+
+timm looks up the last part of a name that is split at underscores, so `adam_srt` is `adamsrt` there.
+"""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from hf_sphere.optim.names import OPTIMIZERS
+
+_DESCRIPTIONS = {
+    "adam_s": "Adam with one second moment a group of scale-invariant weights",
+    "adam_srt": "Adam-S with rescaled and transported moments",
+    "adam_g": "Adam on unit-norm groups of scale-invariant weights",
+    "sgd_mrt": "SGD with momentum transported along the sphere",
+}
+
+
+def register_optimizers(factory: ModuleType) -> None:
+    """Register with `timm.optim._optim_factory`; calling it again changes nothing."""
+    registry = factory.default_registry
+    names = {name.replace("_", "") for name in OPTIMIZERS}
+    if names <= set(registry._optimizers):
+        return
+    for name, class_name in OPTIMIZERS.items():
+        adam = name != "sgd_mrt"
+        registry.register(
+            factory.OptimInfo(
+                name=name.replace("_", ""),
+                opt_class=f"hf_sphere.optim.{class_name}",
+                description=_DESCRIPTIONS[name],
+                has_eps=adam,
+                has_betas=adam,
+                has_momentum=not adam,
+            )
+        )
+    registry.create_optimizer = _with_radial_groups(registry.create_optimizer, names)
+
+
+def _with_radial_groups(create: Any, names: set[str]) -> Any:
+    """Let timm group a model's parameters for these optimisers, as its own grouping knows nothing of their weights."""
+
+    @functools.wraps(create)
+    def create_optimizer(model_or_params: Any, opt: str, *args: Any, **options: Any) -> Any:
+        from torch import nn
+
+        if opt.lower().split("_")[-1] in names and isinstance(model_or_params, nn.Module):
+            from hf_sphere.optim.invariance import radial_parameter_groups
+
+            if options.get("layer_decay") is not None:
+                raise ValueError(
+                    f"{opt} takes no layer_decay: its parameter groups follow the scale-invariant weights. Set lr in "
+                    "the groups of radial_parameter_groups(model) instead."
+                )
+            if options.get("param_group_fn") is None:
+                options["param_group_fn"] = radial_parameter_groups
+        return create(model_or_params, opt, *args, **options)
+
+    return create_optimizer

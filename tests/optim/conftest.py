@@ -1,0 +1,96 @@
+"""The four optimisers as one parameter, a small model with its groups, gradients that follow from a seed."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
+
+LEARNING_RATES = {AdamS: 1e-2, AdamSRT: 1e-2, AdamG: 1e-2, SGDMRT: 1e-1}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads only wait for each other where the work is so small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=list(LEARNING_RATES), ids=lambda kind: kind.__name__)
+def kind(request: pytest.FixtureRequest) -> type[Optimizer]:
+    """Each of the optimisers in turn."""
+    return request.param
+
+
+def _make_optimizer(kind: type[Optimizer], params: Any, **options: Any) -> Optimizer:
+    return kind(params, **{"lr": LEARNING_RATES[kind]} | options)
+
+
+@pytest.fixture(scope="session")
+def make_optimizer() -> Callable[..., Optimizer]:
+    """Build an optimiser with a learning rate that suits it."""
+    return _make_optimizer
+
+
+def _make_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 5, 3, bias=False),
+        nn.BatchNorm2d(5),
+        nn.ReLU(),
+        nn.Conv2d(5, 6, 3, stride=2, bias=False),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(24, 10),
+    ).to(dtype)
+
+
+@pytest.fixture(scope="session")
+def make_model() -> Callable[..., nn.Sequential]:
+    """Build conv-BN-conv-BN-linear for images (B, 1, 8, 8); its weights follow from a seed."""
+    return _make_model
+
+
+def _groups(model: nn.Module) -> list[dict[str, Any]]:
+    radial = [module.weight for module in model.modules() if isinstance(module, nn.Conv2d)]
+    ordinary = [parameter for parameter in model.parameters() if all(parameter is not weight for weight in radial)]
+    return [{"params": radial, "channel_dims": [0]}, {"params": ordinary}]
+
+
+@pytest.fixture(scope="session")
+def groups() -> Callable[[nn.Module], list[dict[str, Any]]]:
+    """Sort the parameters of a model into filters before BatchNorm and the others."""
+    return _groups
+
+
+def _give_gradients(parameters: Iterable[Tensor], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in parameters:
+        gradient = torch.empty_like(parameter)
+        parameter.grad = gradient.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+
+
+@pytest.fixture(scope="session")
+def give_gradients() -> Callable[[Iterable[Tensor], int], None]:
+    """Fill `.grad` with numbers that follow from a seed alone, in the dtype and memory order of the parameters."""
+    return _give_gradients
+
+
+def _take_steps(optimizer: Optimizer, count: int, start: int = 0) -> None:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for step in range(start, start + count):
+        _give_gradients(parameters, step)
+        optimizer.step()
+
+
+@pytest.fixture(scope="session")
+def take_steps() -> Callable[..., None]:
+    """Take steps with gradients that follow from the number of the step."""
+    return _take_steps

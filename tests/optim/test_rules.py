@@ -1,0 +1,231 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
+from hf_sphere.optim.rules import transport_
+
+GOLDEN_CASES = {
+    "adam_s": AdamS,
+    "adam_srt": AdamSRT,
+    "adam_srt_nowd": AdamSRT,
+    "adam_srt_layer": AdamSRT,
+    "adam_srt_dims01": AdamSRT,
+    "adam_srt_off": AdamSRT,
+    "adam_g": AdamG,
+    "sgd_mrt": SGDMRT,
+    "sgd_mrt_dampening": SGDMRT,
+    "sgd_mrt_layer": SGDMRT,
+    "sgd_mrt_off": SGDMRT,
+}
+DECAYS = {
+    "no decay": {},
+    "L2": {"weight_decay": 0.1},
+    "decoupled": {"weight_decay": 0.1, "decoupled_weight_decay": True},
+    "climbing": {"maximize": True},
+    "climbing with L2": {"maximize": True, "weight_decay": 0.1},
+    "climbing with decoupled decay": {"maximize": True, "weight_decay": 0.1, "decoupled_weight_decay": True},
+}
+DIMS = [[0], [], [0, 1], [1]]
+MOMENTUM = {AdamS: "exp_avg", AdamSRT: "exp_avg", AdamG: "exp_avg", SGDMRT: "momentum_buffer"}
+
+some_groups = settings(deadline=None, database=None, max_examples=20)
+shapes = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(2, 3), st.integers(1, 3))
+seeds = st.integers(0, 2**31)
+
+
+def inner(a: Tensor, b: Tensor, dims: list[int]) -> Tensor:
+    return (a * b).sum([axis for axis in range(a.ndim) if axis not in dims], keepdim=True)
+
+
+def by_the_papers(
+    kind: type[Optimizer],
+    x: Tensor,
+    gradients: Tensor,
+    dims: list[int],
+    *,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.99),
+    eps: float = 1e-8,
+    momentum: float = 0.9,
+    dampening: float = 0.0,
+    weight_decay: float = 0.0,
+    decoupled_weight_decay: bool = False,
+    maximize: bool = False,
+) -> Tensor:
+    """Weights after each step: the published formulas, with the old weights kept, in the dtype of the arguments."""
+    (beta1, beta2), path = betas, []
+    m, v = torch.zeros_like(x), torch.zeros_like(inner(x, x, dims))
+    dim = x.numel() // math.prod(x.shape[axis] for axis in dims)
+    for t, gradient in enumerate(gradients, start=1):
+        g = -gradient if maximize else gradient
+        g = g if decoupled_weight_decay else g + weight_decay * x
+        start = x * (1 - lr * weight_decay) if decoupled_weight_decay else x
+        if kind is SGDMRT:
+            m = momentum * m + (1 - dampening) * g
+            y = start - lr * m
+        else:
+            m = beta1 * m + (1 - beta1) * g
+            v = beta2 * v + (1 - beta2) * inner(g, g, dims)
+            root = (v / (1 - beta2**t)).sqrt() + eps
+            y = start - lr * (1.0 if kind is AdamG else dim**0.5) * (m / (1 - beta1**t)) / root
+        transported = inner(x, y, dims) * m - inner(m, y, dims) * x
+        if kind is AdamSRT:
+            v = v * inner(x, x, dims) / inner(y, y, dims)
+        if kind in (AdamSRT, SGDMRT):
+            m = transported / inner(y, y, dims)
+        if kind is AdamG:
+            m = transported / (inner(x, x, dims) * inner(y, y, dims)).sqrt()
+            y = y / inner(y, y, dims).sqrt()
+        x = y
+        path.append(x)
+    return torch.stack(path)
+
+
+def by_the_optimizer(optimizer: Optimizer, gradients: Tensor) -> Tensor:
+    (parameter,), path = optimizer.param_groups[0]["params"], []
+    for gradient in gradients:
+        parameter.grad = gradient
+        optimizer.step()
+        path.append(parameter.detach().clone())
+    return torch.stack(path)
+
+
+def weights_and_gradients(shape: tuple[int, ...], seed: int, steps: int = 4) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    options: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
+    return torch.randn(shape, **options), torch.randn(steps, *shape, **options)
+
+
+@pytest.mark.parametrize("case", GOLDEN_CASES)
+def test_every_step_matches_the_golden_one(golden, case):
+    values, about = golden("optimizers"), golden("optimizers").cases[case]
+    start = {name: values[f"param.{name}"] for name in ("conv", "linear", "bias")}
+    start["conv"] = values.get(f"{case}.param.conv", start["conv"])
+    parameters = {name: value.clone().requires_grad_() for name, value in start.items()}
+    own = {"channel_wise": True} if case == "adam_g" else about["conv_group"]
+    groups = [{"params": [parameters["conv"]], **own}, {"params": [parameters["linear"], parameters["bias"]]}]
+    optimizer = GOLDEN_CASES[case](groups, **about["hyperparameters"])
+    for step in range(6):
+        for name, parameter in parameters.items():
+            parameter.grad = values[f"grad{step}.{name}"]
+        optimizer.step()
+        for name, parameter in parameters.items():
+            expected = values[f"{case}.step{step}.{name}"]
+            assert (parameter - expected).abs().max() <= 1e-5 * expected.abs().max(), (step, name)
+
+
+def test_all_golden_cases_are_tested(golden):
+    assert set(golden("optimizers").cases) == set(GOLDEN_CASES)
+
+
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+@pytest.mark.parametrize("decay", DECAYS)
+def test_steps_follow_the_published_formulas(kind, dims, decay):
+    @some_groups
+    @given(shapes, seeds)
+    def check(shape, seed):
+        x, gradients = weights_and_gradients(shape, seed)
+        options = {"lr": 0.05, **DECAYS[decay]}
+        expected = by_the_papers(kind, x, gradients, dims, **options)
+        betas = {} if kind is SGDMRT else {"betas": (0.9, 0.99)}
+        optimizer = kind([x.clone().requires_grad_()], channel_dims=dims, **betas, **options)
+        torch.testing.assert_close(by_the_optimizer(optimizer, gradients), expected, rtol=1e-8, atol=1e-10)
+
+    check()
+
+
+@some_groups
+@given(shapes, seeds, st.floats(0, 1), st.floats(0, 0.99))
+def test_dampening_and_momentum_enter_sgd_mrt_as_published(shape, seed, dampening, momentum):
+    x, gradients = weights_and_gradients(shape, seed)
+    options = {"lr": 0.05, "dampening": dampening, "momentum": momentum}
+    optimizer = SGDMRT([x.clone().requires_grad_()], channel_dims=[0], **options)
+    expected = by_the_papers(SGDMRT, x, gradients, [0], **options)
+    torch.testing.assert_close(by_the_optimizer(optimizer, gradients), expected, rtol=1e-8, atol=1e-10)
+
+
+@some_groups
+@given(shapes, seeds, st.floats(0, 0.99), st.floats(0, 0.9999), st.floats(1e-12, 1))
+def test_betas_and_eps_enter_adam_srt_as_published(shape, seed, beta1, beta2, eps):
+    x, gradients = weights_and_gradients(shape, seed)
+    options = {"lr": 0.05, "betas": (beta1, beta2), "eps": eps}
+    optimizer = AdamSRT([x.clone().requires_grad_()], channel_dims=[0], **options)
+    expected = by_the_papers(AdamSRT, x, gradients, [0], **options)
+    torch.testing.assert_close(by_the_optimizer(optimizer, gradients), expected, rtol=1e-8, atol=1e-10)
+
+
+@some_groups
+@given(st.integers(1, 5), st.integers(2, 30), st.floats(-2, 2), seeds)
+def test_transport_is_the_published_one_without_the_old_weights(count, dim, step, seed):
+    x, (m,) = weights_and_gradients((count, dim), seed, steps=1)
+    y = x - step * m
+    expected = (inner(x, y, [0]) * m - inner(m, y, [0]) * x) / inner(y, y, [0])
+    lengths = transport_([m], [y])
+    torch.testing.assert_close(m, expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(lengths, y.norm(dim=1))
+
+
+@pytest.mark.parametrize("transporting", [AdamSRT, AdamG, SGDMRT])
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_the_momentum_is_orthogonal_to_the_new_weights(transporting, dims):
+    x, gradients = weights_and_gradients((4, 3, 3, 2), seed=1)
+    optimizer = transporting([x.requires_grad_()], lr=0.1, channel_dims=dims)
+    by_the_optimizer(optimizer, gradients)
+    m = optimizer.state[x][MOMENTUM[transporting]]
+    cosine = inner(m, x, dims) / (inner(m, m, dims) * inner(x, x, dims)).sqrt()
+    assert cosine.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_adam_g_brings_groups_of_any_norm_to_norm_one(dims):
+    x, gradients = weights_and_gradients((4, 3, 3, 2), seed=2)
+    optimizer = AdamG([(100 * x).requires_grad_()], lr=0.1, weight_decay=0.1, channel_dims=dims)
+    for y in by_the_optimizer(optimizer, gradients):
+        torch.testing.assert_close(inner(y, y, dims), torch.ones_like(inner(y, y, dims)))
+
+
+@pytest.mark.parametrize(("scaled", "power"), [(AdamS, 1), (AdamSRT, 1), (SGDMRT, 2)])
+@pytest.mark.parametrize("scale", [1e-3, 7.0])
+def test_a_scale_that_the_learning_rate_makes_up_for_leaves_the_directions_alone(scaled, power, scale):
+    x, gradients = weights_and_gradients((4, 3, 3, 2), seed=3, steps=6)
+    eps = {} if scaled is SGDMRT else {"eps": 0.0}
+    plain = scaled([x.clone().requires_grad_()], lr=0.1, channel_dims=[0], **eps)
+    other = scaled([(scale * x).requires_grad_()], lr=0.1 * scale**power, channel_dims=[0], **eps)
+    paths = by_the_optimizer(plain, gradients), by_the_optimizer(other, gradients / scale)
+    torch.testing.assert_close(paths[1], scale * paths[0], rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("adam", [AdamS, AdamSRT, AdamG])
+def test_the_scale_of_the_gradient_is_lost_on_the_adam_kinds(adam):
+    x, gradients = weights_and_gradients((4, 3, 3, 2), seed=4)
+    first = adam([x.clone().requires_grad_()], lr=0.1, eps=0.0, channel_dims=[0])
+    second = adam([x.clone().requires_grad_()], lr=0.1, eps=0.0, channel_dims=[0])
+    path = by_the_optimizer(first, gradients)
+    torch.testing.assert_close(by_the_optimizer(second, 1000 * gradients), path, rtol=1e-9, atol=1e-12)
+
+
+def test_a_step_of_adam_s_has_the_direction_of_the_momentum():
+    x, gradients = weights_and_gradients((4, 3, 3, 2), seed=5)
+    optimizer = AdamS([x.clone().requires_grad_()], lr=0.1, channel_dims=[0])
+    (parameter,) = optimizer.param_groups[0]["params"]
+    path = by_the_optimizer(optimizer, gradients)
+    taken, m = path[-2] - path[-1], optimizer.state[parameter]["exp_avg"]
+    cosine = inner(taken, m, [0]) / (inner(taken, taken, [0]) * inner(m, m, [0])).sqrt()
+    torch.testing.assert_close(cosine, torch.ones_like(cosine))
+
+
+@pytest.mark.parametrize("adam", [AdamS, AdamSRT, AdamG])
+def test_the_first_step_of_the_adam_kinds_has_a_fixed_length(adam):
+    x, gradients = weights_and_gradients((4, 3, 3, 2), seed=6, steps=1)
+    x = x / inner(x, x, [0]).sqrt()
+    gradients -= inner(gradients[0], x, [0]) * x  # as those of weights before a normalisation are
+    y = by_the_optimizer(adam([x.clone().requires_grad_()], lr=0.1, channel_dims=[0]), gradients)[0]
+    angle = torch.atan(torch.tensor(0.1 * (1.0 if adam is AdamG else 18**0.5), dtype=torch.float64))
+    torch.testing.assert_close(inner(x, y, [0]) / inner(y, y, [0]).sqrt(), angle.cos().expand(4, 1, 1, 1))
