@@ -134,12 +134,15 @@ class TrainingArguments:
     mixed_precision: Literal["no", "fp16", "bf16"] | None = field(
         default=None, metadata=_help("Precision of the forward pass; as `accelerate launch` says if not set.")
     )
-    optimizer: Literal["adam", "adamw", "sgd"] = field(default="adam", metadata=_help("Optimiser."))
+    optimizer: Literal["adam", "adamw", "sgd", "adam_s", "adam_srt", "adam_g", "sgd_mrt"] = field(
+        default="adam",
+        metadata=_help("Optimiser; the last four act on the sphere, and find the scale-invariant weights."),
+    )
     learning_rate: float = field(default=1e-3, metadata=_help("Peak learning rate."))
     weight_decay: float = field(
         default=0.0, metadata=_help("Weight decay of weights; norms, biases and scalars have none.")
     )
-    momentum: float = field(default=0.9, metadata=_help("Momentum of sgd."))
+    momentum: float = field(default=0.9, metadata=_help("Momentum of sgd and sgd_mrt."))
     nesterov: bool = field(default=False, metadata=_help("Nesterov momentum of sgd."))
     adam_beta1: float = field(default=0.9, metadata=_help("First beta of the Adam kinds."))
     adam_beta2: float = field(default=0.999, metadata=_help("Second beta of the Adam kinds."))
@@ -162,6 +165,10 @@ class TrainingArguments:
     save_steps: int | None = field(default=None, metadata=_help("Optimiser steps between further checkpoints."))
     save_total_limit: int = field(default=2, metadata=_help("Checkpoints to keep."))
     logging_steps: int = field(default=50, metadata=_help("Steps between updates of bar, trackers and checks."))
+    radial_logging_steps: int | None = field(
+        default=None,
+        metadata=_help("Steps between logs of effective learning rate, step angle, norm and anisotropy a layer."),
+    )
     report_to: list[str] | None = field(default=None, metadata=_help("Trackers, for instance tensorboard, wandb."))
     disable_tqdm: bool = field(default=False, metadata=_help("Show no progress bars."))
     push_to_hub: bool = field(default=False, metadata=_help("Upload the model and its card at the end."))
@@ -170,7 +177,7 @@ class TrainingArguments:
     def __post_init__(self) -> None:
         at_least_one = ["per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"]
         at_least_one += ["save_epochs", "save_total_limit", "logging_steps", "lr_step_epochs"]
-        at_least_one += ["max_steps", "save_steps", "early_stopping_patience"]
+        at_least_one += ["max_steps", "save_steps", "early_stopping_patience", "radial_logging_steps"]
         for name in at_least_one:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
@@ -181,6 +188,10 @@ class TrainingArguments:
             raise ValueError(f"max_grad_norm must be positive, or left out for no clipping; got {self.max_grad_norm}.")
         if self.lr_scheduler_type == "multistep" and not self.lr_milestones:
             raise ValueError("lr_scheduler_type multistep needs lr_milestones, the epochs of its decays.")
+        if self.nesterov and self.optimizer == "sgd_mrt":
+            raise ValueError("sgd_mrt has no nesterov form; leave nesterov out, or use optimizer sgd.")
+        if self.radial_logging_steps and not self.report_to:
+            raise ValueError("radial_logging_steps logs to trackers; name one in report_to, for instance tensorboard.")
         if self.lr_scheduler_type == "plateau" and self.warmup_epochs:
             raise ValueError("lr_scheduler_type plateau takes no warmup_epochs.")
 

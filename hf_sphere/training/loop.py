@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from tqdm.auto import tqdm
 
+from hf_sphere.optim import as_metrics, find_radial_weights, radial_diagnostics
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.checkpoints import (
     CheckpointError,
@@ -101,7 +102,10 @@ class TrainingLoop:
         self.total_steps = self.steps_per_epoch * args.num_train_epochs
         if args.max_steps is not None:
             self.total_steps = min(self.total_steps, args.max_steps)
-        optimizer = build_optimizer(model, args)
+        # A few examples are enough to tell which weights are radially invariant.
+        few = {name: value[:16] for name, value in next(iter(batches.epoch())).items()}
+        optimizer = build_optimizer(model, args, few)
+        self._radial = find_radial_weights(model, few).channel_dims if args.radial_logging_steps else {}
         # Before `prepare`: the schedule counts optimiser steps by itself, whatever the number of processes.
         self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=higher_is_better)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
@@ -182,8 +186,11 @@ class TrainingLoop:
         if self.args.max_grad_norm is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         self.optimizer.step()
-        self.optimizer.zero_grad()
         self.state.step += 1
+        if self._radial and self.state.step % (self.args.radial_logging_steps or 1) == 0:
+            measured = radial_diagnostics(self.optimizer.optimizer, self._radial)
+            self.accelerator.log(as_metrics(measured), step=self.state.step)
+        self.optimizer.zero_grad()
         if not isinstance(self.scheduler, ReduceLROnPlateau) and not self.accelerator.optimizer_step_was_skipped:
             self.scheduler.step()
 

@@ -9,44 +9,41 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from hf_sphere.optim import parameter_groups, radial_parameter_groups
+from hf_sphere.optim.names import OPTIMIZERS, optimizer_class
 from hf_sphere.training.arguments import TrainingArguments
 
 
-def build_optimizer(model: nn.Module, args: TrainingArguments) -> torch.optim.Optimizer:
+def build_optimizer(
+    model: nn.Module, args: TrainingArguments, batch: Mapping[str, Any] | None = None
+) -> torch.optim.Optimizer:
     """Build the optimiser with its parameter groups.
 
     Weights (two axes or more) decay; norms, biases and scalars do not. Parameters that the model names in
-    `parameter_options` get a group of their own with those settings.
+    `parameter_options` get a group of their own with those settings. The optimisers on the sphere find the radially
+    invariant weights by themselves.
+
+    Args:
+        model: The model.
+        args: How to train.
+        batch: Keywords of the model, to find and prove the radially invariant weights with; made up if None.
     """
-    groups = parameter_groups(model, args.weight_decay)
+    groups = radial_parameter_groups(model, batch) if args.optimizer in OPTIMIZERS else parameter_groups(model)
     # One fused kernel a step where torch has one; the update rule is the same.
-    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for g in groups for p in g["params"])
-    if args.optimizer == "sgd":
-        for group in groups:
+    parameters = [parameter for group in groups for _, parameter in group["params"]]
+    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+    options: dict[str, Any] = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "fused": fused}
+    if args.optimizer in ("sgd", "sgd_mrt"):
+        options["momentum"] = args.momentum
+    else:
+        options |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+    if args.optimizer in OPTIMIZERS:
+        return optimizer_class(args.optimizer)(groups, **options)
+    for group in groups:
+        if args.optimizer == "sgd":
             group.setdefault("nesterov", args.nesterov and group.get("momentum", args.momentum) > 0)
-        return torch.optim.SGD(groups, lr=args.learning_rate, momentum=args.momentum, fused=fused)
-    adam = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[args.optimizer]
-    betas = (args.adam_beta1, args.adam_beta2)
-    return adam(groups, lr=args.learning_rate, betas=betas, eps=args.adam_epsilon, fused=fused, weight_decay=0.0)
-
-
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split the trainable parameters into decayed, not decayed, and those with settings of their own."""
-    own: Mapping[str, Mapping[str, Any]] = getattr(model, "parameter_options", dict)()
-    decayed: dict[str, Any] = {"params": [], "weight_decay": weight_decay}
-    plain: dict[str, Any] = {"params": [], "weight_decay": 0.0}
-    special = []
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if name in own:
-            special.append({"params": [parameter], "weight_decay": 0.0, **own[name]})
-        else:
-            (decayed if parameter.ndim > 1 else plain)["params"].append(parameter)
-    missing = set(own) - {name for name, _ in model.named_parameters()}
-    if missing:
-        raise ValueError(f"settings are given for parameters that the model lacks: {', '.join(sorted(missing))}.")
-    return [group for group in (decayed, plain, *special) if group["params"]]
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    return kinds[args.optimizer](groups, **options)
 
 
 def build_scheduler(

@@ -88,6 +88,16 @@ def test_vgg_takes_the_widths_of_the_paper():
     assert [m.out_channels for m in net.modules() if isinstance(m, nn.Conv2d)] == [16, 32, 64, 64, 128, 128, 128, 128]
 
 
+def test_vgg_without_hidden_layers_ends_with_its_last_map():
+    net = build("vgg16_cifar", hidden=0)
+    assert (net.num_features, sum(isinstance(m, nn.Linear) for m in net.modules())) == (512, 0)
+
+
+def test_a_negative_width_of_the_hidden_layers_is_refused():
+    with pytest.raises(ValueError, match="hidden, the width of its two hidden layers, or 0 for none; got -1"):
+        build("vgg11_cifar", hidden=-1)
+
+
 def test_vgg_with_three_widths_is_refused():
     with pytest.raises(ValueError, match="takes four stage widths"):
         build("vgg11_cifar", widths=[16, 32, 64])

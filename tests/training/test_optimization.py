@@ -6,14 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
 from hf_sphere.training import TrainingArguments
-from hf_sphere.training.optimization import build_optimizer, build_scheduler, learning_rate_factor, parameter_groups
+from hf_sphere.training.optimization import build_optimizer, build_scheduler, learning_rate_factor
 
 
 def arguments(**options) -> TrainingArguments:
     return TrainingArguments(output_dir="out", **options)
 
 
+ADAM = {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}
 MULTISTEP = {"lr_scheduler_type": "multistep", "lr_milestones": [4, 2]}
 STEP = {"lr_scheduler_type": "step", "lr_step_epochs": 3, "lr_gamma": 0.5}
 
@@ -133,79 +135,51 @@ def test_plateau_does_not_decay_while_the_metric_gains(higher_is_better, values)
     assert optimizer.param_groups[0]["lr"] == 1.0
 
 
-class Mixed(nn.Module):
-    """One parameter of every kind."""
-
-    def __init__(self, own: dict | None = None) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 2, 3)
-        self.norm = nn.BatchNorm2d(2)
-        self.layer_norm = nn.LayerNorm(2)
-        self.linear = nn.Linear(2, 2)
-        self.scale = nn.Parameter(torch.tensor(1.0))
-        self.prototypes = nn.Parameter(torch.ones(3, 2))
-        self.own = own or {}
+class WithOptions(nn.Linear):
+    """A linear layer that wants settings of its own for its bias."""
 
     def parameter_options(self) -> dict:
-        return self.own
-
-
-def names_in(model: nn.Module, group: dict) -> set[str]:
-    chosen = {id(parameter) for parameter in group["params"]}
-    return {name for name, parameter in model.named_parameters() if id(parameter) in chosen}
-
-
-def test_weights_decay():
-    model = Mixed()
-    (decayed,) = [group for group in parameter_groups(model, 0.1) if group["weight_decay"] == 0.1]
-    assert names_in(model, decayed) == {"conv.weight", "linear.weight", "prototypes"}
-
-
-def test_norms_biases_and_scalars_do_not_decay():
-    model = Mixed()
-    (plain,) = [group for group in parameter_groups(model, 0.1) if group["weight_decay"] == 0.0]
-    norms = {"norm.weight", "norm.bias", "layer_norm.weight", "layer_norm.bias"}
-    assert names_in(model, plain) == norms | {"conv.bias", "linear.bias", "scale"}
-
-
-def test_a_parameter_with_options_is_in_no_other_group():
-    model = Mixed({"prototypes": {"lr": 1e-2}})
-    groups = [names_in(model, group) for group in parameter_groups(model, 0.1)]
-    assert [group for group in groups if "prototypes" in group] == [{"prototypes"}]
+        return {"bias": {"lr": 0.5, "weight_decay": 0.25}}
 
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
 def test_a_parameter_keeps_the_options_the_model_gives_it(kind):
-    model = Mixed({"scale": {"lr": 0.5, "weight_decay": 0.25}})
-    optimizer = build_optimizer(model, arguments(optimizer=kind, learning_rate=1e-3, weight_decay=0.1))
-    (own,) = [group for group in optimizer.param_groups if names_in(model, group) == {"scale"}]
+    optimizer = build_optimizer(WithOptions(2, 3), arguments(optimizer=kind, learning_rate=1e-3, weight_decay=0.1))
+    (own,) = [group for group in optimizer.param_groups if group["param_names"] == ["bias"]]
     assert (own["lr"], own["weight_decay"]) == (0.5, 0.25)
 
 
-def test_a_parameter_with_options_does_not_decay_unless_they_say_so():
-    groups = parameter_groups(Mixed({"prototypes": {"lr": 1e-2}}), 0.1)
-    assert [group["weight_decay"] for group in groups if group.get("lr") == 1e-2] == [0.0]
+SPHERE = {"adam_s": AdamS, "adam_srt": AdamSRT, "adam_g": AdamG, "sgd_mrt": SGDMRT}
 
 
-def test_options_of_a_parameter_that_the_model_lacks_are_refused_by_name():
-    with pytest.raises(ValueError, match="parameters that the model lacks: temperature"):
-        parameter_groups(Mixed({"temperature": {"lr": 1.0}}), 0.1)
+def normalized() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
 
 
-@pytest.mark.parametrize("own", [{}, {"conv.weight": {"lr": 1.0}}], ids=["plain", "with options"])
-def test_frozen_parameters_are_left_out(own):
-    model = Mixed(own)
-    model.conv.requires_grad_(False)
-    trained = set().union(*(names_in(model, group) for group in parameter_groups(model, 0.1)))
-    assert trained == {name for name, _ in model.named_parameters()} - {"conv.weight", "conv.bias"}
+@pytest.mark.parametrize("name", SPHERE)
+def test_the_optimisers_on_the_sphere_find_the_radial_weights(name):
+    optimizer = build_optimizer(normalized(), arguments(optimizer=name))
+    assert type(optimizer) is SPHERE[name]
+    assert [(g["channel_dims"], g["param_names"]) for g in optimizer.param_groups] == [
+        ((0,), ["0.weight"]),
+        (None, ["3.weight"]),
+        (None, ["0.bias", "1.weight", "1.bias", "3.bias"]),
+    ]
 
 
-def test_a_model_without_parameter_options_is_split_by_shape_alone():
-    groups = parameter_groups(nn.Linear(2, 3), 0.1)
-    assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(1, 0.1), (1, 0.0)]
+def test_the_adam_kinds_take_betas_and_epsilon_from_the_arguments():
+    optimizer = build_optimizer(normalized(), arguments(optimizer="adam_srt", **ADAM))
+    assert all((g["betas"], g["eps"]) == ((0.8, 0.95), 1e-6) for g in optimizer.param_groups)
 
 
-ADAM = {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}
+def test_sgd_mrt_takes_momentum_and_decay_from_the_arguments():
+    optimizer = build_optimizer(normalized(), arguments(optimizer="sgd_mrt", momentum=0.7, weight_decay=0.1))
+    assert [(g["momentum"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.7, 0.1), (0.7, 0.1), (0.7, 0.0)]
+
+
+def test_sgd_mrt_refuses_nesterov():
+    with pytest.raises(ValueError, match="sgd_mrt has no nesterov form"):
+        arguments(optimizer="sgd_mrt", nesterov=True)
 
 
 @pytest.mark.parametrize(

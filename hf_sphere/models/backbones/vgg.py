@@ -1,4 +1,4 @@
-"""VGG with batch norm for images of 32 pixels, with free channel widths and the full 4096-4096 classifier."""
+"""VGG with batch norm for images of 32 pixels, with free channel widths and the full 4096-4096 classifier or none."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +30,8 @@ def _vgg(
     name = f"vgg{depth}_cifar"
     if len(widths) != 4:
         raise ValueError(f"{name} takes four stage widths (the last is used twice); got widths={list(widths)}.")
+    if hidden < 0:
+        raise ValueError(f"{name} takes hidden, the width of its two hidden layers, or 0 for none; got {hidden}.")
     feature_side(name, img_size, least=32, halvings=5)
     layers: list[nn.Module] = []
     for convolutions, width in zip(CONVOLUTIONS_PER_STAGE[depth], [*widths, widths[-1]], strict=True):
@@ -39,8 +41,9 @@ def _vgg(
         layers.append(pool(2))
     # At 32 pixels the map is 1 x 1 already; larger images are averaged to it.
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    layers += [nn.Linear(in_chans, hidden), nn.ReLU(), nn.Dropout(drop_rate), nn.Linear(hidden, hidden)]
-    return EmbeddingNet(nn.Sequential(*layers), hidden, drop_rate=drop_rate, **net)
+    if hidden:
+        layers += [nn.Linear(in_chans, hidden), nn.ReLU(), nn.Dropout(drop_rate), nn.Linear(hidden, hidden)]
+    return EmbeddingNet(nn.Sequential(*layers), hidden or in_chans, drop_rate=drop_rate, **net)
 
 
 @register_backbone
@@ -51,7 +54,7 @@ def vgg11_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
 
 @register_backbone
 def vgg16_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
-    """VGG-16 with batch norm, four stage widths and a 4096-4096 classifier."""
+    """VGG-16 with batch norm, four stage widths and a 4096-4096 classifier (`hidden=0` for none)."""
     return _vgg(16, img_size=img_size, **options)
 
 

@@ -1,0 +1,185 @@
+"""What an optimiser does to the directions of radially invariant weights: effective learning rate, direction, norms."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers import TrainerCallback
+
+from hf_sphere.optim.adam import AdamG
+from hf_sphere.optim.channels import ChannelDims, Layout, local
+
+
+@dataclass
+class EffectiveStep:
+    """A step x - lr a / b as it acts on the directions u = x / |x| of K groups with D weights each.
+
+    Attributes:
+        learning_rate: The effective learning rate lr_e = lr / (|x|^2 s - lr <c, u>), with s = |b| / sqrt(D), (K,). For
+            plain SGD at the start of training it is about lr / |x|^2.
+        direction: The effective direction, tangent to the sphere: c - <c, u> u with c = |x| a / (b / s), (K, D).
+        angle: How far the step turns the weights, atan(lr_e |direction|), radians, (K,).
+        weight_norm: |x|, (K,).
+        anisotropy: Deviation of b over its mean, (K,): how much the order-2 moment bends the direction of a; 0 for SGD
+            and for one second moment a group.
+    """
+
+    learning_rate: Tensor
+    direction: Tensor
+    angle: Tensor
+    weight_norm: Tensor
+    anisotropy: Tensor
+
+
+def effective_step(weight: Tensor, momentum: Tensor, denominator: Tensor, lr: float | Tensor) -> EffectiveStep:
+    """Resolve a step on the sphere.
+
+    Args:
+        weight: x, (K, D).
+        momentum: a, (K, D).
+        denominator: b, (K, D) or (K, 1).
+        lr: Learning rate.
+
+    Source: Roburin et al., "A spherical perspective on learning with normalization layers", theorem on the effective
+    step of a generic scheme, equations of lr_e and c.
+    """
+    denominator = denominator.expand_as(weight)
+    norm = weight.norm(dim=1).clamp_min(torch.finfo(weight.dtype).tiny)
+    unit = weight / norm.unsqueeze(1)
+    scale = denominator.square().mean(1).sqrt()
+    tiny = torch.finfo(weight.dtype).tiny
+    bent = norm.unsqueeze(1) * momentum / (denominator / scale.clamp_min(tiny).unsqueeze(1)).clamp_min(tiny)
+    along = (bent * unit).sum(1)
+    direction = bent - along.unsqueeze(1) * unit
+    learning_rate = lr / (norm.square() * scale - lr * along)
+    return EffectiveStep(
+        learning_rate=learning_rate,
+        direction=direction,
+        angle=torch.atan(learning_rate * direction.norm(dim=1)),
+        weight_norm=norm,
+        anisotropy=denominator.std(1, correction=0) / denominator.mean(1).clamp_min(tiny),
+    )
+
+
+@torch.no_grad()
+def radial_diagnostics(
+    optimizer: Optimizer, channel_dims: Mapping[str, ChannelDims] | None = None
+) -> dict[str, dict[str, float]]:
+    """Measure what an optimiser's state does to each radially invariant weight: means over the weight's groups.
+
+    Args:
+        optimizer: One of this library's, or torch's Adam, AdamW or SGD built from named parameters (as
+            `parameter_groups` gives them), which have taken a step.
+        channel_dims: Name of each radial weight to the axes of its groups, as `find_radial_weights(model).channel_dims`
+            has them; those of the optimiser's own groups if None.
+
+    Returns:
+        For each weight `effective_learning_rate`, `effective_direction_norm`, `step_angle` (radians), `weight_norm`
+        and `anisotropy` of the order-2 moment.
+
+    Raises:
+        ValueError: If the optimiser holds no radial weight by these names.
+    """
+    measured = {}
+    for name, parameter, group in _radial(optimizer, channel_dims):
+        dims = group["channel_dims"] if channel_dims is None else channel_dims[name]
+        state = optimizer.state.get(parameter)
+        if not state or not parameter.numel():
+            continue
+        layout = Layout(local(parameter), tuple(dims))
+        momentum, denominator = _scheme(optimizer, parameter, state, group, layout)
+        step = effective_step(
+            layout.matrix(local(parameter)).double(), momentum.double(), denominator.double(), float(group["lr"])
+        )
+        measured[name] = {
+            "effective_learning_rate": step.learning_rate.mean().item(),
+            "effective_direction_norm": step.direction.norm(dim=1).mean().item(),
+            "step_angle": step.angle.mean().item(),
+            "weight_norm": step.weight_norm.mean().item(),
+            "anisotropy": step.anisotropy.mean().item(),
+        }
+    return measured
+
+
+def _radial(
+    optimizer: Optimizer, channel_dims: Mapping[str, ChannelDims] | None
+) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+    found = False
+    for group in optimizer.param_groups:
+        names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
+        for name, parameter in zip(names, group["params"], strict=True):
+            if (group.get("channel_dims") is not None) if channel_dims is None else (name in channel_dims):
+                found = True
+                yield name, parameter, group
+    if not found:
+        raise ValueError(
+            "the optimiser holds no radially invariant weight that is known by name: build it from "
+            "radial_parameter_groups(model), or pass find_radial_weights(model).channel_dims and named parameters."
+        )
+
+
+def _scheme(
+    optimizer: Optimizer, parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any], layout: Layout
+) -> tuple[Tensor, Tensor]:
+    """A and b of the step x - lr a / b that the state makes, as matrices."""
+    if "exp_avg_sq" in state:
+        beta1, beta2 = group["betas"]
+        step = float(state["step"])
+        momentum = layout.matrix(local(state["exp_avg"])) / (1 - beta1**step)
+        second = local(state["exp_avg_sq"])
+        if second.numel() == local(parameter).numel():
+            return momentum, (layout.matrix(second) / (1 - beta2**step)).sqrt() + group["eps"]
+        root = (second.reshape(-1, 1) / (1 - beta2**step)).sqrt() + group["eps"]
+        return momentum, root if isinstance(optimizer, AdamG) else root / momentum.shape[1] ** 0.5
+    if state.get("momentum_buffer") is not None:
+        momentum = layout.matrix(local(state["momentum_buffer"]))
+    elif parameter.grad is not None:
+        momentum = layout.matrix(local(parameter.grad))
+    else:
+        raise ValueError(f"{type(optimizer).__name__} keeps no momentum, and the gradients are gone: measure before.")
+    return momentum, torch.ones_like(momentum[:, :1])
+
+
+def as_metrics(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Name measurements for a tracker: `radial/<quantity>/<layer>`, and `radial/<quantity>` for the mean of layers."""
+    metrics = {}
+    for quantity in next(iter(measured.values()), {}):
+        values = {name.removesuffix(".weight"): values[quantity] for name, values in measured.items()}
+        metrics[f"radial/{quantity}"] = sum(values.values()) / len(values)
+        metrics |= {f"radial/{quantity}/{layer}": value for layer, value in values.items()}
+    return metrics
+
+
+class RadialDiagnosticsCallback(TrainerCallback):
+    """Logs `radial_diagnostics` from the stock Trainer.
+
+    Args:
+        log: The Trainer's `log`.
+        every: Steps between two logs.
+        channel_dims: Radial weights, for torch's own optimisers; see `radial_diagnostics`.
+
+    Example:
+        >>> trainer.add_callback(RadialDiagnosticsCallback(trainer.log, every=100))
+    """
+
+    def __init__(
+        self,
+        log: Callable[[dict[str, float]], None],
+        every: int = 100,
+        channel_dims: Mapping[str, ChannelDims] | None = None,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"every must be at least 1; got {every}.")
+        self._log = log
+        self._every = every
+        self._channel_dims = channel_dims
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure after every so many optimiser steps."""
+        if state.global_step % self._every == 0 and state.is_world_process_zero:
+            optimizer = kwargs["optimizer"]
+            optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
+            self._log(as_metrics(radial_diagnostics(optimizer, self._channel_dims)))

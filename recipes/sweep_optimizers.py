@@ -1,0 +1,111 @@
+"""Train one setting with several optimisers, one run after another, and draw the comparison.
+
+python recipes/sweep_optimizers.py --setting cifar10-resnet20 --num_train_epochs 3
+python recipes/sweep_optimizers.py --setting cifar10-resnet20 --optimizers adam adam_srt --seeds 0 1 2
+
+Each run is `train_image_classification.py` with `configs/adamsrt/<setting>-<optimizer>.yaml`; words that are not known
+here go to it. Runs that are finished are not repeated and runs that were stopped go on, so the same command continues a
+sweep, also on several machines or devices that share its folder, given different optimisers or seeds.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_sphere.training.checkpoints import RESULTS_FILE, list_checkpoints
+from hf_sphere.training.run import run_recipe, write_json
+from hf_sphere.visualization import plot_training_curves
+
+RECIPES = Path(__file__).parent
+CONFIGS = RECIPES / "configs" / "adamsrt"
+OPTIMIZERS = ["sgd", "adam", "adamw", "adam_g", "sgd_mrt", "adam_s", "adam_srt"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run what is missing, then compare all that is there."""
+    args, words = parse(argv)
+    folder = Path(args.output_dir or f"outputs/adamsrt/{args.setting}-sweep")
+    stopped = []
+    for seed in args.seeds:
+        for optimizer in args.optimizers:
+            run = folder / f"{optimizer}-seed{seed}"
+            if (run / RESULTS_FILE).is_file():
+                print(f"{run}: finished already")
+                continue
+            print(f"{run}: {'going on' if list_checkpoints(run) else 'starting'}", flush=True)
+            status = subprocess.run(command(args.setting, optimizer, seed, run, words)).returncode
+            if status == 130:
+                raise KeyboardInterrupt
+            if status:
+                stopped.append(f"{optimizer} with seed {seed}")
+    results = gather(folder)
+    if results:
+        print(table(results))
+        summary = {name: [run["eval_accuracy"] for run in runs] for name, runs in results.items()}
+        write_json(folder / "sweep.json", {"setting": args.setting, "eval_accuracy": summary})
+        curves = {name: [run["history"] for run in runs] for name, runs in results.items()}
+        plot_training_curves(curves, metric="eval_accuracy", title=args.setting, path=folder / "sweep.png")
+        print(f"comparison in {folder / 'sweep.png'} and {folder / 'sweep.json'}")
+    if stopped:
+        raise ValueError(f"{len(stopped)} of the runs failed: {', '.join(stopped)}. Their messages stand above.")
+
+
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """Read the sweep's own arguments; the rest are those of the training recipe."""
+    settings = sorted({path.stem.rsplit("-", 1)[0] for path in CONFIGS.glob("*.yaml")})
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.allow_abbrev = False
+    parser.add_argument("--setting", required=True, choices=settings, help="data set and model")
+    parser.add_argument("--optimizers", nargs="+", default=OPTIMIZERS, choices=OPTIMIZERS, help="all seven by default")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--output_dir", help="folder of the runs; outputs/adamsrt/<setting>-sweep by default")
+    args, words = parser.parse_known_args(argv)
+    own = {"--config", "--optimizer", "--seed", "--resume_from_checkpoint"} & {word.split("=")[0] for word in words}
+    if own:
+        parser.error(f"{', '.join(sorted(own))} is set by the sweep itself; leave it out.")
+    return args, words
+
+
+def command(setting: str, optimizer: str, seed: int, run: Path, words: list[str]) -> list[str]:
+    """Command line of one run, which goes on where it was stopped."""
+    line = [sys.executable, str(RECIPES / "train_image_classification.py")]
+    line += ["--config", str(CONFIGS / f"{setting}-{optimizer}.yaml"), "--seed", str(seed), "--output_dir", str(run)]
+    how = ["--resume_from_checkpoint", "latest"] if list_checkpoints(run) else ["--overwrite_output_dir", "true"]
+    return line + how + words
+
+
+def gather(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Results of all finished runs in the folder, by optimiser, seed after seed."""
+    results: dict[str, list[dict[str, Any]]] = {}
+    for optimizer in OPTIMIZERS:
+        paths = sorted(folder.glob(f"{optimizer}-seed*/{RESULTS_FILE}"))
+        runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        if runs:
+            results[optimizer] = runs
+    return results
+
+
+def table(results: dict[str, list[dict[str, Any]]]) -> str:
+    """Accuracies of the last and the best epoch, and seconds an epoch, as a Markdown table."""
+    lines = ["| optimizer | runs | last epoch, % | best epoch on test, % | s an epoch |", "|---|---|---|---|---|"]
+    for name, runs in results.items():
+        last = [100 * run["eval_accuracy"] for run in runs]
+        best = [100 * run["best_accuracy"] for run in runs]
+        seconds = statistics.mean(run["train_runtime"] / max(run["epoch"], 1e-9) for run in runs)
+        lines.append(f"| {name} | {len(runs)} | {spread(last)} | {spread(best)} | {seconds:.1f} |")
+    return "\n".join(lines)
+
+
+def spread(values: list[float]) -> str:
+    """Mean, and deviation where there are several."""
+    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{deviation}"
+
+
+if __name__ == "__main__":
+    run_recipe(main)

@@ -1,0 +1,77 @@
+import pytest
+import torch
+from torch import nn
+
+from hf_sphere.optim import parameter_groups
+
+
+class Mixed(nn.Module):
+    """One parameter of every kind."""
+
+    def __init__(self, own: dict | None = None) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.norm = nn.BatchNorm2d(2)
+        self.layer_norm = nn.LayerNorm(2)
+        self.linear = nn.Linear(2, 2)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.prototypes = nn.Parameter(torch.ones(3, 2))
+        self.own = own or {}
+
+    def parameter_options(self) -> dict:
+        return self.own
+
+
+def names_in(group: dict) -> set[str]:
+    return {name for name, _ in group["params"]}
+
+
+def test_weights_decay():
+    model = Mixed()
+    (decayed,) = [group for group in parameter_groups(model) if "weight_decay" not in group]
+    assert names_in(decayed) == {"conv.weight", "linear.weight", "prototypes"}
+
+
+def test_norms_biases_and_scalars_do_not_decay():
+    model = Mixed()
+    (plain,) = [group for group in parameter_groups(model) if group.get("weight_decay") == 0.0]
+    norms = {"norm.weight", "norm.bias", "layer_norm.weight", "layer_norm.bias"}
+    assert names_in(plain) == norms | {"conv.bias", "linear.bias", "scale"}
+
+
+def test_a_parameter_with_options_is_in_no_other_group():
+    model = Mixed({"prototypes": {"lr": 1e-2}})
+    groups = [names_in(group) for group in parameter_groups(model)]
+    assert [group for group in groups if "prototypes" in group] == [{"prototypes"}]
+
+
+def test_a_parameter_with_options_does_not_decay_unless_they_say_so():
+    groups = parameter_groups(Mixed({"prototypes": {"lr": 1e-2}}))
+    assert [group["weight_decay"] for group in groups if group.get("lr") == 1e-2] == [0.0]
+
+
+def test_options_of_a_parameter_that_the_model_lacks_are_refused_by_name():
+    with pytest.raises(ValueError, match="parameters that the model lacks: temperature"):
+        parameter_groups(Mixed({"temperature": {"lr": 1.0}}))
+
+
+@pytest.mark.parametrize("own", [{}, {"conv.weight": {"lr": 1.0}}], ids=["plain", "with options"])
+def test_frozen_parameters_are_left_out(own):
+    model = Mixed(own)
+    model.conv.requires_grad_(False)
+    trained = set().union(*(names_in(group) for group in parameter_groups(model)))
+    assert trained == {name for name, _ in model.named_parameters()} - {"conv.weight", "conv.bias"}
+
+
+def test_radial_weights_come_first_with_their_axes():
+    groups = parameter_groups(Mixed(), {"conv.weight": (0,), "linear.weight": ()})
+    assert [(names_in(group), group.get("channel_dims")) for group in groups][:3] == [
+        ({"conv.weight"}, (0,)),
+        ({"linear.weight"}, ()),
+        ({"prototypes"}, None),
+    ]
+
+
+def test_a_model_without_parameter_options_is_split_by_shape_alone():
+    groups = parameter_groups(nn.Linear(2, 3))
+    assert [(names_in(group), group.get("weight_decay")) for group in groups] == [({"weight"}, None), ({"bias"}, 0.0)]
