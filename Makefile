@@ -24,6 +24,7 @@ format: $(READY)  ## put the code in shape
 bench: $(READY)  ## side-by-side measurements; tables here, JSON in benchmarks/results
 	$(RUN) benchmarks/spherization.py
 	$(RUN) benchmarks/image_training.py
+	$(RUN) benchmarks/optimizers.py
 	$(RUN) benchmarks/import_time.py
 
 $(READY): pyproject.toml

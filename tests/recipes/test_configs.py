@@ -21,6 +21,7 @@ HUB = {
     "zalando-datasets/fashion_mnist": ("image", "label", (28, 28), 10),
     "uoft-cs/cifar10": ("img", "label", (32, 32, 3), 10),
     "uoft-cs/cifar100": ("img", "fine_label", (32, 32, 3), 100),
+    "ufldl-stanford/svhn": ("image", "label", (32, 32, 3), 10),
 }
 
 
@@ -56,7 +57,7 @@ def test_a_configuration_builds_and_takes_two_steps(run, load_recipe, tmp_path, 
     start = recipe.start_run(args, model_args, data_args)
     data = recipe.load_data(data_args, args, start)
     model = recipe.build_model(model_args, args, data).train()
-    optimizer = build_optimizer(model, args)
+    optimizer = build_optimizer(model, args, next(data.train.epoch()))
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train))
     before = [parameter.detach().clone() for parameter in model.head.parameters()]
     losses = []
@@ -75,6 +76,28 @@ def test_a_configuration_builds_and_takes_two_steps(run, load_recipe, tmp_path, 
 @pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
 def test_a_configuration_writes_to_a_folder_of_its_own(run):
     assert parse(run)[2].output_dir == f"outputs/{run.parent.name}/{run.stem}"
+
+
+ADAMSRT = [run for run in RUNS if run.parent.name == "adamsrt"]
+
+
+def test_every_setting_of_the_optimiser_table_has_all_seven_optimisers():
+    settings = {run.stem.rsplit("-", 1)[0] for run in ADAMSRT}
+    assert len(settings) == 7
+    names = {"sgd", "adam", "adamw", "adam_g", "sgd_mrt", "adam_s", "adam_srt"}
+    assert {run.stem for run in ADAMSRT} == {f"{setting}-{name}" for setting in settings for name in names}
+
+
+@pytest.mark.parametrize("run", ADAMSRT, ids=lambda path: path.stem)
+def test_a_run_of_the_table_differs_from_its_sgd_run_only_in_the_optimiser(run):
+    (model, data, training), (sgd_model, sgd_data, sgd) = (
+        parse(run),
+        parse(run.with_stem(f"{run.stem.rsplit('-', 1)[0]}-sgd")),
+    )
+    assert training.optimizer == run.stem.rsplit("-", 1)[1]
+    names = ("optimizer", "learning_rate", "weight_decay", "adam_beta2", "output_dir")
+    assert (model, data) == (sgd_model, sgd_data)
+    assert replace(training, **{name: getattr(sgd, name) for name in names}) == sgd
 
 
 def test_spherized_and_plain_runs_come_in_pairs_that_differ_only_in_the_head():
