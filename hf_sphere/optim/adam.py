@@ -12,7 +12,7 @@ from hf_sphere.optim.blocks import Block, spread
 from hf_sphere.optim.channels import local
 from hf_sphere.optim.opened import OpenParameter
 from hf_sphere.optim.precision import LowPrecision
-from hf_sphere.optim.rules import Number, accumulate_, adam_step_size, is_zero, lengths, step_, transport_
+from hf_sphere.optim.rules import Number, accumulate_, adam_step_size, is_zero, lengths, shrinks, step_, transport_
 
 
 class AdamS(SphereOptimizer, torch.optim.Adam):
@@ -198,7 +198,7 @@ class AdamSRT(AdamS):
         shrink: Number,
     ) -> Tensor:
         new_length = transport_([b.momentum for b in blocks], [b.weight for b in blocks], scratch)
-        if shrink != 1.0:
+        if shrinks(shrink):
             for block in blocks:
                 block.momentum.div_(shrink)
         return second_moment * (length / new_length).square_()

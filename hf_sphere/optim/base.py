@@ -57,6 +57,7 @@ class SphereOptimizer(Optimizer):
         """
         # torch's __init__ has just made `defaults`, and comes here for the first group before it returns.
         self.defaults.update(self.__dict__.pop("_own_defaults", {}))
+        param_group = dict(param_group)  # the caller's stays as it is, for another optimiser
         given = {"channel_dims": None, "channel_wise": False} | {
             key: param_group[key] for key in ("channel_dims", "channel_wise") if key in param_group
         }
@@ -157,13 +158,14 @@ class SphereOptimizer(Optimizer):
 
     def _step_on_sphere(self, group: Group, parameters: list[Tensor], opened: list[OpenParameter]) -> None:
         decay, shrink = self._decay(group)
-        as_tensor = group["capturable"] or torch.compiler.is_compiling()
         blocks = []
         for parameter, part in zip(parameters, opened, strict=True):
             state = self.state[parameter]
             state["step"] += 1
             moment = local(state["exp_avg_sq"]).view(-1) if self.has_second_moment else part.weight.new_empty(0)
-            step = state["step"] if as_tensor else state["step"].item()
+            # A number where that costs no wait for the device.
+            on_host = state["step"].device.type == "cpu" and not torch.compiler.is_compiling()
+            step = state["step"].item() if on_host else state["step"]
             blocks.append(Block(part.weight, part.gradient, part.momentum, moment, step))
         together = list(portions(blocks, group["foreach"]))
         largest = max([block.weight.numel() for portion in together for block in portion])

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 # By the name of the torch function, without underscores of the in-place and operator forms.
 _LINEAR = {*(f"conv{n}d" for n in (1, 2, 3)), *(f"conv_transpose{n}d" for n in (1, 2, 3)), "linear"}
 _PRODUCTS = {"mul", "multiply", "matmul", "mm", "bmm", "mv", "einsum"}
+_QUOTIENTS = {"div", "divide", "true_divide", "truediv"}
 _SUMS = {"add", "sub", "subtract"}
 _RESHAPING = {
     *("permute", "transpose", "t", "movedim", "moveaxis", "swapaxes", "swapdims", "reshape", "view"),
@@ -28,6 +29,7 @@ _RESHAPING = {
 }
 _HOMOGENEOUS = {
     *("relu", "leaky_relu", "rrelu", "threshold", "neg", "abs", "mean", "sum", "amax", "amin", "max", "min", "cumsum"),
+    *("norm", "linalg_norm", "linalg_vector_norm"),
     *(f"{kind}_pool{n}d" for kind in ("max", "avg", "adaptive_max", "adaptive_avg", "lp") for n in (1, 2, 3)),
     *(f"max_pool{n}d_with_indices" for n in (1, 2, 3)),
     *("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "interpolate", "pad", "roll", "flip"),
@@ -136,6 +138,8 @@ class HomogeneityMode(TorchFunctionMode):
             self._break(others, name)
         elif name in _PRODUCTS:
             self._set(made, self._product(traces, name))
+        elif name in _QUOTIENTS:
+            self._set(made, self._quotient(first, others, name))
         elif name in _SUMS:
             self._set(made, self._sum(traces, name))
         elif name in _NORMS:
@@ -179,6 +183,12 @@ class HomogeneityMode(TorchFunctionMode):
         self._break(joint, f"{what} with itself")
         return self._unshifted(_union(traces), what)
 
+    def _quotient(self, numerator: dict[str, Trace], denominator: dict[str, Trace], what: str) -> dict[str, Trace]:
+        common = {name: trace for name, trace in numerator.items() if name in denominator}
+        self._normalize({**common, **{n: denominator[n] for n in common if denominator[n].shifted}}, what, False)
+        self._break({name: trace for name, trace in denominator.items() if name not in common}, what)
+        return self._unshifted({name: trace for name, trace in numerator.items() if name not in common}, what)
+
     def _sum(self, traces: list[dict[str, Trace]], what: str) -> dict[str, Trace]:
         together = _union(traces)
         # A number added is something else too.
@@ -196,7 +206,7 @@ class HomogeneityMode(TorchFunctionMode):
 
 def _plain_name(func: Callable[..., Any]) -> str:
     name = getattr(func, "__name__", str(func)).strip("_")
-    operator = re.fullmatch(r"[ir]?(add|sub|mul|matmul)", name)
+    operator = re.fullmatch(r"[ir]?(add|sub|mul|matmul|truediv)", name)
     return operator.group(1) if operator else name
 
 

@@ -85,9 +85,14 @@ def step_(weight: Tensor, momentum: Tensor, step_size: Tensor, shrink: Number = 
         step_size: (K,).
         shrink: 1 - lr * decay for decoupled weight decay.
     """
-    if isinstance(shrink, Tensor) or shrink != 1.0:
+    if shrinks(shrink):
         weight.mul_(shrink)
     weight.addcmul_(momentum, step_size.unsqueeze(1), value=-1)
+
+
+def shrinks(shrink: Number) -> bool:
+    """Whether there is decoupled weight decay; a tensor is not looked into, which would wait for the device."""
+    return isinstance(shrink, Tensor) or shrink != 1.0
 
 
 def transport_(

@@ -11,7 +11,7 @@ from hf_sphere.optim.base import Group, SphereOptimizer
 from hf_sphere.optim.blocks import Block
 from hf_sphere.optim.opened import OpenParameter
 from hf_sphere.optim.precision import LowPrecision
-from hf_sphere.optim.rules import Number, is_zero, lengths, transport_
+from hf_sphere.optim.rules import Number, is_zero, lengths, shrinks, transport_
 
 
 class SGDMRT(SphereOptimizer, torch.optim.SGD):
@@ -109,7 +109,7 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
             if rows is not None:
                 weight.masked_fill_(rows.unsqueeze(1), 0.0)
         transport_(momenta, weights, scratch)
-        if shrink != 1.0:
+        if shrinks(shrink):
             torch._foreach_div_(momenta, shrink)
 
     def _step_of_torch(self, group: Group, parameters: list[Tensor], opened: Sequence[OpenParameter]) -> None:
@@ -128,7 +128,7 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
         decay: float,
         shrink: Number,
     ) -> None:
-        if shrink != 1.0:
+        if shrinks(shrink):
             torch._foreach_mul_(weights, shrink)
         sgd(
             weights,

@@ -94,3 +94,15 @@ def _take_steps(optimizer: Optimizer, count: int, start: int = 0) -> None:
 def take_steps() -> Callable[..., None]:
     """Take steps with gradients that follow from the number of the step."""
     return _take_steps
+
+
+def _make_weights(seed: int = 0, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(6, 3, 3, 3), (4, 6, 2, 2), (5, 7)]
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+@pytest.fixture(scope="session")
+def make_weights() -> Callable[..., list[Tensor]]:
+    """Make weights of three shapes, the same for the same seed."""
+    return _make_weights

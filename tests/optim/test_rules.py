@@ -32,6 +32,12 @@ DECAYS = {
     "climbing with L2": {"maximize": True, "weight_decay": 0.1},
     "climbing with decoupled decay": {"maximize": True, "weight_decay": 0.1, "decoupled_weight_decay": True},
 }
+LAYOUTS = {
+    "channels last": lambda w: w.contiguous(memory_format=torch.channels_last),
+    "transposed": lambda w: w.transpose(0, 1).contiguous().transpose(0, 1),
+    "reversed": lambda w: w.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
+    "with gaps": lambda w: torch.stack([w, w], dim=-1)[..., 0],
+}
 DIMS = [[0], [], [0, 1], [1]]
 MOMENTUM = {AdamS: "exp_avg", AdamSRT: "exp_avg", AdamG: "exp_avg", SGDMRT: "momentum_buffer"}
 
@@ -229,3 +235,68 @@ def test_the_first_step_of_the_adam_kinds_has_a_fixed_length(adam):
     y = by_the_optimizer(adam([x.clone().requires_grad_()], lr=0.1, channel_dims=[0]), gradients)[0]
     angle = torch.atan(torch.tensor(0.1 * (1.0 if adam is AdamG else 18**0.5), dtype=torch.float64))
     torch.testing.assert_close(inner(x, y, [0]) / inner(y, y, [0]).sqrt(), angle.cos().expand(4, 1, 1, 1))
+
+
+@pytest.mark.parametrize("decay", ["no decay", "L2", "decoupled"])
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+@pytest.mark.parametrize("capturable", [True, False])
+def test_the_learning_rate_can_be_a_tensor(kind, decay, shape, capturable, take_steps, make_weights):
+    weights, others = make_weights(), make_weights()
+    rate = torch.full(shape, 0.03)
+    optimizer = kind(weights, lr=rate, capturable=capturable, channel_dims=[0], **DECAYS[decay])
+    other = kind(others, lr=0.03, channel_dims=[0], **DECAYS[decay])
+    for step in range(3):
+        take_steps(optimizer, 1, start=step)
+        take_steps(other, 1, start=step)
+        rate.mul_(0.5)
+        other.param_groups[0]["lr"] *= 0.5
+    torch.testing.assert_close(weights, others, rtol=1e-5, atol=1e-5)
+
+
+def test_capturable_gives_the_same_numbers(kind, make_optimizer, take_steps, make_weights):
+    weights, others = make_weights(), make_weights()
+    optimizer = make_optimizer(kind, weights, capturable=True, channel_dims=[0])
+    take_steps(optimizer, 5)
+    take_steps(make_optimizer(kind, others, channel_dims=[0]), 5)
+    torch.testing.assert_close(weights, others, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize("decay", ["no decay", "L2", "decoupled"])
+def test_foreach_gives_the_same_numbers(kind, foreach, decay, make_optimizer, take_steps, make_weights):
+    weights, others = make_weights(), make_weights()
+    take_steps(make_optimizer(kind, weights, foreach=foreach, channel_dims=[0], **DECAYS[decay]), 5)
+    take_steps(make_optimizer(kind, others, channel_dims=[0], **DECAYS[decay]), 5)
+    torch.testing.assert_close(weights, others, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("portion", [1, 30, 100, 200])
+def test_portions_give_the_same_numbers(kind, portion, make_optimizer, take_steps, monkeypatch, make_weights):
+    weights, others = make_weights(), make_weights()
+    take_steps(make_optimizer(kind, others, channel_dims=[0]), 5)
+    monkeypatch.setattr("hf_sphere.optim.blocks.CPU_PORTION", portion)
+    take_steps(make_optimizer(kind, weights, channel_dims=[0]), 5)
+    torch.testing.assert_close(weights, others, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dims", [None, [0], [], [1], [0, 1], [0, 2]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_order_in_memory_changes_no_number(kind, layout, dims, dtype, make_optimizer, take_steps):
+    values = torch.randn(4, 3, 2, 5).to(dtype)
+    contiguous, other = values.clone().requires_grad_(), LAYOUTS[layout](values).detach().requires_grad_()
+    assert not other.is_contiguous()
+    take_steps(make_optimizer(kind, [contiguous], channel_dims=dims), 3)
+    take_steps(make_optimizer(kind, [other], channel_dims=dims), 3)
+    bound = 1e-6 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(other, contiguous, rtol=bound, atol=bound, check_stride=False)
+
+
+def test_a_gradient_of_another_memory_order_changes_no_number(kind, make_optimizer):
+    weights = torch.randn(4, 3, 2, 5, requires_grad=True)
+    other = weights.detach().clone().requires_grad_()
+    weights.grad = torch.randn(4, 3, 2, 5)
+    other.grad = weights.grad.contiguous(memory_format=torch.channels_last)
+    make_optimizer(kind, [weights], channel_dims=[0]).step()
+    make_optimizer(kind, [other], channel_dims=[0]).step()
+    torch.testing.assert_close(other, weights, rtol=1e-6, atol=1e-6)
