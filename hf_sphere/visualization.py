@@ -120,9 +120,7 @@ def _draw_globe(axes: Any) -> None:
         axes.plot(*ring, color="0.8", linewidth=0.6, zorder=1)
 
 
-# Okabe and Ito's colours, which colour-blind eyes tell apart; the strokes tell them apart in grey.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_STROKES = ("-", "--", "-.", ":")
+_STROKES = ("-", "--", "-.", ":")  # tell curves apart in grey
 
 
 def plot_training_curves(
@@ -145,22 +143,24 @@ def plot_training_curves(
         ValueError: If there is nothing to draw.
     """
     try:
+        import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("pictures need matplotlib: pip install 'hf_sphere[plots]'.") from error
-    drawn = {name: [run for run in runs if run] for name, runs in curves.items()}
+    drawn = {name: [run for run in runs if run and metric in run[0]] for name, runs in curves.items()}
     drawn = {name: runs for name, runs in drawn.items() if runs}
     if not drawn:
         raise ValueError(f"there is no run with {metric} to draw.")
     percent = 100.0 if "accuracy" in metric else 1.0
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
+    colors = matplotlib.color_sequences["petroff10"]  # distinguishable with any colour vision
     ends = []
     for number, (name, runs) in enumerate(drawn.items()):
         length = min(map(len, runs))  # runs that are under way are compared as far as all have come
         values = torch.tensor([[percent * entry[metric] for entry in run[:length]] for run in runs])
         epochs = [entry["epoch"] for entry in runs[0][:length]]
-        color, stroke = _COLORS[number % len(_COLORS)], _STROKES[number % len(_STROKES)]
+        color, stroke = colors[number % 10], _STROKES[number % len(_STROKES)]
         mean = values.mean(0)
         marker = "o" if length < 12 else None
         axes.plot(epochs, mean, stroke, color=color, marker=marker, markersize=4, linewidth=1.8, label=name)
@@ -174,7 +174,7 @@ def plot_training_curves(
     texts = [f"{name}  {value:.2f}" for value, name in sorted(ends, reverse=True)]
     axes.legend([handle for handle, _ in ranked], texts, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     axes.set_xlabel("epoch")
-    axes.set_ylabel(metric.removeprefix("eval_").replace("_", " ") + (" on test data, %" if percent > 1 else ""))
+    axes.set_ylabel(metric.removeprefix("eval_").replace("_", " ") + (", %" if percent > 1 else ""))
     axes.set_title(title)
     axes.grid(color="0.9")
     axes.spines[["top", "right"]].set_visible(False)

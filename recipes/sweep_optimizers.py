@@ -48,8 +48,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(table(results))
         summary = {name: [run["eval_accuracy"] for run in runs] for name, runs in results.items()}
         write_json(folder / "sweep.json", {"setting": args.setting, "eval_accuracy": summary})
+        metric = f"{'validation' if chosen_on_validation(results) else 'eval'}_accuracy"
         curves = {name: [run["history"] for run in runs] for name, runs in results.items()}
-        plot_training_curves(curves, metric="eval_accuracy", title=args.setting, path=folder / "sweep.png")
+        plot_training_curves(curves, metric=metric, title=args.setting, path=folder / "sweep.png")
         print(f"comparison in {folder / 'sweep.png'} and {folder / 'sweep.json'}")
     if stopped:
         raise ValueError(f"{len(stopped)} of the runs failed: {', '.join(stopped)}. Their messages stand above.")
@@ -65,7 +66,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--output_dir", help="folder of the runs; outputs/adamsrt/<setting>-sweep by default")
     args, words = parser.parse_known_args(argv)
-    own = {"--config", "--optimizer", "--seed", "--resume_from_checkpoint"} & {word.split("=")[0] for word in words}
+    given = {word.split("=")[0].replace("-", "_").replace("__", "--", 1) for word in words}
+    own = given & {"--config", "--optimizer", "--seed", "--resume_from_checkpoint", "--output_dir"}
     if own:
         parser.error(f"{', '.join(sorted(own))} is set by the sweep itself; leave it out.")
     return args, words
@@ -92,13 +94,20 @@ def gather(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
     """Accuracies of the last and the best epoch, and seconds an epoch, as a Markdown table."""
-    lines = ["| optimizer | runs | last epoch, % | best epoch on test, % | s an epoch |", "|---|---|---|---|---|"]
+    best_on = "validation" if chosen_on_validation(results) else "test"
+    lines = [f"| optimizer | runs | last epoch, % | best epoch on {best_on} data, % | s an epoch |"]
+    lines += ["|---|---|---|---|---|"]
     for name, runs in results.items():
         last = [100 * run["eval_accuracy"] for run in runs]
         best = [100 * run["best_accuracy"] for run in runs]
         seconds = statistics.mean(run["train_runtime"] / max(run["epoch"], 1e-9) for run in runs)
         lines.append(f"| {name} | {len(runs)} | {spread(last)} | {spread(best)} | {seconds:.1f} |")
     return "\n".join(lines)
+
+
+def chosen_on_validation(results: dict[str, list[dict[str, Any]]]) -> bool:
+    """Whether the runs held out validation data, on which they then measured each epoch."""
+    return any("validation_accuracy" in run for runs in results.values() for run in runs)
 
 
 def spread(values: list[float]) -> str:

@@ -1,9 +1,11 @@
 import pytest
 import torch
+from torch import nn
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import Augmentation, ImagesInMemory
 from hf_sphere.geometry import angles_to_cartesian, cartesian_to_angles, spherize
+from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, radial_parameter_groups
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -46,3 +48,77 @@ def test_batches_are_made_on_the_device_and_equal_those_of_the_cpu():
     for first, second in zip(on_cpu, on_gpu, strict=True):
         torch.testing.assert_close(first["pixel_values"], second["pixel_values"].cpu())
         assert torch.equal(first["labels"], second["labels"].cpu())
+
+
+def trained(kind, device, steps=4, capture=False, **options):
+    """Weights of a small net after some steps with given gradients."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, bias=False), nn.GroupNorm(1, 8)
+    )
+    gradients = [[torch.randn_like(p) for p in net.parameters()] for _ in range(steps)]
+    net = net.to(device)
+    optimizer = kind(radial_parameter_groups(net), lr=0.01, weight_decay=0.1, **options)
+    for parameter, value in zip(net.parameters(), gradients[0], strict=True):
+        parameter.grad = value.to(device)
+    take_step = optimizer.step
+    if capture:
+        saved = [p.detach().clone() for p in net.parameters()]
+        take_step = captured(optimizer)
+        for parameter, value in zip(net.parameters(), saved, strict=True):
+            parameter.data.copy_(value)
+        for state in optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+    for values in gradients:
+        for parameter, value in zip(net.parameters(), values, strict=True):
+            parameter.grad.copy_(value)
+        take_step()
+    return [p.detach().cpu() for p in net.parameters()]
+
+
+def captured(optimizer):
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            optimizer.step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    return graph.replay
+
+
+OPTIMIZERS = [AdamS, AdamSRT, AdamG, SGDMRT]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": False}, {"capturable": True}], ids=str)
+def test_the_optimisers_take_the_steps_of_the_cpu(kind, options):
+    torch.testing.assert_close(trained(kind, "cuda", **options), trained(kind, "cpu"), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_step_can_be_captured_in_a_graph(kind):
+    graph = trained(kind, "cuda", capture=True, capturable=True)
+    torch.testing.assert_close(graph, trained(kind, "cpu"), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_capturing_without_capturable_is_refused(kind):
+    with pytest.raises(RuntimeError, match="capturable=True"):
+        trained(kind, "cuda", capture=True)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_gradient_that_overflows_under_loss_scaling_skips_the_step(kind):
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).cuda()
+    optimizer = kind(radial_parameter_groups(net), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**15)
+    before = net[0].weight.detach().clone()
+    scaler.scale(net(torch.randn(8, 4, device="cuda")).square().sum()).backward()
+    net[0].weight.grad[0, 0] = float("inf")
+    scaler.step(optimizer)
+    scaler.update()
+    assert torch.equal(net[0].weight, before)
+    assert scaler.get_scale() == 2.0**14

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
         effective_step,
         radial_diagnostics,
     )
-    from hf_sphere.optim.invariance import RadialWeights, find_radial_weights, parameter_groups, radial_parameter_groups
+    from hf_sphere.optim.groups import parameter_groups, radial_parameter_groups
+    from hf_sphere.optim.invariance import RadialWeights, find_radial_weights
     from hf_sphere.optim.sgd import SGDMRT
 
 _MODULES = {
     "adam": ("AdamG", "AdamS", "AdamSRT"),
     "sgd": ("SGDMRT",),
-    "invariance": ("RadialWeights", "find_radial_weights", "parameter_groups", "radial_parameter_groups"),
+    "groups": ("parameter_groups", "radial_parameter_groups"),
+    "invariance": ("RadialWeights", "find_radial_weights"),
     "diagnostics": (
         "EffectiveStep",
         "RadialDiagnosticsCallback",

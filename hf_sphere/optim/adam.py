@@ -124,7 +124,7 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         counts = [block.weight.shape[0] for block in blocks]
         for block, size in zip(blocks, step_size.split(counts), strict=True):
             step_(block.weight, block.momentum, size, shrink)
-        moment = self._carry_over(blocks, scratch, moment, length, shrink)
+        moment = self._carry_over(blocks, scratch, moment, length, step_size, shrink)
         for block, part in zip(blocks, moment.split(counts), strict=True):
             block.second_moment.copy_(part)
 
@@ -137,6 +137,7 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         scratch: Sequence[Tensor | None],
         second_moment: Tensor,
         length: Tensor,
+        step_size: Tensor,
         shrink: Number,
     ) -> Tensor:
         """Carry the moments over to the new weights.
@@ -146,6 +147,7 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
             scratch: Room for a matrix like each block's.
             second_moment: Of all groups, (K,).
             length: |x| of the weights before the step, (K,).
+            step_size: Of the step, (K,).
             shrink: Factor of decoupled weight decay, else 1.
 
         Returns:
@@ -195,6 +197,7 @@ class AdamSRT(AdamS):
         scratch: Sequence[Tensor | None],
         second_moment: Tensor,
         length: Tensor,
+        step_size: Tensor,
         shrink: Number,
     ) -> Tensor:
         new_length = transport_([b.momentum for b in blocks], [b.weight for b in blocks], scratch)
@@ -226,11 +229,14 @@ class AdamG(AdamS):
         scratch: Sequence[Tensor | None],
         second_moment: Tensor,
         length: Tensor,
+        step_size: Tensor,
         shrink: Number,
     ) -> Tensor:
         new_length = transport_([b.momentum for b in blocks], [b.weight for b in blocks], scratch)
         counts = [block.weight.shape[0] for block in blocks]
         scale = (new_length / length).div_(shrink).unsqueeze(1).split(counts)
+        # A step of size 0 (torch makes one to learn what the state is like) is none.
+        new_length = new_length.masked_fill(step_size == 0, 1.0)
         for block, own_scale, own_length in zip(blocks, scale, new_length.unsqueeze(1).split(counts), strict=True):
             block.momentum.mul_(own_scale)
             block.weight.div_(own_length)

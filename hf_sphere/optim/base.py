@@ -35,12 +35,9 @@ class SphereOptimizer(Optimizer):
     has_second_moment: ClassVar[bool]
 
     def __init__(self, params: Any, own: dict[str, Any], **options: Any) -> None:
-        if options.get("differentiable") or own.get("differentiable"):
-            raise ValueError(
-                f"{type(self).__name__} steps in place and cannot be differentiated through: leave differentiable out."
-            )
         self.check_settings({**own, **options})
         self._own_defaults = own
+        self._axes: dict[Tensor, int] = {}  # how many axes each parameter had when it came
         super().__init__(params, **options)
         # Loss scaling is left to GradScaler: it unscales the gradients and skips the step where they overflow.
         self._step_supports_amp_scaling = False
@@ -72,6 +69,7 @@ class SphereOptimizer(Optimizer):
                 self._check_parameter(name, parameter, group)
             group["channel_dims"] = resolve_channel_dims(names, group["params"], **given)
             group.pop("channel_wise", None)
+            self.__dict__.setdefault("_axes", {}).update({p: p.ndim for p in group["params"]})
         except ValueError:
             self.param_groups.pop()
             raise
@@ -85,6 +83,9 @@ class SphereOptimizer(Optimizer):
         for name in ("lr", "weight_decay"):
             if not settings[name] >= 0.0:
                 raise ValueError(f"{name} must not be negative; got {settings[name]}.")
+        for name in ("nesterov", "amsgrad", "differentiable"):
+            if settings.get(name):
+                raise ValueError(f"{type(self).__name__} has no {name} form; leave {name} out.")
         if settings["low_precision"] not in LOW_PRECISION:
             raise ValueError(f"low_precision can be {', '.join(LOW_PRECISION)}; got {settings['low_precision']!r}.")
         if settings["low_precision"] == "stochastic" and settings["capturable"]:
@@ -134,6 +135,8 @@ class SphereOptimizer(Optimizer):
                     ordinary.append(parameter)
                 elif local(parameter).numel():
                     radial[parameter.device, parameter.dtype].append(parameter)
+                else:
+                    self.state[parameter]["step"] += 1  # no group of it is here, but the steps are everybody's
             if ordinary:
                 opened = self._open(group, ordinary)
                 self._step_of_torch(group, ordinary, opened)
@@ -179,7 +182,8 @@ class SphereOptimizer(Optimizer):
     def _decay(self, group: Group) -> tuple[float, Number]:
         """L2 weight decay, and the factor by which decoupled weight decay shrinks the weights."""
         if group["decoupled_weight_decay"] and group["weight_decay"]:
-            return 0.0, 1 - group["lr"] * group["weight_decay"]
+            lr = group["lr"].squeeze() if isinstance(group["lr"], Tensor) else group["lr"]
+            return 0.0, 1 - lr * group["weight_decay"]
         return group["weight_decay"], 1.0
 
     def _step_of_torch(self, group: Group, parameters: list[Tensor], opened: Sequence[OpenParameter]) -> None:
@@ -204,7 +208,7 @@ class SphereOptimizer(Optimizer):
         dims = group["channel_dims"]
         if dims is None or not self._keeps_momentum(group):
             return False
-        if any([dim >= parameter.ndim for dim in dims]):
+        if parameter.ndim != self.__dict__.get("_axes", {}).get(parameter, parameter.ndim):
             raise RuntimeError(
                 f"channel_dims {list(dims)} do not fit a parameter that has become {parameter.ndim}-dimensional: it "
                 "was flattened after the optimiser was built. FSDP2 (fully_shard) keeps filters whole."
@@ -222,22 +226,21 @@ class SphereOptimizer(Optimizer):
         state = self.state[parameter]
         if is_low(parameter.dtype) and group["low_precision"] == "master" and "master" not in state:
             state["master"] = parameter.detach().to(torch.float32)
-        if "step" in state:
-            return
-        on_device = group["capturable"] or group["fused"]
-        double = torch.get_default_dtype() == torch.float64 and not group["fused"]
-        state["step"] = torch.zeros(
-            (), dtype=torch.float64 if double else torch.float32, device=parameter.device if on_device else "cpu"
-        )
-        if self._keeps_momentum(group):
-            dtype = self._state_dtype(self.momentum_key, parameter, group)
-            state[self.momentum_key] = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
-        if self.has_second_moment:
-            dtype = self._state_dtype("exp_avg_sq", parameter, group)
-            if is_radial:
-                state["exp_avg_sq"] = one_a_group(parameter, group["channel_dims"], dtype)
+        if "step" not in state:
+            on_device = group["capturable"] or group["fused"]
+            double = torch.get_default_dtype() == torch.float64 and not group["fused"]
+            state["step"] = torch.zeros(
+                (), dtype=torch.float64 if double else torch.float32, device=parameter.device if on_device else "cpu"
+            )
+        keys = [self.momentum_key] if self._keeps_momentum(group) else []
+        for key in [*keys, "exp_avg_sq"] if self.has_second_moment else keys:
+            dtype = self._state_dtype(key, parameter, group)
+            if key in state:
+                state[key] = state[key].to(dtype)  # other settings may ask for another precision than before
+            elif key == "exp_avg_sq" and is_radial:
+                state[key] = one_a_group(parameter, group["channel_dims"], dtype)
             else:
-                state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
+                state[key] = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
 
     def _state_dtype(self, key: str, parameter: Tensor, group: Group) -> torch.dtype:
         """As torch has it, the parameter's own; at least float32 where it costs little or precision was asked for."""
@@ -254,8 +257,12 @@ class SphereOptimizer(Optimizer):
         Raises:
             ValueError: If it is no state of an optimiser of this library, or does not fit the groups.
         """
-        if not all("channel_dims" in group for group in state_dict["param_groups"]):
-            raise ValueError(f"this is no state of {type(self).__name__}: its groups lack channel_dims.")
+        wanted = set(self.defaults) - {"channel_wise"}
+        lacking = {key for group in state_dict["param_groups"] for key in wanted - set(group)}
+        if lacking:
+            raise ValueError(
+                f"this is no state of {type(self).__name__}: its groups lack {', '.join(sorted(lacking))}."
+            )
         super().load_state_dict(state_dict)
         # torch casts every tensor to the dtype of its parameter; those kept in higher precision are taken again.
         indices = [index for group in state_dict["param_groups"] for index in group["params"]]

@@ -29,7 +29,7 @@ def resolve_channel_dims(
         ValueError: If an axis is out of range for a parameter, comes twice, or the two spellings contradict each other.
     """
     if channel_wise:
-        if channel_dims is not None and tuple(channel_dims) != (0,):
+        if channel_dims is not None and list(channel_dims) != [0]:
             raise ValueError(f"channel_wise=True means channel_dims=[0], but channel_dims is {list(channel_dims)}.")
         for name, parameter in zip(names, parameters, strict=True):
             if parameter.ndim < 2:
@@ -40,6 +40,8 @@ def resolve_channel_dims(
         channel_dims = (0,)
     if channel_dims is None:
         return None
+    if not isinstance(channel_dims, Iterable) or any(type(dim) is not int for dim in channel_dims):
+        raise ValueError(f"channel_dims is a list of axes such as [0], or None; got {channel_dims!r}.")
     dims = tuple(sorted(channel_dims))
     if len(set(dims)) != len(dims):
         raise ValueError(f"channel_dims names an axis twice: {list(dims)}.")
@@ -54,7 +56,7 @@ def resolve_channel_dims(
 
 def group_size(parameter: Tensor, dims: ChannelDims | None) -> int:
     """Count the weights D of one group: 1 for an ordinary parameter."""
-    return 1 if dims is None else parameter.numel() // max(1, math.prod(parameter.shape[dim] for dim in dims))
+    return 1 if dims is None else parameter.numel() // max(1, math.prod([parameter.shape[dim] for dim in dims]))
 
 
 def one_a_group(parameter: Tensor, dims: ChannelDims, dtype: torch.dtype) -> Tensor:

@@ -21,7 +21,8 @@ class EffectiveStep:
         learning_rate: The effective learning rate lr_e = lr / (|x|^2 s - lr <c, u>), with s = |b| / sqrt(D), (K,). For
             plain SGD at the start of training it is about lr / |x|^2.
         direction: The effective direction, tangent to the sphere: c - <c, u> u with c = |x| a / (b / s), (K, D).
-        angle: How far the step turns the weights, atan(lr_e |direction|), radians, (K,).
+        angle: How far the step turns the weights, radians, (K,): atan(lr_e |direction|) up to a right angle. 0 for a
+            group at zero.
         weight_norm: |x|, (K,).
         anisotropy: Deviation of b over its mean, (K,): how much the order-2 moment bends the direction of a; 0 for SGD
             and for one second moment a group.
@@ -54,11 +55,12 @@ def effective_step(weight: Tensor, momentum: Tensor, denominator: Tensor, lr: fl
     bent = norm.unsqueeze(1) * momentum / (denominator / scale.clamp_min(tiny).unsqueeze(1)).clamp_min(tiny)
     along = (bent * unit).sum(1)
     direction = bent - along.unsqueeze(1) * unit
-    learning_rate = lr / (norm.square() * scale - lr * along)
+    radial = norm.square() * scale - lr * along
+    learning_rate = torch.where(norm > tiny, lr / radial, 0.0)
     return EffectiveStep(
         learning_rate=learning_rate,
         direction=direction,
-        angle=torch.atan(learning_rate * direction.norm(dim=1)),
+        angle=torch.where(norm > tiny, torch.atan2(lr * direction.norm(dim=1), radial), 0.0),
         weight_norm=norm,
         anisotropy=denominator.std(1, correction=0) / denominator.mean(1).clamp_min(tiny),
     )
@@ -86,9 +88,9 @@ def radial_diagnostics(
     measured = {}
     for name, parameter, group in _radial(optimizer, channel_dims):
         dims = group["channel_dims"] if channel_dims is None else channel_dims[name]
-        state = optimizer.state.get(parameter)
-        if not state or not parameter.numel():
-            continue
+        state = optimizer.state.get(parameter, {})
+        if not local(parameter).numel() or ("exp_avg_sq" not in state and isinstance(optimizer, torch.optim.Adam)):
+            continue  # nothing of it here, or it has not taken a step
         layout = Layout(local(parameter), tuple(dims))
         momentum, denominator = _scheme(optimizer, parameter, state, group, layout)
         step = effective_step(

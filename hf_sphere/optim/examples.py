@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-_SIDES = (32, 28, 64, 96, 128, 224, 299, 16, 8)
+_SIDES = (32, 28, 64, 84, 96, 128, 224, 299, 16, 8)
+_BATCH = 4  # batch norm over a 1 x 1 map sees one value an image, and of two values it leaves no gradient
 
 
 def example_inputs(model: nn.Module) -> Iterator[Any]:
@@ -25,7 +26,7 @@ def example_inputs(model: nn.Module) -> Iterator[Any]:
         yield from _for_transformers(name, config, device)
     size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size")
     if size:
-        yield torch.randn(2, *size, device=device)
+        yield torch.randn(_BATCH, *size, device=device)
     yield from _for_first_layer(model, device)
 
 
@@ -38,7 +39,7 @@ def _for_transformers(name: str, config: Any, device: torch.device) -> Iterator[
     elif name == "pixel_values":
         side = getattr(config, "image_size", 224)
         height, width = side if isinstance(side, (list, tuple)) else (side, side)
-        yield {name: torch.randn(2, getattr(config, "num_channels", 3), height, width, device=device)}
+        yield {name: torch.randn(_BATCH, getattr(config, "num_channels", 3), height, width, device=device)}
     elif name == "input_values":
         yield {name: torch.randn(2, 16000, device=device)}
 
@@ -48,14 +49,14 @@ def _for_first_layer(model: nn.Module, device: torch.device) -> Iterator[torch.T
         if isinstance(module, nn.modules.conv._ConvNd):
             spatial = len(module.kernel_size)
             for side in _SIDES:
-                yield torch.randn(2, module.in_channels, *[side] * spatial, device=device)
+                yield torch.randn(_BATCH, module.in_channels, *[side] * spatial, device=device)
         elif isinstance(module, nn.Linear):
-            yield torch.randn(4, module.in_features, device=device)
-            yield torch.randn(2, 5, module.in_features, device=device)
+            yield torch.randn(_BATCH, module.in_features, device=device)
+            yield torch.randn(_BATCH, 5, module.in_features, device=device)
             for side in _SIDES:
                 for channels in (1, 3):  # images that the model flattens by itself
                     if channels * side * side == module.in_features:
-                        yield torch.randn(4, channels, side, side, device=device)
+                        yield torch.randn(_BATCH, channels, side, side, device=device)
         elif isinstance(module, nn.Embedding):
             yield torch.randint(0, module.num_embeddings, (2, 16), device=device)
         else:

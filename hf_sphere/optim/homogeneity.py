@@ -85,7 +85,7 @@ class HomogeneityMode(TorchFunctionMode):
         """Take modules that are norms by name, but spell the formula out, for one function each."""
         handles = []
         for module in model.modules():
-            if _NORM_CLASS.search(type(module).__name__) and not isinstance(module, _TORCH_NORMS):
+            if _is_norm_by_name(module):
                 handles.append(module.register_forward_pre_hook(self._enter_norm, with_kwargs=True))
                 handles.append(module.register_forward_hook(self._leave_norm, always_call=True))
         try:
@@ -114,7 +114,8 @@ class HomogeneityMode(TorchFunctionMode):
         return self._traces.get(id(value), {}) if isinstance(value, Tensor) else {}
 
     def _note(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        # Empty tensors (an empty cache, joined to the first keys) bring nothing in.
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.numel()]
         traces = [self._of(tensor) for tensor in tensors]
         name = _plain_name(func)
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -133,9 +134,13 @@ class HomogeneityMode(TorchFunctionMode):
             self._set(made, _union(traces))
         elif name == "cat":
             self._set(made, {n: replace(trace, mixed=True) for n, trace in _union(traces).items()})
-        elif name in _HOMOGENEOUS:
+        elif name in _HOMOGENEOUS and _adds_no_constant(name, args, kwargs, tensors):
             self._set(made, self._unshifted(first, name))
             self._break(others, name)
+        elif name == "scaled_dot_product_attention":
+            value = self._of(_argument(args, kwargs, 2, "value"))
+            self._set(made, self._unshifted(value, name))
+            self._break(_union([trace for trace in traces if trace is not value]), name)
         elif name in _PRODUCTS:
             self._set(made, self._product(traces, name))
         elif name in _QUOTIENTS:
@@ -184,10 +189,11 @@ class HomogeneityMode(TorchFunctionMode):
         return self._unshifted(_union(traces), what)
 
     def _quotient(self, numerator: dict[str, Trace], denominator: dict[str, Trace], what: str) -> dict[str, Trace]:
-        common = {name: trace for name, trace in numerator.items() if name in denominator}
-        self._normalize({**common, **{n: denominator[n] for n in common if denominator[n].shifted}}, what, False)
-        self._break({name: trace for name, trace in denominator.items() if name not in common}, what)
-        return self._unshifted({name: trace for name, trace in numerator.items() if name not in common}, what)
+        both = numerator.keys() & denominator.keys()
+        common = _union([{n: trace for n, trace in one.items() if n in both} for one in (numerator, denominator)])
+        self._normalize(common, what, channelwise=False)
+        self._break({n: trace for n, trace in denominator.items() if n not in both}, what)
+        return self._unshifted({n: trace for n, trace in numerator.items() if n not in both}, what)
 
     def _sum(self, traces: list[dict[str, Trace]], what: str) -> dict[str, Trace]:
         together = _union(traces)
@@ -204,10 +210,26 @@ class HomogeneityMode(TorchFunctionMode):
                 self.normalized.setdefault(name, set()).add(norm)
 
 
+def _is_norm_by_name(module: nn.Module) -> bool:
+    """Whether a module that is not one of torch's is a norm: called so, and without weights of layers of its own."""
+    named = _NORM_CLASS.search(type(module).__name__) and not isinstance(module, _TORCH_NORMS)
+    return bool(named) and all(parameter.ndim < 2 for parameter in module.parameters())
+
+
 def _plain_name(func: Callable[..., Any]) -> str:
     name = getattr(func, "__name__", str(func)).strip("_")
     operator = re.fullmatch(r"[ir]?(add|sub|mul|matmul|truediv)", name)
     return operator.group(1) if operator else name
+
+
+def _adds_no_constant(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> bool:
+    """Whether a function that can bring in a number (padding, threshold, the larger of two) brings in none but 0."""
+    if name == "pad":
+        mode, value = _argument(args, kwargs, 2, "mode") or "constant", _argument(args, kwargs, 3, "value")
+        return mode != "constant" or not value
+    if name == "threshold":
+        return not (_argument(args, kwargs, 1, "threshold") or _argument(args, kwargs, 2, "value"))
+    return name not in ("max", "min") or len(tensors) == 1
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, key: str) -> Any:

@@ -47,12 +47,13 @@ def accumulate_(
     """
     if maximize or decay or gradient.dtype != momentum.dtype:
         scratch = torch.empty_like(momentum) if scratch is None else scratch
-        if maximize:
-            gradient = (
-                torch.mul(weight, decay, out=scratch).sub_(gradient) if decay else torch.neg(gradient, out=scratch)
-            )
+        if decay and maximize:
+            gradient = torch.mul(weight, decay, out=scratch).sub_(gradient)
+        elif decay:
+            gradient = torch.add(gradient, weight, alpha=decay, out=scratch)
         else:
-            gradient = torch.add(gradient, weight, alpha=decay, out=scratch) if decay else scratch.copy_(gradient)
+            gradient = scratch.copy_(gradient)
+            gradient = gradient.neg_() if maximize else gradient
     momentum.lerp_(gradient, 1 - keep)
     return torch.linalg.vector_norm(gradient, dim=1)
 

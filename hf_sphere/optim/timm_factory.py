@@ -46,7 +46,7 @@ def _with_radial_groups(create: Any, names: set[str]) -> Any:
         from torch import nn
 
         if opt.lower().split("_")[-1] in names and isinstance(model_or_params, nn.Module):
-            from hf_sphere.optim.invariance import radial_parameter_groups
+            from hf_sphere.optim.groups import radial_parameter_groups
 
             if options.get("layer_decay") is not None:
                 raise ValueError(
@@ -54,7 +54,16 @@ def _with_radial_groups(create: Any, names: set[str]) -> Any:
                     "the groups of radial_parameter_groups(model) instead."
                 )
             if options.get("param_group_fn") is None:
-                options["param_group_fn"] = radial_parameter_groups
+                decays = options.get("weight_decay_exclude_1d", True) is False
+                options["param_group_fn"] = functools.partial(_groups, radial_parameter_groups, decays)
         return create(model_or_params, opt, *args, **options)
 
     return create_optimizer
+
+
+def _groups(find: Any, norms_and_biases_decay: bool, model: Any) -> Any:
+    """Parameter groups of a model; timm's `filter_bias_and_bn=False` lets norms and biases decay too."""
+    groups = find(model)
+    if norms_and_biases_decay:
+        groups = [{key: value for key, value in group.items() if key != "weight_decay"} for group in groups]
+    return groups

@@ -34,7 +34,7 @@ def register_handlers(trainer_optimizer: ModuleType) -> None:
 
 def _handle(context: Any) -> tuple[type, dict[str, Any]]:
     """Choose class and arguments from the `TrainingArguments`, with parameter groups found in the model."""
-    from hf_sphere.optim.invariance import radial_parameter_groups
+    from hf_sphere.optim.groups import radial_parameter_groups
 
     name = context.args.optim.value
     settings = {**context.optimizer_kwargs, "weight_decay": context.args.weight_decay}

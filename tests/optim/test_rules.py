@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
+from hf_sphere.optim.blocks import Block, portions
 from hf_sphere.optim.rules import transport_
 
 GOLDEN_CASES = {
@@ -148,7 +149,7 @@ def test_steps_follow_the_published_formulas(kind, dims, decay):
 
 
 @some_groups
-@given(shapes, seeds, st.floats(0, 1), st.floats(0, 0.99))
+@given(shapes, seeds, st.floats(0, 1), st.floats(0.01, 0.99))
 def test_dampening_and_momentum_enter_sgd_mrt_as_published(shape, seed, dampening, momentum):
     x, gradients = weights_and_gradients(shape, seed)
     options = {"lr": 0.05, "dampening": dampening, "momentum": momentum}
@@ -300,3 +301,17 @@ def test_a_gradient_of_another_memory_order_changes_no_number(kind, make_optimiz
     make_optimizer(kind, [weights], channel_dims=[0]).step()
     make_optimizer(kind, [other], channel_dims=[0]).step()
     torch.testing.assert_close(other, weights, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 7, 20, 64, 1000])
+def test_portions_hold_every_group_once_and_no_more_than_fits(size, monkeypatch):
+    monkeypatch.setattr("hf_sphere.optim.blocks.CPU_PORTION", size)
+    shapes = [(6, 3), (1, 30), (9, 2), (2, 25), (4, 7)]
+    weights = [torch.randn(shape) for shape in shapes]
+    blocks = [Block(weight, weight, weight, weight[:, 0], step=1) for weight in weights]
+    cut = list(portions(blocks, foreach=None))
+    for portion in cut:
+        single = len(portion) == len(portion[0].weight) == 1
+        assert single or sum(block.weight.numel() for block in portion) <= size
+    rows = torch.cat([block.weight.flatten() for portion in cut for block in portion])
+    assert torch.equal(rows, torch.cat([weight.flatten() for weight in weights]))

@@ -1,0 +1,207 @@
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam
+
+from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
+
+ADAMS = [AdamS, AdamSRT, AdamG]
+NAN, INF = float("nan"), float("inf")
+
+OUT_OF_RANGE = [
+    ({"lr": -0.1}, r"lr must not be negative; got -0\.1"),
+    ({"lr": NAN}, "lr must not be negative; got nan"),
+    ({"weight_decay": -1.0}, r"weight_decay must not be negative; got -1\.0"),
+    ({"low_precision": "up"}, "low_precision can be nearest, stochastic, master; got 'up'"),
+    (
+        {"low_precision": "stochastic", "capturable": True},
+        "stochastic .*use low_precision='master' with capturable=True",
+    ),
+]
+OUT_OF_RANGE_OF_ADAM = [
+    ({"eps": -1e-8}, "eps must not be negative; got -1e-08"),
+    ({"betas": (0.9, 1.0)}, r"betas must be two numbers in \[0, 1\); got \(0\.9, 1\.0\)"),
+    ({"betas": (-0.1, 0.9)}, r"betas must be two numbers in \[0, 1\); got \(-0\.1, 0\.9\)"),
+    ({"betas": (0.9, NAN)}, r"betas must be two numbers in \[0, 1\); got \(0\.9, nan\)"),
+    ({"betas": (0.9,)}, r"betas must be two numbers in \[0, 1\); got \(0\.9,\)"),
+]
+BAD_CHANNELS = [
+    ({"channel_dims": [2]}, (3, 4), r"channel_dims is \[2\], but .* has shape \[3, 4\]: its axes are 0, 1"),
+    ({"channel_dims": [-1]}, (3, 4), r"channel_dims is \[-1\], but .* has shape \[3, 4\]: its axes are 0, 1"),
+    ({"channel_dims": [0]}, (), r"channel_dims is \[0\], but .* has shape \[\]: its axes are none"),
+    ({"channel_dims": [1, 0, 1]}, (3, 4), r"channel_dims names an axis twice: \[0, 1, 1\]"),
+    (
+        {"channel_dims": [1], "channel_wise": True},
+        (3, 4),
+        r"channel_wise=True means .*=\[0\], but channel_dims is \[1\]",
+    ),
+    ({"channel_dims": [], "channel_wise": True}, (3, 4), r"channel_wise=True means .*=\[0\], but channel_dims is \[\]"),
+    ({"channel_wise": True}, (3,), r"channel_wise=True needs weights .*has shape \[3\]\. Leave biases"),
+]
+
+
+def weight(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.ones(shape, dtype=dtype, requires_grad=dtype.is_floating_point)
+
+
+def of_torch(kind: type) -> type:
+    return SGD if kind is SGDMRT else Adam
+
+
+def refuses_in_constructor_and_group(kind: type, options: dict, shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind([weight(*shape)], **options)
+    optimizer = kind([weight(3, 4)])
+    before = repr(optimizer.state_dict())
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": [weight(*shape)], **options})
+    assert repr(optimizer.state_dict()) == before
+
+
+@pytest.mark.parametrize(("options", "message"), OUT_OF_RANGE, ids=str)
+def test_settings_out_of_range_are_refused(kind, options, message):
+    refuses_in_constructor_and_group(kind, options, (3, 4), message)
+
+
+@pytest.mark.parametrize("kind", ADAMS)
+@pytest.mark.parametrize(("options", "message"), OUT_OF_RANGE_OF_ADAM, ids=str)
+def test_settings_of_the_adam_kinds_out_of_range_are_refused(kind, options, message):
+    refuses_in_constructor_and_group(kind, options, (3, 4), message)
+
+
+def test_a_negative_momentum_is_refused():
+    refuses_in_constructor_and_group(SGDMRT, {"momentum": -0.9}, (3, 4), r"momentum must not be negative; got -0\.9")
+
+
+@pytest.mark.parametrize(("options", "shape", "message"), BAD_CHANNELS, ids=str)
+def test_channels_that_do_not_fit_are_refused(kind, options, shape, message):
+    refuses_in_constructor_and_group(kind, options, shape, message)
+
+
+@pytest.mark.parametrize("dims", [0, [0.0]], ids=repr)
+def test_channels_that_are_no_axes_are_refused(kind, dims):
+    optimizer = kind([weight(3, 4)])
+    with pytest.raises((TypeError, ValueError), match="channel_dims"):
+        optimizer.add_param_group({"params": [weight(3, 4)], "channel_dims": dims})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_the_parameter_that_does_not_fit_is_named(kind):
+    model = torch.nn.Linear(3, 4)
+    with pytest.raises(ValueError, match=r"channel_wise=True .* bias has shape \[4\]"):
+        kind(model.named_parameters(), channel_wise=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool])
+def test_numbers_that_are_not_real_are_refused(kind, dtype):
+    with pytest.raises(ValueError, match=rf"parameter 0 is {dtype}; {kind.__name__} takes real floating-point numbers"):
+        kind([torch.ones(3, 4, dtype=dtype)])
+
+
+def test_a_group_that_fails_leaves_the_optimizer_as_it_was(kind, make_optimizer, take_steps):
+    mine, other = weight(3, 4), weight(3, 4)
+    optimizer, untouched = make_optimizer(kind, [mine]), make_optimizer(kind, [other])
+    late = weight(5)
+    with pytest.raises(ValueError, match="channel_wise"):
+        optimizer.add_param_group({"params": [late], "channel_wise": True})
+    optimizer.add_param_group({"params": [late]})
+    take_steps(optimizer, 2)
+    take_steps(untouched, 2)
+    assert torch.equal(mine, other)
+    assert not torch.equal(late, torch.ones(5))
+
+
+def test_sparse_gradients_are_refused_with_advice(kind, make_optimizer):
+    embedding = torch.nn.Embedding(5, 3, sparse=True)
+    embedding(torch.tensor([1, 2])).sum().backward()
+    optimizer = make_optimizer(kind, embedding.parameters())
+    with pytest.raises(RuntimeError, match=rf"{kind.__name__} takes no sparse gradients: .* sparse=False"):
+        optimizer.step()
+
+
+def test_differentiable_is_refused(kind):
+    with pytest.raises(ValueError, match=rf"{kind.__name__} has no differentiable form; leave differentiable out"):
+        kind([weight(3, 4)], differentiable=True)
+
+
+def test_stochastic_rounding_of_float16_is_refused(kind):
+    message = "parameter 0 is float16; stochastic rounding is for bfloat16: use low_precision='master'"
+    with pytest.raises(ValueError, match=message):
+        kind([weight(3, 4, dtype=torch.float16)], low_precision="stochastic")
+
+
+def test_the_state_of_an_optimizer_of_torch_is_refused(kind, take_steps):
+    theirs = of_torch(kind)([weight(3, 4)])
+    take_steps(theirs, 1)
+    optimizer = kind([weight(3, 4)])
+    with pytest.raises(ValueError, match=rf"no state of {kind.__name__}: its groups lack .*channel_dims"):
+        optimizer.load_state_dict(theirs.state_dict())
+
+
+def test_a_state_with_other_groups_is_refused(kind):
+    state = kind([weight(3, 4), weight(2, 2)]).state_dict()
+    with pytest.raises(ValueError, match="parameter group"):
+        kind([weight(3, 4)]).load_state_dict(state)
+
+
+@pytest.mark.parametrize("dims", [[0], [1], [0, 1]], ids=str)
+def test_a_weight_that_was_flattened_later_is_refused(kind, dims, make_optimizer):
+    flat = weight(3, 4, 2)
+    optimizer = make_optimizer(kind, [flat], channel_dims=dims)
+    flat.data = flat.data.flatten()
+    flat.grad = torch.ones(24)
+    with pytest.raises(
+        RuntimeError, match=r"channel_dims .* a parameter that has become 1-dimensional: it was flattened"
+    ):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("zeros", [([0], (1,)), ([1], (slice(None), 2)), ([], (...,))], ids=str)
+@pytest.mark.parametrize("decay", [{}, {"weight_decay": 0.1}, {"maximize": True}], ids=str)
+def test_groups_at_zero_stay_where_they_are(kind, zeros, decay, make_optimizer, take_steps):
+    (dims, place), start = zeros, torch.randn(4, 3, 2)
+    start[place] = 0.0
+    mine = start.clone().requires_grad_()
+    take_steps(make_optimizer(kind, [mine], channel_dims=dims, **decay), 5)
+    assert mine.isfinite().all()
+    assert torch.equal(mine == 0, start == 0)
+
+
+def test_groups_beside_one_at_zero_move_as_if_alone(kind, make_optimizer):
+    start, gradients = torch.randn(4, 3, 2), torch.randn(5, 4, 3, 2)
+    start[1] = 0
+    together, alone = start.clone().requires_grad_(), start[[0, 2, 3]].requires_grad_()
+    optimizer, other = (make_optimizer(kind, [own], channel_dims=[0]) for own in (together, alone))
+    for gradient in gradients:
+        together.grad, alone.grad = gradient, gradient[[0, 2, 3]]
+        optimizer.step()
+        other.step()
+    torch.testing.assert_close(together[[0, 2, 3]], alone, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("value", [INF, -INF, NAN])
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"low_precision": "master"}], ids=str)
+def test_a_gradient_that_is_not_finite_reaches_the_weights_as_with_torch(kind, value, options, make_optimizer):
+    start, gradient = torch.randn(4, 3), torch.randn(4, 3)
+    gradient[2, 1] = value
+    mine, torchs = start.clone().requires_grad_(), start.clone().requires_grad_()
+    mine.grad, torchs.grad = gradient.clone(), gradient.clone()
+    make_optimizer(kind, [mine], channel_dims=[0], **options).step()
+    of_torch(kind)([torchs], lr=0.1).step()
+    assert not torchs[2, 1].isfinite()
+    assert not mine[2, 1].isfinite()
+
+
+@pytest.mark.parametrize("value", [INF, -INF, NAN])
+def test_a_gradient_that_is_not_finite_stays_in_its_group(kind, value, make_optimizer):
+    start, gradients = torch.randn(4, 3), torch.randn(3, 4, 3)
+    mine, other = start.clone().requires_grad_(), start.clone().requires_grad_()
+    optimizer, clean = (make_optimizer(kind, [own], channel_dims=[0]) for own in (mine, other))
+    for gradient in gradients:
+        mine.grad, other.grad = gradient.clone(), gradient
+        mine.grad[2, 1] = value
+        optimizer.step()
+        clean.step()
+    rows = [0, 1, 3]
+    torch.testing.assert_close(mine[rows], other[rows], rtol=0, atol=0)
+    assert not mine[2].isfinite().all()

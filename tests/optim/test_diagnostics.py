@@ -1,0 +1,318 @@
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.utils.data import Dataset
+from transformers import Trainer, TrainingArguments
+
+from hf_sphere.optim import (
+    SGDMRT,
+    AdamG,
+    AdamS,
+    AdamSRT,
+    RadialDiagnosticsCallback,
+    as_metrics,
+    effective_step,
+    parameter_groups,
+    radial_diagnostics,
+)
+
+QUANTITIES = {"effective_learning_rate", "effective_direction_norm", "step_angle", "weight_norm", "anisotropy"}
+DIMS = {"0.weight": (0,), "3.weight": (0,)}
+
+
+def angles(before: Tensor, after: Tensor) -> Tensor:
+    """Angles between the rows of two matrices, from 0 to pi, without cancellation."""
+    first, second = (nn.functional.normalize(matrix.double(), dim=1) for matrix in (before, after))
+    return 2 * torch.atan2((first - second).norm(dim=1), (first + second).norm(dim=1))
+
+
+# The step on the sphere, against its plain definition
+
+hypothesis_settings = settings(deadline=None, database=None)
+steps = st.fixed_dictionaries(
+    {
+        "shape": st.tuples(st.integers(1, 5), st.integers(2, 40)),
+        "whole": st.booleans(),
+        "rate": st.floats(1e-5, 0.3),
+        "size": st.floats(1e-3, 1e3),
+        "seed": st.integers(0, 2**16),
+    }
+)
+
+
+def drawn(step: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Weights, momentum, denominator, learning rate."""
+    generator = torch.Generator().manual_seed(step["seed"])
+    rows, columns = step["shape"]
+    weight, momentum = (torch.randn(rows, columns, generator=generator, dtype=torch.float64) for _ in range(2))
+    denominator = 0.1 + torch.rand(rows, 1 if step["whole"] else columns, generator=generator, dtype=torch.float64)
+    return step["size"] * weight, momentum, denominator, step["size"] * step["rate"]
+
+
+@hypothesis_settings
+@given(steps)
+def test_the_angle_is_that_between_the_weights_before_and_after(step):
+    weight, momentum, denominator, lr = drawn(step)
+    turned = angles(weight, weight - lr * momentum / denominator)
+    assume(turned.max() < 0.49 * math.pi)
+    torch.testing.assert_close(effective_step(weight, momentum, denominator, lr).angle, turned, rtol=1e-9, atol=1e-12)
+
+
+def test_the_angle_of_a_step_that_turns_back_is_more_than_a_right_one():
+    step = effective_step(torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 1.0]]), torch.ones(1, 1), 1.0)
+    assert step.angle.item() == pytest.approx(0.75 * math.pi)  # the weights become (-1, -1)
+
+
+@hypothesis_settings
+@given(steps)
+def test_the_direction_is_tangent_to_the_sphere(step):
+    weight, momentum, denominator, lr = drawn(step)
+    direction = effective_step(weight, momentum, denominator, lr).direction
+    along = (direction * weight).sum(1) / weight.norm(dim=1)
+    assert (along.abs() <= 1e-12 * (direction.norm(dim=1) + (weight.norm(dim=1) * momentum.norm(dim=1)) / 0.1)).all()
+
+
+@hypothesis_settings
+@given(steps)
+def test_rate_and_direction_lead_where_the_step_leads(step):
+    weight, momentum, denominator, lr = drawn(step)
+    plain = nn.functional.normalize(weight - lr * momentum / denominator, dim=1)
+    resolved = effective_step(weight, momentum, denominator, lr)
+    assume((angles(weight, plain) < 0.49 * math.pi).all())
+    there = nn.functional.normalize(weight, dim=1) - resolved.learning_rate.unsqueeze(1) * resolved.direction
+    torch.testing.assert_close(nn.functional.normalize(there, dim=1), plain, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 30.0])
+def test_the_rate_of_a_tangent_gradient_is_the_rate_over_the_squared_norm(size):
+    x = size * nn.functional.normalize(torch.randn(4, 9, dtype=torch.float64), dim=1)
+    gradient = torch.randn_like(x)
+    gradient -= (gradient * x).sum(1, keepdim=True) / size**2 * x
+    step = effective_step(x, gradient, torch.ones(4, 1, dtype=torch.float64), 0.1)
+    torch.testing.assert_close(step.learning_rate, torch.full((4,), 0.1 / size**2, dtype=torch.float64))
+    torch.testing.assert_close(step.weight_norm, torch.full((4,), size, dtype=torch.float64))
+    torch.testing.assert_close(step.direction, size * gradient)
+
+
+def test_one_number_a_group_bends_nothing():
+    step = effective_step(torch.randn(4, 9), torch.randn(4, 9), 0.3 + torch.rand(4, 1), 0.1)
+    torch.testing.assert_close(step.anisotropy, torch.zeros(4), rtol=0, atol=1e-6)
+
+
+def test_the_anisotropy_is_deviation_over_mean():
+    step = effective_step(torch.randn(2, 4), torch.randn(2, 4), torch.tensor([[1.0, 3.0] * 2, [2.0, 2.0] * 2]), 0.1)
+    torch.testing.assert_close(step.anisotropy, torch.tensor([0.5, 0.0]))
+
+
+def test_a_group_at_zero_has_a_finite_answer():
+    step = effective_step(torch.zeros(1, 3), torch.zeros(1, 3), torch.ones(1, 1), 0.1)
+    assert all(torch.isfinite(value).all() for value in (step.angle, step.direction, step.weight_norm, step.anisotropy))
+
+
+# Of optimisers
+
+KINDS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
+    "AdamS": (AdamS, {"lr": 1e-2}),
+    "AdamSRT": (AdamSRT, {"lr": 1e-2}),
+    "AdamG": (AdamG, {"lr": 1e-2}),
+    "SGDMRT": (SGDMRT, {"lr": 1e-1}),
+    "Adam": (Adam, {"lr": 1e-2}),
+    "AdamW": (AdamW, {"lr": 1e-2, "weight_decay": 0.0}),
+    "SGD": (SGD, {"lr": 1e-1, "momentum": 0.9}),
+}
+OURS = [name for name, (kind, _) in KINDS.items() if kind.__module__.startswith("hf_sphere")]
+
+
+def stepped(name: str, model: nn.Module, take_steps: Callable[..., None], count: int = 3, **more: Any) -> Optimizer:
+    kind, options = KINDS[name]
+    optimizer = kind(parameter_groups(model, DIMS if name in OURS else None), **options | more)
+    take_steps(optimizer, count)
+    return optimizer
+
+
+def scale_for_a_zero_gradient(optimizer: Optimizer, step: int) -> float:
+    """What the rate must grow by for the step after this one, with a zero gradient, to be the one the state makes."""
+    group = optimizer.param_groups[0]
+    if "betas" not in group:
+        return 1 / group["momentum"]
+    beta1, beta2 = group["betas"]
+    first = beta1 * (1 - beta1**step) / (1 - beta1 ** (step + 1))
+    second = beta2 * (1 - beta2**step) / (1 - beta2 ** (step + 1))
+    return second**0.5 / first
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_angle_is_that_by_which_the_optimiser_turns_the_weights(name, make_model, take_steps):
+    model = make_model(dtype=torch.float64)
+    optimizer = stepped(name, model, take_steps)
+    measured = radial_diagnostics(optimizer, DIMS)
+    before = {name: dict(model.named_parameters())[name].detach().flatten(1).clone() for name in DIMS}
+    for group in optimizer.param_groups:
+        group["lr"] *= scale_for_a_zero_gradient(optimizer, 3)
+        for parameter in group["params"]:
+            parameter.grad.zero_()
+    optimizer.step()
+    for name, old in before.items():
+        turned = angles(old, dict(model.named_parameters())[name].detach().flatten(1)).mean().item()
+        assert measured[name]["step_angle"] == pytest.approx(turned, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["SGD", "SGDMRT"])
+def test_without_momentum_the_angle_is_that_of_another_step_with_the_same_gradient(name, make_model, take_steps):
+    model = make_model(dtype=torch.float64)
+    optimizer = stepped(name, model, take_steps, momentum=0.0)
+    measured = radial_diagnostics(optimizer, DIMS)
+    before = model[0].weight.detach().flatten(1).clone()
+    optimizer.step()
+    turned = angles(before, model[0].weight.detach().flatten(1)).mean().item()
+    assert measured["0.weight"]["step_angle"] == pytest.approx(turned, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_quantities_are_means_over_the_groups_of_each_weight(name, make_model, take_steps):
+    model = make_model()
+    measured = radial_diagnostics(stepped(name, model, take_steps), DIMS)
+    assert measured.keys() == DIMS.keys()
+    assert all(values.keys() == QUANTITIES for values in measured.values())
+    for name, values in measured.items():
+        weight = dict(model.named_parameters())[name]
+        assert values["weight_norm"] == pytest.approx(weight.flatten(1).norm(dim=1).mean().item())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_only_a_moment_for_every_weight_bends_the_direction(name, make_model, take_steps):
+    values = radial_diagnostics(stepped(name, make_model(), take_steps), DIMS)["3.weight"]
+    assert (values["anisotropy"] > 0.01) == (name in ("Adam", "AdamW"))
+
+
+def test_the_rate_of_an_adam_step_is_that_of_the_first_step_by_hand(make_model, take_steps):
+    """After one step m / (1 - beta1) is the gradient, and the root of v / (1 - beta2) its length."""
+    model = make_model(dtype=torch.float64)
+    optimizer = stepped("AdamS", model, take_steps, count=1, eps=0.0)
+    x, g = model[0].weight.detach().flatten(1), model[0].weight.grad.flatten(1)
+    step = effective_step(x, g, g.norm(dim=1, keepdim=True) / 3.0, 1e-2)  # filters of 9 weights: sqrt(D) is 3
+    values = radial_diagnostics(optimizer)["0.weight"]
+    assert values["effective_learning_rate"] == pytest.approx(step.learning_rate.mean().item())
+    assert values["effective_direction_norm"] == pytest.approx(step.direction.norm(dim=1).mean().item())
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_optimisers_of_this_library_know_their_radial_weights(name, make_model, take_steps):
+    optimizer = stepped(name, make_model(), take_steps)
+    assert radial_diagnostics(optimizer) == radial_diagnostics(optimizer, DIMS)
+
+
+def test_groups_along_the_second_axis_are_measured(take_steps):
+    weight = torch.randn(3, 4, 2, 2, requires_grad=True)
+    optimizer = AdamSRT([{"params": [("up.weight", weight)], "channel_dims": [1]}], lr=1e-2)
+    take_steps(optimizer, 2)
+    norm = weight.detach().transpose(0, 1).flatten(1).norm(dim=1).mean().item()
+    assert radial_diagnostics(optimizer)["up.weight"]["weight_norm"] == pytest.approx(norm)
+
+
+def test_measuring_changes_nothing(make_model, take_steps):
+    model = make_model()
+    optimizer = stepped("AdamSRT", model, take_steps)
+    groups = str(optimizer.param_groups)
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
+    radial_diagnostics(optimizer)
+    torch.testing.assert_close((model.state_dict(), optimizer.state_dict()["state"]), before, rtol=0, atol=0)
+    assert str(optimizer.param_groups) == groups
+
+
+def test_before_the_first_step_there_is_nothing_to_measure(make_model, take_steps):
+    assert radial_diagnostics(stepped("AdamSRT", make_model(), take_steps, count=0)) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "dims"), [("Adam", None), ("Adam", {"conv.weight": (0,)}), ("AdamSRT", {"conv.weight": (0,)})]
+)
+def test_an_optimiser_without_radial_weights_by_these_names_is_refused(name, dims, make_model, take_steps):
+    optimizer = stepped(name, make_model(), take_steps)
+    with pytest.raises(ValueError, match=r"no radially invariant weight that is known by name: build it from radial_"):
+        radial_diagnostics(optimizer, dims)
+
+
+def test_sgd_without_momentum_is_refused_once_the_gradients_are_gone(make_model, take_steps):
+    optimizer = stepped("SGD", make_model(), take_steps, momentum=0.0)
+    optimizer.zero_grad()
+    with pytest.raises(ValueError, match="SGD keeps no momentum, and the gradients are gone: measure before"):
+        radial_diagnostics(optimizer, DIMS)
+
+
+# Logs
+
+
+def test_metrics_are_named_by_quantity_and_layer():
+    measured = {"a.weight": {"step_angle": 1.0, "weight_norm": 2.0}, "b.c": {"step_angle": 3.0, "weight_norm": 6.0}}
+    assert as_metrics(measured) == {
+        "radial/step_angle": 2.0,
+        "radial/step_angle/a": 1.0,
+        "radial/step_angle/b.c": 3.0,
+        "radial/weight_norm": 4.0,
+        "radial/weight_norm/a": 2.0,
+        "radial/weight_norm/b.c": 6.0,
+    }
+
+
+def test_nothing_measured_makes_no_metrics():
+    assert as_metrics({}) == {}
+
+
+class Noise(Dataset):
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        return {"x": torch.randn(1, 8, 8, generator=generator), "labels": torch.tensor(index % 10)}
+
+
+class Classifier(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.net(x)
+        return {"logits": logits} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)}
+
+
+@pytest.mark.parametrize("kind", ["adam_srt", "torch's own, with named parameters"])
+def test_the_callback_logs_every_so_many_steps_of_the_trainer(kind, make_model, tmp_path):
+    args = TrainingArguments(
+        str(tmp_path),
+        optim="adam_srt",
+        max_steps=6,
+        per_device_train_batch_size=8,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+        logging_strategy="no",
+    )
+    model = Classifier(make_model())
+    own = kind == "adam_srt"
+    optimizers = (None if own else AdamW(parameter_groups(model)), None)
+    trainer = Trainer(model, args, train_dataset=Noise(), optimizers=optimizers)
+    dims = None if own else {f"net.{name}": dims for name, dims in DIMS.items()}
+    trainer.add_callback(RadialDiagnosticsCallback(trainer.log, every=2, channel_dims=dims))
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "radial/step_angle" in entry]
+    assert [entry["step"] for entry in logged] == [2, 4, 6]
+    names = {f"radial/{quantity}{layer}" for quantity in QUANTITIES for layer in ("", "/net.0", "/net.3")}
+    assert all(names <= entry.keys() for entry in logged)
+    assert all(entry["radial/step_angle/net.0"] > 0 for entry in logged[:2])  # the rate ends at 0
+
+
+def test_a_callback_that_never_logs_is_refused():
+    with pytest.raises(ValueError, match="every must be at least 1; got 0"):
+        RadialDiagnosticsCallback(print, every=0)

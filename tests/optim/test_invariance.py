@@ -1,0 +1,385 @@
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.optim import find_radial_weights, radial_parameter_groups
+
+Dims = dict[str, tuple[int, ...]]
+
+
+def found_in(model: nn.Module, batch: Any = None, **options: Any) -> Dims:
+    return find_radial_weights(model, batch, **options).channel_dims
+
+
+def filters(*names: str) -> Dims:
+    return {f"{name}.weight": (0,) for name in names}
+
+
+def whole(*names: str) -> Dims:
+    return {f"{name}.weight": () for name in names}
+
+
+# Models that people train. The lists are written by hand: from the layers, a weight at a time.
+
+
+def resnet_convolutions(stages: int, blocks: int, prefix: str = "") -> list[str]:
+    names = ["conv1"]
+    for stage in range(1, stages + 1):
+        names += [f"layer{stage}.{block}.conv{number}" for block in range(blocks) for number in (1, 2)]
+        names += [f"layer{stage}.0.downsample.0"] * (stage > 1)  # the first stage keeps width and size
+    return [prefix + name for name in names]
+
+
+# One block without expansion, then 2, 2, 3, 3, 4 and 1 with; the squeeze-and-excitation ends in a sigmoid instead.
+EFFICIENTNET = ["conv_stem", "conv_head", "blocks.0.0.conv_dw", "blocks.0.0.conv_pw"]
+for _stage, _count in enumerate((2, 2, 3, 3, 4, 1), 1):
+    EFFICIENTNET += [f"blocks.{_stage}.{b}.conv_{kind}" for b in range(_count) for kind in ("pw", "dw", "pwl")]
+CONVNEXT = ["stem.0", *(f"stages.{s}.blocks.{b}.conv_dw" for s, n in enumerate((2, 2, 6, 2)) for b in range(n))]
+NARROW = (8, 16, 24, 32)
+# An RMS norm takes the queries and keys, and in Olmo2 also what attention and MLP add to the stream.
+QWEN3 = [f"model.layers.{i}.self_attn.{kind}_proj" for i in (0, 1) for kind in "qk"]
+OLMO2 = [f"model.layers.{i}.{kind}_proj" for i in (0, 1) for kind in ("self_attn.o", "mlp.up", "mlp.down")]
+TEXT = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def timm_model(name: str, **options: Any) -> nn.Module:
+    return timm.create_model(name, num_classes=5, **options)
+
+
+def sphere_vision() -> nn.Module:
+    config = {"backbone": "resnet20_cifar", "image_size": 16, "num_channels": 3, "num_labels": 5}
+    return SphereVisionForImageClassification(SphereVisionConfig(**config))
+
+
+def language_model(kind: type[nn.Module], config: type, **options: Any) -> nn.Module:
+    return kind(config(**TEXT, num_key_value_heads=2, pad_token_id=None, eos_token_id=None, **options))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], int | None, Dims]] = {
+    "resnet18": (lambda: timm_model("resnet18"), 64, filters(*resnet_convolutions(4, 2))),
+    "resnet20_cifar": (lambda: timm_model("resnet20_cifar"), 16, filters(*resnet_convolutions(3, 3))),
+    "sphere_vision": (sphere_vision, None, filters(*resnet_convolutions(3, 3, "sphere_vision.backbone."))),
+    # Batch norm subtracts the biases of the convolutions; pre_logits has convolutions without a norm.
+    "vgg11_bn": (
+        lambda: timm_model("vgg11_bn", mlp_ratio=0.01),
+        32,
+        filters(*(f"features.{index}" for index in (0, 4, 8, 11, 15, 18, 22, 25))),
+    ),
+    "efficientnet_b0": (lambda: timm_model("efficientnet_b0"), 64, filters(*EFFICIENTNET)),
+    "convnext": (lambda: timm_model("convnext_atto", dims=NARROW), 64, {}),  # layer norm lets the biases show
+    "convnext without biases": (
+        lambda: timm_model("convnext_atto", dims=NARROW, conv_bias=False),
+        64,
+        whole(*CONVNEXT),
+    ),
+    "vit": (lambda: timm_model("vit_tiny_patch16_224", img_size=32, depth=2), 32, {}),
+    "bert": (lambda: BertModel(BertConfig(**TEXT)), None, {}),
+    "bert classifier": (lambda: BertForSequenceClassification(BertConfig(**TEXT)), None, {}),
+    "qwen3": (lambda: language_model(Qwen3ForCausalLM, Qwen3Config, head_dim=8), None, whole(*QWEN3)),
+    "olmo2": (lambda: language_model(Olmo2ForCausalLM, Olmo2Config), None, whole(*QWEN3, *OLMO2)),
+}
+VALUES = re.compile(r"layers\.\d\.self_attn\.v_proj")  # have a test of their own
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_weights_found_are_those_listed_by_hand(name):
+    build, side, expected = MODELS[name]
+    found = found_in(build(), None if side is None else torch.randn(4, 3, side, side))
+    assert {name: dims for name, dims in found.items() if not VALUES.search(name)} == expected
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_values_of_an_attention_whose_output_is_normalised_are_radial(attention):
+    """The output of an attention is linear in the values, and Olmo2's o_proj has no bias before its RMS norm."""
+    model = language_model(Olmo2ForCausalLM, Olmo2Config, attn_implementation=attention)
+    names = ["model.layers.0.self_attn.v_proj.weight", "model.layers.1.self_attn.v_proj.weight"]
+    assert {name: find_radial_weights(model).channel_dims.get(name) for name in names} == dict.fromkeys(names, ())
+
+
+def in_float64(model: nn.Module) -> nn.Module:
+    """Norms without epsilon, so that the invariance is exact; nothing at a zero or a one that would hide a change."""
+    for module in model.double().train().modules():
+        for name in ("eps", "variance_epsilon"):
+            if hasattr(module, name):
+                setattr(module, name, 1e-30)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@torch.no_grad()
+def changes_when_scaled(model: nn.Module, batch: dict[str, Tensor], weights: dict[str, Tensor]) -> dict[str, float]:
+    """How far the output in training moves, relative to its length, when one of the weights grows threefold."""
+
+    def answer() -> Tensor:
+        torch.manual_seed(1)  # of dropout
+        output = model(**batch)
+        return output if isinstance(output, Tensor) else output["logits"]
+
+    before, changes = answer(), {}
+    for name, weight in weights.items():
+        kept = weight.clone()
+        weight.mul_(3.0)
+        changes[name] = ((answer() - before).norm() / before.norm()).item()
+        weight.copy_(kept)
+    return changes
+
+
+@pytest.mark.parametrize("name", ["resnet20_cifar", "vgg11_bn", "convnext without biases", "vit", "qwen3", "olmo2"])
+def test_scaling_a_group_leaves_the_output_and_scaling_another_weight_does_not(name):
+    build, side, _ = MODELS[name]
+    model = in_float64(build())
+    batch = (
+        {"input_ids": torch.arange(12).view(2, 6)} if side is None else {"x": torch.randn(4, 3, side, side).double()}
+    )
+    found = found_in(model, batch)
+    weights = {name: weight for name, weight in model.named_parameters() if weight.ndim > 1}
+    groups = {name: weight[0] if found.get(name) == (0,) else weight for name, weight in weights.items()}
+    changes = changes_when_scaled(model, batch, groups)
+    assert max([change for name, change in changes.items() if name in found], default=0.0) < 1e-5
+    assert min(change for name, change in changes.items() if name not in found and not VALUES.search(name)) > 1e-4
+
+
+# A norm at a time
+
+
+class MyRMSNorm(nn.Module):
+    """A norm that is spelled out: known by its name alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / x.square().mean(-1, keepdim=True).sqrt()
+
+
+V = "parametrizations.weight.original1"
+FIRST, SECOND, ALL = {"0.weight": (0,)}, {"0.weight": (1,)}, {"0.weight": ()}
+CHAINS: dict[str, tuple[Callable[[], list[nn.Module]], Dims]] = {
+    "linear, BatchNorm1d": (lambda: [nn.Linear(6, 4), nn.BatchNorm1d(4)], FIRST),
+    "Conv1d, BatchNorm1d": (lambda: [nn.Conv1d(6, 4, 3), nn.BatchNorm1d(4)], FIRST),
+    "Conv2d, BatchNorm2d": (lambda: [nn.Conv2d(6, 4, 3), nn.BatchNorm2d(4)], FIRST),
+    "Conv3d, BatchNorm3d": (lambda: [nn.Conv3d(6, 4, 3), nn.BatchNorm3d(4)], FIRST),
+    "transposed convolution": (lambda: [nn.ConvTranspose2d(6, 4, 3), nn.BatchNorm2d(4)], SECOND),
+    "depthwise convolution": (lambda: [nn.Conv2d(6, 6, 3, groups=6), nn.BatchNorm2d(6)], FIRST),
+    "grouped convolution": (lambda: [nn.Conv2d(6, 4, 3, groups=2), nn.BatchNorm2d(4)], FIRST),
+    "one filter": (lambda: [nn.Conv2d(6, 1, 3), nn.BatchNorm2d(1)], ALL),
+    "InstanceNorm2d": (lambda: [nn.Conv2d(6, 4, 3), nn.InstanceNorm2d(4)], FIRST),
+    "GroupNorm of one group": (lambda: [nn.Conv2d(6, 4, 3, bias=False), nn.GroupNorm(1, 4)], ALL),
+    "GroupNorm of two groups": (lambda: [nn.Conv2d(6, 4, 3, bias=False), nn.GroupNorm(2, 4)], ALL),
+    "GroupNorm of a group a channel": (lambda: [nn.Conv2d(6, 4, 3), nn.GroupNorm(4, 4)], FIRST),
+    "GroupNorm after a bias": (lambda: [nn.Conv2d(6, 4, 3), nn.GroupNorm(2, 4)], {}),
+    "LayerNorm": (lambda: [nn.Linear(6, 4, bias=False), nn.LayerNorm(4)], ALL),
+    "LayerNorm after a bias": (lambda: [nn.Linear(6, 4), nn.LayerNorm(4)], {}),
+    "RMSNorm": (lambda: [nn.Linear(6, 4, bias=False), nn.RMSNorm(4)], ALL),
+    "a norm known by its name": (lambda: [nn.Linear(6, 4, bias=False), MyRMSNorm()], ALL),
+    "a norm known by its name after a bias": (lambda: [nn.Linear(6, 4), MyRMSNorm()], {}),
+    "weight norm": (lambda: [weight_norm(nn.Conv2d(6, 4, 3))], {f"0.{V}": (0,)}),
+    "weight norm, then batch norm": (lambda: [weight_norm(nn.Conv2d(6, 4, 3)), nn.BatchNorm2d(4)], {f"0.{V}": (0,)}),
+    "LayerNorm over the width": (lambda: [nn.Conv2d(6, 4, 3, bias=False), nn.LayerNorm(3)], FIRST),
+    "ReLU between": (lambda: [nn.Conv2d(6, 4, 3, bias=False), nn.ReLU(), nn.LayerNorm((4, 3, 3))], ALL),
+    "ReLU between, before BatchNorm": (lambda: [nn.Conv2d(6, 4, 3, bias=False), nn.ReLU(), nn.BatchNorm2d(4)], FIRST),
+    "ReLU after a bias": (lambda: [nn.Conv2d(6, 4, 3), nn.ReLU(), nn.BatchNorm2d(4)], {}),
+    "GELU between": (lambda: [nn.Conv2d(6, 4, 3, bias=False), nn.GELU(), nn.BatchNorm2d(4)], {}),
+    "pooling and dropout between": (
+        lambda: [nn.Conv2d(6, 4, 2, bias=False), nn.AvgPool2d(2), nn.Dropout2d(0.1), nn.BatchNorm2d(4)],
+        FIRST,
+    ),
+    "no norm": (lambda: [nn.Conv2d(6, 4, 3, bias=False), nn.ReLU()], {}),
+    # The second layer takes the scale of the first along, as a whole, and each filter of its own.
+    "two layers before a norm": (
+        lambda: [nn.Linear(6, 5, bias=False), nn.Linear(5, 4, bias=False), nn.BatchNorm1d(4)],
+        {"0.weight": (), "1.weight": (0,)},
+    ),
+    "batch norm without statistics, in evaluation": (
+        lambda: [nn.Conv2d(6, 4, 3), nn.BatchNorm2d(4, track_running_stats=False).eval()],
+        FIRST,
+    ),
+}
+
+
+def batch_for(model: nn.Module) -> Tensor:
+    first = next(module for module in model.modules() if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)))
+    return torch.randn(8, 6, *[5] * len(getattr(first, "kernel_size", ())))
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_each_norm_makes_its_own_groups(chain):
+    build, expected = CHAINS[chain]
+    model = nn.Sequential(*build())
+    assert found_in(model, batch_for(model)) == expected
+
+
+# What lies between a weight and its norm
+
+
+class Graph(nn.Module):
+    """Modules or parameters by name, and a forward pass that is a function of them and the input."""
+
+    def __init__(self, run: Callable[["Graph", Tensor], Any], **parts: nn.Module | Tensor) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, nn.Parameter(part) if isinstance(part, Tensor) else part)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(self, x)
+
+
+def linear(outputs: int = 6, bias: bool = False) -> nn.Linear:
+    return nn.Linear(6, outputs, bias=bias)
+
+
+def two(run: Callable[[Graph, Tensor], Any], norm: nn.Module | None = None) -> Graph:
+    return Graph(run, a=linear(), b=linear(), norm=norm or nn.BatchNorm1d(6))
+
+
+BOTH = {"a.weight": (0,), "b.weight": (0,)}
+B = {"b.weight": (0,)}
+GRAPHS: dict[str, tuple[Callable[[], nn.Module], Dims]] = {
+    "a residual sum": (lambda: two(lambda m, x: m.norm(m.b(x) + x)), {}),
+    "a sum of two weights": (lambda: two(lambda m, x: m.norm(m.a(x) + m.b(x))), {}),
+    "a sum of one weight with itself": (lambda: two(lambda m, x: m.norm(m.b(x) + m.b(x.flip(0)))), B),
+    "a number added": (lambda: two(lambda m, x: m.norm(m.b(x) + 1.0), nn.LayerNorm(6)), {}),
+    "a quotient by a number": (lambda: two(lambda m, x: m.norm(m.b(x) / 3.0)), B),
+    "a concatenation": (lambda: two(lambda m, x: m.norm(torch.cat([m.a(x), m.b(x)], 1)), nn.BatchNorm1d(12)), BOTH),
+    "a concatenation before LayerNorm": (
+        lambda: two(lambda m, x: m.norm(torch.cat([m.a(x), m.b(x)], 1)), nn.LayerNorm(12)),
+        {},
+    ),
+    "a concatenation before a layer": (
+        lambda: two(lambda m, x: m.norm(m.b(torch.cat([m.a(x)[:, :3], x[:, 3:]], 1)))),
+        B,
+    ),
+    "an output beside the norm": (lambda: two(lambda m, x: (lambda y: (m.norm(y), y))(m.b(x))), {}),
+    "a second use beside the norm": (lambda: two(lambda m, x: (lambda y: m.norm(y) + y.mean())(m.b(x))), {}),
+    "a number read from it": (lambda: two(lambda m, x: (lambda y: m.norm(y) + y.mean().item())(m.b(x))), {}),
+    "two norms": (lambda: two(lambda m, x: (lambda y: m.norm(y) + F.normalize(y))(m.b(x))), {"b.weight": ()}),
+    "one weight before two norms": (lambda: two(lambda m, x: m.norm(m.b(m.norm(m.b(x))))), B),
+    "one weight before a norm and at the end": (lambda: two(lambda m, x: m.b(m.norm(m.b(x)))), {}),
+    "a matrix in the order of inputs": (
+        lambda: Graph(lambda m, x: m.norm(x @ m.w), w=torch.randn(6, 4), norm=nn.BatchNorm1d(4)),
+        {"w": (1,)},
+    ),
+    "class weights that are normalised": (
+        lambda: Graph(lambda m, x: F.linear(F.normalize(x), F.normalize(m.w)), w=torch.randn(4, 6)),
+        {"w": (0,)},
+    ),
+    "class weights and features that are normalised": (
+        lambda: Graph(lambda m, x: F.normalize(m.a(x)) @ F.normalize(m.w).T, a=linear(), w=torch.randn(4, 6)),
+        {"w": (0,), "a.weight": ()},
+    ),
+    "a norm with fixed statistics": (lambda: two(lambda m, x: m.norm(m.b(x)), nn.BatchNorm1d(6).eval()), {}),
+    # What is not homogeneous for the numbers that are given with it
+    "padding by ones": (lambda: two(lambda m, x: m.norm(F.pad(m.b(x), (1, 1), value=1.0)), nn.LayerNorm(8)), {}),
+    "a threshold above zero": (lambda: two(lambda m, x: m.norm(F.threshold(m.b(x), 0.1, 0.0)), nn.LayerNorm(6)), {}),
+    "the larger of it and a number": (
+        lambda: two(lambda m, x: m.norm(torch.max(m.b(x), torch.tensor(0.1))), nn.LayerNorm(6)),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_every_path_of_a_weight_must_end_in_a_norm(graph):
+    build, expected = GRAPHS[graph]
+    assert found_in(build(), torch.randn(8, 6)) == expected
+
+
+# Structures that lie
+
+
+class MyLayerNorm(nn.Module):
+    """Not what its name says."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class MyShiftedLayerNorm(MyLayerNorm):
+    """A norm, but of its input and a learned number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x + self.scale, (6,))
+
+
+class Unseen(torch.autograd.Function):
+    """A mean that no torch function computes, as in an extension written in C++."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        with torch._C.DisableTorchFunction():
+            return x.mean()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.expand(ctx.shape) / ctx.shape.numel()
+
+
+LIES: dict[str, Callable[[], nn.Module]] = {
+    "a norm in name only": MyLayerNorm,
+    "a norm with a shift inside": MyShiftedLayerNorm,
+    "a norm with fixed statistics": lambda: nn.Sequential(
+        nn.Unflatten(1, (6, 1, 1)), torchvision.ops.FrozenBatchNorm2d(6)
+    ),
+    "a second use in unseen code": lambda: Graph(lambda m, x: m.norm(x) + Unseen.apply(x), norm=nn.LayerNorm(6)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_the_proof_overrules_the_structure_and_says_so(lie):
+    model = Graph(
+        lambda m, x: (m.lie(m.suspect(x)), m.norm(m.radial(x))),
+        lie=LIES[lie](),
+        suspect=linear(),
+        radial=linear(),
+        norm=nn.LayerNorm(6),
+    )
+    with pytest.warns(UserWarning, match=r"structure .* treated as ordinary ones\. suspect\.weight: ") as caught:
+        groups = radial_parameter_groups(model, torch.randn(8, 6))
+    dims = {name: group.get("channel_dims") for group in groups for name, _ in group["params"]}
+    assert (dims["suspect.weight"], dims["radial.weight"]) == (None, ())
+    assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_the_proof_holds_for_a_large_matrix():
+    """In many dimensions two directions that have nothing to do with each other are nearly orthogonal."""
+    model = nn.Sequential(nn.Linear(2048, 2048, bias=False), MyLayerNorm(2048))
+    assert found_in(model, torch.randn(8, 2048)) == {}
+
+
+class BatchNormConvLayer(nn.Module):
+    """A layer with a norm in it, named as those of transformers' SpeechT5 are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(6, 6, 3), nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x)).tanh()
+
+
+def test_a_layer_that_is_named_after_its_norm_is_looked_into():
+    model = nn.Sequential(BatchNormConvLayer(), nn.Flatten(), nn.Linear(18, 2))
+    assert found_in(model, torch.randn(4, 6, 5)) == {"0.conv.weight": (0,)}

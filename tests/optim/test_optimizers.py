@@ -1,0 +1,370 @@
+import copy
+import io
+import pickle
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
+
+from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
+
+OF_TORCH = {AdamS: Adam, AdamSRT: Adam, AdamG: Adam, SGDMRT: partial(SGD, momentum=0.9)}
+OPTIONS = {
+    "defaults": {},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+    "climbing": {"maximize": True},
+    "weight decay": {"weight_decay": 0.1},
+    "climbing with weight decay": {"maximize": True, "weight_decay": 0.1, "foreach": False},
+}
+DECOUPLED = {"weight_decay": 0.1, "decoupled_weight_decay": True}
+RADIAL = {"channel_dims": [0]}
+
+
+def copies(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [tensor.detach().clone().requires_grad_() for tensor in tensors]
+
+
+def all_equal(first: Iterable[Tensor], second: Iterable[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def through_a_file(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [((6, 3, 3, 3), None), ((6, 3, 3, 3), [0, 1, 2, 3]), ((6, 1, 1), [0]), ((2, 3, 1), [0, 1]), ((6,), [0])],
+    ids=str,
+)
+def test_weights_without_a_direction_step_as_with_torch_bit_for_bit(kind, shape, dims, options, take_steps):
+    ours = torch.randn(shape, requires_grad=True)
+    torchs = ours.detach().clone().requires_grad_()
+    take_steps(kind([{"params": [ours], "channel_dims": dims}], lr=0.03, **OPTIONS[options]), 5)
+    take_steps(OF_TORCH[kind]([torchs], lr=0.03, **OPTIONS[options]), 5)
+    assert torch.equal(ours, torchs)
+
+
+@pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}, {"maximize": True}], ids=str)
+@pytest.mark.parametrize("adam", [AdamS, AdamSRT, AdamG])
+def test_decoupled_weight_decay_of_ordinary_weights_is_that_of_adamw_bit_for_bit(
+    adam, options, take_steps, make_weights
+):
+    ours = make_weights()
+    torchs = copies(ours)
+    take_steps(adam(ours, lr=0.03, **DECOUPLED, **options), 5)
+    take_steps(AdamW(torchs, lr=0.03, weight_decay=0.1, **options), 5)
+    assert all_equal(ours, torchs)
+
+
+def test_decoupled_weight_decay_of_sgd_shrinks_the_weights_first(take_steps, make_weights):
+    ours = make_weights()
+    torchs = copies(ours)
+    theirs = SGD(torchs, lr=0.03, momentum=0.9)
+    take_steps(SGDMRT(ours, lr=0.03, **DECOUPLED), 5)
+    for step in range(5):
+        with torch.no_grad():
+            torch._foreach_mul_(torchs, 1 - 0.03 * 0.1)
+        take_steps(theirs, 1, start=step)
+    assert all_equal(ours, torchs)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_sgd_without_momentum_is_that_of_torch_bit_for_bit_on_radial_weights_too(options, take_steps, make_weights):
+    ours = make_weights()
+    torchs = copies(ours)
+    take_steps(SGDMRT(ours, lr=0.03, momentum=0.0, **RADIAL, **OPTIONS[options]), 5)
+    take_steps(SGD(torchs, lr=0.03, momentum=0.0, **OPTIONS[options]), 5)
+    assert all_equal(ours, torchs)
+
+
+def test_the_closure_runs_with_gradients_and_its_loss_is_returned(kind, make_optimizer):
+    weight = torch.randn(3, 4, requires_grad=True)
+    optimizer = make_optimizer(kind, [weight], **RADIAL)
+    before = weight.detach().clone()
+
+    def closure() -> Tensor:
+        loss = weight.square().sum()
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        loss = optimizer.step(closure)
+    assert loss.item() == pytest.approx(before.square().sum().item())
+    assert not torch.equal(weight, before)
+
+
+def test_without_a_closure_nothing_is_returned(kind, make_optimizer):
+    weight = torch.randn(3, 4, requires_grad=True)
+    weight.grad = torch.ones(3, 4)
+    assert make_optimizer(kind, [weight]).step() is None
+
+
+@pytest.mark.parametrize("dims", [None, [0], []], ids=str)
+def test_maximize_climbs(kind, dims, make_optimizer):
+    torch.manual_seed(0)
+    weight, target = torch.randn(3, 8, requires_grad=True), torch.randn(3, 8)
+    optimizer = make_optimizer(kind, [weight], maximize=True, channel_dims=dims)
+    values = []
+    for _ in range(100):
+        optimizer.zero_grad()
+        value = F.cosine_similarity(weight, target).mean()
+        value.backward()
+        optimizer.step()
+        values.append(value.item())
+    assert values[-1] > values[0] + 0.2
+
+
+def test_the_loss_on_handwritten_digits_falls(kind, make_model, groups, make_optimizer):
+    digits = load_digits()
+    images, labels = torch.tensor(digits.images[:500, None] / 16).float(), torch.tensor(digits.target[:500])
+    model = make_model()
+    optimizer = make_optimizer(kind, groups(model))
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] > 2.0
+    assert losses[-1] < 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dims", [None, [0], []], ids=str)
+@pytest.mark.parametrize("options", [*OPTIONS.values(), DECOUPLED], ids=str)
+def test_the_gradient_is_never_changed(kind, dtype, dims, options, make_optimizer, give_gradients, make_weights):
+    weights = make_weights(dtype=dtype)
+    optimizer = make_optimizer(kind, weights, channel_dims=dims, **options)
+    for step in range(2):
+        give_gradients(weights, step)
+        gradients = [weight.grad for weight in weights]
+        before = copies(gradients)
+        optimizer.step()
+        assert all(weight.grad is gradient for weight, gradient in zip(weights, gradients, strict=True))
+        assert all_equal(gradients, before)
+
+
+def test_parameters_without_a_gradient_are_left_alone(kind, make_optimizer, make_weights):
+    weights = [*make_weights(), *make_weights(1)]
+    optimizer = make_optimizer(kind, [{"params": weights[:3], **RADIAL}, {"params": weights[3:]}], weight_decay=0.1)
+    before = copies(weights)
+    weights[1].grad, weights[4].grad = torch.ones_like(weights[1]), torch.ones_like(weights[4])
+    optimizer.step()
+    moved = [not torch.equal(weight, old) for weight, old in zip(weights, before, strict=True)]
+    assert moved == [False, True, False, False, True, False]
+    assert set(optimizer.state) == {weights[1], weights[4]}
+
+
+def test_a_group_that_is_added_takes_its_own_channel_dims(kind, make_optimizer, take_steps, make_weights):
+    together, later = make_weights(), make_weights()
+    optimizer = make_optimizer(kind, [{"params": together[:1]}, {"params": together[1:], "channel_dims": [1]}])
+    take_steps(optimizer, 3)
+    optimizer = make_optimizer(kind, later[:1])
+    optimizer.add_param_group({"params": later[1:], "channel_dims": [1]})
+    take_steps(optimizer, 3)
+    assert [group["channel_dims"] for group in optimizer.param_groups] == [None, (1,)]
+    assert all_equal(together, later)
+
+
+def test_the_groups_of_the_caller_stay_as_they_are(kind, make_model, groups, make_optimizer):
+    mine = groups(make_model())
+    keys = [set(group) for group in mine]
+    first, second = make_optimizer(kind, mine), make_optimizer(kind, mine)
+    assert [set(group) for group in mine] == keys
+    assert [group["channel_dims"] for group in first.param_groups] == [(0,), None]
+    assert [group["channel_dims"] for group in second.param_groups] == [(0,), None]
+
+
+def test_a_group_can_take_itself_off_the_sphere(kind, make_optimizer, take_steps, make_weights):
+    radial, ordinary = make_weights(), make_weights()
+    groups = [{"params": radial[:2]}, {"params": radial[2:], "channel_wise": False}]
+    take_steps(make_optimizer(kind, groups, channel_wise=True), 3)
+    take_steps(make_optimizer(kind, [{"params": ordinary[:2], **RADIAL}, {"params": ordinary[2:]}]), 3)
+    assert all_equal(radial, ordinary)
+
+
+def test_a_parameter_that_joins_late_counts_its_own_steps(kind, make_optimizer, give_gradients, make_weights):
+    weights, alone = make_weights(), make_weights()
+    optimizer = make_optimizer(kind, weights, **RADIAL)
+    give_gradients(weights[1:], 100)
+    optimizer.step()
+    give_gradients(weights[:1], 200)
+    optimizer.step()
+    single = make_optimizer(kind, alone[:1], **RADIAL)
+    give_gradients(alone[:1], 200)
+    single.step()
+    torch.testing.assert_close(weights[0], alone[0], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "foreach": True}, DECOUPLED], ids=str)
+def test_a_run_resumed_from_a_file_is_the_uninterrupted_one(
+    kind, options, make_model, groups, make_optimizer, take_steps
+):
+    model, other = make_model(), make_model(seed=1)
+    optimizer = make_optimizer(kind, groups(model), **options)
+    take_steps(optimizer, 3)
+    saved = through_a_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    take_steps(optimizer, 3, start=3)
+    other.load_state_dict(saved["model"])
+    resumed = make_optimizer(kind, groups(other))
+    resumed.load_state_dict(saved["optimizer"])
+    take_steps(resumed, 3, start=3)
+    assert all_equal(model.parameters(), other.parameters())
+
+
+@pytest.mark.parametrize("dims", [None, [0], []], ids=str)
+def test_asking_for_the_state_before_the_first_step_leaves_the_weights_alone(kind, dims, make_optimizer):
+    model = torch.nn.Linear(3, 4, bias=False)
+    before = model.weight.detach().clone()
+    get_optimizer_state_dict(model, make_optimizer(kind, model.parameters(), channel_dims=dims))
+    assert torch.equal(model.weight, before)
+
+
+def test_the_state_is_one_number_a_weight_and_one_a_group(kind, make_optimizer, take_steps):
+    weights = [torch.randn(6, 3, 3, 3, requires_grad=True) for _ in range(5)]
+    dims = [[0], [], [0, 1], [1], None]
+    optimizer = make_optimizer(
+        kind, [{"params": [weight], "channel_dims": own} for weight, own in zip(weights, dims, strict=True)]
+    )
+    take_steps(optimizer, 1)
+    sizes = [{k: v.numel() for k, v in optimizer.state[weight].items()} for weight in weights]
+    if kind is SGDMRT:
+        assert sizes == [{"step": 1, "momentum_buffer": 162}] * 5
+    else:
+        assert sizes == [{"step": 1, "exp_avg": 162, "exp_avg_sq": n} for n in (6, 1, 18, 3, 162)]
+
+
+def test_the_step_is_a_tensor_that_counts(kind, make_model, groups, make_optimizer, take_steps):
+    optimizer = make_optimizer(kind, groups(make_model()))
+    take_steps(optimizer, 3)
+    steps = [state["step"] for state in optimizer.state.values()]
+    assert all(torch.equal(step, torch.tensor(3.0)) for step in steps)
+
+
+@pytest.mark.parametrize("names", [True, False])
+def test_names_of_parameters_survive(kind, names, make_model, make_optimizer, take_steps):
+    model = make_model()
+    optimizer = make_optimizer(kind, model.named_parameters() if names else model.parameters())
+    take_steps(optimizer, 1)
+    other = make_optimizer(kind, model.named_parameters() if names else model.parameters())
+    other.load_state_dict(through_a_file(optimizer.state_dict()))
+    expected = [name for name, _ in model.named_parameters()] if names else None
+    assert other.param_groups[0].get("param_names") == expected
+
+
+def test_a_scheduler_sets_the_learning_rate(kind, take_steps, make_weights):
+    weights, others = make_weights(), make_weights()
+    optimizer, other = kind(weights, lr=0.1, **RADIAL), kind(others, lr=0.1, **RADIAL)
+    scheduler = ExponentialLR(optimizer, 0.5)
+    for step in range(4):
+        take_steps(optimizer, 1, start=step)
+        scheduler.step()
+        take_steps(other, 1, start=step)
+        other.param_groups[0]["lr"] *= 0.5
+    assert all_equal(weights, others)
+
+
+def test_a_scheduler_can_cycle_the_momentum(kind, take_steps, make_weights):
+    weights = make_weights()
+    optimizer = kind(weights, lr=0.1, **RADIAL)
+    scheduler = OneCycleLR(optimizer, max_lr=0.1, total_steps=10, base_momentum=0.0, max_momentum=0.5)
+    seen = []
+    for step in range(9):
+        take_steps(optimizer, 1, start=step)
+        scheduler.step()
+        seen.append(optimizer.param_groups[0].get("momentum", optimizer.param_groups[0].get("betas", [None])[0]))
+    assert min(seen) < 0.01 < 0.49 < max(seen)
+    assert all(weight.isfinite().all() for weight in weights)
+
+
+@pytest.mark.parametrize("dims", [None, [0]], ids=str)
+def test_momentum_can_start_in_the_middle_of_a_run(dims, take_steps, make_weights):
+    weights, others = make_weights(), make_weights()
+    optimizer = SGDMRT(weights, lr=0.1, momentum=0.0, channel_dims=dims)
+    take_steps(optimizer, 2)
+    take_steps(SGDMRT(others, lr=0.1, momentum=0.0, channel_dims=dims), 2)
+    optimizer.param_groups[0]["momentum"] = 0.9
+    take_steps(optimizer, 2, start=2)
+    take_steps(SGDMRT(others, lr=0.1, momentum=0.9, channel_dims=dims), 2, start=2)
+    assert all_equal(weights, others)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
+)
+def test_a_copy_takes_the_same_steps(kind, copied, make_model, groups, make_optimizer, take_steps):
+    model = make_model()
+    optimizer = make_optimizer(kind, groups(model), weight_decay=0.1)
+    take_steps(optimizer, 2)
+    other_model, other = copied((model, optimizer))
+    take_steps(optimizer, 2, start=2)
+    take_steps(other, 2, start=2)
+    assert all_equal(model.parameters(), other_model.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [AdamSRT, SGDMRT])
+def test_a_compiled_step_gives_the_same_numbers(compiled, make_optimizer, give_gradients):
+    weights = [torch.randn(4, 3, 2, requires_grad=True), torch.randn(5, requires_grad=True)]
+    others = copies(weights)
+    optimizer, other = (
+        make_optimizer(compiled, [{"params": [radial], **RADIAL}, {"params": [ordinary]}], weight_decay=0.1)
+        for radial, ordinary in (weights, others)
+    )
+    step = torch.compile(optimizer.step)
+    for number in range(3):
+        give_gradients(weights, number)
+        give_gradients(others, number)
+        step()
+        other.step()
+    torch.testing.assert_close(weights, others, rtol=1e-5, atol=1e-5)
+
+
+def scaled_step(scaler: torch.amp.GradScaler, optimizer: Optimizer, weights: list[Tensor], *, overflow: bool) -> None:
+    optimizer.zero_grad()
+    scaler.scale(sum(weight.square().sum() for weight in weights)).backward()
+    if overflow:
+        weights[0].grad.view(-1)[0] = torch.inf
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}], ids=str)
+def test_a_gradient_that_overflows_skips_the_step(kind, options, make_optimizer, make_weights):
+    weights = make_weights()
+    optimizer = make_optimizer(kind, [{"params": weights[:2], **RADIAL}, {"params": weights[2:]}], **options)
+    before = copies(weights)
+    scaled_step(torch.amp.GradScaler("cpu", init_scale=1024.0), optimizer, weights, overflow=True)
+    assert all_equal(weights, before)
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}], ids=str)
+def test_scaled_gradients_give_the_steps_of_plain_ones(kind, options, make_optimizer, make_weights):
+    weights, others = make_weights(), make_weights()
+    optimizer, other = (
+        make_optimizer(kind, [{"params": own[:2], **RADIAL}, {"params": own[2:]}], **options)
+        for own in (weights, others)
+    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in range(3):
+        scaled_step(scaler, optimizer, weights, overflow=False)
+        other.zero_grad()
+        sum(weight.square().sum() for weight in others).backward()
+        other.step()
+    torch.testing.assert_close(weights, others, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,338 @@
+"""How the search for radial weights is used; what it finds is in test_invariance.py."""
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel
+
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.optim import AdamSRT, find_radial_weights, radial_parameter_groups
+
+
+class Small(nn.Module):
+    """Conv, batch norm, dropout, linear; `fails` lets the forward pass raise after the norm."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.dropout = nn.Dropout(0.5)
+        self.linear = nn.Linear(4, 2)
+        self.fails = fails
+
+    def forward(self, images: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+        hidden = self.dropout(self.norm(self.conv(images)).relu())
+        if self.fails:
+            raise RuntimeError("a fault in the forward pass")
+        return scale * self.linear(hidden.mean((2, 3)))
+
+
+FOUND = {"conv.weight": (0,)}
+
+
+def images(**options: Any) -> Tensor:
+    return torch.randn(4, 3, 6, 6, **options)
+
+
+# The model is left as it is
+
+
+def snapshot(model: nn.Module) -> dict[str, Any]:
+    """Everything that the search could leave behind, but for the model itself."""
+    return {
+        "tensors": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "same": {name: tensor.data_ptr() for name, tensor in model.state_dict(keep_vars=True).items()},
+        "gradients": {name: copy.deepcopy(parameter.grad) for name, parameter in model.named_parameters()},
+        "asked": {name: parameter.requires_grad for name, parameter in model.named_parameters()},
+        "modes": {name: module.training for name, module in model.named_modules()},
+        "hooks": {name: len(m._forward_hooks) + len(m._forward_pre_hooks) for name, m in model.named_modules()},
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": np.random.get_state()[1].tolist(),
+    }
+
+
+def partly_frozen(model: Small) -> Small:
+    model.train()
+    model.norm.eval()
+    return model
+
+
+def with_gradients(model: Small) -> Small:
+    model(images()).sum().backward()
+    model.linear.requires_grad_(False)
+    return model
+
+
+STATES: dict[str, Callable[[Small], Small]] = {
+    "in training": lambda model: model.train(),
+    "in evaluation": lambda model: model.eval(),
+    "partly in evaluation": partly_frozen,
+    "with gradients and frozen weights": with_gradients,
+}
+
+
+def assert_untouched(before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert before.keys() == after.keys()
+    for what in before:
+        torch.testing.assert_close(after[what], before[what], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["", "the forward pass raises"])
+@pytest.mark.parametrize("state", STATES)
+def test_the_search_leaves_model_and_random_numbers_as_they_are(state, fails):
+    model = STATES[state](Small())
+    model.fails = fails
+    before = snapshot(model)
+    if fails:
+        with pytest.raises(RuntimeError, match="a fault in the forward pass"):
+            find_radial_weights(model, images(generator=torch.Generator()))
+    else:
+        find_radial_weights(model, images(generator=torch.Generator()))
+    assert_untouched(before, snapshot(model))
+
+
+def test_a_fault_in_the_backward_pass_leaves_the_model_as_it_is():
+    def loss(output: Tensor, batch: Tensor) -> Tensor:
+        raise RuntimeError("a fault in the loss")
+
+    model = Small()
+    before = snapshot(model)
+    with pytest.raises(RuntimeError, match="a fault in the loss"):
+        find_radial_weights(model, images(generator=torch.Generator()), loss)
+    assert_untouched(before, snapshot(model))
+
+
+def with_checkpointing() -> nn.Module:
+    model = timm.create_model("resnet20_cifar", num_classes=5)
+    model.set_grad_checkpointing(True)
+    return model
+
+
+def test_gradient_checkpointing_changes_nothing_of_what_is_found():
+    batch, plain = torch.randn(4, 3, 16, 16), timm.create_model("resnet20_cifar", num_classes=5)
+    found = find_radial_weights(with_checkpointing(), batch).channel_dims
+    assert found == find_radial_weights(plain, batch).channel_dims
+
+
+def test_gradient_checkpointing_leaves_the_model_as_it_is():
+    model, batch = with_checkpointing(), torch.randn(4, 3, 16, 16)
+    before = snapshot(model)
+    find_radial_weights(model, batch)
+    assert_untouched(before, snapshot(model))
+
+
+# Batches and losses
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        lambda: images(),
+        lambda: (images(),),
+        lambda: [images(), 2.0],
+        lambda: {"images": images()},
+        lambda: {"images": images(), "scale": torch.tensor(2.0)},
+        lambda: None,
+    ],
+    ids=["tensor", "tuple", "list", "mapping", "mapping of two", "made up"],
+)
+def test_a_batch_can_come_in_every_form(batch):
+    assert find_radial_weights(Small(), batch()).channel_dims == FOUND
+
+
+def test_the_loss_gets_the_output_and_the_batch():
+    seen = []
+
+    def loss(output: Tensor, batch: Tensor) -> Tensor:
+        seen.append((output.shape, batch))
+        return output.square().sum()
+
+    batch = images()
+    assert find_radial_weights(Small(), batch, loss).channel_dims == FOUND
+    ((shape, given),) = seen
+    assert shape == (4, 2)
+    torch.testing.assert_close(given, batch)
+
+
+class Opaque:
+    """An output that no one can look into but the loss."""
+
+    def __init__(self, normed: Tensor, plain: Tensor) -> None:
+        self.normed, self.plain = normed, plain
+
+
+class HiddenOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Opaque:
+        hidden = self.conv(x)
+        return Opaque(self.norm(hidden), hidden)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (lambda output, batch: output.normed.pow(3).sum(), FOUND),
+        (lambda output, batch: (output.normed + output.plain).pow(3).sum(), {}),
+    ],
+    ids=["the loss reads the norm", "the loss reads more than the norm"],
+)
+def test_what_counts_in_an_output_of_a_class_of_its_own_is_what_the_loss_reads(loss, expected):
+    assert find_radial_weights(HiddenOutput(), images(), loss).channel_dims == expected
+
+
+def test_an_output_that_cannot_be_looked_into_needs_a_loss():
+    with pytest.raises(ValueError, match="loss"):
+        find_radial_weights(HiddenOutput(), images())
+
+
+def small_vision(image_size: int) -> nn.Module:
+    config = {"backbone": "resnet18", "embedding_dim": 3, "image_size": image_size, "num_channels": 1, "num_labels": 5}
+    return SphereVisionForImageClassification(SphereVisionConfig(**config))
+
+
+@pytest.mark.parametrize(
+    ("build", "count"),
+    [
+        (lambda: small_vision(64), 20),
+        (lambda: small_vision(32), 20),  # its last maps have one pixel
+        (lambda: timm.create_model("resnet20_cifar", in_chans=1, num_classes=5), 21),
+        (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4)), 1),
+        (lambda: nn.Sequential(nn.Embedding(9, 6), nn.LayerNorm(6)), 1),
+        (lambda: timm.create_model("conv4", num_classes=5), 5),  # for 84 pixels
+        (lambda: Small().double(), 1),
+    ],
+    ids=["transformers", "one pixel", "timm", "flattened images", "embedding", "conv4", "float64"],
+)
+def test_an_input_is_made_up_from_what_the_model_says_of_itself(build, count):
+    assert len(find_radial_weights(build()).channel_dims) == count
+
+
+def test_a_batch_that_no_gradient_comes_from_proves_nothing():
+    """Two values become -1 and 1 in batch norm whatever they are."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 6), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+    model = nn.Sequential(model, nn.Linear(2, 3), nn.BatchNorm1d(3))
+    found = find_radial_weights(model, images()[:2], lambda output, batch: output.sum() * 0)
+    assert found.channel_dims == {}
+    assert found.refuted == []
+    assert "no gradient reaches it in this batch" in found.rejected["1.weight"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_models_of_every_precision_are_searched(dtype):
+    assert find_radial_weights(Small().to(dtype), images(dtype=dtype)).channel_dims == FOUND
+
+
+WRAPPERS = {"DataParallel": nn.DataParallel, "torch.compile": torch.compile}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_names_are_those_of_the_model_inside_its_wrapper(wrapper):
+    assert find_radial_weights(WRAPPERS[wrapper](Small()), images()).channel_dims == FOUND
+
+
+def test_tied_weights_are_one():
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    second.weight = first.weight
+    normed = nn.Sequential(first, nn.BatchNorm1d(6), second, nn.BatchNorm1d(6))
+    assert find_radial_weights(normed, torch.randn(8, 6)).channel_dims == {"0.weight": (0,)}
+    assert find_radial_weights(normed[:3], torch.randn(8, 6)).channel_dims == {}
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1.0, -0.1, float("nan")])
+def test_a_tolerance_out_of_range_is_refused(tolerance):
+    with pytest.raises(ValueError, match="tolerance must lie between 0 and 1; got"):
+        find_radial_weights(Small(), images(), tolerance=tolerance)
+
+
+def test_a_tolerance_decides_what_counts_as_zero():
+    """The gradient is zero but for rounding, which this tolerance does not let pass."""
+    assert find_radial_weights(Small(), images(), tolerance=1e-30).channel_dims == {}
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.scale
+
+
+class WantsTwo(Small):
+    def forward(self, images: Tensor, other: Tensor) -> Tensor:
+        return super().forward(images, other)
+
+
+@pytest.mark.parametrize("kind", [Scaled, WantsTwo])
+def test_where_no_input_can_be_made_up_a_batch_is_asked_for(kind):
+    with pytest.raises(ValueError, match=rf"no input could be made up for {kind.__name__} \(.+\)\. Pass a batch"):
+        find_radial_weights(kind())
+
+
+def test_a_model_without_values_is_refused():
+    with pytest.raises(ValueError, match=r"conv\.weight is on the meta device; the proof needs real weights"):
+        find_radial_weights(Small().to("meta"), images())
+
+
+# The groups, the table
+
+
+def test_the_groups_go_into_an_optimizer():
+    model = Small()
+    optimizer = AdamSRT(radial_parameter_groups(model, images()), lr=1e-3, weight_decay=0.1)
+    assert [(g["channel_dims"], g["weight_decay"], g["param_names"]) for g in optimizer.param_groups] == [
+        ((0,), 0.1, ["conv.weight"]),
+        (None, 0.1, ["linear.weight"]),
+        (None, 0.0, ["conv.bias", "norm.weight", "norm.bias", "linear.bias"]),
+    ]
+
+
+def test_the_groups_hold_the_parameters_of_the_model_itself():
+    model = Small()
+    grouped = {name: p for group in radial_parameter_groups(torch.compile(model)) for name, p in group["params"]}
+    assert all(grouped[name] is parameter for name, parameter in model.named_parameters())
+
+
+def test_frozen_parameters_are_in_no_group():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
+    model[0].requires_grad_(False)
+    groups = radial_parameter_groups(model, images())
+    names = [[name for name, _ in group["params"]] for group in groups]
+    assert names == [["2.weight"], ["1.weight", "1.bias", "2.bias", "3.weight", "3.bias"]]
+
+
+def test_a_model_without_radial_weights_is_warned_about_with_what_was_looked_at():
+    model = BertModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
+    with pytest.warns(UserWarning, match="BertModel has no radially invariant weight") as caught:
+        groups = radial_parameter_groups(model)
+    matrices = [name for name, parameter in model.named_parameters() if parameter.ndim > 1]
+    assert [name for name in matrices if name not in str(caught[0].message)] == []
+    assert [group.get("channel_dims") for group in groups] == [None, None]
+
+
+def test_the_table_has_a_line_for_every_weight_with_its_axes_or_the_reason():
+    found = find_radial_weights(Small(), images())
+    first, conv, linear = str(found).splitlines()
+    assert first == f"1 of 2 weight tensors are radially invariant ({100 * 108 / 116:.4g} % of their numbers)"
+    assert conv.split()[:3] == ["conv.weight", "channel_dims", "[0],"]
+    assert linear.split(maxsplit=1) == ["linear.weight", f"not radial: {found.rejected['linear.weight']}"]
+
+
+def test_the_deviation_is_that_of_rounding():
+    deviations = find_radial_weights(Small(), images()).deviations
+    assert 0.0 <= deviations.pop("conv.weight") < 1e-4
+    assert deviations == {}

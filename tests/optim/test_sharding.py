@@ -1,0 +1,182 @@
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.optim import Optimizer
+
+from hf_sphere.optim import SGDMRT, AdamG, AdamSRT
+
+pytestmark = pytest.mark.slow
+
+CASES = {
+    "AdamSRT": (AdamSRT, {"lr": 1e-2, "weight_decay": 0.01}),
+    "AdamG": (AdamG, {"lr": 1e-2}),
+    "SGDMRT": (SGDMRT, {"lr": 1e-1, "weight_decay": 0.01}),
+    "AdamSRT in bfloat16": (AdamSRT, {"lr": 1e-2, "low_precision": "master"}),
+}
+FULL = StateDictOptions(full_state_dict=True)
+STEPS, MORE = 4, 2
+
+
+def small_model(case: str, seed: int = 0) -> nn.Sequential:
+    """Of 5 filters one process gets 3 and the other 2; a single filter leaves the other none."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 5, 3, bias=False),
+        nn.BatchNorm2d(5),
+        nn.ReLU(),
+        nn.Conv2d(5, 1, 3, bias=False),
+        nn.BatchNorm2d(1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    ).to(torch.bfloat16 if "bfloat16" in case else torch.float32)
+
+
+def optimizer_of(model: nn.Sequential, case: str) -> Optimizer:
+    kind, options = CASES[case]
+    rest = [*model[1].parameters(), *model[4].parameters(), *model[7].parameters()]
+    return kind([{"params": [model[0].weight, model[3].weight], "channel_dims": [0]}, {"params": rest}], **options)
+
+
+def train(model: nn.Sequential, optimizer: Optimizer, start: int, count: int) -> None:
+    for step in range(start, start + count):
+        generator = torch.Generator().manual_seed(step)
+        images = torch.randn(8, 1, 8, 8, generator=generator).to(model[0].weight.dtype)
+        labels = torch.randint(0, 3, (8,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(model(images).float(), labels).backward()
+        optimizer.step()
+
+
+def whole(model: nn.Module) -> dict[str, Tensor]:
+    return {name: getattr(p, "full_tensor", p.clone)().detach().clone() for name, p in model.named_parameters()}
+
+
+def run_sharded(case: str) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (2,))
+    model = fully_shard(small_model(case), mesh=mesh)
+    optimizer = optimizer_of(model, case)
+    train(model, optimizer, 0, STEPS)
+    seen: dict[str, Any] = {"weights": whole(model)}
+    seen["steps"] = [int(state["step"]) for state in optimizer.state.values()]
+    if (moment := optimizer.state[model[0].weight].get("exp_avg_sq")) is not None:
+        seen["moment"] = {
+            "type": type(moment).__name__,
+            "placed like the weight": moment.placements == model[0].weight.placements,
+            "shape": list(moment.shape),
+            "here": list(moment.to_local().shape),
+        }
+    other = fully_shard(small_model(case, seed=1), mesh=mesh)
+    resumed = optimizer_of(other, case)
+    weights, state = get_model_state_dict(model, options=FULL), get_optimizer_state_dict(model, optimizer, options=FULL)
+    seen["state"] = copy.deepcopy(state["state"])  # torch hands out the counters themselves
+    set_model_state_dict(other, copy.deepcopy(weights), options=FULL)
+    set_optimizer_state_dict(other, resumed, copy.deepcopy(state), options=FULL)
+    train(model, optimizer, STEPS, MORE)
+    train(other, resumed, STEPS, MORE)
+    return seen | {"continued": whole(model), "resumed": whole(other)}
+
+
+def cut_through_a_group() -> str:
+    mesh = init_device_mesh("cpu", (2,))
+    weight = nn.Parameter(distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)]))
+    weight.grad = distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)])
+    assert isinstance(weight.grad, DTensor)
+    try:
+        AdamSRT([weight], channel_dims=[]).step()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
+def work(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    seen = {case: run_sharded(case) for case in CASES}
+    torch.save(seen | {"cut": cut_through_a_group()}, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes saw; they run once for all tests, and meet at a file instead of a port."""
+    folder: Path = tmp_path_factory.mktemp("sharded")
+    mp.spawn(work, args=(str(folder),), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.fixture(params=list(CASES))
+def case(request: pytest.FixtureRequest) -> str:
+    """Each of the optimisers in turn."""
+    return request.param
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sharded_weights_take_the_steps_of_whole_ones(case, rank, processes):
+    model = small_model(case)
+    train(model, optimizer_of(model, case), 0, STEPS)
+    torch.testing.assert_close(processes[rank][case]["weights"], whole(model), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rank", "filters"), [(0, 3), (1, 2)])
+@pytest.mark.parametrize("adam", ["AdamSRT", "AdamG"])
+def test_the_second_moment_is_sharded_like_the_weight(adam, rank, filters, processes):
+    assert processes[rank][adam]["moment"] == {
+        "type": "DTensor",
+        "placed like the weight": True,
+        "shape": [5, 1, 1, 1],
+        "here": [filters, 1, 1, 1],
+    }
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_process_counts_the_steps_of_every_weight(case, rank, processes):
+    assert processes[rank][case]["steps"] == [STEPS] * 8
+
+
+def test_the_full_state_is_that_of_whole_weights(case, processes):
+    model = small_model(case)
+    optimizer = optimizer_of(model, case)
+    train(model, optimizer, 0, STEPS)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    expected = {names[parameter]: state for parameter, state in optimizer.state.items()}
+    torch.testing.assert_close(processes[0][case]["state"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_full_state_that_is_loaded_back_continues_the_run(case, rank, processes):
+    seen = processes[rank][case]
+    torch.testing.assert_close(seen["resumed"], seen["continued"], rtol=1e-6, atol=1e-6)
+
+
+def test_a_run_that_was_saved_sharded_continues_whole(case, processes):
+    other = small_model(case, seed=1)
+    resumed = optimizer_of(other, case)
+    set_model_state_dict(other, processes[0][case]["weights"], options=StateDictOptions(strict=False))
+    groups = get_optimizer_state_dict(other, resumed)["param_groups"]
+    state = copy.deepcopy({"state": processes[0][case]["state"], "param_groups": groups})
+    set_optimizer_state_dict(other, resumed, state)
+    train(other, resumed, STEPS, MORE)
+    torch.testing.assert_close(whole(other), processes[0][case]["continued"], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_shards_that_cut_through_a_group_are_refused_by_their_placement(rank, processes):
+    assert "shape [4, 3] with channel_dims [] is placed as [Shard(dim=0)]" in processes[rank]["cut"]

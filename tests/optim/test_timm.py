@@ -1,0 +1,179 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.optim import _optim_factory, create_optimizer_v2, get_optimizer_class, list_optimizers
+from torch import nn
+
+import hf_sphere  # noqa: F401  (registers the optimisers)
+from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, parameter_groups
+from hf_sphere.optim.timm_factory import register_optimizers
+
+KINDS = {"adams": AdamS, "adamsrt": AdamSRT, "adamg": AdamG, "sgdmrt": SGDMRT}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.conv(x)).relu().mean((2, 3)))
+
+
+def described(optimizer: torch.optim.Optimizer) -> list[tuple[Any, float, list[str]]]:
+    return [(g["channel_dims"], g["weight_decay"], g["param_names"]) for g in optimizer.param_groups]
+
+
+RADIAL = [
+    ((0,), 0.1, ["conv.weight"]),
+    (None, 0.1, ["head.weight"]),
+    (None, 0.0, ["conv.bias", "norm.weight", "norm.bias", "head.bias"]),
+]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_name_leads_to_the_class_with_radial_groups_and_norms_that_do_not_decay(name):
+    optimizer = create_optimizer_v2(Net(), name, lr=0.5, weight_decay=0.1, momentum=0.8)
+    assert type(optimizer) is KINDS[name]
+    assert described(optimizer) == RADIAL
+
+
+def test_a_model_of_timm_gets_its_convolutions_as_radial_groups():
+    model = timm.create_model("resnet20_cifar", num_classes=5)
+    (radial, *_) = create_optimizer_v2(model, "adamsrt").param_groups
+    convolutions = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+    assert (radial["channel_dims"], sorted(radial["param_names"])) == ((0,), sorted(convolutions))
+
+
+@pytest.mark.parametrize("name", ["adams", "adamsrt", "adamg"])
+def test_the_adam_kinds_take_their_settings_and_no_momentum(name):
+    optimizer = create_optimizer_v2(Net(), name, lr=0.5, momentum=0.8, betas=(0.5, 0.6), eps=1e-3, foreach=True)
+    group = optimizer.param_groups[0]
+    assert [group.get(key) for key in ("lr", "betas", "eps", "foreach", "momentum")] == [
+        0.5,
+        (0.5, 0.6),
+        1e-3,
+        True,
+        None,
+    ]
+
+
+def test_sgd_mrt_takes_momentum_and_leaves_what_is_adams():
+    group = create_optimizer_v2(Net(), "sgdmrt", lr=0.5, momentum=0.8, betas=(0.5, 0.6), eps=1e-3).param_groups[0]
+    assert [group.get(key) for key in ("lr", "momentum", "betas", "eps")] == [0.5, 0.8, None, None]
+
+
+def test_without_a_learning_rate_the_class_has_its_own():
+    assert create_optimizer_v2(Net(), "adamsrt").param_groups[0]["lr"] == 1e-3
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_optimiser_made_by_timm_takes_a_step(name):
+    model = Net()
+    optimizer = create_optimizer_v2(model, name, lr=0.1, weight_decay=0.1)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    model(torch.randn(4, 3, 8, 8)).square().sum().backward()
+    optimizer.step()
+    # A bias that batch norm subtracts has next to no gradient, but Adam makes a step of it.
+    moved = [not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
+    assert moved == [True] * len(moved)
+
+
+def test_lookahead_goes_round_it():
+    optimizer = create_optimizer_v2(Net(), "lookahead_adamsrt", weight_decay=0.1)
+    assert type(optimizer._base_optimizer) is AdamSRT
+    assert described(optimizer) == RADIAL
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_timm_lists_the_optimiser_with_a_description(name):
+    described = dict(list_optimizers(with_description=True))
+    assert described[name]
+    assert get_optimizer_class(name) is KINDS[name]
+
+
+def test_every_description_is_its_own():
+    described = dict(list_optimizers(with_description=True))
+    assert len({described[name] for name in KINDS}) == len(KINDS)
+
+
+# What the caller says goes
+
+
+def test_groups_of_the_callers_own_function_are_kept():
+    def groups(model: nn.Module) -> list[dict[str, Any]]:
+        return [{"params": [model.conv.weight], "channel_dims": [0], "lr": 0.25}, {"params": [model.head.weight]}]
+
+    model = Net()
+    optimizer = create_optimizer_v2(model, "adamsrt", lr=0.5, weight_decay=0.1, param_group_fn=groups)
+    assert [(g["channel_dims"], g["lr"], g["weight_decay"]) for g in optimizer.param_groups] == [
+        ((0,), 0.25, 0.1),
+        (None, 0.5, 0.1),
+    ]
+    assert optimizer.param_groups[1]["params"] == [model.head.weight]
+
+
+PASSED: dict[str, Callable[[Net], Any]] = {
+    "parameters": lambda model: model.parameters(),
+    "named parameters": lambda model: model.named_parameters(),
+    "groups": lambda model: [{"params": list(model.parameters())}],
+}
+
+
+@pytest.mark.parametrize("kind", PASSED)
+def test_parameters_in_place_of_a_model_pass_through(kind):
+    model = Net()
+    (group,) = create_optimizer_v2(PASSED[kind](model), "adamsrt", weight_decay=0.1).param_groups
+    assert (group["channel_dims"], group["weight_decay"]) == (None, 0.1)
+    assert all(a is b for a, b in zip(group["params"], model.parameters(), strict=True))
+
+
+def test_radial_groups_of_the_callers_own_pass_through():
+    optimizer = create_optimizer_v2(parameter_groups(Net(), {"conv.weight": (0,)}), "adamsrt", weight_decay=0.1)
+    assert described(optimizer) == RADIAL
+
+
+@pytest.mark.parametrize("name", [*KINDS, "lookahead_adamsrt"])
+def test_layer_decay_is_refused_with_a_way_out(name):
+    message = f"{name} takes no layer_decay: .* Set lr in the groups of radial_parameter_groups"
+    with pytest.raises(ValueError, match=message):
+        create_optimizer_v2(Net(), name, layer_decay=0.5)
+
+
+# timm itself
+
+DESCRIBE = """
+import timm, torch
+from timm.optim import create_optimizer_v2, list_optimizers
+torch.manual_seed(0)
+model = timm.create_model("resnet18", num_classes=2)
+for name in ("adamw", "sgd", "adam", "lookahead_adamw"):
+    for options in ({}, {"weight_decay": 0.1}, {"weight_decay": 0.1, "layer_decay": 0.5}):
+        optimizer = create_optimizer_v2(model, name, lr=0.1, **options)
+        for group in optimizer.param_groups:
+            print(name, [tuple(p.shape) for p in group.pop("params")], sorted(map(str, group.items())))
+print([name for name in list_optimizers() if name not in ("adams", "adamsrt", "adamg", "sgdmrt")])
+"""
+
+
+def test_the_optimisers_of_timm_stay_as_they_are(capsys):
+    """Against a process that has never seen this library."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", DESCRIBE]
+    plain = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    exec(DESCRIBE, {})
+    assert plain.count("\n") > 12
+    assert capsys.readouterr().out == plain
+
+
+def test_registering_again_changes_nothing():
+    registry = _optim_factory.default_registry
+    before = dict(registry._optimizers), registry.create_optimizer
+    register_optimizers(_optim_factory)
+    assert (dict(registry._optimizers), registry.create_optimizer) == before

@@ -1,0 +1,289 @@
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
+from transformers import HfArgumentParser, Trainer, TrainingArguments, trainer_optimizer, training_args
+from transformers.training_args import OptimizerNames
+
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, radial_parameter_groups
+from hf_sphere.optim.names import OPTIMIZERS
+from hf_sphere.optim.trainer import register_handlers, register_names
+
+KINDS = {"adam_s": AdamS, "adam_srt": AdamSRT, "adam_g": AdamG, "sgd_mrt": SGDMRT}
+
+
+class Digits(Dataset):
+    """scikit-learn's digits as the Trainer wants them."""
+
+    def __init__(self) -> None:
+        digits = load_digits()
+        self.images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 8 - 1
+        self.labels = torch.tensor(digits.target)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"pixel_values": self.images[index], "labels": self.labels[index]}
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return Subset(Digits(), range(480))
+
+
+def sphere_model(backbone: str = "resnet20_cifar", **options: Any) -> SphereVisionForImageClassification:
+    torch.manual_seed(0)
+    config = {"num_channels": 1, "image_size": 8, "num_labels": 10, "head": "softmax"} | options
+    return SphereVisionForImageClassification(SphereVisionConfig(backbone=backbone, **config))
+
+
+class ConvNet(nn.Module):
+    """Conv, batch norm, dropout, linear."""
+
+    def __init__(self, norm: bool = True) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, 3, stride=2)
+        self.norm = nn.BatchNorm2d(8) if norm else nn.Identity()
+        self.dropout = nn.Dropout(0.2)
+        self.linear = nn.Linear(72, 10)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.linear(self.dropout(self.norm(self.conv(pixel_values)).relu()).flatten(1))
+        return {"logits": logits} | ({} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)})
+
+
+def small_net(norm: bool = True) -> ConvNet:
+    torch.manual_seed(0)
+    return ConvNet(norm)
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> Callable[..., TrainingArguments]:
+    """Make arguments of a short run that reports nowhere."""
+
+    def make(**options: Any) -> TrainingArguments:
+        quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "logging_steps": 5}
+        size = {"per_device_train_batch_size": 32, "num_train_epochs": 2, "learning_rate": 1e-2}
+        return TrainingArguments(**{"output_dir": str(tmp_path / "run")} | quiet | size | options)
+
+    return make
+
+
+def optimizer_of(args: TrainingArguments, model: nn.Module | None = None, **options: Any) -> torch.optim.Optimizer:
+    return Trainer(model or small_net(), args, **options).create_optimizer()
+
+
+# What the Trainer keeps in private: if one of these fails, transformers has changed and hf_sphere/optim/trainer.py must
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_transformers_knows_the_name(name):
+    member = getattr(OptimizerNames, name.upper())
+    assert member is OptimizerNames(name) is OptimizerNames[name.upper()]
+    assert member in list(OptimizerNames)
+    assert (member.name, member.value, member == name) == (name.upper(), name, True)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_trainer_has_a_handler_for_the_name(name):
+    assert trainer_optimizer._OPTIMIZER_HANDLERS[OptimizerNames(name)].__module__ == "hf_sphere.optim.trainer"
+
+
+def test_every_optimiser_of_the_library_has_a_name_here():
+    assert OPTIMIZERS.keys() == KINDS.keys()
+
+
+def test_registering_again_changes_nothing():
+    before = list(OptimizerNames), dict(trainer_optimizer._OPTIMIZER_HANDLERS)
+    register_names(training_args)
+    register_handlers(trainer_optimizer)
+    assert (list(OptimizerNames), dict(trainer_optimizer._OPTIMIZER_HANDLERS)) == before
+
+
+def test_the_names_of_transformers_stay_as_they_are():
+    """Against a process that has never seen this library."""
+    code = "from transformers.training_args import OptimizerNames; print(*[name.value for name in OptimizerNames])"
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    plain = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert [name.value for name in OptimizerNames] == [*plain.stdout.split(), *KINDS]
+
+
+def test_arguments_travel_between_processes(arguments):
+    args = arguments(optim="adam_srt", optim_args="weight_decay=1e-4")
+    copied = pickle.loads(pickle.dumps(args))
+    assert copied.optim is OptimizerNames.ADAM_SRT
+    assert copied.to_json_string() == args.to_json_string()
+    assert '"optim": "adam_srt"' in args.to_json_string()
+
+
+def test_the_command_line_takes_the_name(tmp_path):
+    words = ["--output_dir", str(tmp_path), "--optim", "sgd_mrt", "--report_to", "none"]
+    (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(words)
+    assert args.optim is OptimizerNames.SGD_MRT
+
+
+# From arguments to an optimiser
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_name_leads_to_the_class_with_radial_groups(name, arguments):
+    optimizer = optimizer_of(arguments(optim=name, weight_decay=0.1))
+    assert type(optimizer) is KINDS[name]
+    assert [(g["channel_dims"], g["weight_decay"], g["param_names"]) for g in optimizer.param_groups] == [
+        ((0,), 0.1, ["conv.weight"]),
+        (None, 0.1, ["linear.weight"]),
+        (None, 0.0, ["conv.bias", "norm.weight", "norm.bias", "linear.bias"]),
+    ]
+
+
+def settings(optimizer: torch.optim.Optimizer, *names: str) -> list[Any]:
+    """Of the group of radial weights."""
+    return [optimizer.param_groups[0][name] for name in names]
+
+
+@pytest.mark.parametrize("name", ["adam_s", "adam_srt", "adam_g"])
+def test_the_adam_kinds_take_the_settings_of_adam(name, arguments):
+    args = arguments(optim=name, learning_rate=0.5, adam_beta1=0.7, adam_beta2=0.8, adam_epsilon=1e-5)
+    assert settings(optimizer_of(args), "lr", "betas", "eps") == [0.5, (0.7, 0.8), 1e-5]
+
+
+def test_sgd_mrt_takes_learning_rate_and_decay(arguments):
+    args = arguments(optim="sgd_mrt", learning_rate=0.5, weight_decay=0.25)
+    assert settings(optimizer_of(args), "lr", "weight_decay", "momentum") == [0.5, 0.25, 0.9]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("adam_srt", "lr=0.25", {"lr": 0.25}),
+        ("adam_srt", "weight_decay=1e-4", {"weight_decay": 1e-4}),
+        ("adam_srt", "beta1=0.5", {"betas": (0.5, 0.999)}),
+        ("adam_srt", "beta2=0.5", {"betas": (0.9, 0.5)}),
+        ("adam_srt", "beta1=0.5, beta2=0.6, eps=1e-4", {"betas": (0.5, 0.6), "eps": 1e-4}),
+        ("adam_srt", "decoupled_weight_decay=True", {"decoupled_weight_decay": True}),
+        ("adam_srt", "decoupled_weight_decay=False", {"decoupled_weight_decay": False}),
+        ("adam_srt", "maximize=no,foreach=0", {"maximize": False, "foreach": False}),
+        ("adam_srt", "fused=1", {"fused": True}),
+        ("adam_srt", "capturable=yes", {"capturable": True}),
+        ("adam_srt", "low_precision=stochastic", {"low_precision": "stochastic"}),
+        ("sgd_mrt", "momentum=0.5,dampening=0.25", {"momentum": 0.5, "dampening": 0.25}),
+        ("sgd_mrt", "decoupled_weight_decay=true", {"decoupled_weight_decay": True}),
+    ],
+)
+def test_optim_args_have_the_last_word(name, text, expected, arguments):
+    optimizer = optimizer_of(arguments(optim=name, optim_args=text, weight_decay=0.1))
+    assert settings(optimizer, *expected) == list(expected.values())
+
+
+def test_optim_args_do_not_let_norms_decay(arguments):
+    optimizer = optimizer_of(arguments(optim="adam_srt", optim_args="weight_decay=0.1"))
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("adam_srt", "momentum=0.9", r"optim_args of adam_srt has no key 'momentum'; its keys are beta1, beta2, "),
+        ("sgd_mrt", "eps=1", r"optim_args of sgd_mrt has no key 'eps'; its keys are .*dampening, .*momentum, "),
+        ("adam_srt", "eps=small", r"eps=small cannot be read; eps is a number"),
+        ("adam_srt", "maximize=maybe", r"maximize=maybe cannot be read; maximize is true or false"),
+        ("adam_srt", "beta1=1.5", r"betas must be two numbers in \[0, 1\); got \(1\.5, 0\.999\)"),
+        ("adam_srt", "low_precision=exact", r"low_precision can be nearest, stochastic, master; got 'exact'"),
+    ],
+)
+def test_optim_args_that_mean_nothing_are_refused(name, text, message, arguments):
+    with pytest.raises(ValueError, match=message):
+        optimizer_of(arguments(optim=name, optim_args=text))
+
+
+def test_class_and_settings_can_be_given_to_the_trainer(arguments):
+    optimizer = optimizer_of(arguments(), optimizer_cls_and_kwargs=(AdamSRT, {"lr": 0.5, "betas": (0.5, 0.6)}))
+    assert type(optimizer) is AdamSRT
+    assert settings(optimizer, "lr", "betas", "channel_dims") == [0.5, (0.5, 0.6), None]  # the Trainer's own groups
+
+
+def test_class_and_groups_can_be_given_to_the_trainer(arguments):
+    model = small_net()
+    given = {"params": radial_parameter_groups(model), "lr": 0.5}
+    assert settings(optimizer_of(arguments(), model, optimizer_cls_and_kwargs=(SGDMRT, given)), "channel_dims") == [
+        (0,)
+    ]
+
+
+# Training
+
+
+def losses(trainer: Trainer) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize(("name", "rate"), [("adam_srt", 1e-2), ("adam_s", 1e-2), ("adam_g", 1e-2), ("sgd_mrt", 0.1)])
+def test_the_stock_trainer_trains_with_it(name, rate, arguments, digits):
+    trainer = Trainer(sphere_model(), arguments(optim=name, learning_rate=rate), train_dataset=digits)
+    trainer.train()
+    assert losses(trainer)[-1] < 0.6 * losses(trainer)[0]
+    radial = [g for g in trainer.optimizer.param_groups if g["channel_dims"] is not None]
+    assert [len(group["params"]) for group in radial] == [21]
+
+
+@pytest.mark.parametrize(("name", "rate"), [("adam_srt", 1e-2), ("sgd_mrt", 0.1)])
+def test_a_resumed_run_ends_with_the_weights_of_one_without_a_break(name, rate, arguments, digits, tmp_path):
+    def train(folder: str, **options: Any) -> dict[str, Tensor]:
+        schedule = {
+            "optim": name,
+            "learning_rate": rate,
+            "lr_scheduler_type": "cosine",
+            "output_dir": tmp_path / folder,
+        }
+        args = arguments(**schedule, save_strategy="steps", save_steps=10)  # 15 steps an epoch
+        trainer = Trainer(small_net(), args, train_dataset=digits)
+        trainer.train(**options)
+        return {key: value.clone() for key, value in trainer.model.state_dict().items()}
+
+    unbroken = train("unbroken")
+    resumed = train("resumed", resume_from_checkpoint=str(tmp_path / "unbroken" / "checkpoint-10"))
+    torch.testing.assert_close(resumed, unbroken, rtol=0, atol=0)
+
+
+def test_a_checkpoint_holds_moments_of_a_number_a_filter(arguments, digits, tmp_path):
+    args = arguments(optim="adam_srt", max_steps=2, save_strategy="steps", save_steps=2)
+    Trainer(small_net(), args, train_dataset=digits).train()
+    saved = torch.load(tmp_path / "run" / "checkpoint-2" / "optimizer.pt", weights_only=True)
+    assert saved["state"][0]["exp_avg_sq"].shape == (8, 1, 1, 1)
+    assert saved["param_groups"][0]["channel_dims"] == (0,)
+
+
+def test_a_model_without_radial_weights_trains_with_a_warning(arguments, digits):
+    trainer = Trainer(small_net(norm=False), arguments(optim="adam_srt"), train_dataset=digits)
+    with pytest.warns(UserWarning, match="ConvNet has no radially invariant weight, so the optimiser will be"):
+        trainer.train()
+    assert losses(trainer)[-1] < losses(trainer)[0]
+
+
+def test_the_search_takes_no_random_numbers_from_the_run(arguments, digits):
+    """The first loss is that of the same model with another optimiser: same order, same dropout."""
+    first = []
+    for name in ("adamw_torch", "adam_srt"):
+        trainer = Trainer(small_net(), arguments(optim=name, max_steps=1, logging_steps=1), train_dataset=digits)
+        trainer.train()
+        first.append(losses(trainer)[0])
+    assert first[0] == first[1]
+
+
+def test_activation_checkpointing_does_not_change_the_groups(arguments, digits):
+    args = arguments(optim="adam_srt", max_steps=1, activation_checkpointing=True)
+    trainer = Trainer(sphere_model(), args, train_dataset=digits)
+    trainer.train()
+    radial = [g for g in trainer.optimizer.param_groups if g["channel_dims"] is not None]
+    assert [(g["channel_dims"], len(g["params"])) for g in radial] == [((0,), 21)]
