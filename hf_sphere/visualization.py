@@ -174,7 +174,8 @@ def plot_training_curves(
     texts = [f"{name}  {value:.2f}" for value, name in sorted(ends, reverse=True)]
     axes.legend([handle for handle, _ in ranked], texts, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     axes.set_xlabel("epoch")
-    axes.set_ylabel(metric.removeprefix("eval_").replace("_", " ") + (", %" if percent > 1 else ""))
+    label = metric.replace("eval_", "evaluation_").replace("_", " ")
+    axes.set_ylabel(f"{label}, %" if percent > 1 else label)
     axes.set_title(title)
     axes.grid(color="0.9")
     axes.spines[["top", "right"]].set_visible(False)

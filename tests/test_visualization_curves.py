@@ -79,7 +79,7 @@ def test_runs_without_the_metric_are_nothing_to_draw():
 def test_the_axes_and_the_title_say_what_is_drawn():
     axes = axes_of({"adam": [history(0.5)]}, title="cifar10-resnet20")
     assert (axes.get_title(), axes.get_xlabel()) == ("cifar10-resnet20", "epoch")
-    assert axes.get_ylabel() == "accuracy on test data, %"
+    assert axes.get_ylabel() == "evaluation accuracy, %"
 
 
 def test_the_legend_names_every_kind_with_its_end_in_the_order_of_the_ends():
