@@ -1,7 +1,7 @@
 """Train one setting with several optimisers, one run after another, and draw the comparison.
 
-python recipes/sweep_optimizers.py --setting cifar10-resnet20 --num_train_epochs 3
 python recipes/sweep_optimizers.py --setting cifar10-resnet20 --optimizers adam adam_srt --seeds 0 1 2
+python recipes/sweep_optimizers.py --setting cifar10-resnet20 --num_train_epochs 3 --output_dir outputs/short
 
 Each run is `train_image_classification.py` with `configs/adamsrt/<setting>-<optimizer>.yaml`; words that are not known
 here go to it. Runs that are finished are not repeated and runs that were stopped go on, so the same command continues a
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run what is missing, then compare all that is there."""
     args, words = parse(argv)
     folder = Path(args.output_dir or f"outputs/adamsrt/{args.setting}-sweep")
+    check_same_sweep(folder, args.setting, words)
     stopped = []
     for seed in args.seeds:
         for optimizer in args.optimizers:
@@ -71,6 +72,19 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     if own:
         parser.error(f"{', '.join(sorted(own))} is set by the sweep itself; leave it out.")
     return args, words
+
+
+def check_same_sweep(folder: Path, setting: str, words: list[str]) -> None:
+    """Refuse a folder whose runs had other arguments: they cannot be compared with these."""
+    noted = folder / "arguments.json"
+    now = {"setting": setting, "arguments": words}
+    if noted.is_file() and (before := json.loads(noted.read_text(encoding="utf-8"))) != now:
+        raise ValueError(
+            f"the runs in {folder} are of {before['setting']} with the arguments {' '.join(before['arguments'])!r}, "
+            f"not of {setting} with {' '.join(words)!r}. Give the same ones, or another --output_dir."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(noted, now)
 
 
 def command(setting: str, optimizer: str, seed: int, run: Path, words: list[str]) -> list[str]:

@@ -79,10 +79,11 @@ def trained(kind, device, steps=4, capture=False, **options):
 
 def captured(optimizer):
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             optimizer.step()
-    torch.cuda.synchronize()
+    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         optimizer.step()
@@ -102,6 +103,21 @@ def test_the_optimisers_take_the_steps_of_the_cpu(kind, options):
 def test_a_step_can_be_captured_in_a_graph(kind):
     graph = trained(kind, "cuda", capture=True, capturable=True)
     torch.testing.assert_close(graph, trained(kind, "cpu"), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_learning_rate_on_the_device_can_change_between_replays(kind):
+    weight = nn.Parameter(torch.randn(4, 9, device="cuda"))
+    weight.grad = torch.randn_like(weight)
+    rate = torch.tensor(0.1, device="cuda")
+    replay = captured(kind([weight], lr=rate, channel_wise=True, capturable=True))
+    rate.zero_()
+    before = weight.detach().clone()
+    replay()
+    torch.testing.assert_close(weight.detach(), before)
+    rate.fill_(0.1)
+    replay()
+    assert (weight - before).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)

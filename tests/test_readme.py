@@ -11,6 +11,13 @@ def test_the_python_example_runs_as_written(root, tmp_path):
     assert (tmp_path / "digits-spherized" / "model.safetensors").is_file()
 
 
+def test_the_optimiser_example_prints_what_its_comment_says(root):
+    example = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)[1]
+    result = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == re.search(r"summary\(\)\)  # (.+)", example).group(1)
+
+
 def test_every_link_leads_to_a_file(root):
     pages = [*root.glob("*.md"), *(root / "recipes").rglob("*.md")]
     links = [(page, link) for page in pages for link in re.findall(r"\]\((?!http)([^)#]+)", page.read_text())]

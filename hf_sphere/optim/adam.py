@@ -37,10 +37,13 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
         channel_wise: Short for `channel_dims=[0]`.
         decoupled_weight_decay: Shrink the weights by `lr * weight_decay` instead, as AdamW does.
         low_precision: For weights in bfloat16 or float16: `nearest` rounds each step (as torch does), `stochastic`
-            (bfloat16) rounds at random so that small steps count on average, `master` keeps a float32 copy.
-        foreach: Take all tensors of a group through the rule at once; by default on a GPU.
+            (bfloat16) rounds at random so that small steps count on average, `master` keeps a float32 copy, which
+            then is the weight: what is written into the parameter from outside is lost at the next step.
+        foreach: Take the numbers of all groups of a tensor list through the rule at once (True) or tensor by tensor
+            (False); by default at once on a GPU and in portions that fit the cache on a CPU.
         maximize: Climb instead of descending.
-        capturable: For CUDA graphs.
+        capturable: For CUDA graphs: keep the step count on the device. A learning rate that is to change between
+            replays is a tensor on the device; a number is captured as it is.
         differentiable: Refused.
         fused: Use torch's fused kernel for ordinary parameters.
 
@@ -93,12 +96,11 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
     def check_settings(self, settings: Group) -> None:
         """Refuse settings out of range; see the base class."""
         super().check_settings(settings)
-        if len(settings["betas"]) != 2 or not all(
-            not isinstance(beta, Tensor) and 0.0 <= beta < 1.0 for beta in settings["betas"]
-        ):
-            raise ValueError(f"betas must be two numbers in [0, 1); got {settings['betas']}.")
-        if not settings["eps"] >= 0.0:
-            raise ValueError(f"eps must not be negative; got {settings['eps']}.")
+        betas, eps = settings["betas"], settings["eps"]
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2 or not all(map(_is_rate, betas)):
+            raise ValueError(f"betas must be two numbers in [0, 1); got {betas!r}.")
+        if not isinstance(eps, (int, float)) or not eps >= 0.0:
+            raise ValueError(f"eps must be a number that is not negative; got {eps!r}.")
 
     def _rule(
         self, blocks: list[Block], scratch: Sequence[Tensor | None], group: Group, decay: float, shrink: Number
@@ -241,3 +243,7 @@ class AdamG(AdamS):
             block.momentum.mul_(own_scale)
             block.weight.div_(own_length)
         return second_moment
+
+
+def _is_rate(beta: Any) -> bool:
+    return isinstance(beta, (int, float)) and 0.0 <= beta < 1.0

@@ -1,6 +1,7 @@
 """What the optimisers on the sphere share: groups with `channel_dims`, their state, the flow of a step."""
 
 import itertools
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -15,6 +16,8 @@ from hf_sphere.optim.channels import check_shards, group_size, local, one_a_grou
 from hf_sphere.optim.opened import OpenParameter
 from hf_sphere.optim.precision import LOW_PRECISION, at_least_float32, is_low
 from hf_sphere.optim.rules import Number
+
+logger = logging.getLogger(__name__)
 
 Group = dict[str, Any]
 
@@ -39,6 +42,12 @@ class SphereOptimizer(Optimizer):
         self._own_defaults = own
         self._axes: dict[Tensor, int] = {}  # how many axes each parameter had when it came
         super().__init__(params, **options)
+        if all(group["channel_dims"] is None for group in self.param_groups):
+            logger.warning(
+                "No parameter group of %s has channel_dims, so every step is torch's own. "
+                "radial_parameter_groups(model) makes groups that have them.",
+                type(self).__name__,
+            )
         # Loss scaling is left to GradScaler: it unscales the gradients and skips the step where they overflow.
         self._step_supports_amp_scaling = False
 
@@ -64,7 +73,7 @@ class SphereOptimizer(Optimizer):
         group = self.param_groups[-1]
         try:
             self.check_settings(group)
-            names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
+            names = self._names(group)
             for name, parameter in zip(names, group["params"], strict=True):
                 self._check_parameter(name, parameter, group)
             group["channel_dims"] = resolve_channel_dims(names, group["params"], **given)
@@ -81,8 +90,15 @@ class SphereOptimizer(Optimizer):
             ValueError: With the setting, its value and what is allowed.
         """
         for name in ("lr", "weight_decay"):
-            if not settings[name] >= 0.0:
-                raise ValueError(f"{name} must not be negative; got {settings[name]}.")
+            if not isinstance(settings[name], (int, float, Tensor)) or not settings[name] >= 0.0:
+                raise ValueError(f"{name} must be a number that is not negative; got {settings[name]!r}.")
+        if not isinstance(settings.get("channel_wise", False), bool):
+            raise ValueError(f"channel_wise is True or False; got {settings['channel_wise']!r}.")
+        if settings["decoupled_weight_decay"] and settings["lr"] * settings["weight_decay"] >= 1.0:
+            raise ValueError(
+                f"decoupled weight decay of {settings['weight_decay']} at lr {settings['lr']} leaves nothing of the "
+                "weights in one step; lr * weight_decay must be below 1."
+            )
         for name in ("nesterov", "amsgrad", "differentiable"):
             if settings.get(name):
                 raise ValueError(f"{type(self).__name__} has no {name} form; leave {name} out.")
@@ -118,8 +134,10 @@ class SphereOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         seeds = itertools.count()
-        for group in self.param_groups:
+        for group in self.param_groups:  # before anything is changed
             self._check_capture(group)
+            self._check_shards(group)
+        for group in self.param_groups:
             ordinary: list[Tensor] = []
             radial: dict[Any, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
@@ -213,11 +231,16 @@ class SphereOptimizer(Optimizer):
                 f"channel_dims {list(dims)} do not fit a parameter that has become {parameter.ndim}-dimensional: it "
                 "was flattened after the optimiser was built. FSDP2 (fully_shard) keeps filters whole."
             )
-        if group_size(parameter, dims) < 2:
-            return False
-        if isinstance(parameter, DTensor):
-            check_shards(parameter, dims)
-        return True
+        return group_size(parameter, dims) > 1
+
+    def _check_shards(self, group: Group) -> None:
+        for number, parameter in enumerate(group["params"]):
+            if isinstance(parameter, DTensor) and parameter.grad is not None and self._is_radial(parameter, group):
+                check_shards(self._names(group)[number], parameter, group["channel_dims"])
+
+    @staticmethod
+    def _names(group: Group) -> list[str]:
+        return group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
 
     def _keeps_momentum(self, group: Group) -> bool:
         return True
@@ -255,7 +278,7 @@ class SphereOptimizer(Optimizer):
             state_dict: What `state_dict()` returned.
 
         Raises:
-            ValueError: If it is no state of an optimiser of this library, or does not fit the groups.
+            ValueError: If it is no state of this optimiser, or does not fit the groups.
         """
         wanted = set(self.defaults) - {"channel_wise"}
         lacking = {key for group in state_dict["param_groups"] for key in wanted - set(group)}
@@ -263,6 +286,14 @@ class SphereOptimizer(Optimizer):
             raise ValueError(
                 f"this is no state of {type(self).__name__}: its groups lack {', '.join(sorted(lacking))}."
             )
+        for number, (saved, group) in enumerate(zip(state_dict["param_groups"], self.param_groups, strict=False)):
+            for key in ("channel_dims", "param_names"):
+                before, now = saved.get(key), group.get(key)
+                if (key == "channel_dims" or (before and now)) and _plain(before) != _plain(now):
+                    raise ValueError(
+                        f"{key} of parameter group {number} is {_plain(before)} in the state and {_plain(now)} in the "
+                        "optimiser: it was saved with other groups. Build the optimiser from the same ones."
+                    )
         super().load_state_dict(state_dict)
         # torch casts every tensor to the dtype of its parameter; those kept in higher precision are taken again.
         indices = [index for group in state_dict["param_groups"] for index in group["params"]]
@@ -277,3 +308,7 @@ class SphereOptimizer(Optimizer):
         captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         if captured and not group["capturable"]:
             raise RuntimeError(f"a CUDA graph is being captured: build {type(self).__name__} with capturable=True.")
+
+
+def _plain(value: Any) -> Any:
+    return None if value is None else list(value)

@@ -67,7 +67,7 @@ def one_a_group(parameter: Tensor, dims: ChannelDims, dtype: torch.dtype) -> Ten
     return torch.zeros(shape, dtype=dtype, device=parameter.device)
 
 
-def check_shards(parameter: DTensor, dims: ChannelDims) -> None:
+def check_shards(name: str, parameter: DTensor, dims: ChannelDims) -> None:
     """Refuse a sharding that cuts through groups.
 
     Raises:
@@ -76,7 +76,7 @@ def check_shards(parameter: DTensor, dims: ChannelDims) -> None:
     for placement in parameter.placements:
         if placement.is_partial() or (isinstance(placement, Shard) and placement.dim not in dims):
             raise RuntimeError(
-                f"a parameter of shape {list(parameter.shape)} with channel_dims {list(dims)} is placed as "
+                f"{name} of shape {list(parameter.shape)} with channel_dims {list(dims)} is placed as "
                 f"{list(parameter.placements)}, which cuts through its groups. Shard it along one of its channel_dims, "
                 "replicate it, or let it be ordinary (channel_dims=None)."
             )

@@ -1,16 +1,20 @@
 """What an optimiser does to the directions of radially invariant weights: effective learning rate, direction, norms."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from accelerate.utils import extract_model_from_parallel
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import TrainerCallback
 
 from hf_sphere.optim.adam import AdamG
 from hf_sphere.optim.channels import ChannelDims, Layout, local
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -68,15 +72,19 @@ def effective_step(weight: Tensor, momentum: Tensor, denominator: Tensor, lr: fl
 
 @torch.no_grad()
 def radial_diagnostics(
-    optimizer: Optimizer, channel_dims: Mapping[str, ChannelDims] | None = None
+    optimizer: Optimizer, channel_dims: Mapping[str, ChannelDims] | None = None, model: nn.Module | None = None
 ) -> dict[str, dict[str, float]]:
     """Measure what an optimiser's state does to each radially invariant weight: means over the weight's groups.
+
+    The step that is measured is the one that the present moments would make from the present weights; right after a
+    step that is the one just taken, but for the change of the weights and the transport of the momentum.
 
     Args:
         optimizer: One of this library's, or torch's Adam, AdamW or SGD built from named parameters (as
             `parameter_groups` gives them), which have taken a step.
         channel_dims: Name of each radial weight to the axes of its groups, as `find_radial_weights(model).channel_dims`
             has them; those of the optimiser's own groups if None.
+        model: Where the names of the parameters come from if the optimiser was built without names.
 
     Returns:
         For each weight `effective_learning_rate`, `effective_direction_norm`, `step_angle` (radians), `weight_norm`
@@ -86,7 +94,7 @@ def radial_diagnostics(
         ValueError: If the optimiser holds no radial weight by these names.
     """
     measured = {}
-    for name, parameter, group in _radial(optimizer, channel_dims):
+    for name, parameter, group in _radial(optimizer, channel_dims, model):
         dims = group["channel_dims"] if channel_dims is None else channel_dims[name]
         state = optimizer.state.get(parameter, {})
         if not local(parameter).numel() or ("exp_avg_sq" not in state and isinstance(optimizer, torch.optim.Adam)):
@@ -107,11 +115,12 @@ def radial_diagnostics(
 
 
 def _radial(
-    optimizer: Optimizer, channel_dims: Mapping[str, ChannelDims] | None
+    optimizer: Optimizer, channel_dims: Mapping[str, ChannelDims] | None, model: nn.Module | None
 ) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
     found = False
+    known = {} if model is None else {id(parameter): name for name, parameter in model.named_parameters()}
     for group in optimizer.param_groups:
-        names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
+        names = group.get("param_names") or [known.get(id(p), f"parameter {i}") for i, p in enumerate(group["params"])]
         for name, parameter in zip(names, group["params"], strict=True):
             if (group.get("channel_dims") is not None) if channel_dims is None else (name in channel_dims):
                 found = True
@@ -178,10 +187,25 @@ class RadialDiagnosticsCallback(TrainerCallback):
         self._log = log
         self._every = every
         self._channel_dims = channel_dims
+        self._measured: dict[str, float] = {}
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure after every so many optimiser steps."""
-        if state.global_step % self._every == 0 and state.is_world_process_zero:
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure after every so many optimiser steps, while the gradients are still there."""
+        step = state.global_step + 1
+        if self._every and step % self._every == 0 and state.is_world_process_zero:
             optimizer = kwargs["optimizer"]
             optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
-            self._log(as_metrics(radial_diagnostics(optimizer, self._channel_dims)))
+            model = extract_model_from_parallel(kwargs["model"], keep_torch_compile=False)
+            try:
+                measured = as_metrics(radial_diagnostics(optimizer, self._channel_dims, model))
+            except ValueError as error:
+                logger.warning("No radial diagnostics from here on: %s", error)  # training is worth more
+                self._every = 0
+            else:
+                self._measured = measured
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Log what has been measured, now that the Trainer counts the step."""
+        if self._measured:
+            self._log(self._measured)
+            self._measured = {}

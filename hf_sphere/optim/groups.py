@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from accelerate.utils import extract_model_from_parallel
-from torch import nn
+from torch import Tensor, nn
 
 from hf_sphere.optim.channels import ChannelDims
 from hf_sphere.optim.invariance import Loss, find_radial_weights
@@ -17,9 +17,10 @@ def radial_parameter_groups(
     """Sort a model's trainable parameters into groups for the optimisers of this library.
 
     Radially invariant weights come with the `channel_dims` of their groups; other weights are ordinary; norms, biases,
-    temperatures and other parameters of one axis or none are ordinary and do not decay. The groups hold named
-    parameters. Parameters that the model names in a method `parameter_options() -> {name: settings}` get a group of
-    their own with those settings.
+    temperatures, gains of weight normalisation, what the model names in `no_weight_decay()` (as timm's models do) and
+    other parameters of one axis or none are ordinary and do not decay. The groups hold named parameters. Parameters
+    that the model names in a method `parameter_options() -> {name: settings}` get a group of their own with those
+    settings.
 
     Args:
         model: See `find_radial_weights`, as for the other arguments.
@@ -39,7 +40,7 @@ def radial_parameter_groups(
     Example:
         >>> optimizer = AdamSRT(radial_parameter_groups(model), lr=1e-3)
     """
-    model = extract_model_from_parallel(model, keep_torch_compile=False)
+    model = extract_model_from_parallel(model, keep_fp32_wrapper=False, keep_torch_compile=False)
     found = find_radial_weights(model, batch, loss, tolerance=tolerance)
     if found.refuted:
         listed = "; ".join(f"{name}: {found.rejected[name]}" for name in found.refuted)
@@ -69,6 +70,7 @@ def parameter_groups(model: nn.Module, channel_dims: Mapping[str, ChannelDims] |
     """
     channel_dims = channel_dims or {}
     own: Mapping[str, Mapping[str, Any]] = getattr(model, "parameter_options", dict)()
+    kept = set(getattr(model, "no_weight_decay", set)())
     missing = set(own) - {name for name, _ in model.named_parameters()}
     if missing:
         raise ValueError(f"settings are given for parameters that the model lacks: {', '.join(sorted(missing))}.")
@@ -85,6 +87,12 @@ def parameter_groups(model: nn.Module, channel_dims: Mapping[str, ChannelDims] |
             dims = channel_dims[name]
             radial.setdefault(dims, {"params": [], "channel_dims": dims})["params"].append((name, parameter))
         else:
-            (weights if parameter.ndim > 1 else plain)["params"].append((name, parameter))
+            (weights if _decays(name, parameter, kept) else plain)["params"].append((name, parameter))
     ordered = [radial[dims] for dims in sorted(radial, reverse=True)]
     return [group for group in (*ordered, weights, plain, *special) if group["params"]]
+
+
+def _decays(name: str, parameter: Tensor, kept: set[str]) -> bool:
+    """Whether a parameter is a matrix or kernel; gains and temperatures may have axes of length 1 besides their own."""
+    gain = name.endswith((".original0", "weight_g")) or (parameter.ndim > 2 and sum(n > 1 for n in parameter.shape) < 2)
+    return parameter.ndim > 1 and not gain and name not in kept

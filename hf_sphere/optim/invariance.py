@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from hf_sphere.optim.channels import ChannelDims
 from hf_sphere.optim.examples import example_inputs
 from hf_sphere.optim.homogeneity import HomogeneityMode
-from hf_sphere.optim.trial import call, make_trial, move
+from hf_sphere.optim.trial import call, exact, make_trial, move
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -70,7 +70,7 @@ def find_radial_weights(
     function is radially invariant in w exactly where <w, dL/dw> = 0 (Euler), so a backward pass tells, group by group.
     It is made with weights moved at random off their initial values, and twice where a single group decides. All this
     happens on a copy of the model, in training mode and with the epsilons of its norms set to nearly zero; the model
-    itself is left as it is.
+    itself is left as it is. The copy is in float32, on the model's device, and gone afterwards.
 
     Args:
         model: Any module, before it is sharded.
@@ -87,9 +87,11 @@ def find_radial_weights(
     """
     if not 0.0 < tolerance < 1.0:
         raise ValueError(f"tolerance must lie between 0 and 1; got {tolerance}.")
-    model = extract_model_from_parallel(model, keep_torch_compile=False)
+    model = extract_model_from_parallel(model, keep_fp32_wrapper=False, keep_torch_compile=False)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     found = RadialWeights(num_weights={n: p.numel() for n, p in model.named_parameters() if p.ndim > 1})
-    with torch.random.fork_rng(devices=list({p.device for p in model.parameters() if p.is_cuda})):
+    devices = {parameter.device for parameter in model.parameters()}
+    with torch.random.fork_rng(devices=[device for device in devices if device.type == "cuda"]), exact(devices):
         torch.manual_seed(0)
         trial = make_trial(model)
         mode, batch = _follow(trial, batch)
@@ -97,7 +99,9 @@ def find_radial_weights(
         evidence = _gather(trial, candidates, batch, loss, tolerance)
     largest = max((_size(pair) for pairs in evidence.values() for pair in pairs), default=0.0)
     for name in found.num_weights:
-        if name not in candidates:
+        if name in frozen:
+            found.rejected[name] = "frozen"
+        elif name not in candidates:
             reached = "no normalisation" if name not in mode.normalized else "something else than normalisations"
             found.rejected[name] = mode.broken.get(name, f"its scale meets {reached}")
         elif max(map(_size, evidence[name])) <= 1e-6 * largest:

@@ -49,10 +49,10 @@ class OpenParameter:
         if dims is not None:
             self._layout = Layout(self._worked_on, dims)
             self.weight = self._layout.matrix(self._worked_on)
-            self.gradient = self._layout.matrix(gradient)
+            self.gradient = self._layout.matrix(gradient).contiguous()
             self.momentum = self._layout.matrix(self._kept).to(self.weight.dtype)
-        elif gradient.dtype != self.weight.dtype:
-            self.gradient = gradient.to(self.weight.dtype)
+        elif gradient.dtype != self.weight.dtype or gradient.stride() != self.weight.stride():
+            self.gradient = torch.empty_like(self.weight).copy_(gradient)  # torch's fused kernels go by one layout
 
     def close(self, seed: int) -> None:
         """Write back what the step has changed.

@@ -93,8 +93,9 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
     def check_settings(self, settings: Group) -> None:
         """Refuse settings out of range; see the base class."""
         super().check_settings(settings)
-        if not settings["momentum"] >= 0.0:
-            raise ValueError(f"momentum must not be negative; got {settings['momentum']}.")
+        for name in ("momentum", "dampening"):
+            if not isinstance(settings[name], (int, float)) or not settings[name] >= 0.0:
+                raise ValueError(f"{name} must be a number that is not negative; got {settings[name]!r}.")
 
     def _keeps_momentum(self, group: Group) -> bool:
         return group["momentum"] != 0
@@ -130,6 +131,8 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
     ) -> None:
         if shrinks(shrink):
             torch._foreach_mul_(weights, shrink)
+        lr = group["lr"]
+        later = isinstance(lr, Tensor) and group["capturable"] and group["momentum"] != 0
         sgd(
             weights,
             [g.to(w.dtype) for g, w in zip(gradients, weights, strict=True)],
@@ -139,11 +142,14 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
             fused=group["fused"],
             weight_decay=decay,
             momentum=group["momentum"],
-            lr=group["lr"],
+            lr=0.0 if later else lr,
             dampening=group["dampening"],
             nesterov=False,
             maximize=group["maximize"],
         )
+        if later:  # torch's SGD reads the learning rate on the host, which a captured graph cannot
+            for weight, momentum in zip(weights, momenta, strict=True):
+                weight.addcmul_(momentum, lr.to(weight.dtype), value=-1)
 
 
 def _at_zero(weight: Tensor) -> Tensor | None:

@@ -9,13 +9,6 @@ from typing import Any
 
 from hf_sphere.optim.names import OPTIMIZERS
 
-_DESCRIPTIONS = {
-    "adam_s": "Adam with one second moment a group of scale-invariant weights",
-    "adam_srt": "Adam-S with rescaled and transported moments",
-    "adam_g": "Adam on unit-norm groups of scale-invariant weights",
-    "sgd_mrt": "SGD with momentum transported along the sphere",
-}
-
 
 def register_optimizers(factory: ModuleType) -> None:
     """Register with `timm.optim._optim_factory`; calling it again changes nothing."""
@@ -23,16 +16,15 @@ def register_optimizers(factory: ModuleType) -> None:
     names = {name.replace("_", "") for name in OPTIMIZERS}
     if names <= set(registry._optimizers):
         return
-    for name, class_name in OPTIMIZERS.items():
-        adam = name != "sgd_mrt"
+    for name, kind in OPTIMIZERS.items():
         registry.register(
             factory.OptimInfo(
                 name=name.replace("_", ""),
-                opt_class=f"hf_sphere.optim.{class_name}",
-                description=_DESCRIPTIONS[name],
-                has_eps=adam,
-                has_betas=adam,
-                has_momentum=not adam,
+                opt_class=f"hf_sphere.optim.{kind.class_name}",
+                description=kind.description,
+                has_eps=kind.is_adam,
+                has_betas=kind.is_adam,
+                has_momentum=not kind.is_adam,
             )
         )
     registry.create_optimizer = _with_radial_groups(registry.create_optimizer, names)
@@ -65,5 +57,6 @@ def _groups(find: Any, norms_and_biases_decay: bool, model: Any) -> Any:
     """Parameter groups of a model; timm's `filter_bias_and_bn=False` lets norms and biases decay too."""
     groups = find(model)
     if norms_and_biases_decay:
-        groups = [{key: value for key, value in group.items() if key != "weight_decay"} for group in groups]
+        norms = {"params", "weight_decay"}  # and no settings of the model's own
+        groups = [{"params": group["params"]} if set(group) == norms else group for group in groups]
     return groups

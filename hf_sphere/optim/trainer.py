@@ -38,7 +38,7 @@ def _handle(context: Any) -> tuple[type, dict[str, Any]]:
 
     name = context.args.optim.value
     settings = {**context.optimizer_kwargs, "weight_decay": context.args.weight_decay}
-    if name != "sgd_mrt":
+    if OPTIMIZERS[name].is_adam:
         settings |= context.adam_kwargs
     settings |= _parse(name, context.optim_args)
     for position, key in enumerate(("beta1", "beta2")):
@@ -47,7 +47,14 @@ def _handle(context: Any) -> tuple[type, dict[str, Any]]:
             betas[position] = settings.pop(key)
             settings["betas"] = tuple(betas)
     if context.model is not None:
-        settings["params"] = radial_parameter_groups(context.model)
+        try:
+            settings["params"] = radial_parameter_groups(context.model)
+        except ValueError as error:
+            raise ValueError(
+                f"optim={name!r} could not find the scale-invariant weights: {error} For the Trainer: "
+                f"Trainer(..., optimizer_cls_and_kwargs=({OPTIMIZERS[name].class_name}, "
+                '{"params": radial_parameter_groups(model, batch), "lr": ...})).'
+            ) from error
     return optimizer_class(name), settings
 
 
@@ -57,7 +64,7 @@ def _parse(name: str, given: dict[str, str]) -> dict[str, Any]:
     Raises:
         ValueError: On an unknown key or a value that cannot be read.
     """
-    kinds = _COMMON | (_SGD if name == "sgd_mrt" else _ADAM)
+    kinds = _COMMON | (_ADAM if OPTIMIZERS[name].is_adam else _SGD)
     values = {}
     for key, text in given.items():
         if key not in kinds:

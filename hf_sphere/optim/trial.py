@@ -1,7 +1,8 @@
 """A copy of a model to try things on: in training mode, with epsilons that do not count, moved off initial values."""
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -47,6 +48,22 @@ def make_trial(model: nn.Module) -> nn.Module:
             if getattr(module, name, False) is True:
                 setattr(module, name, False)
     return trial
+
+
+@contextlib.contextmanager
+def exact(devices: Iterable[torch.device]) -> Iterator[None]:
+    """Compute in full float32, whatever autocast and TF32 say outside."""
+    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        with contextlib.ExitStack() as stack:
+            for kind in {device.type for device in devices} - {"meta"}:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = cudnn
 
 
 @torch.no_grad()

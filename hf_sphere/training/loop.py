@@ -104,8 +104,12 @@ class TrainingLoop:
             self.total_steps = min(self.total_steps, args.max_steps)
         # A few examples are enough to tell which weights are radially invariant.
         few = {name: value[:16] for name, value in next(iter(batches.epoch())).items()}
+        if accelerator.num_processes > 1:
+            few = broadcast(few)  # every process must come to the same groups
         optimizer = build_optimizer(model, args, few)
         self._radial = find_radial_weights(model, few).channel_dims if args.radial_logging_steps else {}
+        if args.radial_logging_steps and not self._radial:
+            logger.warning("radial_logging_steps logs nothing: the model has no radially invariant weight.")
         # Before `prepare`: the schedule counts optimiser steps by itself, whatever the number of processes.
         self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=higher_is_better)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)

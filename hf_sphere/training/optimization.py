@@ -33,11 +33,12 @@ def build_optimizer(
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
     options: dict[str, Any] = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "fused": fused}
-    if args.optimizer in ("sgd", "sgd_mrt"):
+    sphere = OPTIMIZERS.get(args.optimizer)
+    if args.optimizer == "sgd" or (sphere is not None and not sphere.is_adam):
         options["momentum"] = args.momentum
     else:
         options |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-    if args.optimizer in OPTIMIZERS:
+    if sphere is not None:
         return optimizer_class(args.optimizer)(groups, **options)
     for group in groups:
         if args.optimizer == "sgd":

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
@@ -9,9 +9,9 @@ ADAMS = [AdamS, AdamSRT, AdamG]
 NAN, INF = float("nan"), float("inf")
 
 OUT_OF_RANGE = [
-    ({"lr": -0.1}, r"lr must not be negative; got -0\.1"),
-    ({"lr": NAN}, "lr must not be negative; got nan"),
-    ({"weight_decay": -1.0}, r"weight_decay must not be negative; got -1\.0"),
+    ({"lr": -0.1}, r"lr must be a number that is not negative; got -0\.1"),
+    ({"lr": NAN}, "lr must be a number that is not negative; got nan"),
+    ({"weight_decay": -1.0}, r"weight_decay must be a number that is not negative; got -1\.0"),
     ({"low_precision": "up"}, "low_precision can be nearest, stochastic, master; got 'up'"),
     (
         {"low_precision": "stochastic", "capturable": True},
@@ -19,7 +19,7 @@ OUT_OF_RANGE = [
     ),
 ]
 OUT_OF_RANGE_OF_ADAM = [
-    ({"eps": -1e-8}, "eps must not be negative; got -1e-08"),
+    ({"eps": -1e-8}, "eps must be a number that is not negative; got -1e-08"),
     ({"betas": (0.9, 1.0)}, r"betas must be two numbers in \[0, 1\); got \(0\.9, 1\.0\)"),
     ({"betas": (-0.1, 0.9)}, r"betas must be two numbers in \[0, 1\); got \(-0\.1, 0\.9\)"),
     ({"betas": (0.9, NAN)}, r"betas must be two numbers in \[0, 1\); got \(0\.9, nan\)"),
@@ -70,7 +70,9 @@ def test_settings_of_the_adam_kinds_out_of_range_are_refused(kind, options, mess
 
 
 def test_a_negative_momentum_is_refused():
-    refuses_in_constructor_and_group(SGDMRT, {"momentum": -0.9}, (3, 4), r"momentum must not be negative; got -0\.9")
+    refuses_in_constructor_and_group(
+        SGDMRT, {"momentum": -0.9}, (3, 4), r"momentum must be a number that is not negative; got -0\.9"
+    )
 
 
 @pytest.mark.parametrize(("options", "shape", "message"), BAD_CHANNELS, ids=str)
@@ -205,3 +207,29 @@ def test_a_gradient_that_is_not_finite_stays_in_its_group(kind, value, make_opti
     rows = [0, 1, 3]
     torch.testing.assert_close(mine[rows], other[rows], rtol=0, atol=0)
     assert not mine[2].isfinite().all()
+
+
+def test_an_optimizer_without_radial_groups_says_so(caplog):
+    AdamSRT(nn.Linear(2, 2).parameters())
+    assert "No parameter group of AdamSRT has channel_dims" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("channel_wise", "False"), ("lr", "x"), ("weight_decay", None), ("betas", 0.9)]
+)
+def test_settings_of_another_kind_are_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=rf"{name} (is|must be) .*got {value!r}"):
+        AdamSRT([nn.Parameter(torch.ones(2, 2))], **{name: value})
+
+
+@pytest.mark.parametrize("kind", [AdamSRT, SGDMRT])
+def test_decoupled_decay_that_leaves_nothing_is_refused(kind):
+    with pytest.raises(ValueError, match=r"lr \* weight_decay must be below 1"):
+        kind([nn.Parameter(torch.ones(2, 2))], lr=1.0, weight_decay=1.0, decoupled_weight_decay=True)
+
+
+def test_a_state_of_other_groups_is_refused():
+    weight = nn.Parameter(torch.ones(2, 2))
+    state = AdamSRT([weight]).state_dict()
+    with pytest.raises(ValueError, match=r"channel_dims of parameter group 0 is None in the state and \[0\]"):
+        AdamSRT([weight], channel_wise=True).load_state_dict(state)

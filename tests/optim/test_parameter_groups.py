@@ -63,6 +63,23 @@ def test_frozen_parameters_are_left_out(own):
     assert trained == {name for name, _ in model.named_parameters()} - {"conv.weight", "conv.bias"}
 
 
+class Gains(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.logit_scale = nn.Parameter(torch.ones(3, 1, 1))
+        self.pos_embed = nn.Parameter(torch.ones(1, 4, 2))
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(2, 3, bias=False))
+        self.thin = nn.Linear(2, 1, bias=False)
+
+    def no_weight_decay(self) -> set[str]:
+        return {"pos_embed"}
+
+
+def test_temperatures_gains_and_what_the_model_excludes_do_not_decay():
+    decaying = {name for group in parameter_groups(Gains()) if "weight_decay" not in group for name in names_in(group)}
+    assert decaying == {"normed.parametrizations.weight.original1", "thin.weight"}
+
+
 def test_radial_weights_come_first_with_their_axes():
     groups = parameter_groups(Mixed(), {"conv.weight": (0,), "linear.weight": ()})
     assert [(names_in(group), group.get("channel_dims")) for group in groups][:3] == [

@@ -114,7 +114,7 @@ def test_a_state_that_was_saved_continues_bit_for_bit(kind, dims, mode, dtype, m
     optimizer = make_optimizer(kind, [weight], channel_dims=dims, low_precision=mode)
     take_steps(optimizer, 3)
     other = weight.detach().clone().requires_grad_()
-    resumed = make_optimizer(kind, [other])
+    resumed = make_optimizer(kind, [other], channel_dims=dims)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     take_steps(optimizer, 3, start=3)
     take_steps(resumed, 3, start=3)

@@ -124,11 +124,18 @@ def test_a_call_for_one_optimiser_compares_all_that_is_there(sweep, runs, finish
     assert "| adam_srt | 1 |" in capsys.readouterr().out
 
 
+def test_runs_of_other_arguments_are_not_mixed(sweep, finished, quick):
+    words = [*quick, "--output_dir", str(finished[0]), "--max_steps", "2"]
+    with pytest.raises(ValueError, match=r"with the arguments .* not of .*--max_steps 2.*another --output_dir"):
+        sweep.main(words)
+
+
 def test_a_run_that_was_stopped_goes_on(sweep, runs, finished, quick, tmp_path, results_of, capsys):
     words = [*quick, "--optimizers", "adam_srt", "--output_dir", str(tmp_path)]
     run = tmp_path / "adam_srt-seed0"
     sweep.main([*words, "--max_steps", "2"])
     (run / "all_results.json").unlink()
+    (tmp_path / "arguments.json").unlink()
     capsys.readouterr()
     sweep.main(words)
     assert f"{run}: going on" in capsys.readouterr().out

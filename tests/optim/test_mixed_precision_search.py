@@ -1,0 +1,32 @@
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from torch import nn
+
+from hf_sphere.optim import find_radial_weights
+
+
+def test_autocast_around_the_search_changes_nothing():
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = find_radial_weights(model)
+    assert found.channel_dims == {"0.weight": (0,), "3.weight": (0,)}
+
+
+def test_a_model_prepared_for_mixed_precision_has_the_same_groups():
+    forget()
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16))
+    prepared = Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
+    assert find_radial_weights(prepared).channel_dims == {"0.weight": (0,), "3.weight": (0,)}
+    forget()
+
+
+def forget() -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def test_frozen_weights_are_called_frozen():
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+    model[0].weight.requires_grad_(False)
+    assert find_radial_weights(model).rejected["0.weight"] == "frozen"
