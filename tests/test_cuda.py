@@ -5,7 +5,7 @@ from torch import nn
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import Augmentation, ImagesInMemory
 from hf_sphere.geometry import angles_to_cartesian, cartesian_to_angles, spherize
-from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, radial_parameter_groups
+from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, find_radial_weights, radial_parameter_groups
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -138,3 +138,12 @@ def test_a_gradient_that_overflows_under_loss_scaling_skips_the_step(kind):
     scaler.update()
     assert torch.equal(net[0].weight, before)
     assert scaler.get_scale() == 2.0**14
+
+
+def test_the_search_for_radial_weights_is_not_misled_by_tf32():
+    net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32))
+    torch.set_float32_matmul_precision("high")
+    found = find_radial_weights(net.cuda())
+    assert torch.get_float32_matmul_precision() == "high"
+    torch.set_float32_matmul_precision("highest")
+    assert found.channel_dims == {"0.weight": (0,), "3.weight": (0,)}

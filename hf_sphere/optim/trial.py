@@ -53,17 +53,17 @@ def make_trial(model: nn.Module) -> nn.Module:
 @contextlib.contextmanager
 def exact(devices: Iterable[torch.device]) -> Iterator[None]:
     """Compute in full float32, whatever autocast and TF32 say outside."""
-    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        with contextlib.ExitStack() as stack:
-            for kind in {device.type for device in devices} - {"meta"}:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            yield
-    finally:
-        torch.set_float32_matmul_precision(matmul)
-        torch.backends.cudnn.allow_tf32 = cudnn
+    kinds = {device.type for device in devices} - {"meta"}
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        if "cuda" in kinds:
+            cudnn = torch.backends.cudnn
+            keep = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
+            stack.enter_context(cudnn.flags(**keep, allow_tf32=False))
+            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            torch.set_float32_matmul_precision("highest")
+        yield
 
 
 @torch.no_grad()
