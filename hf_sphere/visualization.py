@@ -145,6 +145,7 @@ def plot_training_curves(
     try:
         import matplotlib
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise ImportError("pictures need matplotlib: pip install 'hf_sphere[plots]'.") from error
     drawn = {name: [run for run in runs if run and metric in run[0]] for name, runs in curves.items()}
@@ -174,6 +175,7 @@ def plot_training_curves(
     texts = [f"{name}  {value:.2f}" for value, name in sorted(ends, reverse=True)]
     axes.legend([handle for handle, _ in ranked], texts, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     axes.set_xlabel("epoch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     label = metric.replace("eval_", "evaluation_").replace("_", " ")
     axes.set_ylabel(f"{label}, %" if percent > 1 else label)
     axes.set_title(title)

@@ -247,7 +247,13 @@ class SphereOptimizer(Optimizer):
 
     def _init_state(self, parameter: Tensor, group: Group, is_radial: bool) -> None:
         state = self.state[parameter]
-        if is_low(parameter.dtype) and group["low_precision"] == "master" and "master" not in state:
+        keys = [self.momentum_key] if self._keeps_momentum(group) else []
+        if self.has_second_moment:
+            keys.append("exp_avg_sq")
+        low = is_low(parameter.dtype)
+        if not low and "step" in state and all([key in state for key in keys]):
+            return  # nearly always
+        if low and group["low_precision"] == "master" and "master" not in state:
             state["master"] = parameter.detach().to(torch.float32)
         if "step" not in state:
             on_device = group["capturable"] or group["fused"]
@@ -255,8 +261,7 @@ class SphereOptimizer(Optimizer):
             state["step"] = torch.zeros(
                 (), dtype=torch.float64 if double else torch.float32, device=parameter.device if on_device else "cpu"
             )
-        keys = [self.momentum_key] if self._keeps_momentum(group) else []
-        for key in [*keys, "exp_avg_sq"] if self.has_second_moment else keys:
+        for key in keys:
             dtype = self._state_dtype(key, parameter, group)
             if key in state:
                 state[key] = state[key].to(dtype)  # other settings may ask for another precision than before

@@ -10,7 +10,7 @@ from hf_sphere.optim.rules import Number
 
 # Weights a portion on the CPU. Its weights, gradients, momenta and scratch then stay in the cache while the rule goes
 # over them several times, and memory is read once.
-CPU_PORTION = 1 << 20
+CPU_PORTION = 3 << 18
 
 
 @dataclass(slots=True)
