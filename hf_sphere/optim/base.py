@@ -42,7 +42,8 @@ class SphereOptimizer(Optimizer):
         self._own_defaults = own
         self._axes: dict[Tensor, int] = {}  # how many axes each parameter had when it came
         super().__init__(params, **options)
-        if all(group["channel_dims"] is None for group in self.param_groups):
+        unsearched = all(group["channel_dims"] is None and not group.get("param_names") for group in self.param_groups)
+        if unsearched:  # groups with names come from radial_parameter_groups, which has warned by itself
             logger.warning(
                 "No parameter group of %s has channel_dims, so every step is torch's own. "
                 "radial_parameter_groups(model) makes groups that have them.",

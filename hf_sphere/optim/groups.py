@@ -1,5 +1,6 @@
 """Parameter groups: which parameters are radial, which decay, which have settings of their own."""
 
+import logging
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 
 from hf_sphere.optim.channels import ChannelDims
 from hf_sphere.optim.invariance import Loss, find_radial_weights
+
+logger = logging.getLogger(__name__)
 
 
 def radial_parameter_groups(
@@ -42,6 +45,7 @@ def radial_parameter_groups(
     """
     model = extract_model_from_parallel(model, keep_fp32_wrapper=False, keep_torch_compile=False)
     found = find_radial_weights(model, batch, loss, tolerance=tolerance)
+    logger.info(found.summary())
     if found.refuted:
         listed = "; ".join(f"{name}: {found.rejected[name]}" for name in found.refuted)
         warnings.warn(
