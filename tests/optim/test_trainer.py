@@ -1,3 +1,4 @@
+import dataclasses
 import os
 import pickle
 import subprocess
@@ -282,7 +283,10 @@ def test_the_search_takes_no_random_numbers_from_the_run(arguments, digits):
 
 
 def test_activation_checkpointing_does_not_change_the_groups(arguments, digits):
-    args = arguments(optim="adam_srt", max_steps=1, activation_checkpointing=True)
+    # The argument was renamed within transformers 5.
+    known = {field.name for field in dataclasses.fields(TrainingArguments)}
+    name = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
+    args = arguments(optim="adam_srt", max_steps=1, **{name: True})
     trainer = Trainer(sphere_model(), args, train_dataset=digits)
     trainer.train()
     radial = [g for g in trainer.optimizer.param_groups if g["channel_dims"] is not None]
