@@ -10,7 +10,7 @@ from torch.optim.adam import adam
 from hf_sphere.optim.base import Group, SphereOptimizer
 from hf_sphere.optim.blocks import Block, spread
 from hf_sphere.optim.channels import local
-from hf_sphere.optim.opened import OpenParameter
+from hf_sphere.optim.open_parameter import OpenParameter
 from hf_sphere.optim.precision import LowPrecision
 from hf_sphere.optim.rules import Number, accumulate_, adam_step_size, is_zero, lengths, shrinks, step_, transport_
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hf_sphere.optim.blocks import Block, portions, scratch_for
 from hf_sphere.optim.channels import check_shards, group_size, local, one_a_group, resolve_channel_dims
-from hf_sphere.optim.opened import OpenParameter
+from hf_sphere.optim.open_parameter import OpenParameter
 from hf_sphere.optim.precision import LOW_PRECISION, at_least_float32, is_low
 from hf_sphere.optim.rules import Number
 
@@ -79,6 +79,7 @@ class SphereOptimizer(Optimizer):
                 self._check_parameter(name, parameter, group)
             group["channel_dims"] = resolve_channel_dims(names, group["params"], **given)
             group.pop("channel_wise", None)
+            # An optimiser that was copied or unpickled has forgotten it: torch keeps defaults, state and groups alone.
             self.__dict__.setdefault("_axes", {}).update({p: p.ndim for p in group["params"]})
         except ValueError:
             self.param_groups.pop()

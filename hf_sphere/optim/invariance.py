@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hf_sphere.optim.channels import ChannelDims
-from hf_sphere.optim.examples import example_inputs
+from hf_sphere.optim.example_inputs import example_inputs
 from hf_sphere.optim.homogeneity import HomogeneityMode
 from hf_sphere.optim.trial import call, exact, make_trial, move
 

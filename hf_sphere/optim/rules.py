@@ -6,7 +6,7 @@ tensor before LayerNorm. Here the weights, the momentum and the gradient of K gr
 first arguments in place.
 
 A step of every optimiser is made of these: the gradient enters the momentum (`accumulate_`), the size of the step
-follows from one number a group (`average_`, `adam_step_size`), the weights move (`step_`), and the momentum is carried
+follows from one number a group (`adam_step_size`), the weights move (`step_`), and the momentum is carried
 over to where they are now (`transport_`).
 
 Source: Roburin, de Mont-Marin, Bursuc, Marlet, Perez, Aubry, "A spherical perspective on learning with normalization

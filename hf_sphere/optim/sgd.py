@@ -9,7 +9,7 @@ from torch.optim.sgd import sgd
 
 from hf_sphere.optim.base import Group, SphereOptimizer
 from hf_sphere.optim.blocks import Block
-from hf_sphere.optim.opened import OpenParameter
+from hf_sphere.optim.open_parameter import OpenParameter
 from hf_sphere.optim.precision import LowPrecision
 from hf_sphere.optim.rules import Number, is_zero, lengths, shrinks, transport_
 

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from tqdm.auto import tqdm
 
 from hf_sphere.optim import as_metrics, find_radial_weights, radial_diagnostics
+from hf_sphere.optim.names import OPTIMIZERS
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.checkpoints import (
     CheckpointError,
@@ -102,14 +103,9 @@ class TrainingLoop:
         self.total_steps = self.steps_per_epoch * args.num_train_epochs
         if args.max_steps is not None:
             self.total_steps = min(self.total_steps, args.max_steps)
-        # A few examples are enough to tell which weights are radially invariant.
-        few = {name: value[:16] for name, value in next(iter(batches.epoch())).items()}
-        if accelerator.num_processes > 1:
-            few = broadcast(few)  # every process must come to the same groups
+        few = self._few_examples() if args.optimizer in OPTIMIZERS or args.radial_logging_steps else None
         optimizer = build_optimizer(model, args, few)
-        self._radial = find_radial_weights(model, few).channel_dims if args.radial_logging_steps else {}
-        if args.radial_logging_steps and not self._radial:
-            logger.warning("radial_logging_steps logs nothing: the model has no radially invariant weight.")
+        self._radial = self._radial_weights(model, optimizer, few) if args.radial_logging_steps else {}
         # Before `prepare`: the schedule counts optimiser steps by itself, whatever the number of processes.
         self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=higher_is_better)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
@@ -121,6 +117,21 @@ class TrainingLoop:
         self._stop_signal = 0
         if args.resume_from_checkpoint:
             self._resume(find_checkpoint(args.resume_from_checkpoint, self.output_dir))
+
+    def _few_examples(self) -> Batch:
+        """Enough of a batch to tell which weights are radially invariant, the same on every process."""
+        few = {name: value[:16] for name, value in next(iter(self.batches.epoch())).items()}
+        return broadcast(few) if self.accelerator.num_processes > 1 else few
+
+    @staticmethod
+    def _radial_weights(model: nn.Module, optimizer: torch.optim.Optimizer, few: Batch | None) -> dict[str, Any]:
+        """Axes of the radially invariant weights, by name: the optimiser's, or those found where it has none."""
+        groups = [group for group in optimizer.param_groups if group.get("channel_dims") is not None]
+        known = {name: group["channel_dims"] for group in groups for name in group["param_names"]}
+        radial = known or find_radial_weights(model, few).channel_dims
+        if not radial:
+            logger.warning("radial_logging_steps logs nothing: the model has no radially invariant weight.")
+        return radial
 
     def run(self) -> RunState:
         """Train to the end.
