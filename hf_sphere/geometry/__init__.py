@@ -1,5 +1,6 @@
 """Mathematics of the hypersphere: tensors in, tensors out."""
 
+from hf_sphere.geometry.codes import separation, separation_bound
 from hf_sphere.geometry.coordinates import angles_to_cartesian, cartesian_to_angles, spherize
 
-__all__ = ["angles_to_cartesian", "cartesian_to_angles", "spherize"]
+__all__ = ["angles_to_cartesian", "cartesian_to_angles", "separation", "separation_bound", "spherize"]

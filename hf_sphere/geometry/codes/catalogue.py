@@ -1,0 +1,184 @@
+"""The table of spherical codes with a construction, and how to find one for a number of points and a dimension."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_sphere.geometry.codes.constructions.derived import kissing_configuration, two_graph_276
+from hf_sphere.geometry.codes.constructions.graphs import (
+    elliptic_quadric_code,
+    gewirtz_code,
+    higman_sims_code,
+    hoffman_singleton_code,
+    m22_code,
+)
+from hf_sphere.geometry.codes.constructions.kerdock import dual_bch_code, kerdock_set
+from hf_sphere.geometry.codes.constructions.lattices import e8_roots, leech_vectors
+from hf_sphere.geometry.codes.constructions.polytopes import icosahedron, six_hundred_cell
+from hf_sphere.geometry.codes.spherical_code import SphericalCode
+
+
+def find_code(num_points: int, dim: int) -> SphericalCode | None:
+    """Best code of the catalogue that holds K points in R^d: any subset and any padding with zeros keeps its cosine.
+
+    Args:
+        num_points: Number K of points wanted.
+        dim: Dimension d at hand.
+
+    Returns:
+        The code of size >= K and dimension <= d with the smallest cosine (of equals, the one of the smallest dimension,
+        then size), or None. For K <= 2 d prefer `simplex` and `cross_polytope`.
+    """
+    fitting = [code for code in CATALOGUE if code.size >= num_points and code.dim <= dim]
+    return min(fitting, key=lambda code: (code.cosine, code.dim, code.size), default=None)
+
+
+def fit_code(code: SphericalCode, num_points: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
+    """K points of a code in R^d, padded with zeros.
+
+    Args:
+        code: A code of at least K points and at most d dimensions, such as `find_code` gives.
+        num_points: Number K of points.
+        dim: Dimension d.
+        generator: Source of randomness, on the CPU, for which of the points; the first K without it.
+
+    Returns:
+        Unit vectors of shape (K, d), float64.
+
+    Raises:
+        ValueError: If the code has fewer points or more dimensions.
+    """
+    if dim < code.dim:
+        raise ValueError(f"{code.name} needs {code.dim} dimensions; got dim={dim}. Use find_code to choose another.")
+    return F.pad(code.build_subset(num_points, generator), (0, dim - code.dim))
+
+
+class _Inner(NamedTuple):
+    """A kissing configuration of a code, or of another one: its size, its name if it has one, its proof if any."""
+
+    size: int
+    name: str = ""
+    proof: str = ""
+
+
+def _kissing_chain(base: SphericalCode, *inner: _Inner | int) -> Iterator[SphericalCode]:
+    """The points nearest to a point of the code, those nearest to one of these, and so on: see `derived`."""
+    for times, item in enumerate(inner, start=1):
+        size, name, proof = _Inner(item) if isinstance(item, int) else item
+        cosine = base.cosine / (1 + times * base.cosine)
+        yield SphericalCode(
+            name or f"{base.name}, kissing configuration taken {times} x",
+            base.dim - times,
+            size,
+            cosine,
+            bool(proof),
+            proof or f"Inside: {base.source}",
+            partial(kissing_configuration, base.builder, base.cosine, times),
+        )
+
+
+_LEVENSHTEIN = "Levenshtein, Designs as maximum codes in polynomial metric spaces, 1992 (optimality)"
+_COHN = "Cohn, de Laat and Leijenhorst, Optimality of spherical codes via exact semidefinite programming bounds, 2024"
+_KISSING = "Levenshtein, 1979; Odlyzko and Sloane, New bounds on the number of unit spheres, 1979 (optimality)"
+_BACHOC = "Bachoc and Vallentin, Optimality and uniqueness of the (4, 10, 1/6) spherical code, 2009"
+_CAMERON = "Cameron, Goethals and Seidel, Strongly regular graphs with strongly regular subconstituents, 1978"
+_GOLD = "Gold, Maximal recursive sequences with 3-valued recursive cross-correlation functions, 1968"
+
+_E8 = SphericalCode("E8 roots", 8, 240, 1 / 2, True, _KISSING, e8_roots)
+_LEECH = SphericalCode("Leech lattice, shortest vectors", 24, 196560, 1 / 2, True, _KISSING, leech_vectors)
+_TWO_GRAPH = SphericalCode("Regular two-graph on 276 points", 23, 552, 1 / 5, True, _LEVENSHTEIN, two_graph_276)
+_M22 = SphericalCode("M22 graph", 21, 77, 1 / 12, True, _COHN, m22_code)
+_GEWIRTZ = SphericalCode("Gewirtz graph", 20, 56, 1 / 15, True, _COHN, gewirtz_code)
+_HOFFMAN = SphericalCode("Hoffman-Singleton graph", 21, 50, 1 / 21, True, _COHN, hoffman_singleton_code)
+
+
+def _kerdock(log_dim: int, optimal: bool) -> SphericalCode:
+    dim = 2**log_dim
+    source = _COHN if optimal else "Kerdock, A class of low-rate nonlinear binary codes, 1972"
+    builder = partial(kerdock_set, log_dim)
+    return SphericalCode(f"Kerdock set, d = {dim}", dim, dim**2 + 2 * dim, dim**-0.5, optimal, source, builder)
+
+
+def _dual_bch(log_dim: int) -> SphericalCode:
+    dim = 2**log_dim
+    size, builder = 2 * dim**2 + 2 * dim, partial(dual_bch_code, log_dim)
+    return SphericalCode(f"Dual BCH code, d = {dim}", dim, size, math.sqrt(2 / dim), False, _GOLD, builder)
+
+
+def _quadric(order: int) -> SphericalCode:
+    dim, size = order * (order**2 - order + 1), (order + 1) * (order**3 + 1)
+    source = f"{_CAMERON}; {_LEVENSHTEIN}"
+    builder = partial(elliptic_quadric_code, order)
+    return SphericalCode(f"Elliptic quadric, q = {order}", dim, size, 1 / order**2, True, source, builder)
+
+
+CATALOGUE: tuple[SphericalCode, ...] = (
+    SphericalCode(
+        "Icosahedron", 3, 12, 1 / math.sqrt(5), True, "Fejes Toth, 1943 (optimality, for 12 points)", icosahedron
+    ),
+    SphericalCode(
+        "600-cell",
+        4,
+        120,
+        (1 + math.sqrt(5)) / 4,
+        True,
+        "Andreev, A spherical code, 1999 (optimality)",
+        six_hundred_cell,
+    ),
+    _E8,
+    *_kissing_chain(
+        _E8,
+        _Inner(56, "E7 minuscule weights", _LEVENSHTEIN),
+        _Inner(27, "Schläfli graph", _LEVENSHTEIN),
+        _Inner(16, "Clebsch graph", _LEVENSHTEIN),
+        _Inner(10, "Petersen graph", _BACHOC),
+    ),
+    _LEECH,
+    *_kissing_chain(
+        _LEECH,
+        _Inner(4600, "Leech lattice, kissing configuration", _LEVENSHTEIN),
+        _Inner(891, "Leech lattice, kissing configuration taken 2 x", _LEVENSHTEIN),
+        *(336, 170, 100, 66, 48, 46, 36, 30),
+    ),
+    _TWO_GRAPH,
+    *_kissing_chain(
+        _TWO_GRAPH,
+        _Inner(275, "McLaughlin graph", _LEVENSHTEIN),
+        _Inner(162, "McLaughlin graph, second subconstituent", _LEVENSHTEIN),
+        *(105, 72, 51, 37),
+    ),
+    SphericalCode("Higman-Sims graph", 22, 100, 1 / 11, True, _LEVENSHTEIN, higman_sims_code),
+    _M22,
+    *_kissing_chain(_M22, 60, 47, 37),
+    _GEWIRTZ,
+    *_kissing_chain(_GEWIRTZ, 45),
+    _HOFFMAN,
+    *_kissing_chain(_HOFFMAN, 42),
+    _quadric(3),
+    *_kissing_chain(_quadric(3), 81, 60, 45),
+    _quadric(4),
+    *_kissing_chain(_quadric(4), 256, 204, 164, 136, 120, 98),
+    _quadric(5),
+    *_kissing_chain(_quadric(5), 625, 520, 435, 366, 313, 276, 255, 218),
+    _quadric(7),
+    *_kissing_chain(_quadric(7), 2401, 2100, 1841, 1618, 1431, 1280, 1165, 1086, 1043, 934, 849, 770, 703, 648, 605),
+    _kerdock(2, optimal=False),
+    _kerdock(4, optimal=True),
+    *_kissing_chain(_kerdock(4, optimal=True), 128, 70, 42, 26),
+    _kerdock(6, optimal=True),
+    *_kissing_chain(_kerdock(6, optimal=True), 2048, 1116, 660, 414),
+    _kerdock(8, optimal=True),
+    *_kissing_chain(_kerdock(8, optimal=True), 32768, 17272, 9576, 5540, 3324, 2063, 1311, 849),
+    _dual_bch(3),
+    _dual_bch(5),
+    _dual_bch(7),
+    *_kissing_chain(_dual_bch(7), 8128, 2520, 918),
+    _dual_bch(9),
+)
+"""Every code, each checked when it is built. For up to d + 1 points the simplex, for up to 2 d the cross-polytope and
+in dimension 2 the polygon are optimal and not listed."""

@@ -1,0 +1,81 @@
+"""Optimal codes that a formula gives: the simplex, the cross-polytope and the regular polygon."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def simplex(num_points: int, dim: int) -> Tensor:
+    """Vertices of a regular simplex: every cosine is -1 / (K - 1), which no K points can better.
+
+    Args:
+        num_points: Number K of points, 2 <= K <= d + 1.
+        dim: Dimension d; coordinates beyond the first K - 1 are zero.
+
+    Returns:
+        Unit vectors of shape (K, d), float64, with sum zero.
+
+    Raises:
+        ValueError: If K lies outside 2..d + 1.
+
+    Reference:
+        Rankin, "The closest packing of spherical caps in n dimensions", 1955.
+    """
+    if not 2 <= num_points <= dim + 1:
+        raise ValueError(
+            f"a simplex in dimension {dim} has 2 to {dim + 1} points; got {num_points}. "
+            "Use cross_polytope for up to 2 d points, or find_code for more."
+        )
+    # The columns of a Helmert matrix: point i has 1 in each later coordinate j, -j in its own, before scaling.
+    order = torch.arange(1, num_points, dtype=torch.float64)
+    columns = torch.ones(num_points, num_points - 1, dtype=torch.float64).triu()
+    columns[1:].diagonal().copy_(-order)
+    points = torch.zeros(num_points, dim, dtype=torch.float64)
+    points[:, : num_points - 1] = columns * torch.sqrt(num_points / (num_points - 1) / (order * (order + 1)))
+    return points
+
+
+def cross_polytope(num_points: int, dim: int) -> Tensor:
+    """Vertices of the cross-polytope: e_1, ..., e_d, -e_1, ..., -e_d, the first K of them.
+
+    Any cosine is 0 or -1, and for K >= d + 2 no K points have a largest cosine below 0.
+
+    Args:
+        num_points: Number K of points, 2 <= K <= 2 d.
+        dim: Dimension d.
+
+    Returns:
+        Unit vectors of shape (K, d), float64.
+
+    Raises:
+        ValueError: If K lies outside 2..2 d.
+
+    Reference:
+        Rankin, "The closest packing of spherical caps in n dimensions", 1955.
+    """
+    if not 2 <= num_points <= 2 * dim:
+        raise ValueError(
+            f"a cross-polytope in dimension {dim} has 2 to {2 * dim} points; got {num_points}. "
+            "Use find_code, or optimise the points, for more."
+        )
+    identity = torch.eye(dim, dtype=torch.float64)
+    return torch.cat([identity, -identity])[:num_points].clone()
+
+
+def polygon(num_points: int) -> Tensor:
+    """Vertices of the regular polygon, the optimum in dimension 2: the largest cosine is cos(2 pi / K).
+
+    Args:
+        num_points: Number K >= 2 of points.
+
+    Returns:
+        Unit vectors of shape (K, 2), float64, in counter-clockwise order from (1, 0).
+
+    Raises:
+        ValueError: If K is below 2.
+    """
+    if num_points < 2:
+        raise ValueError(f"a polygon has at least 2 points; got {num_points}.")
+    angle = torch.arange(num_points, dtype=torch.float64) * (2 * math.pi / num_points)
+    return torch.stack([angle.cos(), angle.sin()], dim=-1)

@@ -1,0 +1,34 @@
+"""Optima of small codes that were proved by other means than a linear programme."""
+
+import math
+from typing import NamedTuple
+
+
+class ProvedOptimum(NamedTuple):
+    """No `num_points` points in R^`dim` have a largest cosine below `cosine` (rounded down where it has no formula)."""
+
+    num_points: int
+    dim: int
+    cosine: float
+    source: str
+
+
+PROVED_OPTIMA = (
+    ProvedOptimum(7, 3, 0.210138312730, "Schütte and van der Waerden, Auf welcher Kugel haben Punkte Platz?, 1951"),
+    ProvedOptimum(8, 3, 0.261203874963, "Schütte and van der Waerden, Auf welcher Kugel haben Punkte Platz?, 1951"),
+    ProvedOptimum(9, 3, 1 / 3, "Schütte and van der Waerden, Auf welcher Kugel haben Punkte Platz?, 1951"),
+    ProvedOptimum(10, 3, 0.404394325216, "Danzer, Finite point-sets on S^2 with minimum distance as large as possible"),
+    ProvedOptimum(
+        11, 3, 1 / math.sqrt(5), "Danzer, Finite point-sets on S^2 with minimum distance as large as possible"
+    ),
+    ProvedOptimum(13, 3, 0.542636486829, "Musin and Tarasov, The strong thirteen spheres problem, 2012"),
+    ProvedOptimum(14, 3, 0.563950300360, "Musin and Tarasov, The Tammes problem for N = 14, 2015"),
+    ProvedOptimum(24, 3, 0.723078468333, "Robinson, Arrangement of 24 points on a sphere, 1961"),
+    ProvedOptimum(
+        1024**2 + 2048,
+        1024,
+        1 / 32,
+        "Cohn, de Laat and Leijenhorst, Optimality of spherical codes via exact semidefinite programming bounds, 2024",
+    ),
+)
+"""The optimum grows with the number of points and falls with the dimension, so that each bounds many other cases."""

@@ -1,0 +1,140 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hf_sphere.geometry.codes import CATALOGUE, polygon, separation, separation_bound
+from hf_sphere.geometry.codes.delsarte import delsarte_cosine, gegenbauer
+from hf_sphere.geometry.codes.levenshtein import levenshtein_cosine
+from hf_sphere.geometry.codes.proved import PROVED_OPTIMA
+
+DIMS = [1, 2, 3, 4, 5, 7, 8, 10, 16, 21, 24, 32, 50, 64, 65, 128, 512]
+
+# Codes that Levenshtein's bound proves optimal, with their cosines (Cohn and Kumar, "Universally optimal distribution
+# of points on spheres", 2007, table 1).
+SHARP = [
+    (12, 3, 1 / math.sqrt(5)),
+    (16, 5, 1 / 5),
+    (27, 6, 1 / 4),
+    (56, 7, 1 / 3),
+    (240, 8, 1 / 2),
+    (112, 21, 1 / 9),
+    (162, 21, 1 / 7),
+    (100, 22, 1 / 11),
+    (275, 22, 1 / 6),
+    (891, 22, 1 / 4),
+    (552, 23, 1 / 5),
+    (4600, 23, 1 / 3),
+    (196560, 24, 1 / 2),
+    (2752, 301, 1 / 49),
+]
+
+
+def spread_points(num_points: int, dim: int) -> torch.Tensor:
+    """Points found by descent on an annealed log-sum-exp of the cosines."""
+    best = torch.randn(num_points, dim, dtype=torch.float64)
+    for _ in range(6):
+        points = torch.randn(num_points, dim, dtype=torch.float64, requires_grad=True)
+        for sharpness in (20.0, 100.0, 1000.0):
+            optimizer = torch.optim.LBFGS([points], max_iter=100, line_search_fn="strong_wolfe")
+
+            def loss(points=points, optimizer=optimizer, sharpness=sharpness):
+                optimizer.zero_grad()
+                unit = points / points.norm(dim=-1, keepdim=True)
+                cosines = (unit @ unit.T)[~torch.eye(num_points, dtype=torch.bool)]
+                value = torch.logsumexp(sharpness * cosines, 0) / sharpness
+                value.backward()
+                return value
+
+            optimizer.step(loss)
+        if separation(points) < separation(best):
+            best = points.detach()
+    return best
+
+
+@pytest.mark.parametrize("num_points", range(2, 13))
+def test_few_points_have_the_bounds_of_rankin(num_points):
+    expected = -1 / (num_points - 1) if num_points <= 7 else 0.0
+    assert separation_bound(num_points, 6) == expected
+
+
+@pytest.mark.parametrize("num_points", [2, 3, 5, 8, 1001])
+def test_in_dimension_2_the_polygon_attains_the_bound(num_points):
+    assert separation_bound(num_points, 2) == pytest.approx(separation(polygon(num_points)).item(), abs=1e-12)
+
+
+def test_in_dimension_1_a_third_point_coincides_with_another():
+    assert (separation_bound(2, 1), separation_bound(3, 1)) == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize(("size", "dim", "cosine"), SHARP)
+def test_levenshtein_is_attained_by_the_sharp_codes(size, dim, cosine):
+    assert levenshtein_cosine(size, dim) == pytest.approx(cosine, abs=1e-12)
+
+
+@pytest.mark.parametrize(("num_points", "dim"), [(30, 5), (100, 10), (200, 50), (1000, 64)])
+def test_levenshtein_of_degree_3_is_the_quadratic_formula(num_points, dim):
+    s = levenshtein_cosine(min(num_points, dim * (dim + 3) // 2), dim)
+    assert dim * (1 - s) * (2 + (dim + 1) * s) / (1 - dim * s * s) == pytest.approx(
+        min(num_points, dim * (dim + 3) // 2), rel=1e-9
+    )
+
+
+def test_the_linear_programme_proves_the_600_cell_that_levenshtein_does_not():
+    exact = (1 + math.sqrt(5)) / 4
+    start = levenshtein_cosine(120, 4)
+    assert start < exact - 1e-3
+    assert exact - 1e-6 < delsarte_cosine(120, 4, start) <= exact
+
+
+def test_gegenbauer_polynomials_are_orthogonal_under_the_sphere_s_marginal():
+    t, weights = np.polynomial.legendre.leggauss(60)  # in R^5 the marginal is 1 - t^2
+    values = gegenbauer(t, 5)
+    gram = values * (weights * (1 - t**2)) @ values.T
+    assert np.abs(gram - np.diag(np.diag(gram))).max() < 1e-14
+    assert values[:, -1].max() <= 1.0
+
+
+@pytest.mark.parametrize("code", CATALOGUE, ids=lambda code: f"{code.size}-{code.dim}")
+def test_no_code_of_the_catalogue_is_below_the_bound_and_the_optimal_ones_attain_it(code):
+    excess = code.cosine - separation_bound(code.size, code.dim)
+    assert abs(excess) < 1e-12 if code.optimal else excess > 1e-7
+
+
+@pytest.mark.parametrize(
+    "optimum", [o for o in PROVED_OPTIMA if o.dim == 3 and o.num_points < 11], ids=lambda o: o.num_points
+)
+def test_proved_optima_are_found_by_descent_and_never_bettered(optimum):
+    found = separation(spread_points(optimum.num_points, 3)).item()
+    assert separation_bound(optimum.num_points, 3) <= found < optimum.cosine + 2e-3
+
+
+def test_proved_optima_in_closed_form_agree_with_their_digits():
+    digits = {o.num_points: o.cosine for o in PROVED_OPTIMA if o.dim == 3}
+    tribonacci = max(np.roots([1, -1, -1, -1]).real)
+    snub_cube = sorted(
+        abs(np.array([1, 1 / tribonacci, tribonacci]) @ corner) / (1 + tribonacci**-2 + tribonacci**2)
+        for corner in ([1 / tribonacci, tribonacci, 1], [tribonacci, -1, 1 / tribonacci])
+    )[-1]
+    exact = {7: 1 - 4 / math.sqrt(3) * math.cos(7 * math.pi / 18), 8: (2 * math.sqrt(2) - 1) / 7, 24: snub_cube}
+    assert all(0 <= exact[size] - digits[size] < 1e-11 for size in exact)
+
+
+def test_the_bound_grows_with_the_number_of_points():
+    numbers = [*range(2, 18), 33, 34, 100, 101, 240, 1000, 4224, 100000, 100001, 10**6]
+    for dim in DIMS:
+        bounds = [separation_bound(number, dim) for number in numbers]
+        assert bounds == sorted(bounds)
+
+
+@pytest.mark.parametrize("num_points", [2, 5, 9, 13, 25, 64, 130, 1000, 30000, 100000])
+def test_the_bound_falls_with_the_dimension(num_points):
+    bounds = [separation_bound(num_points, dim) for dim in DIMS]
+    assert bounds == sorted(bounds, reverse=True)
+
+
+@pytest.mark.parametrize(("num_points", "dim"), [(1, 3), (0, 3), (5, 0)])
+def test_numbers_without_a_meaning_are_refused(num_points, dim):
+    with pytest.raises(ValueError, match=f"got {num_points} and {dim}"):
+        separation_bound(num_points, dim)

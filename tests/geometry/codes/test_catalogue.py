@@ -1,0 +1,192 @@
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from hf_sphere.geometry.codes import CATALOGUE, SphericalCode, find_code, fit_code, separation
+from hf_sphere.geometry.codes.constructions.lattices import golay_code
+
+MODERATE = [code for code in CATALOGUE if code.size * code.dim < 1_200_000 and code.dim < 295]
+LARGE = [code for code in CATALOGUE if code.size == 66048 or code.size == 196560 or code.size == 2752]
+WANTED = [
+    (3, 12, 5**-0.5),
+    (4, 10, 1 / 6),
+    (4, 24, 1 / 2),
+    (4, 120, (1 + 5**0.5) / 4),
+    (5, 16, 1 / 5),
+    (6, 27, 1 / 4),
+    (7, 56, 1 / 3),
+    (8, 240, 1 / 2),
+    (16, 288, 1 / 4),
+    (20, 56, 1 / 15),
+    (21, 50, 1 / 21),
+    (21, 77, 1 / 12),
+    (21, 112, 1 / 9),
+    (21, 162, 1 / 7),
+    (22, 100, 1 / 11),
+    (22, 275, 1 / 6),
+    (22, 891, 1 / 4),
+    (23, 552, 1 / 5),
+    (23, 4600, 1 / 3),
+    (24, 196560, 1 / 2),
+    (64, 4224, 1 / 8),
+    (256, 66048, 1 / 16),
+]
+
+
+def cosines_of(dim: int, size: int) -> Counter[float]:
+    """How often each cosine occurs, over all ordered pairs."""
+    code = next(code for code in CATALOGUE if (code.dim, code.size) == (dim, size))
+    points = code.build()
+    values = (points @ points.T)[~torch.eye(size, dtype=torch.bool)]
+    return Counter(torch.round(values, decimals=6).add(0.0).tolist())
+
+
+@pytest.mark.parametrize(("dim", "size", "cosine"), WANTED)
+def test_the_codes_of_the_literature_are_listed_with_their_cosines(dim, size, cosine):
+    (found,) = [code for code in CATALOGUE if (code.dim, code.size) == (dim, size)]
+    assert found.cosine == pytest.approx(cosine, abs=1e-15)
+
+
+@pytest.mark.parametrize("code", MODERATE, ids=lambda code: f"{code.size}-{code.dim}")
+def test_a_code_has_the_points_and_the_largest_cosine_that_it_claims(code):
+    points = code.build()
+    assert (points.shape, points.dtype) == ((code.size, code.dim), torch.float64)
+    torch.testing.assert_close(points.norm(dim=-1), torch.ones(code.size, dtype=torch.float64), rtol=0, atol=1e-12)
+    largest = max((rows @ points.T).topk(2).values[:, 1].max().item() for rows in points.split(512))
+    assert largest == pytest.approx(code.cosine, abs=1e-9)
+
+
+@pytest.mark.parametrize("code", LARGE, ids=lambda code: f"{code.size}-{code.dim}")
+def test_random_points_of_a_large_code_have_the_largest_cosine_that_it_claims(code):
+    points = code.build()
+    chosen = torch.randint(code.size, (20,), generator=torch.Generator().manual_seed(1))
+    two_largest = (points[chosen] @ points.T).topk(2).values
+    torch.testing.assert_close(two_largest[:, 0], torch.ones(20, dtype=torch.float64))
+    assert two_largest[:, 1].max().item() == pytest.approx(code.cosine, abs=1e-9)
+
+
+def test_the_e8_roots_have_their_inner_product_distribution():
+    assert cosines_of(8, 240) == {-1.0: 240, -0.5: 240 * 56, 0.0: 240 * 126, 0.5: 240 * 56}
+
+
+def test_a_kerdock_set_consists_of_mutually_unbiased_bases():
+    pairs = 288
+    assert cosines_of(16, 288) == {-1.0: pairs, 0.0: pairs * 30, 0.25: pairs * 128, -0.25: pairs * 128}
+
+
+@pytest.mark.parametrize(
+    ("dim", "size", "degree", "shared", "shared_else"),
+    [
+        (4, 10, 3, 0, 1),
+        (5, 16, 5, 0, 2),
+        (6, 27, 10, 1, 5),
+        (20, 56, 10, 0, 2),
+        (21, 50, 7, 0, 1),
+        (21, 77, 16, 0, 4),
+        (21, 112, 30, 2, 10),
+        (21, 162, 56, 10, 24),
+        (22, 100, 22, 0, 6),
+        (22, 275, 112, 30, 56),
+        (52, 325, 68, 3, 17),
+    ],
+)
+def test_the_far_pairs_form_the_strongly_regular_graph(dim, size, degree, shared, shared_else):
+    points = next(code for code in CATALOGUE if (code.dim, code.size) == (dim, size)).build()
+    adjacency = (points @ points.T < -1e-6).double()
+    identity, ones = torch.eye(size, dtype=torch.float64), torch.ones(size, size, dtype=torch.float64)
+    expected = degree * identity + shared * adjacency + shared_else * (ones - identity - adjacency)
+    assert torch.equal(adjacency @ adjacency, expected)
+
+
+def test_the_golay_code_has_its_weights():
+    assert Counter(golay_code().sum(-1).tolist()) == {0: 1, 8: 759, 12: 2576, 16: 759, 24: 1}
+
+
+def test_the_leech_vectors_are_a_design_of_strength_11():
+    points = next(code for code in CATALOGUE if code.dim == 24).build()
+    cosines = points @ points[1000]
+    for power in range(12):
+        moment = 0.0 if power % 2 else math.prod((2 * i + 1) / (24 + 2 * i) for i in range(power // 2))
+        assert (cosines**power).mean().item() == pytest.approx(moment, abs=1e-12)
+
+
+def test_a_built_code_can_be_changed_without_changing_the_next():
+    code = CATALOGUE[0]
+    code.build().zero_()
+    assert code.build().norm(dim=-1).min() == pytest.approx(1.0)
+
+
+def test_a_builder_that_gives_something_else_is_an_internal_error():
+    def twice_the_same() -> np.ndarray:
+        return np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
+
+    code = SphericalCode("Wrong", 2, 3, 0.0, False, "nobody", twice_the_same)
+    with pytest.raises(RuntimeError, match="internal error: Wrong"):
+        code.build()
+
+
+@pytest.mark.parametrize(
+    ("num_points", "dim", "cosine"),
+    [
+        (100, 25, 1 / 11),
+        (200, 25, 1 / 6),
+        (200, 50, 1 / 18),
+        (1000, 64, 1 / 10),
+        (4000, 64, 1 / 8),
+        (60000, 256, 1 / 16),
+    ],
+)
+def test_find_code_gives_the_best_listed(num_points, dim, cosine):
+    code = find_code(num_points, dim)
+    assert code.size >= num_points
+    assert code.dim <= dim
+    assert code.cosine == pytest.approx(cosine, abs=1e-12)
+
+
+@pytest.mark.parametrize(("num_points", "dim"), [(13, 3), (10**7, 512), (5, 1)])
+def test_find_code_gives_none_where_no_code_fits(num_points, dim):
+    assert find_code(num_points, dim) is None
+
+
+def test_no_code_is_listed_twice():
+    assert len({(code.size, code.dim) for code in CATALOGUE}) == len(CATALOGUE) == len({c.name for c in CATALOGUE})
+
+
+def test_a_subset_padded_with_zeros_keeps_the_cosine():
+    code = find_code(100, 25)
+    points = fit_code(code, 90, 25, torch.Generator().manual_seed(0))
+    assert points.shape == (90, 25)
+    assert (points[:, code.dim :] == 0).all()
+    assert separation(points).item() == pytest.approx(code.cosine, abs=1e-9)
+
+
+def test_the_generator_decides_which_points():
+    code = find_code(1000, 64)
+    first, again = (fit_code(code, 1000, 64, torch.Generator().manual_seed(3)) for _ in range(2))
+    other = fit_code(code, 1000, 64, torch.Generator().manual_seed(4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert len(other.unique(dim=0)) == 1000
+
+
+def test_without_a_generator_the_first_points_are_taken():
+    code = find_code(100, 25)
+    assert torch.equal(fit_code(code, 30, 22), code.build()[:30])
+
+
+def test_too_many_points_are_refused():
+    with pytest.raises(ValueError, match=r"has 12 points; got num_points=13. Choose 1 to 12"):
+        fit_code(CATALOGUE[0], 13, 3)
+
+
+def test_too_few_dimensions_are_refused():
+    with pytest.raises(ValueError, match="needs 3 dimensions; got dim=2"):
+        fit_code(CATALOGUE[0], 5, 2)
+
+
+def test_a_printed_code_says_what_it_is():
+    text = str(find_code(27, 6))
+    assert "Schläfli graph: 27 points in dimension 6, largest cosine 0.250000, proved optimal" in text
