@@ -1,60 +1,29 @@
-"""Batches of images on the training device: drawn, cropped, flipped, rotated and normalised as tensors."""
+"""Batches of images on the training device: drawn, augmented and normalised as tensors."""
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.decoding import EncodedImages, stack_images
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """Random changes of training images.
-
-    Attributes:
-        crop_padding: Zero pixels added on each side before a crop of the original size at a random place.
-        horizontal_flip: Whether half of the images are mirrored.
-        rotation: Largest angle, in degrees, of a random rotation either way (nearest pixel, zeros outside).
-    """
-
-    crop_padding: int = 0
-    horizontal_flip: bool = False
-    rotation: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.crop_padding < 0:
-            raise ValueError(f"crop_padding must not be negative; got {self.crop_padding}.")
-        if not 0.0 <= self.rotation <= 180.0:
-            raise ValueError(f"rotation must lie between 0 and 180 degrees; got {self.rotation}.")
-
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Change each image of a uint8 batch (B, C, H, W) by itself; `generator` lives on the CPU."""
-        if self.crop_padding:
-            images = _random_crop(images, self.crop_padding, generator)
-        if self.horizontal_flip:
-            mirrored = torch.rand(len(images), generator=generator) < 0.5
-            images = torch.where(mirrored.to(images.device)[:, None, None, None], images.flip(-1), images)
-        if self.rotation:
-            degrees = (2 * torch.rand(len(images), generator=generator) - 1) * self.rotation
-            images = _rotate(images, degrees.deg2rad())
-        return images
 
 
 class ImageBatches:
     """Batches `{"pixel_values", "labels"}` of one split, the same interface for data in memory and on disk.
+
+    With two targets an image, they have `regression_labels` besides.
 
     Order and augmentation follow from (`seed`, epoch, batch), so any batch can be made again by itself: that is what
     lets a run resume in the middle of an epoch. Several processes get interleaved parts of the same order, of equal
     length in training; in evaluation every image is seen once.
 
     Args:
-        labels: (N,) class indices.
+        labels: (N,) class indices, or real numbers for regression.
+        regression_labels: (N,) real numbers to learn beside the classes.
         batch_size: Images a batch and process.
         mean: Mean a channel, on the scale from 0 to 1.
         std: Standard deviation a channel, on the scale from 0 to 1.
@@ -70,6 +39,7 @@ class ImageBatches:
         self,
         labels: Tensor,
         *,
+        regression_labels: Tensor | None = None,
         batch_size: int,
         mean: Sequence[float],
         std: Sequence[float],
@@ -82,8 +52,11 @@ class ImageBatches:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"the batch size must be at least 1; got {batch_size}.")
+        if regression_labels is not None and len(regression_labels) != len(labels):
+            raise ValueError(f"{len(labels)} labels need as many regression_labels; got {len(regression_labels)}.")
         self.device = torch.device(device)
         self.labels = labels.to(self.device)
+        self.regression_labels = None if regression_labels is None else regression_labels.to(self.device)
         self.batch_size = batch_size
         self.augmentation = augmentation
         self.shuffle = shuffle
@@ -114,7 +87,11 @@ class ImageBatches:
             if self.augmentation is not None and augment:
                 images = self.augmentation(images, self._generator(epoch, number))
             pixels = images.to(torch.float32).mul_(self._scale).add_(self._shift)
-            yield {"pixel_values": pixels, "labels": self.labels[indices.to(self.device)]}
+            used = indices.to(self.device)
+            batch = {"pixel_values": pixels, "labels": self.labels[used]}
+            if self.regression_labels is not None:
+                batch["regression_labels"] = self.regression_labels[used]
+            yield batch
 
     def _fetch(self, batches: list[Tensor]) -> Iterator[Tensor]:
         """Yield uint8 images (B, C, H, W) on the device for each batch of indices."""
@@ -143,7 +120,7 @@ class ImagesInMemory(ImageBatches):
 
     Args:
         images: uint8, (N, C, H, W).
-        labels: (N,) class indices.
+        labels: (N,) class indices, or real numbers for regression.
         **options: See `ImageBatches`.
     """
 
@@ -161,7 +138,7 @@ class ImagesFromDisk(ImageBatches):
 
     Args:
         encoded: The images; a corrupt one is an error when its batch comes.
-        labels: (N,) class indices.
+        labels: (N,) class indices, or real numbers for regression.
         num_workers: Decoding processes.
         **options: See `ImageBatches`.
     """
@@ -184,30 +161,6 @@ class ImagesFromDisk(ImageBatches):
             if error is not None:
                 raise error
             yield images.to(self.device, non_blocking=True)
-
-
-def _random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
-    """Crop of the original size at a random place of the zero-padded image."""
-    count, channels, height, width = images.shape
-    padded = F.pad(images, (padding,) * 4)
-    top, left = torch.randint(0, 2 * padding + 1, (2, count), generator=generator).to(images.device)
-    rows = top[:, None] + torch.arange(height, device=images.device)
-    columns = left[:, None] + torch.arange(width, device=images.device)
-    padded = padded.gather(2, rows[:, None, :, None].expand(-1, channels, -1, padded.shape[-1]))
-    return padded.gather(3, columns[:, None, None, :].expand(-1, channels, height, -1))
-
-
-def _rotate(images: Tensor, radians: Tensor) -> Tensor:
-    """Rotate each image about its centre by the nearest pixel; outside is zero."""
-    height, width = images.shape[-2:]
-    cosine, sine, zero = radians.cos(), radians.sin(), torch.zeros_like(radians)
-    # Grid coordinates run from -1 to 1 along both sides, so an oblong image needs its aspect taken out and put back.
-    matrix = torch.stack(
-        [cosine, sine * (height / width), zero, -sine * (width / height), cosine, zero], dim=1
-    ).reshape(-1, 2, 3)
-    grid = F.affine_grid(matrix.to(images.device), list(images.shape), align_corners=False)
-    turned = F.grid_sample(images.float(), grid, mode="nearest", padding_mode="zeros", align_corners=False)
-    return turned.to(images.dtype)
 
 
 def _mix(*numbers: int) -> int:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from datasets import ClassLabel, Dataset
-from sklearn.model_selection import StratifiedShuffleSplit
+from datasets import Dataset
+from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from torch import Tensor
 
-from hf_sphere.data.batches import Augmentation, ImageBatches, ImagesFromDisk, ImagesInMemory
+from hf_sphere.data.augmentation import Augmentation
+from hf_sphere.data.batches import ImageBatches, ImagesFromDisk, ImagesInMemory
+from hf_sphere.data.computed_values import CHANGED_BY, COMPUTED_VALUES
 from hf_sphere.data.decoding import (
     CorruptImageError,
     EncodedImages,
@@ -22,6 +24,7 @@ from hf_sphere.data.decoding import (
     stack_images,
 )
 from hf_sphere.data.sources import IMAGE_COLUMNS, LABEL_COLUMNS, find_column, find_split, load_splits
+from hf_sphere.data.targets import Task, check_task, find_value_column, read_class_names, read_labels, read_values
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +41,12 @@ class ImageData:
         evaluation: Batches of the split that results are reported on.
         eval_split: Name of that split.
         validation: Batches held out of the training split for choosing epochs, if asked for.
-        class_names: Name of each class, by index.
+        class_names: Name of each class, by index; empty for regression.
         shape: Shape of the images.
         mean: Mean a channel, on the scale from 0 to 1.
         std: Standard deviation a channel, on the scale from 0 to 1.
+        value_range: Smallest and largest real number to learn among the training images (a held-out part left out);
+            None for classification.
     """
 
     train: ImageBatches
@@ -52,29 +57,34 @@ class ImageData:
     shape: ImageShape
     mean: list[float]
     std: list[float]
+    value_range: tuple[float, float] | None = None
 
 
 @dataclass
 class _Split:
-    """Images and labels between loading and batching."""
+    """Images and targets between loading and batching; at least one of the targets is there."""
 
     images: Tensor | EncodedImages
-    labels: Tensor
+    classes: Tensor | None
+    values: Tensor | None
 
     def select(self, indices: Tensor) -> "_Split":
         images = self.images[indices] if isinstance(self.images, Tensor) else self.images.select(indices)
-        return _Split(images, self.labels[indices])
+        return _Split(images, _pick(self.classes, indices), _pick(self.values, indices))
 
 
 def load_image_data(
     name: str,
     *,
+    task: Task = "classification",
     config_name: str | None = None,
     train_split: str = "train",
     eval_split: str | None = None,
     validation_fraction: float = 0.0,
     image_column: str | None = None,
     label_column: str | None = None,
+    value_column: str | None = None,
+    computed_value: str | None = None,
     image_size: int | Sequence[int] | None = None,
     num_channels: int | None = None,
     mean: Sequence[float] | None = None,
@@ -97,12 +107,18 @@ def load_image_data(
 
     Args:
         name: Embedded data set, id on the Hub, or folder; see `hf_sphere.data.sources.load_splits`.
+        task: `classification`: `labels` are class indices, int64; `regression`: `labels` are real numbers, float32;
+            `joint`: class indices, and real numbers as `regression_labels`.
         config_name: Configuration of a data set that has several.
         train_split: Split to train on.
         eval_split: Split to report results on; None takes `test`, else `validation`.
-        validation_fraction: Share of the training split, stratified by class, held out for choosing epochs.
+        validation_fraction: Share of the training split held out for choosing epochs; stratified by class if there
+            are classes.
         image_column: Column of the images; found by its usual names if None.
-        label_column: Column of the labels; found by its usual names if None.
+        label_column: Column of the class labels; found by its usual names if None.
+        value_column: Column of the real numbers; found by its usual names if None.
+        computed_value: Instead of a column: name of a value computed from the pixels, before any augmentation; see
+            `hf_sphere.data.computed_values`. Only for images that are kept in memory.
         image_size: Side in pixels, or (height, width), to resize to; None keeps the size of the first image.
         num_channels: 1 or 3; None keeps those of the first image.
         mean: Mean a channel for normalisation; measured on the training images if None.
@@ -122,9 +138,10 @@ def load_image_data(
         progress: Whether to show progress bars.
 
     Raises:
-        ValueError: If a split, column, size or share is not possible, a label is outside the classes, or an image is
-            corrupt; the message says what there is.
+        ValueError: If a split, column, size or share is not possible, a label is outside the classes, a value is
+            missing or not finite, or an image is corrupt; the message says what there is.
     """
+    check_task(task, label_column, value_column, computed_value)
     splits = load_splits(name, config_name)
     eval_name = eval_split or next((s for s in ("test", "validation", "valid") if s in splits), "test")
     rows = {
@@ -132,30 +149,44 @@ def load_image_data(
         "eval": find_split(splits, eval_name, "--eval_split"),
     }
     image_column = find_column(rows["train"], image_column, IMAGE_COLUMNS, "image")
-    label_column = find_column(rows["train"], label_column, LABEL_COLUMNS, "label")
-    for split in rows:
-        find_column(rows[split], image_column, (), "image")
-        find_column(rows[split], label_column, (), "label")
-    class_names = _class_names(rows["train"], label_column)
+    find_column(rows["eval"], image_column, (), "image")
+    class_names = []
+    if task != "regression":
+        label_column = find_column(rows["train"], label_column, LABEL_COLUMNS, "label")
+        find_column(rows["eval"], label_column, (), "label")
+        class_names = read_class_names(rows["train"], label_column)
+    if task != "classification" and computed_value is None:
+        value_column = find_value_column(rows["train"], value_column)
+        find_value_column(rows["eval"], value_column)
     shape = _choose_shape(rows["train"], image_column, image_size, num_channels)
-    if augmentation is not None and augmentation.horizontal_flip and _looks_like_text(class_names):
-        logger.warning("Mirrored digits are not digits: --horizontal_flip is on for classes named %s.", class_names)
+    in_memory = max(shape.height, shape.width) <= LARGEST_SIDE_IN_MEMORY
+    if computed_value is not None and not in_memory:
+        raise ValueError(
+            f"--computed_value {computed_value} is for images of up to {LARGEST_SIDE_IN_MEMORY} pixels a side, which "
+            f"are kept in memory; these have {shape.height} x {shape.width} and stream from disk. Make them smaller "
+            "with --image_size, or name a column of values with --value_column_name."
+        )
+    if augmentation is not None:
+        _warn_of_augmentation(augmentation, class_names, computed_value)
 
     reading: dict[str, Any] = {"num_workers": num_workers, "progress": progress}
     parts: dict[str, _Split] = {}
     for key, split, count in (("train", train_split, max_train_samples), ("eval", eval_name, max_eval_samples)):
-        labels = _labels(rows[key], label_column, class_names, split)
-        used = _subset(len(labels), count, seed)
+        classes = read_labels(rows[key], label_column, class_names, split) if label_column is not None else None
+        values = read_values(rows[key], value_column, split) if value_column is not None else None
+        used = _subset(len(rows[key]), count, seed)
         encoded = EncodedImages(rows[key], image_column, shape, used)
-        part = _Split(encoded, labels[used])
-        if max(shape.height, shape.width) <= LARGEST_SIDE_IN_MEMORY:
+        part = _Split(encoded, _pick(classes, used), _pick(values, used))
+        if in_memory:
             images, good = decode_all(encoded, skip_corrupt=skip_corrupt, cache_dir=cache_dir, **reading)
-            part = _Split(images, part.labels[good])
+            values = _pick(part.values, good) if computed_value is None else COMPUTED_VALUES[computed_value](images)
+            part = _Split(images, _pick(part.classes, good), values)
         elif skip_corrupt:
             part = part.select(find_good(encoded, **reading))
         parts[key] = part
     if validation_fraction:
         parts["train"], parts["validation"] = _hold_out(parts["train"], validation_fraction, seed)
+    value_range = _range(parts["train"].values) if parts["train"].values is not None else None
     if mean is None or std is None:
         measured_mean, measured_std = _measure(parts["train"].images)
         mean, std = mean or measured_mean, std or measured_std
@@ -175,14 +206,32 @@ def load_image_data(
         shape=shape,
         mean=list(mean),
         std=list(std),
+        value_range=value_range,
     )
 
 
 def _batches(split: _Split, num_workers: int | None, **options: Any) -> ImageBatches:
+    labels = split.values if split.classes is None else split.classes
+    assert labels is not None  # every task has targets
+    if split.classes is not None:
+        options["regression_labels"] = split.values
     if isinstance(split.images, Tensor):
-        return ImagesInMemory(split.images, split.labels, **options)
+        return ImagesInMemory(split.images, labels, **options)
     workers = min(os.cpu_count() or 1, 16) if num_workers is None else num_workers
-    return ImagesFromDisk(split.images, split.labels, num_workers=workers, **options)
+    return ImagesFromDisk(split.images, labels, num_workers=workers, **options)
+
+
+def _pick(targets: Tensor | None, indices: Tensor) -> Tensor | None:
+    return None if targets is None else targets[indices]
+
+
+def _range(values: Tensor) -> tuple[float, float]:
+    smallest, largest = values.min().item(), values.max().item()
+    if smallest == largest:
+        raise ValueError(
+            f"all values of the {len(values)} training images are {smallest:g}; there is nothing to learn."
+        )
+    return smallest, largest
 
 
 def _subset(total: int, count: int | None, seed: int) -> Tensor:
@@ -191,38 +240,6 @@ def _subset(total: int, count: int | None, seed: int) -> Tensor:
     if count < 1:
         raise ValueError(f"a subset must have at least one image; got {count}.")
     return torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].sort().values
-
-
-def _class_names(rows: Dataset, column: str) -> list[str]:
-    feature = rows.features[column]
-    if isinstance(feature, ClassLabel):
-        return list(feature.names)
-    values = set(rows.unique(column)) - {None}
-    if any(isinstance(value, (float, list, dict)) for value in values):
-        raise ValueError(f"label column {column!r} holds {feature}; class labels are integers or names.")
-    return [str(value) for value in sorted(values)]
-
-
-def _labels(rows: Dataset, column: str, class_names: list[str], split: str) -> Tensor:
-    if None in rows.unique(column):
-        first = list(rows[column]).index(None)
-        raise ValueError(f"label column {column!r} has missing values: image {first} in split {split!r} is the first.")
-    values = rows.with_format("numpy")[column][:]
-    if isinstance(rows.features[column], ClassLabel):
-        labels = torch.as_tensor(values, dtype=torch.int64)
-        outside = ((labels < 0) | (labels >= len(class_names))).nonzero()[:, 0]
-        if len(outside):
-            first = int(outside[0])
-            raise ValueError(
-                f"label {int(labels[first])} of image {first} in split {split!r} is outside the classes 0 to "
-                f"{len(class_names) - 1}. Does this split have labels? Choose another one with --eval_split."
-            )
-        return labels
-    index = {name: i for i, name in enumerate(class_names)}
-    unknown = sorted({str(value) for value in values} - set(index))
-    if unknown:
-        raise ValueError(f"split {split!r} has classes that the training split lacks: {', '.join(unknown[:10])}.")
-    return torch.tensor([index[str(value)] for value in values])
 
 
 def _choose_shape(
@@ -243,12 +260,14 @@ def _choose_shape(
 def _hold_out(split: _Split, fraction: float, seed: int) -> tuple[_Split, _Split]:
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"validation_fraction must lie between 0 and 1; got {fraction}.")
-    splitter = StratifiedShuffleSplit(1, test_size=fraction, random_state=seed)
-    labels = split.labels.numpy()
+    splitter = (ShuffleSplit if split.classes is None else StratifiedShuffleSplit)(
+        1, test_size=fraction, random_state=seed
+    )
+    count = len(split.images)
     try:
-        kept, held_out = next(splitter.split(labels, labels))
+        kept, held_out = next(splitter.split(torch.arange(count).numpy(), split.classes))
     except ValueError as error:
-        raise ValueError(f"validation_fraction={fraction} does not split {len(labels)} images: {error}") from error
+        raise ValueError(f"validation_fraction={fraction} does not split {count} images: {error}") from error
     return split.select(torch.as_tensor(kept).sort().values), split.select(torch.as_tensor(held_out).sort().values)
 
 
@@ -280,5 +299,13 @@ def _per_channel(values: Sequence[float], shape: ImageShape, what: str) -> list[
     return [float(value) for value in values] * (shape.channels // len(values))
 
 
-def _looks_like_text(class_names: list[str]) -> bool:
-    return {str(digit) for digit in range(10)} <= set(class_names)
+def _warn_of_augmentation(augmentation: Augmentation, class_names: list[str], computed_value: str | None) -> None:
+    if augmentation.horizontal_flip and {str(digit) for digit in range(10)} <= set(class_names):
+        logger.warning("Mirrored digits are not digits: --horizontal_flip is on for classes named %s.", class_names)
+    changing = [f"--{name}" for name in CHANGED_BY.get(computed_value or "", ()) if getattr(augmentation, name)]
+    if changing:
+        logger.warning(
+            "Values are computed before augmentation, and %s change(s) the %s of an image but not its value.",
+            " and ".join(changing),
+            computed_value,
+        )

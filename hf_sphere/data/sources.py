@@ -9,6 +9,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, load_dat
 # Names used on the Hub, the usual one first. A fine label is preferred to a coarse one.
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label", "labels", "coarse_label")
+VALUE_COLUMNS = ("value", "target", "year", "creation_year", "age", "regression_label")
 
 
 def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
@@ -26,8 +27,18 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
     return splits
 
 
-def find_column(dataset: Dataset, given: str | None, candidates: tuple[str, ...], what: str) -> str:
-    """Return the column that was given or the first candidate that exists, or say which columns there are."""
+def find_column(
+    dataset: Dataset, given: str | None, candidates: tuple[str, ...], what: str, *, instead: str = ""
+) -> str:
+    """Return the column that was given or the first candidate that exists, or say which columns there are.
+
+    Args:
+        dataset: The split.
+        given: Name that was given, if one was.
+        candidates: Usual names.
+        what: What the column holds, for messages.
+        instead: What else can be done where there is none, the end of a message.
+    """
     option = f"--{what}_column_name"
     if given is not None and given not in dataset.column_names:
         close = difflib.get_close_matches(given, dataset.column_names, n=1)
@@ -36,7 +47,8 @@ def find_column(dataset: Dataset, given: str | None, candidates: tuple[str, ...]
     found = given or next((name for name in candidates if name in dataset.column_names), None)
     if found is None:
         raise ValueError(
-            f"found no {what} column: none of {list(candidates)} is in {dataset.column_names}. Name it with {option}."
+            f"found no {what} column: none of {list(candidates)} is in {dataset.column_names}. "
+            f"Name it with {option}{instead}."
         )
     return found
 

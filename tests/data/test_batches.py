@@ -39,8 +39,8 @@ def order(of: batches.ImageBatches, epoch: int = 0) -> list[int]:
 def assert_same_batches(first: list[dict[str, Tensor]], second: list[dict[str, Tensor]]) -> None:
     assert len(first) == len(second)
     for one, other in zip(first, second, strict=True):
-        assert torch.equal(one["labels"], other["labels"])
-        assert torch.equal(one["pixel_values"], other["pixel_values"])
+        assert set(one) == set(other)
+        assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 class TestOrder:
@@ -221,138 +221,31 @@ class TestResuming:
         assert torch.Generator().manual_seed(seed).initial_seed() == seed
 
 
-def windows(image: Tensor, padding: int) -> list[np.ndarray]:
-    """All windows of the original size in the zero-padded image, by the definition."""
-    channels, height, width = image.shape
-    padded = np.zeros((channels, height + 2 * padding, width + 2 * padding), dtype=np.uint8)
-    padded[:, padding : padding + height, padding : padding + width] = image.numpy()
-    return [
-        padded[:, top : top + height, left : left + width]
-        for top in range(2 * padding + 1)
-        for left in range(2 * padding + 1)
-    ]
-
-
-def turned(image: np.ndarray, degrees: float) -> tuple[np.ndarray, np.ndarray]:
-    """Image (H, W) turned about its centre by the nearest pixel, and where the nearest pixel is beyond doubt."""
-    height, width = image.shape
-    result, certain = np.zeros_like(image), np.ones(image.shape, dtype=bool)
-    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    for row in range(height):
-        for column in range(width):
-            y, x = row - (height - 1) / 2, column - (width - 1) / 2
-            source_row = -sine * x + cosine * y + (height - 1) / 2
-            source_column = cosine * x + sine * y + (width - 1) / 2
-            certain[row, column] = all(abs(s % 1 - 0.5) > 1e-3 for s in (source_row, source_column))
-            i, j = round(source_row), round(source_column)
-            if 0 <= i < height and 0 <= j < width:
-                result[row, column] = image[i, j]
-    return result, certain
-
-
-class TestAugmentation:
-    def test_none_leaves_images_as_they_are(self):
-        images = noise(5, 3, 4, 6)
-        assert torch.equal(Augmentation()(images, torch.Generator()), images)
-
-    @pytest.mark.parametrize(
-        "augmentation",
-        [Augmentation(crop_padding=3), Augmentation(horizontal_flip=True), Augmentation(rotation=90.0), EVERYTHING],
-    )
-    @pytest.mark.parametrize("shape", [(5, 1, 4, 9), (5, 3, 9, 4), (1, 1, 1, 2)])
-    def test_shape_and_type_stay_the_same(self, augmentation, shape):
-        images = augmentation(noise(*shape), torch.Generator())
-        assert images.shape == shape
-        assert images.dtype == torch.uint8
-
-    @pytest.mark.parametrize(
-        "augmentation", [Augmentation(crop_padding=2), Augmentation(horizontal_flip=True), EVERYTHING]
-    )
-    def test_the_images_given_are_not_changed_in_place(self, augmentation):
-        images = noise(9, 1, 5, 5)
-        before = images.clone()
-        augmentation(images, torch.Generator())
-        assert torch.equal(images, before)
-
-    @pytest.mark.parametrize("padding", [1, 2, 7])
-    @pytest.mark.parametrize("shape", [(1, 5, 5), (3, 4, 7)])
-    def test_a_crop_is_a_window_of_the_zero_padded_image(self, shape, padding):
-        images = noise(20, *shape)
-        cropped = Augmentation(crop_padding=padding)(images, torch.Generator().manual_seed(1))
-        for image, crop in zip(images, cropped, strict=True):
-            assert any(np.array_equal(crop, window) for window in windows(image, padding))
-
-    def test_every_window_comes_up(self):
-        image = noise(1, 5, 4)
-        crops = Augmentation(crop_padding=1)(image.expand(300, -1, -1, -1), torch.Generator().manual_seed(1))
-        assert {crop.numpy().tobytes() for crop in crops} == {window.tobytes() for window in windows(image, 1)}
-
-    def test_a_flip_mirrors_left_and_right_or_leaves_the_image(self):
-        images = noise(40, 3, 4, 6)
-        flipped = Augmentation(horizontal_flip=True)(images, torch.Generator().manual_seed(1))
-        for image, result in zip(images.numpy(), flipped.numpy(), strict=True):
-            assert np.array_equal(result, image) or np.array_equal(result, image[:, :, ::-1])
-
-    def test_half_of_the_images_are_mirrored(self):
-        images = torch.tensor([[[[0, 1]]]], dtype=torch.uint8).expand(4000, -1, -1, -1)
-        flipped = Augmentation(horizontal_flip=True)(images, torch.Generator().manual_seed(1))
-        # Six standard deviations of a fair coin.
-        assert flipped[:, 0, 0, 0].float().mean().item() == pytest.approx(0.5, abs=6 * 0.5 / math.sqrt(4000))
-
-    @pytest.mark.parametrize("shape", [(1, 6, 6), (3, 5, 5), (1, 4, 9), (3, 9, 4)])
-    def test_turning_by_0_degrees_is_the_identity(self, shape):
-        images = noise(4, *shape)
-        assert torch.equal(batches._rotate(images, torch.zeros(4)), images)
-
-    @pytest.mark.parametrize("quarters", [1, 2, 3])
-    @pytest.mark.parametrize("side", [5, 6])
-    def test_turning_a_square_image_by_quarters_is_clockwise_rot90(self, side, quarters):
-        images = noise(4, 3, side, side)
-        result = batches._rotate(images, torch.full((4,), quarters * math.pi / 2))
-        assert torch.equal(result, torch.rot90(images, -quarters, dims=(-2, -1)))
-
-    @pytest.mark.parametrize("shape", [(4, 9), (9, 4), (5, 5)])
-    def test_half_a_turn_mirrors_both_sides(self, shape):
-        images = noise(4, 1, *shape)
-        assert torch.equal(batches._rotate(images, torch.full((4,), math.pi)), images.flip(-1, -2))
-
-    @pytest.mark.parametrize("degrees", [-75.0, -10.0, 12.5, 33.0, 88.0, 140.0])
-    @pytest.mark.parametrize("shape", [(11, 11), (7, 16), (16, 7)])
-    def test_turning_agrees_with_a_plain_loop_over_pixels(self, shape, degrees):
-        image = noise(*shape)
-        expected, certain = turned(image.numpy(), degrees)
-        result = batches._rotate(image[None, None], torch.tensor([math.radians(degrees)]))[0, 0].numpy()
-        assert certain.mean() > 0.7
-        np.testing.assert_array_equal(result[certain], expected[certain])
-
-    def test_each_image_is_turned_by_its_own_angle(self):
-        images = noise(3, 1, 5, 5)
-        angles = torch.tensor([0.0, 90.0, 180.0]).deg2rad()
-        one_by_one = [batches._rotate(images[i : i + 1], angles[i : i + 1]) for i in range(3)]
-        assert torch.equal(batches._rotate(images, angles), torch.cat(one_by_one))
-
-    def test_angles_fill_the_range_either_way(self, monkeypatch):
-        drawn = []
-        monkeypatch.setattr(batches, "_rotate", lambda images, radians: drawn.append(radians.rad2deg()) or images)
-        Augmentation(rotation=40.0)(torch.zeros(2000, 1, 1, 1, dtype=torch.uint8), torch.Generator().manual_seed(1))
-        (degrees,) = drawn
-        assert -40.0 <= degrees.min() < -39.0
-        assert 39.0 < degrees.max() <= 40.0
-
+class TestTargets:
     def test_labels_stay_with_augmented_images(self):
         images = torch.arange(1, 41, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 7, 7)
         for batch in in_memory(images, shuffle=True, augmentation=EVERYTHING).epoch():
             # Zeros come in from outside; all other pixels are one more than the label.
             assert torch.equal((batch["pixel_values"].amax((1, 2, 3)) * 255).round().long(), batch["labels"] + 1)
 
-    def test_a_negative_padding_is_an_error(self):
-        with pytest.raises(ValueError, match="crop_padding must not be negative; got -1"):
-            Augmentation(crop_padding=-1)
+    def test_real_numbers_as_labels_come_as_they_are(self):
+        values = torch.tensor([0.5, -2.0, 3.25])
+        (batch,) = in_memory(noise(3, 1, 2, 2), values).epoch()
+        assert torch.equal(batch["labels"], values)
+        assert batch["labels"].dtype == torch.float32
 
-    @pytest.mark.parametrize("rotation", [-1.0, 180.5, math.inf, math.nan])
-    def test_an_angle_outside_0_to_180_is_an_error(self, rotation):
-        with pytest.raises(ValueError, match=f"rotation must lie between 0 and 180 degrees; got {rotation}"):
-            Augmentation(rotation=rotation)
+    def test_batches_have_no_regression_labels_where_there_are_none(self):
+        assert set(next(numbered(3).epoch())) == {"pixel_values", "labels"}
+
+    @pytest.mark.parametrize("shuffle", [False, True])
+    def test_regression_labels_stay_with_labels(self, shuffle):
+        of = numbered(22, shuffle=shuffle, regression_labels=torch.arange(22) / 4)
+        for batch in of.epoch(1):
+            assert torch.equal(batch["regression_labels"], batch["labels"] / 4)
+
+    def test_another_number_of_regression_labels_is_an_error_that_says_both(self):
+        with pytest.raises(ValueError, match="4 labels need as many regression_labels; got 3"):
+            numbered(4, regression_labels=torch.zeros(3))
 
 
 class TestPixelValues:
@@ -387,6 +280,7 @@ class TestFromDisk:
         def make(num_workers: int = 0, **options):
             options = {"batch_size": 4, "mean": [0.4], "std": [0.3]} | options
             labels = torch.arange(23)
+            options["regression_labels"] = labels / 4
             return ImagesFromDisk(encoded, labels, num_workers=num_workers, **options), in_memory(images, **options)
 
         return make

@@ -5,7 +5,7 @@ from PIL import Image as PILImage
 from sklearn.datasets import load_digits
 
 from hf_sphere.data import sources
-from hf_sphere.data.sources import IMAGE_COLUMNS, LABEL_COLUMNS, find_column, find_split, load_splits
+from hf_sphere.data.sources import IMAGE_COLUMNS, LABEL_COLUMNS, VALUE_COLUMNS, find_column, find_split, load_splits
 
 
 def pixels_of(dataset: Dataset) -> np.ndarray:
@@ -115,6 +115,16 @@ def test_the_image_column_is_found_by_its_usual_names(name):
 @pytest.mark.parametrize("name", ["label", "labels", "fine_label", "coarse_label"])
 def test_the_label_column_is_found_by_its_usual_names(name):
     assert find_column(columns("image", name), None, LABEL_COLUMNS, "label") == name
+
+
+@pytest.mark.parametrize("name", ["value", "target", "year", "creation_year", "age", "regression_label"])
+def test_the_value_column_is_found_by_its_usual_names(name):
+    assert find_column(columns("image", "label", name), None, VALUE_COLUMNS, "value") == name
+
+
+def test_no_usual_column_is_an_error_that_says_what_else_can_be_done():
+    with pytest.raises(ValueError, match=r"Name it with --value_column_name, or do without\.$"):
+        find_column(columns("image"), None, VALUE_COLUMNS, "value", instead=", or do without")
 
 
 def test_a_fine_label_is_preferred_to_a_coarse_one():

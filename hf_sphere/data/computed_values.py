@@ -1,0 +1,73 @@
+"""Values to learn that follow from the pixels themselves, so that any images of strokes make a regression task.
+
+Light ink on a dark ground is assumed, as in MNIST; pictures of dark ink on paper have to be inverted first. Each
+function takes images, uint8 (N, C, H, W), all channels of which count alike, and returns float32 (N,).
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+_PIXELS_AT_A_TIME = 1 << 20
+"""Pixels that are held in double precision at once: 8 MB."""
+
+
+def intensity(images: Tensor) -> Tensor:
+    """Mean intensity of each image on the scale from 0 (black, as a blank image is) to 1.
+
+    Args:
+        images: uint8, (N, C, H, W).
+
+    Returns:
+        float32, (N,).
+    """
+    return _joined(images, [ink.mean((1, 2)) / (255 * images.shape[1]) for ink in _ink(images)])
+
+
+def slant(images: Tensor) -> Tensor:
+    """Slant of the stroke from the vertical in degrees, between -90 and 90, positive where it leans right.
+
+    It is the angle by which the ink's mean place moves sideways with height, by central second moments of the ink:
+    tan(slant) = mu_xy / mu_yy, x to the right and y up as a reader sees them. Shearing an image by -tan(slant) sets it
+    upright. An image without ink has slant 0, and so has one with ink in a single row only.
+
+    Args:
+        images: uint8, (N, C, H, W), light on dark.
+
+    Returns:
+        float32, (N,), in degrees.
+    """
+    height, width = images.shape[-2:]
+    across = torch.arange(width, dtype=torch.float64, device=images.device)
+    down = torch.arange(height, dtype=torch.float64, device=images.device)
+    slants = []
+    for ink in _ink(images):
+        in_rows = ink.sum(2)
+        total = in_rows.sum(1, keepdim=True).clamp_min(1)  # of whole numbers, so that only a blank image is below
+        offset = down - in_rows @ down[:, None] / total
+        moment_yy = (in_rows * offset.square()).sum(1)
+        moment_xy = (ink @ across * offset).sum(1)
+        # Rows are counted downwards, hence the sign.
+        slants.append(torch.where(moment_yy > 0, -moment_xy / moment_yy, 0.0).atan().rad2deg())
+    return _joined(images, slants)
+
+
+COMPUTED_VALUES: dict[str, Callable[[Tensor], Tensor]] = {"intensity": intensity, "slant": slant}
+"""The values by name."""
+
+CHANGED_BY = {
+    "intensity": ("crop_padding", "random_resized_crop"),
+    "slant": ("horizontal_flip", "rotation", "random_resized_crop"),
+}
+"""Options of `Augmentation` after which an image no longer has the value that was computed of it."""
+
+
+def _ink(images: Tensor) -> Iterator[Tensor]:
+    """Yield sums over the channels, whole numbers as float64 (n, H, W), a part of the images at a time."""
+    for part in images.split(max(_PIXELS_AT_A_TIME // max(images[0:1].numel(), 1), 1)):
+        yield part.sum(1, dtype=torch.float64)
+
+
+def _joined(images: Tensor, parts: list[Tensor]) -> Tensor:
+    return torch.cat(parts).float() if parts else torch.zeros(0, device=images.device)

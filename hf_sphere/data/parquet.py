@@ -1,0 +1,94 @@
+"""Writing image data sets as folders of parquet files that `datasets.load_dataset` loads."""
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import Features
+
+BYTES_A_FILE = 500_000_000
+"""Image bytes after which another file is begun."""
+
+ROWS_AT_A_TIME = 100
+"""Rows of a parquet row group, which is what is held in memory."""
+
+
+class ParquetSplit:
+    """Writes the rows of a split, one by one, to `<split>-00000-of-00003.parquet` and so on.
+
+    The number of files is in their names, so they have these only at the end of the `with` block.
+
+    Args:
+        folder: Folder of the data set.
+        split: Name of the split.
+        features: Kind of each column.
+    """
+
+    def __init__(self, folder: Path, split: str, features: Features) -> None:
+        self.folder = folder
+        self.split = split
+        self.schema = features.arrow_schema
+        self._rows: list[dict[str, Any]] = []
+        self._files: list[Path] = []
+        self._writer: pq.ParquetWriter | None = None
+        self._bytes = 0
+
+    def __enter__(self) -> "ParquetSplit":
+        return self
+
+    def add(self, row: dict[str, Any], size: int) -> None:
+        """Add a row, as it is encoded, whose image has `size` bytes."""
+        if self._bytes and self._bytes + size > BYTES_A_FILE:
+            self._close_file()
+        self._rows.append(row)
+        self._bytes += size
+        if len(self._rows) == ROWS_AT_A_TIME:
+            self._write_rows()
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is not None:
+            if self._writer is not None:
+                self._writer.close()
+            return
+        self._close_file()
+        for number, file in enumerate(self._files):
+            file.rename(self.folder / f"{self.split}-{number:05d}-of-{len(self._files):05d}.parquet")
+
+    def _write_rows(self) -> None:
+        if not self._rows:
+            return
+        if self._writer is None:
+            self._files.append(self.folder / f"{self.split}-{len(self._files):05d}.parquet")
+            self._writer = pq.ParquetWriter(self._files[-1], self.schema)
+        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self.schema))
+        self._rows = []
+
+    def _close_file(self) -> None:
+        self._write_rows()
+        if self._writer is not None:
+            self._writer.close()
+        self._writer, self._bytes = None, 0
+
+
+@contextlib.contextmanager
+def replaced_whole(folder: Path) -> Iterator[Path]:
+    """Yield a folder to write to; it takes the place of `folder` when all has been written, or else is removed."""
+    unfinished = folder.with_name(f".{folder.name}.unfinished")
+    replaced = folder.with_name(f".{folder.name}.replaced")
+    if replaced.exists() and not folder.exists():  # a process was killed between two renames
+        replaced.rename(folder)
+    for leftover in (unfinished, replaced):
+        shutil.rmtree(leftover, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        if folder.exists():
+            folder.rename(replaced)
+        unfinished.rename(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

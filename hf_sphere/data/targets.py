@@ -1,0 +1,108 @@
+"""What is to be learned of each image: its class, a real number, or both."""
+
+from typing import Literal
+
+import pyarrow as pa
+import torch
+from datasets import ClassLabel, Dataset
+from torch import Tensor
+
+from hf_sphere.data.computed_values import COMPUTED_VALUES
+from hf_sphere.data.sources import VALUE_COLUMNS, find_column
+
+Task = Literal["classification", "regression", "joint"]
+"""What `labels` are: classes, real numbers, or classes with real numbers beside them."""
+
+
+def check_task(task: str, label_column: str | None, value_column: str | None, computed_value: str | None) -> None:
+    """Refuse a task that does not exist, or a choice of targets that does not go with it."""
+    if task not in ("classification", "regression", "joint"):
+        raise ValueError(f"task must be classification, regression or joint; got {task!r}.")
+    given = [f"--value_column_name {value_column}"] if value_column is not None else []
+    given += [f"--computed_value {computed_value}"] if computed_value is not None else []
+    if len(given) == 2:
+        raise ValueError(f"{' and '.join(given)} are two sources of one value; give one of them.")
+    if given and task == "classification":
+        raise ValueError(f"{given[0]} has no use in classification: leave it out, or choose task regression or joint.")
+    if label_column is not None and task == "regression":
+        raise ValueError(
+            f"--label_column_name {label_column} has no use in regression, which learns no classes: leave it out, or "
+            "choose task classification or joint. Real numbers come from --value_column_name."
+        )
+    if computed_value is not None and computed_value not in COMPUTED_VALUES:
+        raise ValueError(f"no computed value {computed_value!r}; there are {', '.join(COMPUTED_VALUES)}.")
+
+
+def find_value_column(rows: Dataset, given: str | None) -> str:
+    """Return the column of values that was given or that has a usual name, or say which columns there are."""
+    computed = f", or compute a value with --computed_value ({', '.join(COMPUTED_VALUES)})"
+    return find_column(rows, given, VALUE_COLUMNS, "value", instead=computed)
+
+
+def read_values(rows: Dataset, column: str, split: str) -> Tensor:
+    """Read real numbers, float32, (N,).
+
+    Raises:
+        ValueError: If one is missing, not a number or not finite; the message names its row and the split.
+    """
+    cells = rows.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
+    where = f"in split {split!r}"
+    missing = torch.tensor(cells.is_null().to_numpy(zero_copy_only=False))
+    if missing.any():
+        raise ValueError(
+            f"value column {column!r} has {int(missing.sum())} missing values: row {_first(missing)} {where} is the "
+            "first. Leave such rows out of the data."
+        )
+    if not (pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)):
+        raise ValueError(
+            f"value column {column!r} holds {rows.features[column]}, from row 0 {where} on; values are integers or "
+            "real numbers. Convert it, or name another column with --value_column_name."
+        )
+    exact = cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    values = torch.tensor(exact, dtype=torch.float32)
+    infinite = ~values.isfinite()
+    if infinite.any():
+        first = _first(infinite)
+        raise ValueError(
+            f"value column {column!r} has {int(infinite.sum())} values that are not finite in single precision: "
+            f"{exact[first]} of row {first} {where} is the first. Repair them or leave such rows out of the data."
+        )
+    return values
+
+
+def _first(marked: Tensor) -> int:
+    return int(marked.nonzero()[0, 0])
+
+
+def read_class_names(rows: Dataset, column: str) -> list[str]:
+    """Return the name of each class, by index: those of the column's type, or its values in order."""
+    feature = rows.features[column]
+    if isinstance(feature, ClassLabel):
+        return list(feature.names)
+    values = set(rows.unique(column)) - {None}
+    if any(isinstance(value, (float, list, dict)) for value in values):
+        raise ValueError(f"label column {column!r} holds {feature}; class labels are integers or names.")
+    return [str(value) for value in sorted(values)]
+
+
+def read_labels(rows: Dataset, column: str, class_names: list[str], split: str) -> Tensor:
+    """Read class indices, int64, (N,)."""
+    if None in rows.unique(column):
+        first = list(rows[column]).index(None)
+        raise ValueError(f"label column {column!r} has missing values: image {first} in split {split!r} is the first.")
+    values = rows.with_format("numpy")[column][:]
+    if isinstance(rows.features[column], ClassLabel):
+        labels = torch.as_tensor(values, dtype=torch.int64)
+        outside = ((labels < 0) | (labels >= len(class_names))).nonzero()[:, 0]
+        if len(outside):
+            first = int(outside[0])
+            raise ValueError(
+                f"label {int(labels[first])} of image {first} in split {split!r} is outside the classes 0 to "
+                f"{len(class_names) - 1}. Does this split have labels? Choose another one with --eval_split."
+            )
+        return labels
+    index = {name: i for i, name in enumerate(class_names)}
+    unknown = sorted({str(value) for value in values} - set(index))
+    if unknown:
+        raise ValueError(f"split {split!r} has classes that the training split lacks: {', '.join(unknown[:10])}.")
+    return torch.tensor([index[str(value)] for value in values])

@@ -1,0 +1,277 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hf_sphere.data import Augmentation, augmentation
+
+EVERYTHING = [
+    Augmentation(crop_padding=2, horizontal_flip=True, rotation=30.0),
+    Augmentation(random_resized_crop=0.08, horizontal_flip=True, rotation=30.0),
+]
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def drawn(count: int, smallest_share: float, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """Sizes and centres of boxes, each (N, 2) with x first."""
+    return augmentation._draw_boxes(count, smallest_share, torch.Generator().manual_seed(seed))
+
+
+def read_bilinear(image: np.ndarray, y: float, x: float) -> float:
+    """Value at a place in pixels, centres being whole numbers; beyond the edge the edge goes on."""
+    height, width = image.shape
+    y, x = min(max(y, 0), height - 1), min(max(x, 0), width - 1)
+    top, left = int(y), int(x)
+    bottom, right = min(top + 1, height - 1), min(left + 1, width - 1)
+    down, across = y - top, x - left
+    upper = image[top, left] * (1 - across) + image[top, right] * across
+    lower = image[bottom, left] * (1 - across) + image[bottom, right] * across
+    return upper * (1 - down) + lower * down
+
+
+def windows(image: Tensor, padding: int) -> list[np.ndarray]:
+    """All windows of the original size in the zero-padded image, by the definition."""
+    channels, height, width = image.shape
+    padded = np.zeros((channels, height + 2 * padding, width + 2 * padding), dtype=np.uint8)
+    padded[:, padding : padding + height, padding : padding + width] = image.numpy()
+    return [
+        padded[:, top : top + height, left : left + width]
+        for top in range(2 * padding + 1)
+        for left in range(2 * padding + 1)
+    ]
+
+
+def turned(image: np.ndarray, degrees: float) -> tuple[np.ndarray, np.ndarray]:
+    """Image (H, W) turned about its centre by the nearest pixel, and where the nearest pixel is beyond doubt."""
+    height, width = image.shape
+    result, certain = np.zeros_like(image), np.ones(image.shape, dtype=bool)
+    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    for row in range(height):
+        for column in range(width):
+            y, x = row - (height - 1) / 2, column - (width - 1) / 2
+            source_row = -sine * x + cosine * y + (height - 1) / 2
+            source_column = cosine * x + sine * y + (width - 1) / 2
+            certain[row, column] = all(abs(s % 1 - 0.5) > 1e-3 for s in (source_row, source_column))
+            i, j = round(source_row), round(source_column)
+            if 0 <= i < height and 0 <= j < width:
+                result[row, column] = image[i, j]
+    return result, certain
+
+
+class TestAugmentation:
+    def test_none_leaves_images_as_they_are(self):
+        images = noise(5, 3, 4, 6)
+        assert torch.equal(Augmentation()(images, torch.Generator()), images)
+
+    @pytest.mark.parametrize(
+        "change",
+        [Augmentation(crop_padding=3), Augmentation(horizontal_flip=True), Augmentation(rotation=90.0), *EVERYTHING],
+    )
+    @pytest.mark.parametrize("shape", [(5, 1, 4, 9), (5, 3, 9, 4), (1, 1, 1, 2)])
+    def test_shape_and_type_stay_the_same(self, change, shape):
+        images = change(noise(*shape), torch.Generator())
+        assert images.shape == shape
+        assert images.dtype == torch.uint8
+
+    @pytest.mark.parametrize("change", [Augmentation(crop_padding=2), Augmentation(horizontal_flip=True), *EVERYTHING])
+    def test_the_images_given_are_not_changed_in_place(self, change):
+        images = noise(9, 1, 5, 5)
+        before = images.clone()
+        change(images, torch.Generator())
+        assert torch.equal(images, before)
+
+    @pytest.mark.parametrize("padding", [1, 2, 7])
+    @pytest.mark.parametrize("shape", [(1, 5, 5), (3, 4, 7)])
+    def test_a_crop_is_a_window_of_the_zero_padded_image(self, shape, padding):
+        images = noise(20, *shape)
+        cropped = Augmentation(crop_padding=padding)(images, torch.Generator().manual_seed(1))
+        for image, crop in zip(images, cropped, strict=True):
+            assert any(np.array_equal(crop, window) for window in windows(image, padding))
+
+    def test_every_window_comes_up(self):
+        image = noise(1, 5, 4)
+        crops = Augmentation(crop_padding=1)(image.expand(300, -1, -1, -1), torch.Generator().manual_seed(1))
+        assert {crop.numpy().tobytes() for crop in crops} == {window.tobytes() for window in windows(image, 1)}
+
+    def test_a_flip_mirrors_left_and_right_or_leaves_the_image(self):
+        images = noise(40, 3, 4, 6)
+        flipped = Augmentation(horizontal_flip=True)(images, torch.Generator().manual_seed(1))
+        for image, result in zip(images.numpy(), flipped.numpy(), strict=True):
+            assert np.array_equal(result, image) or np.array_equal(result, image[:, :, ::-1])
+
+    def test_half_of_the_images_are_mirrored(self):
+        images = torch.tensor([[[[0, 1]]]], dtype=torch.uint8).expand(4000, -1, -1, -1)
+        flipped = Augmentation(horizontal_flip=True)(images, torch.Generator().manual_seed(1))
+        # Six standard deviations of a fair coin.
+        assert flipped[:, 0, 0, 0].float().mean().item() == pytest.approx(0.5, abs=6 * 0.5 / math.sqrt(4000))
+
+    @pytest.mark.parametrize("shape", [(1, 6, 6), (3, 5, 5), (1, 4, 9), (3, 9, 4)])
+    def test_turning_by_0_degrees_is_the_identity(self, shape):
+        images = noise(4, *shape)
+        assert torch.equal(augmentation._rotate(images, torch.zeros(4)), images)
+
+    @pytest.mark.parametrize("quarters", [1, 2, 3])
+    @pytest.mark.parametrize("side", [5, 6])
+    def test_turning_a_square_image_by_quarters_is_clockwise_rot90(self, side, quarters):
+        images = noise(4, 3, side, side)
+        result = augmentation._rotate(images, torch.full((4,), quarters * math.pi / 2))
+        assert torch.equal(result, torch.rot90(images, -quarters, dims=(-2, -1)))
+
+    @pytest.mark.parametrize("shape", [(4, 9), (9, 4), (5, 5)])
+    def test_half_a_turn_mirrors_both_sides(self, shape):
+        images = noise(4, 1, *shape)
+        assert torch.equal(augmentation._rotate(images, torch.full((4,), math.pi)), images.flip(-1, -2))
+
+    @pytest.mark.parametrize("degrees", [-75.0, -10.0, 12.5, 33.0, 88.0, 140.0])
+    @pytest.mark.parametrize("shape", [(11, 11), (7, 16), (16, 7)])
+    def test_turning_agrees_with_a_plain_loop_over_pixels(self, shape, degrees):
+        image = noise(*shape)
+        expected, certain = turned(image.numpy(), degrees)
+        result = augmentation._rotate(image[None, None], torch.tensor([math.radians(degrees)]))[0, 0].numpy()
+        assert certain.mean() > 0.7
+        np.testing.assert_array_equal(result[certain], expected[certain])
+
+    def test_each_image_is_turned_by_its_own_angle(self):
+        images = noise(3, 1, 5, 5)
+        angles = torch.tensor([0.0, 90.0, 180.0]).deg2rad()
+        one_by_one = [augmentation._rotate(images[i : i + 1], angles[i : i + 1]) for i in range(3)]
+        assert torch.equal(augmentation._rotate(images, angles), torch.cat(one_by_one))
+
+    def test_angles_fill_the_range_either_way(self, monkeypatch):
+        drawn = []
+        monkeypatch.setattr(augmentation, "_rotate", lambda images, radians: drawn.append(radians.rad2deg()) or images)
+        Augmentation(rotation=40.0)(torch.zeros(2000, 1, 1, 1, dtype=torch.uint8), torch.Generator().manual_seed(1))
+        (degrees,) = drawn
+        assert -40.0 <= degrees.min() < -39.0
+        assert 39.0 < degrees.max() <= 40.0
+
+    def test_a_negative_padding_is_an_error(self):
+        with pytest.raises(ValueError, match="crop_padding must not be negative; got -1"):
+            Augmentation(crop_padding=-1)
+
+    @pytest.mark.parametrize("rotation", [-1.0, 180.5, math.inf, math.nan])
+    def test_an_angle_outside_0_to_180_is_an_error(self, rotation):
+        with pytest.raises(ValueError, match=f"rotation must lie between 0 and 180 degrees; got {rotation}"):
+            Augmentation(rotation=rotation)
+
+
+class TestRandomResizedCrop:
+    @pytest.mark.parametrize("shape", [(7, 7), (5, 9), (1, 2)])
+    def test_cropping_agrees_with_a_plain_loop_over_pixels(self, shape):
+        image = noise(*shape)
+        height, width = shape
+        size, center = torch.tensor([[0.6, 0.35]]), torch.tensor([[0.55, 0.7]])
+        result = augmentation._crop_and_resize(image[None, None], size, center)[0, 0]
+        expected = np.empty(shape)
+        for row in range(height):
+            for column in range(width):
+                y = (0.7 + 0.35 * ((row + 0.5) / height - 0.5)) * height - 0.5
+                x = (0.55 + 0.6 * ((column + 0.5) / width - 0.5)) * width - 0.5
+                expected[row, column] = read_bilinear(image.numpy().astype(float), y, x)
+        np.testing.assert_allclose(result, expected, atol=0.501)
+
+    def test_a_quarter_in_a_corner_is_that_corner_twice_as_large(self):
+        image = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
+        image[..., 4:, :4] = 200
+        result = augmentation._crop_and_resize(image, torch.tensor([[0.5, 0.5]]), torch.tensor([[0.25, 0.75]]))
+        assert (result[..., 1:, :-1] == 200).all()
+
+    def test_all_of_an_image_is_the_image(self):
+        images = noise(4, 3, 6, 9)
+        whole = augmentation._crop_and_resize(images, torch.ones(4, 2), torch.full((4, 2), 0.5))
+        assert torch.equal(whole, images)
+
+    def test_each_image_has_a_crop_of_its_own(self):
+        images = noise(1, 1, 16, 16).expand(20, -1, -1, -1)
+        crops = Augmentation(random_resized_crop=0.08)(images, torch.Generator().manual_seed(1))
+        assert len({crop.numpy().tobytes() for crop in crops}) == 20
+
+    def test_all_channels_of_an_image_have_the_same_crop(self):
+        images = noise(5, 1, 8, 8).expand(-1, 3, -1, -1)
+        crops = Augmentation(random_resized_crop=0.08)(images, torch.Generator().manual_seed(1))
+        assert torch.equal(crops, crops[:, :1].expand(-1, 3, -1, -1))
+
+    def test_the_same_generator_gives_the_same_crops(self):
+        images = noise(8, 1, 8, 8)
+        first, second = (Augmentation(random_resized_crop=0.3)(images, torch.Generator().manual_seed(4)) for _ in "ab")
+        assert torch.equal(first, second)
+
+    def test_pixels_stay_between_those_of_the_image(self):
+        images = 100 + noise(30, 1, 8, 8) % 50
+        crops = Augmentation(random_resized_crop=0.08)(images, torch.Generator().manual_seed(1))
+        assert crops.min() >= 100
+        assert crops.max() < 150
+
+    @pytest.mark.parametrize("smallest_share", [0.01, 0.08, 0.5, 0.9, 1.0])
+    def test_boxes_lie_inside_the_image(self, smallest_share):
+        size, center = drawn(5000, smallest_share)
+        assert (center - size / 2).min() >= -1e-6
+        assert (center + size / 2).max() <= 1 + 1e-6
+
+    def test_shares_fill_the_range(self):
+        share = drawn(20000, 0.08)[0].prod(1)
+        assert 0.08 <= share.min() < 0.082
+        assert 0.99 < share.max() <= 1
+
+    def test_small_shares_are_uniform(self):
+        # Below 3/4 no box is too wide or too high, so that nothing is drawn again.
+        share = drawn(40000, 0.08)[0].prod(1)
+        lower, upper = ((share > low) & (share < low + 0.3) for low in (0.1, 0.4))
+        assert lower.sum().item() == pytest.approx(upper.sum().item(), rel=0.05)
+
+    def test_ratios_of_the_sides_fill_3_4_to_4_3_evenly_on_a_log_scale(self):
+        size, _ = drawn(40000, 0.08)
+        ratio = (size[:, 0] / size[:, 1])[size.prod(1) < 0.7].log() / math.log(4 / 3)
+        assert -1.0001 <= ratio.min() < -0.99
+        assert 0.99 < ratio.max() <= 1.0001
+        assert ratio.mean().item() == pytest.approx(0, abs=0.03)
+        # The variance of a uniform number from -1 to 1.
+        assert ratio.square().mean().item() == pytest.approx(1 / 3, abs=0.01)
+
+    def test_places_are_uniform(self):
+        size, center = drawn(40000, 0.08)
+        left = ((center - size / 2) / (1 - size))[size.amax(1) < 0.95]
+        torch.testing.assert_close(left.mean(0), torch.tensor([0.5, 0.5]), atol=0.01, rtol=0)
+        torch.testing.assert_close(left.var(0), torch.tensor([1 / 12, 1 / 12]), atol=0.003, rtol=0)
+
+    def test_the_first_draw_that_fits_is_taken(self, monkeypatch):
+        # Two draws: all of the area at ratio 4/3, which is too wide, then half of it at ratio 1.
+        draws = iter([torch.tensor([[[1.0, 0.0]], [[1.0, 0.5]]]), torch.tensor([[0.5, 0.5]])])
+        monkeypatch.setattr(augmentation.torch, "rand", lambda *_, **__: next(draws))
+        size, _ = augmentation._draw_boxes(1, 0.5, torch.Generator())
+        torch.testing.assert_close(size, torch.full((1, 2), math.sqrt(0.5)))
+
+    def test_an_image_none_of_whose_draws_fits_is_kept_whole(self, monkeypatch):
+        draws = iter([torch.ones(2, 1, 10), torch.tensor([[0.3, 0.9]])])
+        monkeypatch.setattr(augmentation.torch, "rand", lambda *_, **__: next(draws))
+        size, center = augmentation._draw_boxes(1, 0.5, torch.Generator())
+        assert torch.equal(size, torch.ones(1, 2))
+        assert torch.equal(center, torch.full((1, 2), 0.5))
+
+    def test_boxes_agree_with_those_of_torchvision(self):
+        from torchvision.transforms import RandomResizedCrop
+
+        blank = torch.zeros(1, 1000, 1000)
+        theirs = [RandomResizedCrop.get_params(blank, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(4000)]
+        top, left, height, width = torch.tensor(theirs).T / 1000
+        size, center = drawn(4000, 0.08)
+        ours = [*(center - size / 2).flip(1).unbind(1), *size.flip(1).unbind(1)]
+        for mine, other in zip(ours, (top, left, height, width), strict=True):
+            # Five standard errors of the difference of two means.
+            tolerance = 5 * math.sqrt((mine.var().item() + other.var().item()) / 4000)
+            assert mine.mean().item() == pytest.approx(other.mean().item(), abs=tolerance)
+            assert mine.std().item() == pytest.approx(other.std().item(), rel=0.08)
+
+    @pytest.mark.parametrize("share", [0.0, -0.1, 1.01, math.nan])
+    def test_a_share_that_is_not_above_0_and_up_to_1_is_an_error(self, share):
+        with pytest.raises(ValueError, match=f"above 0 and up to 1 .*got {share}"):
+            Augmentation(random_resized_crop=share)
+
+    def test_two_ways_to_crop_are_an_error_that_names_both(self):
+        with pytest.raises(ValueError, match=r"crop_padding=4 and random_resized_crop=0\.08 .*one of them"):
+            Augmentation(crop_padding=4, random_resized_crop=0.08)

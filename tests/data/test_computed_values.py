@@ -1,0 +1,148 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hf_sphere.data import COMPUTED_VALUES, computed_values
+from hf_sphere.data.augmentation import _rotate
+
+intensity, slant = COMPUTED_VALUES["intensity"], COMPUTED_VALUES["slant"]
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def picture(*rows: str) -> Tensor:
+    """An image (1, 1, H, W) of light `#` on dark."""
+    return torch.tensor([[255 * (sign == "#") for sign in row] for row in rows], dtype=torch.uint8)[None, None]
+
+
+def plain_slant(image: np.ndarray) -> float:
+    """Slant of an image (H, W) by the definition, y up."""
+    height, width = image.shape
+    points = [(x, height - 1 - y, float(image[y, x])) for y in range(height) for x in range(width)]
+    total = sum(ink for _, _, ink in points)
+    mean_x, mean_y = (sum(p[i] * p[2] for p in points) / total for i in (0, 1))
+    moment_xy = sum((x - mean_x) * (y - mean_y) * ink for x, y, ink in points)
+    moment_yy = sum((y - mean_y) ** 2 * ink for _, y, ink in points)
+    return math.degrees(math.atan(moment_xy / moment_yy))
+
+
+@pytest.mark.parametrize("name", COMPUTED_VALUES)
+@pytest.mark.parametrize("shape", [(5, 1, 7, 4), (3, 3, 4, 9), (0, 1, 4, 4)])
+def test_a_value_is_one_number_of_single_precision_an_image(name, shape):
+    values = COMPUTED_VALUES[name](noise(*shape))
+    assert values.shape == shape[:1]
+    assert values.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", COMPUTED_VALUES)
+def test_images_do_not_change(name):
+    images = noise(5, 3, 6, 6)
+    before = images.clone()
+    COMPUTED_VALUES[name](images)
+    assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize("name", COMPUTED_VALUES)
+def test_values_are_the_same_a_part_at_a_time(name, monkeypatch):
+    images = noise(50, 3, 5, 6)
+    whole = COMPUTED_VALUES[name](images)
+    monkeypatch.setattr(computed_values, "_PIXELS_AT_A_TIME", 7 * 3 * 5 * 6)
+    assert torch.equal(COMPUTED_VALUES[name](images), whole)
+
+
+@pytest.mark.parametrize("name", COMPUTED_VALUES)
+def test_gray_images_have_the_value_of_the_same_images_in_three_channels(name):
+    gray = noise(9, 1, 6, 5)
+    torch.testing.assert_close(COMPUTED_VALUES[name](gray.expand(-1, 3, -1, -1)), COMPUTED_VALUES[name](gray))
+
+
+@pytest.mark.parametrize("name", COMPUTED_VALUES)
+def test_a_blank_image_has_the_value_0(name):
+    assert COMPUTED_VALUES[name](torch.zeros(2, 3, 5, 5, dtype=torch.uint8)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", COMPUTED_VALUES)
+def test_it_is_known_which_options_of_augmentation_change_a_value(name):
+    from hf_sphere.data import Augmentation
+
+    assert all(hasattr(Augmentation(), option) for option in computed_values.CHANGED_BY[name])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_intensity_is_the_mean_pixel_on_the_scale_0_to_1(channels):
+    images = noise(9, channels, 6, 5)
+    np.testing.assert_allclose(intensity(images), images.numpy().mean((1, 2, 3)) / 255, rtol=1e-6)
+
+
+def test_a_white_image_has_intensity_1():
+    assert intensity(torch.full((1, 3, 4, 4), 255, dtype=torch.uint8)).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (5, 12), (12, 5), (2, 2)])
+def test_slant_equals_the_plain_formula(shape):
+    images = noise(10, 1, *shape)
+    expected = [plain_slant(image[0].numpy()) for image in images]
+    np.testing.assert_allclose(slant(images), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_stroke_that_leans_right_has_a_positive_slant():
+    stroke = picture("...#", "..#.", ".#..", "#...")
+    assert slant(stroke).item() == pytest.approx(45.0)
+
+
+def test_a_stroke_that_leans_left_has_a_negative_slant():
+    stroke = picture("#...", ".#..", "..#.", "...#")
+    assert slant(stroke).item() == pytest.approx(-45.0)
+
+
+def test_an_upright_stroke_has_slant_0():
+    assert slant(picture(".##.", ".##.", ".##.")).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_stroke_that_goes_one_right_on_two_up_has_its_angle():
+    stroke = picture("..#", "..#", ".#.", ".#.", "#..", "#..")
+    assert slant(stroke).item() == pytest.approx(plain_slant(stroke[0, 0].numpy()))
+    assert 20 < slant(stroke).item() < 30
+
+
+@pytest.mark.parametrize("degrees", [-30.0, -10.0, 15.0, 25.0])
+def test_a_thin_upright_stroke_that_is_turned_has_the_angle_of_the_turn(degrees):
+    stroke = torch.zeros(1, 1, 61, 61, dtype=torch.uint8)
+    stroke[..., 5:56, 30] = 255
+    turned = _rotate(stroke, torch.tensor([math.radians(degrees)]))  # clockwise, so that the top goes right
+    assert slant(turned).item() == pytest.approx(degrees, abs=1.0)
+
+
+@pytest.mark.parametrize("side", [6, 7])
+def test_mirroring_changes_the_sign_of_the_slant(side):
+    images = noise(9, 1, 8, side)
+    torch.testing.assert_close(slant(images.flip(-1)), -slant(images), rtol=1e-4, atol=1e-4)
+
+
+def test_the_place_of_a_stroke_does_not_count_in_its_slant():
+    image = torch.zeros(1, 1, 30, 30, dtype=torch.uint8)
+    image[..., 2:10, 3:9] = noise(8, 6)
+    moved = image.roll((15, 11), (-2, -1))
+    assert slant(moved).item() == pytest.approx(slant(image).item(), rel=1e-5)
+
+
+def test_ink_in_a_single_row_has_slant_0():
+    images = torch.zeros(200, 3, 9, 9, dtype=torch.uint8)
+    images[:, :, 4] = noise(200, 3, 9)
+    assert torch.equal(slant(images), torch.zeros(200))
+
+
+def test_digits_of_mnist_lean_right_on_average(real_data, tmp_path):
+    from hf_sphere.data import load_image_data
+
+    options = {"max_train_samples": 2000, "max_eval_samples": 10, "num_workers": 0, "progress": False}
+    data = load_image_data(
+        str(real_data("ylecun/mnist")), task="regression", computed_value="slant", cache_dir=tmp_path, **options
+    )
+    assert data.train.labels.mean().item() == pytest.approx(5.9, abs=1.5)
+    assert data.train.labels.std().item() == pytest.approx(14.6, abs=1.5)

@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+from datasets import ClassLabel, Features, Image, load_dataset
+
+from hf_sphere.data import parquet
+from hf_sphere.data.parquet import ParquetSplit, replaced_whole
+
+FEATURES = Features({"image": Image(), "label": ClassLabel(names=["ant", "bee"])})
+
+
+@pytest.fixture
+def write(tmp_path, encode):
+    """Write images whose pixels hold their index, and return the names of the files."""
+
+    def write_images(count: int, split: str = "train") -> list[str]:
+        with ParquetSplit(tmp_path / "made", split, FEATURES) as writer:
+            for index in range(count):
+                encoded = encode(np.full((4, 4), index, dtype=np.uint8))
+                writer.add({"image": {"bytes": encoded, "path": f"{index}.png"}, "label": index % 2}, len(encoded))
+        return sorted(path.name for path in (tmp_path / "made").iterdir())
+
+    (tmp_path / "made").mkdir()
+    return write_images
+
+
+def marks(folder, split: str = "train") -> list[int]:
+    return [np.asarray(image)[0, 0].item() for image in load_dataset(str(folder))[split]["image"]]
+
+
+@pytest.mark.parametrize("rows_at_a_time", [1, 3, 5, 100])
+def test_rows_load_in_the_order_they_were_added(rows_at_a_time, write, tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet, "ROWS_AT_A_TIME", rows_at_a_time)
+    write(10)
+    assert marks(tmp_path / "made") == list(range(10))
+
+
+def test_columns_load_with_their_kinds(write, tmp_path):
+    write(4)
+    rows = load_dataset(str(tmp_path / "made"))["train"]
+    assert rows.features == FEATURES
+    assert rows["label"][:] == [0, 1, 0, 1]
+
+
+def test_splits_load_by_their_names(write, tmp_path):
+    write(3)
+    write(2, "test")
+    assert {split: len(rows) for split, rows in load_dataset(str(tmp_path / "made")).items()} == {"train": 3, "test": 2}
+
+
+def test_a_few_rows_are_one_file(write):
+    assert write(3) == ["train-00000-of-00001.parquet"]
+
+
+def test_many_bytes_are_several_files_that_load_in_order(write, encode, tmp_path, monkeypatch):
+    one = len(encode(np.zeros((4, 4), dtype=np.uint8)))
+    monkeypatch.setattr(parquet, "BYTES_A_FILE", int(3.5 * one))
+    assert write(7) == [f"train-0000{number}-of-00003.parquet" for number in range(3)]
+    assert marks(tmp_path / "made") == list(range(7))
+
+
+def test_an_image_larger_than_a_file_is_a_file_by_itself(write, monkeypatch):
+    monkeypatch.setattr(parquet, "BYTES_A_FILE", 1)
+    assert len(write(3)) == 3
+
+
+def test_a_folder_appears_when_all_has_been_written(tmp_path):
+    with replaced_whole(tmp_path / "new") as unfinished:
+        (unfinished / "file").touch()
+        assert not (tmp_path / "new").exists()
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "file"]
+
+
+def test_a_folder_takes_the_place_of_the_one_before(tmp_path):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "old").touch()
+    with replaced_whole(tmp_path / "new") as unfinished:
+        (unfinished / "file").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "file"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_leaves_the_folder_before_and_nothing_else(error, tmp_path):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "old").touch()
+    with pytest.raises(error), replaced_whole(tmp_path / "new") as unfinished:  # noqa: PT012
+        (unfinished / "file").touch()
+        raise error
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "old"]
+
+
+def test_leftovers_of_a_killed_process_are_removed(tmp_path):
+    for name in (".new.unfinished", ".new.replaced", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "old").touch()
+    with replaced_whole(tmp_path / "new") as unfinished:
+        (unfinished / "file").touch()
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "file"]
+
+
+def test_what_a_killed_process_was_about_to_replace_comes_back_if_the_next_one_fails(tmp_path):
+    (tmp_path / ".new.replaced").mkdir()
+    (tmp_path / ".new.replaced" / "old").touch()
+    with pytest.raises(ValueError, match="stop"), replaced_whole(tmp_path / "new"):
+        raise ValueError("stop")
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "old"]

@@ -1,0 +1,483 @@
+import io
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from datasets import load_dataset
+from PIL import Image
+
+from hf_sphere.data import ImageData, load_image_data
+from hf_sphere.data.published_layouts import Published
+
+BROKEN = b"not an image"
+
+
+@pytest.fixture(autouse=True)
+def _home_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf_datasets")
+
+
+@pytest.fixture(scope="module")
+def recipe(load_recipe) -> ModuleType:
+    return load_recipe("prepare_images")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """An empty folder for data as it is published."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "prepared"
+
+
+@pytest.fixture
+def prepare(recipe: ModuleType, source: Path, output: Path) -> Callable[..., None]:
+    """Run the recipe on the data in `source`, of whatever numbers."""
+
+    def run(kind: str, *words: str, expect_counts: bool = False) -> None:
+        options = ["--source", str(source), "--output", str(output), "--disable_tqdm"]
+        recipe.main([kind, *options, "--expect_counts", str(expect_counts), *words])
+
+    return run
+
+
+@pytest.fixture
+def load(output: Path, tmp_path: Path) -> Callable[..., ImageData]:
+    """Load what was prepared, unnormalised."""
+
+    def load_prepared(**options) -> ImageData:
+        defaults = {"mean": [0.0], "std": [1.0], "cache_dir": tmp_path / "decoded", "num_workers": 0, "progress": False}
+        return load_image_data(str(output), **(defaults | options))
+
+    return load_prepared
+
+
+def put(path: Path, gray: int, size: tuple[int, int] = (8, 8)) -> bytes:
+    """Save a gray image of one value, as JPEG or PNG by its name, and return its bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    Image.new("L", size, gray).save(buffer, "PNG" if path.suffix.lower() == ".png" else "JPEG")
+    path.write_bytes(buffer.getvalue())
+    return buffer.getvalue()
+
+
+def seen(batches) -> list[tuple[int, int]]:
+    """Gray value, as it was put, and label of each image."""
+    pairs = []
+    for batch in batches.epoch():
+        grays = (batch["pixel_values"].mean((1, 2, 3)) * 255).round().int().tolist()
+        pairs += zip(grays, batch["labels"].tolist(), strict=True)
+    return pairs
+
+
+def put_imagenet(source: Path, *, train: int = 2, test: int = 1, classes: tuple[str, ...] = ("n01", "n02")) -> None:
+    """The plain layout; an image's gray is 100 a class plus its number, test images follow those of training."""
+    for label, name in enumerate(classes):
+        for number in range(train + test):
+            split = "train" if number < train else "test"
+            put(source / split / name / f"{number}.png", 100 * label + number)
+
+
+def put_tiny_imagenet(source: Path) -> None:
+    """Tiny ImageNet's own layout, with its unlabelled test images."""
+    for label, name in enumerate(("n01", "n02")):
+        for number in range(2):
+            put(source / "train" / name / "images" / f"{name}_{number}.JPEG", 100 * label + number)
+        (source / "train" / name / f"{name}_boxes.txt").write_text(f"{name}_0.JPEG\t0\t0\t7\t7\n")
+    for number, gray in enumerate((102, 2, 3)):
+        put(source / "val" / "images" / f"val_{number}.JPEG", gray)
+    lines = ["val_0.JPEG\tn02\t0\t0\t7\t7", "val_1.JPEG\tn01\t0\t0\t7\t7", "val_2.JPEG\tn01\t0\t0\t7\t7"]
+    (source / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
+    put(source / "test" / "images" / "test_0.JPEG", 9)
+
+
+def put_omniart(source: Path, train: list[tuple] | None = None, test: list[tuple] | None = None) -> None:
+    """Rows of (omni_id, creation_year, school); an image's gray is its identifier."""
+    rows = {
+        "train": train or [(1, 1650, "dutch"), (2, "1500.5", "italian"), (3, 1700, "dutch")],
+        "test": test or [(11, 1600, "italian"), (12, 1666, "dutch")],
+    }
+    for split, artworks in rows.items():
+        lines = ["omni_id,artist,creation_year,century,school"]
+        lines += [f'{number},"Last, First",{year},17,{school}' for number, year, school in artworks]
+        (source / f"{split}_complete.csv").write_text("\n".join(lines) + "\n")
+        for number, _, _ in artworks:
+            put(source / split / f"{number}.jpg", number)
+
+
+def put_cub(source: Path) -> None:
+    """Three birds, two to train on."""
+    files = {1: "001.Black_footed_Albatross/a.jpg", 2: "002.Blue_Jay/b.jpg", 3: "002.Blue_Jay/c.jpg"}
+    for number, file in files.items():
+        put(source / "images" / file, number)
+    (source / "images.txt").write_text("".join(f"{number} {file}\n" for number, file in files.items()))
+    (source / "image_class_labels.txt").write_text("1 1\n2 2\n3 2\n")
+    (source / "train_test_split.txt").write_text("1 1\n2 1\n3 0\n")
+    (source / "classes.txt").write_text("1 001.Black_footed_Albatross\n2 002.Blue_Jay\n")
+
+
+class TestImagenet200:
+    def test_folders_of_classes_load_with_their_labels(self, source, prepare, load):
+        put_imagenet(source)
+        prepare("imagenet200")
+        data = load()
+        assert data.class_names == ["n01", "n02"]
+        assert sorted(seen(data.train)) == [(0, 0), (1, 0), (100, 1), (101, 1)]
+        assert seen(data.evaluation) == [(2, 0), (102, 1)]
+
+    def test_the_layout_of_tiny_imagenet_loads_with_its_validation_images_as_test_split(self, source, prepare, load):
+        put_tiny_imagenet(source)
+        prepare("imagenet200")
+        data = load()
+        assert sorted(seen(data.train)) == [(0, 0), (1, 0), (100, 1), (101, 1)]
+        assert seen(data.evaluation) == [(102, 1), (2, 0), (3, 0)]
+
+    def test_images_are_known_by_their_suffix_in_any_case(self, source, prepare, load):
+        put_imagenet(source)
+        put(source / "train" / "n01" / "a.JPG", 30)
+        put(source / "train" / "n01" / "b.Jpeg", 40)
+        (source / "train" / "n01" / "notes.txt").write_text("no image")
+        (source / "train" / "n01" / "._a.JPG").write_bytes(BROKEN)
+        prepare("imagenet200")
+        assert sorted(gray for gray, _ in seen(load().train)) == [0, 1, 30, 40, 100, 101]
+
+    def test_files_are_stored_byte_for_byte_with_their_names(self, source, prepare, output):
+        put_imagenet(source)
+        encoded = put(source / "train" / "n01" / "a.JPG", 30)
+        prepare("imagenet200")
+        rows = load_dataset(str(output))["train"].cast_column("image", datasets.Image(decode=False))
+        assert {"bytes": encoded, "path": "a.JPG"} in rows["image"][:]
+
+    def test_classes_that_differ_between_the_splits_are_an_error_that_names_them(self, source, prepare):
+        put_imagenet(source)
+        put(source / "test" / "n03" / "0.png", 0)
+        with pytest.raises(ValueError, match=r"classes of the test split must be those of the training split.*: n03"):
+            prepare("imagenet200")
+
+    def test_an_empty_folder_is_an_error(self, prepare):
+        with pytest.raises(ValueError, match=r"train is not there; .*source is empty\. Is --source the folder"):
+            prepare("imagenet200")
+
+    @pytest.mark.parametrize("split", ["train", "test"])
+    def test_a_split_without_images_is_an_error_that_names_it(self, split, source, prepare):
+        put_imagenet(source)
+        for file in (source / split).rglob("*.png"):
+            file.unlink()
+        with pytest.raises(ValueError, match=f"found no image of the {split} split in .* holds test, train"):
+            prepare("imagenet200")
+
+    def test_a_missing_test_split_is_an_error_that_says_what_there_is(self, source, prepare):
+        put_imagenet(source, test=0)
+        with pytest.raises(ValueError, match=r"test is not there; .*source holds train"):
+            prepare("imagenet200")
+
+    def test_a_listed_image_that_is_missing_is_an_error_that_names_it(self, source, prepare):
+        put_tiny_imagenet(source)
+        (source / "val" / "images" / "val_1.JPEG").unlink()
+        with pytest.raises(
+            ValueError, match=r"1 of 3 rows of the test split have no image file.*val_1\.JPEG.*--skip_m"
+        ):
+            prepare("imagenet200")
+
+    def test_a_list_without_tabs_is_an_error_that_names_the_line(self, source, prepare):
+        put_tiny_imagenet(source)
+        (source / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn02\t0\nval_1.JPEG n01\n")
+        with pytest.raises(
+            ValueError, match=r"line 2 of .*val_annotations\.txt must have 2 columns; got 'val_1\.JPEG n01"
+        ):
+            prepare("imagenet200")
+
+
+class TestOmniart:
+    def test_schools_and_years_load_as_two_targets(self, source, prepare, load):
+        put_omniart(source)
+        prepare("omniart")
+        data = load(task="joint")
+        assert data.class_names == ["dutch", "italian"]
+        assert data.value_range == (1500.5, 1700.0)
+        assert seen(data.evaluation) == [(11, 1), (12, 0)]
+        (batch,) = data.evaluation.epoch()
+        assert torch.equal(batch["regression_labels"], torch.tensor([1600.0, 1666.0]))
+
+    def test_years_load_as_the_one_target_of_regression(self, source, prepare, load):
+        put_omniart(source)
+        prepare("omniart")
+        assert load(task="regression").evaluation.labels.tolist() == [1600.0, 1666.0]
+
+    @pytest.mark.parametrize("column", ["omni_id", "creation_year", "school"])
+    def test_a_missing_column_is_an_error_that_names_it(self, column, source, prepare):
+        put_omniart(source)
+        table = source / "test_complete.csv"
+        table.write_text(table.read_text().replace(column, "other", 1))
+        with pytest.raises(
+            ValueError, match=rf"test_complete\.csv lacks the columns \['{column}'\]; it has \[.*'other'"
+        ):
+            prepare("omniart")
+
+    def test_a_missing_table_is_an_error_that_says_what_there_is(self, source, prepare):
+        put_omniart(source)
+        (source / "test_complete.csv").unlink()
+        with pytest.raises(
+            ValueError, match=r"test_complete\.csv is not there; .*holds test, train, train_complete\.csv"
+        ):
+            prepare("omniart")
+
+    def test_an_empty_table_is_an_error(self, source, prepare):
+        put_omniart(source)
+        (source / "train_complete.csv").write_text("")
+        with pytest.raises(ValueError, match=r"lacks the columns .* it has \[\]"):
+            prepare("omniart")
+
+    def test_a_table_in_another_encoding_is_an_error_that_names_it(self, source, prepare):
+        put_omniart(source)
+        (source / "train_complete.csv").write_bytes(
+            "omni_id,creation_year,school\n1,1650,fran\xe7ais\n".encode("latin-1")
+        )
+        with pytest.raises(ValueError, match=r"train_complete\.csv is no readable table"):
+            prepare("omniart")
+
+    def test_a_missing_image_is_an_error_that_names_it(self, source, prepare):
+        put_omniart(source)
+        (source / "train" / "2.jpg").unlink()
+        with pytest.raises(
+            ValueError, match=r"1 of 3 rows of the train split have no image file.*2\.jpg.*--skip_missing"
+        ):
+            prepare("omniart")
+
+    def test_a_school_that_was_not_trained_is_an_error_that_names_it(self, source, prepare):
+        put_omniart(source, test=[(11, 1600, "dutch"), (12, 1601, "flemish")])
+        with pytest.raises(
+            ValueError, match=r"schools that no training image has.*12\.jpg of 'flemish'.*--skip_missing"
+        ):
+            prepare("omniart")
+
+    @pytest.mark.parametrize("row", [(2, "", "dutch"), (2, "about 1600", "dutch"), (2, "nan", "dutch"), (2, 1600, "")])
+    def test_a_row_without_year_or_school_is_an_error_that_names_its_line(self, row, source, prepare):
+        put_omniart(source, train=[(1, 1600, "dutch"), row])
+        with pytest.raises(
+            ValueError, match=r"have no identifier, school or year; the first: line 3 of train_complete"
+        ):
+            prepare("omniart")
+
+    def test_rows_that_cannot_be_used_are_left_out_on_request_and_counted(self, source, prepare, load, capsys):
+        train = [(1, 1650, "dutch"), (2, 1500, "italian"), (3, 1700, "dutch"), (4, "", "dutch"), (5, 1620, "dutch")]
+        put_omniart(source, train, [(11, 1600, "italian"), (12, 1666, "dutch"), (13, 1500, "flemish")])
+        (source / "train" / "3.jpg").unlink()
+        (source / "train" / "5.jpg").write_bytes(BROKEN)
+        prepare("omniart", "--skip_missing")
+        data = load()
+        assert sorted(seen(data.train)) == [(1, 0), (2, 1)]
+        assert seen(data.evaluation) == [(11, 1), (12, 0)]
+        said = capsys.readouterr().out
+        for why in (
+            "1 rows of the train split that have no image file.",
+            "1 rows of the train split that have no identifier, school or year.",
+            "1 rows of the train split that have an unreadable image.",
+            "1 rows of the test split that are of schools that no training image has.",
+        ):
+            assert f"Left out: {why}" in said
+
+    def test_a_school_all_of_whose_training_images_are_missing_is_no_class(self, source, prepare, load):
+        put_omniart(source, test=[(12, 1666, "dutch")])
+        (source / "train" / "2.jpg").unlink()
+        prepare("omniart", "--skip_missing")
+        assert load().class_names == ["dutch"]
+
+    def test_years_outside_those_published_are_reported_and_kept(self, source, prepare, load, capsys):
+        put_omniart(source, train=[(1, 999, "dutch"), (2, 1500, "italian"), (3, 2004, "dutch")])
+        prepare("omniart")
+        assert (
+            "train: 2 of 3 years lie outside 1000 to 1932, from 999 to 2004; they are kept." in capsys.readouterr().out
+        )
+        assert load(task="regression").value_range == (999.0, 2004.0)
+
+
+class TestCub200:
+    def test_lists_load_as_splits_with_labels(self, source, prepare, load):
+        put_cub(source)
+        prepare("cub200")
+        data = load()
+        assert sorted(seen(data.train)) == [(1, 0), (2, 1)]
+        assert seen(data.evaluation) == [(3, 1)]
+
+    def test_classes_are_named_without_number_and_underscores(self, source, prepare, load):
+        put_cub(source)
+        prepare("cub200")
+        assert load().class_names == ["Black footed Albatross", "Blue Jay"]
+
+    @pytest.mark.parametrize("name", ["images", "image_class_labels", "train_test_split", "classes"])
+    def test_a_missing_list_is_an_error_that_names_it(self, name, source, prepare):
+        put_cub(source)
+        (source / f"{name}.txt").unlink()
+        with pytest.raises(ValueError, match=rf"/{name}\.txt is not there; .*source holds"):
+            prepare("cub200")
+
+    def test_a_missing_image_is_an_error_that_names_it(self, source, prepare):
+        put_cub(source)
+        (source / "images" / "002.Blue_Jay" / "b.jpg").unlink()
+        with pytest.raises(ValueError, match=r"1 of 2 rows of the train split have no image file.*b\.jpg"):
+            prepare("cub200")
+
+    @pytest.mark.parametrize("name", ["image_class_labels", "train_test_split"])
+    def test_lists_of_different_images_are_an_error_that_names_one(self, name, source, prepare):
+        put_cub(source)
+        (source / f"{name}.txt").write_text("1 1\n2 1\n")
+        with pytest.raises(ValueError, match=rf"images\.txt and {name}\.txt must list the same images; 3 is in one"):
+            prepare("cub200")
+
+    @pytest.mark.parametrize(
+        ("name", "text", "said"),
+        [
+            ("image_class_labels", "1 1\n2 2\n3 7\n", r"classes\.txt lacks class 7"),
+            ("train_test_split", "1 1\n2 1\n3 x\n", r"must hold 1 \(training\) or 0; got 'x'"),
+            ("images", "1 a.jpg\n\n2\n", r"line 3 of .*images\.txt must have 2 columns; got '2'"),
+        ],
+    )
+    def test_a_corrupt_list_is_an_error_that_says_where(self, name, text, said, source, prepare):
+        put_cub(source)
+        (source / f"{name}.txt").write_text(text)
+        with pytest.raises(ValueError, match=said):
+            prepare("cub200")
+
+
+class TestCounts:
+    @pytest.mark.parametrize(
+        ("kind", "put_data", "said"),
+        [
+            (
+                "imagenet200",
+                put_imagenet,
+                r"200 classes expected, 2 found; 500 train images of each class expected, 2 of ",
+            ),
+            ("omniart", put_omniart, "46 classes expected, 2 found"),
+            ("cub200", put_cub, "5,994 train images expected, 2 found; 5,794 test images expected, 1 found"),
+        ],
+    )
+    def test_other_numbers_than_those_published_are_an_error_that_says_both(
+        self, kind, put_data, said, source, prepare, output
+    ):
+        put_data(source)
+        with pytest.raises(ValueError, match=f"not {kind} as published: .*{said}.*--expect_counts false"):
+            prepare(kind, expect_counts=True)
+        assert not output.exists()
+
+    def test_other_numbers_are_a_warning_where_none_are_expected(self, source, prepare, capsys):
+        put_cub(source)
+        prepare("cub200")
+        assert "Warning: 5,994 train images expected, 2 found." in capsys.readouterr().out
+
+    def test_a_class_of_too_few_images_is_named(self, recipe, source, prepare, monkeypatch):
+        few = Published(2, images_of_a_class={"train": 2, "test": 1}, size=(8, 8))
+        monkeypatch.setitem(recipe.PUBLISHED, "imagenet200", few)
+        put_imagenet(source)
+        (source / "train" / "n02" / "1.png").unlink()
+        with pytest.raises(ValueError, match="2 train images of each class expected, 1 of n02 found"):
+            prepare("imagenet200", expect_counts=True)
+
+    def test_the_numbers_published_are_no_error(self, recipe, source, prepare, load, monkeypatch, capsys):
+        few = Published(2, images_of_a_class={"train": 2, "test": 1}, size=(8, 8))
+        monkeypatch.setitem(recipe.PUBLISHED, "imagenet200", few)
+        put_imagenet(source)
+        prepare("imagenet200", expect_counts=True)
+        assert load().train.num_examples == 4
+        assert "Warning" not in capsys.readouterr().out
+
+    def test_images_of_another_size_are_an_error_that_names_one(self, recipe, source, prepare, output, monkeypatch):
+        few = Published(2, images_of_a_class={"train": 2, "test": 1}, size=(64, 64))
+        monkeypatch.setitem(recipe.PUBLISHED, "imagenet200", few)
+        put_imagenet(source)
+        with pytest.raises(ValueError, match=r"64 x 64 pixels expected, .*0\.png has 8 x 8"):
+            prepare("imagenet200", expect_counts=True)
+        assert not output.exists()
+
+    def test_images_that_cannot_be_read_do_not_count(self, recipe, source, prepare, output, monkeypatch):
+        monkeypatch.setitem(recipe.PUBLISHED, "cub200", Published(2, images={"train": 2, "test": 1}))
+        put_cub(source)
+        (source / "images" / "002.Blue_Jay" / "b.jpg").write_bytes(BROKEN)
+        with pytest.raises(ValueError, match="2 train images expected, 1 found"):
+            prepare("cub200", "--skip_missing", expect_counts=True)
+        assert not output.exists()
+
+
+class TestOutput:
+    def test_a_table_and_the_command_that_uses_the_data_are_printed(self, source, prepare, output, capsys):
+        put_imagenet(source)
+        prepare("imagenet200")
+        said = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert ["split", "images", "classes", "size"] in said
+        assert ["train", "4", "2"] in [words[:3] for words in said]
+        assert said[-1][:2] == ["python", "recipes/train_image_classification.py"]
+        assert said[-1][-2:] == ["--dataset_name", str(output)]
+
+    def test_an_unreadable_image_is_an_error_that_names_it_and_leaves_nothing(self, source, prepare, tmp_path):
+        put_cub(source)
+        (source / "images" / "002.Blue_Jay" / "c.jpg").write_bytes(BROKEN)
+        with pytest.raises(ValueError, match=r"test split have an unreadable image.*c\.jpg.*--skip_missing"):
+            prepare("cub200")
+        assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+    def test_only_unreadable_images_are_an_error_even_when_skipping(self, source, prepare):
+        put_cub(source)
+        (source / "images" / "002.Blue_Jay" / "c.jpg").write_bytes(BROKEN)
+        with pytest.raises(ValueError, match="no image of the test split can be used"):
+            prepare("cub200", "--skip_missing")
+
+    def test_a_stop_leaves_nothing_and_says_so(self, recipe, source, prepare, tmp_path, monkeypatch, capsys):
+        put_cub(source)
+        monkeypatch.setattr(recipe.ParquetSplit, "add", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(SystemExit, match="130"):
+            prepare("cub200")
+        assert "Stopped; nothing was written." in capsys.readouterr().err
+        assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+    def test_a_folder_that_exists_is_refused(self, source, prepare):
+        put_cub(source)
+        prepare("cub200")
+        with pytest.raises(FileExistsError, match=r"is there already.*--overwrite_output_dir"):
+            prepare("cub200")
+
+    def test_prepared_data_is_replaced_on_request(self, source, prepare, load):
+        put_cub(source)
+        prepare("cub200")
+        put(source / "images" / "002.Blue_Jay" / "c.jpg", 77)
+        prepare("cub200", "--overwrite_output_dir")
+        assert seen(load().evaluation) == [(77, 1)]
+
+    def test_a_folder_of_other_things_is_not_replaced(self, source, prepare, output):
+        put_cub(source)
+        output.mkdir()
+        (output / "thesis.tex").touch()
+        with pytest.raises(FileExistsError, match=r"is not replaced: .*thesis\.tex is no prepared data"):
+            prepare("cub200", "--overwrite_output_dir")
+        assert (output / "thesis.tex").exists()
+
+    @pytest.mark.parametrize("above", ["", ".."])
+    def test_the_source_or_a_folder_above_it_is_not_replaced(self, above, source, prepare):
+        put_cub(source)
+        with pytest.raises(ValueError, match="choose another folder to write to"):
+            prepare("cub200", "--overwrite_output_dir", "--output", str(source / above))
+
+    def test_a_source_that_is_no_folder_is_an_error(self, prepare):
+        with pytest.raises(ValueError, match=r"--source .*nowhere is not a folder"):
+            prepare("cub200", "--source", "nowhere")
+
+    def test_an_unknown_kind_is_an_error_that_lists_the_kinds(self, prepare, capsys):
+        with pytest.raises(SystemExit):
+            prepare("imagenet")
+        assert "imagenet200" in capsys.readouterr().err
+
+    def test_images_of_many_sizes_load_at_the_size_asked_for(self, source, prepare, load):
+        put_cub(source)
+        put(source / "images" / "002.Blue_Jay" / "b.jpg", 2, size=(30, 11))
+        prepare("cub200")
+        pixels = np.concatenate([batch["pixel_values"].numpy() for batch in load(image_size=16).train.epoch()])
+        assert pixels.shape == (2, 1, 16, 16)
