@@ -25,6 +25,7 @@ bench: $(READY)  ## side-by-side measurements; tables here, JSON in benchmarks/r
 	$(RUN) benchmarks/spherization.py
 	$(RUN) benchmarks/image_training.py
 	$(RUN) benchmarks/optimizers.py
+	$(RUN) benchmarks/prototypes.py
 	$(RUN) benchmarks/import_time.py
 
 $(READY): pyproject.toml

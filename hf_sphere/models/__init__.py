@@ -8,12 +8,16 @@ if TYPE_CHECKING:
     from hf_sphere.models.sphere_vision.image_processing_sphere_vision import SphereVisionImageProcessor
     from hf_sphere.models.sphere_vision.modeling_sphere_vision import (
         SphereVisionForImageClassification,
+        SphereVisionForJointPrediction,
+        SphereVisionForRegression,
         SphereVisionModel,
     )
 
 _PLACES = {
     "SphereVisionConfig": "sphere_vision.configuration_sphere_vision",
     "SphereVisionForImageClassification": "sphere_vision.modeling_sphere_vision",
+    "SphereVisionForJointPrediction": "sphere_vision.modeling_sphere_vision",
+    "SphereVisionForRegression": "sphere_vision.modeling_sphere_vision",
     "SphereVisionImageProcessor": "sphere_vision.image_processing_sphere_vision",
     "SphereVisionModel": "sphere_vision.modeling_sphere_vision",
 }
@@ -21,6 +25,8 @@ _PLACES = {
 __all__ = [
     "SphereVisionConfig",
     "SphereVisionForImageClassification",
+    "SphereVisionForJointPrediction",
+    "SphereVisionForRegression",
     "SphereVisionImageProcessor",
     "SphereVisionModel",
 ]

@@ -2,12 +2,14 @@
 
 from hf_sphere.nn import heads
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
+from hf_sphere.nn.pole_regression import PoleRegression
 from hf_sphere.nn.spherization import SphericalConv2d, SphericalLinear, Spherization
 
 __all__ = [
     "HEADS",
     "Head",
     "HeadOutput",
+    "PoleRegression",
     "SphericalConv2d",
     "SphericalLinear",
     "Spherization",

@@ -29,14 +29,15 @@ def test_without_labels_there_is_no_loss(head):
     assert head(torch.randn(5, 6)).loss is None
 
 
-def test_the_loss_falls_when_the_head_is_trained(head):
+def test_the_loss_falls_when_the_head_is_trained_behind_a_linear_map(head):
     torch.manual_seed(0)
     labels = torch.arange(40) % 4
-    embeddings = F.one_hot(labels, 6).float() * 3 + 0.1 * torch.randn(40, 6)
-    optimizer = torch.optim.Adam(head.parameters(), lr=0.05)
+    features = F.one_hot(labels, 6).float() * 3 + 0.1 * torch.randn(40, 6)
+    encoder = torch.nn.Linear(6, 6)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *head.parameters()], lr=0.05)
     losses = []
     for _ in range(60):
-        loss = head(embeddings, labels).loss
+        loss = head(encoder(features), labels).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

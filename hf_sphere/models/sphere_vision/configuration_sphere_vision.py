@@ -23,8 +23,11 @@ class SphereVisionConfig(PreTrainedConfig):
         num_channels: Channels of the images, 1 or 3.
         image_size: Side of the images in pixels, or [height, width].
         embedding_dim: Length of the embeddings; None takes the backbone's features as they are.
-        head: Name of a head, for instance `softmax` or `spherized`.
+        head: Name of a head, for instance `softmax`, `spherized` or `prototype`; None for models without classes.
         head_kwargs: Options of the head.
+        value_range: Lowest and highest value that a regression predicts.
+        regression_kwargs: Options of the regression, see `PoleRegression`.
+        task_weight: Weight w in [0, 1] of the classification in joint prediction; the regression has 1 - w.
 
     Example:
         >>> config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28, head="spherized")
@@ -39,8 +42,11 @@ class SphereVisionConfig(PreTrainedConfig):
     num_channels: int = 3
     image_size: int | list[int] | tuple[int, ...] = 32
     embedding_dim: int | None = None
-    head: str = "spherized"
+    head: str | None = "spherized"
     head_kwargs: dict[str, Any] | None = None
+    value_range: list[float | int] | tuple[float | int, ...] | None = None
+    regression_kwargs: dict[str, Any] | None = None
+    task_weight: float | int = 0.25
 
     @property
     def input_size(self) -> tuple[int, int]:
@@ -57,6 +63,14 @@ class SphereVisionConfig(PreTrainedConfig):
         sides = [self.image_size] if isinstance(self.image_size, int) else list(self.image_size)
         if (not isinstance(self.image_size, int) and len(sides) != 2) or min(sides, default=0) < 1:
             raise ValueError(f"image_size must be a number of pixels or [height, width]; got {self.image_size}.")
+
+    def validate_regression(self) -> None:
+        """Refuse a range without extent and weights outside of 0 to 1."""
+        ends = [0, 1] if self.value_range is None else list(self.value_range)
+        if len(ends) != 2 or not ends[0] < ends[1]:
+            raise ValueError(f"value_range must be two numbers, the lower one first; got {ends}.")
+        if not 0.0 <= self.task_weight <= 1.0:
+            raise ValueError(f"task_weight must lie between 0 and 1; got {self.task_weight}.")
 
     def validate_embedding_dim(self) -> None:
         """Refuse embeddings without a coordinate."""

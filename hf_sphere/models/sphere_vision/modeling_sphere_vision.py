@@ -2,52 +2,29 @@
 #
 # Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
 # the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
-"""Image models: a timm backbone, an embedding, a head on the sphere."""
+"""Image models: a timm backbone, an embedding, a head on the sphere; classification, regression, or both."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_outputs import ModelOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
-from hf_sphere.nn.heads import HEADS, build_head
+from hf_sphere.models.sphere_vision.outputs_sphere_vision import (
+    SphereVisionClassifierOutput,
+    SphereVisionJointOutput,
+    SphereVisionModelOutput,
+    SphereVisionRegressionOutput,
+)
+from hf_sphere.nn.heads import HEADS, Head, build_head
+from hf_sphere.nn.pole_regression import PoleRegression
 
 logger = logging.get_logger(__name__)
-
-
-@dataclass
-class SphereVisionModelOutput(ModelOutput):
-    """Output of `SphereVisionModel`.
-
-    Attributes:
-        embeddings: (B, d), what a head receives.
-    """
-
-    embeddings: Tensor | None = None
-
-
-@dataclass
-class SphereVisionClassifierOutput(ModelOutput):
-    """Output of `SphereVisionForImageClassification`.
-
-    Attributes:
-        loss: Scalar, if labels were given.
-        logits: (B, K); `argmax` is the prediction, `softmax` the confidence.
-        embeddings: (B, d'), the embeddings where the head decides: on the sphere for a spherized head.
-        concentration: (B,), for heads whose embeddings carry a certainty.
-    """
-
-    loss: Tensor | None = None
-    logits: Tensor | None = None
-    embeddings: Tensor | None = None
-    concentration: Tensor | None = None
 
 
 class SphereVisionPreTrainedModel(PreTrainedModel):
@@ -77,6 +54,8 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
         if reset is None:
             return
         loaded = {name: tensor.clone() for name, tensor in _tensors(module).items() if _is_filled(tensor)}
+        if len(loaded) == len(_tensors(module)):
+            return  # nothing is missing, and resetting may be work: prototypes are searched for
         reset()
         for name, tensor in _tensors(module).items():
             if name in loaded:
@@ -108,7 +87,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         self.projection: nn.Module = nn.Identity()
         if config.embedding_dim is not None:
             self.projection = nn.Linear(features, config.embedding_dim)
-        elif HEADS[config.head].replaces_activation:
+        elif config.head is not None and HEADS[config.head].replaces_activation:
             self._make_room_for_head()
         self.embedding_dim: int = features if config.embedding_dim is None else config.embedding_dim
         self.supports_gradient_checkpointing = hasattr(self.backbone, "set_grad_checkpointing")
@@ -153,7 +132,36 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         return SphereVisionModelOutput(embeddings=self.projection(features))
 
 
-class SphereVisionForImageClassification(SphereVisionPreTrainedModel):
+class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
+    """Base class of the models with classes: the head's wishes on their way to the training loop."""
+
+    head: Head
+
+    def parameter_options(self) -> Mapping[str, Mapping[str, Any]]:
+        """Optimiser settings that the head asks for single parameters, by their full names."""
+        return {f"head.{name}": options for name, options in self.head.parameter_options().items()}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the head that epoch `epoch` (from 0) starts."""
+        self.head.set_epoch(epoch)
+
+    def head_inputs(self, embeddings: Tensor) -> Tensor:
+        """Return what the head sees of embeddings (B, d)."""
+        return embeddings
+
+    @property
+    def loss_reduction(self) -> str:
+        """Whether the loss is the `mean` or the `sum` over a batch."""
+        return self.head.reduction
+
+    @staticmethod
+    def _build_head(config: SphereVisionConfig, embedding_dim: int) -> Head:
+        if config.head is None:
+            raise ValueError(f"the model needs a head for its classes; the heads are: {', '.join(HEADS)}.")
+        return build_head(config.head, embedding_dim, config.num_labels, **(config.head_kwargs or {}))
+
+
+class SphereVisionForImageClassification(SphereVisionModelWithHead):
     """The image encoder with a classification head.
 
     Args:
@@ -170,19 +178,9 @@ class SphereVisionForImageClassification(SphereVisionPreTrainedModel):
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
         super().__init__(config)
         self.sphere_vision = SphereVisionModel(config, pretrained=pretrained)
-        self.head = build_head(
-            config.head, self.sphere_vision.embedding_dim, config.num_labels, **(config.head_kwargs or {})
-        )
+        self.head = self._build_head(config, self.sphere_vision.embedding_dim)
         self.supports_gradient_checkpointing = self.sphere_vision.supports_gradient_checkpointing
         self.post_init()
-
-    def parameter_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Optimiser settings that the head asks for single parameters, by their full names."""
-        return {f"head.{name}": options for name, options in self.head.parameter_options().items()}
-
-    def set_epoch(self, epoch: int) -> None:
-        """Tell the head that epoch `epoch` (from 0) starts."""
-        self.head.set_epoch(epoch)
 
     @can_return_tuple
     def forward(
@@ -204,6 +202,124 @@ class SphereVisionForImageClassification(SphereVisionPreTrainedModel):
         )
 
 
+class SphereVisionForRegression(SphereVisionPreTrainedModel):
+    """The image encoder with a regression: the value is the angle between embedding and pole.
+
+    Args:
+        config: The configuration; `embedding_dim` and `value_range` must be set.
+        pretrained: See `SphereVisionModel`.
+
+    Example:
+        >>> config = SphereVisionConfig(
+        ...     backbone="lenet5", num_channels=1, image_size=28, embedding_dim=2, head=None, value_range=[0.0, 1.0]
+        ... )
+        >>> SphereVisionForRegression(config)(torch.rand(3, 1, 28, 28)).predictions.shape
+        torch.Size([3])
+    """
+
+    def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
+        super().__init__(config)
+        self.sphere_vision, self.regression = _build_regression(config, pretrained)
+        self.supports_gradient_checkpointing = self.sphere_vision.supports_gradient_checkpointing
+        self.post_init()
+
+    @property
+    def loss_reduction(self) -> str:
+        """Whether the loss is the `mean` or the `sum` over a batch."""
+        return self.regression.reduction
+
+    @can_return_tuple
+    def forward(
+        self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any
+    ) -> SphereVisionRegressionOutput:
+        """Predict values for images.
+
+        Args:
+            pixel_values: (B, num_channels, height, width), normalised as the image processor does.
+            labels: (B,), the values; with them the output carries a loss.
+            **kwargs: Taken for compatibility with the library's callers.
+        """
+        output = self.regression(self.sphere_vision(pixel_values, return_dict=True).embeddings, labels)
+        return SphereVisionRegressionOutput(output.loss, output.predictions, output.points)
+
+
+class SphereVisionForJointPrediction(SphereVisionModelWithHead):
+    """The image encoder with a regression and a classification on one sphere.
+
+    The first axis is the pole of the regression, so that a value is a latitude. The classes live in the space across
+    it: the head gets the other coordinates alone. So no value forbids a class, and the tasks do not pull against each
+    other.
+
+    Args:
+        config: The configuration; `num_labels`, `embedding_dim` (the pole's axis included) and `value_range` must be
+            set. `task_weight` w makes the loss (1 - w) * regression + w * classification.
+        pretrained: See `SphereVisionModel`.
+
+    Reference:
+        Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, section 2.3.
+    """
+
+    def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
+        super().__init__(config)
+        if config.embedding_dim is not None and config.embedding_dim < 3:
+            raise ValueError(f"joint prediction needs an embedding_dim of at least 3; got {config.embedding_dim}.")
+        self.sphere_vision, self.regression = _build_regression(config, pretrained)
+        self.head = self._build_head(config, self.sphere_vision.embedding_dim - 1)
+        if self.head.reduction != self.regression.reduction:
+            raise ValueError(
+                f"the losses of the two tasks are added, but one is a {self.head.reduction} and the other a "
+                f"{self.regression.reduction} over the batch; set the same `reduction` in head_kwargs and "
+                "regression_kwargs."
+            )
+        self.supports_gradient_checkpointing = self.sphere_vision.supports_gradient_checkpointing
+        self.post_init()
+
+    def head_inputs(self, embeddings: Tensor) -> Tensor:
+        """Return the coordinates across the pole: (B, d) -> (B, d - 1)."""
+        return embeddings[:, 1:]
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor,
+        labels: Tensor | None = None,
+        regression_labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SphereVisionJointOutput:
+        """Classify images and predict values for them.
+
+        Args:
+            pixel_values: (B, num_channels, height, width), normalised as the image processor does.
+            labels: (B,), class indices from 0 to `num_labels` - 1.
+            regression_labels: (B,), the values; with both the output carries a loss.
+            **kwargs: Taken for compatibility with the library's callers.
+        """
+        if (labels is None) != (regression_labels is None):
+            raise ValueError("the joint loss needs both labels (classes) and regression_labels (values), or neither.")
+        embeddings = self.sphere_vision(pixel_values, return_dict=True).embeddings
+        values = self.regression(embeddings, regression_labels)
+        classes = self.head(self.head_inputs(embeddings), labels)
+        loss = None
+        if labels is not None:
+            weight = self.config.task_weight
+            loss = (1.0 - weight) * values.loss + weight * classes.loss
+        return SphereVisionJointOutput(loss, classes.logits, values.predictions, values.points)
+
+
+def _build_regression(config: SphereVisionConfig, pretrained: bool) -> tuple[SphereVisionModel, PoleRegression]:
+    if config.embedding_dim is None or config.value_range is None:
+        raise ValueError(
+            "regression on the sphere needs embedding_dim (the sphere's dimension plus one, for instance 2) and "
+            f"value_range (lowest and highest value); got {config.embedding_dim} and {config.value_range}."
+        )
+    low, high = config.value_range
+    try:
+        regression = PoleRegression(config.embedding_dim, (low, high), **(config.regression_kwargs or {}))
+    except TypeError as error:
+        raise ValueError(f"regression_kwargs {config.regression_kwargs}: {error}") from error
+    return SphereVisionModel(config, pretrained=pretrained), regression
+
+
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict(module.named_parameters()) | dict(module.named_buffers())
 
@@ -219,7 +335,7 @@ def _mark_filled(tensor: Tensor, filled: bool) -> None:
 def _build_backbone(config: SphereVisionConfig, *, pretrained: bool = False) -> nn.Module:
     from hf_sphere.models.backbones import create_backbone  # brings timm, which text models do without
 
-    if config.head not in HEADS:
+    if config.head is not None and config.head not in HEADS:
         raise ValueError(f"unknown head {config.head!r}; the heads are: {', '.join(HEADS)}.")
     return create_backbone(
         config.backbone,
@@ -230,4 +346,10 @@ def _build_backbone(config: SphereVisionConfig, *, pretrained: bool = False) -> 
     )
 
 
-__all__ = ["SphereVisionForImageClassification", "SphereVisionModel", "SphereVisionPreTrainedModel"]
+__all__ = [
+    "SphereVisionForImageClassification",
+    "SphereVisionForJointPrediction",
+    "SphereVisionForRegression",
+    "SphereVisionModel",
+    "SphereVisionPreTrainedModel",
+]

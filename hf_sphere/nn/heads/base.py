@@ -48,6 +48,8 @@ class Head(nn.Module):
     """Whether the head takes the place of the backbone's last activation (and its dropout)."""
     needs_calibration: ClassVar[bool] = False
     """Whether `calibrate` must see training embeddings before training starts."""
+    reduction: str = "mean"
+    """Whether the loss is the `mean` or the `sum` over a batch."""
 
     def __init__(self, embedding_dim: int, num_classes: int, *, label_smoothing: float = 0.0) -> None:
         super().__init__()
@@ -77,7 +79,7 @@ class Head(nn.Module):
         if labels is not None:
             self.check_labels(labels)
             loss = self.compute_loss(points, logits, labels)
-        return HeadOutput(logits, loss, points, self.measure_concentration(embeddings))
+        return HeadOutput(logits, loss, points.to(embeddings.dtype), self.measure_concentration(embeddings))
 
     def measure_concentration(self, embeddings: Tensor) -> Tensor | None:
         """Certainty of embeddings (B, d), for heads that have one: (B,)."""

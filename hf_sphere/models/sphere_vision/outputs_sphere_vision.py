@@ -1,0 +1,70 @@
+# Copyright 2026 The hf_sphere authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
+# the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
+"""What the image models answer."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers.modeling_outputs import ModelOutput
+
+
+@dataclass
+class SphereVisionModelOutput(ModelOutput):
+    """Output of `SphereVisionModel`.
+
+    Attributes:
+        embeddings: (B, d), what a head receives.
+    """
+
+    embeddings: Tensor | None = None
+
+
+@dataclass
+class SphereVisionClassifierOutput(ModelOutput):
+    """Output of `SphereVisionForImageClassification`.
+
+    Attributes:
+        loss: Scalar, if labels were given.
+        logits: (B, K); `argmax` is the prediction, `softmax` the confidence.
+        embeddings: (B, d'), the embeddings where the head decides: on the sphere for a spherized head.
+        concentration: (B,), for heads whose embeddings carry a certainty.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    embeddings: Tensor | None = None
+    concentration: Tensor | None = None
+
+
+@dataclass
+class SphereVisionRegressionOutput(ModelOutput):
+    """Output of `SphereVisionForRegression`.
+
+    Attributes:
+        loss: Scalar, if labels were given.
+        predictions: (B,), in the unit of the labels.
+        embeddings: (B, d), on the sphere.
+    """
+
+    loss: Tensor | None = None
+    predictions: Tensor | None = None
+    embeddings: Tensor | None = None
+
+
+@dataclass
+class SphereVisionJointOutput(ModelOutput):
+    """Output of `SphereVisionForJointPrediction`.
+
+    Attributes:
+        loss: Scalar, if both kinds of labels were given.
+        logits: (B, K); `argmax` is the predicted class, `softmax` the confidence.
+        predictions: (B,), the predicted values in the unit of `regression_labels`.
+        embeddings: (B, d), on the sphere.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    predictions: Tensor | None = None
+    embeddings: Tensor | None = None

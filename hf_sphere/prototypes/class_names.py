@@ -1,0 +1,64 @@
+"""Class vectors from class names, by any text model of transformers."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()  # the vectors are the caller's to change, which those of inference_mode are not
+def embed_class_names(
+    class_names: Sequence[str],
+    model: str | os.PathLike[str] | Any,
+    *,
+    tokenizer: Any = None,
+    template: str = "{}",
+    batch_size: int = 64,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Embed the names of classes: the mean of a text model's last hidden states over the tokens of each name.
+
+    Args:
+        class_names: K names; underscores are read as spaces.
+        model: Name or folder of a model that `AutoModel` loads, or a loaded encoder (then with its `tokenizer`).
+        tokenizer: Tokenizer of a loaded model; that of the named model if None.
+        template: Text round a name, for instance `a photo of a {}`.
+        batch_size: Names at a time.
+        device: Where the model runs.
+
+    Returns:
+        (K, hidden size), float32, on the CPU: `class_vectors` for `place_prototypes`.
+
+    Raises:
+        ValueError: If a name is empty, the template has no place for it, or a loaded model comes without tokenizer.
+    """
+    from transformers import AutoModel, AutoTokenizer
+
+    if "{}" not in template:
+        raise ValueError(f"template must have '{{}}' where the class name goes; got {template!r}.")
+    names = [str(name).replace("_", " ").strip() for name in class_names]
+    if not names or not all(names):
+        raise ValueError(f"class names must not be empty; got {list(class_names)[:10]}.")
+    if isinstance(model, str | os.PathLike):
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)
+        model = AutoModel.from_pretrained(model)
+    elif tokenizer is None:
+        raise ValueError("a loaded model needs its tokenizer: embed_class_names(names, model, tokenizer=tokenizer).")
+    was_training, before = model.training, next(model.parameters()).device
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token  # models for generation have none of their own
+    texts = [template.replace("{}", name) for name in names]
+    vectors = []
+    try:
+        model.eval().to(device)
+        for start in range(0, len(texts), batch_size):
+            batch = tokenizer(texts[start : start + batch_size], padding=True, truncation=True, return_tensors="pt")
+            batch = batch.to(device)
+            states = model(**batch).last_hidden_state.float()
+            mask = batch["attention_mask"][..., None].float()
+            vectors.append(((states * mask).sum(1) / mask.sum(1)).cpu())
+    finally:
+        model.train(was_training).to(before)
+    return torch.cat(vectors)

@@ -1,0 +1,42 @@
+"""Optimal placements that have a formula."""
+
+from collections.abc import Iterator
+
+from hf_sphere.geometry.codes import cross_polytope, polygon, simplex
+from hf_sphere.prototypes.methods.base import Candidate, Method, Task
+
+
+class ClosedForm(Method):
+    """Regular simplex (K <= d + 1), cross-polytope (K <= 2 d) or regular polygon (d = 2): all proved optimal.
+
+    Raises:
+        ValueError: If there is no formula for the numbers asked for.
+    """
+
+    name = "closed_form"
+    knows_ordering = False
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        if not has_closed_form(task):
+            raise ValueError(
+                f"there is no closed form for {task.num_classes} points in {task.dim} dimensions (only up to "
+                f"{2 * task.dim} points, or in 2 dimensions). Use method 'auto'."
+            )
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Candidate]:
+        count, dim = self.task.num_classes, self.task.dim
+        if count <= dim + 1:
+            yield Candidate(simplex(count, dim), "regular simplex")
+        elif count <= 2 * dim:
+            yield Candidate(cross_polytope(count, dim), "cross-polytope")
+        else:
+            yield Candidate(polygon(count), "regular polygon")
+
+
+def has_closed_form(task: Task) -> bool:
+    """Whether `ClosedForm` can place the points of a task."""
+    return task.num_classes <= 2 * task.dim or task.dim == 2

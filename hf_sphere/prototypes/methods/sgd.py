@@ -1,0 +1,70 @@
+"""Gradient descent on the mean nearest cosine: the scheme of the hyperspherical-prototype paper."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+from hf_sphere.prototypes.methods.base import Candidate, Method, Task, check_count
+from hf_sphere.prototypes.objectives import mean_nearest_cosine
+
+
+class SGD(Method):
+    """Gradient steps with momentum on the mean over the points of the largest cosine, each followed by normalising.
+
+    Args:
+        task: What is to be placed.
+        learning_rate: Size of a step.
+        momentum: Share of the last step that is kept, in [0, 1).
+        max_iterations: Steps.
+
+    Reference:
+        Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, equation 2 and section 4.
+    """
+
+    name = "sgd"
+
+    def __init__(
+        self, task: Task, *, learning_rate: float = 0.1, momentum: float = 0.9, max_iterations: int = 10_000
+    ) -> None:
+        super().__init__(task)
+        if not learning_rate > 0:
+            raise ValueError(f"learning_rate must be positive; got {learning_rate}.")
+        if not 0.0 <= momentum < 1.0:
+            raise ValueError(f"momentum must lie in [0, 1); got {momentum}.")
+        check_count("max_iterations", max_iterations)
+        self.learning_rate = learning_rate
+        self.momentum = momentum
+        self.max_iterations = max_iterations
+        self.steps_between = max(1, max_iterations // 200)
+
+    def __len__(self) -> int:
+        return 1 + -(-self.max_iterations // self.steps_between)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        points = self.task.random_points()
+        yield Candidate(points, "random start")
+        velocity = torch.zeros_like(points)
+        objective = self.task.with_ordering(mean_nearest_cosine)
+        for step in range(1, self.max_iterations + 1):
+            if step % 100 == 0:  # other triplets, where there are more than can be looked at at once
+                objective = self.task.with_ordering(mean_nearest_cosine)
+            velocity.mul_(self.momentum).add_(objective(points)[1])
+            points = F.normalize(points - self.learning_rate * velocity, dim=1)
+            if step % self.steps_between == 0 or step == self.max_iterations:
+                yield Candidate(points, f"{self.name}, {step} steps")
+
+
+class SGDAsPublished(SGD):
+    """The paper's program as it was published: its optimiser is made anew at each step, so momentum never acts.
+
+    Args:
+        task: What is to be placed.
+        learning_rate: Size of a step.
+        max_iterations: Steps.
+    """
+
+    name = "sgd_as_published"
+
+    def __init__(self, task: Task, *, learning_rate: float = 0.1, max_iterations: int = 10_000) -> None:
+        super().__init__(task, learning_rate=learning_rate, momentum=0.0, max_iterations=max_iterations)

@@ -1,0 +1,442 @@
+"""The models that predict values: regression, and classes and values on one sphere."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
+
+from hf_sphere import (
+    SphereVisionConfig,
+    SphereVisionForImageClassification,
+    SphereVisionForJointPrediction,
+    SphereVisionForRegression,
+    SphereVisionModel,
+)
+from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
+from hf_sphere.models.sphere_vision.outputs_sphere_vision import SphereVisionModelOutput
+from hf_sphere.nn.heads import prototype
+
+KINDS = {"regression": SphereVisionForRegression, "joint": SphereVisionForJointPrediction}
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def small_config(kind: str, **options: Any) -> SphereVisionConfig:
+    """A linear map of 6 x 6 pixels to 8 units and on to 4 coordinates; values from -10 to 30."""
+    own: dict[str, Any] = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "num_channels": 1}
+    own |= {"image_size": 6, "embedding_dim": 4, "value_range": [-10.0, 30.0], "num_labels": 5}
+    own |= {"head": "prototype" if kind == "joint" else None}
+    return SphereVisionConfig(**own | options)
+
+
+def small_model(kind: str, **options: Any) -> SphereVisionPreTrainedModel:
+    return KINDS[kind](small_config(kind, **options)).eval()
+
+
+def images(count: int = 7) -> Tensor:
+    return torch.randn(count, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+
+
+def targets(kind: str, count: int = 7) -> dict[str, Tensor]:
+    values = torch.linspace(-10.0, 30.0, count)
+    return (
+        {"labels": values} if kind == "regression" else {"labels": torch.arange(count) % 5, "regression_labels": values}
+    )
+
+
+def tensors_of(output: Any) -> dict[str, Tensor]:
+    return {name: value for name, value in output.items() if value is not None}
+
+
+# Saving and loading
+
+
+@every_kind
+def test_a_saved_model_predicts_the_same(kind, tmp_path):
+    model, batch = small_model(kind), targets(kind)
+    model.save_pretrained(tmp_path)
+    before, after = model(images(), **batch), KINDS[kind].from_pretrained(tmp_path).eval()(images(), **batch)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], value) for name, value in tensors_of(before).items())
+
+
+@every_kind
+def test_loading_reports_nothing_missing_and_nothing_unexpected(kind, tmp_path):
+    small_model(kind).save_pretrained(tmp_path)
+    _, info = KINDS[kind].from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("regression", {"regression.pole"}), ("joint", {"regression.pole", "head.prototypes", "head.concentration"})],
+)
+def test_what_is_not_trained_is_in_the_file_with_the_weights(kind, names, tmp_path):
+    model = small_model(kind)
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert {name for name in saved if not name.startswith("sphere_vision.")} == names
+    assert all(torch.equal(saved[name], model.state_dict()[name]) for name in names)
+
+
+def test_prototypes_that_were_put_in_place_are_those_of_the_loaded_model(tmp_path):
+    model = small_model("joint")
+    model.head.set_prototypes(torch.randn(5, 3))
+    model.save_pretrained(tmp_path)
+    loaded = SphereVisionForJointPrediction.from_pretrained(tmp_path)
+    assert torch.equal(loaded.head.prototypes, model.head.prototypes)
+
+
+def test_what_training_has_measured_is_loaded(tmp_path):
+    model = small_model("joint")
+    model.head.concentration.fill_(8.75)
+    model.save_pretrained(tmp_path)
+    assert SphereVisionForJointPrediction.from_pretrained(tmp_path).head.concentration == 8.75
+
+
+@pytest.mark.parametrize("model_class", [SphereVisionForJointPrediction, SphereVisionForImageClassification])
+def test_loading_a_model_searches_for_no_prototypes(model_class, tmp_path, monkeypatch):
+    model_class(small_config("joint")).save_pretrained(tmp_path)
+
+    def search(*args, **kwargs):
+        raise AssertionError("loading searched")
+
+    prototype._place.cache_clear()
+    monkeypatch.setattr(prototype, "place_prototypes", search)
+    model_class.from_pretrained(tmp_path)
+    with pytest.raises(AssertionError, match="loading searched"):  # so that the line above can fail
+        model_class(small_config("joint"))
+
+
+@every_kind
+def test_the_encoder_loads_alone(kind, tmp_path):
+    model = small_model(kind)
+    model.save_pretrained(tmp_path)
+    encoder = AutoModel.from_pretrained(tmp_path).eval()
+    assert type(encoder) is SphereVisionModel
+    assert torch.equal(encoder(images()).embeddings, model.sphere_vision(images()).embeddings)
+
+
+@every_kind
+def test_the_config_survives_a_round_trip(kind, tmp_path):
+    options = {"value_range": [-1.5, 2], "regression_kwargs": {"out_of_range": "clip"}, "task_weight": 0.75}
+    config = small_config(kind, **options)
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert loaded.to_diff_dict() == config.to_diff_dict()
+    assert {name: getattr(loaded, name) for name in options} == options
+
+
+def test_a_loaded_model_has_its_range_and_its_options(tmp_path):
+    small_model("regression", regression_kwargs={"out_of_range": "clip", "reduction": "sum"}).save_pretrained(tmp_path)
+    regression = SphereVisionForRegression.from_pretrained(tmp_path).regression
+    found = (regression.low, regression.high, regression.out_of_range, regression.reduction)
+    assert found == (-10.0, 30.0, "clip", "sum")
+
+
+# What they compute
+
+
+@every_kind
+def test_predictions_lie_in_the_range_by_the_angle_to_the_first_axis(kind):
+    model = small_model(kind)
+    cosines = F.normalize(model.sphere_vision(images()).embeddings.double(), dim=-1)[:, 0]
+    expected = -10.0 + 40.0 * (cosines + 1) / 2
+    torch.testing.assert_close(model(images()).predictions.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@every_kind
+def test_the_embeddings_that_are_returned_lie_on_the_sphere(kind):
+    torch.testing.assert_close(small_model(kind)(images()).embeddings.norm(dim=-1), torch.ones(7))
+
+
+def plain_regression(embeddings: Tensor, values: Tensor) -> Tensor:
+    """Mean over the images of (r - cos(z, first axis))^2."""
+    places = 2 * (values.double() + 10.0) / 40.0 - 1
+    return (places - F.normalize(embeddings.double(), dim=-1)[:, 0]).square().mean()
+
+
+def plain_classification(embeddings: Tensor, prototypes: Tensor, labels: Tensor) -> Tensor:
+    """Mean over the images of (1 - cosine to the own prototype)^2, in the space across the first axis."""
+    points = F.normalize(embeddings.double()[:, 1:], dim=-1)
+    return (1 - (points * prototypes.double()[labels]).sum(-1)).square().mean()
+
+
+def test_the_loss_of_a_regression_is_the_squared_error_of_the_cosine():
+    model, batch = small_model("regression"), targets("regression")
+    expected = plain_regression(model.sphere_vision(images()).embeddings, batch["labels"])
+    torch.testing.assert_close(model(images(), **batch).loss.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_the_joint_loss_weighs_classes_with_w_and_values_with_the_rest(weight):
+    model, batch = small_model("joint", task_weight=weight), targets("joint")
+    embeddings = model.sphere_vision(images()).embeddings
+    expected = (1 - weight) * plain_regression(embeddings, batch["regression_labels"])
+    expected += weight * plain_classification(embeddings, model.head.prototypes, batch["labels"])
+    torch.testing.assert_close(model(images(), **batch).loss.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def gradient_of_embeddings(weight: float) -> Tensor:
+    """Gradient of the joint loss by the embeddings (7, 4)."""
+    model = small_model("joint", task_weight=weight)
+    embeddings = torch.randn(7, 4, generator=torch.Generator().manual_seed(2), requires_grad=True)
+    model.sphere_vision.forward = lambda pixels, **options: SphereVisionModelOutput(embeddings=embeddings)
+    model(images(), **targets("joint")).loss.backward()
+    return embeddings.grad
+
+
+def test_at_weight_0_the_gradient_is_that_of_the_values_alone():
+    embeddings = torch.randn(7, 4, generator=torch.Generator().manual_seed(2), requires_grad=True)
+    (expected,) = torch.autograd.grad(plain_regression(embeddings, targets("joint")["regression_labels"]), embeddings)
+    torch.testing.assert_close(gradient_of_embeddings(0.0), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_at_weight_1_the_gradient_is_that_of_the_classes_alone():
+    embeddings = torch.randn(7, 4, generator=torch.Generator().manual_seed(2), requires_grad=True)
+    prototypes, labels = small_model("joint").head.prototypes, targets("joint")["labels"]
+    (expected,) = torch.autograd.grad(plain_classification(embeddings, prototypes, labels), embeddings)
+    torch.testing.assert_close(gradient_of_embeddings(1.0), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_classes_pull_nothing_along_the_pole():
+    assert gradient_of_embeddings(1.0)[:, 0].abs().max() == 0
+
+
+@torch.no_grad()
+def shifted_along_the_pole() -> tuple[Any, Any]:
+    """Outputs of a joint model before and after its embeddings have moved along the first axis alone."""
+    model = small_model("joint")
+    before = model(images())
+    model.sphere_vision.projection.bias[0] += 3.0
+    return before, model(images())
+
+
+def test_a_move_along_the_pole_changes_no_class():
+    before, after = shifted_along_the_pole()
+    assert torch.equal(before.logits, after.logits)
+
+
+def test_a_move_along_the_pole_raises_the_value():
+    before, after = shifted_along_the_pole()
+    assert (after.predictions > before.predictions).all()
+
+
+def test_the_prototypes_lie_across_the_pole():
+    model = small_model("joint")
+    across = F.pad(model.head.prototypes, (1, 0))  # where `head_inputs` puts them
+    assert torch.equal(model.head_inputs(across), model.head.prototypes)
+    assert (across @ model.regression.pole).abs().max() == 0
+
+
+@every_kind
+def test_without_labels_there_is_no_loss(kind):
+    assert small_model(kind)(images()).loss is None
+
+
+@pytest.mark.parametrize("name", ["labels", "regression_labels"])
+def test_one_kind_of_labels_without_the_other_is_refused(name):
+    with pytest.raises(ValueError, match=r"needs both labels \(classes\) and regression_labels \(values\), or neither"):
+        small_model("joint")(images(), **{name: targets("joint")[name]})
+
+
+@pytest.mark.parametrize("head", ["softmax", "spherized"])
+def test_other_heads_see_the_coordinates_across_the_pole(head):
+    model, batch = small_model("joint", head=head, task_weight=1.0), targets("joint")
+    output = model(images(), **batch)
+    torch.testing.assert_close(output.loss, F.cross_entropy(output.logits, batch["labels"]))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@every_kind
+def test_the_model_says_whether_its_loss_is_a_sum(kind, reduction):
+    options: dict[str, Any] = {"regression_kwargs": {"reduction": reduction}}
+    options |= {"head_kwargs": {"reduction": reduction}} if kind == "joint" else {}
+    model, batch = small_model(kind, **options), targets(kind)
+    assert model.loss_reduction == reduction
+    factor = 7.0 if reduction == "sum" else 1.0
+    torch.testing.assert_close(model(images(), **batch).loss, factor * small_loss(kind, model, batch))
+
+
+def small_loss(kind: str, model: SphereVisionPreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
+    """The loss of the same weights as a mean."""
+    mean = small_model(kind)
+    mean.load_state_dict(model.state_dict())
+    return mean(images(), **batch).loss
+
+
+# In the hands of other libraries
+
+
+@every_kind
+def test_the_stock_trainer_finds_the_names_of_the_labels(kind, tmp_path):
+    assert sorted(trainer_of(small_model(kind), kind, tmp_path).label_names) == sorted(targets(kind))
+
+
+def examples(kind: str) -> list[dict[str, Tensor]]:
+    """Forty images whose mean rises with their value, and whose texture is that of their class."""
+    generator = torch.Generator().manual_seed(3)
+    textures = torch.randn(5, 1, 6, 6, generator=generator)
+    batch = targets(kind, 40)
+    values = batch.get("regression_labels", batch["labels"])
+    pixels = textures[torch.arange(40) % 5] + values[:, None, None, None] / 20
+    return [{"pixel_values": pixels[i]} | {name: value[i] for name, value in batch.items()} for i in range(40)]
+
+
+def trainer_of(model: SphereVisionPreTrainedModel, kind: str, folder: Any, **options: Any) -> Trainer:
+    args = TrainingArguments(
+        output_dir=str(folder), num_train_epochs=15, per_device_train_batch_size=8, learning_rate=0.02,
+        report_to=[], disable_tqdm=True, use_cpu=True, save_strategy="no", logging_strategy="no",
+    )  # fmt: skip
+    return Trainer(model, args, train_dataset=examples(kind), eval_dataset=examples(kind), **options)
+
+
+@every_kind
+def test_the_stock_trainer_trains_and_evaluates(kind, tmp_path):
+    trainer = trainer_of(small_model(kind), kind, tmp_path)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < 0.5 * before
+
+
+def test_the_stock_trainer_predicts_values_alone(tmp_path):
+    predicted = trainer_of(small_model("regression"), "regression", tmp_path).predict(examples("regression"))
+    assert predicted.predictions.shape == predicted.label_ids.shape == (40,)
+
+
+def test_the_stock_trainer_predicts_logits_and_values(tmp_path):
+    predicted = trainer_of(small_model("joint"), "joint", tmp_path).predict(examples("joint"))
+    assert [part.shape for part in predicted.predictions] == [(40, 5), (40,)]
+    assert [part.shape for part in predicted.label_ids] == [(40,), (40,)]
+
+
+@every_kind
+def test_the_model_is_one_graph(kind):
+    model, batch = small_model(kind), targets(kind)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)(images(), **batch)
+    expected = model(images(), **batch)
+    assert all(torch.equal(compiled[name], value) for name, value in tensors_of(expected).items())
+
+
+@every_kind
+def test_the_model_exports(kind):
+    model = small_model(kind)
+    exported = torch.export.export(model, (images(),)).module()(images())
+    torch.testing.assert_close(exported.predictions, model(images()).predictions, rtol=1e-4, atol=1e-5)
+
+
+@every_kind
+def test_a_tuple_is_returned_when_asked_for(kind):
+    model = small_model(kind)
+    names = ["logits", "predictions"] if kind == "joint" else ["predictions"]
+    found = model(images(), return_dict=False)
+    assert all(torch.equal(part, model(images())[name]) for part, name in zip(found, names, strict=False))
+
+
+@every_kind
+def test_the_model_runs_in_bfloat16_with_values_in_single_precision(kind):
+    """Single years between 1000 and 1932 cannot be told apart in bfloat16."""
+    output = small_model(kind).to(torch.bfloat16)(images())
+    assert (output.predictions.dtype, output.embeddings.dtype) == (torch.float32, torch.bfloat16)
+
+
+@every_kind
+@pytest.mark.parametrize(("backbone", "can"), [("linear_embedding", False), ("resnet20_cifar", True)])
+def test_whether_activations_can_be_recomputed_is_as_the_backbone_says(kind, backbone, can):
+    options = {"backbone": backbone, "backbone_kwargs": None, "image_size": 32}
+    assert small_model(kind, **options).supports_gradient_checkpointing is can
+
+
+@every_kind
+def test_recomputing_activations_changes_no_gradient(kind):
+    model = small_model(kind, backbone="resnet20_cifar", backbone_kwargs=None, image_size=16)
+    pixels, gradients = torch.randn(4, 1, 16, 16), []
+    for recomputing in (False, True):
+        if recomputing:
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable()
+        model.zero_grad()
+        model(pixels, **targets(kind, 4)).loss.backward()
+        gradients.append(model.sphere_vision.backbone.conv1.weight.grad.clone())
+    torch.testing.assert_close(*gradients)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize("weight", [-0.1, 1.5])
+def test_a_weight_outside_of_0_to_1_is_refused(weight):
+    with pytest.raises(
+        StrictDataclassClassValidationError, match=f"task_weight must lie between 0 and 1; got {weight}"
+    ):
+        small_config("joint", task_weight=weight)
+
+
+@pytest.mark.parametrize("weight", [0, 1])
+def test_a_weight_may_be_a_whole_number(weight):
+    assert small_model("joint", task_weight=weight).config.task_weight == weight
+
+
+@pytest.mark.parametrize("ends", [[2.0, 1.0], [1.0, 1.0], [1.0], [1.0, 2.0, 3.0], [0.0, float("nan")]], ids=str)
+def test_a_range_without_extent_is_refused(ends):
+    with pytest.raises(
+        StrictDataclassClassValidationError, match="value_range must be two numbers, the lower one first"
+    ):
+        small_config("regression", value_range=ends)
+
+
+def test_a_range_of_words_is_refused():
+    with pytest.raises(StrictDataclassFieldValidationError, match="value_range"):
+        small_config("regression", value_range=["low", "high"])
+
+
+@every_kind
+@pytest.mark.parametrize("name", ["value_range", "embedding_dim"])
+def test_what_a_regression_cannot_do_without_is_named(kind, name):
+    with pytest.raises(ValueError, match=r"needs embedding_dim .* and value_range .*; got .*None"):
+        small_model(kind, **{name: None})
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_too_few_coordinates_for_classes_and_values_are_refused(dim):
+    with pytest.raises(ValueError, match=f"joint prediction needs an embedding_dim of at least 3; got {dim}"):
+        small_model("joint", embedding_dim=dim)
+
+
+def test_one_coordinate_is_too_few_for_a_pole():
+    with pytest.raises(ValueError, match="a pole needs embeddings of at least 2 coordinates; got 1"):
+        small_model("regression", embedding_dim=1)
+
+
+@pytest.mark.parametrize("model_class", [SphereVisionForJointPrediction, SphereVisionForImageClassification])
+def test_classes_without_a_head_are_refused_with_the_list(model_class):
+    with pytest.raises(ValueError, match=r"needs a head for its classes; the heads are: .*prototype"):
+        model_class(small_config("joint", head=None))
+
+
+@pytest.mark.parametrize(
+    "options", [{"regression_kwargs": {"reduction": "sum"}}, {"head_kwargs": {"reduction": "sum"}}]
+)
+def test_a_sum_is_not_added_to_a_mean(options):
+    with pytest.raises(ValueError, match="set the same `reduction` in head_kwargs and regression_kwargs"):
+        small_model("joint", **options)
+
+
+@every_kind
+def test_an_unknown_option_of_the_regression_is_named(kind):
+    with pytest.raises(ValueError, match=r"regression_kwargs \{'reducion': 'sum'\}: .*reducion"):
+        small_model(kind, regression_kwargs={"reducion": "sum"})
+
+
+@every_kind
+def test_a_value_outside_of_the_range_is_refused(kind):
+    batch = targets(kind)
+    name = "regression_labels" if kind == "joint" else "labels"
+    batch[name][3] = 30.5
+    with pytest.raises(ValueError, match=r"target 30\.5 is outside the range -10 to 30"):
+        small_model(kind)(images(), **batch)

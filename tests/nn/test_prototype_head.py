@@ -1,0 +1,308 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hf_sphere.nn import build_head
+from hf_sphere.nn.heads import prototype
+from hf_sphere.prototypes import Placement, place_prototypes
+
+LABELS = torch.tensor([0, 3, 6, 1, 3])
+
+
+def cosines(embeddings, prototypes):
+    """Cosines (B, K) in float64, by definition."""
+    embeddings, prototypes = embeddings.double(), prototypes.double()
+    return embeddings @ prototypes.T / embeddings.norm(dim=1)[:, None] / prototypes.norm(dim=1)
+
+
+@pytest.fixture
+def head():
+    return build_head("prototype", 4, 7)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_loss_is_the_squared_distance_of_the_cosine_from_one(reduction):
+    head, x = build_head("prototype", 4, 7, reduction=reduction), torch.randn(5, 4)
+    own = cosines(x, head.prototypes)[torch.arange(5), LABELS]
+    expected = getattr((1 - own) ** 2, reduction)()
+    torch.testing.assert_close(head(x, LABELS).loss.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_mean_is_the_default(head):
+    assert head.reduction == "mean"
+
+
+def test_gradients_pass_gradcheck(head):
+    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: head.eval()(x, LABELS).loss, x)
+
+
+def test_the_prediction_is_the_nearest_prototype(head):
+    x = torch.randn(50, 4)
+    assert torch.equal(head(x).logits.argmax(1), cosines(x, head.prototypes).argmax(1))
+
+
+def test_every_prototype_is_of_its_own_class_and_without_loss(head):
+    output = head(2 * head.prototypes, torch.arange(7))
+    assert output.logits.argmax(1).tolist() == list(range(7))
+    assert output.loss.item() == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_gradient_reaches_the_embeddings_only(head):
+    x = torch.randn(5, 4, requires_grad=True)
+    head(x, LABELS).loss.backward()
+    assert x.grad.abs().sum() > 0
+    assert not head.prototypes.requires_grad
+    assert not head.concentration.requires_grad
+
+
+def test_there_are_no_parameters(head):
+    assert list(head.parameters()) == []
+
+
+def test_the_prototypes_travel_in_the_state(head):
+    other = place_prototypes(7, 4, method="sgd", max_iterations=5).prototypes
+    head.set_prototypes(other)
+    head(torch.randn(5, 4), LABELS)
+    loaded = build_head("prototype", 4, 7)
+    loaded.load_state_dict(head.state_dict())
+    assert torch.equal(loaded.prototypes, head.prototypes)
+    assert torch.equal(loaded.concentration, head.concentration)
+    assert loaded.concentration != 10.0
+
+
+def test_the_prototypes_are_those_of_the_placement():
+    head = build_head("prototype", 3, 9, method="lbfgs", seed=3)
+    expected = place_prototypes(9, 3, method="lbfgs", seed=3).prototypes
+    torch.testing.assert_close(head.prototypes, expected.float())
+
+
+def test_training_never_moves_the_prototypes(head):
+    before = head.prototypes.clone()
+    for _ in range(5):
+        head(torch.randn(5, 4), LABELS)
+    assert torch.equal(head.prototypes, before)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_prototypes_that_are_set_are_normalised(head, scale):
+    points = torch.randn(7, 4, dtype=torch.float64)
+    head.set_prototypes(scale * points)
+    torch.testing.assert_close(head.prototypes, F.normalize(points, dim=1).float())
+
+
+def test_prototypes_from_a_file_can_be_set(head, tmp_path):
+    place_prototypes(7, 4, method="sgd", max_iterations=5).save(tmp_path / "seven.safetensors")
+    placement = Placement.load(tmp_path / "seven.safetensors")
+    head.set_prototypes(placement.prototypes)
+    torch.testing.assert_close(head.directions(), placement.prototypes.float())
+
+
+def test_setting_prototypes_starts_the_confidence_anew(head):
+    head(torch.randn(5, 4), LABELS)
+    head.set_prototypes(torch.randn(7, 4))
+    assert head.concentration == 10.0
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (6, 4), (4, 7), (7,), (1, 7, 4)])
+def test_prototypes_of_another_shape_are_refused(head, shape):
+    given = " x ".join(map(str, shape))
+    with pytest.raises(ValueError, match=f"the prototypes are {given}, but the model has 7 classes and 4 coordinates"):
+        head.set_prototypes(torch.ones(shape))
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_prototypes_without_a_direction_are_refused_and_nothing_changes(head, value):
+    before, points = head.prototypes.clone(), torch.randn(7, 4)
+    points[2] = value
+    with pytest.raises(ValueError, match="prototypes must be finite and not zero"):
+        head.set_prototypes(points)
+    assert torch.equal(head.prototypes, before)
+
+
+def cross_entropy(concentration, head, x, labels):
+    """Of the vMF posterior, with one label in a thousand taken to be wrong, in float64."""
+    logs = (concentration * cosines(x, head.prototypes)).log_softmax(1)
+    return -(0.999 * logs[torch.arange(len(x)), labels] + 0.001 * logs.mean(1)).mean()
+
+
+def test_the_confidence_is_the_posterior_of_von_mises_fisher_classes(head):
+    x = torch.randn(20, 4)
+    head.concentration.fill_(3.5)
+    # The densities share their normalising constant, which cancels.
+    densities = torch.exp(3.5 * cosines(x, head.prototypes))
+    torch.testing.assert_close(
+        head.eval()(x).logits.softmax(1).double(), densities / densities.sum(1, keepdim=True), rtol=1e-4, atol=1e-6
+    )
+
+
+def noisy(head, count, noise):
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.randint(7, (count,), generator=generator)
+    return head.prototypes[labels] + noise * torch.randn(count, 4, generator=generator), labels
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.3, 2.0])
+def test_the_fitted_concentration_has_the_smallest_cross_entropy(head, noise):
+    x, labels = noisy(head, 500, noise)
+    head.fit_concentration(x, labels)
+    best = head.concentration.double()
+    losses = [cross_entropy(factor * best, head, x, labels) for factor in (0.97, 1.0, 1.03)]
+    assert losses[1] == min(losses)
+
+
+def test_training_leads_the_concentration_to_the_fitted_one(head):
+    other = build_head("prototype", 4, 7)
+    x, labels = noisy(head, 3000, 0.4)
+    other.fit_concentration(x, labels)
+    for start in range(0, 3000, 30):
+        head(x[start : start + 30], labels[start : start + 30])
+    assert head.concentration.item() == pytest.approx(other.concentration.item(), rel=0.1)
+
+
+def test_perfect_embeddings_keep_the_concentration_finite(head):
+    head.fit_concentration(head.prototypes, torch.arange(7))
+    assert 5.0 < head.concentration.item() < 20.0
+    assert head.eval()(head.prototypes).logits.softmax(1).diagonal().min() > 0.99
+
+
+def test_labels_that_say_nothing_lead_to_no_confidence(head):
+    head.fit_concentration(torch.randn(700, 4), torch.arange(700) % 7)
+    assert head.concentration.item() < 1.0
+
+
+def test_the_concentration_has_no_part_in_the_loss(head):
+    x = torch.randn(5, 4)
+    before = head.eval()(x, LABELS).loss
+    head.concentration.fill_(50.0)
+    assert torch.equal(head(x, LABELS).loss, before)
+
+
+def test_the_concentration_moves_in_training_with_labels(head):
+    head.train()(head.prototypes, torch.arange(7))
+    assert head.concentration != 10.0
+
+
+@pytest.mark.parametrize(("training", "labels"), [(True, None), (False, None), (False, LABELS)])
+def test_the_concentration_stays_otherwise(head, training, labels):
+    head.train(training)(torch.randn(5, 4), labels)
+    assert head.concentration == 10.0
+
+
+@pytest.mark.parametrize("x", [torch.randn(0, 4), torch.full((1, 4), float("nan")), torch.full((1, 4), float("inf"))])
+def test_a_batch_without_a_slope_does_not_spoil_the_confidence(head, x):
+    head(x, LABELS[: len(x)])
+    assert head.concentration == 10.0
+
+
+def test_the_loss_is_float32_under_autocast_and_the_points_have_the_callers_dtype(head):
+    x = torch.randn(5, 4).bfloat16()
+    expected = head.eval()(x.float(), LABELS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = head(x, LABELS)
+    assert (output.loss.dtype, output.points.dtype) == (torch.float32, torch.bfloat16)
+    assert torch.equal(output.loss, expected.loss)
+    assert torch.equal(output.logits, expected.logits)
+
+
+def test_float64_embeddings_are_computed_in_float64(head):
+    output = head(torch.randn(5, 4, dtype=torch.float64), LABELS)
+    assert {output.logits.dtype, output.loss.dtype, output.points.dtype} == {torch.float64}
+
+
+def test_a_zero_embedding_has_a_finite_gradient(head):
+    x = torch.zeros(5, 4, requires_grad=True)
+    head(x, LABELS).loss.backward()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_smoothing": 0.1}, "'prototype' has no option label_smoothing; its options are: method, seed, reduct"),
+        ({"reduction": "none"}, "reduction must be 'mean' or 'sum'; got 'none'"),
+        ({"method": "adam"}, "unknown method 'adam'; the methods are"),
+    ],
+)
+def test_an_impossible_option_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        build_head("prototype", 4, 7, **options)
+
+
+@pytest.mark.parametrize(("dim", "classes", "name"), [(1, 7, "dim"), (4, 1, "num_classes")])
+def test_a_sphere_too_small_is_refused(dim, classes, name):
+    with pytest.raises(ValueError, match=f"{name} must be an integer of at least 2; got 1"):
+        build_head("prototype", dim, classes)
+
+
+@pytest.fixture
+def placed(monkeypatch):
+    """What has been placed; nothing is remembered from before."""
+    calls = []
+    monkeypatch.setattr(prototype, "place_prototypes", lambda *a, **k: calls.append(a) or place_prototypes(*a, **k))
+    prototype._place.cache_clear()
+    yield calls
+    prototype._place.cache_clear()
+
+
+def test_building_twice_places_once(placed):
+    first, second = build_head("prototype", 3, 8), build_head("prototype", 3, 8)
+    assert placed == [(8, 3)]
+    assert torch.equal(first.prototypes, second.prototypes)
+
+
+def test_heads_do_not_share_their_prototypes(placed):
+    first, second = build_head("prototype", 3, 8), build_head("prototype", 3, 8)
+    first.prototypes.zero_()
+    assert second.prototypes.norm(dim=1).min() > 0.9
+    assert build_head("prototype", 3, 8).prototypes.norm(dim=1).min() > 0.9
+
+
+def test_another_seed_places_anew(placed):
+    build_head("prototype", 3, 8)
+    build_head("prototype", 3, 8, seed=1)
+    assert len(placed) == 2
+
+
+def test_on_the_meta_device_nothing_is_placed(placed):
+    with torch.device("meta"):
+        head = build_head("prototype", 512, 100_000)
+    assert placed == []
+    assert head.prototypes.is_meta
+
+
+def test_a_head_from_the_meta_device_can_be_reset(placed):
+    with torch.device("meta"):
+        head = build_head("prototype", 3, 8)
+    head.to_empty(device="cpu").reset_parameters()
+    assert torch.equal(head.prototypes, build_head("prototype", 3, 8).prototypes)
+    assert head.concentration == 10.0
+
+
+def test_a_head_placed_in_inference_mode_can_be_trained_outside(placed):
+    with torch.inference_mode():
+        build_head("prototype", 3, 8)
+    head, x = build_head("prototype", 3, 8), torch.randn(2, 3, requires_grad=True)
+    head(x, torch.tensor([0, 7])).loss.backward()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_it_compiles_without_a_break(head, training):
+    x = torch.randn(5, 4)
+    compiled = torch.compile(head.train(training), fullgraph=True, backend="eager")
+    loss = compiled(x, LABELS).loss
+    moved = head.concentration.item() != 10.0
+    torch.testing.assert_close(loss, head(x, LABELS).loss)
+    assert moved == training
+
+
+def test_losses_of_single_examples_by_vmap_sum_to_that_of_the_batch():
+    head, x = build_head("prototype", 4, 7, reduction="sum").train(), torch.randn(5, 4)
+    losses = torch.func.vmap(lambda one, label: head(one[None], label[None]).loss)(x, LABELS)
+    assert head.concentration == 10.0
+    torch.testing.assert_close(losses.sum(), head(x, LABELS).loss)
+
+
+def test_printed_it_tells_its_prototypes(head):
+    assert "7 prototypes in 4 dimensions, reduction='mean'" in repr(head)

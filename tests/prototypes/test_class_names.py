@@ -1,0 +1,146 @@
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertModel, BertTokenizer, GPT2Config, GPT2Model
+
+from hf_sphere.prototypes import embed_class_names, place_prototypes
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "cat", "dog", "aquarium", "fish", "a", "photo", "of", "big", "{", "}"]
+NAMES = ["cat", "big_dog", "aquarium fish", "dog"]
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    return BertModel(BertConfig(vocab_size=len(WORDS), **sizes))
+
+
+@pytest.fixture
+def tokenizer():
+    return BertTokenizer(vocab={word: number for number, word in enumerate(WORDS)})
+
+
+def embed_alone(encoder, tokenizer, text):
+    """The plain definition: the mean of the last hidden states of one text without padding."""
+    encoder.eval()
+    with torch.no_grad():
+        return encoder(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+
+
+def test_the_tokenizer_of_these_tests_knows_the_words(tokenizer):
+    assert tokenizer("big dog")["input_ids"] == [2, 11, 5, 3]
+
+
+def test_a_class_vector_is_the_mean_of_the_last_hidden_states(encoder, tokenizer):
+    vectors = embed_class_names(NAMES, encoder, tokenizer=tokenizer)
+    expected = [embed_alone(encoder, tokenizer, name.replace("_", " ")) for name in NAMES]
+    assert (vectors.shape, vectors.dtype, vectors.device.type) == ((4, 16), torch.float32, "cpu")
+    torch.testing.assert_close(vectors, torch.stack(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 64])
+def test_a_name_embeds_the_same_in_any_batch(encoder, tokenizer, batch_size):
+    batched = embed_class_names(NAMES, encoder, tokenizer=tokenizer, batch_size=batch_size)
+    alone = [embed_class_names([name], encoder, tokenizer=tokenizer) for name in NAMES]
+    torch.testing.assert_close(batched, torch.cat(alone), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("template", ["a photo of a {}", "{} {}", "a {{}}"])
+def test_the_template_stands_round_the_name(encoder, tokenizer, template):
+    vectors = embed_class_names(["dog"], encoder, tokenizer=tokenizer, template=template)
+    expected = embed_alone(encoder, tokenizer, template.replace("{}", "dog"))
+    torch.testing.assert_close(vectors[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_template_tells(encoder, tokenizer):
+    plain, photo = (embed_class_names(["dog"], encoder, tokenizer=tokenizer, template=t) for t in ("{}", "a photo {}"))
+    assert not torch.allclose(plain, photo)
+
+
+def test_underscores_are_spaces(encoder, tokenizer):
+    one, other = embed_class_names(["aquarium_fish", " aquarium fish "], encoder, tokenizer=tokenizer)
+    torch.testing.assert_close(one, other)
+
+
+def test_a_folder_is_loaded_with_its_tokenizer(encoder, tokenizer, tmp_path):
+    encoder.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    expected = embed_class_names(NAMES, encoder, tokenizer=tokenizer)
+    for folder in (tmp_path / "model", str(tmp_path / "model")):
+        torch.testing.assert_close(embed_class_names(NAMES, folder), expected)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_stays_in_its_mode(encoder, tokenizer, training):
+    encoder.train(training)
+    embed_class_names(NAMES, encoder, tokenizer=tokenizer)
+    assert encoder.training == training
+    assert all(module.training == training for module in encoder.modules())
+
+
+def test_dropout_does_not_act(encoder, tokenizer):
+    encoder.train()
+    first, second = (embed_class_names(NAMES, encoder, tokenizer=tokenizer) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_the_model_is_back_in_its_mode_after_an_error(encoder, tokenizer):
+    encoder.train()
+    with pytest.raises(RuntimeError, match="out of reach"):
+        embed_class_names(NAMES, encoder, tokenizer=_Broken(tokenizer))
+    assert encoder.training
+
+
+class _Broken:
+    def __init__(self, tokenizer):
+        self.pad_token = tokenizer.pad_token
+
+    def __call__(self, *arguments, **options):
+        raise RuntimeError("out of reach")
+
+
+def test_a_model_without_padding_token_pads_with_its_end(tokenizer):
+    torch.manual_seed(0)
+    decoder = GPT2Model(GPT2Config(vocab_size=len(WORDS), n_embd=16, n_layer=2, n_head=2, n_positions=16)).eval()
+    tokenizer.eos_token, tokenizer.pad_token = "[SEP]", None
+    expected = [embed_alone(decoder, tokenizer, name.replace("_", " ")) for name in NAMES]
+    vectors = embed_class_names(NAMES, decoder, tokenizer=tokenizer)
+    torch.testing.assert_close(vectors, torch.stack(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_a_half_precision_model_gives_float32(encoder, tokenizer):
+    half = BertModel(encoder.config).to(torch.bfloat16)
+    assert embed_class_names(NAMES, half, tokenizer=tokenizer).dtype == torch.float32
+
+
+def test_the_vectors_are_ones_own_to_change(encoder, tokenizer):
+    vectors = embed_class_names(NAMES, encoder, tokenizer=tokenizer)
+    vectors -= vectors.mean(0)
+    assert not vectors.requires_grad
+    assert not vectors.is_inference()
+
+
+def test_the_vectors_order_prototypes(encoder, tokenizer):
+    vectors = embed_class_names(NAMES, encoder, tokenizer=tokenizer)
+    assert place_prototypes(4, 3, class_vectors=vectors, ordering="assignment").order is not None
+
+
+def test_names_may_be_an_array(encoder, tokenizer):
+    assert embed_class_names(np.array(NAMES), encoder, tokenizer=tokenizer).shape == (4, 16)
+
+
+@pytest.mark.parametrize("names", [[], ["cat", ""], ["cat", " "], ["_"]])
+def test_empty_names_are_refused(encoder, tokenizer, names):
+    with pytest.raises(ValueError, match="class names must not be empty; got"):
+        embed_class_names(names, encoder, tokenizer=tokenizer)
+
+
+def test_a_template_without_a_place_is_refused(encoder, tokenizer):
+    with pytest.raises(ValueError, match=r"must have '\{\}' where the class name goes; got 'a photo'"):
+        embed_class_names(NAMES, encoder, tokenizer=tokenizer, template="a photo")
+
+
+def test_a_loaded_model_without_tokenizer_is_refused(encoder):
+    with pytest.raises(ValueError, match="a loaded model needs its tokenizer"):
+        embed_class_names(NAMES, encoder)

@@ -1,0 +1,302 @@
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hf_sphere.geometry.codes import separation
+from hf_sphere.prototypes import METHODS, place_prototypes
+from hf_sphere.prototypes.methods import Candidate, Method, Task
+from hf_sphere.prototypes.methods import slsqp as slsqp_module
+from hf_sphere.prototypes.ordering import Ordering
+
+SHORT = {
+    "lbfgs": {"restarts": 1, "max_iterations": 10},
+    "sgd": {"max_iterations": 50},
+    "sgd_as_published": {"max_iterations": 50},
+    "slsqp": {"restarts": 1},
+    "auto": {"restarts": 1},
+}
+"""Options by which a method is done at once."""
+SIZES = {"closed_form": (7, 4), "auto": (20, 4), "catalogue": (20, 4)}
+"""Numbers of points and dimensions; (20, 4) is a part of a code of the catalogue."""
+
+
+def place(name, seed=0):
+    count, dim = SIZES.get(name, (11, 3))
+    return place_prototypes(count, dim, method=name, seed=seed, **SHORT.get(name, {})).prototypes
+
+
+def candidates(name, count, dim, ordering=None, seed=0, **options):
+    return list(METHODS[name](Task(count, dim, ordering, seed), **options))
+
+
+def test_every_file_of_the_folder_gives_a_method(root):
+    files = {path.stem for path in (root / "hf_sphere/prototypes/methods").glob("*.py")} - {"__init__", "base"}
+    assert set(METHODS) == files | {"sgd_as_published"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_returns_unit_vectors_in_float64(name):
+    points = place(name)
+    assert points.dtype == torch.float64
+    torch.testing.assert_close(points.norm(dim=1), torch.ones(len(points), dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_same_seed_places_the_same_points(name):
+    first = place(name, seed=5)
+    torch.rand(3)  # numbers drawn elsewhere in between change nothing
+    assert torch.equal(first, place(name, seed=5))
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"closed_form"}))
+def test_another_seed_places_other_points(name):
+    assert not torch.allclose(place(name, seed=1), place(name, seed=2))
+
+
+def test_placing_leaves_the_global_random_numbers_alone():
+    before = torch.get_rng_state()
+    for name in METHODS:
+        place(name)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"catalogue"}))
+def test_two_points_in_the_plane_end_up_opposite(name):
+    options = {"max_iterations": 200} if name.startswith("sgd") else {}
+    assert place_prototypes(2, 2, method=name, **options).separation == pytest.approx(-1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"auto"}))
+def test_as_many_candidates_come_as_a_method_tells(name):
+    task = Task(*SIZES.get(name, (7, 3)))
+    method = METHODS[name](task, **SHORT.get(name, {}))
+    assert len(list(method)) == len(method)
+
+
+@pytest.mark.parametrize("steps", [1, 199, 200, 450])
+def test_sgd_tells_how_many_candidates_come_for_any_number_of_steps(steps):
+    method = METHODS["sgd"](Task(4, 3), max_iterations=steps)
+    assert len(list(method)) == len(method)
+
+
+@pytest.mark.parametrize("name", ["lbfgs", "sgd", "slsqp"])
+def test_candidates_do_not_change_after_they_were_given(name):
+    given = []
+    for candidate in METHODS[name](Task(7, 3), **SHORT[name]):
+        given.append((candidate.points, candidate.points.clone()))
+    assert all(torch.equal(points, copy) for points, copy in given)
+
+
+def published_loop(points, steps):
+    """The program of the paper: the optimiser is built anew at each step, and the points are normalised after it."""
+    trajectory = []
+    for _ in range(steps):
+        points = points.clone().requires_grad_()
+        optimizer = torch.optim.SGD([points], lr=0.1, momentum=0.9)
+        cosines = points @ points.T - 2 * torch.eye(len(points), dtype=points.dtype)
+        cosines.max(dim=1).values.mean().backward()
+        optimizer.step()
+        points = F.normalize(points.detach(), dim=1)
+        trajectory.append(points)
+    return trajectory
+
+
+def test_sgd_as_published_is_the_papers_program():
+    start, *found = (points for points, _ in candidates("sgd_as_published", 12, 3, seed=4, max_iterations=25))
+    torch.testing.assert_close(found, published_loop(start, 25), rtol=0, atol=1e-12)
+
+
+def test_sgd_is_torchs_with_momentum_and_points_normalised_after_each_step():
+    start, *found = (points for points, _ in candidates("sgd", 12, 3, max_iterations=25))
+    points = start.clone().requires_grad_()
+    optimizer = torch.optim.SGD([points], lr=0.1, momentum=0.9)
+    expected = []
+    for _ in range(25):
+        optimizer.zero_grad()
+        (points @ points.T - 2 * torch.eye(12)).max(dim=1).values.mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            points.copy_(F.normalize(points, dim=1))
+        expected.append(points.detach().clone())
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_the_momentum_of_sgd_acts():
+    with_momentum, without = (
+        place_prototypes(12, 3, method="sgd", max_iterations=30, momentum=momentum).prototypes
+        for momentum in (0.9, 0.0)
+    )
+    published = place_prototypes(12, 3, method="sgd_as_published", max_iterations=30).prototypes
+    assert torch.equal(without, published)
+    assert not torch.allclose(with_momentum, published, atol=1e-3)
+
+
+def test_momentum_places_better_than_the_published_program_for_many_classes():
+    # Each step moves a point by lr / K, so without momentum many points hardly move.
+    with_momentum, published = (
+        place_prototypes(100, 20, method=name, max_iterations=1000) for name in ("sgd", "sgd_as_published")
+    )
+    assert with_momentum.separation < published.separation
+
+
+def test_the_learning_rate_of_sgd_acts():
+    start, first = (points for points, _ in candidates("sgd", 6, 3, max_iterations=1, learning_rate=1e-3))
+    assert 0 < (first - start).norm(dim=1).max() < 1e-2
+
+
+@pytest.mark.parametrize(("count", "dim"), [(7, 3), (10, 3), (12, 3), (10, 4), (16, 5)])
+def test_slsqp_reaches_the_proved_optimum(count, dim):
+    placement = place_prototypes(count, dim, method="slsqp")
+    assert placement.optimal
+    assert placement.separation - placement.bound < 1e-9
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("count", "dim"), [(2, 2), (3, 2), (5, 2), (4, 5), (6, 3), (8, 4)])
+def test_slsqp_copes_with_degenerate_optima(count, dim, seed):
+    placement = place_prototypes(count, dim, method="slsqp", restarts=2, seed=seed)
+    assert placement.prototypes.isfinite().all()
+
+
+@pytest.mark.parametrize(("count", "dim"), [(4, 3), (6, 3), (12, 3), (27, 6)])
+def test_lbfgs_comes_near_the_optimum(count, dim):
+    placement = place_prototypes(count, dim, method="lbfgs", restarts=3)
+    assert placement.separation - placement.bound < 1e-5
+
+
+def test_more_restarts_are_never_worse():
+    options = {"method": "lbfgs", "max_iterations": 20}
+    reached = [place_prototypes(13, 3, restarts=restarts, **options).separation for restarts in (1, 2, 4)]
+    assert reached == sorted(reached, reverse=True)
+
+
+def test_slsqp_refuses_too_many_coordinates():
+    with pytest.raises(
+        ValueError, match=r"at most 400 coordinates; 101 points in 4 dimensions have 404\. Use .*'lbfgs'"
+    ):
+        place_prototypes(101, 4, method="slsqp")
+
+
+def test_closed_form_refuses_what_has_none():
+    with pytest.raises(ValueError, match=r"no closed form for 9 points in 3 dimensions .* Use method 'auto'"):
+        place_prototypes(9, 3, method="closed_form")
+
+
+def test_catalogue_refuses_what_it_has_no_code_for():
+    with pytest.raises(ValueError, match="no code of 13 points or more in 3 dimensions or fewer"):
+        place_prototypes(13, 3, method="catalogue")
+
+
+def test_catalogue_pads_a_code_to_the_dimension():
+    placement = place_prototypes(12, 7, method="catalogue")
+    assert placement.prototypes.shape == (12, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "adam"}, "unknown method 'adam'; the methods are: auto, catalogue, closed_form, lbfgs, sgd"),
+        ({"momentum": 0.9}, "method 'auto' has no option momentum; its options are: restarts"),
+        ({"method": "closed_form", "restarts": 3}, "'closed_form' has no option restarts; its options are: none"),
+        (
+            {"method": "sgd_as_published", "momentum": 0.9, "beta": 1},
+            "has no option beta, momentum; its options are: learning_rate, max_iterations",
+        ),
+        ({"method": "sgd", "momentum": 1.0}, r"momentum must lie in \[0, 1\); got 1.0"),
+        ({"method": "sgd", "learning_rate": 0.0}, "learning_rate must be positive; got 0.0"),
+        ({"method": "sgd", "max_iterations": 0}, "max_iterations must be at least 1; got 0"),
+        ({"method": "lbfgs", "restarts": 0}, "restarts must be at least 1; got 0"),
+        ({"method": "lbfgs", "restarts": 1.5}, "restarts must be an integer; got 1.5"),
+        ({"method": "slsqp", "max_iterations": -1}, "max_iterations must be at least 1; got -1"),
+        ({"restarts": 0}, "restarts must be at least 1; got 0"),
+    ],
+)
+def test_an_impossible_method_or_option_is_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        place_prototypes(13, 3, **options)
+
+
+def test_auto_takes_the_catalogue_without_a_search_where_that_would_take_long():
+    method = METHODS["auto"](Task(100_000, 512))
+    assert [part.name for part in method.parts] == ["catalogue"]
+
+
+def test_auto_searches_once_where_there_is_no_code():
+    method = METHODS["auto"](Task(10_000, 6))
+    assert [(part.name, part.restarts) for part in method.parts] == [("lbfgs", 1)]
+
+
+def test_auto_only_ranks_by_search():
+    method = METHODS["auto"](Task(4, 3, Ordering(torch.randn(4, 6))))
+    assert [part.name for part in method.parts] == ["lbfgs"]
+
+
+def test_a_method_of_ones_own_is_found_by_its_name_once_it_is_registered(monkeypatch):
+    class Twice(Method):
+        name = "twice"
+
+        def __init__(self, task, *, times=2):
+            super().__init__(task)
+            self.times = times
+
+        def __len__(self):
+            return self.times
+
+        def __iter__(self):
+            for number in range(self.times):
+                yield Candidate(self.task.random_points(), f"draw {number}")
+
+    monkeypatch.setitem(METHODS, "twice", Twice)
+    drawn = [points for points, _ in candidates("twice", 5, 3, times=4)]
+    best = min(separation(points).item() for points in drawn)
+    assert place_prototypes(5, 3, method="twice", times=4).separation == best
+
+
+@pytest.mark.parametrize("missing", ["__len__", "__iter__"])
+def test_an_unfinished_method_says_what_is_missing(missing):
+    with pytest.raises(NotImplementedError, match=f"Method must define `{missing}`"):
+        getattr(Method(Task(3, 3)), missing)()
+
+
+def test_the_slopes_of_slsqps_constraints_are_right(monkeypatch):
+    import scipy.optimize
+
+    problems = []
+    minimize = scipy.optimize.minimize
+
+    def spy(function, start, **options):
+        problems.append((start, options["constraints"]))
+        return minimize(function, start, **options)
+
+    monkeypatch.setattr(scipy.optimize, "minimize", spy)
+    method = slsqp_module.SLSQP(Task(4, 3), restarts=1)
+    list(method)
+    start, constraints = problems[0]
+    for constraint in constraints:
+        x = torch.tensor(start) + 0.1 * torch.randn(len(start), dtype=torch.float64)
+        columns = []
+        for step in 1e-6 * torch.eye(len(start), dtype=torch.float64):
+            ends = (torch.from_numpy(constraint["fun"]((x + sign * step).numpy())) for sign in (1, -1))
+            columns.append((next(ends) - next(ends)) / 2e-6)
+        torch.testing.assert_close(
+            torch.from_numpy(constraint["jac"](x.numpy())), torch.stack(columns, 1), rtol=0, atol=1e-8
+        )
+
+
+def test_the_constraints_of_slsqp_hold_one_slack_a_pair(monkeypatch):
+    import scipy.optimize
+
+    seen = {}
+    minimize = scipy.optimize.minimize
+
+    def spy(function, start, **options):
+        seen.update(start=start, slack=options["constraints"][0]["fun"])
+        return minimize(function, start, **options)
+
+    monkeypatch.setattr(scipy.optimize, "minimize", spy)
+    (first, _), _ = list(slsqp_module.SLSQP(Task(4, 3), restarts=1))
+    pairs = [first[i] @ first[j] for i, j in itertools.combinations(range(4), 2)]
+    expected = separation(first) - torch.stack(pairs)
+    torch.testing.assert_close(torch.from_numpy(seen["slack"](seen["start"])), expected)

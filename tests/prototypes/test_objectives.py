@@ -1,0 +1,141 @@
+import math
+
+import pytest
+import scipy.optimize
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_sphere.geometry.codes import separation, separation_bound
+from hf_sphere.prototypes import objectives
+from hf_sphere.prototypes.methods.base import Task, minimize_on_sphere
+from hf_sphere.prototypes.objectives import mean_nearest_cosine, soft_separation
+
+SHAPES = [(2, 2), (5, 3), (37, 4)]
+
+
+def unit(count, dim, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(count, dim, dtype=torch.float64, generator=generator), dim=1)
+
+
+def off_diagonal(points):
+    """Cosines of each point with the others, (K, K - 1)."""
+    count = len(points)
+    return (points @ points.T)[~torch.eye(count, dtype=torch.bool)].view(count, count - 1)
+
+
+def plain_soft_separation(points, sharpness):
+    return torch.logsumexp(sharpness * off_diagonal(points).flatten(), dim=0) / sharpness
+
+
+def plain_mean_nearest_cosine(points):
+    return off_diagonal(points).max(dim=1).values.mean()
+
+
+@pytest.fixture(params=[None, 40, 1], ids=["one block", "some rows a block", "one row a block"])
+def blocks(request, monkeypatch):
+    """How many cosines are held at a time; the last block is a part of one."""
+    if request.param:
+        monkeypatch.setattr(objectives, "ENTRIES_IN_MEMORY", request.param)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("sharpness", [0.5, 30.0, 1e4])
+def test_soft_separation_is_the_log_sum_exp_of_all_cosines(shape, sharpness, blocks):
+    points = unit(*shape).requires_grad_()
+    expected = plain_soft_separation(points, sharpness)
+    value, gradient = soft_separation(points.detach(), sharpness)
+    assert value == pytest.approx(expected.item(), rel=1e-12)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, points)[0], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_mean_nearest_cosine_is_the_loss_of_the_paper(shape, blocks):
+    points = unit(*shape).requires_grad_()
+    expected = plain_mean_nearest_cosine(points)
+    value, gradient = mean_nearest_cosine(points.detach())
+    assert value == pytest.approx(expected.item(), rel=1e-12)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, points)[0], rtol=1e-12, atol=1e-14)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    count=st.integers(2, 20), dim=st.integers(2, 8), sharpness=st.floats(1e-2, 1e6), seed=st.integers(0, 1000)
+)  # fmt: skip
+def test_soft_separation_lies_just_above_the_largest_cosine(count, dim, sharpness, seed):
+    points = unit(count, dim, seed)
+    largest = off_diagonal(points).max().item()
+    value = soft_separation(points, sharpness)[0]
+    assert largest - 1e-12 <= value <= largest + math.log(count * (count - 1)) / sharpness + 1e-12
+
+
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(2, 30), dim=st.integers(2, 6), seed=st.integers(0, 1000))
+def test_no_points_are_below_the_bound(count, dim, seed):
+    assert separation_bound(count, dim) <= separation(unit(count, dim, seed)).item() + 1e-12
+
+
+def test_a_sharpness_beyond_the_range_of_exp_does_not_overflow():
+    points = unit(10, 3)
+    value, gradient = soft_separation(points, 1e9)
+    assert value == pytest.approx(separation(points).item(), abs=1e-7)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("objective", [lambda points: soft_separation(points, 40.0), mean_nearest_cosine])
+def test_the_points_stay_as_they_are(objective):
+    points = unit(9, 3)
+    before = points.clone()
+    objective(points)
+    assert torch.equal(points, before)
+
+
+def test_many_points_never_need_all_cosines_at_once(monkeypatch):
+    points, held = unit(3000, 5), []
+    cosines_to_others = objectives._cosines_to_others
+
+    def measured(*arguments):
+        cosines = cosines_to_others(*arguments)
+        held.append(cosines.numel())
+        return cosines
+
+    whole = soft_separation(points, 50.0), mean_nearest_cosine(points)
+    monkeypatch.setattr(objectives, "ENTRIES_IN_MEMORY", 600_000)
+    monkeypatch.setattr(objectives, "_cosines_to_others", measured)
+    blocked = soft_separation(points, 50.0), mean_nearest_cosine(points)
+    assert max(held) <= 600_000
+    for (value, gradient), (expected, slope) in zip(blocked, whole, strict=True):
+        assert value == pytest.approx(expected, rel=1e-12)
+        torch.testing.assert_close(gradient, slope, rtol=1e-9, atol=1e-14)
+
+
+def test_the_minimiser_follows_the_gradient_to_the_nearest_unit_vectors():
+    targets = unit(4, 3, seed=1)
+    found = minimize_on_sphere(
+        lambda points: (-(points * targets).sum().item(), -targets), unit(4, 3), Task(4, 3), max_iterations=99
+    )
+    torch.testing.assert_close(found, targets, rtol=0, atol=1e-6)
+
+
+def test_the_minimiser_sees_the_slope_of_the_normalised_points(monkeypatch):
+    functions = []
+    minimize = scipy.optimize.minimize
+    monkeypatch.setattr(
+        scipy.optimize, "minimize", lambda function, *given, **options: functions.append(function)
+        or minimize(function, *given, **options)
+    )  # fmt: skip
+    minimize_on_sphere(lambda points: soft_separation(points, 7.0), unit(6, 3), Task(6, 3), max_iterations=1)
+    x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    expected = plain_soft_separation(F.normalize(x, dim=1), 7.0)
+    value, slope = functions[0](x.detach().flatten().numpy())
+    assert value == pytest.approx(expected.item(), rel=1e-12)
+    torch.testing.assert_close(torch.from_numpy(slope).view(6, 3), torch.autograd.grad(expected, x)[0])
+
+
+def test_the_minimiser_leaves_its_start_as_it_is():
+    start = unit(5, 3)
+    before = start.clone()
+    minimize_on_sphere(lambda points: soft_separation(points, 5.0), start, Task(*start.shape), max_iterations=5)
+    assert torch.equal(start, before)

@@ -1,0 +1,305 @@
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+
+from hf_sphere.geometry.codes import separation
+from hf_sphere.prototypes import OrderPreservation, measure_order, ordering, place_prototypes
+from hf_sphere.prototypes.ordering import Ordering, assign_to_classes, check_class_vectors, ranking_loss
+
+
+def structured_vectors(groups=3, each=4):
+    """Class vectors in groups: similar within, different between."""
+    generator = torch.Generator().manual_seed(1)
+    centres = torch.randn(groups, 1, 20, generator=generator)
+    return (centres + 0.4 * torch.randn(groups, each, 20, generator=generator)).flatten(0, 1)
+
+
+def unit(count, dim, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(count, dim, dtype=torch.float64, generator=generator), dim=1)
+
+
+def cosines(vectors):
+    directions = F.normalize(vectors.double(), dim=1)
+    return directions @ directions.T
+
+
+def neighbours(vectors, count):
+    values = cosines(vectors).fill_diagonal_(-2)
+    return [set(row.argsort(descending=True)[:count].tolist()) for row in values]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), count=st.integers(3, 15), seed=st.integers(0, 1000))
+def test_all_triplets_are_listed_once_where_they_are_few(data, count, seed):
+    near = data.draw(st.integers(1, count - 2))
+    vectors = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
+    triplets = Ordering(vectors, num_neighbors=near).triplets(torch.Generator())
+    nearest = neighbours(vectors, near)
+    expected = {
+        (i, j, k) for i, j, k in itertools.permutations(range(count), 3) if j in nearest[i] and k not in nearest[i]
+    }
+    assert sorted(map(tuple, triplets.tolist())) == sorted(expected)
+
+
+def test_drawn_triplets_are_valid(monkeypatch):
+    monkeypatch.setattr(ordering, "TRIPLETS_IN_MEMORY", 500)
+    vectors = torch.randn(60, 8)
+    triplets = Ordering(vectors, num_neighbors=7).triplets(torch.Generator().manual_seed(3))
+    nearest = neighbours(vectors, 7)
+    assert triplets.shape == (500, 3)
+    assert all(j in nearest[i] and k not in nearest[i] and k != i for i, j, k in triplets.tolist())
+
+
+def test_drawn_triplets_reach_every_negative(monkeypatch):
+    monkeypatch.setattr(ordering, "TRIPLETS_IN_MEMORY", 200)
+    ranked = Ordering(torch.randn(8, 4), num_neighbors=2)
+    generator = torch.Generator().manual_seed(0)
+    assert len(ranked.triplets(generator)) == 80  # 8 * 2 * 5, all of them
+    monkeypatch.setattr(ordering, "TRIPLETS_IN_MEMORY", 79)
+    drawn = {tuple(triplet) for _ in range(20) for triplet in ranked.triplets(generator).tolist()}
+    assert len(drawn) == 80
+
+
+def test_thousands_of_classes_take_no_memory_of_their_cube():
+    count = 8000
+    ranked = Ordering(torch.randn(count, 4))
+    anchor, near, far = ranked.triplets(torch.Generator().manual_seed(0)).unbind(1)
+    assert len(anchor) == ordering.TRIPLETS_IN_MEMORY
+    assert ((near != anchor) & (far != anchor) & (near != far)).all()
+    assert (far < count).all()
+    assert (far > 0.99 * count).any()
+    directions = ranked.directions
+    assert ((directions[anchor] * directions[near]).sum(1) > (directions[anchor] * directions[far]).sum(1)).all()
+
+
+@pytest.mark.parametrize(("count", "near"), [(3, 1), (4, 1), (10, 1), (50, 5), (200, 20)])
+def test_a_tenth_of_the_classes_is_near_by_default(count, near):
+    assert Ordering(torch.randn(count, 16)).num_neighbors == near
+
+
+@pytest.mark.parametrize("few_classes", [0, 4096], ids=["pairs one by one", "all cosines"])
+def test_the_ranking_loss_is_that_of_ranknet(few_classes, monkeypatch):
+    monkeypatch.setattr(ordering, "FEW_CLASSES", few_classes)
+    triplets = Ordering(torch.randn(11, 5), num_neighbors=3).triplets(torch.Generator())
+    points = unit(11, 4).requires_grad_()
+    i, j, k = triplets.unbind(1)
+    plain = torch.log1p(torch.exp((points[i] * points[k]).sum(1) - (points[i] * points[j]).sum(1))).mean()
+    value, gradient = ranking_loss(points.detach(), triplets)
+    assert value == pytest.approx(plain.item(), rel=1e-12)
+    torch.testing.assert_close(gradient, torch.autograd.grad(plain, points)[0], rtol=1e-9, atol=1e-14)
+
+
+def test_triplets_that_occur_twice_count_twice():
+    triplets = torch.tensor([[0, 1, 2], [0, 1, 2], [1, 2, 0]])
+    points = unit(3, 3)
+    parts = [ranking_loss(points, triplets[n : n + 1])[1] for n in range(3)]
+    torch.testing.assert_close(ranking_loss(points, triplets)[1], sum(parts) / 3)
+
+
+@pytest.mark.parametrize("ordering_name", ["ranking", "assignment"])
+def test_class_vectors_raise_the_triplet_accuracy(ordering_name):
+    vectors = structured_vectors()
+    plain = place_prototypes(12, 4, method="lbfgs", restarts=2)
+    ordered = place_prototypes(12, 4, method="lbfgs", restarts=2, class_vectors=vectors, ordering=ordering_name)
+    without = measure_order(plain.prototypes, vectors)
+    assert ordered.order.triplet_accuracy > without.triplet_accuracy + 0.1
+    assert ordered.order.rank_correlation > without.rank_correlation + 0.1
+
+
+def test_more_weight_keeps_more_of_the_order():
+    vectors = structured_vectors()
+    little, much = (
+        place_prototypes(12, 3, restarts=1, class_vectors=vectors, ordering_weight=weight) for weight in (0.01, 100.0)
+    )
+    assert much.order.triplet_accuracy > little.order.triplet_accuracy
+    assert much.separation > little.separation
+
+
+def test_assignment_leaves_the_points_and_their_separation():
+    vectors = structured_vectors()
+    plain = place_prototypes(12, 3)
+    assigned = place_prototypes(12, 3, class_vectors=vectors, ordering="assignment")
+    assert assigned.separation == pytest.approx(plain.separation, abs=1e-12)
+    assert sorted(assigned.prototypes.tolist()) == sorted(plain.prototypes.tolist())
+    assert assigned.method.endswith(", assigned")
+
+
+def test_assignment_finds_the_order_again_that_was_shuffled():
+    points = unit(9, 3)
+    shuffled = points[torch.randperm(9, generator=torch.Generator().manual_seed(2))]
+    found = assign_to_classes(shuffled, points, generator=torch.Generator().manual_seed(0))
+    assert measure_order(found, points).triplet_accuracy == 1.0
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_assignment_takes_the_fewest_classes(count):
+    placement = place_prototypes(count, 2, class_vectors=torch.randn(count, 5), ordering="assignment")
+    assert placement.separation == pytest.approx(-1 / (count - 1))
+    assert (placement.order is None) == (count == 2)
+
+
+def test_ranking_takes_three_classes():
+    placement = place_prototypes(3, 2, restarts=1, class_vectors=torch.tensor([[1.0, 0], [0.9, 0.1], [-1, 0.3]]))
+    assert placement.order.triplet_accuracy == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
+def test_class_vectors_of_any_dtype_are_taken(dtype):
+    vectors = (10 * structured_vectors()).to(dtype)
+    one = place_prototypes(12, 3, method="sgd", max_iterations=20, class_vectors=vectors)
+    other = place_prototypes(12, 3, method="sgd", max_iterations=20, class_vectors=vectors.double())
+    assert torch.equal(one.prototypes, other.prototypes)
+
+
+def test_the_length_of_a_class_vector_does_not_matter():
+    vectors = structured_vectors()
+    scales = torch.logspace(-20, 20, 12, dtype=torch.float64)[:, None]
+    torch.testing.assert_close(check_class_vectors(vectors * scales), check_class_vectors(vectors))
+
+
+def brute_force_accuracy(points, vectors):
+    ours, theirs = cosines(points).tolist(), cosines(vectors).tolist()
+    scores = []
+    for i, j, k in itertools.permutations(range(len(points)), 3):
+        given, wanted = ours[i][j] - ours[i][k], theirs[i][j] - theirs[i][k]
+        scores.append(0.5 if min(abs(given), abs(wanted)) < 1e-9 else float((given > 0) == (wanted > 0)))
+    return sum(scores) / len(scores)
+
+
+def test_measured_order_is_the_share_of_triplets_and_spearmans_correlation():
+    points, vectors = unit(9, 3), torch.randn(9, 5)
+    order = measure_order(points, vectors)
+    pairs = torch.triu_indices(9, 9, 1).unbind(0)
+    expected = spearmanr(cosines(points)[pairs], cosines(vectors)[pairs]).statistic
+    assert order.triplet_accuracy == pytest.approx(brute_force_accuracy(points, vectors), abs=1e-12)
+    assert order.rank_correlation == pytest.approx(expected, abs=1e-12)
+
+
+def test_ties_of_the_prototypes_count_one_half():
+    order = measure_order(place_prototypes(5, 4).prototypes, torch.randn(5, 3))
+    assert order == OrderPreservation(0.5, 0.0)
+
+
+def test_partly_tied_prototypes_are_as_the_brute_force_formula_says():
+    points, vectors = place_prototypes(7, 4).prototypes, torch.randn(7, 3)
+    assert measure_order(points, vectors).triplet_accuracy == pytest.approx(brute_force_accuracy(points, vectors))
+
+
+def test_class_vectors_without_an_order_are_met_by_chance():
+    assert measure_order(torch.randn(6, 3), torch.eye(6)) == OrderPreservation(0.5, 0.0)
+
+
+def test_identical_geometry_keeps_all_of_the_order():
+    vectors = torch.randn(10, 4)
+    rotation = torch.linalg.qr(torch.randn(4, 4)).Q
+    order = measure_order(3 * vectors @ rotation, vectors)
+    assert (order.triplet_accuracy, order.rank_correlation) == (1.0, pytest.approx(1.0))
+
+
+def test_the_opposite_geometry_keeps_none_of_the_order():
+    angles = torch.tensor([0.0, 0.3, 1.0])
+    ours = torch.stack([angles.cos(), angles.sin()], dim=1)
+    theirs = torch.linalg.cholesky(2 * torch.eye(3) - ours @ ours.T + 0.5 * (1 - torch.eye(3)))
+    assert measure_order(ours, theirs).triplet_accuracy == 0.0
+
+
+def test_a_sample_of_triplets_is_near_the_measure_of_all(monkeypatch):
+    points, vectors = unit(30, 3), torch.randn(30, 3)
+    exact = measure_order(points, vectors)
+    different = ordering._different
+    monkeypatch.setattr(ordering, "_different", lambda *arguments: different(*arguments, most=20_000))
+    sampled = measure_order(points, vectors)
+    assert sampled.triplet_accuracy == pytest.approx(exact.triplet_accuracy, abs=0.02)
+    assert sampled.triplet_accuracy != exact.triplet_accuracy
+
+
+def test_many_classes_are_measured_pair_by_pair(monkeypatch):
+    points, vectors = unit(12, 3), torch.randn(12, 3)
+    exact = measure_order(points, vectors)
+    monkeypatch.setattr(ordering, "FEW_CLASSES", 11)
+    assert measure_order(points, vectors).rank_correlation == pytest.approx(exact.rank_correlation)
+
+
+def test_an_order_of_two_classes_is_refused():
+    with pytest.raises(ValueError, match="at least 3 classes; got 2"):
+        measure_order(torch.eye(2), torch.eye(2))
+
+
+def changed(rows, value):
+    vectors = structured_vectors()
+    vectors[rows] = value
+    return vectors
+
+
+@pytest.mark.parametrize(
+    ("vectors", "message"),
+    [
+        (torch.randn(11, 4), r"shape \(12, length\), one row a class; got \(11, 4\)"),
+        (torch.randn(12), r"got \(12,\)"),
+        (torch.randn(12, 0), r"got \(12, 0\)"),
+        (changed([3, 7], float("nan")), "class vectors 3, 7 hold NaN or infinite numbers"),
+        (changed([2], float("inf")), "class vectors 2 hold NaN"),
+        (changed([0, 11], 0.0), "class vectors 0, 11 are zero"),
+        (changed([4, 9], structured_vectors()[1]), "class vectors 1, 4, 9 point in the same direction"),
+        (changed([5], 2 * structured_vectors()[6]), "class vectors 5, 6 point in the same direction"),
+        (changed(list(range(7)), 0.0), "class vectors 0, 1, 2, 3, 4 and 2 more are zero"),
+    ],
+)
+@pytest.mark.parametrize("ordering_name", ["ranking", "assignment"])
+def test_unusable_class_vectors_are_refused_by_their_rows(vectors, message, ordering_name):
+    with pytest.raises(ValueError, match=message):
+        place_prototypes(12, 3, class_vectors=vectors, ordering=ordering_name)
+
+
+@pytest.mark.parametrize("num_neighbors", [0, 11, -1, 1.5, True])
+def test_a_number_of_neighbours_out_of_range_is_refused(num_neighbors):
+    with pytest.raises(ValueError, match=r"num_neighbors must be an integer between 1 and 10 for 12 classes; got"):
+        place_prototypes(12, 3, class_vectors=structured_vectors(), num_neighbors=num_neighbors)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_not_positive_and_finite_is_refused(weight):
+    with pytest.raises(ValueError, match="ordering_weight must be positive and finite; got"):
+        place_prototypes(12, 3, class_vectors=structured_vectors(), ordering_weight=weight)
+
+
+def test_ranking_two_classes_is_refused():
+    with pytest.raises(ValueError, match="nothing with fewer than 3 classes; leave class_vectors out"):
+        place_prototypes(2, 2, class_vectors=torch.eye(2))
+
+
+@pytest.mark.parametrize("options", [{"ordering": "assignment"}, {"ordering_weight": 2.0}, {"num_neighbors": 3}])
+def test_options_of_the_ordering_need_class_vectors(options):
+    with pytest.raises(ValueError, match="need class_vectors"):
+        place_prototypes(12, 3, **options)
+
+
+@pytest.mark.parametrize("options", [{"ordering_weight": 2.0}, {"num_neighbors": 3}])
+def test_options_of_the_ranking_are_refused_by_the_assignment(options):
+    with pytest.raises(ValueError, match="belong to ordering 'ranking'"):
+        place_prototypes(12, 3, class_vectors=structured_vectors(), ordering="assignment", **options)
+
+
+def test_an_unknown_ordering_is_refused():
+    with pytest.raises(ValueError, match="'ranking' or 'assignment'; got 'rank'"):
+        place_prototypes(12, 3, class_vectors=structured_vectors(), ordering="rank")
+
+
+@pytest.mark.parametrize("method", ["slsqp", "catalogue"])
+def test_a_method_that_cannot_rank_says_which_can(method):
+    with pytest.raises(
+        ValueError, match=f"'{method}' cannot rank class vectors; .* auto, lbfgs, sgd, sgd_as_published"
+    ):
+        place_prototypes(12, 3, method=method, class_vectors=structured_vectors())
+
+
+def test_a_method_that_cannot_rank_can_be_assigned():
+    placement = place_prototypes(12, 3, method="catalogue", class_vectors=structured_vectors(), ordering="assignment")
+    assert placement.separation == pytest.approx(separation(placement.prototypes).item())
+    assert placement.order.triplet_accuracy > 0.6

@@ -1,0 +1,260 @@
+import logging
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_sphere.geometry.codes import separation
+from hf_sphere.prototypes import METHODS, place_prototypes, placement
+from hf_sphere.prototypes.methods import base, lbfgs, sgd
+
+
+@settings(max_examples=30, deadline=None)
+@given(dim=st.integers(2, 40), data=st.data())
+def test_up_to_one_more_than_the_dimension_are_a_regular_simplex(dim, data):
+    count = data.draw(st.integers(2, dim + 1))
+    placed = place_prototypes(count, dim)
+    assert placed.separation <= -1 / (count - 1) + 1e-6
+    assert placed.optimal
+
+
+@settings(max_examples=30, deadline=None)
+@given(dim=st.integers(2, 40), data=st.data())
+def test_up_to_twice_the_dimension_are_at_right_angles(dim, data):
+    count = data.draw(st.integers(dim + 2, 2 * dim)) if dim > 2 else 4
+    placed = place_prototypes(count, dim)
+    assert placed.separation <= 1e-6
+    assert placed.optimal
+
+
+@pytest.mark.parametrize("count", [3, 5, 17, 360])
+def test_in_the_plane_they_are_a_regular_polygon(count):
+    placed = place_prototypes(count, 2)
+    assert placed.separation == pytest.approx(math.cos(2 * math.pi / count), abs=1e-9)
+    assert placed.optimal
+
+
+@pytest.mark.parametrize(
+    ("count", "dim", "largest", "optimal"),
+    [
+        (10, 3, 0.40440, True),
+        (12, 3, 1 / math.sqrt(5) + 1e-6, True),
+        (100, 22, 1 / 11 + 1e-6, True),
+        (100, 25, 1 / 11 + 1e-6, False),
+        (200, 25, 1 / 6 + 1e-6, False),
+        (1000, 64, 1 / 8 + 1e-6, False),
+    ],
+)
+def test_auto_places_at_least_this_well(count, dim, largest, optimal):
+    placed = place_prototypes(count, dim)
+    assert placed.separation <= largest
+    assert placed.optimal == optimal
+
+
+@pytest.mark.parametrize("method", ["auto", "lbfgs", "slsqp", "sgd"])
+@pytest.mark.parametrize(("count", "dim"), [(4, 3), (6, 3), (11, 3), (5, 2)])
+def test_the_bound_is_never_above_what_is_reached(count, dim, method):
+    options = {"max_iterations": 200} if method == "sgd" else {"restarts": 1}
+    options = {} if method == "auto" else options
+    placed = place_prototypes(count, dim, method=method, **options)
+    assert placed.bound <= placed.separation
+    assert placed.optimal == (placed.separation - placed.bound <= 1e-6)
+
+
+def test_what_is_reported_is_what_was_placed():
+    placed = place_prototypes(9, 4, method="sgd", max_iterations=20)
+    cosines = placed.prototypes @ placed.prototypes.T
+    assert placed.separation == pytest.approx(cosines.fill_diagonal_(-2).max().item(), abs=1e-12)
+
+
+def test_the_best_candidate_is_kept_not_the_last():
+    every = [separation(points).item() for points, _ in METHODS["sgd"](base.Task(30, 4), max_iterations=200)]
+    assert min(every) < every[-1]
+    assert place_prototypes(30, 4, method="sgd", max_iterations=200).separation == min(every)
+
+
+def test_a_search_ends_once_it_has_reached_the_bound(monkeypatch):
+    solved = []
+    solve = METHODS["slsqp"]._solve
+    monkeypatch.setattr(METHODS["slsqp"], "_solve", lambda *given: solved.append(1) or solve(*given))
+    place_prototypes(12, 3, method="slsqp", restarts=50)
+    assert len(solved) < 20
+
+
+@pytest.mark.parametrize("value", [1, 0, -3, 2.0, "4", True, None])
+@pytest.mark.parametrize("name", ["num_classes", "dim"])
+def test_a_number_that_is_no_integer_of_at_least_two_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be an integer of at least 2; got {value!r}"):
+        place_prototypes(**{"num_classes": 4, "dim": 3, name: value})
+
+
+def test_class_names_of_another_number_are_refused():
+    with pytest.raises(ValueError, match="there are 2 class names for 3 prototypes"):
+        place_prototypes(3, 3, class_names=["cat", "dog"])
+
+
+def test_class_names_are_kept():
+    assert place_prototypes(3, 3, class_names=["cat", "dog", 7]).class_names == ("cat", "dog", "7")
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
+def test_the_device_is_a_name_or_a_device(device):
+    assert place_prototypes(7, 3, device=device).prototypes.device.type == "cpu"
+
+
+@pytest.mark.parametrize("vectors", [None, torch.randn(7, 4, generator=torch.Generator().manual_seed(0))])
+def test_another_default_device_does_not_matter(vectors):
+    options = {"method": "sgd", "max_iterations": 5, "class_vectors": vectors}
+    with torch.device("meta"):
+        placed = place_prototypes(7, 3, **options)
+    assert torch.equal(placed.prototypes, place_prototypes(7, 3, **options).prototypes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_another_default_dtype_does_not_matter(dtype):
+    options = {"method": "lbfgs", "restarts": 1, "max_iterations": 5, "class_vectors": torch.randn(9, 4)}
+    expected = place_prototypes(9, 3, **options).prototypes
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        found = place_prototypes(9, 3, **options).prototypes
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(found, expected)
+
+
+def test_autocast_does_not_lower_the_precision():
+    options = {"method": "lbfgs", "restarts": 1, "max_iterations": 5, "class_vectors": torch.randn(9, 4)}
+    expected = place_prototypes(9, 3, **options).prototypes
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = place_prototypes(9, 3, **options).prototypes
+    assert torch.equal(found, expected)
+
+
+def interrupt_at(monkeypatch, module, name, call):
+    """Let the n-th call of a function press Ctrl-C."""
+    function, calls = getattr(module, name), []
+
+    def interrupted(*arguments, **options):
+        calls.append(1)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(module, name, interrupted)
+
+
+@pytest.mark.parametrize("call", [1, 50])
+@pytest.mark.parametrize(
+    ("options", "module", "objective"),
+    [
+        ({"method": "lbfgs", "restarts": 1}, lbfgs, "soft_separation"),
+        ({"method": "sgd", "max_iterations": 200}, sgd, "mean_nearest_cosine"),
+    ],
+    ids=["lbfgs", "sgd"],
+)
+def test_an_interrupted_search_returns_its_best_so_far(monkeypatch, caplog, call, options, module, objective):
+    whole = place_prototypes(13, 3, **options)
+    interrupt_at(monkeypatch, module, objective, call)
+    start = separation(base.Task(13, 3).random_points()).item()
+    with caplog.at_level(logging.WARNING):
+        placed = place_prototypes(13, 3, **options)
+    assert placed.interrupted
+    assert ", interrupted" in str(placed)
+    assert "interrupted; its best placement so far has a largest cosine of" in caplog.text
+    assert whole.separation <= placed.separation
+    assert placed.separation == pytest.approx(start) if call == 1 else placed.separation <= start
+
+
+def test_an_interruption_within_a_stage_keeps_how_far_it_has_come(monkeypatch):
+    start = separation(base.Task(40, 4).random_points()).item()
+    interrupt_at(monkeypatch, lbfgs, "soft_separation", 60)  # of some hundred calls of the first stage
+    placed = place_prototypes(40, 4, method="lbfgs")
+    assert placed.method == "lbfgs, on its way"
+    assert placed.separation < start - 0.05
+
+
+def test_a_ranking_search_that_is_interrupted_still_measures_its_order(monkeypatch):
+    interrupt_at(monkeypatch, lbfgs, "soft_separation", 30)
+    placed = place_prototypes(6, 3, class_vectors=torch.randn(6, 4))
+    assert placed.interrupted
+    assert placed.order is not None
+
+
+@pytest.mark.parametrize(("module", "function"), [(base, "separation"), (base.F, "normalize")])
+def test_an_interruption_before_any_candidate_goes_on(monkeypatch, module, function):
+    interrupt_at(monkeypatch, module, function, 1)
+    with pytest.raises(KeyboardInterrupt):
+        place_prototypes(13, 3, method="lbfgs")
+
+
+def test_a_finished_search_is_not_interrupted(caplog):
+    placed = place_prototypes(7, 3, method="sgd", max_iterations=10)
+    assert not placed.interrupted
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("progress", [None, False])
+def test_a_quick_search_prints_nothing(capfd, progress):
+    place_prototypes(7, 3, method="sgd", max_iterations=10, progress=progress)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_progress_that_is_asked_for_is_shown(capfd):
+    place_prototypes(7, 3, method="sgd", max_iterations=10, progress=True)
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert "placing" in shown.err
+    assert "largest cosine" in shown.err
+
+
+def test_a_long_search_without_progress_prints_nothing(capfd, monkeypatch):
+    import tqdm
+
+    clock = iter(range(0, 10**6, 100))
+    monkeypatch.setattr(tqdm.std, "time", lambda: float(next(clock)))
+    place_prototypes(7, 3, method="sgd", max_iterations=10, progress=False)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_method_that_gives_nothing_is_reported(monkeypatch):
+    monkeypatch.setattr(METHODS["sgd"], "__iter__", lambda self: iter([]))
+    with pytest.raises(RuntimeError, match="'sgd' placed nothing; please report"):
+        place_prototypes(7, 3, method="sgd")
+
+
+def test_printed_an_optimum_is_called_proved():
+    text = str(place_prototypes(3, 5))
+    assert "3 prototypes in 5 dimensions" in text
+    assert "-0.5" in text
+    assert "proved optimal" in text
+    assert "regular simplex" in text
+
+
+def test_printed_a_placement_that_is_not_proved_stands_beside_its_bound():
+    placed = place_prototypes(13, 4, method="sgd", max_iterations=10)
+    assert f"{placed.separation:.5f}"[:6] in str(placed)
+    assert f"{placed.bound:.5f}"[:6] in str(placed)
+    assert "proved" not in str(placed)
+
+
+def test_printed_a_placement_tells_how_much_of_the_order_is_kept():
+    placed = place_prototypes(6, 3, class_vectors=torch.randn(6, 4), ordering="assignment")
+    assert f"{100 * placed.order.triplet_accuracy:.1f} % of triplets" in str(placed)
+    assert f"{placed.order.rank_correlation:.3f}" in str(placed)
+
+
+def test_the_representation_leaves_the_numbers_of_the_prototypes_out():
+    assert "tensor" not in repr(place_prototypes(100, 100))
+
+
+def test_placements_can_be_compared():
+    placed = place_prototypes(4, 3)
+    assert placed == placed
+    assert placed != place_prototypes(4, 3)
+
+
+def test_the_tolerance_of_a_proof_is_a_millionth():
+    assert placement.PROOF_TOLERANCE == 1e-6

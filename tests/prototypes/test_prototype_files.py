@@ -1,0 +1,136 @@
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from hf_sphere.prototypes import Placement, place_prototypes
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "prototypes.safetensors"
+
+
+def test_a_round_trip_keeps_everything(file):
+    placed = place_prototypes(
+        5, 3, class_vectors=torch.randn(5, 4), ordering="assignment", class_names=["a", "b", "c", "d", "é"]
+    )
+    placed.save(file)
+    loaded = Placement.load(file)
+    torch.testing.assert_close(loaded.prototypes, placed.prototypes, rtol=0, atol=1e-15)
+    assert loaded.separation == pytest.approx(placed.separation, abs=1e-15)
+    for name in ("bound", "optimal", "method", "seconds", "interrupted", "order", "class_names"):
+        assert getattr(loaded, name) == getattr(placed, name), name
+
+
+def test_a_round_trip_keeps_that_a_search_was_interrupted(file):
+    points = torch.eye(3, dtype=torch.float64)
+    Placement(points, separation=0.0, bound=-0.5, method="by hand", seconds=1.5, interrupted=True).save(str(file))
+    loaded = Placement.load(str(file))
+    assert (loaded.interrupted, loaded.method, loaded.seconds) == (True, "by hand", 1.5)
+
+
+def test_saving_makes_the_folder_and_leaves_nothing_else(tmp_path):
+    place_prototypes(3, 2).save(tmp_path / "new" / "folder" / "three.safetensors")
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["three.safetensors"]
+
+
+def test_saving_twice_replaces_the_file(file):
+    place_prototypes(3, 2).save(file)
+    place_prototypes(4, 3).save(file)
+    assert Placement.load(file).prototypes.shape == (4, 3)
+
+
+def test_prototypes_that_are_a_view_can_be_saved(file):
+    points = torch.eye(4, dtype=torch.float64)[:, :3].T.contiguous().T[:3]
+    Placement(points, separation=0.0, bound=-0.5, method="by hand", seconds=0.0).save(file)
+    assert torch.equal(Placement.load(file).prototypes, torch.eye(3, dtype=torch.float64))
+
+
+def test_a_file_tells_its_facts_to_other_programs(file):
+    place_prototypes(3, 2, class_names="abc").save(file)
+    with safe_open(file, framework="pt") as opened:
+        facts = json.loads(opened.metadata()["placement"])
+    assert facts["optimal"] is True
+    assert facts["class_names"] == ["a", "b", "c"]
+
+
+def test_values_are_measured_anew(file):
+    Placement(torch.eye(3, dtype=torch.float64), separation=-9.0, bound=-9.0, method="lie", seconds=0.0).save(file)
+    loaded = Placement.load(file)
+    assert (loaded.separation, loaded.bound, loaded.optimal) == (0.0, -0.5, False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
+def test_a_bare_tensor_of_any_dtype_is_normalised(file, dtype):
+    save_file({"prototypes": (3 * torch.eye(4, 3) + torch.ones(4, 3)).to(dtype)}, file)
+    loaded = Placement.load(file)
+    assert (loaded.prototypes.dtype, loaded.method) == (torch.float64, "unknown")
+    torch.testing.assert_close(loaded.prototypes.norm(dim=1), torch.ones(4, dtype=torch.float64))
+
+
+def test_tiny_prototypes_are_normalised_too(file):
+    save_file({"prototypes": 1e-30 * torch.eye(3, dtype=torch.float64)}, file)
+    torch.testing.assert_close(Placement.load(file).prototypes, torch.eye(3, dtype=torch.float64))
+
+
+def test_a_missing_file_is_reported_with_how_to_make_one(file):
+    with pytest.raises(FileNotFoundError, match=r"no prototypes file .*recipes/place_prototypes.py --output_file"):
+        Placement.load(file)
+
+
+def test_a_folder_is_no_prototypes_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no prototypes file"):
+        Placement.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no safetensors at all"])
+def test_another_kind_of_file_is_refused(file, content):
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="is no prototypes file"):
+        Placement.load(file)
+
+
+def test_a_file_without_prototypes_is_refused(file):
+    save_file({"weights": torch.eye(3)}, file)
+    with pytest.raises(ValueError, match=r"is no prototypes file .*a tensor `prototypes`"):
+        Placement.load(file)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        torch.ones(3),
+        torch.ones(2, 3, 4),
+        torch.ones(1, 3),
+        torch.ones(3, 1),
+        torch.full((3, 3), float("nan")),
+        torch.full((3, 3), float("inf")),
+    ],
+    ids=lambda points: "x".join(map(str, points.shape)),
+)
+def test_prototypes_that_are_no_finite_matrix_are_refused(file, points):
+    save_file({"prototypes": points}, file)
+    with pytest.raises(ValueError, match=r"must be a finite \(K, d\) matrix, K and d at least 2"):
+        Placement.load(file)
+
+
+def test_a_zero_prototype_is_refused(file):
+    save_file({"prototypes": torch.eye(4, 3)}, file)
+    with pytest.raises(ValueError, match="a prototype is zero and has no direction"):
+        Placement.load(file)
+
+
+@pytest.mark.parametrize("facts", ["no json", "[]", '{"order": {"else": 1}}'])
+def test_facts_that_cannot_be_read_are_reported_with_the_file(file, facts):
+    save_file({"prototypes": torch.eye(3)}, file, {"placement": facts})
+    with pytest.raises(ValueError, match=r"prototypes\.safetensors"):
+        Placement.load(file)
+
+
+def test_class_names_of_another_number_are_reported_with_the_file(file):
+    save_file({"prototypes": torch.eye(3)}, file, {"placement": '{"class_names": ["a", "b"]}'})
+    with pytest.raises(ValueError, match=r"prototypes\.safetensors.* 2 class names for 3 prototypes"):
+        Placement.load(file)
