@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 from hf_sphere.data import ImagesInMemory
 from hf_sphere.data.decoding import EncodedImages, ImageShape, decode_all
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification
-from hf_sphere.training import TrainingArguments, TrainingLoop, count_correct
+from hf_sphere.training import CLASSIFICATION, TrainingArguments, TrainingLoop
 
 BATCH = 128
 LOCAL = Path(__file__).parent.parent.parent / "shared" / "data" / "ylecun" / "mnist"
@@ -58,7 +58,7 @@ def dataloader_epoch(rows: Dataset) -> None:
         output.loss.backward()
         optimizer.step()
         loss_sum += output.loss.item()
-        correct += count_correct(output.logits, labels).item()
+        correct += (output.logits.argmax(-1) == labels).sum().item()
 
 
 def library_epoch(images: torch.Tensor, labels: torch.Tensor) -> None:
@@ -72,7 +72,7 @@ def library_epoch(images: torch.Tensor, labels: torch.Tensor) -> None:
             args,
             Accelerator(cpu=DEVICE == "cpu"),
             evaluate=lambda model: {"accuracy": 0.0},
-            measure=lambda output, batch: {"accuracy": count_correct(output.logits, batch["labels"]) / BATCH},
+            measure=CLASSIFICATION.measure,
         ).run()
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from hf_sphere.models import (
         SphereVisionConfig,
         SphereVisionForImageClassification,
+        SphereVisionForJointPrediction,
+        SphereVisionForRegression,
         SphereVisionImageProcessor,
         SphereVisionModel,
     )
@@ -22,6 +24,8 @@ __version__ = "0.1.0"
 __all__ = [
     "SphereVisionConfig",
     "SphereVisionForImageClassification",
+    "SphereVisionForJointPrediction",
+    "SphereVisionForRegression",
     "SphereVisionImageProcessor",
     "SphereVisionModel",
 ]

@@ -21,6 +21,9 @@ def write_model_card(
     dataset: str,
     eval_split: str,
     metrics: Mapping[str, float],
+    headline: Sequence[str],
+    model_class: str,
+    pipeline_tag: str | None,
     model: Mapping[str, Any],
     settings: Mapping[str, Any],
     command: Sequence[str],
@@ -29,7 +32,7 @@ def write_model_card(
     selection_note: str,
     tags: Sequence[str] = (),
 ) -> ModelCard:
-    """Write `README.md` of an image classifier beside its weights.
+    """Write `README.md` of an image model beside its weights.
 
     Args:
         folder: Where the model is saved.
@@ -39,7 +42,10 @@ def write_model_card(
         summary: One paragraph.
         dataset: Name of the data set as given to the recipe.
         eval_split: Split that the metrics were measured on.
-        metrics: Measured values; `eval_accuracy` becomes the card's `model-index` entry.
+        metrics: Measured values.
+        headline: Names of the metrics, without `eval_`, that become the card's `model-index` entries.
+        model_class: Name of the model's class.
+        pipeline_tag: The pipeline of transformers that runs the model, if there is one.
         model: Description of the model by property.
         settings: Training settings that differ from their defaults.
         command: The command that ran.
@@ -50,19 +56,20 @@ def write_model_card(
     """
     data = ModelCardData(
         library_name="transformers",
-        pipeline_tag="image-classification",
+        pipeline_tag=pipeline_tag,
         tags=["hf_sphere", "hypersphere", *tags],
         datasets=[dataset] if dataset.count("/") == 1 and not Path(dataset).exists() else None,
         model_name=title,
         eval_results=[
             EvalResult(
-                task_type="image-classification",
+                task_type=pipeline_tag or "other",
                 dataset_type=Path(dataset).name if Path(dataset).exists() else dataset,
                 dataset_name=Path(dataset).name,
                 dataset_split=eval_split,
-                metric_type="accuracy",
-                metric_value=round(metrics["eval_accuracy"], 6),
+                metric_type=name,
+                metric_value=round(metrics[f"eval_{name}"], 6),
             )
+            for name in headline
         ],
     )
     card = ModelCard.from_template(
@@ -71,6 +78,8 @@ def write_model_card(
         model_id=model_id,
         title=title,
         summary=summary,
+        model_class=model_class,
+        pipeline_tag=pipeline_tag,
         metrics=[(name, _show(name, value)) for name, value in metrics.items()],
         model=list(model.items()),
         settings=list(settings.items()),

@@ -23,6 +23,9 @@ def write(tmp_path: Path, root: Path) -> Callable[..., ModelCard]:
             "dataset": "someone/a-dataset",
             "eval_split": "test",
             "metrics": {"eval_accuracy": 0.987654321, "eval_loss": 0.0123456},
+            "headline": ["accuracy"],
+            "model_class": "SphereVisionForImageClassification",
+            "pipeline_tag": "image-classification",
             "model": {"backbone": "`lenet5`"},
             "settings": {"learning_rate": 0.25},
             "command": ["accelerate", "launch", "recipe.py", "--learning_rate", "0.25"],
@@ -88,7 +91,38 @@ def test_what_is_known_of_the_run_is_in_the_text(write, text):
 
 
 def test_the_code_to_load_the_model_names_it(write):
-    assert 'AutoModelForImageClassification.from_pretrained("someone/a-model")' in write().text
+    assert 'SphereVisionForImageClassification.from_pretrained("someone/a-model")' in write().text
+
+
+def test_the_code_to_load_the_model_runs_but_for_the_model(write):
+    """What it imports exists, and it is Python."""
+    code = [block.split("```")[0] for block in write(model_class="SphereVisionForRegression").text.split("```python\n")]
+    for block in code[1:]:
+        compile(block, "card", "exec")
+    assert "from hf_sphere import SphereVisionForRegression, SphereVisionImageProcessor" in code[-1]
+    assert hasattr(hf_sphere, "SphereVisionForRegression")
+    assert hasattr(hf_sphere, "SphereVisionImageProcessor")
+
+
+def test_a_model_of_a_pipeline_shows_it(write):
+    assert 'pipeline("image-classification", model="someone/a-model")' in write().text
+
+
+def test_a_model_without_a_pipeline_shows_none(write):
+    card = write(model_class="SphereVisionForRegression", pipeline_tag=None)
+    assert "pipeline" not in card.content
+
+
+def test_the_headline_alone_is_in_the_model_index(write):
+    metrics = {"eval_accuracy": 0.5, "eval_mean_absolute_error": 2.5, "eval_loss": 1.0}
+    card = write(metrics=metrics, headline=["accuracy", "mean_absolute_error"], pipeline_tag=None)
+    found = [(result.task_type, result.metric_type, result.metric_value) for result in card.data.eval_results]
+    assert found == [("other", "accuracy", 0.5), ("other", "mean_absolute_error", 2.5)]
+
+
+def test_an_error_is_shown_in_its_unit_and_not_in_percent(write):
+    metrics = {"eval_mean_absolute_error": 12.3456}
+    assert "| eval_mean_absolute_error | 12.35 |" in write(metrics=metrics, headline=[]).text
 
 
 COMMAND = ["accelerate", "launch", "my recipe.py", "--head_kwargs", "{scaling: 5.0}", "--lr_milestones", "1", "2"]

@@ -29,3 +29,14 @@ def test_the_test_command_is_what_continuous_integration_runs(root):
     readme = re.search(r"```shell\n(.*?)```", (root / "README.md").read_text(), re.DOTALL).group(1)
     assert "make test" in readme
     assert "make test" in (root / ".ci" / "run").read_text().splitlines()
+
+
+def test_the_prototype_example_prints_what_its_comment_says(root):
+    example = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)[2]
+    result = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    shown = [line.removeprefix("# ") for line in example.splitlines() if line.startswith("# ")]
+    seconds = r", \d+\.\d\d s$"  # differ from run to run
+    assert [re.sub(seconds, "", line) for line in result.stdout.splitlines()] == [
+        re.sub(seconds, "", line) for line in shown
+    ]

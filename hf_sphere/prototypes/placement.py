@@ -94,7 +94,8 @@ class Placement:
         """
         if not Path(path).is_file():
             raise FileNotFoundError(
-                f"there is no prototypes file {path}. Write one with recipes/place_prototypes.py --output_file {path}."
+                f"there is no prototypes file {path}. Write one with recipes/place_prototypes.py --output_dir "
+                f"{Path(path).parent}."
             )
         try:
             with safe_open(path, framework="pt") as file:

@@ -1,15 +1,29 @@
 """Training with Accelerate: arguments, the loop, checkpoints, evaluation. Every recipe uses it."""
 
-from hf_sphere.training.arguments import ImageDataArguments, ModelArguments, TrainingArguments, parse_arguments
+from hf_sphere.training.arguments import (
+    ImageDataArguments,
+    JointArguments,
+    ModelArguments,
+    RegressionArguments,
+    TrainingArguments,
+    parse_arguments,
+)
 from hf_sphere.training.checkpoints import CheckpointError, RunState, claim_output_dir, written_whole
-from hf_sphere.training.evaluation import calibrate_head, count_correct, evaluate_classification
+from hf_sphere.training.evaluation import calibrate_head, evaluate
 from hf_sphere.training.loop import TrainingDivergedError, TrainingInterruptedError, TrainingLoop
 from hf_sphere.training.run import Run, start_run
+from hf_sphere.training.tasks import CLASSIFICATION, JOINT, REGRESSION, ImageTask
 
 __all__ = [
+    "CLASSIFICATION",
+    "JOINT",
+    "REGRESSION",
     "CheckpointError",
     "ImageDataArguments",
+    "ImageTask",
+    "JointArguments",
     "ModelArguments",
+    "RegressionArguments",
     "Run",
     "RunState",
     "TrainingArguments",
@@ -18,8 +32,7 @@ __all__ = [
     "TrainingLoop",
     "calibrate_head",
     "claim_output_dir",
-    "count_correct",
-    "evaluate_classification",
+    "evaluate",
     "parse_arguments",
     "start_run",
     "written_whole",

@@ -64,9 +64,58 @@ class ModelArguments:
         default=None, metadata=_help("Length of the embeddings; the backbone's own if not set.")
     )
     head: str | None = field(
-        default=None, metadata=_help(f"Name of the head: {', '.join(HEADS)}; `spherized` if not set.")
+        default=None,
+        metadata=_help(f"Name of the head: {', '.join(HEADS)}; if not set `spherized`, with values `prototype`."),
     )
     head_kwargs: Options = field(default_factory=Options, metadata=_help("Options of the head, a mapping."))
+    prototypes_file: str | None = field(
+        default=None,
+        metadata=_help(
+            "Prototypes of head `prototype`, as recipes/place_prototypes.py writes; placed anew if not set."
+        ),
+    )
+
+
+@dataclass
+class RegressionArguments:
+    """Which values, and how they are predicted."""
+
+    value_column_name: str | None = field(default=None, metadata=_help("Column of the values; found if not set."))
+    computed_value: str | None = field(
+        default=None, metadata=_help("Predict a value computed from the image instead: slant (degrees) or intensity.")
+    )
+    value_range: list[float] | None = field(
+        default=None, metadata=_help("Lowest and highest value; those of the training split if not set.")
+    )
+    out_of_range: Literal["error", "clip"] | None = field(
+        default=None,
+        metadata=_help(
+            "Refuse values outside of the range, or take the nearest end for them; if not set, values are refused "
+            "where value_range is given, and clipped where it is measured."
+        ),
+    )
+    loss_reduction: Literal["mean", "sum"] | None = field(
+        default=None, metadata=_help("Mean of the losses of a batch, or their sum as in the paper; `mean` if not set.")
+    )
+
+    def __post_init__(self) -> None:
+        if self.value_range is not None and (len(self.value_range) != 2 or self.value_range[0] >= self.value_range[1]):
+            raise ValueError(f"value_range must be two numbers, the lower one first; got {self.value_range}.")
+
+
+@dataclass
+class JointArguments(RegressionArguments):
+    """A regression beside the classes."""
+
+    task_weight: float | None = field(
+        default=None,
+        metadata=_help("Weight of the classification, 0 to 1, the regression has the rest; 0.25 if not set."),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.task_weight is not None and not 0.0 <= self.task_weight <= 1.0:
+            raise ValueError(f"task_weight must lie between 0 and 1; got {self.task_weight}.")
 
 
 @dataclass
@@ -100,6 +149,10 @@ class ImageDataArguments:
     crop_padding: int = field(default=0, metadata=_help("Pixels of zero padding before a random crop in training."))
     horizontal_flip: bool = field(default=False, metadata=_help("Mirror half of the training images."))
     rotation: float = field(default=0.0, metadata=_help("Largest random rotation of training images, degrees."))
+    random_resized_crop: float | None = field(
+        default=None,
+        metadata=_help("Train on random parts of the images; the smallest share of the area, for instance 0.08."),
+    )
     max_train_samples: int | None = field(default=None, metadata=_help("Use only so many training images."))
     max_eval_samples: int | None = field(default=None, metadata=_help("Use only so many evaluation images."))
     skip_corrupt_images: bool = field(default=False, metadata=_help("Leave out images that cannot be decoded."))

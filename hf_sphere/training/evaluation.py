@@ -1,42 +1,50 @@
-"""Evaluation of image classifiers, and what is measured on data before training."""
+"""Evaluation of image models, and what is measured on data before training."""
 
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 
 from hf_sphere.data.batches import ImageBatches
+from hf_sphere.training.tasks import Measure, measure_classification
 
 
 @torch.inference_mode()
-def evaluate_classification(model: nn.Module, batches: ImageBatches, accelerator: Accelerator) -> dict[str, float]:
-    """Measure accuracy and mean loss of a classifier over all processes' shares of a split.
+def evaluate(
+    model: nn.Module, batches: ImageBatches, accelerator: Accelerator, measure: Measure = measure_classification
+) -> dict[str, float]:
+    """Measure a model over all processes' shares of a split.
 
     Args:
-        model: An image classifier; put into eval mode.
+        model: An image model; put into eval mode.
         batches: The split.
         accelerator: Sums over the processes.
+        measure: What to measure beside the loss.
 
     Returns:
-        `accuracy` in [0, 1] and `loss`.
+        The means over all images, for instance `accuracy` in [0, 1], and `loss`, also that a mean over the images.
     """
     model.eval()
     kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
-    sums = torch.zeros(3, dtype=kind, device=accelerator.device)
+    sums: dict[str, Any] = {"count": 0}
     for batch in batches.epoch():
         output = model(**batch)
         count = len(batch["labels"])
-        sums[0] += count_correct(output.logits, batch["labels"])
-        sums[1] += output.loss * count
-        sums[2] += count
-    correct, loss, count = accelerator.reduce(sums, "sum").tolist()
-    return {"accuracy": correct / count, "loss": loss / count}
+        loss = output.loss / count if loss_is_sum(model) else output.loss
+        for name, value in {**measure(output, batch), "loss": loss}.items():
+            sums[name] = sums.get(name, 0) + value.to(kind) * count
+        sums["count"] += count
+    # As numbers by name: a process without a single image knows no other names.
+    shares = gather_object([{name: float(value) for name, value in sums.items()}])
+    total = sum(share.pop("count") for share in shares)
+    return {name: sum(share.get(name, 0.0) for share in shares) / total for name in max(shares, key=len)}
 
 
-def count_correct(logits: Tensor, labels: Tensor) -> Tensor:
-    """Number of rows of logits (B, K) whose largest entry is the label's (B,)."""
-    return (logits.argmax(dim=-1) == labels).sum()
+def loss_is_sum(model: nn.Module) -> bool:
+    """Whether a model's loss is the sum over the batch, not the mean."""
+    return getattr(model, "loss_reduction", "mean") == "sum"
 
 
 @torch.no_grad()
@@ -44,19 +52,21 @@ def calibrate_head(model: nn.Module, batches: ImageBatches, *, max_examples: int
     """Show a head that asks for it the embeddings of training images, in eval mode.
 
     Args:
-        model: A model with `head` and `base_model`. Its training state and its batch-norm statistics stay as they are.
+        model: An image model; with classes it has a `head`. Its training state and its batch-norm statistics
+            stay as they are.
         batches: Training batches.
         max_examples: Images to show.
     """
-    head: Any = model.head
+    head: Any = getattr(model, "head", None)
     encoder: Any = model.base_model
-    if not head.needs_calibration:
+    inputs_of: Any = getattr(model, "head_inputs", None)
+    if head is None or not head.needs_calibration:
         return
     was_training = model.training
     model.eval()
     embeddings: list[Tensor] = []
     for batch in batches.epoch(augment=False):
-        embeddings.append(encoder(batch["pixel_values"]).embeddings)
+        embeddings.append(inputs_of(encoder(batch["pixel_values"]).embeddings))
         if sum(map(len, embeddings)) >= max_examples:
             break
     head.calibrate(torch.cat(embeddings)[:max_examples])

@@ -28,6 +28,7 @@ from hf_sphere.training.checkpoints import (
     load_checkpoint,
     save_checkpoint,
 )
+from hf_sphere.training.evaluation import loss_is_sum
 from hf_sphere.training.optimization import build_optimizer, build_scheduler
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,6 @@ Batch = dict[str, Tensor]
 
 class Batches(Protocol):
     """What the loop needs of training data."""
-
-    num_examples: int
 
     def __len__(self) -> int: ...
 
@@ -103,6 +102,7 @@ class TrainingLoop:
         self.total_steps = self.steps_per_epoch * args.num_train_epochs
         if args.max_steps is not None:
             self.total_steps = min(self.total_steps, args.max_steps)
+        self._loss_is_sum = loss_is_sum(model)
         few = self._few_examples() if args.optimizer in OPTIMIZERS or args.radial_logging_steps else None
         optimizer = build_optimizer(model, args, few)
         self._radial = self._radial_weights(model, optimizer, few) if args.radial_logging_steps else {}
@@ -194,10 +194,14 @@ class TrainingLoop:
             waits = self.accelerator.no_sync(self.model) if position < len(group) else nullcontext()
             with waits:
                 output = self.model(**batch)
-                self.accelerator.backward(output.loss * (_size(batch) / total))
-            self._recent_losses.append((self.state.step + 1, output.loss.detach()))
+                # Over processes gradients are averaged, so sums are multiplied by how many there are.
+                share = self.accelerator.num_processes if self._loss_is_sum else _size(batch) / total
+                self.accelerator.backward(output.loss * share)
+            loss = output.loss.detach()
+            self._recent_losses.append((self.state.step + 1, loss))
             with torch.no_grad():
-                self._count({"loss": output.loss.detach(), **self.measure(output, batch)}, _size(batch))
+                loss = loss / _size(batch) if self._loss_is_sum else loss
+                self._count({"loss": loss, **self.measure(output, batch)}, _size(batch))
         if self.args.max_grad_norm is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         self.optimizer.step()

@@ -77,7 +77,7 @@ def test_tiny_prototypes_are_normalised_too(file):
 
 
 def test_a_missing_file_is_reported_with_how_to_make_one(file):
-    with pytest.raises(FileNotFoundError, match=r"no prototypes file .*recipes/place_prototypes.py --output_file"):
+    with pytest.raises(FileNotFoundError, match=r"no prototypes file .*recipes/place_prototypes.py --output_dir"):
         Placement.load(file)
 
 

@@ -4,62 +4,93 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as PILImage
 
 from hf_sphere.data import images as data_images
 from hf_sphere.data.sources import EMBEDDED
-from hf_sphere.training import ImageDataArguments, ModelArguments, TrainingArguments, parse_arguments
+from hf_sphere.prototypes import place_prototypes
+from hf_sphere.training import (
+    CLASSIFICATION,
+    JOINT,
+    REGRESSION,
+    ImageTask,
+    RegressionArguments,
+    parse_arguments,
+    start_run,
+)
+from hf_sphere.training.image_models import build_model, check_values
+from hf_sphere.training.image_run import ARGUMENTS, load_data
 from hf_sphere.training.optimization import build_optimizer, build_scheduler
 
 CONFIGS = Path(__file__).parent.parent.parent / "recipes" / "configs"
 RUNS = sorted(CONFIGS.rglob("*.yaml"))
 
-# What the Hub's data sets look like: image column, label column, shape as PIL wants it, classes.
-HUB = {
+# What the data sets look like: image column, label column, shape as PIL wants it, classes.
+DATA = {
     "ylecun/mnist": ("image", "label", (28, 28), 10),
     "zalando-datasets/fashion_mnist": ("image", "label", (28, 28), 10),
     "uoft-cs/cifar10": ("img", "label", (32, 32, 3), 10),
     "uoft-cs/cifar100": ("img", "fine_label", (32, 32, 3), 100),
     "ufldl-stanford/svhn": ("image", "label", (32, 32, 3), 10),
+    "data/prepared/imagenet200": ("image", "label", (64, 64, 3), 200),
+    "data/prepared/cub200": ("image", "label", (24, 30, 3), 200),
+    "data/prepared/omniart": ("image", "label", (30, 24, 3), 46),
 }
 
 
 def made_up(name: str, config_name: str | None = None) -> DatasetDict:
     if name in EMBEDDED:
         return EMBEDDED[name]()
-    image, label, shape, classes = HUB[name]
+    image, label, shape, classes = DATA[name]
     pixels = np.random.default_rng(0).integers(0, 256, (classes, *shape), dtype=np.uint8)
     features = Features({image: Image(), label: ClassLabel(num_classes=classes)})
     rows = {image: [PILImage.fromarray(p) for p in pixels], label: list(range(classes))}
+    if name.endswith("omniart"):
+        features["year"] = Value("float32")
+        rows["year"] = np.linspace(980.0, 1932.0, classes).tolist()
     split = Dataset.from_dict(rows, features=features)
     return DatasetDict({"train": split, "test": split})
 
 
 def test_every_data_set_of_the_configurations_is_described_above():
     names = {parse(run)[1].dataset_name for run in RUNS}
-    assert names <= set(HUB) | set(EMBEDDED)
+    assert names <= set(DATA) | set(EMBEDDED)
 
 
-def parse(run: Path) -> tuple[ModelArguments, ImageDataArguments, TrainingArguments]:
-    return parse_arguments((ModelArguments, ImageDataArguments, TrainingArguments), ["--config", str(run)])
+def task_of(run: Path) -> ImageTask:
+    return next((task for task in (REGRESSION, JOINT) if f"-{task.name}" in run.stem), CLASSIFICATION)
+
+
+def parse(run: Path) -> tuple:
+    """Arguments of the model, the data and the training, and of the values where there are any."""
+    return parse_arguments(ARGUMENTS[task_of(run).name], ["--config", str(run)])
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
-def test_a_configuration_builds_and_takes_two_steps(run, load_recipe, tmp_path, monkeypatch):
-    recipe = load_recipe("train_image_classification")
+def test_a_configuration_builds_and_takes_two_steps(run, tmp_path, monkeypatch):
     monkeypatch.setattr(data_images, "load_splits", made_up)
-    model_args, data_args, args = parse(run)
+    task = task_of(run)
+    model_args, data_args, args, *rest = parse(run)
+    value_args = rest[0] if rest else RegressionArguments()
     data_args.cache_dir = str(tmp_path)
     data_args.max_train_samples = 8
+    data_args.max_eval_samples = 8
+    data_args.dataloader_num_workers = 0
     args.per_device_train_batch_size = 4
     args.output_dir = str(tmp_path / "run")
-    start = recipe.start_run(args, model_args, data_args)
-    data = recipe.load_data(data_args, args, start)
-    model = recipe.build_model(model_args, args, data).train()
+    start = start_run(args, model_args, data_args, *rest)
+    data = load_data(task, data_args, value_args, args, start)
+    if model_args.prototypes_file is not None:
+        model_args.prototypes_file = str(tmp_path / "prototypes.safetensors")
+        place_prototypes(
+            len(data.class_names), model_args.embedding_dim, method="sgd", max_iterations=1
+        ).save(model_args.prototypes_file)  # fmt: skip
+    model = build_model(task, model_args, value_args, args, data).train()
+    check_values(model, data)
     optimizer = build_optimizer(model, args, next(data.train.epoch()))
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train))
-    before = [parameter.detach().clone() for parameter in model.head.parameters()]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
     losses = []
     for batch in data.train.epoch():
         loss = model(**batch).loss
@@ -70,7 +101,30 @@ def test_a_configuration_builds_and_takes_two_steps(run, load_recipe, tmp_path, 
         losses.append(loss.item())
     assert len(losses) == 2
     assert torch.tensor(losses).isfinite().all()
-    assert any(not torch.equal(a, b) for a, b in zip(before, model.head.parameters(), strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+PROTOTYPES = [run for run in RUNS if run.parent.name == "prototypes"]
+
+
+def test_the_joint_runs_of_a_data_set_differ_only_in_the_task_weight():
+    for data_set in ("omniart", "mnist"):
+        runs = [run for run in PROTOTYPES if run.stem.startswith(f"{data_set}-joint-w")]
+        arguments = [parse(run) for run in runs]
+        weights = {values.task_weight for *_, values in arguments}
+        assert weights == {0.01, 0.1, 0.25, 0.5, 0.9}
+        same = [(m, d, replace(t, output_dir=""), replace(v, task_weight=0.5)) for m, d, t, v in arguments]
+        assert all(each == same[0] for each in same)
+
+
+@pytest.mark.parametrize("run", [run for run in PROTOTYPES if run.stem.endswith("-words")], ids=lambda path: path.stem)
+def test_a_run_with_class_names_differs_from_its_plain_run_only_in_the_prototypes(run):
+    model, data, training = parse(run)
+    plain_model, plain_data, plain = parse(run.with_stem(run.stem.removesuffix("-words")))
+    assert model.prototypes_file is not None
+    assert replace(model, prototypes_file=None) == plain_model
+    assert data == plain_data
+    assert replace(training, output_dir="") == replace(plain, output_dir="")
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)

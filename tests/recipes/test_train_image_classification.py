@@ -16,6 +16,8 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 from hf_sphere import SphereVisionConfig
 from hf_sphere.data.sources import load_splits
 from hf_sphere.nn import HEADS
+from hf_sphere.training import CLASSIFICATION, ModelArguments, RegressionArguments, TrainingArguments, image_run
+from hf_sphere.training.image_models import build_model
 
 # A linear map to 32 units and a head, on the embedded digits: an epoch of 200 images in 10 steps.
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
@@ -303,28 +305,28 @@ def test_a_saved_model_that_is_not_there_is_an_error_a_user_can_mend(train, tmp_
 # Label smoothing
 
 
-def smoothed_model(recipe, finished: Path, source: str):
-    model_args = recipe.ModelArguments(
+def smoothed_model(finished: Path, source: str):
+    model_args = ModelArguments(
         model_name_or_path=str(finished) if source == "saved" else None,
         backbone="linear_embedding",
         backbone_kwargs={"width": 32},
     )
-    args = recipe.TrainingArguments(output_dir="unused", label_smoothing_factor=0.3)
+    args = TrainingArguments(output_dir="unused", label_smoothing_factor=0.3)
     data = SimpleNamespace(
         shape=SimpleNamespace(channels=1, height=8, width=8), class_names=[str(digit) for digit in range(10)]
     )
-    return recipe.build_model(model_args, args, data)
+    return build_model(CLASSIFICATION, model_args, RegressionArguments(), args, data)
 
 
 @pytest.mark.parametrize("source", ["new", "saved"])
-def test_label_smoothing_reaches_the_loss(recipe, finished, source):
-    output = smoothed_model(recipe, finished, source)(torch.randn(4, 1, 8, 8), labels=(labels := torch.arange(4)))
+def test_label_smoothing_reaches_the_loss(finished, source):
+    output = smoothed_model(finished, source)(torch.randn(4, 1, 8, 8), labels=(labels := torch.arange(4)))
     torch.testing.assert_close(output.loss, F.cross_entropy(output.logits, labels, label_smoothing=0.3))
 
 
 @pytest.mark.parametrize("source", ["new", "saved"])
-def test_label_smoothing_is_saved_with_the_model(recipe, finished, source, tmp_path):
-    smoothed_model(recipe, finished, source).save_pretrained(tmp_path)
+def test_label_smoothing_is_saved_with_the_model(finished, source, tmp_path):
+    smoothed_model(finished, source).save_pretrained(tmp_path)
     assert SphereVisionConfig.from_pretrained(tmp_path).head_kwargs == {"label_smoothing": 0.3}
 
 
@@ -351,9 +353,9 @@ class FakeHub:
 
 
 @pytest.fixture
-def uploads(monkeypatch, recipe) -> list[tuple[str, set[str]]]:
+def uploads(monkeypatch) -> list[tuple[str, set[str]]]:
     """Uploads to a Hub that is not there: repository and names of files."""
-    monkeypatch.setattr(recipe, "HfApi", FakeHub)
+    monkeypatch.setattr(image_run, "HfApi", FakeHub)
     monkeypatch.setattr(FakeHub, "uploads", [])
     return FakeHub.uploads
 

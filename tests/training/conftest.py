@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from hf_sphere.data import Augmentation, ImagesInMemory
 from hf_sphere.nn import HeadOutput
-from hf_sphere.training import TrainingArguments, TrainingLoop, count_correct, evaluate_classification
+from hf_sphere.training import TrainingArguments, TrainingLoop
+from hf_sphere.training import evaluate as evaluate_on
 
 
 @pytest.fixture(autouse=True)
@@ -131,8 +132,8 @@ def make_loop(make_args: Callable[..., TrainingArguments]) -> Callable[..., Trai
             _make_batches() if batches is None else batches,
             args,
             accelerator,
-            evaluate=evaluate or (lambda model: evaluate_classification(model, held_out, accelerator)),
-            measure=lambda output, batch: {"correct": count_correct(output.logits, batch["labels"])},
+            evaluate=evaluate or (lambda model: evaluate_on(model, held_out, accelerator)),
+            measure=lambda output, batch: {"correct": (output.logits.argmax(-1) == batch["labels"]).sum()},
             **(loop or {}),
         )
 

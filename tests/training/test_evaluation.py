@@ -3,10 +3,20 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionForJointPrediction
+from hf_sphere.data import ImagesInMemory
 from hf_sphere.nn import HEADS, Head
-from hf_sphere.training import RunState, calibrate_head, count_correct, evaluate_classification
+from hf_sphere.training import (
+    CLASSIFICATION,
+    JOINT,
+    REGRESSION,
+    ImageTask,
+    RunState,
+    calibrate_head,
+    evaluate,
+)
 from hf_sphere.training.checkpoints import load_checkpoint, save_checkpoint
+from hf_sphere.training.evaluation import loss_is_sum
 
 
 class CenteredHead(Head):
@@ -119,9 +129,17 @@ def test_what_calibration_has_measured_is_in_a_checkpoint(model, make_batches, t
     torch.testing.assert_close(model.head.center, model.head.shown.mean(0), rtol=0, atol=0)
 
 
-def test_correct_predictions_are_counted():
-    logits = torch.tensor([[0.1, 0.9, 0.0], [2.0, 1.0, 0.0], [-3.0, -2.0, -1.0]])
-    assert count_correct(logits, torch.tensor([1, 1, 2])) == 2
+def test_beside_a_regression_a_head_is_calibrated_on_the_coordinates_it_sees(model, make_batches):
+    options = {"embedding_dim": 4, "value_range": [0.0, 1.0]}
+    joint = SphereVisionForJointPrediction(SphereVisionConfig(**model.config.to_dict() | options))
+    calibrate_head(joint, make_batches())
+    torch.testing.assert_close(joint.head.shown, embed(joint, make_batches())[:, 1:])
+
+
+def test_a_model_without_classes_needs_no_calibration(make_batches):
+    regression = task_model(REGRESSION)
+    calibrate_head(regression, make_batches())
+    assert not hasattr(regression, "head")
 
 
 def plain_evaluation(model: nn.Module, batches) -> dict[str, float]:
@@ -139,23 +157,102 @@ def test_evaluation_is_that_of_all_images_at_once(make_model, make_batches, batc
     model = make_model()
     expected = plain_evaluation(model, make_batches(shuffle=False, augment=False))
     batches = make_batches(40, batch_size, shuffle=False, augment=False)
-    assert evaluate_classification(model, batches, Accelerator(cpu=True)) == pytest.approx(expected)
+    assert evaluate(model, batches, Accelerator(cpu=True)) == pytest.approx(expected)
 
 
 def test_evaluation_puts_the_model_into_eval_mode(make_model, make_batches):
     model = make_model().train()
-    evaluate_classification(model, make_batches(), Accelerator(cpu=True))
+    evaluate(model, make_batches(), Accelerator(cpu=True))
     assert not model.training
 
 
 def test_evaluation_leaves_the_model_as_it_is(make_model, make_batches):
     model = make_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    evaluate_classification(model, make_batches(), Accelerator(cpu=True))
+    evaluate(model, make_batches(), Accelerator(cpu=True))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_evaluation_draws_no_random_numbers(make_model, make_batches):
     model, before = make_model(), torch.get_rng_state()
-    evaluate_classification(model, make_batches(), Accelerator(cpu=True))
+    evaluate(model, make_batches(), Accelerator(cpu=True))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+# Each task
+
+TASKS = [CLASSIFICATION, REGRESSION, JOINT]
+every_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+
+
+def task_model(task: ImageTask, reduction: str = "mean") -> nn.Module:
+    """A linear model of a task for images of 6 x 6 pixels, with three classes or values from 0 to 4."""
+    sums = {"reduction": "sum"} if reduction == "sum" else {}
+    config = SphereVisionConfig(
+        backbone="linear_embedding",
+        backbone_kwargs={"width": 8},
+        num_channels=1,
+        image_size=6,
+        embedding_dim=4,
+        num_labels=3,
+        value_range=[0.0, 4.0],
+        head="prototype" if task.has_classes else None,
+        head_kwargs=sums,
+        regression_kwargs=sums,
+    )
+    return task.model_class(config)
+
+
+def task_batches(task: ImageTask, batch_size: int) -> ImagesInMemory:
+    """Forty random images with the targets of a task."""
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randint(0, 256, (40, 1, 6, 6), dtype=torch.uint8, generator=generator)
+    classes, values = torch.arange(40) % 3, torch.rand(40, generator=generator) * 4
+    return ImagesInMemory(
+        images,
+        classes if task.has_classes else values,
+        regression_labels=values if task is JOINT else None,
+        batch_size=batch_size,
+        mean=[0.5],
+        std=[0.3],
+    )
+
+
+@torch.no_grad()
+def plain_task_evaluation(task: ImageTask, model: nn.Module) -> dict[str, float]:
+    """Measures of all images at once."""
+    (batch,) = task_batches(task, 40).epoch()
+    output = model.eval()(**batch)
+    expected = {"loss": output.loss.item()}
+    if task.has_classes:
+        expected["accuracy"] = (output.logits.argmax(-1) == batch["labels"]).double().mean().item()
+    if task.has_values:
+        values = batch["regression_labels" if task is JOINT else "labels"]
+        expected["mean_absolute_error"] = (output.predictions - values).abs().mean().item()
+    return expected
+
+
+@pytest.mark.parametrize("batch_size", [7, 40])
+@every_task
+def test_evaluation_of_a_task_is_that_of_all_images_at_once(task, batch_size):
+    model = task_model(task)
+    measured = evaluate(model, task_batches(task, batch_size), Accelerator(cpu=True), task.measure)
+    assert measured == pytest.approx(plain_task_evaluation(task, model), rel=1e-5)
+
+
+@every_task
+def test_a_loss_that_is_a_sum_is_reported_as_the_mean_over_the_images(task):
+    model = task_model(task, "sum")
+    measured = evaluate(model, task_batches(task, 7), Accelerator(cpu=True), task.measure)
+    expected = plain_task_evaluation(task, model)
+    assert measured == pytest.approx(expected | {"loss": expected["loss"] / 40}, rel=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@every_task
+def test_a_model_says_whether_its_loss_is_a_sum(task, reduction):
+    assert loss_is_sum(task_model(task, reduction)) is (reduction == "sum")
+
+
+def test_the_loss_of_a_model_that_does_not_say_is_a_mean(make_model):
+    assert loss_is_sum(make_model()) is False

@@ -14,6 +14,7 @@ from torch import nn
 from hf_sphere.data import ImagesFromDisk, ImageShape
 from hf_sphere.data.decoding import EncodedImages
 from hf_sphere.data.sources import load_splits
+from hf_sphere.nn import HeadOutput
 from hf_sphere.training import CheckpointError, TrainingDivergedError, TrainingInterruptedError, TrainingLoop
 from hf_sphere.training import loop as loop_module
 from hf_sphere.training.checkpoints import list_checkpoints
@@ -227,6 +228,52 @@ def test_a_last_group_of_fewer_batches_is_averaged_over_those_there_are(make_loo
     batches = list(make_batches().epoch(0))
     plain_training(expected, [batches[:3], batches[3:]], 0.1)
     torch.testing.assert_close(weights(loop), expected.state_dict())
+
+
+class Summed(nn.Module):
+    """A classifier whose loss is the sum over the batch."""
+
+    loss_reduction = "sum"
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values, labels):
+        output = self.model(pixel_values, labels)
+        return HeadOutput(logits=output.logits, loss=output.loss * len(labels))
+
+
+def test_a_summed_loss_trains_like_a_mean_with_as_many_times_the_rate(make_loop, make_model, make_batches, tmp_path):
+    mean = make_loop(make_model(**PLAIN_MODEL), make_batches(40, 8, augment=False), **SGD)
+    options = SGD | {"learning_rate": SGD["learning_rate"] / 8, "output_dir": str(tmp_path / "sum")}
+    summed = make_loop(Summed(make_model(**PLAIN_MODEL)), make_batches(40, 8, augment=False), **options)
+    mean.run(), summed.run()
+    torch.testing.assert_close(weights(mean), {name.removeprefix("model."): w for name, w in weights(summed).items()})
+
+
+@pytest.mark.parametrize("parts", [8, 6])
+def test_accumulated_sums_are_the_sum_of_the_whole_batch(make_loop, make_model, make_batches, tmp_path, parts):
+    """Two batches of 8 make 16; so do 6, 6 and 4 of them."""
+    options = SGD | {"learning_rate": 0.01}
+    whole = make_loop(Summed(make_model(**PLAIN_MODEL)), make_batches(16, 16, augment=False), **options)
+    pieces = make_loop(
+        Summed(make_model(**PLAIN_MODEL)),
+        make_batches(16, parts, augment=False),
+        gradient_accumulation_steps=math.ceil(16 / parts),
+        output_dir=str(tmp_path / "parts"),
+        **options,
+    )
+    assert whole.run().step == pieces.run().step == 1
+    torch.testing.assert_close(weights(whole), weights(pieces))
+
+
+def test_a_summed_loss_is_reported_as_the_mean_over_the_images(make_loop, make_model, make_batches, tmp_path):
+    options = SGD | {"learning_rate": 0.0}
+    (mean,) = make_loop(make_model(**PLAIN_MODEL), make_batches(36, 8), **options).run().history
+    options |= {"output_dir": str(tmp_path / "sum")}
+    (summed,) = make_loop(Summed(make_model(**PLAIN_MODEL)), make_batches(36, 8), **options).run().history
+    assert [summed[name] for name in ("train_loss", "loss")] == pytest.approx([mean["train_loss"], mean["loss"]])
 
 
 def test_the_training_metrics_of_an_epoch_are_means_over_its_examples(make_loop, make_model, make_batches):

@@ -1,0 +1,224 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hf_sphere.data.sources import load_splits
+from hf_sphere.prototypes import METHODS, Placement, place_prototypes
+
+SCRIPT = "recipes/place_prototypes.py"
+
+Place = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def place_in(load_recipe, run_main) -> Place:
+    """Run the recipe into a given folder."""
+    recipe = load_recipe("place_prototypes")
+
+    def run(folder: Path, *words: str) -> Path:
+        run_main(recipe, ["--output_dir", str(folder), "--disable_tqdm", *words])
+        return folder
+
+    return run
+
+
+@pytest.fixture
+def place(place_in, tmp_path) -> Place:
+    """Run the recipe into a folder below `tmp_path`."""
+    return lambda *words, name="placed": place_in(tmp_path / name, *words)
+
+
+@pytest.fixture(scope="module")
+def finished(place_in, tmp_path_factory) -> Path:
+    """The folder of ten prototypes in four dimensions; to be read only."""
+    words = ["--num_classes", "10", "--dim", "4", "--method", "lbfgs", "--restarts", "2", "--seed", "5"]
+    return place_in(tmp_path_factory.mktemp("finished") / "placed", *words)
+
+
+@pytest.fixture
+def vectors(tmp_path) -> Callable[..., str]:
+    """Write class vectors, and return the options that name them."""
+
+    def write(count: int = 10, name: str = "class_vectors") -> str:
+        save_file({name: torch.randn(count, 6)}, path := tmp_path / "vectors.safetensors")
+        return str(path)
+
+    return write
+
+
+def everything(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# What is left behind
+
+
+def test_the_prototypes_are_those_of_the_library(finished):
+    expected = place_prototypes(10, 4, method="lbfgs", restarts=2, seed=5)
+    assert torch.equal(Placement.load(finished / "prototypes.safetensors").prototypes, expected.prototypes)
+
+
+def test_the_results_tell_how_good_they_are(finished, results_of):
+    placement, results = Placement.load(finished / "prototypes.safetensors"), results_of(finished)
+    assert (results["separation"], results["bound"]) == pytest.approx((placement.separation, placement.bound))
+    assert (results["interrupted"], results["method"]) == (False, placement.method)
+
+
+def test_the_arguments_are_written(finished):
+    run = json.loads((finished / "run.json").read_text())
+    assert (run["num_classes"], run["dim"], run["method"], run["seed"]) == (10, 4, "lbfgs", 5)
+
+
+def test_the_cosines_are_drawn(finished):
+    assert (finished / "cosines.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_was_placed_is_printed_once_and_where_it_is(place, capsys):
+    folder = place("--num_classes", "4", "--dim", "3")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "4 prototypes in 3 dimensions" in line] == [lines[0]]
+    assert sum("largest cosine" in line for line in lines) == 1
+    assert lines[-1] == f"saved {folder / 'prototypes.safetensors'}, cosines in {folder / 'cosines.png'}"
+
+
+def test_the_folder_is_named_by_the_numbers_if_not_given(load_recipe, run_main, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_main(load_recipe("place_prototypes"), ["--num_classes", "4", "--dim", "3", "--disable_tqdm"])
+    assert (tmp_path / "outputs" / "prototypes" / "4-3" / "prototypes.safetensors").is_file()
+
+
+# Classes of a data set
+
+
+def test_number_and_names_are_those_of_the_data_set(place):
+    placement = Placement.load(place("--dataset_name", "digits", "--dim", "3") / "prototypes.safetensors")
+    assert placement.class_names == tuple(load_splits("digits")["train"].features["label"].names)
+    assert len(placement.prototypes) == 10
+
+
+def test_a_number_that_is_that_of_the_data_set_is_no_contradiction(place):
+    folder = place("--dataset_name", "two_clusters", "--num_classes", "2", "--dim", "3")
+    assert len(Placement.load(folder / "prototypes.safetensors").prototypes) == 2
+
+
+def test_prototypes_without_a_data_set_have_no_names(finished):
+    assert Placement.load(finished / "prototypes.safetensors").class_names is None
+
+
+# Similarities of the classes
+
+
+@pytest.mark.parametrize("ordering", ["ranking", "assignment"])
+def test_with_class_vectors_the_results_tell_how_well_their_order_is_kept(place, results_of, vectors, ordering):
+    words = ["--num_classes", "10", "--dim", "4", "--class_vectors", vectors(), "--restarts", "1"]
+    results = results_of(place(*words, "--ordering", ordering))
+    assert 0.5 < results["triplet_accuracy"] <= 1.0
+
+
+def test_class_vectors_in_half_precision_are_taken(place, tmp_path):
+    save_file({"class_vectors": torch.randn(4, 6).half()}, tmp_path / "half.safetensors")
+    words = ["--num_classes", "4", "--dim", "3", "--class_vectors", str(tmp_path / "half.safetensors")]
+    assert (place(*words, "--restarts", "1") / "prototypes.safetensors").is_file()
+
+
+def test_a_file_without_class_vectors_is_answered_with_what_it_holds(place, vectors):
+    with pytest.raises(ValueError, match="has no tensor class_vectors; it has: embeddings"):
+        place("--num_classes", "10", "--dim", "4", "--class_vectors", vectors(name="embeddings"))
+
+
+def test_a_file_of_another_kind_is_refused(place, tmp_path):
+    (tmp_path / "vectors.txt").write_text("0.1 0.2 0.3\n" * 10)
+    with pytest.raises(ValueError, match=r"vectors\.txt is no safetensors file"):
+        place("--num_classes", "10", "--dim", "4", "--class_vectors", str(tmp_path / "vectors.txt"))
+
+
+def test_a_file_that_is_not_there_is_an_error_a_user_can_mend(place, tmp_path):
+    with pytest.raises(OSError, match="nowhere"):
+        place("--num_classes", "10", "--dim", "4", "--class_vectors", str(tmp_path / "nowhere.safetensors"))
+
+
+def test_vectors_of_another_number_of_classes_are_refused(place, vectors):
+    with pytest.raises(ValueError, match=r"\b9\b.*\b10\b|\b10\b.*\b9\b"):
+        place("--num_classes", "10", "--dim", "4", "--class_vectors", vectors(9))
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--dim", "3"], "name the number of classes with --num_classes, or a data set with --dataset_name"),
+        (["--dim", "3", "--dataset_name", "digits", "--num_classes", "9"], "--num_classes is 9, but digits has 10"),
+        (["--dim", "3", "--num_classes", "5", "--text_model", "some-model"], "name it with --dataset_name"),
+        (["--dim", "3", "--num_classes", "5", "--method", "magic"], "unknown method 'magic'"),
+        (["--dim", "1", "--num_classes", "5"], "dim must be an integer of at least 2; got 1"),
+        (["--dim", "3", "--num_classes", "1"], "num_classes must be an integer of at least 2; got 1"),
+        (["--dim", "3", "--num_classes", "5", "--restarts", "0"], "restarts must be"),
+        (["--dim", "3", "--dataset_name", "digits", "--train_split", "all"], "the data has train, test"),
+        (["--dim", "3", "--dataset_name", "digits", "--label_column_name", "lable"], "Did you mean 'label'?"),
+    ],
+    ids=lambda value: " ".join(value[2:]) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_refused_and_leaves_no_folder(place, tmp_path, words, said):
+    with pytest.raises(ValueError, match=r".") as refusal:
+        place(*words)
+    assert said in str(refusal.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_sources_of_class_vectors_are_refused(place, vectors):
+    words = ["--dataset_name", "digits", "--dim", "3", "--text_model", "some-model", "--class_vectors", vectors()]
+    with pytest.raises(ValueError, match="from --text_model or from --class_vectors, not from both"):
+        place(*words)
+
+
+def test_an_unknown_method_is_answered_with_the_methods(place):
+    with pytest.raises(ValueError, match=f"the methods are: {', '.join(METHODS)}"):
+        place("--dim", "3", "--num_classes", "5", "--method", "magic")
+
+
+# A folder that is there
+
+
+def test_a_folder_with_prototypes_is_refused_and_left_as_it_is(place):
+    folder = place("--num_classes", "4", "--dim", "3")
+    before = everything(folder)
+    with pytest.raises(FileExistsError, match="holds other results") as refusal:
+        place("--num_classes", "5", "--dim", "3")
+    assert everything(folder) == before
+    assert "--overwrite_output_dir" in str(refusal.value)
+    assert "resume" not in str(refusal.value)  # there is no such option
+
+
+def test_a_folder_is_replaced_when_told(place):
+    place("--num_classes", "4", "--dim", "3")
+    folder = place("--num_classes", "5", "--dim", "3", "--overwrite_output_dir")
+    assert len(Placement.load(folder / "prototypes.safetensors").prototypes) == 5
+
+
+def test_a_start_that_fails_costs_nothing_of_what_was_there(place, tmp_path):
+    folder = place("--num_classes", "4", "--dim", "3")
+    before = everything(folder)
+    words = ["--num_classes", "4", "--dim", "3", "--overwrite_output_dir"]
+    with pytest.raises(OSError, match="nowhere"):
+        place(*words, "--class_vectors", str(tmp_path / "nowhere.safetensors"))
+    assert everything(folder) == before
+
+
+# The recipe as a process of its own
+
+
+@pytest.mark.slow
+def test_a_mistake_is_one_readable_line_and_status_1(start, tmp_path):
+    (tmp_path / "vectors.txt").write_text("no tensors")
+    words = ["--num_classes", 5, "--dim", 3, "--class_vectors", tmp_path / "vectors.txt"]
+    process = start(SCRIPT, "--output_dir", tmp_path / "placed", *words)
+    printed, _ = process.communicate()
+    assert process.returncode == 1
+    (line,) = [line for line in printed.splitlines() if line.startswith(("Error:", "Traceback"))]
+    assert "vectors.txt is no safetensors file" in line

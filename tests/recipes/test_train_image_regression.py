@@ -1,0 +1,296 @@
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hf_sphere import SphereVisionForRegression, SphereVisionImageProcessor
+from hf_sphere.data import load_image_data
+from hf_sphere.data.sources import load_splits
+
+# A linear map to a circle: the slant of the embedded digits, 200 of them in 10 steps an epoch.
+QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
+QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--embedding_dim", "2"]
+QUICK += ["--computed_value", "slant", "--learning_rate", "0.01", "--num_train_epochs", "2", "--disable_tqdm"]
+# The images that are evaluated on lean further than those 200.
+CLIPPED = ["--out_of_range", "clip"]
+RANDOM = ["--backbone_kwargs", "{width: 32, drop_rate: 0.3}", "--crop_padding", "1", *CLIPPED]
+SCRIPT = "recipes/train_image_regression.py"
+
+Train = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> list[str]:
+    """The option that keeps decoded images with the tests."""
+    return ["--cache_dir", str(tmp_path_factory.mktemp("decoded"))]
+
+
+@pytest.fixture(scope="module")
+def run_in(load_recipe, run_main, cache) -> Train:
+    """Run the recipe, quickly, into a given folder."""
+    recipe = load_recipe("train_image_regression")
+
+    def run(folder: Path, *words: str) -> Path:
+        run_main(recipe, [*QUICK, *cache, "--output_dir", str(folder), *words])
+        return folder
+
+    return run
+
+
+@pytest.fixture
+def train(run_in, tmp_path) -> Train:
+    """Run the recipe, quickly, into a folder below `tmp_path`."""
+    return lambda *words, name="run": run_in(tmp_path / name, *words)
+
+
+@pytest.fixture(scope="module")
+def finished(run_in, tmp_path_factory) -> Path:
+    """The folder of a finished run; to be read only."""
+    return run_in(tmp_path_factory.mktemp("finished") / "run", *CLIPPED)
+
+
+@pytest.fixture(scope="module")
+def slants(cache) -> Tensor:
+    """Slants of the images of the test split."""
+    data = load_image_data("digits", task="regression", computed_value="slant", cache_dir=cache[1], progress=False)
+    return data.evaluation.labels
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    """Whether tensors are bit-for-bit the same."""
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@torch.no_grad()
+def error_on_digits(folder: Path, slants: Tensor) -> float:
+    """Mean absolute error on the test split by way of the library's public doors alone."""
+    processor = SphereVisionImageProcessor.from_pretrained(folder)
+    model = SphereVisionForRegression.from_pretrained(folder).eval()
+    pixels = processor(load_splits("digits")["test"]["image"][:], return_tensors="pt")
+    return (model(**pixels).predictions - slants).abs().mean().item()
+
+
+# What a run leaves behind
+
+
+@pytest.mark.parametrize("name", ["eval_loss", "train_loss", "best_epoch", "epoch", "steps", "train_runtime"])
+def test_the_results_tell_of_the_run(finished, results_of, name):
+    assert isinstance(results_of(finished)[name], (int, float))
+
+
+@pytest.mark.parametrize("name", ["eval", "train", "best"])
+def test_the_results_have_the_error(finished, results_of, name):
+    assert isinstance(results_of(finished)[f"{name}_mean_absolute_error"], (int, float))
+
+
+def test_the_results_tell_of_no_classes(finished, results_of):
+    assert [name for name in results_of(finished) if "accuracy" in name] == []
+
+
+def test_the_model_learns(train, results_of, slants):
+    always_the_mean = (slants - slants.mean()).abs().mean().item()
+    folder = train(*CLIPPED, "--num_train_epochs", "10")
+    assert results_of(folder)["eval_mean_absolute_error"] < 0.75 * always_the_mean
+
+
+def test_the_saved_model_and_processor_reproduce_the_reported_error(finished, results_of, slants):
+    assert error_on_digits(finished, slants) == pytest.approx(
+        results_of(finished)["eval_mean_absolute_error"], rel=1e-4
+    )
+
+
+def test_the_best_error_is_the_lowest_of_the_history(finished, results_of):
+    results = results_of(finished)
+    assert results["best_mean_absolute_error"] == min(e["eval_mean_absolute_error"] for e in results["history"])
+
+
+def test_the_model_has_the_range_of_the_training_images(finished, cache):
+    options = {"computed_value": "slant", "max_train_samples": 200, "cache_dir": cache[1], "progress": False}
+    expected = load_image_data("digits", task="regression", **options).value_range
+    assert tuple(SphereVisionForRegression.from_pretrained(finished).config.value_range) == expected
+
+
+def test_the_card_names_the_class_and_no_pipeline(finished):
+    card = ModelCard.load(finished / "README.md")
+    assert "from hf_sphere import SphereVisionForRegression, SphereVisionImageProcessor" in card.text
+    assert card.data.pipeline_tag is None
+    assert "pipeline(" not in card.text
+
+
+def test_the_card_reports_the_measured_error_in_its_unit(finished, results_of):
+    error = results_of(finished)["eval_mean_absolute_error"]
+    card = ModelCard.load(finished / "README.md")
+    (result,) = card.data.eval_results
+    assert (result.metric_type, result.metric_value) == ("mean_absolute_error", round(error, 6))
+    assert f"| eval_mean_absolute_error | {error:.4g} |" in card.text
+
+
+def test_the_card_tells_the_range_and_no_head(finished):
+    text = (finished / "README.md").read_text()
+    assert "read off the angle to a pole |" in text
+    assert "| head |" not in text
+
+
+def test_the_command_of_the_card_is_that_of_this_recipe(finished):
+    assert f"accelerate launch {SCRIPT}" in (finished / "README.md").read_text()
+
+
+def test_the_code_of_the_card_runs(finished, tmp_path, monkeypatch):
+    code = (finished / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    load_splits("digits")["test"][0]["image"].save(tmp_path / "image.png")
+    monkeypatch.chdir(tmp_path)
+    found: dict = {}
+    exec(code, found)
+    assert found["output"].predictions.shape == (1,)
+
+
+def test_the_last_line_tells_the_error(train, capsys):
+    folder = train(*CLIPPED, "--num_train_epochs", "1")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "model and results in" in line]
+    assert line.startswith("eval_mean_absolute_error ")
+    assert str(folder) in line
+
+
+# Going on
+
+
+def test_a_run_resumed_after_max_steps_ends_with_the_model_of_one_without_a_break(train, results_of):
+    unbroken = train(*RANDOM, name="unbroken")
+    train(*RANDOM, "--max_steps", "7")
+    resumed = train(*RANDOM, "--resume_from_checkpoint", "latest")
+    assert same(weights(unbroken), weights(resumed))
+    assert results_of(unbroken)["eval_mean_absolute_error"] == results_of(resumed)["eval_mean_absolute_error"]
+
+
+def test_a_run_can_start_from_a_saved_model(train, finished):
+    folder = train("--model_name_or_path", str(finished), "--num_train_epochs", "0", *CLIPPED)
+    assert same(weights(folder), weights(finished))
+
+
+def test_a_saved_model_is_trained_on(train, finished, results_of):
+    folder = train("--model_name_or_path", str(finished), *CLIPPED)
+    assert results_of(folder)["train_loss"] < results_of(finished)["train_loss"]
+
+
+# From the third epoch on the rate is so high that it spoils the model.
+SPOILED = ["--validation_fraction", "0.2", "--num_train_epochs", "4", *CLIPPED]
+SPOILED += ["--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_gamma", "1e4"]
+
+
+@pytest.fixture(scope="module")
+def held_out(run_in, tmp_path_factory) -> Path:
+    """The folder of a run that keeps the best model; to be read only."""
+    return run_in(tmp_path_factory.mktemp("held_out") / "run", *SPOILED, "--load_best_model_at_end")
+
+
+def test_the_best_epoch_is_that_of_the_lowest_error_on_held_out_images(held_out, results_of):
+    results = results_of(held_out)
+    errors = [entry["validation_mean_absolute_error"] for entry in results["history"]]
+    assert results["best_epoch"] == errors.index(min(errors)) + 1 <= 2
+    assert results["validation_mean_absolute_error"] == results["best_mean_absolute_error"] == min(errors)
+
+
+def test_the_model_that_is_kept_is_that_of_the_best_epoch(held_out):
+    assert same(weights(held_out), weights(held_out / "best"))
+
+
+def test_the_card_says_by_what_the_epoch_was_chosen(held_out):
+    said = "chosen by its mean absolute error on a held-out part of the training split"
+    assert said in (held_out / "README.md").read_text()
+
+
+# Values and losses
+
+
+def test_the_loss_can_be_a_sum(train, results_of, tmp_path):
+    """SGD by hand: with a sum over 20 images, a twentieth of the rate is the rate of the mean."""
+    words = ["--optimizer", "sgd", *CLIPPED]
+    mean = train(*words, "--learning_rate", "0.1", name="mean")
+    summed = train(*words, "--learning_rate", "0.005", "--loss_reduction", "sum", name="sum")
+    torch.testing.assert_close(weights(mean), weights(summed), rtol=1e-3, atol=1e-5)
+    assert results_of(summed)["eval_loss"] == pytest.approx(results_of(mean)["eval_loss"], rel=1e-3)
+    assert results_of(summed)["train_loss"] == pytest.approx(results_of(mean)["train_loss"], rel=1e-3)
+
+
+def test_values_outside_of_the_range_are_refused_with_their_number(train):
+    with pytest.raises(ValueError, match=r"\d+ of 200 training values lie outside the range -10 to 10, .* clip\.$"):
+        train("--value_range", "-10", "10")
+
+
+def test_values_outside_of_the_range_are_clipped_when_told(train):
+    folder = train("--value_range", "-10", "10", *CLIPPED)
+    assert SphereVisionForRegression.from_pretrained(folder).config.value_range == [-10.0, 10.0]
+
+
+def test_values_to_evaluate_on_are_looked_at_as_well(train):
+    with pytest.raises(ValueError, match=r"\d+ of 355 evaluation values lie outside the range"):
+        train("--out_of_range", "error")
+
+
+def test_half_precision_trains(train, results_of, slants):
+    always_the_mean = (slants - slants.mean()).abs().mean().item()
+    folder = train(*CLIPPED, "--num_train_epochs", "10", "--mixed_precision", "bf16")
+    assert results_of(folder)["eval_mean_absolute_error"] < 0.75 * always_the_mean
+
+
+def test_another_computed_value_is_learned(train, results_of):
+    folder = train("--computed_value", "intensity", "--value_range", "0", "1")
+    assert results_of(folder)["eval_mean_absolute_error"] < 0.2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--head", "softmax"], "a regression has no classes and so no head"),
+        (["--label_smoothing_factor", "0.1"], "label smoothing is for classes"),
+        (["--prototypes_file", "some.safetensors"], "prototypes_file needs the head prototype; the model has no head"),
+        (["--embedding_dim", "1"], "at least 2 coordinates; got 1"),
+        (["--label_column_name", "label"], "--label_column_name label has no use in regression"),
+        (["--computed_value", "beauty"], "no computed value 'beauty'; there are intensity, slant"),
+        (["--value_column_name", "year"], "are two sources of one value"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_mistake_is_refused(train, words, said):
+    with pytest.raises(ValueError, match=r".") as refusal:
+        train(*CLIPPED, *words)
+    assert said in str(refusal.value)
+
+
+def test_a_refused_start_leaves_no_folder(train, tmp_path):
+    with pytest.raises(ValueError, match="no head"):
+        train("--head", "softmax")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_range_upside_down_is_refused_where_arguments_are_read(train, capsys):
+    with pytest.raises(SystemExit):
+        train("--value_range", "10", "-10")
+    assert "value_range must be two numbers, the lower one first; got [10.0, -10.0]" in capsys.readouterr().err
+
+
+# The recipe as a process of its own
+
+
+@pytest.mark.slow
+def test_ctrl_c_writes_a_checkpoint_from_which_the_run_ends_as_without_a_break(start, train, cache, tmp_path):
+    words = [*RANDOM, "--num_train_epochs", "60", "--save_epochs", "60"]
+    folder = tmp_path / "run"
+    process = start(SCRIPT, *QUICK, *cache, "--output_dir", folder, *words, "--save_steps", "3")
+    while process.poll() is None and not list(folder.glob("checkpoint-*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate()
+    assert process.returncode == 130, printed
+    resumed = train(*words, "--resume_from_checkpoint", "latest")
+    assert same(weights(resumed), weights(train(*words, name="unbroken")))

@@ -1,0 +1,313 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hf_sphere import SphereVisionForJointPrediction, SphereVisionImageProcessor
+from hf_sphere.data import load_image_data
+from hf_sphere.data.sources import load_splits
+from hf_sphere.prototypes import Placement, place_prototypes
+
+# A linear map to 4 coordinates: class and slant of the embedded digits, 200 of them in 10 steps an epoch.
+QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
+QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--embedding_dim", "4"]
+QUICK += ["--computed_value", "slant", "--learning_rate", "0.01", "--num_train_epochs", "2", "--disable_tqdm"]
+QUICK += ["--out_of_range", "clip"]  # the images that are evaluated on lean further than those 200
+RANDOM = ["--backbone_kwargs", "{width: 32, drop_rate: 0.3}", "--crop_padding", "1"]
+SCRIPT = "recipes/train_joint_prediction.py"
+
+Train = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> list[str]:
+    """The option that keeps decoded images with the tests."""
+    return ["--cache_dir", str(tmp_path_factory.mktemp("decoded"))]
+
+
+@pytest.fixture(scope="module")
+def run_in(load_recipe, run_main, cache) -> Train:
+    """Run the recipe, quickly, into a given folder."""
+    recipe = load_recipe("train_joint_prediction")
+
+    def run(folder: Path, *words: str) -> Path:
+        run_main(recipe, [*QUICK, *cache, "--output_dir", str(folder), *words])
+        return folder
+
+    return run
+
+
+@pytest.fixture
+def train(run_in, tmp_path) -> Train:
+    """Run the recipe, quickly, into a folder below `tmp_path`."""
+    return lambda *words, name="run": run_in(tmp_path / name, *words)
+
+
+@pytest.fixture(scope="module")
+def finished(run_in, tmp_path_factory) -> Path:
+    """The folder of a finished run; to be read only."""
+    return run_in(tmp_path_factory.mktemp("finished") / "run", "--num_train_epochs", "6")
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    """Whether tensors are bit-for-bit the same."""
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@torch.no_grad()
+def measured_on_digits(folder: Path, cache: list[str]) -> dict[str, Any]:
+    """Measures on the test split by way of the library's public doors alone."""
+    data = load_image_data("digits", task="joint", computed_value="slant", cache_dir=cache[1], progress=False)
+    processor = SphereVisionImageProcessor.from_pretrained(folder)
+    model = SphereVisionForJointPrediction.from_pretrained(folder).eval()
+    output = model(**processor(load_splits("digits")["test"]["image"][:], return_tensors="pt"))
+    return {
+        "accuracy": (output.logits.argmax(-1) == data.evaluation.labels).float().mean().item(),
+        "mean_absolute_error": (output.predictions - data.evaluation.regression_labels).abs().mean().item(),
+    }
+
+
+# What a run leaves behind
+
+
+@pytest.mark.parametrize("kind", ["eval", "train"])
+@pytest.mark.parametrize("name", ["accuracy", "mean_absolute_error", "loss"])
+def test_the_results_have_the_measures_of_both_tasks(finished, results_of, kind, name):
+    assert isinstance(results_of(finished)[f"{kind}_{name}"], float)
+
+
+def test_the_best_loss_is_the_lowest_of_the_history(finished, results_of):
+    results = results_of(finished)
+    assert results["best_loss"] == min(entry["eval_loss"] for entry in results["history"])
+
+
+def test_the_model_learns_both(finished, results_of):
+    first, results = results_of(finished)["history"][0], results_of(finished)
+    assert results["eval_accuracy"] > 0.6
+    assert results["eval_mean_absolute_error"] < first["eval_mean_absolute_error"]
+
+
+@pytest.mark.parametrize("name", ["accuracy", "mean_absolute_error"])
+def test_the_saved_model_and_processor_reproduce_what_was_reported(finished, results_of, cache, name):
+    measured = measured_on_digits(finished, cache)[name]
+    assert measured == pytest.approx(results_of(finished)[f"eval_{name}"], rel=1e-4)
+
+
+def test_the_saved_model_knows_names_range_and_weight(finished):
+    config = SphereVisionForJointPrediction.from_pretrained(finished).config
+    assert config.id2label == {index: str(index) for index in range(10)}
+    assert (config.head, config.task_weight, len(config.value_range)) == ("prototype", 0.25, 2)
+
+
+def test_the_card_names_the_class_and_no_pipeline(finished):
+    card = ModelCard.load(finished / "README.md")
+    assert "from hf_sphere import SphereVisionForJointPrediction, SphereVisionImageProcessor" in card.text
+    assert card.data.pipeline_tag is None
+    assert "pipeline(" not in card.text
+
+
+def test_the_card_reports_both_tasks(finished, results_of):
+    found = {
+        result.metric_type: result.metric_value for result in ModelCard.load(finished / "README.md").data.eval_results
+    }
+    results = results_of(finished)
+    assert found == {name: round(results[f"eval_{name}"], 6) for name in ("accuracy", "mean_absolute_error")}
+
+
+def test_the_last_line_tells_both(train, capsys):
+    train("--num_train_epochs", "1")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "model and results in" in line]
+    assert line.startswith("eval_accuracy ")
+    assert "  eval_mean_absolute_error " in line
+
+
+# Going on
+
+
+def test_a_run_resumed_after_max_steps_ends_with_the_model_of_one_without_a_break(train):
+    unbroken = train(*RANDOM, name="unbroken")
+    train(*RANDOM, "--max_steps", "7")
+    resumed = train(*RANDOM, "--resume_from_checkpoint", "latest")
+    assert same(weights(unbroken), weights(resumed))
+
+
+def test_a_run_can_start_from_a_saved_model(train, finished):
+    folder = train("--model_name_or_path", str(finished), "--num_train_epochs", "0")
+    assert same(weights(folder), weights(finished))
+
+
+def test_the_model_that_is_kept_is_that_of_the_lowest_loss(train, results_of):
+    words = ["--validation_fraction", "0.2", "--num_train_epochs", "4", "--load_best_model_at_end"]
+    spoiled = ["--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_gamma", "1e4"]
+    folder = train(*words, *spoiled)
+    results = results_of(folder)
+    losses = [entry["validation_loss"] for entry in results["history"]]
+    assert results["best_epoch"] == losses.index(min(losses)) + 1 <= 2
+    assert results["validation_loss"] == results["best_loss"] == min(losses)
+    assert same(weights(folder), weights(folder / "best"))
+
+
+# The two tasks
+
+
+def test_at_weight_0_the_loss_is_that_of_the_values(train, results_of):
+    history = results_of(train("--task_weight", "0", "--num_train_epochs", "4"))["history"]
+    assert history[-1]["train_mean_absolute_error"] < history[0]["train_mean_absolute_error"]
+    assert history[-1]["train_accuracy"] < 0.4
+
+
+def test_at_weight_1_classes_are_learned_alone(train, results_of):
+    assert results_of(train("--task_weight", "1", "--num_train_epochs", "6"))["eval_accuracy"] > 0.7
+
+
+def test_the_weight_is_saved(train):
+    folder = train("--task_weight", "0.6", "--num_train_epochs", "0")
+    assert SphereVisionForJointPrediction.from_pretrained(folder).config.task_weight == 0.6
+
+
+def test_a_weight_above_1_is_refused_where_arguments_are_read(train, capsys):
+    with pytest.raises(SystemExit):
+        train("--task_weight", "1.5")
+    assert "error: task_weight must lie between 0 and 1; got 1.5." in capsys.readouterr().err
+
+
+def test_a_sum_reaches_both_losses(train):
+    model = SphereVisionForJointPrediction.from_pretrained(train("--loss_reduction", "sum", "--num_train_epochs", "0"))
+    assert (model.head.reduction, model.regression.reduction) == ("sum", "sum")
+
+
+def test_a_sum_with_a_head_that_has_none_says_so(train):
+    with pytest.raises(ValueError, match="reduction"):
+        train("--head", "softmax", "--loss_reduction", "sum")
+
+
+@pytest.mark.parametrize("head", ["softmax", "spherized"])
+def test_other_heads_train_beside_a_regression(train, results_of, head):
+    assert results_of(train("--head", head, "--num_train_epochs", "6", "--task_weight", "0.5"))["eval_accuracy"] > 0.5
+
+
+def test_half_precision_trains_both(train, results_of):
+    results = results_of(train("--mixed_precision", "bf16", "--num_train_epochs", "6"))
+    assert results["eval_accuracy"] > 0.6
+    assert results["eval_mean_absolute_error"] < results["history"][0]["eval_mean_absolute_error"]
+
+
+def test_classes_and_values_of_a_folder_are_found(load_recipe, run_main, tmp_path, results_of):
+    """Parquet files with columns image, label and year, as the recipe that prepares OmniArt writes them."""
+    for split, rows in load_splits("digits").items():
+        some = rows.select(range(60))
+        years = [1500.0 + 10 * label + index for index, label in enumerate(some["label"])]
+        (tmp_path / "art").mkdir(exist_ok=True)
+        some.add_column("year", years).to_parquet(tmp_path / "art" / f"{split}-00000-of-00001.parquet")
+    folder = tmp_path / "trained"
+    words = [word for word in QUICK if word not in ("--computed_value", "slant")]
+    words += ["--dataset_name", str(tmp_path / "art"), "--output_dir", str(folder), "--cache_dir", str(tmp_path / "c")]
+    run_main(load_recipe("train_joint_prediction"), words)
+    low, high = SphereVisionForJointPrediction.from_pretrained(folder).config.value_range
+    assert 1500 <= low < high <= 1660
+    assert 0 < results_of(folder)["eval_mean_absolute_error"] < 160
+
+
+def test_two_coordinates_are_refused(train):
+    with pytest.raises(ValueError, match="joint prediction needs an embedding_dim of at least 3; got 2"):
+        train("--embedding_dim", "2")
+
+
+def test_a_model_of_another_task_is_refused(train, finished, load_recipe, run_main, cache, tmp_path):
+    recipe = load_recipe("train_image_classification")
+    words = ["--dataset_name", "digits", "--model_name_or_path", str(finished), *cache, "--disable_tqdm"]
+    with pytest.raises(
+        ValueError, match="SphereVisionForJointPrediction, but this recipe trains a SphereVisionForImageC"
+    ):
+        run_main(recipe, [*words, "--output_dir", str(tmp_path / "run")])
+
+
+# Prototypes from a file
+
+
+@pytest.fixture
+def placed(load_recipe, run_main, tmp_path) -> Path:
+    """Prototypes of the digits in three dimensions, as the recipe for them writes."""
+    words = ["--dataset_name", "digits", "--dim", "3", "--method", "lbfgs", "--restarts", "1", "--seed", "3"]
+    run_main(load_recipe("place_prototypes"), [*words, "--output_dir", str(tmp_path / "placed"), "--disable_tqdm"])
+    return tmp_path / "placed" / "prototypes.safetensors"
+
+
+def test_a_model_is_trained_with_the_prototypes_that_were_placed(train, placed):
+    saved = weights(train("--prototypes_file", str(placed)))["head.prototypes"]
+    expected = Placement.load(placed).prototypes.float()
+    assert torch.equal(saved, expected)
+    assert not torch.allclose(saved, place_prototypes(10, 3).prototypes.float())  # so that the line above can fail
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dim": 4}, "the prototypes are 10 x 4, but the model has 10 classes and 3 coordinates for them"),
+        ({"num_classes": 9}, "Place 10 prototypes in 3 dimensions"),
+        ({"class_names": [*"1234567890"]}, "class 0 is '1' there and '0' in the data"),
+    ],
+    ids=["dimension", "number", "names"],
+)
+def test_prototypes_that_do_not_fit_are_refused(train, tmp_path, options, said):
+    path = tmp_path / "others.safetensors"
+    place_prototypes(**{"num_classes": 10, "dim": 3} | options).save(path)
+    with pytest.raises(ValueError, match=r".") as refusal:
+        train("--prototypes_file", str(path))
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_prototypes_for_another_head_are_refused(train, placed):
+    with pytest.raises(ValueError, match="prototypes_file needs the head prototype; the model has softmax"):
+        train("--prototypes_file", str(placed), "--head", "softmax")
+
+
+def test_prototypes_that_are_not_there_are_an_error_a_user_can_mend(train, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.safetensors"):
+        train("--prototypes_file", str(tmp_path / "nowhere.safetensors"))
+
+
+# The recipe as processes of its own
+
+# 1440 images make 45 steps of 32, without a rest. A sum over the batch of both processes is that of one of 32.
+ALL = ["--max_train_samples", "1440", "--optimizer", "sgd", "--learning_rate", "0.005", "--loss_reduction", "sum"]
+
+
+@pytest.fixture(scope="module")
+def two_processes(start, cache, tmp_path_factory) -> Path:
+    """The folder of a run of two processes with 16 images a batch each."""
+    folder = tmp_path_factory.mktemp("two_processes") / "run"
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    words = [*QUICK, *cache, *ALL, "--per_device_train_batch_size", "16", "--output_dir", folder]
+    process = start(*launch, SCRIPT, *words)
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["accuracy", "mean_absolute_error"])
+def test_two_processes_evaluate_every_image_exactly_once(two_processes, results_of, cache, name):
+    """The 355 images of the test split do not halve: one seen twice or left out would show."""
+    measured = measured_on_digits(two_processes, cache)[name]
+    assert measured == pytest.approx(results_of(two_processes)[f"eval_{name}"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_the_weights_of_one_that_sums_over_both(two_processes, run_in, tmp_path):
+    one = weights(run_in(tmp_path / "one", *ALL, "--per_device_train_batch_size", "32"))
+    two = weights(two_processes)
+    for part in (one, two):
+        part.pop("head.concentration")  # measured on the first process's images alone, as batch norm is
+    torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,354 @@
+"""Models that fit arguments and data: new ones, saved ones, and what is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_sphere.data import ImageData, ImageShape, ImagesInMemory
+from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
+from hf_sphere.prototypes import place_prototypes
+from hf_sphere.training import (
+    CLASSIFICATION,
+    JOINT,
+    REGRESSION,
+    ImageTask,
+    JointArguments,
+    ModelArguments,
+    RegressionArguments,
+    TrainingArguments,
+)
+from hf_sphere.training.image_models import build_model, build_processor, check_values, describe
+
+NAMES = ["cat", "dog", "owl"]
+every_task = pytest.mark.parametrize("task", [CLASSIFICATION, REGRESSION, JOINT], ids=lambda task: task.name)
+with_values = pytest.mark.parametrize("task", [REGRESSION, JOINT], ids=lambda task: task.name)
+
+
+def batches(task: ImageTask, *values: float) -> ImagesInMemory:
+    numbers = torch.tensor(values)
+    return ImagesInMemory(
+        torch.zeros(len(values), 1, 6, 6, dtype=torch.uint8),
+        torch.arange(len(values)) % 3 if task.has_classes else numbers,
+        regression_labels=numbers if task is JOINT else None,
+        batch_size=2,
+        mean=[0.5],
+        std=[0.3],
+    )
+
+
+def make_data(
+    task: ImageTask, *, evaluation: tuple[float, ...] = (1.0, 2.0), validation=None, names=NAMES
+) -> ImageData:
+    """Images of 6 x 6 pixels with values from 0 to 4 in training."""
+    return ImageData(
+        train=batches(task, 0.0, 3.0, 4.0),
+        evaluation=batches(task, *evaluation),
+        eval_split="test",
+        validation=None if validation is None else batches(task, *validation),
+        class_names=names if task.has_classes else [],
+        shape=ImageShape(1, 6, 6),
+        mean=[0.5],
+        std=[0.3],
+        value_range=(0.0, 4.0) if task.has_values else None,
+    )
+
+
+def build(
+    task: ImageTask, *, values: dict[str, Any] | None = None, smoothing: float = 0.0, data=None, **options: Any
+) -> SphereVisionPreTrainedModel:
+    """Build with arguments of the model; those of the values are in `values`."""
+    if "model_name_or_path" not in options:
+        options = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "embedding_dim": 4} | options
+    kind = JointArguments if task is JOINT else RegressionArguments
+    args = TrainingArguments(output_dir="unused", label_smoothing_factor=smoothing)
+    return build_model(task, ModelArguments(**options), kind(**values or {}), args, data or make_data(task))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., str]:
+    """Save a new model and return where it is."""
+
+    def save(task: ImageTask, **options: Any) -> str:
+        build(task, **options).save_pretrained(tmp_path / "saved")
+        return str(tmp_path / "saved")
+
+    return save
+
+
+# New models
+
+
+@every_task
+def test_a_new_model_is_of_the_class_of_its_task(task):
+    assert type(build(task)) is task.model_class
+
+
+@every_task
+def test_a_new_model_takes_the_images_of_the_data(task):
+    config = build(task).config
+    assert (config.num_channels, config.image_size) == (1, [6, 6])
+
+
+@pytest.mark.parametrize(("task", "head"), [(CLASSIFICATION, "spherized"), (REGRESSION, None), (JOINT, "prototype")])
+def test_the_head_follows_from_the_task(task, head):
+    assert build(task).config.head == head
+
+
+@pytest.mark.parametrize("task", [CLASSIFICATION, JOINT], ids=lambda task: task.name)
+def test_a_model_of_classes_knows_their_names(task):
+    assert build(task).config.id2label == dict(enumerate(NAMES))
+
+
+@with_values
+def test_the_range_is_that_of_the_training_images(task):
+    assert build(task).config.value_range == [0.0, 4.0]
+
+
+@with_values
+def test_a_range_that_is_given_is_taken(task):
+    regression = build(task, values={"value_range": [-1.0, 9.0]}).regression
+    assert (regression.low, regression.high) == (-1.0, 9.0)
+
+
+@with_values
+def test_how_values_outside_are_treated_reaches_the_model(task):
+    assert build(task, values={"out_of_range": "clip"}).regression.out_of_range == "clip"
+
+
+def test_a_sum_reaches_both_losses():
+    model = build(JOINT, values={"loss_reduction": "sum"})
+    assert (model.head.reduction, model.regression.reduction, model.loss_reduction) == ("sum", "sum", "sum")
+
+
+def test_a_sum_reaches_the_loss_of_a_regression():
+    assert build(REGRESSION, values={"loss_reduction": "sum"}).loss_reduction == "sum"
+
+
+def test_the_weight_of_the_tasks_reaches_the_model():
+    assert build(JOINT, values={"task_weight": 0.75}).config.task_weight == 0.75
+
+
+@pytest.mark.parametrize("options", [{"head": "softmax"}, {"head_kwargs": {"scaling": 2.0}}, {"smoothing": 0.1}])
+def test_what_belongs_to_classes_is_refused_in_a_regression(options):
+    with pytest.raises(ValueError, match=r"a regression has no(ne| classes and so no head); leave"):
+        build(REGRESSION, **options)
+
+
+@with_values
+def test_values_without_a_length_of_the_embedding_are_refused(task):
+    with pytest.raises(ValueError, match="needs embedding_dim"):
+        build(task, embedding_dim=None)
+
+
+@every_task
+def test_the_processor_is_that_of_the_data(task):
+    data = make_data(task)
+    processor = build_processor(build(task).config, data)
+    assert (processor.size["height"], *processor.image_mean, *processor.image_std) == (6, 0.5, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        (CLASSIFICATION, ["3 classes", "spherized head"]),
+        (REGRESSION, ["values 0 to 4", "regression on a pole"]),
+        (JOINT, ["3 classes, values 0 to 4", "prototype head, regression on a pole"]),
+    ],
+    ids=["classification", "regression", "joint"],
+)
+def test_the_description_names_targets_and_heads(task, expected):
+    text = describe(build(task), make_data(task))
+    assert [part for part in expected if part not in text] == []
+    assert ", ," not in text
+
+
+# Values outside of the range
+
+
+@pytest.mark.parametrize(
+    ("split", "options"),
+    [("evaluation", {"evaluation": (1.0, 4.5, 9.0)}), ("validation", {"validation": (1.0, 4.5, 9.0)})],
+)
+@with_values
+def test_values_outside_are_refused_with_their_number_and_the_way_out(task, split, options):
+    with pytest.raises(
+        ValueError, match=f"2 of 3 {split} values lie outside the range 0 to 4, for instance 4.5"
+    ) as refusal:
+        check_values(build(task, values={"out_of_range": "error"}), make_data(task, **options))
+    assert [word for word in ("--value_range", "--out_of_range clip") if word not in str(refusal.value)] == []
+
+
+@with_values
+def test_values_of_the_training_split_are_looked_at_too(task):
+    with pytest.raises(ValueError, match="2 of 3 training values lie outside the range 0 to 2"):
+        check_values(build(task, values={"value_range": [0.0, 2.0]}), make_data(task))
+
+
+@with_values
+def test_values_outside_are_accepted_where_they_are_clipped(task):
+    check_values(build(task, values={"out_of_range": "clip"}), make_data(task, evaluation=(99.0,)))
+
+
+@with_values
+@pytest.mark.parametrize(("given", "expected"), [(None, "clip"), ([0.0, 4.0], "error")], ids=["measured", "given"])
+def test_values_outside_are_refused_by_default_only_where_the_range_was_given(task, given, expected):
+    assert build(task, values={"value_range": given}).regression.out_of_range == expected
+
+
+@every_task
+def test_values_inside_are_accepted(task):
+    check_values(build(task), make_data(task))
+
+
+# Prototypes from a file
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[..., str]:
+    """Place prototypes, not as a head would, and return the file they are in."""
+
+    def write(count: int = 3, dim: int = 4, names: list[str] | None = None) -> str:
+        placement = place_prototypes(count, dim, seed=7, method="lbfgs", class_names=names, restarts=1)
+        placement.save(tmp_path / "prototypes.safetensors")
+        return str(tmp_path / "prototypes.safetensors")
+
+    return write
+
+
+@pytest.mark.parametrize("names", [NAMES, None], ids=["named", "unnamed"])
+def test_prototypes_of_a_file_are_those_of_the_head(file, names):
+    model = build(CLASSIFICATION, head="prototype", prototypes_file=file(names=names))
+    expected = place_prototypes(3, 4, seed=7, method="lbfgs", restarts=1).prototypes.float()
+    torch.testing.assert_close(model.head.prototypes, expected)
+
+
+def test_prototypes_of_a_joint_model_have_a_coordinate_less(file):
+    assert build(JOINT, prototypes_file=file(dim=3)).head.prototypes.shape == (3, 3)
+
+
+@pytest.mark.parametrize(("count", "dim"), [(5, 4), (3, 6)])
+def test_prototypes_of_other_numbers_are_refused_with_the_numbers_wanted(file, count, dim):
+    with pytest.raises(ValueError, match="Place 3 prototypes in 4 dimensions") as refusal:
+        build(CLASSIFICATION, head="prototype", prototypes_file=file(count, dim))
+    assert f"does not fit: the prototypes are {count} x {dim}" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["cat", "owl", "dog"], "class 1 is 'owl' there and 'dog' in the data"),
+        (["cat", "dog", "emu"], "class 2 is 'emu' there and 'owl' in the data"),
+        (["cat", "dog"], "it has 2 and the data has 3"),
+    ],
+    ids=["order", "another", "fewer"],
+)
+def test_prototypes_of_other_classes_are_refused_with_the_difference(file, names, said):
+    with pytest.raises(ValueError, match="was placed for other classes") as refusal:
+        build(CLASSIFICATION, head="prototype", prototypes_file=file(len(names), names=names))
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("task", "head"), [(CLASSIFICATION, "softmax"), (CLASSIFICATION, None), (REGRESSION, None)])
+def test_prototypes_for_another_head_are_refused(file, task, head):
+    with pytest.raises(ValueError, match="prototypes_file needs the head prototype; the model has"):
+        build(task, head=head, prototypes_file=file())
+
+
+# Saved models
+
+
+@every_task
+def test_a_saved_model_is_loaded_with_its_weights(task, saved):
+    weights = load_file(f"{(folder := saved(task))}/model.safetensors")
+    loaded = build(task, model_name_or_path=folder).state_dict()
+    assert loaded.keys() == weights.keys()
+    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+
+
+@every_task
+@pytest.mark.parametrize("other", [CLASSIFICATION, REGRESSION, JOINT], ids=lambda task: f"of {task.name}")
+def test_a_model_of_another_task_is_refused(task, other, saved):
+    folder = saved(other)
+    if task is other:
+        assert type(build(task, model_name_or_path=folder)) is task.model_class
+        return
+    said = f"saved is a {other.model_class.__name__}, but this recipe trains a {task.model_class.__name__}"
+    with pytest.raises(ValueError, match=said):
+        build(task, model_name_or_path=folder)
+
+
+def test_an_encoder_alone_can_be_gone_on_with(tmp_path):
+    model = build(CLASSIFICATION)
+    model.sphere_vision.save_pretrained(tmp_path)
+    loaded = build(CLASSIFICATION, model_name_or_path=str(tmp_path))
+    assert torch.equal(loaded.sphere_vision.projection.weight, model.sphere_vision.projection.weight)
+
+
+@with_values
+def test_a_saved_model_keeps_its_range_unless_told(task, saved):
+    folder = saved(task, values={"value_range": [-1.0, 9.0]})
+    assert build(task, model_name_or_path=folder).config.value_range == [-1.0, 9.0]
+
+
+@with_values
+def test_a_saved_model_takes_a_range_that_is_given(task, saved):
+    folder = saved(task, values={"value_range": [-1.0, 9.0]})
+    assert build(task, model_name_or_path=folder, values={"value_range": [0.0, 5.0]}).regression.high == 5.0
+
+
+@pytest.mark.parametrize(("before", "now"), [("mean", "sum"), ("sum", "mean")])
+@with_values
+def test_a_saved_model_is_trained_with_the_loss_that_the_arguments_say(task, before, now, saved):
+    folder = saved(task, values={"loss_reduction": before})
+    model = build(task, model_name_or_path=folder, values={"loss_reduction": now})
+    reductions = {model.regression.reduction, model.loss_reduction}
+    assert reductions | ({model.head.reduction} if task is JOINT else set()) == {now}
+
+
+def test_a_saved_classifier_keeps_the_reduction_of_its_head(saved):
+    folder = saved(CLASSIFICATION, head="prototype", head_kwargs={"reduction": "sum"})
+    assert build(CLASSIFICATION, model_name_or_path=folder).loss_reduction == "sum"
+
+
+def test_a_saved_model_is_trained_with_the_weight_that_the_arguments_say(saved):
+    folder = saved(JOINT, values={"task_weight": 0.75})
+    assert build(JOINT, model_name_or_path=folder, values={"task_weight": 0.5}).config.task_weight == 0.5
+
+
+def test_a_saved_model_keeps_its_settings_of_the_values_where_the_arguments_are_silent(saved):
+    own = {"task_weight": 0.75, "out_of_range": "clip", "loss_reduction": "sum", "value_range": [0.0, 9.0]}
+    model = build(JOINT, model_name_or_path=saved(JOINT, values=own))
+    assert (model.config.task_weight, model.config.value_range) == (0.75, [0.0, 9.0])
+    assert (model.regression.out_of_range, model.regression.reduction, model.head.reduction) == ("clip", "sum", "sum")
+
+
+def test_a_saved_model_of_other_classes_is_refused(saved):
+    data = make_data(JOINT, names=["cat", "dog"])
+    with pytest.raises(ValueError, match=r"the data has 2 classes but .* has 3"):
+        build(JOINT, model_name_or_path=saved(JOINT), data=data)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"head": "softmax"}, "head is softmax but"),
+        ({"embedding_dim": 9}, "embedding_dim is 9 but"),
+        ({"prototypes_file": "some.safetensors"}, "prototypes_file has no meaning for a saved model, which brings its"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_a_saved_model_brings_itself_is_refused(option, said, saved):
+    with pytest.raises(ValueError, match=said):
+        build(JOINT, model_name_or_path=saved(JOINT), **option)
+
+
+def test_saved_prototypes_are_those_that_go_on(saved, file):
+    folder = saved(CLASSIFICATION, head="prototype", prototypes_file=file())
+    expected = place_prototypes(3, 4, seed=7, method="lbfgs", restarts=1).prototypes.float()
+    torch.testing.assert_close(build(CLASSIFICATION, model_name_or_path=folder).head.prototypes, expected)
