@@ -2,10 +2,12 @@ import pytest
 import torch
 from torch import nn
 
-from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionForJointPrediction
 from hf_sphere.data import Augmentation, ImagesInMemory
 from hf_sphere.geometry import angles_to_cartesian, cartesian_to_angles, spherize
+from hf_sphere.nn import build_head
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, find_radial_weights, radial_parameter_groups
+from hf_sphere.prototypes import place_prototypes
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -147,3 +149,39 @@ def test_the_search_for_radial_weights_is_not_misled_by_tf32():
     assert torch.get_float32_matmul_precision() == "high"
     torch.set_float32_matmul_precision("highest")
     assert found.channel_dims == {"0.weight": (0,), "3.weight": (0,)}
+
+
+@pytest.mark.parametrize("method", ["lbfgs", "sgd"])
+def test_prototypes_placed_on_the_device_are_as_far_apart(method):
+    options = {"method": method, "max_iterations": 100, "progress": False}
+    on_cpu = place_prototypes(60, 8, **options)
+    on_gpu = place_prototypes(60, 8, device="cuda", **options)
+    assert on_gpu.prototypes.device.type == "cpu"
+    assert abs(on_gpu.separation - on_cpu.separation) < 0.02
+
+
+def test_the_prototype_head_answers_as_on_the_cpu_and_learns_the_same_concentration():
+    head, x, labels = build_head("prototype", 8, 20), torch.randn(64, 8), torch.arange(64) % 20
+    other = build_head("prototype", 8, 20).cuda()
+    for _ in range(5):
+        expected, found = head(x, labels), other(x.cuda(), labels.cuda())
+    torch.testing.assert_close(found.logits.cpu(), expected.logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.loss.cpu(), expected.loss)
+    torch.testing.assert_close(other.concentration.cpu(), head.concentration, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_joint_step_under_autocast_is_finite(dtype):
+    config = SphereVisionConfig(
+        backbone="resnet20_cifar", num_labels=10, embedding_dim=10, head="prototype", value_range=[0, 1]
+    )
+    model = SphereVisionForJointPrediction(config).cuda()
+    with torch.autocast("cuda", dtype=dtype):
+        output = model(
+            torch.randn(8, 3, 32, 32, device="cuda"),
+            labels=torch.arange(8, device="cuda"),
+            regression_labels=torch.rand(8, device="cuda"),
+        )
+    output.loss.backward()
+    assert output.loss.dtype == torch.float32
+    assert all(p.grad.isfinite().all() for p in model.parameters())

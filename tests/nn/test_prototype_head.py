@@ -121,7 +121,7 @@ def test_prototypes_without_a_direction_are_refused_and_nothing_changes(head, va
 
 
 def cross_entropy(concentration, head, x, labels):
-    """Of the vMF posterior, with one label in a thousand taken to be wrong, in float64."""
+    """Of the vMF posterior, with one label in a thousand replaced by any class, in float64."""
     logs = (concentration * cosines(x, head.prototypes)).log_softmax(1)
     return -(0.999 * logs[torch.arange(len(x)), labels] + 0.001 * logs.mean(1)).mean()
 

@@ -64,6 +64,32 @@ def run_main() -> Callable[[ModuleType, list[str]], None]:
 
 
 @pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The option that keeps decoded images with the tests."""
+    return ["--cache_dir", str(tmp_path_factory.mktemp("decoded"))]
+
+
+@pytest.fixture(scope="session")
+def run_quickly(run_main, cache: list[str]) -> Callable[[ModuleType, list[str]], Callable[..., Path]]:
+    """Make a function that runs a training recipe with its quick arguments and others into a given folder."""
+
+    def make(recipe: ModuleType, quick: list[str]) -> Callable[..., Path]:
+        def run(folder: Path, *words: str) -> Path:
+            run_main(recipe, [*quick, *cache, "--output_dir", str(folder), *words])
+            return folder
+
+        return run
+
+    return make
+
+
+@pytest.fixture
+def train(run_in: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """Run a module's recipe, quickly, into a folder below `tmp_path`."""
+    return lambda *words, name="run": run_in(tmp_path / name, *words)
+
+
+@pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment of a recipe's process: no network, one thread, the CPU, and a home of its own."""
     own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}

@@ -30,31 +30,14 @@ Train = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> list[str]:
-    """The option that keeps decoded images with the tests."""
-    return ["--cache_dir", str(tmp_path_factory.mktemp("decoded"))]
-
-
-@pytest.fixture(scope="module")
 def recipe(load_recipe):
     return load_recipe("train_image_classification")
 
 
 @pytest.fixture(scope="module")
-def run_in(recipe, run_main, cache) -> Train:
+def run_in(recipe, run_quickly) -> Train:
     """Run the recipe, quickly, into a given folder."""
-
-    def run(folder: Path, *words: str) -> Path:
-        run_main(recipe, [*QUICK, *cache, "--output_dir", str(folder), *words])
-        return folder
-
-    return run
-
-
-@pytest.fixture
-def train(run_in, tmp_path) -> Train:
-    """Run the recipe, quickly, into a folder below `tmp_path`."""
-    return lambda *words, name="run": run_in(tmp_path / name, *words)
+    return run_quickly(recipe, QUICK)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from hf_sphere.geometry.codes.delsarte import delsarte_cosine
 from hf_sphere.geometry.codes.levenshtein import design_size, levenshtein_cosine
 from hf_sphere.geometry.codes.proved import PROVED_OPTIMA
 
-# Beyond these the linear programme gains nothing that shows, or its numbers outgrow double precision.
+# Beyond these the linear programme gains at most some thousandths, or its numbers outgrow double precision.
 _PROGRAMME_DIM, _PROGRAMME_DEGREE, _PROGRAMME_POINTS = 64, 14, 100_000
 # Levenshtein's polynomials of a higher degree tell fewer digits, and only more than 250,000 points ask for one.
 _LARGEST_DEGREE = 1000

@@ -84,9 +84,13 @@ def _kissing_chain(base: SphericalCode, *inner: _Inner | int) -> Iterator[Spheri
 
 _LEVENSHTEIN = "Levenshtein, Designs as maximum codes in polynomial metric spaces, 1992 (optimality)"
 _COHN = "Cohn, de Laat and Leijenhorst, Optimality of spherical codes via exact semidefinite programming bounds, 2024"
-_KISSING = "Levenshtein, 1979; Odlyzko and Sloane, New bounds on the number of unit spheres, 1979 (optimality)"
+_KISSING = (
+    "Levenshtein, On bounds for packings in n-dimensional Euclidean space, 1979; Odlyzko and Sloane, New bounds on the "
+    "number of unit spheres that can touch a unit sphere in n dimensions, 1979 (optimality)"
+)
+_LAAT = "De Laat, Leijenhorst and de Muinck Keizer, Optimality and uniqueness of the D4 root system, 2024"
 _BACHOC = "Bachoc and Vallentin, Optimality and uniqueness of the (4, 10, 1/6) spherical code, 2009"
-_CAMERON = "Cameron, Goethals and Seidel, Strongly regular graphs with strongly regular subconstituents, 1978"
+_CAMERON = "Cameron, Goethals and Seidel, Strongly regular graphs having strongly regular subconstituents, 1978"
 _GOLD = "Gold, Maximal recursive sequences with 3-valued recursive cross-correlation functions, 1968"
 
 _E8 = SphericalCode("E8 roots", 8, 240, 1 / 2, True, _KISSING, e8_roots)
@@ -97,11 +101,10 @@ _GEWIRTZ = SphericalCode("Gewirtz graph", 20, 56, 1 / 15, True, _COHN, gewirtz_c
 _HOFFMAN = SphericalCode("Hoffman-Singleton graph", 21, 50, 1 / 21, True, _COHN, hoffman_singleton_code)
 
 
-def _kerdock(log_dim: int, optimal: bool) -> SphericalCode:
+def _kerdock(log_dim: int, source: str = _COHN, name: str = "") -> SphericalCode:
     dim = 2**log_dim
-    source = _COHN if optimal else "Kerdock, A class of low-rate nonlinear binary codes, 1972"
-    builder = partial(kerdock_set, log_dim)
-    return SphericalCode(f"Kerdock set, d = {dim}", dim, dim**2 + 2 * dim, dim**-0.5, optimal, source, builder)
+    name, builder = name or f"Kerdock set, d = {dim}", partial(kerdock_set, log_dim)
+    return SphericalCode(name, dim, dim**2 + 2 * dim, dim**-0.5, True, source, builder)
 
 
 def _dual_bch(log_dim: int) -> SphericalCode:
@@ -167,13 +170,13 @@ CATALOGUE: tuple[SphericalCode, ...] = (
     *_kissing_chain(_quadric(5), 625, 520, 435, 366, 313, 276, 255, 218),
     _quadric(7),
     *_kissing_chain(_quadric(7), 2401, 2100, 1841, 1618, 1431, 1280, 1165, 1086, 1043, 934, 849, 770, 703, 648, 605),
-    _kerdock(2, optimal=False),
-    _kerdock(4, optimal=True),
-    *_kissing_chain(_kerdock(4, optimal=True), 128, 70, 42, 26),
-    _kerdock(6, optimal=True),
-    *_kissing_chain(_kerdock(6, optimal=True), 2048, 1116, 660, 414),
-    _kerdock(8, optimal=True),
-    *_kissing_chain(_kerdock(8, optimal=True), 32768, 17272, 9576, 5540, 3324, 2063, 1311, 849),
+    _kerdock(2, source=_LAAT, name="24-cell"),
+    _kerdock(4),
+    *_kissing_chain(_kerdock(4), 128, 70, 42, 26),
+    _kerdock(6),
+    *_kissing_chain(_kerdock(6), 2048, 1116, 660, 414),
+    _kerdock(8),
+    *_kissing_chain(_kerdock(8), 32768, 17272, 9576, 5540, 3324, 2063, 1311, 849),
     _dual_bch(3),
     _dual_bch(5),
     _dual_bch(7),

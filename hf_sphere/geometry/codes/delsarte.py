@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 DEGREE = 24
-"""Degree of the polynomials; more than 24 improves no bound in the range below by anything that matters."""
+"""Degree of the polynomials; more would improve the bounds it is used for by less than 1e-4."""
 
 _GRID = 200
 _TRIALS = 18

@@ -117,12 +117,12 @@ class PrototypeHead(Head):
             return points @ self.prototypes.to(points.dtype).T
 
     def _step_concentration(self, cosines: Tensor, labels: Tensor, rate: float) -> None:
-        """One damped Newton step of log(concentration) on the cross-entropy of `concentration * cosines` (B, K)."""
+        """One damped Newton step on the cross-entropy of `concentration * cosines` (B, K), taken as a factor."""
         before = self.concentration.to(cosines.dtype)
         shares = (before * cosines).softmax(dim=-1)
         expected = (shares * cosines).sum(dim=-1)
         spread = (shares * (cosines - expected[:, None]).square()).sum(dim=-1).mean()
-        # One label in a thousand is taken to be wrong, or classes without any error would have no finite value.
+        # One label in a thousand is replaced by any class, or classes without any error would have no finite value.
         own = cosines.gather(1, labels[:, None])[:, 0].lerp(cosines.mean(dim=-1), 1e-3)
         slope = (expected - own).mean()
         step = (-slope / (before * spread + 1e-6)).clamp(-1.0, 1.0)
