@@ -13,37 +13,17 @@ class ProvedOptimum(NamedTuple):
     source: str
 
 
+_SCHUETTE = (
+    "Schütte and van der Waerden, Auf welcher Kugel haben 5, 6, 7, 8 oder 9 Punkte mit Mindestabstand Eins Platz?, 1951"
+)
+_DANZER = "Danzer, Finite point-sets on S^2 with minimum distance as large as possible, 1963 (printed 1986)"
+
 PROVED_OPTIMA = (
-    ProvedOptimum(
-        7,
-        3,
-        0.210138312730,
-        "Schütte and van der Waerden, Auf welcher Kugel haben 5, 6, 7, 8 oder 9 Punkte mit Mindestabstand Eins Platz?, 1951",
-    ),
-    ProvedOptimum(
-        8,
-        3,
-        0.261203874963,
-        "Schütte and van der Waerden, Auf welcher Kugel haben 5, 6, 7, 8 oder 9 Punkte mit Mindestabstand Eins Platz?, 1951",
-    ),
-    ProvedOptimum(
-        9,
-        3,
-        1 / 3,
-        "Schütte and van der Waerden, Auf welcher Kugel haben 5, 6, 7, 8 oder 9 Punkte mit Mindestabstand Eins Platz?, 1951",
-    ),
-    ProvedOptimum(
-        10,
-        3,
-        0.404394325216,
-        "Danzer, Finite point-sets on S^2 with minimum distance as large as possible, 1963 (printed 1986)",
-    ),
-    ProvedOptimum(
-        11,
-        3,
-        1 / math.sqrt(5),
-        "Danzer, Finite point-sets on S^2 with minimum distance as large as possible, 1963 (printed 1986)",
-    ),
+    ProvedOptimum(7, 3, 0.210138312730, _SCHUETTE),
+    ProvedOptimum(8, 3, 0.261203874963, _SCHUETTE),
+    ProvedOptimum(9, 3, 1 / 3, _SCHUETTE),
+    ProvedOptimum(10, 3, 0.404394325216, _DANZER),
+    ProvedOptimum(11, 3, 1 / math.sqrt(5), _DANZER),
     ProvedOptimum(13, 3, 0.542636486829, "Musin and Tarasov, The strong thirteen spheres problem, 2012"),
     ProvedOptimum(14, 3, 0.563950300360, "Musin and Tarasov, The Tammes problem for N = 14, 2015"),
     ProvedOptimum(24, 3, 0.723078468333, "Robinson, Arrangement of 24 points on a sphere, 1961"),
