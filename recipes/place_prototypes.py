@@ -36,7 +36,9 @@ class PlacementArguments:
     )
     method: str = field(default="auto", metadata={"help": f"One of: {', '.join(METHODS)}."})
     restarts: int | None = field(default=None, metadata={"help": "Random starts of a search; more take longer."})
-    max_iterations: int | None = field(default=None, metadata={"help": "Iterations of a search."})
+    max_iterations: int | None = field(
+        default=None, metadata={"help": "Iterations of a search; of `lbfgs` those at each sharpness."}
+    )
     seed: int = field(default=0, metadata={"help": "Seed of the placement."})
     device: str | None = field(default=None, metadata={"help": "Where to search; the CPU if not set."})
     dataset_name: str | None = field(
@@ -48,15 +50,20 @@ class PlacementArguments:
     text_model: str | None = field(
         default=None, metadata={"help": "Keep the order of similarities that this text model gives the class names."}
     )
-    template: str = field(default="{}", metadata={"help": "Text round a class name, for instance 'a photo of a {}'."})
+    template: str | None = field(
+        default=None, metadata={"help": "Text round a class name, for instance 'a photo of a {}'; none if not set."}
+    )
     class_vectors: str | None = field(
         default=None, metadata={"help": "Keep the order of similarities of the tensor `class_vectors` of this file."}
     )
-    ordering: Literal["ranking", "assignment"] = field(
-        default="ranking",
-        metadata={"help": "Keep the order by a ranking loss, or by assigning well separated points to classes."},
+    ordering: Literal["ranking", "assignment"] | None = field(
+        default=None,
+        metadata={
+            "help": "Keep the order by a ranking loss, or by assigning well separated points to classes; `ranking` if "
+            "not set."
+        },
     )
-    ordering_weight: float = field(default=1.0, metadata={"help": "Weight of the ranking loss."})
+    ordering_weight: float | None = field(default=None, metadata={"help": "Weight of the ranking loss; 1 if not set."})
     num_neighbors: int | None = field(default=None, metadata={"help": "Near classes of each; a tenth if not set."})
     output_dir: str | None = field(
         default=None, metadata={"help": "Folder to write; outputs/prototypes/<classes>-<dim> if not set."}
@@ -71,20 +78,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     names = read_names(args)
     count = number_of_classes(args, names)
     folder = Path(args.output_dir or f"outputs/prototypes/{count}-{args.dim}")
-    check_free(folder, overwrite=args.overwrite_output_dir)
     vectors = read_vectors(args, names)
-    options = {name: value for name in ("restarts", "max_iterations") if (value := getattr(args, name)) is not None}
-    if vectors is not None:
-        options |= {"ordering": args.ordering, "num_neighbors": args.num_neighbors}
-        options |= {"ordering_weight": args.ordering_weight, "class_vectors": vectors}
+    check_free(folder, overwrite=args.overwrite_output_dir)
+    chosen = ("restarts", "max_iterations", "ordering", "ordering_weight", "num_neighbors")
+    options = {name: value for name in chosen if (value := getattr(args, name)) is not None}
     placement = place_prototypes(
         count,
         args.dim,
         method=args.method,
+        class_vectors=vectors,
         class_names=names,
         seed=args.seed,
         device=args.device or "cpu",
-        progress=not args.disable_tqdm,
+        progress=False if args.disable_tqdm else None,
         **options,
     )
     print(placement)
@@ -92,13 +98,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     placement.save(folder / "prototypes.safetensors")
     write_json(folder / RUN_FILE, asdict(args))
     write_json(folder / RESULTS_FILE, results(placement))
-    plot_cosines(
-        placement.prototypes,
-        bound=placement.bound,
-        title=f"{count} prototypes in {args.dim} dimensions",
-        path=folder / "cosines.png",
-    )
-    print(f"saved {folder / 'prototypes.safetensors'}, cosines in {folder / 'cosines.png'}")
+    print(f"saved {folder / 'prototypes.safetensors'}")
+    try:
+        title = f"{count} prototypes in {args.dim} dimensions"
+        plot_cosines(placement.prototypes, bound=placement.bound, title=title, path=folder / "cosines.png")
+        print(f"drew  {folder / 'cosines.png'}")
+    except ImportError as error:
+        print(f"no picture of the cosines: {error}")
 
 
 def check_free(folder: Path, *, overwrite: bool) -> None:
@@ -106,6 +112,8 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
     try:
         check_output_dir(folder, overwrite=overwrite, resume=False)
     except FileExistsError as error:
+        if not folder.is_dir():
+            raise
         raise FileExistsError(
             f"{folder} holds other results. Choose another --output_dir, or replace them with --overwrite_output_dir."
         ) from error
@@ -114,6 +122,9 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
 def read_names(args: PlacementArguments) -> list[str] | None:
     """Read the class names of the data set, if one is named."""
     if args.dataset_name is None:
+        given = [name for name in ("dataset_config_name", "label_column_name") if getattr(args, name) is not None]
+        if given:
+            raise ValueError(f"--{given[0]} says something about a data set; name it with --dataset_name.")
         return None
     rows = find_split(load_splits(args.dataset_name, args.dataset_config_name), args.train_split, "--train_split")
     return read_class_names(rows, find_column(rows, args.label_column_name, LABEL_COLUMNS, "label"))
@@ -130,14 +141,18 @@ def number_of_classes(args: PlacementArguments, names: list[str] | None) -> int:
 
 def read_vectors(args: PlacementArguments, names: list[str] | None) -> Tensor | None:
     """Get the class vectors from a text model or a file, if one is named."""
+    if args.template is not None and args.text_model is None:
+        raise ValueError("--template is text for a text model to read; name one with --text_model.")
     if args.text_model is not None and args.class_vectors is not None:
         raise ValueError("class vectors come from --text_model or from --class_vectors, not from both.")
     if args.text_model is not None:
         if names is None:
             raise ValueError("--text_model embeds the class names of a data set; name it with --dataset_name.")
-        return embed_class_names(names, args.text_model, template=args.template)
+        return embed_class_names(names, args.text_model, template=args.template or "{}")
     if args.class_vectors is None:
         return None
+    if not Path(args.class_vectors).is_file():
+        raise FileNotFoundError(f"--class_vectors {args.class_vectors} is no file.")
     try:
         tensors = load_file(args.class_vectors)
     except SafetensorError as error:

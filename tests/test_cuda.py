@@ -167,7 +167,7 @@ def test_the_prototype_head_answers_as_on_the_cpu_and_learns_the_same_concentrat
         expected, found = head(x, labels), other(x.cuda(), labels.cuda())
     torch.testing.assert_close(found.logits.cpu(), expected.logits, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.loss.cpu(), expected.loss)
-    torch.testing.assert_close(other.concentration.cpu(), head.concentration, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(other.class_concentration.cpu(), head.class_concentration, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -25,6 +25,11 @@ def test_every_link_leads_to_a_file(root):
     assert [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()] == []
 
 
+def test_no_page_has_a_gap_that_was_to_be_filled(root):
+    pages = [*root.glob("*.md"), *(root / "recipes").rglob("*.md"), *(root / "hub_cards").glob("*.md")]
+    assert [page.name for page in pages if "@@" in page.read_text()] == []
+
+
 def test_the_test_command_is_what_continuous_integration_runs(root):
     readme = re.search(r"```shell\n(.*?)```", (root / "README.md").read_text(), re.DOTALL).group(1)
     assert "make test" in readme

@@ -14,8 +14,13 @@ __all__ = [
     "SphericalLinear",
     "Spherization",
     "build_head",
+    *(head.__name__ for head in HEADS.values()),
 ]
 
 
 def __getattr__(name: str) -> type[Head]:
     return getattr(heads, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

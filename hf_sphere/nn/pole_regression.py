@@ -100,7 +100,10 @@ class PoleRegression(nn.Module):
             ValueError: If the shape is another one, or a target is outside of the range and is to be refused.
         """
         if targets.ndim != 1:
-            raise ValueError(f"targets must have the shape (batch,); got {tuple(targets.shape)}.")
+            raise ValueError(
+                "labels of a regression must have the shape (batch,), as `labels.squeeze(-1)` has; got "
+                f"{tuple(targets.shape)}."
+            )
         targets = targets.to(torch.promote_types(targets.dtype, torch.float32))
         if self.out_of_range == "clip":
             targets = targets.clamp(self.low, self.high)

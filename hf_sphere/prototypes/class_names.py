@@ -22,7 +22,8 @@ def embed_class_names(
 
     Args:
         class_names: K names; underscores are read as spaces.
-        model: Name or folder of a model that `AutoModel` loads, or a loaded encoder (then with its `tokenizer`).
+        model: Name or folder of an encoder or decoder that `AutoModel` loads, or one that is loaded (then with its
+            `tokenizer`).
         tokenizer: Tokenizer of a loaded model; that of the named model if None.
         template: Text round a name, for instance `a photo of a {}`.
         batch_size: Names at a time.

@@ -1,6 +1,5 @@
 """Privileged information: prototypes that keep the order of similarities between given class vectors."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +7,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from hf_sphere.prototypes.checks import check_integer, check_positive
 
 TRIPLETS_IN_MEMORY = 100_000
 """Triplets a search looks at at once: all where there are fewer, else a sample."""
@@ -36,16 +37,13 @@ class Ordering:
         num_classes = len(self.directions)
         if num_classes < 3:
             raise ValueError("class vectors order nothing with fewer than 3 classes; leave class_vectors out.")
-        if not 0 < weight < math.inf:
-            raise ValueError(
-                f"ordering_weight must be positive and finite; got {weight}. Leave class_vectors out for none."
-            )
+        check_positive("ordering_weight", weight)
         if num_neighbors is None:
             num_neighbors = min(max(1, round(num_classes / 10)), num_classes - 2)
-        if type(num_neighbors) is not int or not 1 <= num_neighbors <= num_classes - 2:
+        num_neighbors = check_integer("num_neighbors", num_neighbors, 1)
+        if num_neighbors > num_classes - 2:
             raise ValueError(
-                f"num_neighbors must be an integer between 1 and {num_classes - 2} for {num_classes} classes; got "
-                f"{num_neighbors!r}."
+                f"num_neighbors must be at most {num_classes - 2} for {num_classes} classes; got {num_neighbors}."
             )
         self.weight = weight
         self.num_neighbors = num_neighbors
@@ -160,9 +158,17 @@ def assign_to_classes(points: Tensor, class_vectors: Tensor, *, generator: torch
 
     Returns:
         The points in the order of the classes, (K, d).
+
+    Raises:
+        ValueError: If there are more than `FEW_CLASSES` points, or the vectors do not fit.
     """
     from scipy.optimize import quadratic_assignment
 
+    if len(points) > FEW_CLASSES:
+        raise ValueError(
+            f"ordering 'assignment' is for up to {FEW_CLASSES} classes, for its time grows with their cube; got "
+            f"{len(points)}. Use ordering 'ranking'."
+        )
     vectors = check_class_vectors(class_vectors, len(points))
     count = len(points)
     cosines = (points @ points.T).numpy()
@@ -180,24 +186,29 @@ def assign_to_classes(points: Tensor, class_vectors: Tensor, *, generator: torch
 
 def check_class_vectors(class_vectors: Tensor, num_classes: int | None = None) -> Tensor:
     """Return class vectors as unit vectors (K, length) in float64, or say what is wrong with them."""
-    vectors = torch.as_tensor(class_vectors).detach().double().cpu()
+    try:
+        vectors = torch.as_tensor(class_vectors).detach().double().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"class_vectors must be a (num_classes, length) tensor; got {type(class_vectors)}.") from error
     wanted = "(num_classes, length)" if num_classes is None else f"({num_classes}, length)"
     if vectors.ndim != 2 or (num_classes is not None and len(vectors) != num_classes) or vectors.shape[-1] < 1:
         raise ValueError(f"class_vectors must have the shape {wanted}, one row a class; got {tuple(vectors.shape)}.")
     finite = vectors.isfinite().all(dim=1)
     if not finite.all():
-        raise ValueError(f"class vectors {_list(~finite)} hold NaN or infinite numbers.")
+        raise ValueError(f"class_vectors must be finite; row {_list(~finite)} is not.")
     norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     if not norms.all():
-        raise ValueError(f"class vectors {_list(norms[:, 0] == 0)} are zero; give every class a vector of its own.")
+        raise ValueError(
+            f"class_vectors must not be zero; row {_list(norms[:, 0] == 0)} is. Give every class a vector of its own."
+        )
     directions = vectors / norms
     # Rounded, so that copies are found by sorting rather than by comparing all with all.
     kinds, counts = torch.unique(directions.mul(1e9).round(), dim=0, return_inverse=True, return_counts=True)[1:]
     if (counts > 1).any():
         twins = (kinds == counts.gt(1).nonzero()[0]).nonzero()[:, 0]
         raise ValueError(
-            f"class vectors {', '.join(map(str, twins[:5].tolist()))} point in the same direction, so they say nothing "
-            "about these classes; give every class a vector of its own."
+            f"rows {', '.join(map(str, twins[:5].tolist()))} of class_vectors point in the same direction, so they say "
+            "nothing about these classes; give every class a vector of its own."
         )
     return directions
 

@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from hf_sphere.geometry.codes import separation, separation_bound
+from hf_sphere.prototypes.checks import check_integer
 from hf_sphere.prototypes.methods import METHODS, Candidate, Method, Task
 from hf_sphere.prototypes.ordering import (
     Ordering,
@@ -30,7 +31,7 @@ PROOF_TOLERANCE = 1e-6
 """A placement counts as optimal when its separation is within this of the bound."""
 
 
-@dataclass(frozen=True, eq=False)  # tensors do not compare to one truth value
+@dataclass(frozen=True, eq=False, repr=False)  # tensors do not compare to one truth value
 class Placement:
     """Class prototypes on the unit sphere, and how good they are.
 
@@ -45,19 +46,26 @@ class Placement:
         class_names: Name of each class, where known.
     """
 
-    prototypes: Tensor = field(repr=False)
+    prototypes: Tensor
     separation: float
     bound: float
     method: str
     seconds: float
     interrupted: bool = False
     order: OrderPreservation | None = None
-    class_names: tuple[str, ...] | None = field(default=None, repr=False)
+    class_names: tuple[str, ...] | None = None
 
     @property
     def optimal(self) -> bool:
         """Whether the separation is proved to be the smallest possible, to 1e-6."""
         return self.separation - self.bound <= PROOF_TOLERANCE
+
+    def __repr__(self) -> str:
+        count, dim = self.prototypes.shape
+        return (
+            f"Placement({count} prototypes in {dim} dimensions, separation={self.separation:.6f}, "
+            f"bound={self.bound:.6f}, optimal={self.optimal}, method={self.method!r})"
+        )
 
     def __str__(self) -> str:
         count, dim = self.prototypes.shape
@@ -94,8 +102,8 @@ class Placement:
         """
         if not Path(path).is_file():
             raise FileNotFoundError(
-                f"there is no prototypes file {path}. Write one with recipes/place_prototypes.py --output_dir "
-                f"{Path(path).parent}."
+                f"there is no prototypes file {path}. recipes/place_prototypes.py writes prototypes.safetensors into "
+                "its --output_dir."
             )
         try:
             with safe_open(path, framework="pt") as file:
@@ -184,24 +192,28 @@ def place_prototypes(
     Reference:
         Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019.
     """
-    _check_numbers(num_classes, dim)
+    num_classes, dim = check_integer("num_classes", num_classes, 2), check_integer("dim", dim, 2)
+    seed = check_integer("seed", seed, 0)
     with torch.device("cpu"):  # another default device has no business here: `device` says where to compute
         order_loss = _choose_ordering(num_classes, class_vectors, ordering, ordering_weight, num_neighbors)
+        if isinstance(class_names, str):
+            raise ValueError(f"class_names must be a list of names; got the text {class_names!r}.")
         if class_names is not None and len(class_names) != num_classes:
             raise ValueError(f"there are {len(class_names)} class names for {num_classes} prototypes.")
-        task = Task(num_classes, dim, order_loss, seed, torch.device(device))
+        task = Task(num_classes, dim, order_loss, seed, device)
         search = _build_method(method, task, options)
         started = time.perf_counter()
         best, interrupted = _best_candidate(search, task, progress)
         points, origin = best.points.cpu(), best.origin
         order = None
-        if class_vectors is not None:
-            if ordering == "assignment":
-                points, origin = (
-                    assign_to_classes(points, class_vectors, generator=task.generator),
-                    f"{origin}, assigned",
-                )
-            order = measure_order(points, class_vectors, seed=seed) if num_classes > 2 else None
+        try:
+            if class_vectors is not None and ordering == "assignment":
+                points = assign_to_classes(points, class_vectors, generator=task.generator)
+                origin = f"{origin}, assigned"
+            if class_vectors is not None:
+                order = measure_order(points, class_vectors, seed=seed)
+        except KeyboardInterrupt:
+            interrupted = True
     reached, bound = _measure(points)
     if interrupted:
         logger.warning("The search was interrupted; its best placement so far has a largest cosine of %.5f.", reached)
@@ -235,8 +247,8 @@ def _best_candidate(search: Method, task: Task, progress: bool | None) -> tuple[
         if best is None:
             raise
         if task.latest is not None:
-            points = torch.nn.functional.normalize(task.latest, dim=1)
-            best = best if task.score(points) >= lowest else Candidate(points, f"{search.name}, on its way")
+            points = torch.nn.functional.normalize(task.latest.points, dim=1)
+            best = best if task.score(points) >= lowest else Candidate(points, task.latest.origin)
         return best, True
     finally:
         bar.close()
@@ -249,12 +261,6 @@ def _measure(points: Tensor) -> tuple[float, float]:
     """Separation and its bound; rounding must not put the bound above what is reached."""
     reached = separation(points).item()
     return reached, min(separation_bound(*points.shape), reached)
-
-
-def _check_numbers(num_classes: int, dim: int) -> None:
-    for name, value in (("num_classes", num_classes), ("dim", dim)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 2:
-            raise ValueError(f"{name} must be an integer of at least 2; got {value!r}.")
 
 
 def _choose_ordering(
@@ -271,6 +277,8 @@ def _choose_ordering(
             raise ValueError("ordering, ordering_weight and num_neighbors need class_vectors.")
         return None
     check_class_vectors(class_vectors, num_classes)
+    if num_classes < 3:
+        raise ValueError("class vectors order nothing with fewer than 3 classes; leave class_vectors out.")
     if ordering == "ranking":
         return Ordering(class_vectors, weight=weight, num_neighbors=num_neighbors)
     if num_neighbors is not None or weight != 1.0:

@@ -94,9 +94,6 @@ class RegressionArguments:
             "where value_range is given, and clipped where it is measured."
         ),
     )
-    loss_reduction: Literal["mean", "sum"] | None = field(
-        default=None, metadata=_help("Mean of the losses of a batch, or their sum as in the paper; `mean` if not set.")
-    )
 
     def __post_init__(self) -> None:
         if self.value_range is not None and (len(self.value_range) != 2 or self.value_range[0] >= self.value_range[1]):
@@ -202,6 +199,10 @@ class TrainingArguments:
     adam_epsilon: float = field(default=1e-8, metadata=_help("Epsilon of the Adam kinds."))
     max_grad_norm: float | None = field(default=None, metadata=_help("Clip gradients to this norm."))
     label_smoothing_factor: float = field(default=0.0, metadata=_help("Label smoothing of the cross-entropy."))
+    loss_reduction: Literal["mean", "sum"] | None = field(
+        default=None,
+        metadata=_help("Mean of a batch's losses, or their sum as in the prototype paper; `mean` if not set."),
+    )
     lr_scheduler_type: Literal["constant", "linear", "cosine", "step", "multistep", "plateau"] = field(
         default="constant", metadata=_help("Course of the learning rate after the warm-up.")
     )

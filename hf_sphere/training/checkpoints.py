@@ -145,6 +145,8 @@ def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None
     Raises:
         FileExistsError: If the folder holds a run and neither overwriting nor resuming was asked for.
     """
+    if output_dir.exists() and not output_dir.is_dir():
+        raise FileExistsError(f"{output_dir} is a file and no folder; choose another --output_dir.")
     taken = _marks_of_a_run(output_dir)
     if taken and not resume and not overwrite:
         raise FileExistsError(

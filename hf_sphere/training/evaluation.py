@@ -48,6 +48,22 @@ def loss_is_sum(model: nn.Module) -> bool:
 
 
 @torch.no_grad()
+def fit_confidence(model: nn.Module, batches: ImageBatches, accelerator: Accelerator) -> None:
+    """Fit the confidence of a head that can do that to held-out images, all processes' shares of them."""
+    head: Any = getattr(model, "head", None)
+    if not hasattr(head, "fit_concentration"):
+        return
+    any_model: Any = model.eval()
+    seen = []
+    for batch in batches.epoch():
+        embeddings = any_model.base_model(batch["pixel_values"]).embeddings
+        seen.append((any_model.head_inputs(embeddings).float().cpu(), batch["labels"].cpu()))
+    embeddings, labels = zip(*gather_object(seen), strict=True)
+    device = accelerator.device
+    head.fit_concentration(torch.cat(embeddings).to(device), torch.cat(labels).to(device))
+
+
+@torch.no_grad()
 def calibrate_head(model: nn.Module, batches: ImageBatches, *, max_examples: int = 10_000) -> None:
     """Show a head that asks for it the embeddings of training images, in eval mode.
 

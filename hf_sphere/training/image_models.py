@@ -7,7 +7,8 @@ from torch import Tensor
 from hf_sphere.data import ImageData
 from hf_sphere.models import SphereVisionConfig, SphereVisionImageProcessor, SphereVisionModel
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
-from hf_sphere.nn.heads.prototype import PrototypeHead
+from hf_sphere.nn.heads import HEADS
+from hf_sphere.nn.heads.base import option_names
 from hf_sphere.prototypes import Placement
 from hf_sphere.training.arguments import ImageDataArguments, ModelArguments, RegressionArguments, TrainingArguments
 from hf_sphere.training.tasks import ImageTask
@@ -28,12 +29,12 @@ def build_model(
     more: dict[str, Any] = {"head": None}
     if task.has_classes:
         head = model_args.head or ("prototype" if task.has_values else "spherized")
-        head_kwargs = model_args.head_kwargs | _loss_options(task, value_args, args)
+        head_kwargs = model_args.head_kwargs | _loss_options(head, args)
         more = {"head": head, "head_kwargs": head_kwargs, **_label_names(data)}
     elif model_args.head is not None or model_args.head_kwargs:
         raise ValueError("a regression has no classes and so no head; leave out head and head_kwargs.")
     if task.has_values:
-        more |= _value_settings(value_args, data)
+        more |= _value_settings(value_args, args, data)
     config = SphereVisionConfig(
         backbone=model_args.backbone or "lenet5",
         backbone_kwargs=dict(model_args.backbone_kwargs),
@@ -61,14 +62,13 @@ def _load_model(
     if built not in (own, SphereVisionModel.__name__, None):
         raise ValueError(f"{saved} is a {built}, but this recipe trains a {own}; use the recipe of that model.")
     _check_same_architecture(model_args, config)
-    losses = _loss_options(task, value_args, args)
+    losses = _loss_options(config.head, args)
     if config.head_kwargs or losses:
         # Smoothing belongs to a run and not to a model: without a word of it there is none.
-        replaced = {"label_smoothing"} if value_args.loss_reduction is None else {"label_smoothing", "reduction"}
-        kept = {k: v for k, v in (config.head_kwargs or {}).items() if k not in replaced}
+        kept = {k: v for k, v in (config.head_kwargs or {}).items() if k != "label_smoothing"}
         config.head_kwargs = kept | losses
     if task.has_values:
-        for name, value in _value_settings(value_args, data, config).items():
+        for name, value in _value_settings(value_args, args, data, config).items():
             setattr(config, name, value)
     model = task.model_class.from_pretrained(saved, config=config)
     if task.has_classes:
@@ -140,8 +140,8 @@ def describe(model: SphereVisionPreTrainedModel, data: ImageData) -> str:
 
 def _take_prototypes(model: SphereVisionPreTrainedModel, path: str, class_names: list[str]) -> None:
     """Put the prototypes of a file in place, and see that they were placed for these classes."""
-    head = getattr(model, "head", None)
-    if not isinstance(head, PrototypeHead):
+    head: Any = getattr(model, "head", None)
+    if not hasattr(head, "set_prototypes"):
         raise ValueError(f"prototypes_file needs the head prototype; the model has {model.config.head or 'no head'}.")
     placement = Placement.load(path)
     if placement.class_names is not None and list(placement.class_names) != class_names:
@@ -150,7 +150,7 @@ def _take_prototypes(model: SphereVisionPreTrainedModel, path: str, class_names:
             "prototypes for the data's classes in their order."
         )
     try:
-        head.set_prototypes(placement.prototypes)
+        head.set_prototypes(placement)
     except ValueError as error:
         raise ValueError(f"{path} does not fit: {error}") from error
 
@@ -163,26 +163,28 @@ def _difference(theirs: list[str], ours: list[str]) -> str:
     return f"class {first} is {theirs[first]!r} there and {ours[first]!r} in the data"
 
 
-def _loss_options(task: ImageTask, value_args: RegressionArguments, args: TrainingArguments) -> dict[str, Any]:
+def _loss_options(head: str | None, args: TrainingArguments) -> dict[str, Any]:
     """Options of a head that arguments of the run set."""
     options: dict[str, Any] = {}
     if args.label_smoothing_factor:
         options["label_smoothing"] = args.label_smoothing_factor
-    if value_args.loss_reduction is not None and task.has_classes:
-        # Heads without this option have the mean.
-        options |= {"reduction": "sum"} if value_args.loss_reduction == "sum" else {}
+    if args.loss_reduction is not None and head in HEADS:
+        if "reduction" in option_names(HEADS[head]):
+            options["reduction"] = args.loss_reduction
+        elif args.loss_reduction == "sum":
+            raise ValueError(f"loss_reduction sum is not for the head {head}, whose loss is a mean; leave it out.")
     return options
 
 
 def _value_settings(
-    value_args: RegressionArguments, data: ImageData, saved: SphereVisionConfig | None = None
+    value_args: RegressionArguments, args: TrainingArguments, data: ImageData, saved: SphereVisionConfig | None = None
 ) -> dict[str, Any]:
     """Settings of the regression: what the arguments say, else what a saved model has, else the defaults."""
     before = (saved.regression_kwargs or {}) if saved is not None else {}
     given = value_args.value_range or (saved.value_range if saved is not None else None)
     # A range that was measured on the training images is no statement about others.
     careful = "error" if given is not None else "clip"
-    asked = {"out_of_range": value_args.out_of_range, "reduction": value_args.loss_reduction}
+    asked = {"out_of_range": value_args.out_of_range, "reduction": args.loss_reduction}
     kwargs = {"out_of_range": careful, "reduction": "mean"} | before
     weight = getattr(value_args, "task_weight", None)
     before_weight = saved.task_weight if saved is not None else SphereVisionConfig.task_weight

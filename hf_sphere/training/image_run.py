@@ -22,7 +22,7 @@ from hf_sphere.training.arguments import (
     parse_arguments,
 )
 from hf_sphere.training.checkpoints import RunState, written_whole
-from hf_sphere.training.evaluation import calibrate_head, evaluate
+from hf_sphere.training.evaluation import calibrate_head, evaluate, fit_confidence
 from hf_sphere.training.image_models import (
     adopt_image_settings,
     build_model,
@@ -87,6 +87,8 @@ def train_images(
             raise FileNotFoundError(f"{run.output_dir / 'best'} is gone; the last model is in the latest checkpoint.")
         best = task.model_class.from_pretrained(run.output_dir / "best")
         trained.load_state_dict(best.state_dict())
+    if data.validation is not None:
+        fit_confidence(trained, data.validation, run.accelerator)
     results = collect_results(task, trained, data, state, run)
     save(run, processor, run.output_dir, trained)
     run.write_results(results)

@@ -74,7 +74,10 @@ def test_loading_reports_nothing_missing_and_nothing_unexpected(kind, tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "names"),
-    [("regression", {"regression.pole"}), ("joint", {"regression.pole", "head.prototypes", "head.concentration"})],
+    [
+        ("regression", {"regression.pole"}),
+        ("joint", {"regression.pole", "head.prototypes", "head.class_concentration"}),
+    ],
 )
 def test_what_is_not_trained_is_in_the_file_with_the_weights(kind, names, tmp_path):
     model = small_model(kind)
@@ -94,9 +97,9 @@ def test_prototypes_that_were_put_in_place_are_those_of_the_loaded_model(tmp_pat
 
 def test_what_training_has_measured_is_loaded(tmp_path):
     model = small_model("joint")
-    model.head.concentration.fill_(8.75)
+    model.head.class_concentration.fill_(8.75)
     model.save_pretrained(tmp_path)
-    assert SphereVisionForJointPrediction.from_pretrained(tmp_path).head.concentration == 8.75
+    assert SphereVisionForJointPrediction.from_pretrained(tmp_path).head.class_concentration == 8.75
 
 
 @pytest.mark.parametrize("model_class", [SphereVisionForJointPrediction, SphereVisionForImageClassification])
@@ -415,7 +418,7 @@ def test_one_coordinate_is_too_few_for_a_pole():
 
 @pytest.mark.parametrize("model_class", [SphereVisionForJointPrediction, SphereVisionForImageClassification])
 def test_classes_without_a_head_are_refused_with_the_list(model_class):
-    with pytest.raises(ValueError, match=r"needs a head for its classes; the heads are: .*prototype"):
+    with pytest.raises(ValueError, match=r"needs a head for its classes: .*prototype"):
         model_class(small_config("joint", head=None))
 
 
@@ -429,7 +432,9 @@ def test_a_sum_is_not_added_to_a_mean(options):
 
 @every_kind
 def test_an_unknown_option_of_the_regression_is_named(kind):
-    with pytest.raises(ValueError, match=r"regression_kwargs \{'reducion': 'sum'\}: .*reducion"):
+    with pytest.raises(
+        ValueError, match="a regression has no option reducion; its options are: out_of_range, reduction"
+    ):
         small_model(kind, regression_kwargs={"reducion": "sum"})
 
 
@@ -440,3 +445,7 @@ def test_a_value_outside_of_the_range_is_refused(kind):
     batch[name][3] = 30.5
     with pytest.raises(ValueError, match=r"target 30\.5 is outside the range -10 to 30"):
         small_model(kind)(images(), **batch)
+
+
+def test_a_regression_does_not_pass_for_a_classifier():
+    assert small_model("regression").config.head is None

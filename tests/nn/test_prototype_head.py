@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -53,7 +55,7 @@ def test_the_gradient_reaches_the_embeddings_only(head):
     head(x, LABELS).loss.backward()
     assert x.grad.abs().sum() > 0
     assert not head.prototypes.requires_grad
-    assert not head.concentration.requires_grad
+    assert not head.class_concentration.requires_grad
 
 
 def test_there_are_no_parameters(head):
@@ -67,8 +69,8 @@ def test_the_prototypes_travel_in_the_state(head):
     loaded = build_head("prototype", 4, 7)
     loaded.load_state_dict(head.state_dict())
     assert torch.equal(loaded.prototypes, head.prototypes)
-    assert torch.equal(loaded.concentration, head.concentration)
-    assert loaded.concentration != 10.0
+    assert torch.equal(loaded.class_concentration, head.class_concentration)
+    assert loaded.class_concentration != 10.0
 
 
 def test_the_prototypes_are_those_of_the_placement():
@@ -101,7 +103,7 @@ def test_prototypes_from_a_file_can_be_set(head, tmp_path):
 def test_setting_prototypes_starts_the_confidence_anew(head):
     head(torch.randn(5, 4), LABELS)
     head.set_prototypes(torch.randn(7, 4))
-    assert head.concentration == 10.0
+    assert head.class_concentration == 10.0
 
 
 @pytest.mark.parametrize("shape", [(7, 3), (6, 4), (4, 7), (7,), (1, 7, 4)])
@@ -128,7 +130,7 @@ def cross_entropy(concentration, head, x, labels):
 
 def test_the_confidence_is_the_posterior_of_von_mises_fisher_classes(head):
     x = torch.randn(20, 4)
-    head.concentration.fill_(3.5)
+    head.class_concentration.fill_(3.5)
     # The densities share their normalising constant, which cancels.
     densities = torch.exp(3.5 * cosines(x, head.prototypes))
     torch.testing.assert_close(
@@ -146,7 +148,7 @@ def noisy(head, count, noise):
 def test_the_fitted_concentration_has_the_smallest_cross_entropy(head, noise):
     x, labels = noisy(head, 500, noise)
     head.fit_concentration(x, labels)
-    best = head.concentration.double()
+    best = head.class_concentration.double()
     losses = [cross_entropy(factor * best, head, x, labels) for factor in (0.97, 1.0, 1.03)]
     assert losses[1] == min(losses)
 
@@ -157,42 +159,42 @@ def test_training_leads_the_concentration_to_the_fitted_one(head):
     other.fit_concentration(x, labels)
     for start in range(0, 3000, 30):
         head(x[start : start + 30], labels[start : start + 30])
-    assert head.concentration.item() == pytest.approx(other.concentration.item(), rel=0.1)
+    assert head.class_concentration.item() == pytest.approx(other.class_concentration.item(), rel=0.1)
 
 
 def test_perfect_embeddings_keep_the_concentration_finite(head):
     head.fit_concentration(head.prototypes, torch.arange(7))
-    assert 5.0 < head.concentration.item() < 20.0
+    assert 5.0 < head.class_concentration.item() < 20.0
     assert head.eval()(head.prototypes).logits.softmax(1).diagonal().min() > 0.99
 
 
 def test_labels_that_say_nothing_lead_to_no_confidence(head):
     head.fit_concentration(torch.randn(700, 4), torch.arange(700) % 7)
-    assert head.concentration.item() < 1.0
+    assert head.class_concentration.item() < 1.0
 
 
 def test_the_concentration_has_no_part_in_the_loss(head):
     x = torch.randn(5, 4)
     before = head.eval()(x, LABELS).loss
-    head.concentration.fill_(50.0)
+    head.class_concentration.fill_(50.0)
     assert torch.equal(head(x, LABELS).loss, before)
 
 
 def test_the_concentration_moves_in_training_with_labels(head):
     head.train()(head.prototypes, torch.arange(7))
-    assert head.concentration != 10.0
+    assert head.class_concentration != 10.0
 
 
 @pytest.mark.parametrize(("training", "labels"), [(True, None), (False, None), (False, LABELS)])
 def test_the_concentration_stays_otherwise(head, training, labels):
     head.train(training)(torch.randn(5, 4), labels)
-    assert head.concentration == 10.0
+    assert head.class_concentration == 10.0
 
 
 @pytest.mark.parametrize("x", [torch.randn(0, 4), torch.full((1, 4), float("nan")), torch.full((1, 4), float("inf"))])
 def test_a_batch_without_a_slope_does_not_spoil_the_confidence(head, x):
     head(x, LABELS[: len(x)])
-    assert head.concentration == 10.0
+    assert head.class_concentration == 10.0
 
 
 def test_the_loss_is_float32_under_autocast_and_the_points_have_the_callers_dtype(head):
@@ -276,7 +278,7 @@ def test_a_head_from_the_meta_device_can_be_reset(placed):
         head = build_head("prototype", 3, 8)
     head.to_empty(device="cpu").reset_parameters()
     assert torch.equal(head.prototypes, build_head("prototype", 3, 8).prototypes)
-    assert head.concentration == 10.0
+    assert head.class_concentration == 10.0
 
 
 def test_a_head_placed_in_inference_mode_can_be_trained_outside(placed):
@@ -292,7 +294,7 @@ def test_it_compiles_without_a_break(head, training):
     x = torch.randn(5, 4)
     compiled = torch.compile(head.train(training), fullgraph=True, backend="eager")
     loss = compiled(x, LABELS).loss
-    moved = head.concentration.item() != 10.0
+    moved = head.class_concentration.item() != 10.0
     torch.testing.assert_close(loss, head(x, LABELS).loss)
     assert moved == training
 
@@ -300,9 +302,25 @@ def test_it_compiles_without_a_break(head, training):
 def test_losses_of_single_examples_by_vmap_sum_to_that_of_the_batch():
     head, x = build_head("prototype", 4, 7, reduction="sum").train(), torch.randn(5, 4)
     losses = torch.func.vmap(lambda one, label: head(one[None], label[None]).loss)(x, LABELS)
-    assert head.concentration == 10.0
+    assert head.class_concentration == 10.0
     torch.testing.assert_close(losses.sum(), head(x, LABELS).loss)
 
 
 def test_printed_it_tells_its_prototypes(head):
     assert "7 prototypes in 4 dimensions, reduction='mean'" in repr(head)
+
+
+def test_a_placement_can_be_set_as_it_is(head):
+    placement = place_prototypes(7, 4, method="sgd", max_iterations=5)
+    head.set_prototypes(placement)
+    torch.testing.assert_close(head.prototypes, placement.prototypes.float())
+
+
+def test_an_interrupted_placement_stops_the_model_and_is_not_kept(monkeypatch):
+    prototype._place.cache_clear()
+    with monkeypatch.context() as patch:
+        stopped = dataclasses.replace(place_prototypes(8, 3), interrupted=True)
+        patch.setattr(prototype, "place_prototypes", lambda *given, **options: stopped)
+        with pytest.raises(KeyboardInterrupt):
+            build_head("prototype", 3, 8)
+    assert prototype._place.cache_info().currsize == 0

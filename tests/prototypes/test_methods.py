@@ -205,12 +205,12 @@ def test_catalogue_pads_a_code_to_the_dimension():
             "has no option beta, momentum; its options are: learning_rate, max_iterations",
         ),
         ({"method": "sgd", "momentum": 1.0}, r"momentum must lie in \[0, 1\); got 1.0"),
-        ({"method": "sgd", "learning_rate": 0.0}, "learning_rate must be positive; got 0.0"),
-        ({"method": "sgd", "max_iterations": 0}, "max_iterations must be at least 1; got 0"),
-        ({"method": "lbfgs", "restarts": 0}, "restarts must be at least 1; got 0"),
-        ({"method": "lbfgs", "restarts": 1.5}, "restarts must be an integer; got 1.5"),
-        ({"method": "slsqp", "max_iterations": -1}, "max_iterations must be at least 1; got -1"),
-        ({"restarts": 0}, "restarts must be at least 1; got 0"),
+        ({"method": "sgd", "learning_rate": 0.0}, "learning_rate must be finite and positive; got 0.0"),
+        ({"method": "sgd", "max_iterations": 0}, "max_iterations must be an integer of at least 1; got 0"),
+        ({"method": "lbfgs", "restarts": 0}, "restarts must be an integer of at least 1; got 0"),
+        ({"method": "lbfgs", "restarts": 1.5}, "restarts must be an integer of at least 1; got 1.5"),
+        ({"method": "slsqp", "max_iterations": -1}, "max_iterations must be an integer of at least 1; got -1"),
+        ({"restarts": 0}, "restarts must be an integer of at least 1; got 0"),
     ],
 )
 def test_an_impossible_method_or_option_is_refused_by_name(options, message):

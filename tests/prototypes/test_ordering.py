@@ -9,6 +9,7 @@ from scipy.stats import spearmanr
 
 from hf_sphere.geometry.codes import separation
 from hf_sphere.prototypes import OrderPreservation, measure_order, ordering, place_prototypes
+from hf_sphere.prototypes import ordering as ordering_module
 from hf_sphere.prototypes.ordering import Ordering, assign_to_classes, check_class_vectors, ranking_loss
 
 
@@ -137,11 +138,22 @@ def test_assignment_finds_the_order_again_that_was_shuffled():
     assert measure_order(found, points).triplet_accuracy == 1.0
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_assignment_takes_the_fewest_classes(count):
-    placement = place_prototypes(count, 2, class_vectors=torch.randn(count, 5), ordering="assignment")
-    assert placement.separation == pytest.approx(-1 / (count - 1))
-    assert (placement.order is None) == (count == 2)
+def test_assignment_takes_three_classes():
+    placement = place_prototypes(3, 2, class_vectors=torch.randn(3, 5), ordering="assignment")
+    assert placement.separation == pytest.approx(-1 / 2)
+    assert placement.order is not None
+
+
+@pytest.mark.parametrize("ordering", ["ranking", "assignment"])
+def test_two_classes_have_no_order(ordering):
+    with pytest.raises(ValueError, match="order nothing with fewer than 3 classes"):
+        place_prototypes(2, 2, class_vectors=torch.randn(2, 5), ordering=ordering)
+
+
+def test_assignment_of_very_many_classes_is_refused(monkeypatch):
+    monkeypatch.setattr(ordering_module, "FEW_CLASSES", 5)
+    with pytest.raises(ValueError, match=r"'assignment' is for up to 5 classes, .* got 6. Use ordering 'ranking'"):
+        place_prototypes(6, 3, class_vectors=torch.randn(6, 5), ordering="assignment")
 
 
 def test_ranking_takes_three_classes():
@@ -243,12 +255,12 @@ def changed(rows, value):
         (torch.randn(11, 4), r"shape \(12, length\), one row a class; got \(11, 4\)"),
         (torch.randn(12), r"got \(12,\)"),
         (torch.randn(12, 0), r"got \(12, 0\)"),
-        (changed([3, 7], float("nan")), "class vectors 3, 7 hold NaN or infinite numbers"),
-        (changed([2], float("inf")), "class vectors 2 hold NaN"),
-        (changed([0, 11], 0.0), "class vectors 0, 11 are zero"),
-        (changed([4, 9], structured_vectors()[1]), "class vectors 1, 4, 9 point in the same direction"),
-        (changed([5], 2 * structured_vectors()[6]), "class vectors 5, 6 point in the same direction"),
-        (changed(list(range(7)), 0.0), "class vectors 0, 1, 2, 3, 4 and 2 more are zero"),
+        (changed([3, 7], float("nan")), "must be finite; row 3, 7 is not"),
+        (changed([2], float("inf")), "must be finite; row 2 is not"),
+        (changed([0, 11], 0.0), "must not be zero; row 0, 11 is"),
+        (changed([4, 9], structured_vectors()[1]), "rows 1, 4, 9 of class_vectors point in the same direction"),
+        (changed([5], 2 * structured_vectors()[6]), "rows 5, 6 of class_vectors point in the same direction"),
+        (changed(list(range(7)), 0.0), "must not be zero; row 0, 1, 2, 3, 4 and 2 more is"),
     ],
 )
 @pytest.mark.parametrize("ordering_name", ["ranking", "assignment"])
@@ -259,13 +271,15 @@ def test_unusable_class_vectors_are_refused_by_their_rows(vectors, message, orde
 
 @pytest.mark.parametrize("num_neighbors", [0, 11, -1, 1.5, True])
 def test_a_number_of_neighbours_out_of_range_is_refused(num_neighbors):
-    with pytest.raises(ValueError, match=r"num_neighbors must be an integer between 1 and 10 for 12 classes; got"):
+    with pytest.raises(
+        ValueError, match=r"num_neighbors must be (at most 10 for 12 classes|an integer of at least 1); got"
+    ):
         place_prototypes(12, 3, class_vectors=structured_vectors(), num_neighbors=num_neighbors)
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_that_is_not_positive_and_finite_is_refused(weight):
-    with pytest.raises(ValueError, match="ordering_weight must be positive and finite; got"):
+    with pytest.raises(ValueError, match="ordering_weight must be finite and positive; got"):
         place_prototypes(12, 3, class_vectors=structured_vectors(), ordering_weight=weight)
 
 

@@ -1,6 +1,7 @@
 import logging
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -172,8 +173,55 @@ def test_an_interruption_within_a_stage_keeps_how_far_it_has_come(monkeypatch):
     start = separation(base.Task(40, 4).random_points()).item()
     interrupt_at(monkeypatch, lbfgs, "soft_separation", 60)  # of some hundred calls of the first stage
     placed = place_prototypes(40, 4, method="lbfgs")
-    assert placed.method == "lbfgs, on its way"
+    assert placed.method == "search by L-BFGS"
     assert placed.separation < start - 0.05
+
+
+@pytest.mark.parametrize("name", ["assign_to_classes", "measure_order"])
+def test_an_interruption_after_the_search_keeps_what_was_found(monkeypatch, name):
+    interrupt_at(monkeypatch, placement, name, 1)
+    placed = place_prototypes(6, 3, class_vectors=torch.randn(6, 4), ordering="assignment")
+    assert placed.interrupted
+    assert placed.separation == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("method", ["slsqp", "sgd"])
+def test_every_search_can_be_stopped_on_its_way(monkeypatch, method):
+    task = base.Task(12, 3)
+    search = METHODS[method](task)
+    seen = []
+    monkeypatch.setattr(base.Task, "latest", property(lambda self: None, lambda self, value: seen.append(value)), False)
+    for _, _ in zip(range(2), search, strict=False):
+        pass
+    kept = [candidate for candidate in seen if candidate is not None]
+    assert kept
+    assert all(candidate.points.shape == (12, 3) for candidate in kept)
+
+
+def test_numbers_may_come_from_numpy():
+    assert place_prototypes(np.int64(4), np.int32(3), seed=np.int64(1)).optimal
+
+
+@pytest.mark.parametrize("seed", ["a", 1.5, -1, True])
+def test_a_seed_that_is_no_whole_number_is_refused(seed):
+    with pytest.raises(ValueError, match="seed must be an integer of at least 0; got"):
+        place_prototypes(4, 3, seed=seed)
+
+
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="there is no device nowhere here"):
+        place_prototypes(4, 3, device="nowhere")
+
+
+def test_a_text_is_no_list_of_class_names():
+    with pytest.raises(ValueError, match="class_names must be a list of names; got the text 'abcd'"):
+        place_prototypes(4, 3, class_names="abcd")
+
+
+def test_represented_it_says_how_good_it_is():
+    assert repr(place_prototypes(4, 3)).startswith(
+        "Placement(4 prototypes in 3 dimensions, separation=-0.333333, bound="
+    )
 
 
 def test_a_ranking_search_that_is_interrupted_still_measures_its_order(monkeypatch):

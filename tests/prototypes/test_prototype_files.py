@@ -50,7 +50,7 @@ def test_prototypes_that_are_a_view_can_be_saved(file):
 
 
 def test_a_file_tells_its_facts_to_other_programs(file):
-    place_prototypes(3, 2, class_names="abc").save(file)
+    place_prototypes(3, 2, class_names=list("abc")).save(file)
     with safe_open(file, framework="pt") as opened:
         facts = json.loads(opened.metadata()["placement"])
     assert facts["optimal"] is True
@@ -77,7 +77,9 @@ def test_tiny_prototypes_are_normalised_too(file):
 
 
 def test_a_missing_file_is_reported_with_how_to_make_one(file):
-    with pytest.raises(FileNotFoundError, match=r"no prototypes file .*recipes/place_prototypes.py --output_dir"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no prototypes file .*recipes/place_prototypes.py writes prototypes.safetensors"
+    ):
         Placement.load(file)
 
 

@@ -82,7 +82,7 @@ def test_what_was_placed_is_printed_once_and_where_it_is(place, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "4 prototypes in 3 dimensions" in line] == [lines[0]]
     assert sum("largest cosine" in line for line in lines) == 1
-    assert lines[-1] == f"saved {folder / 'prototypes.safetensors'}, cosines in {folder / 'cosines.png'}"
+    assert lines[-2:] == [f"saved {folder / 'prototypes.safetensors'}", f"drew  {folder / 'cosines.png'}"]
 
 
 def test_the_folder_is_named_by_the_numbers_if_not_given(load_recipe, run_main, tmp_path, monkeypatch):

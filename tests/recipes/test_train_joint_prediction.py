@@ -291,5 +291,5 @@ def test_two_processes_end_with_the_weights_of_one_that_sums_over_both(two_proce
     one = weights(run_in(tmp_path / "one", *ALL, "--per_device_train_batch_size", "32"))
     two = weights(two_processes)
     for part in (one, two):
-        part.pop("head.concentration")  # measured on the first process's images alone, as batch norm is
+        part.pop("head.class_concentration")  # measured on the first process's images alone, as batch norm is
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-4)

@@ -16,7 +16,7 @@ from hf_sphere.training import (
     evaluate,
 )
 from hf_sphere.training.checkpoints import load_checkpoint, save_checkpoint
-from hf_sphere.training.evaluation import loss_is_sum
+from hf_sphere.training.evaluation import fit_confidence, loss_is_sum
 
 
 class CenteredHead(Head):
@@ -256,3 +256,26 @@ def test_a_model_says_whether_its_loss_is_a_sum(task, reduction):
 
 def test_the_loss_of_a_model_that_does_not_say_is_a_mean(make_model):
     assert loss_is_sum(make_model()) is False
+
+
+def test_the_confidence_is_fitted_to_held_out_images(make_batches):
+    config = SphereVisionConfig(
+        backbone="linear_embedding", backbone_kwargs={"width": 4}, num_channels=1, image_size=6, head="prototype",
+        embedding_dim=4, num_labels=3,
+    )  # fmt: skip
+    model, batches = SphereVisionForImageClassification(config), make_batches(shuffle=False, augment=False)
+    fit_confidence(model, batches, Accelerator(cpu=True))
+    fitted = model.head.class_concentration.clone()
+    model.head.reset_parameters()
+    assert fitted != model.head.class_concentration
+    with torch.no_grad():
+        embeddings = torch.cat([model.base_model(batch["pixel_values"]).embeddings for batch in batches.epoch()])
+    model.head.fit_concentration(embeddings, batches.labels)
+    torch.testing.assert_close(fitted, model.head.class_concentration)
+
+
+def test_a_head_without_a_fitted_confidence_is_left_alone(make_model, make_batches):
+    model = make_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    fit_confidence(model, make_batches(), Accelerator(cpu=True))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

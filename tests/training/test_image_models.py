@@ -58,13 +58,19 @@ def make_data(
 
 
 def build(
-    task: ImageTask, *, values: dict[str, Any] | None = None, smoothing: float = 0.0, data=None, **options: Any
+    task: ImageTask,
+    *,
+    values: dict[str, Any] | None = None,
+    smoothing: float = 0.0,
+    reduction: str | None = None,
+    data=None,
+    **options: Any,
 ) -> SphereVisionPreTrainedModel:
     """Build with arguments of the model; those of the values are in `values`."""
     if "model_name_or_path" not in options:
         options = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "embedding_dim": 4} | options
     kind = JointArguments if task is JOINT else RegressionArguments
-    args = TrainingArguments(output_dir="unused", label_smoothing_factor=smoothing)
+    args = TrainingArguments(output_dir="unused", label_smoothing_factor=smoothing, loss_reduction=reduction)
     return build_model(task, ModelArguments(**options), kind(**values or {}), args, data or make_data(task))
 
 
@@ -120,12 +126,12 @@ def test_how_values_outside_are_treated_reaches_the_model(task):
 
 
 def test_a_sum_reaches_both_losses():
-    model = build(JOINT, values={"loss_reduction": "sum"})
+    model = build(JOINT, reduction="sum")
     assert (model.head.reduction, model.regression.reduction, model.loss_reduction) == ("sum", "sum", "sum")
 
 
 def test_a_sum_reaches_the_loss_of_a_regression():
-    assert build(REGRESSION, values={"loss_reduction": "sum"}).loss_reduction == "sum"
+    assert build(REGRESSION, reduction="sum").loss_reduction == "sum"
 
 
 def test_the_weight_of_the_tasks_reaches_the_model():
@@ -305,8 +311,8 @@ def test_a_saved_model_takes_a_range_that_is_given(task, saved):
 @pytest.mark.parametrize(("before", "now"), [("mean", "sum"), ("sum", "mean")])
 @with_values
 def test_a_saved_model_is_trained_with_the_loss_that_the_arguments_say(task, before, now, saved):
-    folder = saved(task, values={"loss_reduction": before})
-    model = build(task, model_name_or_path=folder, values={"loss_reduction": now})
+    folder = saved(task, reduction=before)
+    model = build(task, model_name_or_path=folder, reduction=now)
     reductions = {model.regression.reduction, model.loss_reduction}
     assert reductions | ({model.head.reduction} if task is JOINT else set()) == {now}
 
@@ -322,8 +328,8 @@ def test_a_saved_model_is_trained_with_the_weight_that_the_arguments_say(saved):
 
 
 def test_a_saved_model_keeps_its_settings_of_the_values_where_the_arguments_are_silent(saved):
-    own = {"task_weight": 0.75, "out_of_range": "clip", "loss_reduction": "sum", "value_range": [0.0, 9.0]}
-    model = build(JOINT, model_name_or_path=saved(JOINT, values=own))
+    own = {"task_weight": 0.75, "out_of_range": "clip", "value_range": [0.0, 9.0]}
+    model = build(JOINT, model_name_or_path=saved(JOINT, values=own, reduction="sum"))
     assert (model.config.task_weight, model.config.value_range) == (0.75, [0.0, 9.0])
     assert (model.regression.out_of_range, model.regression.reduction, model.head.reduction) == ("clip", "sum", "sum")
 
@@ -352,3 +358,14 @@ def test_saved_prototypes_are_those_that_go_on(saved, file):
     folder = saved(CLASSIFICATION, head="prototype", prototypes_file=file())
     expected = place_prototypes(3, 4, seed=7, method="lbfgs", restarts=1).prototypes.float()
     torch.testing.assert_close(build(CLASSIFICATION, model_name_or_path=folder).head.prototypes, expected)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_reduction_of_the_run_goes_before_that_of_the_head(reduction):
+    model = build(CLASSIFICATION, head="prototype", head_kwargs={"reduction": "sum"}, reduction=reduction)
+    assert model.loss_reduction == reduction
+
+
+def test_a_sum_is_refused_where_the_head_knows_none():
+    with pytest.raises(ValueError, match="loss_reduction sum is not for the head softmax"):
+        build(CLASSIFICATION, head="softmax", reduction="sum")

@@ -38,8 +38,10 @@ def separation_bound(num_points: int, dim: int) -> float:
         and designs", 1998; Delsarte, Goethals and Seidel, "Spherical codes and designs", 1977. Welch's bound is about
         the largest absolute value of a cosine, and is no bound here.
     """
-    if num_points < 2 or dim < 1:
-        raise ValueError(f"num_points must be at least 2 and dim at least 1; got {num_points} and {dim}.")
+    if num_points != int(num_points) or dim != int(dim) or num_points < 2 or dim < 1:
+        raise ValueError(
+            f"num_points must be an integer of at least 2 and dim of at least 1; got {num_points} and {dim}."
+        )
     if num_points <= dim + 1:
         return -1.0 / (num_points - 1)
     if dim == 1:

@@ -157,7 +157,10 @@ class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
     @staticmethod
     def _build_head(config: SphereVisionConfig, embedding_dim: int) -> Head:
         if config.head is None:
-            raise ValueError(f"the model needs a head for its classes; the heads are: {', '.join(HEADS)}.")
+            raise ValueError(
+                f"the model needs a head for its classes: {', '.join(HEADS)}. A regression has none "
+                "and is a SphereVisionForRegression."
+            )
         return build_head(config.head, embedding_dim, config.num_labels, **(config.head_kwargs or {}))
 
 
@@ -218,6 +221,7 @@ class SphereVisionForRegression(SphereVisionPreTrainedModel):
     """
 
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
+        config.head = None  # so that what is saved does not pass for a classifier
         super().__init__(config)
         self.sphere_vision, self.regression = _build_regression(config, pretrained)
         self.supports_gradient_checkpointing = self.sphere_vision.supports_gradient_checkpointing
@@ -313,10 +317,11 @@ def _build_regression(config: SphereVisionConfig, pretrained: bool) -> tuple[Sph
             f"value_range (lowest and highest value); got {config.embedding_dim} and {config.value_range}."
         )
     low, high = config.value_range
-    try:
-        regression = PoleRegression(config.embedding_dim, (low, high), **(config.regression_kwargs or {}))
-    except TypeError as error:
-        raise ValueError(f"regression_kwargs {config.regression_kwargs}: {error}") from error
+    options = config.regression_kwargs or {}
+    unknown = sorted(set(options) - {"out_of_range", "reduction"})
+    if unknown:
+        raise ValueError(f"a regression has no option {', '.join(unknown)}; its options are: out_of_range, reduction.")
+    regression = PoleRegression(config.embedding_dim, (low, high), **options)
     return SphereVisionModel(config, pretrained=pretrained), regression
 
 

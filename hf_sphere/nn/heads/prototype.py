@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.coordinates import is_batched
 from hf_sphere.nn.heads.base import Head
-from hf_sphere.prototypes import place_prototypes
+from hf_sphere.prototypes import Placement, place_prototypes
 
 FIRST_CONCENTRATION = 10.0
 """Concentration of a new head, until there are images to learn it from."""
@@ -19,10 +19,11 @@ class PrototypeHead(Head):
     """Pulls embeddings to the prototype of their class: the loss of one image is (1 - cos(z, p_y))^2.
 
     The prototypes are a persistent buffer, so they travel with the model; nothing of the head is trained. The logits
-    are `concentration * cosines`, whose softmax is the posterior of von Mises-Fisher classes of equal weight and
+    are `class_concentration * cosines`, whose softmax is the posterior of von Mises-Fisher classes of equal weight and
     concentration round the prototypes. That number has no part in the loss and in the prediction. It is a buffer that
     follows its maximum-likelihood value on the training batches, so that the softmax is a confidence;
-    `fit_concentration` fits it to held-out images, which a network that has learned its training images by heart needs.
+    `fit_concentration` fits it to held-out images, which a network that has learned its training images by heart needs
+    (the recipes do that where they hold out images by `validation_fraction`).
 
     Args:
         embedding_dim: Dimension d of the sphere's space, at least 2.
@@ -39,7 +40,7 @@ class PrototypeHead(Head):
 
     name = "prototype"
     prototypes: Tensor
-    concentration: Tensor
+    class_concentration: Tensor
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class PrototypeHead(Head):
         self.seed = seed
         self.reduction = reduction
         self.register_buffer("prototypes", torch.empty(num_classes, embedding_dim))
-        self.register_buffer("concentration", torch.empty(()))
+        self.register_buffer("class_concentration", torch.empty(()))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -67,12 +68,14 @@ class PrototypeHead(Head):
         self.set_prototypes(_place(self.num_classes, self.embedding_dim, self.method, self.seed))
 
     @torch.no_grad()
-    def set_prototypes(self, prototypes: Tensor) -> None:
-        """Put other prototypes (K, d) in place, for instance those of `Placement.load(...)`; they are normalised.
+    def set_prototypes(self, prototypes: Tensor | Placement) -> None:
+        """Put other prototypes (K, d) in place, for instance `Placement.load(...)`; they are normalised.
 
         Raises:
             ValueError: If there are not as many as classes and coordinates, or one has no direction.
         """
+        if isinstance(prototypes, Placement):
+            prototypes = prototypes.prototypes
         if prototypes.shape != self.prototypes.shape:
             given = " x ".join(map(str, prototypes.shape))
             raise ValueError(
@@ -84,7 +87,7 @@ class PrototypeHead(Head):
         if not norms.isfinite().all() or not norms.all():
             raise ValueError("prototypes must be finite and not zero.")
         self.prototypes.copy_(points / norms)
-        self.concentration.fill_(FIRST_CONCENTRATION)
+        self.class_concentration.fill_(FIRST_CONCENTRATION)
 
     @torch.no_grad()
     def fit_concentration(self, embeddings: Tensor, labels: Tensor) -> None:
@@ -100,7 +103,7 @@ class PrototypeHead(Head):
 
     def classify(self, points: Tensor) -> Tensor:
         """Return the cosines to the prototypes, times the concentration; float32 or better."""
-        return self.concentration.to(points.dtype) * self._cosines(points)
+        return self.class_concentration.to(points.dtype) * self._cosines(points)
 
     def compute_loss(self, points: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Mean or sum over the batch of (1 - cosine to the own prototype)^2."""
@@ -117,8 +120,8 @@ class PrototypeHead(Head):
             return points @ self.prototypes.to(points.dtype).T
 
     def _step_concentration(self, cosines: Tensor, labels: Tensor, rate: float) -> None:
-        """One damped Newton step on the cross-entropy of `concentration * cosines` (B, K), taken as a factor."""
-        before = self.concentration.to(cosines.dtype)
+        """One damped Newton step on the cross-entropy of `class_concentration * cosines` (B, K), taken as a factor."""
+        before = self.class_concentration.to(cosines.dtype)
         shares = (before * cosines).softmax(dim=-1)
         expected = (shares * cosines).sum(dim=-1)
         spread = (shares * (cosines - expected[:, None]).square()).sum(dim=-1).mean()
@@ -128,7 +131,7 @@ class PrototypeHead(Head):
         step = (-slope / (before * spread + 1e-6)).clamp(-1.0, 1.0)
         after = (before * (rate * step).exp()).clamp(1e-2, 1e4)
         # An empty batch, or one that overflowed and whose step is skipped, has no slope and must not stay in it.
-        self.concentration.copy_(torch.where(after.isfinite(), after, before))
+        self.class_concentration.copy_(torch.where(after.isfinite(), after, before))
 
     def directions(self) -> Tensor:
         """Return the prototypes."""
@@ -148,4 +151,7 @@ def _place(num_classes: int, dim: int, method: str, seed: int) -> Tensor:
     """Placements of late, so that building a model twice does not search twice."""
     # Models are also built under other default devices, where a placement has no business.
     with torch.device("cpu"), torch.inference_mode(False):
-        return place_prototypes(num_classes, dim, method=method, seed=seed).prototypes
+        placement = place_prototypes(num_classes, dim, method=method, seed=seed)
+    if placement.interrupted:
+        raise KeyboardInterrupt  # it was meant for the training, which shall not go on with what there was so far
+    return placement.prototypes

@@ -9,8 +9,8 @@ from hf_sphere.prototypes.methods.closed_form import ClosedForm, has_closed_form
 from hf_sphere.prototypes.methods.lbfgs import LBFGS
 from hf_sphere.prototypes.methods.slsqp import SLSQP
 
-FEW_COORDINATES = 120
-"""Up to so many coordinates K d the exact method takes milliseconds."""
+FEW_COORDINATES = 110
+"""Up to so many coordinates K d the exact method takes fractions of a second."""
 
 
 class Auto(Method):
@@ -21,14 +21,15 @@ class Auto(Method):
 
     Args:
         task: What is to be placed.
-        restarts: Random starts of each search; see `LBFGS` for how many there are by default.
+        restarts: Random starts of each search; see `LBFGS` and `SLSQP` for how many there are by default.
+        max_iterations: See `LBFGS`.
     """
 
     name = "auto"
 
-    def __init__(self, task: Task, *, restarts: int | None = None) -> None:
+    def __init__(self, task: Task, *, restarts: int | None = None, max_iterations: int = 100) -> None:
         super().__init__(task)
-        search = LBFGS(task, restarts=restarts)
+        search = LBFGS(task, restarts=restarts, max_iterations=max_iterations)
         self.parts: list[Method]
         if task.ordering is not None:
             self.parts = [search]
@@ -38,7 +39,7 @@ class Auto(Method):
             code = find_code(task.num_classes, task.dim)
             self.parts = [] if code is None else [Catalogue(task)]
             if task.num_classes * task.dim <= FEW_COORDINATES:
-                self.parts.append(SLSQP(task) if restarts is None else SLSQP(task, restarts=restarts))
+                self.parts.append(SLSQP(task, restarts=restarts))
             if code is None or restarts is not None or search.seconds() < (10.0 if _is_coarse(code, task) else 0.3):
                 self.parts.append(search)
 

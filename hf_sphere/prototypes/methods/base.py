@@ -34,11 +34,17 @@ class Task:
     dim: int
     ordering: Ordering | None = None
     seed: int = 0
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    device: torch.device | str = "cpu"
     generator: torch.Generator = field(init=False)
-    latest: Tensor | None = field(default=None, init=False)
+    latest: "Candidate | None" = field(default=None, init=False)
 
     def __post_init__(self) -> None:
+        try:
+            torch.zeros(1, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(
+                f"there is no device {self.device} here to search on; leave it out for the CPU."
+            ) from error
         self.generator = torch.Generator().manual_seed(self.seed)
 
     def random_points(self) -> Tensor:
@@ -74,7 +80,7 @@ class Task:
 
 
 class Candidate(NamedTuple):
-    """A placement that a method has reached: points (K, d) of unit norm in float64, and where they come from."""
+    """A placement that a method has reached: points (K, d) in float64, and where they come from."""
 
     points: Tensor
     origin: str
@@ -141,18 +147,8 @@ def minimize_on_sphere(objective: Objective, points: Tensor, task: Task, *, max_
     start = points.cpu().numpy().ravel()
 
     def follow(flat: Any) -> None:
-        task.latest = torch.from_numpy(flat.copy()).view(shape)
+        task.latest = Candidate(torch.from_numpy(flat.copy()).view(shape), "search by L-BFGS")
 
     result = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options, callback=follow)
     task.latest = None
     return F.normalize(torch.from_numpy(result.x).view(shape), dim=1).to(device)
-
-
-def check_count(name: str, value: int | None, least: int = 1) -> None:
-    """Refuse a number of repetitions that is no integer or below `least`."""
-    if value is None:
-        return
-    if not isinstance(value, int):
-        raise ValueError(f"{name} must be an integer; got {value!r}.")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}; got {value}.")

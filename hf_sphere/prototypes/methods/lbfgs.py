@@ -6,7 +6,8 @@ from functools import partial
 import numpy as np
 
 from hf_sphere.geometry.codes import separation_bound
-from hf_sphere.prototypes.methods.base import Candidate, Method, Task, check_count, minimize_on_sphere
+from hf_sphere.prototypes.checks import check_integer
+from hf_sphere.prototypes.methods.base import Candidate, Method, Task, minimize_on_sphere
 from hf_sphere.prototypes.objectives import soft_separation
 
 # Inverse temperatures in units of 1 / (1 - largest possible separation). The places are decided where the points begin
@@ -29,10 +30,9 @@ class LBFGS(Method):
 
     def __init__(self, task: Task, *, restarts: int | None = None, max_iterations: int = 100) -> None:
         super().__init__(task)
-        check_count("restarts", restarts)
-        check_count("max_iterations", max_iterations)
-        self.max_iterations = max_iterations
-        self.restarts = restarts or min(max(1, int(0.8 / self.seconds())), 20)
+        self.max_iterations = check_integer("max_iterations", max_iterations, 1)
+        enough = min(max(1, int(0.8 / self.seconds())), 20)
+        self.restarts = enough if restarts is None else check_integer("restarts", restarts, 1)
 
     def seconds(self) -> float:
         """Rough time of one start on one core; a formula and no clock, so that the same seed does the same."""

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from hf_sphere.prototypes.methods.base import Candidate, Method, Task, check_count
+from hf_sphere.prototypes.checks import check_integer, check_positive
+from hf_sphere.prototypes.methods.base import Candidate, Method, Task
 from hf_sphere.prototypes.objectives import mean_nearest_cosine
 
 
@@ -28,15 +29,13 @@ class SGD(Method):
         self, task: Task, *, learning_rate: float = 0.1, momentum: float = 0.9, max_iterations: int = 10_000
     ) -> None:
         super().__init__(task)
-        if not learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive; got {learning_rate}.")
+        check_positive("learning_rate", learning_rate)
         if not 0.0 <= momentum < 1.0:
             raise ValueError(f"momentum must lie in [0, 1); got {momentum}.")
-        check_count("max_iterations", max_iterations)
         self.learning_rate = learning_rate
         self.momentum = momentum
-        self.max_iterations = max_iterations
-        self.steps_between = max(1, max_iterations // 200)
+        self.max_iterations = check_integer("max_iterations", max_iterations, 1)
+        self.steps_between = max(1, self.max_iterations // 200)
 
     def __len__(self) -> int:
         return 1 + -(-self.max_iterations // self.steps_between)
@@ -51,8 +50,10 @@ class SGD(Method):
                 objective = self.task.with_ordering(mean_nearest_cosine)
             velocity.mul_(self.momentum).add_(objective(points)[1])
             points = F.normalize(points - self.learning_rate * velocity, dim=1)
+            self.task.latest = Candidate(points, f"{self.name}, {step} steps")
             if step % self.steps_between == 0 or step == self.max_iterations:
-                yield Candidate(points, f"{self.name}, {step} steps")
+                yield self.task.latest
+        self.task.latest = None
 
 
 class SGDAsPublished(SGD):

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from hf_sphere.prototypes.methods.base import Candidate, Method, Task, check_count
+from hf_sphere.prototypes.checks import check_integer
+from hf_sphere.prototypes.methods.base import Candidate, Method, Task
 
 MOST_NUMBERS = 400
 """Coordinates K d at most: the dense subproblems cost their cube."""
@@ -20,7 +21,7 @@ class SLSQP(Method):
 
     Args:
         task: What is to be placed.
-        restarts: Random starts.
+        restarts: Random starts; None spends about half a second of one CPU core, and at least one start.
         max_iterations: Iterations of each.
 
     Raises:
@@ -33,17 +34,20 @@ class SLSQP(Method):
     name = "slsqp"
     knows_ordering = False
 
-    def __init__(self, task: Task, *, restarts: int = 20, max_iterations: int = 200) -> None:
+    def __init__(self, task: Task, *, restarts: int | None = None, max_iterations: int = 200) -> None:
         super().__init__(task)
-        check_count("restarts", restarts)
-        check_count("max_iterations", max_iterations)
         if task.num_classes * task.dim > MOST_NUMBERS:
             raise ValueError(
                 f"method 'slsqp' takes at most {MOST_NUMBERS} coordinates; {task.num_classes} points in {task.dim} "
                 f"dimensions have {task.num_classes * task.dim}. Use method 'lbfgs'."
             )
-        self.restarts = restarts
-        self.max_iterations = max_iterations
+        self.max_iterations = check_integer("max_iterations", max_iterations, 1)
+        enough = min(max(1, int(0.5 / self.seconds())), 20)
+        self.restarts = enough if restarts is None else check_integer("restarts", restarts, 1)
+
+    def seconds(self) -> float:
+        """Rough time of one start on one core; a formula and no clock, so that the same seed does the same."""
+        return 1.5e-7 * (self.task.num_classes * self.task.dim) ** 3
 
     def __len__(self) -> int:
         return 2 * self.restarts
@@ -88,6 +92,10 @@ class SLSQP(Method):
             {"type": "ineq", "fun": slack, "jac": slack_slope},
             {"type": "eq", "fun": excess, "jac": excess_slope},
         ]
+
+        def follow(x: np.ndarray) -> None:
+            self.task.latest = Candidate(torch.from_numpy(x[:-1].reshape(count, dim).copy()), "search by SLSQP")
+
         result = minimize(
             lambda x: x[-1],
             start,
@@ -95,5 +103,7 @@ class SLSQP(Method):
             method="SLSQP",
             constraints=constraints,
             options={"maxiter": self.max_iterations, "ftol": 1e-14},
+            callback=follow,
         )
+        self.task.latest = None
         return F.normalize(torch.from_numpy(result.x[:-1].reshape(count, dim)), dim=1)
