@@ -1,9 +1,10 @@
 """Where class prototypes go: `place_prototypes` and what it returns."""
 
+import contextlib
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -194,7 +196,7 @@ def place_prototypes(
     """
     num_classes, dim = check_integer("num_classes", num_classes, 2), check_integer("dim", dim, 2)
     seed = check_integer("seed", seed, 0)
-    with torch.device("cpu"):  # another default device has no business here: `device` says where to compute
+    with _quiet_surroundings(num_classes, dim):
         order_loss = _choose_ordering(num_classes, class_vectors, ordering, ordering_weight, num_neighbors)
         if isinstance(class_names, str):
             raise ValueError(f"class_names must be a list of names; got the text {class_names!r}.")
@@ -255,6 +257,25 @@ def _best_candidate(search: Method, task: Task, progress: bool | None) -> tuple[
     if best is None:
         raise RuntimeError(f"method {search.name!r} placed nothing; please report this.")
     return best, False
+
+
+@contextlib.contextmanager
+def _quiet_surroundings(num_classes: int, dim: int) -> Iterator[None]:
+    """Take out what would disturb a search: another default device, and threads that wait for each other.
+
+    The threads of torch and those of scipy's BLAS take turns thousands of times a second; while one kind works, the
+    other spins on the same cores. So BLAS gets one thread, and so does torch where a step takes less than milliseconds.
+    """
+    threads = torch.get_num_threads()
+    # `device` says where to compute; the context is left out where it can be, for it slows down each operation.
+    elsewhere = torch.get_default_device().type != "cpu"
+    with threadpool_limits(1, user_api="blas"), torch.device("cpu") if elsewhere else contextlib.nullcontext():
+        try:
+            if num_classes**2 * dim < 10**7:
+                torch.set_num_threads(1)
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _measure(points: Tensor) -> tuple[float, float]:

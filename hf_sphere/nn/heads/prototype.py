@@ -149,8 +149,7 @@ def _wide(tensor: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=16)
 def _place(num_classes: int, dim: int, method: str, seed: int) -> Tensor:
     """Placements of late, so that building a model twice does not search twice."""
-    # Models are also built under other default devices, where a placement has no business.
-    with torch.device("cpu"), torch.inference_mode(False):
+    with torch.inference_mode(False):  # the tensor is kept, also for models that will be trained
         placement = place_prototypes(num_classes, dim, method=method, seed=seed)
     if placement.interrupted:
         raise KeyboardInterrupt  # it was meant for the training, which shall not go on with what there was so far

@@ -27,7 +27,7 @@ class Auto(Method):
 
     name = "auto"
 
-    def __init__(self, task: Task, *, restarts: int | None = None, max_iterations: int = 100) -> None:
+    def __init__(self, task: Task, *, restarts: int | None = None, max_iterations: int = 60) -> None:
         super().__init__(task)
         search = LBFGS(task, restarts=restarts, max_iterations=max_iterations)
         self.parts: list[Method]
