@@ -120,7 +120,8 @@ class Placement:
         norms = torch.linalg.vector_norm(points, dim=1, keepdim=True)
         if not norms.all():
             raise ValueError(f"{path}: a prototype is zero and has no direction.")
-        points = points / norms
+        if (norms - 1).abs().max() > 1e-12:  # what `save` has written stays as it is, to the last bit
+            points = points / norms
         try:
             facts = json.loads(metadata)
             order = None if facts.get("order") is None else OrderPreservation(**facts["order"])
