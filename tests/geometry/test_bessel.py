@@ -1,0 +1,329 @@
+import functools
+import json
+import math
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.func import grad, vmap
+
+from hf_sphere.geometry import concentration_from_mean_resultant_length, log_vmf_normalizer, mean_resultant_length
+from hf_sphere.geometry.bessel import (
+    growth_and_ratio,
+    log_uniform_density,
+    mean_resultant_length_complement,
+    mean_resultant_length_slope,
+)
+
+DIMS = [2, 3, 5, 32, 128]
+MANY_DIMS = [2, 3, 4, 5, 7, 8, 16, 31, 64, 128, 512, 2048, 8192]
+DTYPES = [torch.float32, torch.float64]
+DIFFERENTIABLE = [
+    log_vmf_normalizer,
+    mean_resultant_length,
+    mean_resultant_length_slope,
+    concentration_from_mean_resultant_length,
+]
+FUNCTIONS = [*DIFFERENTIABLE, mean_resultant_length_complement]
+
+WIDE = torch.cat([torch.zeros(1, dtype=torch.float64), torch.logspace(-30, 8, 153, dtype=torch.float64)])
+"""Concentrations at which nothing may overflow, underflow or divide by zero."""
+
+SPREAD = [1e-6, 0.01, 1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4, 1e5, 1e6]
+"""Concentrations for which exact values are at hand."""
+
+
+def arguments(function, dtype=torch.float64) -> Tensor:
+    """A few values that the function takes."""
+    if function is concentration_from_mean_resultant_length:
+        return torch.tensor([0.01, 0.3, 0.7, 0.95, 0.999], dtype=dtype)
+    return torch.tensor([0.0, 0.3, 2.0, 11.0, 200.0], dtype=dtype)
+
+
+@functools.cache
+def exact(dim: int, kappa: float) -> dict[str, float]:
+    """The definitions, with so many digits that cancellation takes none of those that count."""
+    with mpmath.workdps(60):
+        k, nu = mpmath.mpf(kappa), mpmath.mpf(dim) / 2 - 1
+        below, above = mpmath.besseli(nu, k), mpmath.besseli(nu + 1, k)
+        length = above / below
+        area = mpmath.mpf(dim) / 2 * mpmath.log(2 * mpmath.pi)
+        return {
+            "length": float(length),
+            "complement": float(1 - length),
+            "slope": float(1 - length**2 - (dim - 1) * length / k),
+            "normalizer": float(nu * mpmath.log(k) - area - mpmath.log(below)),
+        }
+
+
+def exact_values(name: str, dim: int, concentrations: Tensor) -> Tensor:
+    return torch.tensor([exact(dim, kappa)[name] for kappa in concentrations.tolist()], dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def golden_rows(root):
+    """Concentrations, normalisers and lengths of each dimension."""
+    rows = json.loads((root / "tests" / "golden" / "von_mises_fisher.json").read_text())["values"]
+    columns = ("kappa", "log_normalizer", "mean_resultant_length")
+    dims = sorted({row["d"] for row in rows})
+    return {
+        dim: torch.tensor([[row[c] for c in columns] for row in rows if row["d"] == dim], dtype=torch.float64).unbind(1)
+        for dim in dims
+    }
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 2e-15)])
+def test_the_mean_resultant_length_is_the_golden_one(golden_rows, dtype, bound):
+    assert len(golden_rows) == 17
+    for dim, (concentrations, _, lengths) in golden_rows.items():
+        found = mean_resultant_length(concentrations.to(dtype), dim).double()
+        torch.testing.assert_close(found, lengths, rtol=bound, atol=0, msg=lambda text, dim=dim: f"d = {dim}: {text}")
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 2e-15)])
+def test_the_normalizer_is_the_golden_one(golden_rows, dtype, bound):
+    for dim, (concentrations, normalizers, _) in golden_rows.items():
+        error = log_vmf_normalizer(concentrations.to(dtype), dim).double() - normalizers
+        assert (error.abs() <= bound * concentrations.clamp_min(dim)).all(), dim
+
+
+def test_differences_of_golden_normalizers_hold_to_a_nanonat(golden_rows):
+    for dim, (concentrations, normalizers, _) in golden_rows.items():
+        found = log_vmf_normalizer(concentrations, dim)
+        differences = found[:, None] - found, normalizers[:, None] - normalizers
+        torch.testing.assert_close(*differences, rtol=0, atol=1e-9, msg=lambda text, dim=dim: f"d = {dim}: {text}")
+
+
+@settings(max_examples=100, deadline=None)
+@given(dim=st.integers(2, 300), power=st.floats(-4, 4))
+def test_values_follow_from_the_bessel_functions(dim, power):
+    concentration = torch.tensor([10**power], dtype=torch.float64)
+    found = {
+        "length": mean_resultant_length(concentration, dim),
+        "normalizer": log_vmf_normalizer(concentration, dim),
+    }
+    for name, value in found.items():
+        torch.testing.assert_close(value, exact_values(name, dim, concentration), rtol=1e-13, atol=1e-13 * dim)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5, 16, 47, 48, 49, 128, 2048])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-4), (torch.float64, 2e-12)])
+def test_the_slope_keeps_its_digits_where_its_formula_cancels(dim, dtype, bound):
+    concentrations = torch.tensor(SPREAD, dtype=dtype)
+    expected = exact_values("slope", dim, concentrations)
+    found = mean_resultant_length_slope(concentrations, dim).double()
+    torch.testing.assert_close(found, expected, rtol=bound, atol=0)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5, 16, 47, 48, 49, 128, 2048])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
+def test_the_complement_keeps_its_digits_close_to_a_length_of_1(dim, dtype, bound):
+    concentrations = torch.tensor(SPREAD, dtype=dtype)
+    expected = exact_values("complement", dim, concentrations)
+    found = mean_resultant_length_complement(concentrations, dim).double()
+    torch.testing.assert_close(found, expected, rtol=bound, atol=0)
+
+
+def test_in_three_dimensions_it_is_the_elementary_formula():
+    kappa = torch.logspace(-1, 2, 40, dtype=torch.float64)
+    torch.testing.assert_close(mean_resultant_length(kappa, 3), 1 / kappa.tanh() - 1 / kappa, rtol=1e-13, atol=0)
+    expected = kappa.log() - math.log(4 * math.pi) - kappa.sinh().log()
+    torch.testing.assert_close(log_vmf_normalizer(kappa, 3), expected, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("dim", MANY_DIMS)
+def test_without_concentration_the_density_is_that_of_the_uniform_distribution(dim):
+    zero = torch.zeros((), dtype=torch.float64)
+    assert log_vmf_normalizer(zero, dim).item() == log_uniform_density(dim)
+    assert mean_resultant_length(zero, dim).item() == 0
+    assert mean_resultant_length_complement(zero, dim).item() == 1
+    assert mean_resultant_length_slope(zero, dim).item() == pytest.approx(1 / dim, rel=1e-14)
+
+
+def test_the_uniform_density_is_one_over_the_area():
+    areas = {2: 2 * math.pi, 3: 4 * math.pi, 4: 2 * math.pi**2, 5: 8 / 3 * math.pi**2}
+    for dim, area in areas.items():
+        assert log_uniform_density(dim) == pytest.approx(-math.log(area), rel=1e-15)
+
+
+@pytest.mark.parametrize("dim", MANY_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_length_grows_from_0_to_1_up_to_rounding(dim, dtype):
+    lengths = mean_resultant_length(WIDE.to(dtype), dim)
+    assert lengths[0] == 0
+    assert lengths[1] > 0
+    assert lengths.max() <= 1
+    assert lengths.diff().min() >= -16 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dim", MANY_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_slope_and_complement_stay_in_their_ranges(dim, dtype):
+    slope = mean_resultant_length_slope(WIDE.to(dtype), dim)
+    complement = mean_resultant_length_complement(WIDE.to(dtype), dim)
+    assert slope.min() > 0
+    assert slope.max() * dim <= 1 + 8 * torch.finfo(dtype).eps
+    assert complement.min() > 0
+    assert complement.max() <= 1
+
+
+@pytest.mark.parametrize("dim", MANY_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_and_three_derivatives_are_finite_at_any_concentration(dim, dtype):
+    concentrations = WIDE.to(dtype).requires_grad_()
+    value = log_vmf_normalizer(concentrations, dim)
+    for order in range(4):
+        assert value.isfinite().all(), order
+        if order < 3:
+            (value,) = torch.autograd.grad(value.sum(), concentrations, create_graph=True)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 16, 512])
+def test_growth_and_ratio_of_the_square_are_those_of_the_concentration(dim):
+    concentrations = torch.tensor([1e-3, 0.5, 4.0, 60.0, 3e3], dtype=torch.float64)
+    growth, ratio = growth_and_ratio(concentrations.square(), dim)
+    expected = log_uniform_density(dim) - log_vmf_normalizer(concentrations, dim)
+    torch.testing.assert_close(growth, expected, rtol=1e-12, atol=1e-12 * dim)
+    torch.testing.assert_close(ratio * concentrations, mean_resultant_length(concentrations, dim), rtol=1e-13, atol=0)
+
+
+def test_the_growth_of_tiny_concentrations_is_their_square_over_twice_the_dimension():
+    square = torch.tensor([1e-24, 1e-12], dtype=torch.float64)
+    for dim in DIMS:
+        torch.testing.assert_close(growth_and_ratio(square, dim).growth, square / (2 * dim), rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("function", DIFFERENTIABLE)
+def test_derivatives_pass_gradcheck_twice(function, dim):
+    values = arguments(function).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: function(x, dim), values)
+    assert torch.autograd.gradgradcheck(lambda x: function(x, dim), values)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_normalizer_falls_by_the_length_to_the_last_bit(dim, dtype):
+    concentrations = torch.tensor([0.0, 1e-3, 0.7, 13.0, 500.0, 3e4], dtype=dtype, requires_grad=True)
+    (slope,) = torch.autograd.grad(log_vmf_normalizer(concentrations, dim).sum(), concentrations)
+    assert torch.equal(slope, -mean_resultant_length(concentrations.detach(), dim))
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_length_rises_by_the_slope_to_the_last_bit(dim):
+    concentrations = torch.tensor([0.0, 1e-3, 0.7, 13.0, 500.0], requires_grad=True)
+    (slope,) = torch.autograd.grad(mean_resultant_length(concentrations, dim).sum(), concentrations)
+    assert torch.equal(slope, mean_resultant_length_slope(concentrations.detach(), dim))
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_second_derivatives_are_central_differences(dim):
+    concentrations = torch.tensor([0.5, 3.0, 20.0, 150.0], dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(mean_resultant_length(concentrations, dim).sum(), concentrations, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), concentrations)
+    step = 1e-3 * concentrations.detach()
+    above, below = (mean_resultant_length(concentrations.detach() + sign * step, dim) for sign in (1, -1))
+    middle = mean_resultant_length(concentrations.detach(), dim)
+    torch.testing.assert_close(first.detach(), (above - below) / (2 * step), rtol=1e-5, atol=1e-11)
+    torch.testing.assert_close(second, (above - 2 * middle + below) / step.square(), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("dim", MANY_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_concentration_of_a_length_has_that_length(dim, dtype):
+    eps = torch.finfo(dtype).eps
+    ulps = torch.arange(1, 40, dtype=torch.float64) * eps / 2
+    gaps = torch.cat([ulps, torch.logspace(math.log10(20 * eps), -0.01, 300, dtype=torch.float64)])
+    lengths = torch.cat([(1 - gaps).to(dtype), torch.logspace(-30, -2, 57, dtype=dtype)])
+    concentrations = concentration_from_mean_resultant_length(lengths, dim)
+    again = mean_resultant_length(concentrations, dim)
+    torch.testing.assert_close(again, lengths, rtol=16 * eps, atol=0)
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_length_of_a_concentration_leads_back_to_it(dim):
+    concentrations = torch.tensor([1e-6, 0.01, 1.0, 3.0, 10.0, 30.0], dtype=torch.float64)
+    lengths = exact_values("length", dim, concentrations)
+    found = concentration_from_mean_resultant_length(lengths, dim)
+    torch.testing.assert_close(found, concentrations, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_ends_of_the_lengths_are_no_and_infinite_concentration(dim, dtype):
+    found = concentration_from_mean_resultant_length(torch.tensor([0.0, 1.0], dtype=dtype), dim)
+    assert found.tolist() == [0, math.inf]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [-1.5, -0.1, 1.1, 30.0, math.inf, math.nan])
+def test_no_concentration_has_a_length_outside_of_0_to_1(length, dtype):
+    for dim in DIMS:
+        assert concentration_from_mean_resultant_length(torch.tensor(length, dtype=dtype), dim).isnan(), dim
+
+
+@pytest.mark.parametrize("dim", DIMS)
+def test_short_lengths_have_the_dimension_as_slope_of_the_concentration(dim):
+    length = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(concentration_from_mean_resultant_length(length, dim), length)
+    assert slope.item() == pytest.approx(dim, rel=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_half_precision_is_computed_in_float32_and_rounded_once(function, dtype):
+    values = arguments(function, dtype)
+    assert torch.equal(function(values, 16), function(values.float(), 16).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_shape_and_dtype_are_kept(function, dtype):
+    for shape in [(), (0,), (3, 1, 2)]:
+        found = function(torch.full(shape, 0.5, dtype=dtype), 7)
+        assert (found.shape, found.dtype) == (shape, dtype)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 64])
+@pytest.mark.parametrize("function", DIFFERENTIABLE)
+def test_vmap_equals_a_loop_in_values_and_two_derivatives(function, dim):
+    def value(x: Tensor) -> Tensor:
+        return function(x, dim)
+
+    values = arguments(function)
+    for derivative in (value, grad(value), grad(grad(value))):
+        expected = torch.stack([derivative(x) for x in values])
+        torch.testing.assert_close(vmap(derivative)(values), expected, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("function", "backend"), [*((function, "eager") for function in FUNCTIONS), (log_vmf_normalizer, "aot_eager")]
+)
+def test_compiled_whole_it_gives_the_same_value_and_gradient(function, backend):
+    # Small dimensions take many steps, which the inverse repeats: a long program.
+    dim = 64 if function is concentration_from_mean_resultant_length else 5
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: function(x, dim), fullgraph=True, backend=backend)
+    values = arguments(function, torch.float32).requires_grad_()
+    found, expected = compiled(values), function(values, dim)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    if expected.requires_grad:
+        gradients = [torch.autograd.grad(y.sum(), values) for y in (found, expected)]
+        torch.testing.assert_close(*gradients, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dim", [-3, 0, 1, 2.5])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_sphere_without_so_many_coordinates_is_an_error(function, dim):
+    with pytest.raises(ValueError, match=f"at least 2 dimensions; got {dim}"):
+        function(torch.full((2,), 0.5), dim)
+
+
+@pytest.mark.parametrize("values", [torch.ones(2, dtype=torch.int64), torch.ones(2) + 1j], ids=["integer", "complex"])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_values_that_are_not_real_numbers_are_an_error(function, values):
+    with pytest.raises(TypeError, match=f"floating dtype; got {values.dtype}"):
+        function(values, 3)

@@ -1,0 +1,315 @@
+import math
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.optimize
+import scipy.stats
+import torch
+import torch.nn.functional as F
+
+from hf_sphere.geometry import sampling
+from hf_sphere.geometry.bessel import mean_resultant_length, mean_resultant_length_slope
+from hf_sphere.geometry.sampling import draw_noise, points_from_noise, propose, sample_cosine, sample_points
+
+DRAWS = 50_000
+DTYPES = [torch.float32, torch.float64]
+
+CASES = [
+    (3, 1.0), (5, 2.0), (16, 12.0), (32, 20.0), (128, 40.0),
+    (128, 60.5), (512, 12.0), (512, 100.0), (512, 701.0), (2048, 50.0),
+]  # fmt: skip
+"""Dimensions and concentrations, from almost uniform to close around the mean."""
+
+
+def density_of_angle(angle, kappa: float, dim: int):
+    """Density of the angle between mean and point, up to a constant: what w = cos(angle) has, without its poles."""
+    return np.exp(kappa * (np.cos(angle) - 1)) * np.sin(angle) ** (dim - 2)
+
+
+def probability_of_angle(angle: float, kappa: float, dim: int) -> float:
+    options = {"args": (kappa, dim), "epsabs": 0, "epsrel": 1e-12, "limit": 200}
+    below, above = (
+        scipy.integrate.quad(density_of_angle, *ends, **options)[0] for ends in [(0, angle), (angle, math.pi)]
+    )
+    return below / (below + above)  # fmt: skip
+
+
+def quantile(level: float, kappa: float, dim: int, guess: float) -> float:
+    """The angle that so many draws stay below, within a tenth of a guess."""
+    ends = 0.9 * guess, min(1.1 * guess, math.pi)
+    return scipy.optimize.brentq(lambda angle: probability_of_angle(angle, kappa, dim) - level, *ends, xtol=1e-14)
+
+
+def drawn(dim: int, kappa: float, dtype=torch.float64, count: int = DRAWS) -> tuple[torch.Tensor, ...]:
+    """Concentrations, cosines and sines."""
+    concentration = torch.full((count,), kappa, dtype=dtype, requires_grad=True)
+    return concentration, *sample_cosine(concentration, dim)
+
+
+def gap_of(cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """1 - w, of as many digits as there are."""
+    return torch.where(cosine > 0, sine.square() / (1 + cosine), 1 - cosine).detach()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "kappa"), CASES)
+def test_the_mean_cosine_is_the_mean_resultant_length(dim, kappa, dtype):
+    cosine = drawn(dim, kappa, dtype)[1].double()
+    expected = mean_resultant_length(torch.tensor(kappa, dtype=torch.float64), dim)
+    assert (cosine.mean() - expected).abs() < 4 * cosine.std() / DRAWS**0.5
+
+
+@pytest.mark.parametrize("kappa", [0.0, 0.7, 30.0, 1e4])
+@pytest.mark.parametrize("dim", [2, 3, 5, 64])
+def test_the_angle_has_the_exact_distribution(dim, kappa):
+    _, cosine, sine = drawn(dim, kappa, torch.float32)
+    end = min(math.pi, 15 / max(kappa, 1e-9) ** 0.5) if dim < 64 else math.pi
+    grid = np.linspace(0, end, 100_001)
+    probability = scipy.integrate.cumulative_simpson(density_of_angle(grid, kappa, dim), x=grid, initial=0)
+    angles = torch.atan2(sine.double(), cosine.double()).detach().numpy()
+    assert scipy.stats.kstest(angles, lambda a: np.interp(a, grid, probability / probability[-1])).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("dim", "kappa"), [(2, 3.0), (2, 100.0), (3, 1.0), (5, 2.0), (16, 12.0), (32, 20.0), (128, 60.5), (512, 100.0)]
+)
+def test_the_mean_derivative_is_that_of_the_mean_within_a_percent(dim, kappa):
+    # In few dimensions the derivative varies more than its mean: so many draws that a percent is four standard errors.
+    concentration, cosine, _ = drawn(dim, kappa, torch.float32, 400_000 if dim < 16 else DRAWS)
+    (slope,) = torch.autograd.grad(cosine.sum(), concentration)
+    wide = torch.tensor(kappa, dtype=torch.float64)
+    length = mean_resultant_length(wide, dim)
+    expected = 1 - length**2 - (dim - 1) * length / wide
+    assert slope.double().mean().item() == pytest.approx(expected.item(), rel=0.01)
+
+
+@pytest.mark.parametrize("kappa", [0.5, 10.0, 200.0])
+@pytest.mark.parametrize("dim", [2, 3, 5, 64])
+def test_the_derivative_of_a_draw_is_that_of_its_quantile(dim, kappa):
+    concentration, cosine, sine = drawn(dim, kappa, count=4)
+    (slopes,) = torch.autograd.grad(cosine.sum(), concentration)
+    step = 1e-3 * kappa
+    for angle, slope in zip(torch.atan2(sine, cosine).tolist(), slopes.tolist(), strict=True):
+        level = probability_of_angle(angle, kappa, dim)
+        quantiles = [quantile(level, near, dim, angle) for near in (kappa - step, kappa + step)]
+        expected = (math.cos(quantiles[1]) - math.cos(quantiles[0])) / (2 * step)
+        assert slope == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("kappa", [0.3, 5.0, 50.0])
+def test_in_three_dimensions_the_derivative_is_that_of_the_elementary_quantile(kappa, dtype, bound):
+    concentration, cosine, sine = drawn(3, kappa, dtype, 1000)
+    (slopes,) = torch.autograd.grad(cosine.sum(), concentration)
+    # P(w > v) = (1 - exp(kappa (v - 1))) / (1 - exp(-2 kappa)), solved for v and differentiated
+    gap = gap_of(cosine, sine).double()
+    missing = torch.expm1(-kappa * gap) / math.expm1(-2 * kappa)
+    wide = concentration.detach().double().requires_grad_()
+    quantiles = 1 + (missing * torch.expm1(-2 * wide)).log1p() / wide
+    (expected,) = torch.autograd.grad(quantiles.sum(), wide)
+    torch.testing.assert_close(slopes.double(), expected, rtol=bound, atol=bound * expected.mean().item())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [2, 3, 4, 16, 512])
+def test_without_concentration_the_derivative_is_the_squared_sine_over_the_dimensions_across(dim, dtype):
+    concentration, cosine, sine = drawn(dim, 0.0, dtype, 1000)
+    (slopes,) = torch.autograd.grad(cosine.sum(), concentration)
+    bound = 1e-4 if dtype == torch.float32 else 1e-10
+    torch.testing.assert_close(slopes, sine.detach().square() / (dim - 1), rtol=bound, atol=bound / dim)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5, 128, 2048])
+@pytest.mark.parametrize("kappa", [0.0, 1.0, 30.0, 1e4, 1e8])
+def test_derivatives_in_float32_are_those_of_float64(dim, kappa):
+    concentration, cosine, sine = drawn(dim, kappa, torch.float32, 5000)
+    arguments = concentration.detach(), gap_of(cosine, sine), sine.detach()
+    found = sampling._angle_rate(arguments[0], dim, *arguments[1:]).double()
+    expected = sampling._angle_rate(arguments[0].double(), dim, *(part.double() for part in arguments[1:]))
+    assert (found - expected).abs().max() < 1e-4 * expected.mean()
+
+
+@pytest.mark.parametrize("dim", [2, 3, 16])
+def test_cosine_and_sine_move_together_around_the_circle(dim):
+    concentration, cosine, sine = drawn(dim, 4.0, count=100)
+    along, across = (torch.autograd.grad(part.sum(), concentration, retain_graph=True)[0] for part in (cosine, sine))
+    torch.testing.assert_close(cosine * along, -sine * across, rtol=1e-12, atol=1e-15)
+    assert along.min() > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [2, 3, 5, 8192])
+def test_draws_and_derivatives_are_finite_at_any_concentration(dim, dtype):
+    concentrations = torch.tensor([0, 1e-40, 1e-30, 1e-3, 1, 1e4, 1e8, 1e15], dtype=dtype).repeat(200).requires_grad_()
+    cosine, sine = sample_cosine(concentrations, dim)
+    (slope,) = torch.autograd.grad((cosine + sine).sum(), concentrations)
+    assert cosine.abs().max() <= 1
+    assert sine.min() >= 0
+    torch.testing.assert_close(cosine.square() + sine.square(), torch.ones_like(cosine))
+    assert slope.isfinite().all()
+
+
+@pytest.mark.parametrize("kappa", [math.nan, math.inf])
+def test_a_concentration_that_accepts_nothing_does_not_propose_forever(kappa, monkeypatch):
+    rounds, first_accepted = [], sampling._first_accepted
+
+    def counted(*arguments):
+        rounds.append(arguments)
+        assert len(rounds) < 100, "proposes forever"
+        return first_accepted(*arguments)
+
+    monkeypatch.setattr(sampling, "_first_accepted", counted)
+    cosine, _ = sample_cosine(torch.tensor([1.0, kappa]), 3)
+    assert cosine[0].isfinite()
+    assert cosine[1].isnan() or (cosine[1] == 1 and kappa == math.inf)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 16, 512])
+@pytest.mark.parametrize("kappa", [0.0, 2.0, 1e4])
+def test_proposals_close_to_the_mean_keep_their_digits_in_float32(dim, kappa):
+    places = torch.tensor([1e-6, 1e-5, 1e-4, 1e-2, 0.3])
+    uniforms = torch.cartesian_prod(places, places, torch.tensor([0.5]))
+    concentration = torch.tensor(kappa)
+    found, _, _ = propose(concentration, dim, uniforms)
+    expected, _, _ = propose(concentration.double(), dim, uniforms.double())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 64])
+def test_an_accepted_proposal_is_a_cosine(dim):
+    concentration = torch.tensor([0.0, 1.0, 300.0, 1e8], dtype=torch.float64)
+    gap, rise, accepted = propose(concentration, dim, torch.rand(1000, 4, 3, dtype=torch.float64))
+    assert min(gap.min(), rise.min()) >= 0
+    torch.testing.assert_close(
+        (gap + rise)[accepted], torch.full((int(accepted.sum()),), 2.0).double(), rtol=1e-14, atol=0
+    )
+
+
+@pytest.mark.parametrize("dim", [2, 3, 16, 512])
+def test_almost_two_in_three_proposals_are_accepted(dim):
+    concentration = torch.tensor([0.0, 1.0, 10.0, 1e3, 1e8])
+    accepted = propose(concentration, dim, torch.rand(DRAWS, 5, 3))[2].float().mean(dim=0)
+    assert accepted[0] == 1
+    assert accepted.min() > 0.648  # 0.658 in the limit of two dimensions: 4.7 standard errors
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 1, 2)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_there_is_one_draw_for_each_concentration(shape, dtype):
+    for part in sample_cosine(torch.ones(shape, dtype=dtype), 4):
+        assert (part.shape, part.dtype) == (shape, dtype)
+
+
+def test_each_draw_follows_its_own_concentration():
+    concentrations = torch.tensor([0.0, 3.0, 500.0]).repeat(20_000, 1)
+    lengths = mean_resultant_length(concentrations[0], 5)
+    errors = (mean_resultant_length_slope(concentrations[0], 5) / 20_000).sqrt()
+    assert ((sample_cosine(concentrations, 5)[0].mean(dim=0) - lengths).abs() < 4 * errors).all()
+
+
+def test_a_generator_repeats_its_draws_and_leaves_the_global_one_alone():
+    concentration, before = torch.full((50,), 3.0), torch.get_rng_state()
+    first, second = (sample_cosine(concentration, 5, torch.Generator().manual_seed(7)) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_global_seed_repeats_the_draws():
+    concentration, draws = torch.full((50,), 3.0), []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        draws.append(sample_cosine(concentration, 5)[0])
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+
+
+@pytest.mark.parametrize("loss", [torch.sum, lambda cosine: cosine.square().sum()], ids=["straight", "curved"])
+@pytest.mark.parametrize("differentiate", [lambda y, x: y.backward(), torch.autograd.grad], ids=["backward", "grad"])
+def test_a_second_derivative_is_refused_and_not_taken_for_zero(differentiate, loss):
+    concentration = torch.full((5,), 3.0, requires_grad=True)
+    (slope,) = torch.autograd.grad(loss(sample_cosine(concentration, 5)[0]), concentration, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"twice|second (order|derivative)"):
+        differentiate((slope + concentration).sum(), concentration)
+
+
+def unit(count: int, dim: int, dtype=torch.float32) -> torch.Tensor:
+    return F.normalize(torch.randn(count, dim, dtype=dtype), dim=-1)
+
+
+def by_sampling(loc, concentration):
+    return sample_points(loc, concentration)
+
+
+def by_noise(loc, concentration):
+    return points_from_noise(loc, concentration, draw_noise(concentration.shape, loc))
+
+
+@pytest.mark.parametrize("draw", [by_sampling, by_noise])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kappa", [0.0, 3.0, 1e4, 1e8])
+@pytest.mark.parametrize("dim", [2, 3, 128])
+def test_points_have_norm_one(draw, dim, kappa, dtype):
+    points = draw(unit(20_000, dim, dtype), torch.full((20_000,), kappa, dtype=dtype))
+    assert points.dtype == dtype
+    assert (points.double().norm(dim=-1) - 1).abs().max() < 16 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("draw", [by_sampling, by_noise])
+@pytest.mark.parametrize("kappa", [0.0, 5.0, 1e3])
+def test_points_have_the_mean_and_covariance_of_the_distribution(draw, kappa):
+    mean, concentration = (
+        F.normalize(torch.tensor([1.0, -2.0, 0.5, 1.5], dtype=torch.float64), dim=0),
+        torch.tensor(kappa),
+    )
+    length, along = (f(concentration.double(), 4) for f in (mean_resultant_length, mean_resultant_length_slope))
+    across = (1 - length**2 - along) / 3
+    covariance = across * torch.eye(4) + (along - across) * mean[:, None] * mean
+    away = draw(mean.expand(DRAWS, 4), concentration.double().expand(DRAWS)) - length * mean
+    products = away[:, :, None] * away[:, None, :]
+    assert (away.mean(dim=0).abs() < 5 * away.std(dim=0) / DRAWS**0.5).all()
+    assert ((products.mean(dim=0) - covariance).abs() < 5 * products.std(dim=0) / DRAWS**0.5).all()
+
+
+@pytest.mark.parametrize("draw", [by_sampling, by_noise])
+def test_the_mean_derivative_by_the_direction_is_the_length_across_it(draw):
+    direction, weights = unit(1, 5, torch.float64).requires_grad_(), torch.randn(5, dtype=torch.float64)
+    each = F.normalize(direction, dim=-1).expand(DRAWS, 5)
+    each.retain_grad()
+    (draw(each, torch.full((DRAWS,), 4.0, dtype=torch.float64)) @ weights).sum().backward()
+    mean = direction.detach()[0]
+    derivatives = each.grad - (each.grad @ mean)[:, None] * mean
+    length = mean_resultant_length(torch.tensor(4.0, dtype=torch.float64), 5)
+    expected = length * (weights - (weights @ mean) * mean)
+    assert ((derivatives.mean(dim=0) - expected).abs() < 5 * derivatives.std(dim=0) / DRAWS**0.5).all()
+    torch.testing.assert_close(direction.grad[0] / DRAWS, derivatives.mean(dim=0))
+
+
+def test_points_from_noise_pass_gradcheck():
+    loc, concentration = unit(3, 4, torch.float64).requires_grad_(), torch.tensor([0.5, 4.0, 90.0], dtype=torch.float64)
+    noise = draw_noise((3,), loc)
+    for numbers in (noise, noise._replace(normals=-noise.normals)):
+        # The gradient is that along the sphere, where mean directions live.
+        assert torch.autograd.gradcheck(
+            lambda x, n=numbers: points_from_noise(torch.nn.functional.normalize(x, dim=-1), concentration, n), loc
+        )
+
+
+def test_noise_is_shared_by_all_distributions_that_broadcast_with_it():
+    loc, concentration = unit(3, 4), torch.tensor([0.0, 3.0, 400.0])
+    noise = draw_noise((20_000, 1), loc)
+    points = points_from_noise(loc, concentration, noise)
+    assert points.shape == (20_000, 3, 4)
+    for index in range(3):
+        alone = points_from_noise(loc[index], concentration[index], type(noise)(*(part[:, 0] for part in noise)))
+        torch.testing.assert_close(points[:, index], alone)
+    cosines = (points * loc).sum(-1)
+    errors = (mean_resultant_length_slope(concentration, 4) / 20_000).sqrt()
+    assert ((cosines.mean(dim=0) - mean_resultant_length(concentration, 4)).abs() < 4 * errors).all()
+
+
+def test_vmap_over_noise_equals_a_loop():
+    loc, concentration = unit(3, 4), torch.tensor([0.0, 3.0, 400.0])
+    noise = draw_noise((3,), loc)
+    found = torch.func.vmap(points_from_noise)(loc, concentration, noise)
+    torch.testing.assert_close(found, points_from_noise(loc, concentration, noise))

@@ -1,0 +1,314 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributions import VonMises, kl_divergence
+
+from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher
+from hf_sphere.geometry.bessel import log_uniform_density, mean_resultant_length, mean_resultant_length_slope
+
+DRAWS = 50_000
+KAPPAS = [0.0, 0.4, 3.0, 25.0]
+
+
+def unit(*shape: int, dtype=torch.float64) -> Tensor:
+    return F.normalize(torch.randn(shape, dtype=dtype), dim=-1)
+
+
+def make(dim: int, kappa: float, shape: tuple[int, ...] = (), dtype=torch.float64) -> VonMisesFisher:
+    return VonMisesFisher(unit(*shape, dim, dtype=dtype), torch.full(shape, kappa, dtype=dtype))
+
+
+def quadrature(dim: int) -> tuple[Tensor, Tensor]:
+    """Points on the circle or the sphere and the area that each stands for; exact for smooth functions."""
+    turns = torch.arange(400, dtype=torch.float64) * (2 * math.pi / 400)
+    circle = torch.stack([turns.cos(), turns.sin()], dim=-1)
+    if dim == 2:
+        return circle, torch.full((400,), 2 * math.pi / 400, dtype=torch.float64)
+    heights, weights = map(torch.from_numpy, np.polynomial.legendre.leggauss(120))
+    across = (1 - heights.square()).sqrt()[:, None, None] * circle
+    points = torch.cat([across, heights[:, None, None].expand(120, 400, 1)], dim=-1)
+    return points.flatten(0, 1), (weights[:, None] * (2 * math.pi / 400)).expand(120, 400).flatten()
+
+
+def integral(dim: int, function) -> Tensor:
+    points, areas = quadrature(dim)
+    return (areas * function(points)).sum()
+
+
+class TestDensity:
+    @pytest.mark.parametrize("kappa", [*KAPPAS, 300.0])
+    @pytest.mark.parametrize("dim", [2, 3])
+    def test_it_integrates_to_one(self, dim, kappa):
+        assert integral(dim, lambda x: make(dim, kappa).log_prob(x).exp()).item() == pytest.approx(1, rel=1e-12)
+
+    @pytest.mark.parametrize("kappa", KAPPAS)
+    def test_on_the_circle_it_is_that_of_torch(self, kappa):
+        center, angles = torch.tensor(0.7, dtype=torch.float64), torch.linspace(-3, 3, 50, dtype=torch.float64)
+        mean, points = (torch.stack([a.cos(), a.sin()], dim=-1) for a in (center, angles))
+        theirs = VonMises(center, torch.tensor(max(kappa, 1e-12), dtype=torch.float64))
+        ours = VonMisesFisher(mean, kappa).log_prob(points)
+        torch.testing.assert_close(ours, theirs.log_prob(angles), rtol=1e-6, atol=1e-6)
+
+    @pytest.mark.parametrize("dim", [2, 3, 128, 4096])
+    def test_without_concentration_it_is_the_uniform_one(self, dim):
+        points = unit(5, dim)
+        expected = HypersphericalUniform(dim).log_prob(points)
+        torch.testing.assert_close(make(dim, 0.0).log_prob(points), expected, rtol=1e-14, atol=0)
+
+    def test_values_broadcast_over_samples_and_batch(self):
+        distribution = make(4, 3.0, (2, 3))
+        values = unit(7, 1, 3, 4)
+        found = distribution.log_prob(values)
+        assert found.shape == (7, 2, 3)
+        for row, column in [(0, 2), (1, 0)]:
+            alone = VonMisesFisher(distribution.loc[row, column], distribution.concentration[row, column])
+            torch.testing.assert_close(found[:, row, column], alone.log_prob(values[:, 0, column]))
+
+    def test_it_passes_gradcheck(self):
+        concentration = torch.tensor([0.0, 2.0, 40.0], dtype=torch.float64, requires_grad=True)
+        loc, value = unit(3, 5).requires_grad_(), unit(3, 5).requires_grad_()
+
+        def density(*given: Tensor) -> Tensor:
+            loc, concentration, value = given
+            return VonMisesFisher(loc, concentration, validate_args=False).log_prob(value)
+
+        assert torch.autograd.gradcheck(density, (loc, concentration, value))
+        assert torch.autograd.gradgradcheck(density, (loc, concentration, value))
+
+
+class TestMoments:
+    @pytest.mark.parametrize("kappa", [*KAPPAS, 300.0])
+    @pytest.mark.parametrize("dim", [2, 3])
+    def test_they_are_the_integrals(self, dim, kappa):
+        distribution = make(dim, kappa)
+        points, areas = quadrature(dim)
+        weights = areas * distribution.log_prob(points).exp()
+        mean = weights @ points
+        covariance = (weights[:, None] * points).T @ points - mean[:, None] * mean
+        entropy = -(weights * distribution.log_prob(points)).sum()
+        for found, expected in [
+            (distribution.mean, mean),
+            (distribution.covariance_matrix, covariance),
+            (distribution.variance, covariance.diagonal()),
+            (distribution.entropy(), entropy),
+            (distribution.dispersion, 1 - mean.norm()),
+        ]:
+            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+    @pytest.mark.parametrize(("dim", "kappa"), [(4, 0.0), (4, 5.0), (16, 12.0), (16, 400.0)])
+    def test_they_are_those_of_samples(self, dim, kappa):
+        distribution = make(dim, kappa)
+        points = distribution.sample((DRAWS,))
+        away = points - distribution.mean
+        products = away[:, :, None] * away[:, None, :]
+        terms = distribution.log_prob(points)
+        for draws, expected in [
+            (away, torch.zeros(dim, dtype=torch.float64)),
+            (products, distribution.covariance_matrix),
+            (-terms, distribution.entropy()),
+        ]:
+            bound = 5.5 * draws.std(dim=0) / DRAWS**0.5 + 1e-12
+            assert ((draws.mean(dim=0) - expected).abs() < bound).all()
+
+    @pytest.mark.parametrize("dim", [2, 5, 512])
+    @pytest.mark.parametrize("kappa", [0.0, 3.0, 1e4])
+    def test_variances_add_up_to_one_minus_the_squared_length(self, dim, kappa):
+        distribution = make(dim, kappa, (3,))
+        total = distribution.dispersion * (1 + distribution.mean_resultant_length)
+        torch.testing.assert_close(distribution.variance.sum(-1), total, rtol=1e-10, atol=1e-16)
+        torch.testing.assert_close(distribution.stddev.square(), distribution.variance)
+        diagonal = distribution.covariance_matrix.diagonal(dim1=-2, dim2=-1)
+        torch.testing.assert_close(distribution.variance, diagonal, rtol=1e-12, atol=1e-16)
+
+    @pytest.mark.parametrize("name", ["mean", "variance", "covariance_matrix", "dispersion", "mean_resultant_length"])
+    def test_they_pass_gradcheck(self, name):
+        loc = unit(3, 4).requires_grad_()
+        concentration = torch.tensor([0.5, 3.0, 40.0], dtype=torch.float64, requires_grad=True)
+
+        def moment(*given: Tensor) -> Tensor:
+            return getattr(VonMisesFisher(*given, validate_args=False), name)
+
+        inputs = (loc, concentration) if moment(loc, concentration).ndim > 1 else (loc.detach(), concentration)
+        assert torch.autograd.gradcheck(moment, inputs)
+
+    def test_the_mode_is_the_mean_direction(self):
+        distribution = make(5, 3.0)
+        assert distribution.log_prob(distribution.mode) > distribution.log_prob(unit(1000, 5)).max()
+
+
+class TestSampling:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("kappa", [0.0, 3.0, 1e4, 1e8])
+    @pytest.mark.parametrize("dim", [2, 3, 128])
+    def test_samples_have_norm_one_and_lie_in_the_support(self, dim, kappa, dtype):
+        distribution = make(dim, kappa, dtype=dtype)
+        points = distribution.rsample((20_000,))
+        assert points.dtype == dtype
+        assert (points.double().norm(dim=-1) - 1).abs().max() < 16 * torch.finfo(dtype).eps
+        assert distribution.log_prob(points).isfinite().all()
+
+    def test_the_mean_gradient_of_a_loss_is_that_of_its_mean(self):
+        # E |x - a|^2 = 2 - 2 A mu.a
+        raw, kappa = unit(6).requires_grad_(), torch.tensor(4.0, dtype=torch.float64, requires_grad=True)
+        target = unit(6)
+        mean = F.normalize(raw, dim=0)
+        points = VonMisesFisher(mean, kappa, validate_args=False).rsample((DRAWS,))
+        found = torch.autograd.grad((points - target).square().sum(-1).mean(), (raw, kappa), retain_graph=True)
+        expected = torch.autograd.grad(2 - 2 * mean_resultant_length(kappa, 6) * (mean @ target), (raw, kappa))
+        # Derivatives of one draw are below 3: five standard errors
+        torch.testing.assert_close(found, expected, rtol=0, atol=5 * 3 / DRAWS**0.5)
+
+    @pytest.mark.parametrize("shape", [(), (7,), (2, 0), (2, 3)])
+    def test_samples_come_before_the_batch(self, shape):
+        assert make(4, 3.0, (5, 1)).rsample(shape).shape == (*shape, 5, 1, 4)
+
+    def test_sample_is_not_differentiable(self):
+        loc, concentration = unit(4).requires_grad_(), torch.tensor(3.0, requires_grad=True)
+        distribution = VonMisesFisher(loc, concentration, validate_args=False)
+        assert not distribution.sample((2,)).requires_grad
+        assert distribution.rsample((2,)).requires_grad
+
+    def test_a_generator_repeats_its_draws_and_leaves_the_global_one_alone(self):
+        before = torch.get_rng_state()
+        for distribution in (VonMisesFisher(torch.eye(5)[0], 3.0), HypersphericalUniform(5)):
+            draws = [distribution.rsample((9,), torch.Generator().manual_seed(seed)) for seed in (7, 7, 8)]
+            assert torch.equal(draws[0], draws[1])
+            assert not torch.equal(draws[0], draws[2])
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_the_global_seed_repeats_the_draws(self):
+        for distribution in (make(5, 3.0), HypersphericalUniform(5)):
+            draws = []
+            for seed in (3, 3, 4):
+                torch.manual_seed(seed)
+                draws.append(distribution.sample((9,)))
+            assert torch.equal(draws[0], draws[1])
+            assert not torch.equal(draws[0], draws[2])
+
+    def test_a_second_derivative_by_the_concentration_is_refused(self):
+        concentration = torch.full((5,), 3.0, requires_grad=True)
+        points = VonMisesFisher(unit(5, 4, dtype=torch.float32), concentration).rsample()
+        (slope,) = torch.autograd.grad(points[:, 0].square().sum(), concentration, create_graph=True)
+        with pytest.raises(RuntimeError, match=r"twice|second (order|derivative)"):
+            slope.sum().backward()
+
+    def test_compiled_whole_it_draws_from_the_same_distribution(self):
+        torch._dynamo.reset()
+        loc, concentration = unit(5), torch.full((20_000,), 4.0, dtype=torch.float64, requires_grad=True)
+
+        @torch.compile(fullgraph=True, backend="aot_eager")
+        def draw(loc: Tensor, concentration: Tensor) -> Tensor:
+            return VonMisesFisher(loc, concentration, validate_args=False).rsample()
+
+        cosines = draw(loc, concentration) @ loc
+        (slopes,) = torch.autograd.grad(cosines.sum(), concentration)
+        exact = torch.tensor(4.0, dtype=torch.float64)
+        for found, expected in [
+            (cosines.detach(), mean_resultant_length(exact, 5)),
+            (slopes, mean_resultant_length_slope(exact, 5)),
+        ]:
+            assert (found.mean() - expected).abs() < 4 * found.std() / 20_000**0.5
+
+
+class TestDivergence:
+    @pytest.mark.parametrize("kappas", [(0.0, 3.0), (3.0, 0.0), (3.0, 25.0), (25.0, 0.4), (8.0, 8.0)])
+    @pytest.mark.parametrize("dim", [2, 3])
+    def test_it_is_the_integral(self, dim, kappas):
+        p, q = (make(dim, kappa) for kappa in kappas)
+        uniform = HypersphericalUniform(dim)
+        for first, second in [(p, q), (p, uniform), (uniform, q)]:
+            expected = integral(dim, lambda x, p=first, q=second: p.log_prob(x).exp() * (p.log_prob(x) - q.log_prob(x)))
+            assert kl_divergence(first, second).item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-12)
+
+    @pytest.mark.parametrize("dim", [5, 64])
+    def test_it_is_the_mean_of_samples(self, dim):
+        near = F.normalize(unit(dim) + torch.tensor(0.1), dim=0)
+        p, q = VonMisesFisher(near, 9.0), VonMisesFisher(unit(dim), 20.0)
+        uniform = HypersphericalUniform(dim, dtype=torch.float64)
+        for first, second in [(p, q), (p, uniform), (uniform, q)]:
+            points = first.sample((DRAWS,))
+            terms = first.log_prob(points) - second.log_prob(points)
+            assert (terms.mean() - kl_divergence(first, second)).abs() < 4.5 * terms.std() / DRAWS**0.5
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("dim", [2, 16, 2048])
+    def test_to_itself_it_is_zero(self, dim, dtype):
+        p = VonMisesFisher(unit(4, dim, dtype=dtype), torch.tensor([0.0, 1.0, 60.0, 1e5], dtype=dtype))
+        uniform = HypersphericalUniform(dim, dtype=dtype)
+        assert not kl_divergence(p, p).any()
+        assert not kl_divergence(uniform, uniform).any()
+        assert not kl_divergence(p, uniform)[0].any()
+        assert not kl_divergence(uniform, p)[0].any()
+
+    def test_batches_broadcast(self):
+        p, q = make(4, 3.0, (5, 1)), make(4, 9.0, (3,))
+        uniform = HypersphericalUniform(4, (5, 1), dtype=torch.float64)
+        assert kl_divergence(p, q).shape == (5, 3)
+        assert kl_divergence(uniform, q).shape == (5, 3)
+        assert kl_divergence(q, uniform).shape == (5, 3)
+        assert kl_divergence(uniform, HypersphericalUniform(4, (3,))).shape == (5, 3)
+
+    @pytest.mark.parametrize("dim", [3, 128, 512, 4096])
+    def test_large_areas_take_no_digits_of_it_in_float32(self, dim):
+        found, expected = [], []
+        for values, dtype in [(found, torch.float32), (expected, torch.float64)]:
+            mean = torch.eye(dim, dtype=dtype)[0]
+            p, q = VonMisesFisher(mean, 10.0), VonMisesFisher(mean, 12.0)
+            uniform = HypersphericalUniform(dim, dtype=dtype)
+            values += [kl_divergence(*pair).double() for pair in [(p, q), (p, uniform), (uniform, p)]]
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
+
+    def test_it_passes_gradcheck(self):
+        locs = unit(2, 3, 4).requires_grad_()
+        concentrations = torch.tensor([[0.0, 3.0, 40.0], [2.0, 3.0, 9.0]], dtype=torch.float64, requires_grad=True)
+
+        def divergence(locs: Tensor, concentrations: Tensor) -> Tensor:
+            p, q = (VonMisesFisher(locs[i], concentrations[i], validate_args=False) for i in range(2))
+            return kl_divergence(p, q) + kl_divergence(p, HypersphericalUniform(4))
+
+        # Directions stay on the sphere, where the cosine between them is what it says.
+        assert torch.autograd.gradcheck(lambda x, k: divergence(F.normalize(x, dim=-1), k), (locs, concentrations))
+
+    def test_spheres_of_two_kinds_are_an_error(self):
+        on_sphere, uniform = make(3, 1.0), HypersphericalUniform(5)
+        for first, second, dims in [
+            (on_sphere, make(4, 1.0), "3 and 4"),
+            (on_sphere, uniform, "3 and 5"),
+            (uniform, on_sphere, "5 and 3"),
+            (uniform, HypersphericalUniform(2), "5 and 2"),
+        ]:
+            with pytest.raises(ValueError, match=f"live in {dims} dimensions"):
+                kl_divergence(first, second)
+
+
+class TestUniform:
+    @pytest.mark.parametrize("dim", [2, 3])
+    def test_the_density_integrates_to_one(self, dim):
+        assert integral(dim, lambda x: HypersphericalUniform(dim).log_prob(x).exp()).item() == pytest.approx(
+            1, rel=1e-12
+        )
+
+    @pytest.mark.parametrize("dim", [2, 3, 64])
+    def test_mean_variance_and_entropy_are_those_of_samples(self, dim):
+        distribution = HypersphericalUniform(dim, dtype=torch.float64)
+        points = distribution.sample((DRAWS,))
+        assert (points.norm(dim=-1) - 1).abs().max() < 1e-14
+        assert (points.mean(dim=0).abs() < 5 * (1 / dim / DRAWS) ** 0.5).all()
+        squares = points.square()
+        assert ((squares.mean(dim=0) - distribution.variance).abs() < 5 * squares.std(dim=0) / DRAWS**0.5).all()
+        assert not distribution.mean.any()
+        assert distribution.entropy().item() == pytest.approx(-log_uniform_density(dim), rel=1e-15)
+
+    def test_shapes_follow_the_batch(self):
+        distribution = HypersphericalUniform(3, (2,))
+        wide = distribution.expand((4, 2))
+        for each, batch in [(distribution, (2,)), (wide, (4, 2))]:
+            assert isinstance(each, HypersphericalUniform)
+            assert each.rsample((5,)).shape == (5, *batch, 3)
+            assert each.mean.shape == each.variance.shape == (*batch, 3)
+            assert each.entropy().shape == each.log_prob(unit(3)).shape == batch
+            assert each.log_prob(unit(5, *batch, 3)).shape == (5, *batch)

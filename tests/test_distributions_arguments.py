@@ -1,0 +1,199 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributions import Distribution, Independent, kl_divergence
+from torch.func import vmap
+
+from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher
+
+HALVES = [torch.float16, torch.bfloat16]
+
+
+def unit(*shape: int, dtype=torch.float64) -> Tensor:
+    return F.normalize(torch.randn(shape, dtype=dtype), dim=-1)
+
+
+def make(dim: int, kappa: float, shape: tuple[int, ...] = ()) -> VonMisesFisher:
+    return VonMisesFisher(unit(*shape, dim), torch.full(shape, kappa, dtype=torch.float64))
+
+
+class TestExpand:
+    def test_values_are_repeated(self):
+        distribution = make(4, 3.0, (3, 1))
+        wide = distribution.expand((2, 3, 5))
+        assert isinstance(wide, VonMisesFisher)
+        assert (wide.batch_shape, wide.event_shape) == ((2, 3, 5), (4,))
+        assert wide.rsample((6,)).shape == (6, 2, 3, 5, 4)
+        value = unit(4)
+        expected = distribution.log_prob(value).expand(2, 3, 5)
+        torch.testing.assert_close(wide.log_prob(value), expected)
+        for name in ("mean", "variance", "mode"):
+            torch.testing.assert_close(getattr(wide, name), getattr(distribution, name).expand(2, 3, 5, 4))
+        torch.testing.assert_close(wide.entropy(), distribution.entropy().expand(2, 3, 5))
+
+    @pytest.mark.parametrize("validate", [True, False])
+    def test_whether_to_validate_is_kept(self, validate):
+        for distribution in (
+            VonMisesFisher(unit(4), 3.0, validate_args=validate),
+            HypersphericalUniform(4, validate_args=validate),
+        ):
+            assert distribution.expand((2,))._validate_args is validate
+
+    def test_copies_draw_for_themselves(self):
+        points = make(4, 3.0).expand((2,)).rsample()
+        assert not torch.equal(points[0], points[1])
+
+    def test_a_shape_that_does_not_fit_is_an_error(self):
+        with pytest.raises(RuntimeError, match="expand"):
+            make(4, 3.0, (3,)).expand((2,))
+
+    def test_batch_axes_become_those_of_an_event(self):
+        whole, value = Independent(make(4, 3.0, (2, 3)), 1), unit(2, 3, 4)
+        assert (whole.batch_shape, whole.event_shape) == ((2,), (3, 4))
+        torch.testing.assert_close(whole.log_prob(value), whole.base_dist.log_prob(value).sum(-1))
+
+
+class TestPrecision:
+    @pytest.mark.parametrize("dtype", HALVES)
+    def test_half_precision_is_computed_in_float32_and_rounded_once(self, dtype):
+        loc = unit(4, 16).to(dtype)
+        concentration = torch.tensor([0.0, 3.0, 40.0, 500.0], dtype=dtype)
+        half, full = (
+            VonMisesFisher(loc.to(t), concentration.to(t), validate_args=False) for t in (dtype, torch.float32)
+        )
+        uniform = HypersphericalUniform(16, dtype=torch.float32)
+        value = half.sample()
+        pairs = {
+            "log_prob": (half.log_prob(value), full.log_prob(value.float())),
+            "entropy": (half.entropy(), full.entropy()),
+            "variance": (half.variance, full.variance),
+            "covariance": (half.covariance_matrix, full.covariance_matrix),
+            "divergence": (kl_divergence(half, half.expand((4, 4))), kl_divergence(full, full.expand((4, 4)))),
+            "to uniform": (kl_divergence(half, HypersphericalUniform(16, dtype=dtype)), kl_divergence(full, uniform)),
+        }  # fmt: skip
+        for name, (found, expected) in pairs.items():
+            assert found.dtype == dtype, name
+            torch.testing.assert_close(
+                found,
+                expected.to(dtype),
+                rtol=torch.finfo(dtype).eps,
+                atol=1e-6,
+                msg=lambda text, n=name: f"{n}: {text}",
+            )
+
+    @pytest.mark.parametrize("dtype", HALVES)
+    @pytest.mark.parametrize("kappa", [0.0, 40.0, 3e4])
+    def test_half_precision_samples_are_those_of_float32_rounded(self, kappa, dtype):
+        loc = unit(16).to(dtype)
+        half, full = (
+            VonMisesFisher(loc.to(t), torch.tensor(kappa, dtype=dtype).to(t), validate_args=False)
+            for t in (dtype, torch.float32)
+        )
+        drawn = [d.rsample((50,), torch.Generator().manual_seed(0)) for d in (half, full)]
+        assert torch.equal(drawn[0], drawn[1].to(dtype))
+        assert half.support.check(drawn[0]).all()
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
+    def test_samples_and_moments_of_the_uniform_distribution_have_its_dtype(self, dtype):
+        distribution = HypersphericalUniform(3, dtype=dtype)
+        points = distribution.rsample((50,))
+        for values in (points, distribution.mean, distribution.variance, distribution.entropy()):
+            assert values.dtype == dtype
+        assert distribution.support.check(points).all()
+        assert HypersphericalUniform(3).sample().dtype == torch.get_default_dtype()
+
+    def test_autocast_does_not_lower_the_precision(self):
+        loc, concentration = (
+            unit(4, 16, dtype=torch.float32).requires_grad_(),
+            torch.full((4,), 30.0, requires_grad=True),
+        )
+        value, results = unit(4, 16, dtype=torch.float32), []
+        for enabled in (True, False):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+                distribution = VonMisesFisher(loc, concentration, validate_args=False)
+                points = distribution.rsample((3,), torch.Generator().manual_seed(0))
+                values = [points, distribution.log_prob(value), distribution.entropy(), distribution.variance]
+                values += [kl_divergence(distribution, HypersphericalUniform(16))]
+            results.append([*values, *torch.autograd.grad(sum(v.sum() for v in values), (loc, concentration))])
+        assert all(map(torch.equal, *results))
+
+    def test_vmap_over_distributions_equals_a_batch(self):
+        loc, value = unit(3, 5), unit(3, 5)
+        concentration = torch.tensor([0.0, 2.0, 40.0], dtype=torch.float64)
+
+        def density(loc: Tensor, concentration: Tensor, value: Tensor) -> Tensor:
+            return VonMisesFisher(loc, concentration, validate_args=False).log_prob(value)
+
+        torch.testing.assert_close(vmap(density)(loc, concentration, value), density(loc, concentration, value))
+
+
+class TestValidation:
+    @pytest.mark.parametrize("kappa", [-1.0, math.nan])
+    def test_a_concentration_that_is_negative_or_no_number_is_refused(self, kappa):
+        with pytest.raises(ValueError, match="parameter concentration"):
+            VonMisesFisher(torch.eye(3)[0], torch.tensor([1.0, kappa]), validate_args=True)
+        VonMisesFisher(torch.eye(3)[0], torch.tensor([1.0, kappa]), validate_args=False)
+
+    @pytest.mark.parametrize("loc", [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [math.nan, 0.0, 0.0], [1.001, 0.0, 0.0]])
+    def test_a_mean_direction_off_the_sphere_is_refused(self, loc):
+        with pytest.raises(ValueError, match="parameter loc"):
+            VonMisesFisher(torch.tensor(loc), 1.0, validate_args=True)
+        VonMisesFisher(torch.tensor(loc), 1.0, validate_args=False)
+
+    @pytest.mark.parametrize("value", [[0.9, 0.0, 0.0], [math.nan, 0.0, 1.0]])
+    def test_a_value_off_the_sphere_is_refused(self, value):
+        for make_one in (
+            lambda validate: VonMisesFisher(torch.eye(3)[0], 1.0, validate_args=validate),
+            lambda validate: HypersphericalUniform(3, validate_args=validate),
+        ):
+            with pytest.raises(ValueError, match="within the support"):
+                make_one(True).log_prob(torch.tensor(value))
+            make_one(False).log_prob(torch.tensor(value))
+
+    def test_a_value_with_other_coordinates_is_refused(self):
+        with pytest.raises(ValueError, match=r"right-most size"):
+            VonMisesFisher(torch.eye(3)[0], 1.0, validate_args=True).log_prob(torch.eye(4)[0])
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
+    def test_unit_vectors_of_any_precision_are_accepted(self, dtype):
+        distribution = VonMisesFisher(unit(50, 300).to(dtype), 10.0, validate_args=True)
+        assert distribution.log_prob(distribution.sample()).isfinite().all()
+
+    def test_every_parameter_has_its_constraint(self):
+        assert set(VonMisesFisher.arg_constraints) == {"loc", "concentration"}
+        assert HypersphericalUniform.arg_constraints == {}
+        assert VonMisesFisher.support.event_dim == 1
+        assert "loc: torch.Size([2, 3])" in repr(make(3, 1.0, (2,)))
+
+    @pytest.mark.parametrize("shape", [(), (1,), (4, 1), (4, 0)])
+    def test_fewer_than_two_coordinates_are_an_error(self, shape):
+        with pytest.raises(ValueError, match=r"d of at least 2; got the shape"):
+            VonMisesFisher(torch.ones(shape), 1.0)
+
+    def test_batches_that_do_not_broadcast_are_an_error_that_names_the_shapes(self):
+        with pytest.raises(ValueError, match=r"loc is \(2, 3\).*broadcast with \(2,\); got \(5,\)"):
+            VonMisesFisher(unit(2, 3), torch.ones(5))
+
+    def test_whole_numbers_are_refused_and_do_not_truncate_the_concentration(self):
+        with pytest.raises((TypeError, ValueError), match="float"):
+            VonMisesFisher(torch.tensor([1, 0, 0]), 0.5)
+        with pytest.raises((TypeError, ValueError), match="float"):
+            HypersphericalUniform(3, dtype=torch.int64)
+
+    def test_a_plain_number_is_a_concentration(self):
+        distribution = VonMisesFisher(unit(2, 3), 4)
+        assert distribution.concentration.tolist() == [4.0, 4.0]
+        assert distribution.concentration.dtype == torch.float64
+
+    @pytest.mark.parametrize("dim", [-1, 0, 1, 2.5])
+    def test_a_uniform_distribution_of_fewer_than_two_coordinates_is_an_error(self, dim):
+        with pytest.raises(ValueError, match=f"at least 2 dimensions; got {dim}"):
+            HypersphericalUniform(dim)
+
+    def test_both_are_distributions_of_torch(self):
+        assert isinstance(HypersphericalUniform(3), Distribution)
+        assert HypersphericalUniform.has_rsample
+        assert VonMisesFisher.has_rsample
