@@ -3,6 +3,7 @@
 python recipes/prepare_images.py imagenet200 --source data/tiny-imagenet-200 --output data/prepared/imagenet200
 python recipes/prepare_images.py omniart --source data/omniart --output data/prepared/omniart --skip_missing
 python recipes/prepare_images.py cub200 --source data/CUB_200_2011 --output data/prepared/cub200
+python recipes/prepare_images.py sop --source data/Stanford_Online_Products --output data/prepared/sop
 
 imagenet200  {train,test}/<class>/*.jpg, or train/<class>/images/*.JPEG with val/images and val/val_annotations.txt,
              whose val becomes the test split. Columns image, label.
@@ -10,6 +11,8 @@ omniart      {train,test}/<omni_id>.jpg with train_complete.csv and test_complet
              and year.
 cub200       images/<class>/*.jpg with images.txt, image_class_labels.txt, train_test_split.txt and classes.txt.
              Columns image, label.
+sop          <super class>_final/*.JPG with Ebay_train.txt and Ebay_test.txt, whose classes differ. Columns image, label
+             (the number of the class) and super_class.
 
 Image files are stored as they are, byte for byte. The output is written whole or not at all, and only if the numbers of
 classes and images are those published.
@@ -37,10 +40,17 @@ from hf_sphere.training.run import run_recipe
 class PrepareArguments:
     """What to turn into what."""
 
-    kind: Literal["imagenet200", "omniart", "cub200"] = field(
+    kind: Literal["imagenet200", "omniart", "cub200", "sop"] = field(
         metadata={"help": "Which data set; its name can also stand first, without --kind."}
     )
-    source: str = field(metadata={"help": "Folder of the data as published."})
+    source: str = field(
+        metadata={
+            "help": "Folder of the data as published. It holds, of imagenet200, the folders train and test or val; of "
+            "omniart, the folders train and test, train_complete.csv and test_complete.csv; of cub200, the folder "
+            "images, images.txt, image_class_labels.txt, train_test_split.txt and classes.txt; of sop, a folder for "
+            "each super class, Ebay_train.txt and Ebay_test.txt."
+        }
+    )
     output: str = field(metadata={"help": "Folder to write, for --dataset_name of the training recipes."})
     overwrite_output_dir: bool = field(default=False, metadata={"help": "Replace the prepared data in output."})
     skip_missing: bool = field(
@@ -55,9 +65,10 @@ class PrepareArguments:
 
 
 RUNS = {
-    "imagenet200": ("train_image_classification", "imagenet200-resnet32-d50"),
-    "omniart": ("train_joint_prediction", "omniart-joint-w0.25"),
-    "cub200": ("train_image_classification", "cub200-resnet34-d50"),
+    "imagenet200": ("train_image_classification", "prototypes/imagenet200-resnet32-d50"),
+    "omniart": ("train_joint_prediction", "prototypes/omniart-joint-w0.25"),
+    "cub200": ("train_image_classification", "prototypes/cub200-resnet34-d50"),
+    "sop": ("train_image_retrieval", "vmf/sop-retrieval-vmf"),
 }
 """A recipe and a configuration to go on with."""
 
@@ -107,19 +118,24 @@ def check_output(output: Path, source: Path, *, overwrite: bool) -> None:
 
 def check_counts(args: PrepareArguments, splits: Splits, features: Features, *, silent: bool = False) -> None:
     """Compare numbers with those published; other ones are an error, or a warning if asked for."""
-    published, names = PUBLISHED[args.kind], features["label"].names
-    wrong = []
-    if len(names) != published.classes:
-        wrong.append(f"{published.classes} classes expected, {len(names)} found")
-    for split, rows in splits.items():
-        if split in published.images and len(rows) != published.images[split]:
-            wrong.append(f"{published.images[split]:,} {split} images expected, {len(rows):,} found")
-        expected = published.images_of_a_class.get(split)
-        found = Counter(row.values["label"] for row in rows)
-        other = [f"{found[i]} of {name}" for i, name in enumerate(names) if found[i] != expected]
-        if expected is not None and other:
-            more = f" and others of {len(other) - 1} further classes" if len(other) > 1 else ""
-            wrong.append(f"{expected} {split} images of each class expected, {other[0]}{more} found")
+    published, wrong = PUBLISHED[args.kind], []
+    images = {split: Counter(row.values["label"] for row in rows) for split, rows in splits.items()}
+    classes = len(set().union(*images.values()))
+    if classes != published.classes:
+        wrong.append(f"{published.classes:,} classes expected, {classes:,} found")
+    for split, found in images.items():
+        for what, expected, number in (
+            ("classes", published.classes_of_a_split.get(split), len(found)),
+            ("images", published.images.get(split), found.total()),
+        ):
+            if expected is not None and number != expected:
+                wrong.append(f"{expected:,} {split} {what} expected, {number:,} found")
+        if split in published.images_of_a_class:
+            each = published.images_of_a_class[split]
+            other = [f"{found[i]} of {name}" for i, name in enumerate(features["label"].names) if found[i] != each]
+            if other:
+                more = f" and others of {len(other) - 1} further classes" if len(other) > 1 else ""
+                wrong.append(f"{each} {split} images of each class expected, {other[0]}{more} found")
     if wrong and args.expect_counts:
         raise ValueError(
             f"these are not {args.kind} as published: {'; '.join(wrong)}. Complete the data, or pass "
@@ -172,7 +188,7 @@ def describe(args: PrepareArguments, splits: Splits, reader: Reader) -> str:
         lines.append(f"{split:<8}{len(rows):>10,}{classes:>10,}{size / 1e6:>9,.1f} MB")
     lines += [f"Left out: {count:,} {rows}." for rows, count in reader.left_out.items() if count]
     recipe, run = RUNS[args.kind]
-    command = f"python recipes/{recipe}.py --config recipes/configs/prototypes/{run}.yaml --dataset_name {args.output}"
+    command = f"python recipes/{recipe}.py --config recipes/configs/{run}.yaml --dataset_name {args.output}"
     return "\n".join([*lines, command])
 
 

@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader
 
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.decoding import EncodedImages, stack_images
+from hf_sphere.data.episodes import Episodes, EpisodeSampler
+from hf_sphere.data.seeds import mix_seed
 
 
 class ImageBatches:
@@ -19,20 +21,26 @@ class ImageBatches:
 
     Order and augmentation follow from (`seed`, epoch, batch), so any batch can be made again by itself: that is what
     lets a run resume in the middle of an epoch. Several processes get interleaved parts of the same order, of equal
-    length in training; in evaluation every image is seen once.
+    length in training; in evaluation every image is seen once. With episodes these are the batches of an epoch, and
+    processes share them as `EpisodeSampler` says.
 
     Args:
         labels: (N,) class indices, or real numbers for regression.
         regression_labels: (N,) real numbers to learn beside the classes.
-        batch_size: Images a batch and process.
+        rows: (N,) row of the data set that each image is; 0 to N - 1 if None.
+        batch_size: Images a batch and process; None for those of an episode.
         mean: Mean a channel, on the scale from 0 to 1.
         std: Standard deviation a channel, on the scale from 0 to 1.
         device: Where batches are made.
         augmentation: Random changes; None for evaluation.
         shuffle: Whether each epoch has an order of its own, as in training.
+        episodes: Make epochs of these episodes, drawn by class and by `seed`, instead of passing over all images.
         seed: Seed of order and augmentation.
         process_index: Which of the processes this is.
         num_processes: How many processes share the data.
+
+    Raises:
+        ValueError: If sizes do not go together, or episodes cannot be drawn from the labels.
     """
 
     def __init__(
@@ -40,29 +48,36 @@ class ImageBatches:
         labels: Tensor,
         *,
         regression_labels: Tensor | None = None,
-        batch_size: int,
+        rows: Tensor | None = None,
+        batch_size: int | None = None,
         mean: Sequence[float],
         std: Sequence[float],
         device: torch.device | str = "cpu",
         augmentation: Augmentation | None = None,
         shuffle: bool = False,
+        episodes: Episodes | None = None,
         seed: int = 0,
         process_index: int = 0,
         num_processes: int = 1,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"the batch size must be at least 1; got {batch_size}.")
-        if regression_labels is not None and len(regression_labels) != len(labels):
-            raise ValueError(f"{len(labels)} labels need as many regression_labels; got {len(regression_labels)}.")
+        for name, beside in (("regression_labels", regression_labels), ("rows", rows)):
+            if beside is not None and len(beside) != len(labels):
+                raise ValueError(f"{len(labels)} labels need as many {name}; got {len(beside)}.")
         self.device = torch.device(device)
         self.labels = labels.to(self.device)
         self.regression_labels = None if regression_labels is None else regression_labels.to(self.device)
-        self.batch_size = batch_size
+        self.batch_size = _choose_batch_size(batch_size, episodes)
         self.augmentation = augmentation
         self.shuffle = shuffle
         self.seed = seed
         self.process_index = process_index
         self.num_processes = num_processes
+        self._rows = torch.arange(len(labels)) if rows is None else rows
+        self._episodes: EpisodeSampler | None = None
+        if episodes is not None:
+            self._episodes = EpisodeSampler(
+                labels, episodes, seed=seed, process_index=process_index, num_processes=num_processes
+            )
         spread = torch.tensor(std, dtype=torch.float32, device=self.device)
         center = torch.tensor(mean, dtype=torch.float32, device=self.device)
         self._scale = (1 / (255 * spread))[:, None, None]
@@ -77,8 +92,15 @@ class ImageBatches:
 
     @property
     def num_examples(self) -> int:
-        """Images in the split, over all processes."""
+        """Images in the split, over all processes, whatever an epoch takes of them."""
         return len(self.labels)
+
+    @property
+    def examples_per_epoch(self) -> int:
+        """Images that the batches of an epoch hold, over all processes, repeated ones included."""
+        if not self._same_for_all:
+            return len(self.labels)
+        return min(self._share(), len(self) * self.batch_size) * self.num_processes
 
     def epoch(self, epoch: int = 0, *, start: int = 0, augment: bool = True) -> Iterator[dict[str, Tensor]]:
         """Yield the batches of an epoch from batch `start` on, with the augmentation there is or as they are."""
@@ -93,26 +115,39 @@ class ImageBatches:
                 batch["regression_labels"] = self.regression_labels[used]
             yield batch
 
+    def epoch_rows(self, epoch: int = 0) -> Tensor:
+        """Return the row of the data set of each image of an epoch, in the order of the batches, int64 on the CPU."""
+        return self._rows[self._order(epoch)[: len(self) * self.batch_size]]
+
     def _fetch(self, batches: list[Tensor]) -> Iterator[Tensor]:
         """Yield uint8 images (B, C, H, W) on the device for each batch of indices."""
         raise NotImplementedError
 
+    @property
+    def _same_for_all(self) -> bool:
+        """Whether each process gets as many images as any other."""
+        return self.shuffle or self._episodes is not None
+
     def _share(self) -> int:
+        if self._episodes is not None:
+            return len(self._episodes) * self.batch_size
         if self.shuffle:
             return math.ceil(len(self.labels) / self.num_processes)
         return len(range(self.process_index, len(self.labels), self.num_processes))
 
     def _order(self, epoch: int) -> Tensor:
+        if self._episodes is not None:
+            return self._episodes.indices(epoch).flatten()
         order = torch.arange(len(self.labels))
         if self.shuffle:
-            generator = torch.Generator().manual_seed(_mix(self.seed, epoch))
+            generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
             order = torch.randperm(len(order), generator=generator)
             total = self._share() * self.num_processes
             order = order.repeat(math.ceil(total / len(order)))[:total]
         return order[self.process_index :: self.num_processes]
 
     def _generator(self, epoch: int, number: int) -> torch.Generator:
-        return torch.Generator().manual_seed(_mix(self.seed, epoch, number + 1, self.process_index))
+        return torch.Generator().manual_seed(mix_seed(self.seed, epoch, number + 1, self.process_index))
 
 
 class ImagesInMemory(ImageBatches):
@@ -163,12 +198,14 @@ class ImagesFromDisk(ImageBatches):
             yield images.to(self.device, non_blocking=True)
 
 
-def _mix(*numbers: int) -> int:
-    """One 63-bit seed from several numbers, different for every combination that occurs (splitmix64)."""
-    state = 0
-    for number in numbers:
-        state = (state + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 31
-    return state >> 1
+def _choose_batch_size(given: int | None, episodes: Episodes | None) -> int:
+    if episodes is None:
+        if given is None or given < 1:
+            raise ValueError(f"the batch size must be at least 1; got {given}.")
+        return given
+    if given not in (None, episodes.batch_size):
+        raise ValueError(
+            f"episodes of {episodes.classes} classes with {episodes.examples} images each are batches of "
+            f"{episodes.batch_size}; got batch_size={given}. Leave it out."
+        )
+    return episodes.batch_size

@@ -1,4 +1,7 @@
-"""Image data sets in the folders and lists that they are published as: ImageNet-200, OmniArt, CUB-200-2011."""
+"""Image data sets in the folders and lists that they are published as.
+
+ImageNet-200, OmniArt, CUB-200-2011 and Stanford Online Products.
+"""
 
 import contextlib
 import csv
@@ -14,6 +17,8 @@ from datasets import ClassLabel, Features, Image, Value
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 FIRST_YEAR, LAST_YEAR = 1000, 1932
 """The years that OmniArt is published to span."""
+PRODUCT_COLUMNS = ["image_id", "class_id", "super_class_id", "path"]
+"""The first line of both lists of Stanford Online Products."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +26,15 @@ class Published:
     """Numbers that a data set is published with.
 
     Attributes:
-        classes: Classes.
+        classes: Classes in all.
+        classes_of_a_split: Classes of each split where the splits do not have the same; empty if they do.
         images: Images a split; empty if not known.
         images_of_a_class: Images of each class a split; empty if they differ.
         size: Width and height of every image in pixels; None if they differ.
     """
 
     classes: int
+    classes_of_a_split: dict[str, int] = field(default_factory=dict)
     images: dict[str, int] = field(default_factory=dict)
     images_of_a_class: dict[str, int] = field(default_factory=dict)
     size: tuple[int, int] | None = None
@@ -37,6 +44,7 @@ PUBLISHED = {
     "imagenet200": Published(200, images_of_a_class={"train": 500, "test": 50}, size=(64, 64)),
     "omniart": Published(46),
     "cub200": Published(200, images={"train": 5994, "test": 5794}),
+    "sop": Published(22_634, {"train": 11_318, "test": 11_316}, images={"train": 59_551, "test": 60_502}),
 }
 
 
@@ -146,14 +154,14 @@ def read_omniart(reader: Reader) -> tuple[Splits, Features]:
     return splits, Features({"image": Image(), "label": ClassLabel(names=names), "year": Value("float32")})
 
 
-def _numbered(splits: Splits, names: list[str]) -> Splits:
+def _numbered(splits: Splits, names: list[str], column: str = "label") -> Splits:
     """Put the index of its class in the place of its name; rows of other classes are left out."""
     index = {name: i for i, name in enumerate(names)}
     return {
         split: [
-            Row(row.path, row.values | {"label": index[row.values["label"]]})
+            Row(row.path, row.values | {column: index[row.values[column]]})
             for row in rows
-            if row.values["label"] in index
+            if row.values[column] in index
         ]
         for split, rows in splits.items()
     }
@@ -207,10 +215,50 @@ def read_cub200(reader: Reader) -> tuple[Splits, Features]:
     return splits, Features({"image": Image(), "label": ClassLabel(names=birds)})
 
 
+def read_sop(reader: Reader) -> tuple[Splits, Features]:
+    """Read the two lists of Stanford Online Products, an open set: its test images are of other classes.
+
+    Classes stay the numbers that they are published as. They have no names, and a `ClassLabel` of all of them would say
+    in every file, and to every classifier, that each split has each class.
+    """
+    listed = {split: _read_products(reader, f"Ebay_{split}.txt") for split in ("train", "test")}
+    trained, tested = ({row.values["label"] for row in rows} for rows in listed.values())
+    if trained & tested:
+        raise ValueError(
+            f"the classes of Ebay_test.txt must not be those of Ebay_train.txt; {len(trained & tested):,} are in both, "
+            f"the first: {min(trained & tested)}. Restore the lists as they are published."
+        )
+    names = sorted({row.values["super_class"] for rows in listed.values() for row in rows})
+    splits = {split: reader.present(rows, split) for split, rows in listed.items()}
+    features = Features({"image": Image(), "label": Value("int64"), "super_class": ClassLabel(names=names)})
+    return _numbered(splits, names, "super_class"), features
+
+
+def _read_products(reader: Reader, name: str) -> list[Row]:
+    lines = reader.lines(name, None, len(PRODUCT_COLUMNS))
+    if lines[:1] != [PRODUCT_COLUMNS]:
+        first = f"got {' '.join(lines[0])!r}" if lines else "it is empty"
+        raise ValueError(f"{name} must begin with the line {' '.join(PRODUCT_COLUMNS)!r}; {first}.")
+    rows = []
+    for cells in lines[1:]:
+        _, number, _, file = cells
+        folder, slash, _ = file.partition("/")
+        if not number.isdecimal() or not slash:
+            raise ValueError(
+                f"a row of {name} must have the number of a class second, and the path of an image in the folder of "
+                f"its super class last; got {' '.join(cells)!r}."
+            )
+        # "coffee_maker_final" is the folder of coffee_maker.
+        values = {"label": int(number), "super_class": folder.removesuffix("_final")}
+        rows.append(Row(reader.source / file, values))
+    return rows
+
+
 READERS: dict[str, Callable[[Reader], tuple[Splits, Features]]] = {
     "imagenet200": read_imagenet200,
     "omniart": read_omniart,
     "cub200": read_cub200,
+    "sop": read_sop,
 }
 
 

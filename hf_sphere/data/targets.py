@@ -8,22 +8,38 @@ from datasets import ClassLabel, Dataset
 from torch import Tensor
 
 from hf_sphere.data.computed_values import COMPUTED_VALUES
+from hf_sphere.data.episodes import Episodes
 from hf_sphere.data.sources import VALUE_COLUMNS, find_column
 
-Task = Literal["classification", "regression", "joint"]
-"""What `labels` are: classes, real numbers, or classes with real numbers beside them."""
+Task = Literal["classification", "regression", "joint", "retrieval"]
+"""What `labels` are: classes, real numbers, classes with real numbers beside them, or classes of which those of the
+evaluation split are numbered by themselves."""
 
 
-def check_task(task: str, label_column: str | None, value_column: str | None, computed_value: str | None) -> None:
-    """Refuse a task that does not exist, or a choice of targets that does not go with it."""
-    if task not in ("classification", "regression", "joint"):
-        raise ValueError(f"task must be classification, regression or joint; got {task!r}.")
+def check_task(
+    task: str,
+    label_column: str | None,
+    value_column: str | None,
+    computed_value: str | None,
+    train_classes: int | None = None,
+    episodes: Episodes | None = None,
+) -> None:
+    """Refuse a task that does not exist, or a choice of targets or episodes that does not go with it."""
+    if task not in ("classification", "regression", "joint", "retrieval"):
+        raise ValueError(f"task must be classification, regression, joint or retrieval; got {task!r}.")
     given = [f"--value_column_name {value_column}"] if value_column is not None else []
     given += [f"--computed_value {computed_value}"] if computed_value is not None else []
     if len(given) == 2:
         raise ValueError(f"{' and '.join(given)} are two sources of one value; give one of them.")
-    if given and task == "classification":
-        raise ValueError(f"{given[0]} has no use in classification: leave it out, or choose task regression or joint.")
+    if given and task in ("classification", "retrieval"):
+        raise ValueError(f"{given[0]} has no use in {task}: leave it out, or choose task regression or joint.")
+    if train_classes is not None and task != "retrieval":
+        raise ValueError(
+            f"--train_classes {train_classes} has no use in {task}, where all classes are trained on: leave it out, or "
+            "choose task retrieval."
+        )
+    if episodes is not None and task == "regression":
+        raise ValueError("episodes are drawn by class, and regression has no classes: leave them out.")
     if label_column is not None and task == "regression":
         raise ValueError(
             f"--label_column_name {label_column} has no use in regression, which learns no classes: leave it out, or "
@@ -98,7 +114,7 @@ def read_labels(rows: Dataset, column: str, class_names: list[str], split: str) 
             first = int(outside[0])
             raise ValueError(
                 f"label {int(labels[first])} of image {first} in split {split!r} is outside the classes 0 to "
-                f"{len(class_names) - 1}. Does this split have labels? Choose another one with --eval_split."
+                f"{len(class_names) - 1}. Does this split have labels? If not, choose another one."
             )
         return labels
     index = {name: i for i, name in enumerate(class_names)}

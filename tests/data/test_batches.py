@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_sphere.data import Augmentation, ImagesFromDisk, ImageShape, ImagesInMemory, batches
+from hf_sphere.data import Augmentation, ImageBatches, ImagesFromDisk, ImageShape, ImagesInMemory
 from hf_sphere.data.decoding import EncodedImages, decode_all
+from hf_sphere.data.seeds import mix_seed
 
 without_deadline = settings(deadline=None, max_examples=60)
 """The machine may be busy with other things."""
@@ -32,7 +33,7 @@ def numbered(count: int, **options) -> ImagesInMemory:
     return in_memory(torch.zeros(count, 1, 1, 1, dtype=torch.uint8), **options)
 
 
-def order(of: batches.ImageBatches, epoch: int = 0) -> list[int]:
+def order(of: ImageBatches, epoch: int = 0) -> list[int]:
     return [label for batch in of.epoch(epoch) for label in batch["labels"].tolist()]
 
 
@@ -101,6 +102,38 @@ class TestOrder:
     def test_a_batch_size_below_one_is_an_error(self, batch_size):
         with pytest.raises(ValueError, match=f"batch size must be at least 1; got {batch_size}"):
             numbered(4, batch_size=batch_size)
+
+    @without_deadline
+    @given(
+        count=st.integers(1, 40),
+        batch_size=st.integers(1, 9),
+        processes=st.integers(1, 5),
+        shuffle=st.booleans(),
+        epoch=st.integers(0, 9),
+    )
+    def test_the_examples_of_an_epoch_are_those_of_its_batches(self, count, batch_size, processes, shuffle, epoch):
+        options = {"batch_size": batch_size, "shuffle": shuffle, "num_processes": processes}
+        shares = [numbered(count, process_index=i, **options) for i in range(processes)]
+        seen = sum(len(order(share, epoch)) for share in shares)
+        assert {share.examples_per_epoch for share in shares} == {seen}
+
+
+class TestRows:
+    @without_deadline
+    @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), shuffle=st.booleans())
+    def test_those_of_an_epoch_come_as_its_images_do(self, count, batch_size, processes, shuffle):
+        rows = 3 * torch.arange(count) + 7
+        for i in range(processes):
+            options = {"batch_size": batch_size, "shuffle": shuffle, "process_index": i, "num_processes": processes}
+            of = numbered(count, rows=rows, **options)
+            assert of.epoch_rows(4).tolist() == [3 * index + 7 for index in order(of, 4)]
+
+    def test_they_are_the_indices_where_none_are_given(self):
+        assert numbered(5).epoch_rows().tolist() == [0, 1, 2, 3, 4]
+
+    def test_another_number_of_them_is_an_error_that_says_both(self):
+        with pytest.raises(ValueError, match="4 labels need as many rows; got 3"):
+            numbered(4, rows=torch.arange(3))
 
 
 class TestProcesses:
@@ -205,19 +238,19 @@ class TestResuming:
 
     def test_no_two_batches_share_a_seed(self):
         mixed = [
-            batches._mix(seed, epoch, number, process)
+            mix_seed(seed, epoch, number, process)
             for seed in range(8)
             for epoch in range(12)
             for number in range(25)
             for process in range(4)
         ]
-        mixed += [batches._mix(seed, epoch) for seed in range(8) for epoch in range(12)]
+        mixed += [mix_seed(seed, epoch) for seed in range(8) for epoch in range(12)]
         assert len(set(mixed)) == len(mixed)
 
     @without_deadline
     @given(st.lists(st.integers(-(2**63), 2**64), min_size=1, max_size=4))
     def test_any_numbers_make_a_seed_that_torch_takes(self, numbers):
-        seed = batches._mix(*numbers)
+        seed = mix_seed(*numbers)
         assert torch.Generator().manual_seed(seed).initial_seed() == seed
 
 

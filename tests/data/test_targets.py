@@ -149,7 +149,9 @@ class TestClassification:
             load(make_valued([1.0, 2.0]), **{option: given.split()[1]})
 
     def test_an_unknown_task_is_an_error_that_lists_the_tasks(self, make_valued, load):
-        with pytest.raises(ValueError, match="task must be classification, regression or joint; got 'ranking'"):
+        with pytest.raises(
+            ValueError, match="task must be classification, regression, joint or retrieval; got 'ranking'"
+        ):
             load(make_valued([1.0, 2.0]), task="ranking")
 
 

@@ -1,4 +1,5 @@
 import io
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +11,7 @@ import torch
 from datasets import load_dataset
 from PIL import Image
 
-from hf_sphere.data import ImageData, load_image_data
+from hf_sphere.data import ImageData, load_image_data, load_image_split
 from hf_sphere.data.published_layouts import Published
 
 BROKEN = b"not an image"
@@ -123,6 +124,22 @@ def put_cub(source: Path) -> None:
     (source / "image_class_labels.txt").write_text("1 1\n2 2\n3 2\n")
     (source / "train_test_split.txt").write_text("1 1\n2 1\n3 0\n")
     (source / "classes.txt").write_text("1 001.Black_footed_Albatross\n2 002.Blue_Jay\n")
+
+
+PRODUCTS = {
+    "train": {1: "3 1 bicycle_final/a_0.JPG", 2: "3 1 bicycle_final/a_1.JPG", 3: "1 4 coffee_maker_final/b_0.JPG"},
+    "test": {4: "12 1 bicycle_final/c_0.JPG", 5: "9 4 coffee_maker_final/d_0.JPG", 6: "9 4 coffee_maker_final/d_1.JPG"},
+}
+"""What the lists say of each image, by its gray value: class, super class and path."""
+
+
+def put_products(source: Path) -> None:
+    """Six photographs of four products."""
+    for split, rows in PRODUCTS.items():
+        lines = ["image_id class_id super_class_id path", *(f"{number} {row}" for number, row in rows.items())]
+        (source / f"Ebay_{split}.txt").write_text("\n".join(lines) + "\n")
+        for number, row in rows.items():
+            put(source / row.split()[-1], number, size=(10 + number, 9))
 
 
 class TestImagenet200:
@@ -348,6 +365,93 @@ class TestCub200:
         with pytest.raises(ValueError, match=said):
             prepare("cub200")
 
+    def test_the_first_birds_of_both_splits_train_for_retrieval_and_the_others_are_searched(
+        self, source, prepare, load
+    ):
+        put_cub(source)
+        (source / "train_test_split.txt").write_text("1 0\n2 1\n3 0\n")
+        prepare("cub200")
+        data = load(task="retrieval", train_classes=1)
+        assert (data.class_names, data.eval_class_names) == (["Black footed Albatross"], ["Blue Jay"])
+        assert (seen(data.train), seen(data.evaluation)) == ([(1, 0)], [(2, 0), (3, 0)])
+
+
+class TestProducts:
+    def test_lists_load_as_an_open_set_whose_classes_are_named_by_their_numbers(self, source, prepare, load, caplog):
+        put_products(source)
+        prepare("sop")
+        with caplog.at_level(logging.WARNING, logger="hf_sphere"):
+            data = load(task="retrieval", image_size=8)
+        assert (data.class_names, data.eval_class_names) == (["1", "3"], ["9", "12"])
+        assert sorted(seen(data.train)) == [(1, 1), (2, 1), (3, 0)]
+        assert seen(data.evaluation) == [(4, 1), (5, 0), (6, 0)]
+        assert not caplog.records  # classes in common would be warned of
+
+    def test_a_split_alone_has_the_classes_of_its_own_images(self, source, prepare, output):
+        put_products(source)
+        prepare("sop")
+        split = load_image_split(str(output), "test", mean=[0.0], std=[1.0], image_size=8, num_workers=0)
+        assert (split.class_names, seen(split.batches)) == (["9", "12"], [(4, 1), (5, 0), (6, 0)])
+
+    def test_training_a_classifier_is_an_error_that_says_that_the_classes_differ(self, source, prepare, load):
+        put_products(source)
+        prepare("sop")
+        with pytest.raises(ValueError, match="'test' has classes that the training split lacks: 12, 9"):
+            load(image_size=8)
+
+    def test_super_classes_are_named_by_their_folders(self, source, prepare, output):
+        put_products(source)
+        prepare("sop")
+        splits = load_dataset(str(output))
+        for split, expected in (("train", [0, 0, 1]), ("test", [0, 1, 1])):
+            assert splits[split].features["super_class"].names == ["bicycle", "coffee_maker"]
+            assert splits[split]["super_class"][:] == expected
+
+    @pytest.mark.parametrize("split", ["train", "test"])
+    def test_a_missing_list_is_an_error_that_names_it(self, split, source, prepare):
+        put_products(source)
+        (source / f"Ebay_{split}.txt").unlink()
+        with pytest.raises(ValueError, match=rf"Ebay_{split}\.txt is not there; .*source holds"):
+            prepare("sop")
+
+    def test_a_missing_image_is_an_error_that_names_it(self, source, prepare):
+        put_products(source)
+        (source / "bicycle_final" / "c_0.JPG").unlink()
+        with pytest.raises(ValueError, match=r"1 of 3 rows of the test split have no image file.*c_0\.JPG"):
+            prepare("sop")
+
+    def test_a_missing_image_is_left_out_on_request(self, source, prepare, load):
+        put_products(source)
+        (source / "bicycle_final" / "c_0.JPG").unlink()
+        prepare("sop", "--skip_missing")
+        data = load(task="retrieval", image_size=8)
+        assert (data.eval_class_names, seen(data.evaluation)) == (["9"], [(5, 0), (6, 0)])
+
+    def test_a_class_in_both_lists_is_an_error_that_names_it(self, source, prepare, output):
+        put_products(source)
+        with (source / "Ebay_test.txt").open("a") as file:
+            file.write("7 3 1 bicycle_final/a_1.JPG\n")
+        with pytest.raises(ValueError, match=r"must not be those of Ebay_train\.txt; 1 are in both, the first: 3\."):
+            prepare("sop")
+        assert not output.exists()
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("", r"must begin with the line 'image_id class_id super_class_id path'; it is empty"),
+            ("1 3 1 bicycle_final/a_0.JPG\n", r"must begin with .*; got '1 3 1 bicycle_final/a_0\.JPG'"),
+            ("{header}\n1 3 bicycle_final/a_0.JPG\n", r"line 2 of .*Ebay_train\.txt must have 4 columns; got '1 3 bi"),
+            ("{header}\n1 x 1 bicycle_final/a_0.JPG\n", r"Ebay_train\.txt must have the number .*; got '1 x 1 bicycle"),
+            ("{header}\n1 3 1 a_0.JPG\n", r"the folder of its super class last; got '1 3 1 a_0\.JPG'"),
+            ("{header}\n", r"found no image of the train split"),
+        ],
+    )
+    def test_a_corrupt_list_is_an_error_that_says_where(self, text, said, source, prepare):
+        put_products(source)
+        (source / "Ebay_train.txt").write_text(text.format(header="image_id class_id super_class_id path"))
+        with pytest.raises(ValueError, match=said):
+            prepare("sop")
+
 
 class TestCounts:
     @pytest.mark.parametrize(
@@ -360,6 +464,12 @@ class TestCounts:
             ),
             ("omniart", put_omniart, "46 classes expected, 2 found"),
             ("cub200", put_cub, "5,994 train images expected, 2 found; 5,794 test images expected, 1 found"),
+            (
+                "sop",
+                put_products,
+                "22,634 classes expected, 4 found; 11,318 train classes expected, 2 found; 59,551 train images "
+                "expected, 3 found; 11,316 test classes expected, 2 found; 60,502 test images expected, 3 found",
+            ),
         ],
     )
     def test_other_numbers_than_those_published_are_an_error_that_says_both(
@@ -391,6 +501,16 @@ class TestCounts:
         assert load().train.num_examples == 4
         assert "Warning" not in capsys.readouterr().out
 
+    def test_classes_are_counted_in_each_split_where_they_differ(self, recipe, source, prepare, monkeypatch):
+        put_products(source)
+        monkeypatch.setitem(recipe.PUBLISHED, "sop", Published(4, {"train": 1, "test": 3}))
+        with pytest.raises(ValueError, match="sop as published: 1 train classes expected, 2 found; 3 test classes exp"):
+            prepare("sop", expect_counts=True)
+        monkeypatch.setitem(
+            recipe.PUBLISHED, "sop", Published(4, {"train": 2, "test": 2}, images={"train": 3, "test": 3})
+        )
+        prepare("sop", expect_counts=True)
+
     def test_images_of_another_size_are_an_error_that_names_one(self, recipe, source, prepare, output, monkeypatch):
         few = Published(2, images_of_a_class={"train": 2, "test": 1}, size=(64, 64))
         monkeypatch.setitem(recipe.PUBLISHED, "imagenet200", few)
@@ -417,6 +537,19 @@ class TestOutput:
         assert ["train", "4", "2"] in [words[:3] for words in said]
         assert said[-1][:2] == ["python", "recipes/train_image_classification.py"]
         assert said[-1][-2:] == ["--dataset_name", str(output)]
+
+    @pytest.mark.parametrize(
+        ("kind", "put_data"),
+        [("imagenet200", put_imagenet), ("omniart", put_omniart), ("cub200", put_cub), ("sop", put_products)],
+    )
+    def test_the_command_is_of_a_recipe_and_a_configuration_that_exist(
+        self, kind, put_data, source, prepare, root, capsys
+    ):
+        put_data(source)
+        prepare(kind)
+        words = capsys.readouterr().out.splitlines()[-1].split()
+        assert (root / words[1]).is_file()
+        assert (root / words[words.index("--config") + 1]).is_file()
 
     def test_an_unreadable_image_is_an_error_that_names_it_and_leaves_nothing(self, source, prepare, tmp_path):
         put_cub(source)

@@ -1,0 +1,142 @@
+"""Episodes for metric learning: batches of a few classes, with so many images of each."""
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from hf_sphere.data.seeds import mix_seed
+
+logger = logging.getLogger(__name__)
+
+_NAMED = 3
+"""Classes that a warning names."""
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """An epoch as a list of episodes.
+
+    Attributes:
+        classes: Different classes in an episode.
+        examples: Images of each of them.
+        count: Episodes an epoch, over all processes.
+    """
+
+    classes: int
+    examples: int
+    count: int
+
+    def __post_init__(self) -> None:
+        for name in ("classes", "examples", "count"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} of episodes must be at least 1; got {getattr(self, name)}.")
+
+    @property
+    def batch_size(self) -> int:
+        """Images in an episode."""
+        return self.classes * self.examples
+
+
+class EpisodeSampler(Sampler[list[int]]):
+    """Draws episodes, a class behind the other; usable as `batch_sampler` of a `DataLoader`.
+
+    The classes of an episode differ, and so do the images of a class, unless the class has too few of them: then each
+    of its images occurs, and none more than once more often than another, of which a warning tells when the sampler is
+    made. An episode follows from (`seed`, epoch, its number) alone. Several processes get interleaved episodes of the
+    same list, equally many each, for which the list is continued from its start if need be.
+
+    Args:
+        labels: (N,) class of each image, integers of any kind; classes are those that occur.
+        episodes: How many episodes, and of what.
+        seed: Seed of the draws.
+        process_index: Which of the processes this is.
+        num_processes: How many processes share the episodes.
+
+    Raises:
+        ValueError: If labels are not integers, or episodes ask for more classes than there are.
+    """
+
+    def __init__(
+        self,
+        labels: Tensor | Sequence[int],
+        episodes: Episodes,
+        *,
+        seed: int = 0,
+        process_index: int = 0,
+        num_processes: int = 1,
+    ) -> None:
+        labels = torch.as_tensor(labels).cpu()
+        if labels.dim() != 1 or (len(labels) and labels.is_floating_point()):
+            raise ValueError(
+                f"episodes are drawn by class, from integer labels of shape (N,); got {labels.dtype} of shape "
+                f"{tuple(labels.shape)}."
+            )
+        classes, counts = labels.unique(return_counts=True)
+        if episodes.classes > len(classes):
+            raise ValueError(
+                f"an episode of {episodes.classes} different classes cannot be drawn from {len(classes)}; ask for at "
+                "most as many as there are."
+            )
+        self.episodes = episodes
+        self.seed = seed
+        self.epoch = 0
+        rounds = math.ceil(episodes.count / num_processes) * num_processes
+        self._numbers = [number % episodes.count for number in range(process_index, rounds, num_processes)]
+        # The images of a class are a stretch of this order.
+        self._by_class = labels.argsort(stable=True)
+        self._starts = (counts.cumsum(0) - counts).tolist()
+        self._counts = counts.tolist()
+        if process_index == 0:
+            self._warn_of_small_classes(classes, counts)
+
+    def __len__(self) -> int:
+        """Episodes an epoch and process."""
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the indices of one episode after another, drawn when they are asked for."""
+        for number in self._numbers:
+            yield self._draw(self.epoch, number).tolist()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose which epoch's episodes come next."""
+        self.epoch = epoch
+
+    def indices(self, epoch: int) -> Tensor:
+        """Draw all episodes of an epoch for this process, int64 of shape (episodes, classes x examples)."""
+        return torch.stack([self._draw(epoch, number) for number in self._numbers])
+
+    def _draw(self, epoch: int, number: int) -> Tensor:
+        # `sample` takes time in proportion to what it draws, a permutation in proportion to the size of the class.
+        draws = Random(mix_seed(self.seed, epoch, number + 1))
+        places: list[int] = []
+        for chosen in draws.sample(range(len(self._counts)), self.episodes.classes):
+            start, count = self._starts[chosen], self._counts[chosen]
+            members = range(start, start + count)
+            whole, rest = divmod(self.episodes.examples, count)
+            for _ in range(whole):
+                places += members
+            places += draws.sample(members, rest)
+        return self._by_class[places]
+
+    def _warn_of_small_classes(self, classes: Tensor, counts: Tensor) -> None:
+        small = counts < self.episodes.examples
+        if not small.any():
+            return
+        some = list(zip(classes[small].tolist(), counts[small].tolist(), strict=True))[:_NAMED]
+        named = ", ".join(f"class {label} has {count}" for label, count in some)
+        logger.warning(
+            "%d of %d classes have fewer than the %d images that an episode takes of a class (%s%s): theirs are "
+            "repeated within it.",
+            int(small.sum()),
+            len(classes),
+            self.episodes.examples,
+            named,
+            ", ..." if small.sum() > _NAMED else "",
+        )

@@ -1,0 +1,152 @@
+"""The images of one split with their targets, on the way from the data set to batches."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+
+from hf_sphere.data.batches import ImageBatches, ImagesFromDisk, ImagesInMemory
+from hf_sphere.data.decoding import (
+    CorruptImageError,
+    EncodedImages,
+    ImageShape,
+    decode_all,
+    find_good,
+    probe_shape,
+    stack_images,
+)
+
+LARGEST_SIDE_IN_MEMORY = 96
+"""Images up to this many pixels a side are decoded once and kept on the device; larger ones stream from disk."""
+
+
+@dataclass
+class Split:
+    """Images and targets between loading and batching.
+
+    Attributes:
+        images: Encoded, or decoded as uint8 (N, C, H, W).
+        rows: (N,) row of the data set that each image is.
+        classes: (N,) class indices, if there are classes.
+        values: (N,) real numbers, if there are values.
+    """
+
+    images: Tensor | EncodedImages
+    rows: Tensor
+    classes: Tensor | None = None
+    values: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def select(self, indices: Tensor) -> "Split":
+        """Keep only some of the images, by index or by mask."""
+        images = self.images[indices] if isinstance(self.images, Tensor) else self.images.select(indices)
+        return Split(images, self.rows[indices], _pick(self.classes, indices), _pick(self.values, indices))
+
+    def sample(self, count: int | None, seed: int) -> "Split":
+        """Keep only so many images, drawn by `seed`; all of them if `count` is None."""
+        if count is None or count >= len(self):
+            return self
+        if count < 1:
+            raise ValueError(f"a subset must have at least one image; got {count}.")
+        drawn = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:count]
+        return self.select(drawn.sort().values)
+
+    def batches(self, num_workers: int | None, **options: Any) -> ImageBatches:
+        """Make batches, for which `options` are those of `ImageBatches`."""
+        labels = self.values if self.classes is None else self.classes
+        assert labels is not None  # every task has targets
+        options["rows"] = self.rows
+        if self.classes is not None:
+            options["regression_labels"] = self.values
+        if isinstance(self.images, Tensor):
+            return ImagesInMemory(self.images, labels, **options)
+        workers = min(os.cpu_count() or 1, 16) if num_workers is None else num_workers
+        return ImagesFromDisk(self.images, labels, num_workers=workers, **options)
+
+
+def open_split(
+    rows: Dataset, image_column: str, shape: ImageShape, classes: Tensor | None = None, values: Tensor | None = None
+) -> Split:
+    """Begin with all images of a split, encoded."""
+    return Split(EncodedImages(rows, image_column, shape), torch.arange(len(rows)), classes, values)
+
+
+def read_images(
+    split: Split,
+    *,
+    skip_corrupt: bool,
+    cache_dir: str | os.PathLike | None,
+    num_workers: int | None,
+    progress: bool,
+) -> Split:
+    """Decode the images if they are small; of larger ones leave out, if asked to, those that cannot be decoded."""
+    encoded = split.images
+    assert isinstance(encoded, EncodedImages)  # a split is read once
+    if stays_in_memory(encoded.shape):
+        images, good = decode_all(
+            encoded, skip_corrupt=skip_corrupt, cache_dir=cache_dir, num_workers=num_workers, progress=progress
+        )
+        return Split(images, split.rows[good], _pick(split.classes, good), _pick(split.values, good))
+    if skip_corrupt:
+        return split.select(find_good(encoded, num_workers=num_workers, progress=progress))
+    return split
+
+
+def stays_in_memory(shape: ImageShape) -> bool:
+    """Whether images of this shape are decoded once and kept."""
+    return max(shape.height, shape.width) <= LARGEST_SIDE_IN_MEMORY
+
+
+def choose_shape(
+    rows: Dataset, column: str, image_size: int | Sequence[int] | None, num_channels: int | None
+) -> ImageShape:
+    """Take the shape asked for, and where none is, that of the first image."""
+    found = probe_shape(rows, column)
+    if num_channels not in (None, 1, 3):
+        raise ValueError(f"num_channels must be 1 or 3; got {num_channels}.")
+    height, width = found.height, found.width
+    if image_size is not None:
+        sides = [image_size] if isinstance(image_size, int) else list(image_size)
+        if len(sides) not in (1, 2) or min(sides) < 1:
+            raise ValueError(f"image_size must be a side in pixels or (height, width); got {image_size}.")
+        height, width = sides[0], sides[-1]
+    return ImageShape(num_channels or found.channels, height, width)
+
+
+def measure_pixels(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation a channel on the scale from 0 to 1; of an even sample if images are on disk."""
+    if not isinstance(images, Tensor):
+        chosen = torch.linspace(0, len(images) - 1, min(sample, len(images))).long().unique().tolist()
+        _, stacked, error = stack_images(images.__getitems__(chosen))
+        if error is not None or stacked is None:
+            raise error or CorruptImageError("no image can be decoded.")
+        images = stacked
+    # Counting the 256 values a channel is exact and needs no floating copy of the data.
+    values = torch.arange(256, dtype=torch.float64) / 255
+    mean, std = [], []
+    for channel in images.unbind(1):
+        weights = torch.bincount(channel.reshape(-1), minlength=256).double()
+        weights /= weights.sum()
+        center = (weights * values).sum()
+        mean.append(center.item())
+        std.append((weights * (values - center).square()).sum().sqrt().clamp_min(1 / 255).item())
+    return mean, std
+
+
+def per_channel(values: Sequence[float], shape: ImageShape, what: str) -> list[float]:
+    """Repeat a single statistic over the channels, and refuse any other number of them."""
+    if len(values) not in (1, shape.channels):
+        raise ValueError(f"{what} needs one value or {shape.channels} (one a channel); got {list(values)}.")
+    if what == "std" and min(values) <= 0:
+        raise ValueError(f"std must be positive; got {list(values)}.")
+    return [float(value) for value in values] * (shape.channels // len(values))
+
+
+def _pick(targets: Tensor | None, indices: Tensor) -> Tensor | None:
+    return None if targets is None else targets[indices]

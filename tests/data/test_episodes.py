@@ -1,0 +1,239 @@
+import logging
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from hf_sphere.data import Augmentation, Episodes, EpisodeSampler, ImagesInMemory
+
+without_deadline = settings(deadline=None, max_examples=60)
+"""The machine may be busy with other things."""
+
+COUNTS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
+"""Images of each class."""
+
+
+def labels_of(counts: list[int]) -> Tensor:
+    """So many labels of each class, in no order; classes are numbered 5, 8, 11, ..."""
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    return 3 * labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))] + 5
+
+
+TEN_OF_TEN = labels_of([10] * 10)
+
+
+@st.composite
+def possible(draw) -> tuple[Tensor, Episodes]:
+    """Labels, and episodes that can be drawn from them."""
+    counts = draw(COUNTS)
+    episodes = Episodes(draw(st.integers(1, len(counts))), draw(st.integers(1, 12)), draw(st.integers(1, 9)))
+    return labels_of(counts), episodes
+
+
+class TestAnEpisode:
+    @without_deadline
+    @given(possible(), st.integers(0, 2**31), st.integers(0, 1000))
+    def test_it_has_so_many_different_classes_and_so_many_images_of_each(self, asked, seed, epoch):
+        labels, episodes = asked
+        drawn = labels[EpisodeSampler(labels, episodes, seed=seed).indices(epoch)]
+        assert drawn.shape == (episodes.count, episodes.classes * episodes.examples)
+        for episode in drawn.tolist():
+            assert list(Counter(episode).values()) == [episodes.examples] * episodes.classes
+
+    @without_deadline
+    @given(possible(), st.integers(0, 1000))
+    def test_it_repeats_no_image_of_a_class_that_has_enough_and_leaves_out_none_of_another(self, asked, epoch):
+        labels, episodes = asked
+        for episode in EpisodeSampler(labels, episodes).indices(epoch).tolist():
+            times = Counter(episode)
+            for label in {labels[index].item() for index in episode}:
+                members = (labels == label).nonzero()[:, 0].tolist()
+                taken = [times[index] for index in members]
+                assert max(taken) - min(taken) <= 1
+                assert (max(taken) == 1) == (len(members) >= episodes.examples)
+
+    def test_images_of_a_class_stand_together(self):
+        drawn = TEN_OF_TEN[EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 20)).indices(0)].reshape(20, 4, 3)
+        assert (drawn == drawn[:, :, :1]).all()
+
+    @pytest.mark.parametrize(("episodes", "share"), [(Episodes(3, 2, 4000), 6 / 100), (Episodes(10, 7, 1000), 7 / 10)])
+    def test_every_image_is_as_likely_as_any_other(self, episodes, share):
+        times = torch.bincount(EpisodeSampler(TEN_OF_TEN, episodes).indices(0).flatten(), minlength=100)
+        spread = (episodes.count * share * (1 - share)) ** 0.5
+        assert (times - episodes.count * share).abs().max() < 5 * spread
+
+    def test_every_pair_of_classes_is_as_likely_as_any_other(self):
+        drawn = TEN_OF_TEN[EpisodeSampler(TEN_OF_TEN, Episodes(2, 1, 9000)).indices(0)]
+        times = Counter(tuple(sorted(pair)) for pair in drawn.tolist())
+        assert len(times) == 45
+        assert all(abs(count - 200) < 5 * 200**0.5 for count in times.values())
+
+    def test_labels_can_be_a_list(self):
+        drawn = EpisodeSampler(TEN_OF_TEN.tolist(), Episodes(4, 3, 5)).indices(2)
+        assert torch.equal(drawn, EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 5)).indices(2))
+
+
+class TestRepeating:
+    def test_it_follows_from_seed_and_epoch(self):
+        first, second = (EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 20), seed=7) for _ in range(2))
+        list(first)
+        assert torch.equal(first.indices(3), second.indices(3))
+
+    def test_every_episode_of_every_epoch_and_seed_is_another(self):
+        drawn = [
+            tuple(episode)
+            for seed in range(4)
+            for epoch in range(4)
+            for episode in EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 20), seed=seed).indices(epoch).tolist()
+        ]
+        assert len(set(drawn)) == len(drawn) == 320
+
+    def test_an_episode_is_the_same_in_a_longer_list(self):
+        short, long = (EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, count)).indices(1) for count in (5, 9))
+        assert torch.equal(short, long[:5])
+
+    def test_the_random_numbers_of_the_model_are_left_alone(self):
+        before = torch.get_rng_state()
+        EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 20)).indices(0)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+class TestProcesses:
+    @without_deadline
+    @given(count=st.integers(1, 20), processes=st.integers(1, 5), epoch=st.integers(0, 9))
+    def test_together_they_draw_what_one_does_and_then_begin_again(self, count, processes, epoch):
+        episodes = Episodes(4, 3, count)
+        alone = EpisodeSampler(TEN_OF_TEN, episodes).indices(epoch).tolist()
+        shares = [
+            EpisodeSampler(TEN_OF_TEN, episodes, process_index=i, num_processes=processes).indices(epoch).tolist()
+            for i in range(processes)
+        ]
+        assert {len(share) for share in shares} == {-(-count // processes)}
+        together = [episode for turn in zip(*shares, strict=True) for episode in turn]
+        assert together == [alone[number % count] for number in range(len(together))]
+
+
+class TestSmallClasses:
+    def test_they_are_warned_of_once(self, caplog):
+        labels = labels_of([6, 3, 6, 1, 4])
+        with caplog.at_level(logging.WARNING, logger="hf_sphere"):
+            sampler = EpisodeSampler(labels, Episodes(5, 5, 3))
+            sampler.indices(0)
+            list(sampler)
+        (record,) = caplog.records
+        assert "3 of 5 classes have fewer than the 5 images" in record.message
+        assert "(class 8 has 3, class 14 has 1, class 17 has 4)" in record.message
+
+    def test_of_many_a_few_are_named(self, caplog):
+        with caplog.at_level(logging.WARNING, logger="hf_sphere"):
+            EpisodeSampler(labels_of([1] * 9), Episodes(5, 2, 3))
+        assert "(class 5 has 1, class 8 has 1, class 11 has 1, ...)" in caplog.text
+
+    def test_only_the_first_process_speaks(self, caplog):
+        with caplog.at_level(logging.WARNING, logger="hf_sphere"):
+            EpisodeSampler(labels_of([1, 2]), Episodes(2, 2, 3), process_index=1, num_processes=2)
+        assert not caplog.records
+
+    def test_classes_that_are_just_large_enough_are_not_warned_of(self, caplog):
+        with caplog.at_level(logging.WARNING, logger="hf_sphere"):
+            EpisodeSampler(labels_of([3, 4]), Episodes(2, 3, 3))
+        assert not caplog.records
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("name", ["classes", "examples", "count"])
+    @pytest.mark.parametrize("value", [0, -2])
+    def test_a_number_below_one_is_an_error_that_names_it(self, name, value):
+        with pytest.raises(ValueError, match=f"{name} of episodes must be at least 1; got {value}"):
+            Episodes(**({"classes": 2, "examples": 2, "count": 2} | {name: value}))
+
+    @pytest.mark.parametrize(("labels", "there_are"), [(TEN_OF_TEN, 10), (torch.empty(0), 0), ([], 0)])
+    def test_more_classes_than_there_are_is_an_error_that_says_both(self, labels, there_are):
+        with pytest.raises(ValueError, match=f"11 different classes cannot be drawn from {there_are};"):
+            EpisodeSampler(labels, Episodes(11, 2, 3))
+
+    @pytest.mark.parametrize("labels", [torch.rand(8), torch.zeros(4, 2, dtype=torch.int64), torch.tensor(3)])
+    def test_labels_that_are_no_row_of_integers_are_an_error(self, labels):
+        with pytest.raises(ValueError, match=r"integer labels of shape \(N,\); got torch"):
+            EpisodeSampler(labels, Episodes(1, 1, 1))
+
+
+class TestInALoader:
+    @pytest.mark.parametrize("num_workers", [0, 1])
+    def test_the_loader_yields_the_episodes_of_the_epoch_that_was_set(self, num_workers):
+        sampler = EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 6))
+        loader = DataLoader(TensorDataset(torch.arange(100)), batch_sampler=sampler, num_workers=num_workers)
+        assert len(loader) == 6
+        for epoch in (0, 2):
+            sampler.set_epoch(epoch)
+            seen = torch.stack([indices for (indices,) in loader])
+            assert torch.equal(seen, sampler.indices(epoch))
+
+
+def batches(**options) -> ImagesInMemory:
+    """Batches of 100 noisy images in ten classes, in episodes of 4 x 3."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (100, 1, 5, 6), dtype=torch.uint8, generator=generator)
+    defaults = {"mean": [0.0], "std": [1.0], "shuffle": True, "episodes": Episodes(4, 3, 7)}
+    return ImagesInMemory(images, TEN_OF_TEN, **(defaults | options))
+
+
+class TestBatches:
+    def test_an_epoch_is_its_episodes(self):
+        of = batches(seed=3)
+        expected = EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 7), seed=3).indices(2)
+        assert torch.equal(of.epoch_rows(2).reshape(7, 12), expected)
+        assert [batch["labels"].tolist() for batch in of.epoch(2)] == TEN_OF_TEN[expected].tolist()
+
+    def test_images_belong_to_their_labels(self):
+        of = batches()
+        for batch, rows in zip(of.epoch(1), of.epoch_rows(1).split(12), strict=True):
+            assert torch.equal(batch["pixel_values"], of.images[rows] * torch.tensor(1 / 255))
+
+    @pytest.mark.parametrize("start", range(8))
+    def test_an_epoch_from_an_episode_on_is_the_tail_of_the_whole_epoch(self, start):
+        of = batches(augmentation=Augmentation(crop_padding=2, horizontal_flip=True))
+        resumed, whole = list(of.epoch(2, start=start)), list(of.epoch(2))
+        assert len(resumed) == 7 - start
+        for one, other in zip(resumed, whole[start:], strict=True):
+            assert all(torch.equal(one[name], other[name]) for name in one)
+
+    def test_two_processes_draw_what_one_does(self):
+        shares = [batches(process_index=i, num_processes=2, episodes=Episodes(4, 3, 8)) for i in range(2)]
+        turns = zip(*(share.epoch_rows(1).split(12) for share in shares), strict=True)
+        together = torch.cat([rows for turn in turns for rows in turn])
+        assert torch.equal(together, batches(episodes=Episodes(4, 3, 8)).epoch_rows(1))
+
+    @pytest.mark.parametrize(("processes", "examples"), [(1, 84), (2, 96), (3, 108)])
+    def test_sizes_are_those_of_the_episodes(self, processes, examples):
+        of = batches(num_processes=processes)
+        assert (of.batch_size, len(of)) == (12, -(-7 // processes))
+        assert of.num_examples == 100
+        assert of.examples_per_epoch == examples
+
+    def test_another_batch_size_is_an_error_that_says_both(self):
+        assert batches(batch_size=12).batch_size == 12
+        with pytest.raises(ValueError, match="4 classes with 3 images each are batches of 12; got batch_size=128"):
+            batches(batch_size=128)
+
+    def test_neither_episodes_nor_a_batch_size_is_an_error(self):
+        with pytest.raises(ValueError, match="the batch size must be at least 1; got None"):
+            batches(episodes=None)
+
+
+class TestLoading:
+    @pytest.mark.parametrize("task", ["classification", "joint", "retrieval"])
+    def test_training_is_in_episodes_and_evaluation_is_not(self, task, make_dataset, load):
+        images = list(torch.zeros(40, 4, 4, dtype=torch.uint8).numpy())
+        dataset = make_dataset(images, [index % 8 for index in range(40)]).add_column("value", list(range(40)))
+        data = load(dataset, task=task, episodes=Episodes(3, 2, 5))
+        assert [len(batch["labels"].unique()) for batch in data.train.epoch()] == [3] * 5
+        assert len(next(data.evaluation.epoch())["labels"]) == 40
+
+    def test_regression_has_no_classes_to_draw_and_is_an_error(self, make_dataset, load):
+        with pytest.raises(ValueError, match="regression has no classes"):
+            load(make_dataset([]), task="regression", episodes=Episodes(3, 2, 5))

@@ -1,0 +1,325 @@
+import logging
+
+import numpy as np
+import pytest
+import torch
+from datasets import ClassLabel, Value
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_sphere.data import Augmentation, ImagesFromDisk, load_image_data, load_image_split
+from hf_sphere.data.open_set import first_classes, held_out_classes, number_classes
+
+without_deadline = settings(deadline=None, max_examples=60)
+"""The machine may be busy with other things."""
+
+SMALL, LARGE = (6, 4), (100, 4)
+"""Sides of images that are kept in memory, and of images that stream from disk."""
+
+RAW = {"mean": [0.0], "std": [1.0]}
+"""Statistics with which pixel values are the bytes over 255."""
+
+ANIMALS = ["ant", "bee", "cat", "dog", "elk", "fox"]
+
+LABELS = st.lists(st.integers(0, 15), min_size=1, max_size=60).map(torch.tensor)
+
+
+def several(labels: torch.Tensor) -> bool:
+    return len(labels.unique()) > 1
+
+
+def marked(count: int, size: tuple[int, int] = SMALL, start: int = 0) -> list[np.ndarray]:
+    """Images whose pixels all hold the image's index, counted from `start`."""
+    return [np.full(size, index, dtype=np.uint8) for index in range(start, start + count)]
+
+
+def seen(batches, names: list[str]) -> dict[int, str]:
+    """Name of the class of each image of an epoch, by its mark, loaded with the statistics `RAW`."""
+    found = {}
+    for batch in batches.epoch():
+        marks = (batch["pixel_values"][:, 0, 0, 0] * 255).round().int().tolist()
+        found |= {mark: names[label] for mark, label in zip(marks, batch["labels"].tolist(), strict=True)}
+    return found
+
+
+@pytest.fixture
+def animals(make_dataset):
+    """Make splits of marked images, whose marks go on from one to the next, of animals given by name."""
+
+    def make(*splits: list[str], size=SMALL, feature=None):
+        made, start = [], 0
+        for names in splits:
+            values = names if feature is not None else [ANIMALS.index(name) for name in names]
+            made.append(
+                make_dataset(marked(len(names), size, start), values, feature=feature or ClassLabel(names=ANIMALS))
+            )
+            start += len(names)
+        return made
+
+    return make
+
+
+class TestFirstClasses:
+    @without_deadline
+    @given(LABELS.filter(several), st.data())
+    def test_they_and_the_others_have_no_class_in_common_and_all_images_between_them(self, labels, data):
+        count = data.draw(st.integers(1, len(labels.unique()) - 1))
+        first = first_classes(labels, count)
+        assert len(labels[first].unique()) == count
+        assert len(labels[~first]) > 0
+        assert labels[first].max() < labels[~first].min()
+
+    @pytest.mark.parametrize("count", [-1, 0, 3, 9])
+    def test_a_number_that_leaves_one_side_empty_is_an_error_that_says_how_many_classes_there_are(self, count):
+        with pytest.raises(ValueError, match=f"--train_classes {count} does not divide 3 classes: .* at most 2"):
+            first_classes(torch.tensor([7, 2, 2, 5]), count)
+
+
+class TestHeldOutClasses:
+    @without_deadline
+    @given(LABELS.filter(several), st.floats(0.001, 0.999), st.integers(0, 2**31))
+    def test_a_share_of_the_classes_is_held_out_with_all_their_images(self, labels, fraction, seed):
+        held_out = held_out_classes(labels, fraction, seed)
+        out, kept = set(labels[held_out].tolist()), set(labels[~held_out].tolist())
+        assert out
+        assert kept
+        assert not out & kept
+        total = len(out | kept)
+        assert len(out) == min(max(round(fraction * total), 1), total - 1)
+
+    def test_the_seed_says_which(self):
+        labels = torch.arange(100)
+        drawn = [held_out_classes(labels, 0.3, seed).tolist() for seed in (0, 0, 1)]
+        assert drawn[0] == drawn[1] != drawn[2]
+
+    def test_a_single_class_is_an_error(self):
+        with pytest.raises(ValueError, match=r"validation_fraction=0\.5 holds out whole classes.*have 1"):
+            held_out_classes(torch.tensor([3, 3, 3]), 0.5, 0)
+
+
+class TestNumbering:
+    @without_deadline
+    @given(LABELS)
+    def test_numbers_are_without_gaps_and_every_image_keeps_its_name_and_names_their_order(self, labels):
+        names = [f"class {index:02d}" for index in range(16)]
+        numbered, left = number_classes(labels, names)
+        assert [left[index] for index in numbered] == [names[index] for index in labels]
+        assert numbered.unique().tolist() == list(range(len(left)))
+        assert left == sorted(left)
+
+
+class TestTheSplitsAsTheyAre:
+    @pytest.mark.parametrize("feature", [None, Value("string")])
+    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    def test_each_side_numbers_its_own_classes_in_the_order_of_the_data(self, size, feature, animals, load):
+        train, test = animals(["elk", "cat", "elk"], ["bee", "fox", "bee", "ant"], size=size, feature=feature)
+        data = load(train, test, **RAW, task="retrieval")
+        assert data.class_names == ["cat", "elk"]
+        assert data.eval_class_names == ["ant", "bee", "fox"]
+        assert seen(data.train, data.class_names) == {0: "elk", 1: "cat", 2: "elk"}
+        assert seen(data.evaluation, data.eval_class_names) == {3: "bee", 4: "fox", 5: "bee", 6: "ant"}
+        assert data.value_range is None
+
+    def test_integer_labels_are_ordered_as_numbers(self, animals, load):
+        data = load(*animals([10, 9, 9], [200, 11], feature=Value("int64")), task="retrieval")
+        assert (data.class_names, data.eval_class_names) == (["9", "10"], ["11", "200"])
+
+    def test_other_classes_to_evaluate_on_are_not_warned_of(self, animals, load, caplog):
+        with caplog.at_level(logging.WARNING, logger="hf_sphere"):
+            load(*animals(["ant", "bee"], ["cat", "cat"]), task="retrieval")
+        assert not caplog.records
+
+    def test_shared_classes_are_warned_of_once_with_a_way_out(self, animals, load, caplog):
+        with caplog.at_level(logging.WARNING, logger="hf_sphere"):
+            load(*animals(["ant", "bee", "cat"], ["bee", "cat", "cat", "dog"]), task="retrieval")
+        (record,) = caplog.records
+        assert "2 of the 3 classes of the evaluation split are trained on" in record.message
+        assert "not an open set; --train_classes" in record.message
+
+    def test_subsets_have_the_names_of_the_classes_that_are_left(self, animals, load):
+        train, test = animals(["ant", "bee", "cat"] * 2, ["dog", "elk", "fox"] * 2)
+        data = load(train, test, **RAW, task="retrieval", max_train_samples=2, max_eval_samples=1)
+        every = dict(enumerate(["ant", "bee", "cat"] * 2 + ["dog", "elk", "fox"] * 2))
+        for batches, names in ((data.train, data.class_names), (data.evaluation, data.eval_class_names)):
+            found = seen(batches, names)
+            assert found.items() <= every.items()
+            assert set(found.values()) == set(names)
+        assert (data.train.num_examples, data.evaluation.num_examples) == (2, 1)
+
+    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    def test_skipping_corrupt_images_leaves_labels_with_their_images(self, size, make_dataset, load):
+        images = [*marked(4, size), b"not an image", *marked(3, size, start=5)]
+        data = load(make_dataset(images, [0, 1, 2, 3] * 2), **RAW, task="retrieval", skip_corrupt=True)
+        assert seen(data.evaluation, data.eval_class_names) == {i: str(i % 4) for i in range(8) if i != 4}
+        assert data.evaluation.epoch_rows().tolist() == [0, 1, 2, 3, 5, 6, 7]
+
+
+class TestDividedClasses:
+    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    def test_the_first_classes_of_both_splits_train_and_all_others_evaluate(self, size, animals, load):
+        train, test = animals(["fox", "ant", "cat", "bee"], ["ant", "cat", "dog", "fox"], size=size)
+        data = load(train, test, **RAW, task="retrieval", train_classes=2)
+        assert seen(data.train, data.class_names) == {1: "ant", 3: "bee", 4: "ant"}
+        assert seen(data.evaluation, data.eval_class_names) == {0: "fox", 2: "cat", 5: "cat", 6: "dog", 7: "fox"}
+        assert (data.class_names, data.eval_class_names) == (["ant", "bee"], ["cat", "dog", "fox"])
+
+    def test_the_same_split_named_twice_counts_once(self, animals, load):
+        (train,) = animals(["ant", "bee", "cat", "ant"])
+        data = load(train, task="retrieval", train_classes=1, eval_split="train")
+        assert data.train.epoch_rows().sort().values.tolist() == [0, 3]
+        assert data.evaluation.epoch_rows().tolist() == [1, 2]
+
+    def test_rows_are_those_of_the_splits_put_behind_each_other(self, animals, load):
+        data = load(*animals(["ant", "cat"], ["dog", "ant"]), task="retrieval", train_classes=1)
+        assert data.train.epoch_rows().sort().values.tolist() == [0, 3]
+        assert data.evaluation.epoch_rows().tolist() == [1, 2]
+
+    def test_nothing_is_warned_of(self, animals, load, caplog):
+        (train,) = animals(["ant", "bee", "cat"])
+        with caplog.at_level(logging.WARNING, logger="hf_sphere"):
+            load(train, task="retrieval", train_classes=2)
+        assert not caplog.records
+
+    def test_subsets_are_drawn_after_the_classes_are_divided(self, animals, load):
+        train, test = animals(ANIMALS * 3, ANIMALS * 3)
+        data = load(train, test, task="retrieval", train_classes=3, max_train_samples=10, max_eval_samples=7)
+        assert (data.train.num_examples, data.evaluation.num_examples) == (10, 7)
+        assert set(data.class_names) <= set(ANIMALS[:3])
+        assert set(data.eval_class_names) <= set(ANIMALS[3:])
+
+    @pytest.mark.parametrize("count", [0, -1, 4])
+    def test_an_impossible_number_is_an_error(self, count, animals, load):
+        with pytest.raises(ValueError, match=f"--train_classes {count} does not divide 4 classes"):
+            load(*animals(["ant", "bee"], ["cat", "dog"]), task="retrieval", train_classes=count)
+
+    @pytest.mark.parametrize("task", ["classification", "regression", "joint"])
+    def test_another_task_has_no_use_for_it(self, task, animals, load):
+        with pytest.raises(ValueError, match=f"--train_classes 1 has no use in {task}"):
+            load(*animals(["ant"], ["bee"]), task=task, train_classes=1)
+
+    def test_a_missing_label_is_named_by_its_row_in_the_splits_together(self, animals, load):
+        with pytest.raises(ValueError, match=r"image 3 in split 'train\+test'"):
+            load(*animals(["ant", "bee"], ["cat", None], feature=Value("string")), task="retrieval", train_classes=1)
+
+
+class TestHeldOutPart:
+    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @pytest.mark.parametrize("train_classes", [None, 5])
+    def test_it_has_classes_of_its_own_with_all_their_images(self, train_classes, size, animals, load):
+        train, test = animals(ANIMALS[:5] * 3, ["fox"] * 2, size=size)
+        options = {"train_classes": train_classes, "validation_fraction": 0.4}
+        data = load(train, test, **RAW, task="retrieval", **options)
+        assert len(data.class_names) == 3
+        trained = seen(data.train, data.class_names)
+        held_out_names = [name for name in ANIMALS[:5] if name not in data.class_names]
+        held_out = seen(data.validation, held_out_names)
+        assert trained | held_out == dict(enumerate(ANIMALS[:5] * 3))
+        assert data.train.labels.unique().tolist() == [0, 1, 2]
+        assert data.validation.labels.unique().tolist() == [0, 1]
+        assert data.eval_class_names == ["fox"]
+
+    @pytest.mark.parametrize("fraction", [-0.1, 1.0])
+    def test_a_share_outside_0_to_1_is_an_error(self, fraction, animals, load):
+        with pytest.raises(ValueError, match="validation_fraction must lie between 0 and 1"):
+            load(*animals(["ant", "bee"], ["cat"]), task="retrieval", validation_fraction=fraction)
+
+
+class TestOtherTasks:
+    def test_classification_evaluates_on_the_classes_it_trains_on(self, animals, load):
+        data = load(*animals(["ant", "bee"], ["bee"]))
+        assert data.eval_class_names == data.class_names == ANIMALS
+
+    def test_regression_has_no_class_names(self, animals, load):
+        train, test = (d.add_column("value", [1.0, 2.0]) for d in animals(["ant", "bee"], ["bee", "ant"]))
+        assert load(train, test, task="regression").eval_class_names == []
+
+    @pytest.mark.parametrize("option", [{"value_column": "year"}, {"computed_value": "slant"}])
+    def test_values_have_no_use_in_retrieval(self, option, animals, load):
+        with pytest.raises(ValueError, match=r"has no use in retrieval.*regression or joint"):
+            load(*animals(["ant"], ["bee"]), task="retrieval", **option)
+
+
+@pytest.fixture
+def load_split(tmp_path, embed):
+    """Load a split, of this name, by `load_image_split`."""
+
+    def load(dataset, split: str = "test", **options):
+        defaults = {"cache_dir": tmp_path / "decoded", "num_workers": 0, "progress": False}
+        return load_image_split(embed(test=dataset), split, **(RAW | defaults | options))
+
+    return load
+
+
+class TestOneSplit:
+    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    def test_images_come_in_order_with_the_class_names_of_the_data(self, size, animals, load_split):
+        (dataset,) = animals(["fox", "ant", "fox"], size=size)
+        split = load_split(dataset)
+        assert split.class_names == ANIMALS
+        assert seen(split.batches, split.class_names) == {0: "fox", 1: "ant", 2: "fox"}
+        assert split.num_images == 3
+
+    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @pytest.mark.parametrize("processes", [1, 2, 3])
+    def test_rows_are_those_of_the_split_also_when_some_images_are_left_out(
+        self, processes, size, make_dataset, load_split
+    ):
+        images = marked(20, size)
+        images[3] = images[8] = b"not an image"
+        options = {"skip_corrupt": True, "max_samples": 15, "batch_size": 4, "num_processes": processes}
+        rows = []
+        for i in range(processes):
+            split = load_split(make_dataset(images), process_index=i, **options)
+            rows += split.batches.epoch_rows().tolist()
+            assert rows[-len(split.batches.epoch_rows()) :] == list(seen(split.batches, ["0"]))
+        assert len(set(rows)) == len(rows) == split.num_images
+        assert 13 <= len(rows) <= 15
+
+    def test_pixels_are_those_of_evaluation_while_training(self, make_dataset, load, load_split):
+        noise = np.random.default_rng(0).integers(0, 256, (7, 9, 8, 3), dtype=np.uint8)
+        options = {"mean": [0.4, 0.5, 0.6], "std": [0.2], "image_size": (5, 6)}
+        dataset = make_dataset(list(noise))
+        ours = next(load_split(dataset, **options).batches.epoch())["pixel_values"]
+        theirs = next(load(dataset, **options, augmentation=Augmentation(rotation=9.0)).evaluation.epoch())
+        assert torch.equal(ours, theirs["pixel_values"])
+
+    def test_a_split_without_labels_has_no_class_names(self, animals, load_split):
+        (dataset,) = animals(["fox", "ant"])
+        split = load_split(dataset.remove_columns("label"))
+        assert split.class_names == []
+        assert split.batches.labels.tolist() == [-1, -1]
+
+    def test_a_label_column_that_is_asked_for_must_be_there(self, animals, load_split):
+        with pytest.raises(ValueError, match="no label column 'kind'; the data has the columns"):
+            load_split(*animals(["fox"]), label_column="kind")
+
+    def test_an_unknown_split_is_an_error_that_lists_the_splits(self, animals, load_split):
+        with pytest.raises(ValueError, match=r"no split 'dev'; the data has test\. Choose one with --split"):
+            load_split(*animals(["fox"]), split="dev")
+
+    def test_statistics_for_another_number_of_channels_are_an_error(self, animals, load_split):
+        with pytest.raises(ValueError, match="mean needs one value or 1"):
+            load_split(*animals(["fox"]), mean=[0.1, 0.2, 0.3])
+
+
+class TestOmniglot:
+    @pytest.fixture
+    def omniglot(self, real_data, tmp_path):
+        options = {"image_size": 28, "num_workers": 0, "cache_dir": tmp_path, "progress": False}
+        name = str(real_data("brendenlake/omniglot"))
+        return lambda **more: load_image_data(name, task="retrieval", **(options | more))
+
+    def test_its_splits_are_an_open_set(self, omniglot, caplog):
+        with caplog.at_level(logging.WARNING, logger="hf_sphere"):
+            data = omniglot(validation_fraction=0.25)
+        assert not caplog.records
+        assert (len(data.class_names), len(data.eval_class_names)) == (102, 106)
+        for batches, classes in ((data.train, 102), (data.validation, 34), (data.evaluation, 106)):
+            assert torch.bincount(batches.labels).tolist() == [20] * classes
+
+    def test_its_classes_can_be_divided_in_two(self, omniglot):
+        data = omniglot(image_size=None, train_classes=121)  # streams, so that nothing is decoded
+        assert isinstance(data.train, ImagesFromDisk)
+        assert torch.bincount(data.train.labels).tolist() == [20] * 121
+        assert torch.bincount(data.evaluation.labels).tolist() == [20] * 121
+        assert not set(data.class_names) & set(data.eval_class_names)
