@@ -1,0 +1,94 @@
+"""Are retrieval scores as quick as those of pytorch-metric-learning, and how much memory do 60,000 embeddings take?
+
+Writes `results/retrieval.json`. `--quick` leaves out the 60,000 embeddings.
+"""
+
+import argparse
+import resource
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import ratio, report, row, time_in_turn
+from torch import Tensor
+
+from hf_sphere.metrics import retrieval_scores
+
+NAMES = {
+    "precision_at_1": "recall_at_1",
+    "r_precision": "r_precision",
+    "mean_average_precision_at_r": "map_at_r",
+}
+"""Scores of pytorch-metric-learning, and what they are called here."""
+
+
+def clusters(count: int, dim: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Embeddings around the centres of their classes, and their labels."""
+    generator = torch.Generator().manual_seed(0)
+    centres = F.normalize(torch.randn(classes, dim, generator=generator), dim=1) * dim**0.5
+    embeddings = torch.randn(count, dim, generator=generator).mul_(2)
+    for number, centre in enumerate(centres):  # in place: no peak of memory that would hide a later one
+        embeddings[number::classes] += centre
+    return embeddings, torch.arange(count) % classes
+
+
+def compare() -> list[dict[str, Any]]:
+    try:
+        from pytorch_metric_learning.distances import CosineSimilarity
+        from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+        from pytorch_metric_learning.utils.inference import CustomKNN
+    except ImportError as error:
+        raise SystemExit("this benchmark compares with `pip install pytorch-metric-learning`") from error
+    embeddings, labels = clusters(10_000, 128, classes=100)
+    calculator = AccuracyCalculator(include=tuple(NAMES), k="max_bin_count", knn_func=CustomKNN(CosineSimilarity()))
+    theirs = calculator.get_accuracy(embeddings, labels)
+    seconds = time_in_turn(
+        {
+            "theirs": lambda: calculator.get_accuracy(embeddings, labels),
+            "torch": lambda: retrieval_scores(embeddings, labels, backend="torch"),
+            "default": lambda: retrieval_scores(embeddings, labels),
+        },
+        rounds=5,
+        warmup=1,
+    )
+    rows = []
+    for name in ("torch", "default"):
+        ours = retrieval_scores(embeddings, labels, backend=None if name == "default" else "torch")
+        difference = max(abs(theirs[their] - ours[our]) for their, our in NAMES.items())
+        rows += [
+            row(
+                f"10,000 x 128, {name}: time, of pytorch-metric-learning's",
+                ratio(seconds[name], seconds["theirs"]),
+                1.0,
+            ),
+            row(f"10,000 x 128, {name}: largest difference of a score", difference, at_most=1e-6),
+            row(f"10,000 x 128, {name}: seconds", min(seconds[name])),
+        ]
+    return [*rows, row("10,000 x 128, pytorch-metric-learning: seconds", min(seconds["theirs"]))]
+
+
+def many() -> list[dict[str, Any]]:
+    embeddings, labels = clusters(60_000, 512, classes=10)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    retrieval_scores(embeddings, labels)
+    took = time.perf_counter() - start
+    memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return [
+        row("60,000 x 512, 10 classes: seconds", took),
+        row("60,000 x 512, 10 classes: further memory, MiB", memory, at_most=2048),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="leave out the 60,000 embeddings")
+    quick = parser.parse_args().quick
+    # The large case first: the peak of memory that the other one leaves would hide it.
+    rows = [] if quick else many()
+    report("retrieval", [*rows, *compare()])
+
+
+if __name__ == "__main__":
+    main()

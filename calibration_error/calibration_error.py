@@ -1,0 +1,56 @@
+"""Calibration error for the library `evaluate`, by the two definitions in use."""
+
+import datasets
+import evaluate
+import torch
+
+from hf_sphere.metrics import calibration_errors
+
+_DESCRIPTION = """
+How far confidence and accuracy are apart: of answers given with 80 % confidence, are 80 % right?
+"""
+
+_KWARGS_DESCRIPTION = """
+Args:
+    confidences (list of float): For each answer the probability, in [0, 1], that it is right.
+    correct (list of bool): Whether it is.
+
+Returns:
+    calibration_error_equal_mass_l2 (float): 15 bins of as many answers, root of the mean squared distance.
+    calibration_error_equal_width_l1 (float): 15 bins of one width, mean distance.
+
+Examples:
+    >>> metric = evaluate.load("calibration_error")
+    >>> metric.compute(confidences=[0.9, 0.9, 0.6, 0.6], correct=[True, True, True, False])
+"""
+
+_CITATION = """
+@inproceedings{scott2021mises,
+  title = {von Mises-Fisher Loss: An Exploration of Embedding Geometries for Supervised Learning},
+  author = {Scott, Tyler R. and Gallagher, Andrew C. and Mozer, Michael C.},
+  booktitle = {ICCV},
+  year = {2021}
+}
+@inproceedings{guo2017calibration,
+  title = {On Calibration of Modern Neural Networks},
+  author = {Guo, Chuan and Pleiss, Geoff and Sun, Yu and Weinberger, Kilian Q.},
+  booktitle = {ICML},
+  year = {2017}
+}
+"""
+
+
+@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
+class CalibrationError(evaluate.Metric):
+    """Wraps `hf_sphere.metrics.calibration_errors`."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        return evaluate.MetricInfo(
+            description=_DESCRIPTION,
+            citation=_CITATION,
+            inputs_description=_KWARGS_DESCRIPTION,
+            features=datasets.Features({"confidences": datasets.Value("float64"), "correct": datasets.Value("bool")}),
+        )
+
+    def _compute(self, confidences: list[float], correct: list[bool]) -> dict[str, float]:
+        return calibration_errors(torch.tensor(confidences, dtype=torch.float64), torch.tensor(correct))

@@ -1,0 +1,152 @@
+import itertools
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_sphere.metrics import calibration_errors, expected_calibration_error, reliability_bins
+
+HALF_RIGHT = torch.tensor([True, False] * 50)
+
+
+@pytest.fixture(scope="module")
+def answers(root):
+    """Confidences and correctness of the golden logits, and what is known of them."""
+    from safetensors.torch import load_file
+
+    folder = root / "tests" / "golden"
+    tensors = load_file(folder / "metrics.safetensors")
+    confidences, predicted = tensors["logits"].softmax(-1).max(-1)
+    return (
+        confidences,
+        predicted == tensors["targets"],
+        json.loads((folder / "metrics.json").read_text())["calibration"],
+    )
+
+
+def plain_error(confidences, correct, edges, norm):
+    """The error over the bins (edge, next edge], the first one closed."""
+    total = 0.0
+    for number, (low, high) in enumerate(itertools.pairwise(edges)):
+        inside = [
+            (confidence, right)
+            for confidence, right in zip(confidences, correct, strict=True)
+            if (low < confidence or (number == 0 and confidence == low)) and confidence <= high
+        ]
+        if inside:
+            gap = abs(sum(right for _, right in inside) - sum(confidence for confidence, _ in inside)) / len(inside)
+            total += len(inside) * gap**norm
+    return (total / len(confidences)) ** (1 / norm)
+
+
+@pytest.mark.parametrize("num_bins", [10, 15, 50])
+@pytest.mark.parametrize("norm", [1, 2])
+def test_equal_mass_error_is_that_of_the_paper(answers, num_bins, norm):
+    confidences, correct, known = answers
+    error = expected_calibration_error(confidences, correct, num_bins=num_bins, norm=norm)
+    assert error == pytest.approx(known[f"bins{num_bins}_norm{norm}"], abs=1e-12)
+
+
+def test_the_two_named_errors_are_those_of_their_papers(answers):
+    confidences, correct, known = answers
+    errors = calibration_errors(confidences, correct)
+    width = plain_error(confidences.tolist(), correct.tolist(), [number / 15 for number in range(16)], 1)
+    assert errors == {
+        "calibration_error_equal_mass_l2": pytest.approx(known["bins15_norm2"], abs=1e-12),
+        "calibration_error_equal_width_l1": pytest.approx(width, abs=1e-12),
+    }
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    answers=st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=1, max_size=40),
+    num_bins=st.sampled_from([1, 2, 5, 10, 20]),
+    norm=st.sampled_from([1, 2, 3.5]),
+)
+def test_equal_width_bins_are_half_open_intervals(answers, num_bins, norm):
+    confidences, correct = [number / 20 for number, _ in answers], [right for _, right in answers]
+    error = expected_calibration_error(
+        torch.tensor(confidences, dtype=torch.float64),
+        torch.tensor(correct),
+        num_bins=num_bins,
+        norm=norm,
+        binning="equal_width",
+    )
+    edges = [number / num_bins for number in range(num_bins + 1)]
+    assert error == pytest.approx(plain_error(confidences, correct, edges, norm), abs=1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(answers=st.integers(1, 60), num_bins=st.integers(1, 20), seed=st.integers(0, 1000))
+def test_equal_mass_bins_are_as_full_as_one_another_to_one(answers, num_bins, seed):
+    confidences = torch.rand(answers, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    bins = reliability_bins(confidences, confidences > 0.5, num_bins=num_bins)
+    assert bins.count.sum() == answers
+    assert bins.count.max() - bins.count.min() <= 2  # one more by the rounding of the published program
+    filled = bins.count > 0
+    assert (bins.confidence[filled].diff() > 0).all()
+    assert bins.confidence[~filled].isnan().all()
+
+
+@pytest.mark.parametrize("binning", ["equal_mass", "equal_width"])
+def test_the_order_of_tied_answers_does_not_matter(binning):
+    confidences = torch.randint(0, 4, (200,)) / 3
+    correct = torch.rand(200) < confidences
+    errors = set()
+    for _ in range(5):
+        order = torch.randperm(200)
+        errors.add(round(expected_calibration_error(confidences[order], correct[order], binning=binning), 12))
+    assert len(errors) == 1
+
+
+def test_bins_of_one_confidence_have_its_accuracy():
+    bins = reliability_bins(torch.full((100,), 0.75), HALF_RIGHT, num_bins=4)
+    torch.testing.assert_close(bins.confidence, torch.full((4,), 0.75, dtype=torch.float64))
+    torch.testing.assert_close(bins.accuracy, torch.full((4,), 0.5, dtype=torch.float64))
+    assert bins.count.tolist() == [25] * 4
+
+
+@pytest.mark.parametrize("binning", ["equal_mass", "equal_width"])
+@pytest.mark.parametrize(("confidence", "error"), [(0.5, 0.0), (1.0, 0.5), (0.0, 0.5)])
+def test_the_error_of_one_confidence_is_its_distance_to_the_accuracy(binning, confidence, error):
+    confidences = torch.full((100,), confidence)
+    assert expected_calibration_error(confidences, HALF_RIGHT, binning=binning) == pytest.approx(error, abs=1e-12)
+
+
+def test_single_precision_and_numbers_0_and_1_are_taken(answers):
+    confidences, correct, known = answers
+    error = expected_calibration_error(confidences.float(), correct.long())
+    assert error == pytest.approx(known["bins15_norm2"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("confidences", "correct", "message"),
+    [
+        (torch.rand(3, 2), torch.ones(3), r"confidences must have the shape \(N,\) with N >= 1; got \(3, 2\)"),
+        (torch.rand(0), torch.ones(0), r"got \(0,\)"),
+        (torch.rand(3), torch.ones(4), "got 3 confidences for 4 answers"),
+        (torch.tensor([0.5, 1.5]), torch.ones(2), r"probabilities, in \[0, 1\]; got 0.5 to 1.5"),
+        (torch.tensor([0.5, float("nan")]), torch.ones(2), "confidences must not be NaN; number 1 is"),
+        (torch.rand(2), torch.tensor([0, 2]), "correct must be boolean, or 0 and 1"),
+    ],
+)
+def test_bad_answers_are_refused(confidences, correct, message):
+    with pytest.raises(ValueError, match=message):
+        calibration_errors(confidences, correct)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_bins": 0}, "num_bins must be an integer of at least 1; got 0"),
+        ({"num_bins": 2.5}, "got 2.5"),
+        ({"norm": 0.5}, "norm must be finite and at least 1; got 0.5"),
+        ({"norm": float("inf")}, "got inf"),
+        ({"binning": "equal"}, "no binning 'equal'; there are equal_mass, equal_width"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        expected_calibration_error(torch.rand(4), torch.ones(4), **options)

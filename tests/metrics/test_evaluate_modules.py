@@ -1,0 +1,68 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hf_sphere.metrics import calibration_errors, retrieval_scores
+
+pytest.importorskip("evaluate")
+
+CONFIDENCES = [0.9, 0.9, 0.6, 0.6, 0.55]
+CORRECT = [True, True, True, False, False]
+EMBEDDINGS = [[1.0, 0.0], [0.9, 0.2], [0.0, 1.0], [0.1, 1.0], [0.5, 0.6]]
+LABELS = [0, 0, 1, 1, 1]
+
+PROGRAM = f"""
+import json, sys, evaluate, torch
+confidences, correct, embeddings, labels = {CONFIDENCES}, {CORRECT}, {EMBEDDINGS}, {LABELS}
+calibration, retrieval = (evaluate.load(path) for path in sys.argv[1:])
+found = {{
+    "calibration": calibration.compute(confidences=confidences, correct=correct),
+    "retrieval": retrieval.compute(embeddings=embeddings, labels=labels, distance="euclidean", ks=[1, 2]),
+    "tensors": retrieval.compute(embeddings=torch.tensor(embeddings), labels=torch.tensor(labels)),
+    "described": [bool(module.description and module.citation) for module in (calibration, retrieval)],
+}}
+for number in range(5):
+    calibration.add(confidences=confidences[number], correct=correct[number])
+found["one by one"] = calibration.compute()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module", params=["by name", "by path"])
+def found(request, root, tmp_path_factory):
+    """What the modules compute in a process of its own, whose caches are in a folder of the test."""
+    home = tmp_path_factory.mktemp("home")
+    folders = ["calibration_error", "retrieval_scores"]
+    by_name = request.param == "by name"
+    program = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *(folders if by_name else [str(root / folder) for folder in folders])],
+        cwd=root if by_name else home,
+        env={**os.environ, "HF_HOME": str(home), "HF_MODULES_CACHE": str(home), "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert program.returncode == 0, program.stderr
+    return json.loads(program.stdout.splitlines()[-1])
+
+
+def test_calibration_errors_are_those_of_the_function(found):
+    expected = calibration_errors(torch.tensor(CONFIDENCES, dtype=torch.float64), torch.tensor(CORRECT))
+    assert found["calibration"] == pytest.approx(expected)
+    assert found["one by one"] == pytest.approx(expected)
+
+
+def test_retrieval_scores_are_those_of_the_function(found):
+    embeddings, labels = torch.tensor(EMBEDDINGS), torch.tensor(LABELS)
+    assert found["retrieval"] == pytest.approx(retrieval_scores(embeddings, labels, distance="euclidean", ks=(1, 2)))
+    assert found["tensors"] == pytest.approx(retrieval_scores(embeddings, labels))
+
+
+def test_they_say_what_they_are(found, root):
+    assert found["described"] == [True, True]
+    for folder in ("calibration_error", "retrieval_scores"):
+        card = (root / folder / "README.md").read_text().split("---\n")[1]
+        assert "- evaluate\n- metric\n" in card

@@ -1,0 +1,58 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from hf_sphere.metrics import detection_scores
+
+NUMBERS = st.lists(st.integers(0, 12), min_size=1, max_size=50)
+
+
+@settings(max_examples=100, deadline=None)
+@given(inside=NUMBERS, outside=NUMBERS)
+def test_auroc_is_the_share_of_pairs_in_order_with_ties_counted_half(inside, outside):
+    pairs = [(a > b) + (a == b) / 2 for a in inside for b in outside]
+    scores = detection_scores(torch.tensor(inside), torch.tensor(outside))
+    assert scores["auroc"] == pytest.approx(sum(pairs) / len(pairs), abs=1e-15)
+
+
+@settings(max_examples=100, deadline=None)
+@given(inside=NUMBERS, outside=NUMBERS)
+def test_fpr_is_at_the_highest_threshold_that_keeps_95_percent(inside, outside):
+    kept = [t for t in inside if 100 * sum(a >= t for a in inside) >= 95 * len(inside)]
+    expected = sum(b >= max(kept) for b in outside) / len(outside)
+    assert detection_scores(torch.tensor(inside), torch.tensor(outside))["fpr_at_95"] == expected
+
+
+def test_auroc_is_that_of_scikit_learn_on_many_scores():
+    inside, outside = (torch.randn(3000) + 0.5).round(decimals=2), torch.randn(2000).round(decimals=2)
+    expected = roc_auc_score([1] * 3000 + [0] * 2000, torch.cat([inside, outside]).numpy())
+    assert detection_scores(inside, outside)["auroc"] == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "auroc", "fpr"),
+    [([2.0, 3.0], [0.0, 1.0], 1.0, 0.0), ([0.0, 1.0], [2.0, 3.0], 0.0, 1.0), ([1.0, 1.0], [1.0], 0.5, 1.0)],
+)
+def test_perfect_reversed_and_useless_scores(inside, outside, auroc, fpr):
+    assert detection_scores(torch.tensor(inside), torch.tensor(outside)) == {"auroc": auroc, "fpr_at_95": fpr}
+
+
+def test_of_twenty_known_inputs_the_lowest_may_be_lost():
+    inside = torch.arange(20.0)
+    assert detection_scores(inside, torch.tensor([0.0, 0.5, 1.0, 1.5]))["fpr_at_95"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "message"),
+    [
+        (torch.tensor([0.0, float("nan")]), torch.zeros(2), "inside must not be NaN; number 1 is"),
+        (torch.zeros(2), torch.tensor([float("nan")]), "outside must not be NaN"),
+        (torch.zeros(0), torch.zeros(2), r"inside must have the shape \(N,\)"),
+        (torch.zeros(2), torch.zeros(2, 2), r"outside must have the shape \(N,\) with N >= 1; got \(2, 2\)"),
+    ],
+)
+def test_bad_scores_are_refused(inside, outside, message):
+    with pytest.raises(ValueError, match=message):
+        detection_scores(inside, outside)

@@ -1,0 +1,371 @@
+import importlib.util
+import json
+import math
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from hf_sphere.metrics import retrieval_scores
+from hf_sphere.metrics.neighbours import Gallery, _largest
+
+DISTANCES = ["cosine", "euclidean", "hyperbolic"]
+CURVATURE = 0.1
+BACKENDS = ["torch", "faiss"] if importlib.util.find_spec("faiss") else ["torch"]
+
+
+def random_points(count, dim=4, seed=0, dtype=torch.float64):
+    """Points in the ball of curvature -CURVATURE, some near its boundary."""
+    generator = torch.Generator().manual_seed(seed)
+    directions = F.normalize(torch.randn(count, dim, dtype=dtype, generator=generator), dim=1)
+    radii = torch.rand(count, 1, dtype=dtype, generator=generator) ** 0.2
+    return 0.999 * radii * directions / CURVATURE**0.5
+
+
+def plain_distance(distance, a, b):
+    if distance == "cosine":
+        return -(a @ b) / (a.norm() * b.norm())
+    if distance == "euclidean":
+        return (a - b).norm()
+    shrunk = (1 - CURVATURE * a @ a) * (1 - CURVATURE * b @ b)
+    return torch.acosh(1 + 2 * CURVATURE * (a - b) @ (a - b) / shrunk) / CURVATURE**0.5
+
+
+def plain_scores(embeddings, labels, distance, ks):
+    """The definitions, one query and one neighbour at a time; distances within 1e-12 are tied."""
+    sums, queries = dict.fromkeys([*(f"recall_at_{k}" for k in ks), "r_precision", "map_at_r"], 0.0), 0
+    for query, label in enumerate(labels):
+        others = [n for n in range(len(labels)) if n != query]
+        relevant = sum(labels[n] == label for n in others)
+        if relevant == 0:
+            continue
+        queries += 1
+        near = {n: round(float(plain_distance(distance, embeddings[query], embeddings[n])), 9) for n in others}
+        same = [labels[n] == label for n in sorted(others, key=lambda n: (near[n], labels[n] == label))]
+        for k in ks:
+            sums[f"recall_at_{k}"] += any(same[:k])
+        sums["r_precision"] += sum(same[:relevant]) / relevant
+        sums["map_at_r"] += sum(sum(same[: j + 1]) / (j + 1) for j in range(relevant) if same[j]) / relevant
+    means = {name: value / queries for name, value in sums.items()}
+    return {**means, "num_queries": queries, "num_excluded": len(labels) - queries}
+
+
+def close(scores):
+    return {name: pytest.approx(value, abs=1e-6) for name, value in scores.items()}
+
+
+@pytest.fixture(scope="module")
+def clusters(root):
+    """The golden embeddings and labels, one of whose classes has a single member."""
+    tensors = load_file(root / "tests" / "golden" / "metrics.safetensors")
+    return tensors["embeddings"], tensors["labels"]
+
+
+class TestValues:
+    @pytest.mark.parametrize("backend", ["torch", "faiss"])
+    def test_scores_are_the_golden_ones(self, clusters, root, backend):
+        if backend == "faiss":
+            pytest.importorskip("faiss")
+        known = json.loads((root / "tests" / "golden" / "metrics.json").read_text())["retrieval"]
+        scores = retrieval_scores(*clusters, backend=backend)
+        assert scores == {
+            "recall_at_1": pytest.approx(known["precision_at_1"], abs=1e-6),
+            "r_precision": pytest.approx(known["r_precision"], abs=1e-6),
+            "map_at_r": pytest.approx(known["mean_average_precision_at_r"], abs=1e-6),
+            "num_queries": 399,
+            "num_excluded": 1,
+        }
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        labels=st.lists(st.integers(-2, 3), min_size=2, max_size=24).filter(lambda made: len(set(made)) < len(made)),
+        distance=st.sampled_from(DISTANCES),
+        ks=st.lists(st.integers(1, 30), min_size=1, max_size=3, unique=True),
+        block_size=st.sampled_from([None, 1, 5]),
+        seed=st.integers(0, 10_000),
+    )
+    def test_scores_are_the_definitions(self, labels, distance, ks, block_size, seed):
+        points = random_points(len(labels), seed=seed)
+        scores = retrieval_scores(
+            points, torch.tensor(labels), distance=distance, ks=ks, curvature=CURVATURE, block_size=block_size
+        )
+        assert scores == close(plain_scores(points, labels, distance, ks))
+
+    @settings(max_examples=60, deadline=None)
+    @given(
+        places=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), min_size=4, max_size=24),
+        distance=st.sampled_from(DISTANCES),
+        backend=st.sampled_from(BACKENDS),
+    )
+    def test_a_tie_counts_against_the_query(self, places, distance, backend):
+        points = random_points(5)[[place for place, _ in places]]
+        labels = [0, 0, *(label for _, label in places[2:])]
+        if distance == "hyperbolic":
+            backend = None
+        elif backend == "faiss":
+            points = points.float()
+        scores = retrieval_scores(
+            points, torch.tensor(labels), distance=distance, ks=(1, 3), curvature=CURVATURE, backend=backend
+        )
+        assert scores == close(plain_scores(points.double(), labels, distance, (1, 3)))
+
+    def test_the_accuracy_calculator_of_pytorch_metric_learning_agrees(self):
+        calculators = pytest.importorskip("pytorch_metric_learning.utils.accuracy_calculator")
+        inference = pytest.importorskip("pytorch_metric_learning.utils.inference")
+        distances = pytest.importorskip("pytorch_metric_learning.distances")
+        labels = torch.randint(0, 40, (1500,)) ** 2 // 40  # classes of many sizes
+        embeddings = torch.randn(40, 24)[labels] + torch.randn(1500, 24)
+        for name, theirs in {
+            "cosine": distances.CosineSimilarity(),
+            "euclidean": distances.LpDistance(normalize_embeddings=False),
+        }.items():
+            calculator = calculators.AccuracyCalculator(
+                include=("precision_at_1", "r_precision", "mean_average_precision_at_r"),
+                k="max_bin_count",
+                knn_func=inference.CustomKNN(theirs),
+            )
+            expected = calculator.get_accuracy(embeddings, labels)
+            scores = retrieval_scores(embeddings, labels, distance=name)
+            assert scores["recall_at_1"] == pytest.approx(expected["precision_at_1"], abs=1e-6)
+            assert scores["r_precision"] == pytest.approx(expected["r_precision"], abs=1e-6)
+            assert scores["map_at_r"] == pytest.approx(expected["mean_average_precision_at_r"], abs=1e-6)
+
+    @pytest.mark.parametrize("curvature", [1e-5, 0.1, 1.0])
+    def test_hyperbolic_neighbours_are_those_of_geoopt(self, curvature):
+        geoopt = pytest.importorskip("geoopt")
+        labels = torch.arange(80) % 8
+        centres = random_points(8)[labels] * 0.9
+        points = (centres + 0.1 * torch.randn(80, 4)) * (CURVATURE / curvature) ** 0.5 * 0.99
+        ball = geoopt.PoincareBall(c=curvature)
+        near = ball.dist(points[:, None], points[None]).fill_diagonal_(float("inf")).argsort(dim=1)[:, :9]
+        same = labels[near] == labels[:, None]
+        scores = retrieval_scores(points, labels, distance="hyperbolic", curvature=curvature)
+        assert scores["recall_at_1"] == pytest.approx(same[:, 0].double().mean().item(), abs=1e-6)
+        assert scores["r_precision"] == pytest.approx(same.double().mean().item(), abs=1e-6)
+
+    def test_points_at_the_boundary_of_the_ball_keep_their_distances(self):
+        # Almost one in every coordinate, and yet far apart: the angles are 1e-6 of each other's, in float32.
+        angles = torch.tensor([0.0, 1.0, 10.0, 11.0], dtype=torch.float64) * 1e-5
+        points = (1 - 1e-6) * torch.stack([angles.cos(), angles.sin()], dim=1)
+        scores = retrieval_scores(points.float(), torch.tensor([0, 0, 1, 1]), distance="hyperbolic", curvature=1.0)
+        assert scores["map_at_r"] == 1.0
+
+    def test_a_flat_ball_has_the_neighbours_of_euclidean_space(self, clusters):
+        embeddings, labels = clusters
+        points = embeddings * torch.rand(len(labels), 1)
+        flat = retrieval_scores(points, labels, distance="hyperbolic", curvature=1e-9)
+        assert flat == close(retrieval_scores(points, labels, distance="euclidean"))
+
+    def test_recall_counts_more_neighbours_than_the_class_has(self):
+        embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.9, 0.1], [0.8, 0.3], [0.7, 0.5]])
+        scores = retrieval_scores(embeddings, torch.tensor([0, 0, 1, 2, 3]), ks=(1, 2, 3, 4, 9))
+        found = [scores[f"recall_at_{k}"] for k in (1, 2, 3, 4, 9)]
+        assert found == [0.0, 0.0, 0.0, 1.0, 1.0]
+        assert (scores["num_queries"], scores["num_excluded"]) == (2, 3)
+
+    def test_equal_embeddings_are_worth_nothing(self):
+        scores = retrieval_scores(torch.ones(30, 3), torch.arange(30) % 3)
+        assert (scores["recall_at_1"], scores["r_precision"], scores["map_at_r"]) == (0.0, 0.0, 0.0)
+
+    def test_one_class_alone_is_always_found(self):
+        scores = retrieval_scores(torch.randn(10, 3), torch.full((10,), -7))
+        assert (scores["recall_at_1"], scores["r_precision"], scores["map_at_r"]) == (1.0, 1.0, 1.0)
+
+
+class TestInvariance:
+    @pytest.mark.parametrize("distance", DISTANCES)
+    @pytest.mark.parametrize("block_size", [1, 7, 64, 1000])
+    def test_the_block_size_changes_nothing(self, clusters, distance, block_size):
+        embeddings, labels = clusters
+        embeddings = torch.cat([embeddings, embeddings[::3]])  # with ties
+        labels = torch.cat([labels, labels[::3].roll(1)])
+        whole, parts = (
+            retrieval_scores(embeddings, labels, distance=distance, ks=(1, 10), block_size=size, curvature=0.5)
+            for size in (None, block_size)
+        )
+        assert parts == whole
+
+    @pytest.mark.parametrize("distance", DISTANCES)
+    def test_the_order_and_the_names_of_classes_do_not_matter(self, clusters, distance):
+        embeddings, labels = clusters
+        order = torch.randperm(len(labels))
+        renamed = torch.randperm(10**6)[: int(labels.max()) + 1][labels] - 500_000
+        given, other = (
+            retrieval_scores(*data, distance=distance, curvature=0.5)
+            for data in ((embeddings, labels), (embeddings[order], renamed[order].int()))
+        )
+        assert other == close(given)
+
+    @pytest.mark.parametrize("scale", [1e-30, 1e30])
+    @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+    def test_the_scale_does_not_matter(self, clusters, distance, scale):
+        embeddings, labels = clusters
+        expected = retrieval_scores(embeddings, labels, distance=distance)
+        assert retrieval_scores(embeddings * scale, labels, distance=distance) == close(expected)
+
+    def test_a_far_origin_does_not_matter_to_euclidean_neighbours(self, clusters):
+        embeddings, labels = clusters
+        rounded = (embeddings * 2**10).round()  # such that the move itself loses nothing
+        expected = retrieval_scores(rounded, labels, distance="euclidean")
+        assert retrieval_scores(rounded + 2**13, labels, distance="euclidean") == close(expected)
+
+    def test_half_precision_is_computed_in_single_precision(self, clusters):
+        embeddings, labels = clusters
+        half = embeddings.bfloat16()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            scores = retrieval_scores(half, labels)
+        assert scores == retrieval_scores(half.float(), labels)
+
+    def test_settings_of_training_are_restored(self, clusters):
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("medium")
+        try:
+            retrieval_scores(*clusters)
+            assert torch.get_float32_matmul_precision() == "medium"
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def test_embeddings_with_a_gradient_stay_as_they_are(self, clusters):
+        embeddings, labels = clusters
+        given = embeddings.clone().requires_grad_()
+        retrieval_scores(given, labels, distance="euclidean")
+        assert given.grad is None
+        assert torch.equal(given, embeddings)
+
+
+class TestBackends:
+    @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+    @pytest.mark.parametrize("classes", [3, 40, 700])
+    def test_faiss_and_torch_agree(self, distance, classes):
+        pytest.importorskip("faiss")
+        labels = torch.arange(1500) % classes
+        embeddings = torch.randn(classes, 32)[labels] + torch.randn(1500, 32)
+        ours, theirs = (
+            retrieval_scores(embeddings, labels, distance=distance, ks=(1, 5, 50), backend=backend)
+            for backend in ("torch", "faiss")
+        )
+        assert theirs == close(ours)
+
+    def test_faiss_sees_ties_beyond_the_end_of_its_list(self):
+        pytest.importorskip("faiss")
+        embeddings = torch.eye(3).repeat_interleave(40, dim=0)
+        labels = torch.arange(120) // 2
+        ours, theirs = (retrieval_scores(embeddings, labels, ks=(1, 45), backend=name) for name in ("torch", "faiss"))
+        assert theirs == ours
+        assert ours["recall_at_1"] == 0.0
+
+    @pytest.mark.parametrize("installed", [True, False])
+    def test_faiss_is_taken_by_itself_for_many_embeddings_where_it_is_installed(self, monkeypatch, installed):
+        used = []
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: name if installed else None)
+        monkeypatch.setattr(Gallery, "_by_faiss", lambda self, rows, count: used.append("faiss") or 1 / 0)
+        monkeypatch.setattr(Gallery, "_by_product", lambda self, rows, count: used.append("torch") or 1 / 0)
+        for shape, distance in (
+            ((10_000, 128), "cosine"),
+            ((9_000, 128), "cosine"),
+            ((10_000, 2), "cosine"),
+            ((10_000, 128), "hyperbolic"),
+        ):
+            with pytest.raises(ZeroDivisionError):
+                retrieval_scores(torch.rand(shape), torch.arange(shape[0]) // 5, distance=distance)
+        assert used == ["faiss" if installed else "torch", "torch", "torch", "torch"]
+
+    def test_faiss_that_is_missing_is_named_with_how_to_install_it(self, clusters, monkeypatch):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        with pytest.raises(ImportError, match="`pip install faiss-cpu`"):
+            retrieval_scores(*clusters, backend="faiss")
+
+    @pytest.mark.parametrize("options", [{"distance": "hyperbolic"}, {}])
+    def test_faiss_is_refused_where_it_cannot_compute(self, clusters, options):
+        embeddings, labels = clusters
+        with pytest.raises(ValueError, match=r"compares on the CPU, in float32, .* Take backend='torch'"):
+            retrieval_scores(0.1 * embeddings.double(), labels, backend="faiss", **options)
+
+
+@pytest.mark.parametrize("count", [1, 3, 31, 32, 33, 1024])
+def test_the_largest_values_are_found_by_groups(count):
+    values = torch.randint(0, 200, (7, 1024)).float()  # with ties
+    assert torch.equal(_largest(values, count), values.sort(dim=1, descending=True).values[:, :count])
+
+
+class TestMemory:
+    def test_no_block_takes_more_than_its_share(self, monkeypatch):
+        held = []
+        nearest = Gallery.nearest
+
+        def measured(self, rows, count, backend):
+            held.append(len(rows) * len(self.queries) * self.queries.element_size())
+            return nearest(self, rows, count, backend)
+
+        monkeypatch.setattr("hf_sphere.metrics.neighbours.BYTES_IN_MEMORY", 2**20)
+        monkeypatch.setattr(Gallery, "nearest", measured)
+        whole = 4 * 3000**2
+        retrieval_scores(torch.randn(3000, 4), torch.arange(3000) % 2)
+        assert max(held) <= 2**20 < whole
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="other systems count in other units")
+    def test_many_embeddings_need_no_matrix_of_all_distances(self):
+        import resource
+
+        labels = torch.arange(20_000) % 4000
+        embeddings = torch.randn(20_000, 16)
+        retrieval_scores(embeddings[:2000], labels[:2000] % 50, backend="torch")  # libraries are loaded by now
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        retrieval_scores(embeddings, labels, distance="hyperbolic", curvature=1e-3)
+        mebibytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        assert mebibytes < 800  # the distances alone would take 3,052
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("embeddings", "labels", "message"),
+        [
+            (torch.randn(4), torch.zeros(4).long(), r"shape \(N, d\) with d >= 1; got \(4,\)"),
+            (torch.randn(4, 0), torch.zeros(4).long(), r"got \(4, 0\)"),
+            (
+                torch.randn(4, 2),
+                torch.zeros(3).long(),
+                r"labels must have the shape \(4,\), one an embedding; got \(3,",
+            ),
+            (torch.randn(4, 2), torch.zeros(4, 1).long(), r"got \(4, 1\)"),
+            (torch.randn(4, 2), torch.arange(4), "none of the 4 classes has two members"),
+            (torch.randn(0, 2), torch.zeros(0).long(), "none of the 0 classes has two members"),
+            (torch.tensor([[1.0], [math.nan]]), torch.zeros(2).long(), "1 of 2 are not, the first is number 1"),
+            (torch.tensor([[math.inf], [1.0]]), torch.zeros(2).long(), "must be finite"),
+        ],
+    )
+    def test_bad_data(self, embeddings, labels, message):
+        with pytest.raises(ValueError, match=message):
+            retrieval_scores(embeddings, labels)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"distance": "manhattan"}, "no distance 'manhattan'; there are cosine, euclidean, hyperbolic"),
+            ({"ks": (1, 0)}, r"ks must be integers of at least 1; got \[1, 0\]"),
+            ({"ks": (1.5,)}, "ks must be integers"),
+            ({"block_size": 0}, "block_size must be at least 1"),
+            ({"curvature": -1.0}, "curvature must be finite and positive, c for the curvature -c; got -1.0"),
+            ({"backend": "annoy"}, "no backend 'annoy'; there are torch, faiss"),
+            (
+                {"distance": "hyperbolic", "curvature": 100.0},
+                r"ball of curvature -100, of radius 0.1; one has the norm 1",
+            ),
+        ],
+    )
+    def test_bad_options(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            retrieval_scores(F.normalize(torch.ones(4, 2), dim=1), torch.zeros(4).long(), **options)
+
+    @pytest.mark.parametrize("labels", [torch.zeros(4), torch.zeros(4).bool()])
+    def test_labels_that_are_no_integers(self, labels):
+        with pytest.raises(TypeError, match="labels must be integers"):
+            retrieval_scores(torch.randn(4, 2), labels)
+
+    def test_complex_embeddings(self):
+        with pytest.raises(TypeError, match="embeddings must be real"):
+            retrieval_scores(torch.randn(4, 2, dtype=torch.complex64), torch.zeros(4).long())

@@ -1,0 +1,59 @@
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_sphere.metrics import area_under_risk_coverage, risk_coverage
+
+
+def test_risk_is_the_error_among_the_most_confident():
+    coverage, risk = risk_coverage(torch.tensor([0.2, 0.9, 0.5, 0.7]), torch.tensor([False, True, True, False]))
+    assert coverage.tolist() == [0.25, 0.5, 0.75, 1.0]
+    assert risk.tolist() == [0.0, 1 / 2, 1 / 3, 2 / 4]
+
+
+def test_the_area_is_the_mean_risk():
+    area = area_under_risk_coverage(torch.tensor([0.2, 0.9, 0.5, 0.7]), torch.tensor([False, True, True, False]))
+    assert area == pytest.approx((0 + 1 / 2 + 1 / 3 + 2 / 4) / 4, abs=1e-15)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=6))
+def test_ties_have_the_mean_risk_of_all_their_orders(answers):
+    expected, orders = torch.zeros(len(answers), dtype=torch.float64), 0
+    for order in itertools.permutations(answers):
+        ranked = sorted(order, key=lambda answer: -answer[0])  # stable: ties stay in this order
+        wrong = torch.tensor([not right for _, right in ranked], dtype=torch.float64)
+        expected += wrong.cumsum(0) / torch.arange(1, len(answers) + 1)
+        orders += 1
+    confidences, correct = (torch.tensor(column) for column in zip(*answers, strict=True))
+    torch.testing.assert_close(risk_coverage(confidences, correct)[1], expected / orders, rtol=0, atol=1e-12)
+
+
+def test_the_best_order_has_the_least_area_and_the_worst_the_largest():
+    correct = torch.tensor([True] * 7 + [False] * 3)
+    ranks = torch.arange(10.0)
+    areas = [area_under_risk_coverage(torch.randperm(10), correct) for _ in range(20)]
+    assert area_under_risk_coverage(-ranks, correct) <= min(areas)
+    assert area_under_risk_coverage(ranks, correct) >= max(areas)
+
+
+def test_confidences_may_be_any_numbers():
+    correct = torch.tensor([True, False, True])
+    concentrations = torch.tensor([1e6, -3.0, float("inf")])
+    assert risk_coverage(concentrations, correct)[1].tolist() == [0.0, 0.0, 1 / 3]
+
+
+@pytest.mark.parametrize(
+    ("confidences", "correct", "message"),
+    [
+        (torch.tensor([1.0, float("nan")]), torch.ones(2), "confidences must not be NaN"),
+        (torch.rand(2), torch.ones(3), "got 2 confidences for 3 answers"),
+        (torch.rand(2), torch.full((2,), 0.5), "correct must be boolean"),
+    ],
+)
+def test_bad_answers_are_refused(confidences, correct, message):
+    with pytest.raises(ValueError, match=message):
+        risk_coverage(confidences, correct)
