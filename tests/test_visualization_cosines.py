@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_sphere import visualization
+from hf_sphere.visualization import cosines as module
 from hf_sphere.visualization import plot_cosines
 
 TRIANGLE = torch.tensor([[1.0, 0.0], [-0.5, 0.75**0.5], [-0.5, -(0.75**0.5)]])
@@ -46,14 +46,14 @@ def test_bars_count_the_cosines_that_fall_on_them():
 def test_many_points_in_parts_give_the_same_picture(monkeypatch):
     points = torch.randn(40, 5)
     whole = bars(points)
-    parts = visualization._cosines_of_pairs(F.normalize(points.double(), dim=1))
+    parts = module._cosines_of_pairs(F.normalize(points.double(), dim=1))
     assert len(list(parts)) == 1
 
     def row_by_row(unit):
         for row in range(len(unit) - 1):
             yield unit[row + 1 :] @ unit[row]
 
-    monkeypatch.setattr(visualization, "_cosines_of_pairs", row_by_row)
+    monkeypatch.setattr(module, "_cosines_of_pairs", row_by_row)
     assert bars(points) == pytest.approx(whole)
 
 

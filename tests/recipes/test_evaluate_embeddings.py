@@ -1,0 +1,368 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import datasets
+import pytest
+import torch
+import torch.nn.functional as F
+from datasets import Dataset
+
+from hf_sphere.embedding_files import written_embeddings
+from hf_sphere.metrics import (
+    area_under_risk_coverage,
+    calibration_errors,
+    detection_scores,
+    retrieval_scores,
+    sampled_retrieval_scores,
+)
+
+CLASSES = ["a", "b", "c"]
+PICTURES = ["reliability.png", "risk_coverage.png"]
+
+Columns = dict[str, torch.Tensor]
+Write = Callable[..., Path]
+Measure = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _home_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf_datasets")
+
+
+@pytest.fixture(scope="module")
+def recipe(load_recipe) -> ModuleType:
+    return load_recipe("evaluate_embeddings")
+
+
+@pytest.fixture
+def measure(recipe, run_main, tmp_path) -> Measure:
+    """Run the recipe and return the folder of the results."""
+
+    def run(embeddings: Path, *words: object) -> Path:
+        run_main(recipe, ["--embeddings", str(embeddings), *map(str, words)])
+        return embeddings / "evaluation"
+
+    return run
+
+
+def columns_of(count: int = 60, *, concentration: bool = True, logits_scale: float = 2.0, seed: int = 0) -> Columns:
+    """Embeddings near their class, and a model that is mostly right."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 3
+    points = F.one_hot(labels, 3) + 0.6 * torch.randn(count, 3, generator=generator)
+    confidence, prediction = (logits_scale * points).softmax(-1).max(-1)
+    columns = {"embedding": points, "label": labels, "prediction": prediction, "confidence": confidence}
+    return columns | ({"concentration": points.norm(dim=-1) * 20} if concentration else {})
+
+
+@pytest.fixture
+def write(tmp_path) -> Write:
+    """Write columns as embeddings."""
+
+    def write_columns(
+        columns: Columns,
+        name: str = "made-test",
+        *,
+        class_names: list[str] = CLASSES,
+        predicted_names: list[str] = CLASSES,
+        **about: object,
+    ) -> Path:
+        names = {"class_names": class_names, "predicted_names": predicted_names}
+        with written_embeddings(tmp_path / name, "test", about, **names) as add:
+            add(columns)
+        return tmp_path / name
+
+    return write_columns
+
+
+def without(columns: Columns, *names: str) -> Columns:
+    return {name: values for name, values in columns.items() if name not in names}
+
+
+# What is measured
+
+
+def test_accuracy_is_the_share_of_labels_that_were_predicted(write, measure, results_of):
+    columns = columns_of()
+    results = results_of(measure(write(columns)))
+    assert results["eval_accuracy"] == pytest.approx((columns["prediction"] == columns["label"]).double().mean().item())
+    assert results["eval_num_unknown_labels"] == 0
+
+
+def test_calibration_and_risk_are_those_of_the_metrics(write, measure, results_of):
+    columns = columns_of()
+    results, correct = results_of(measure(write(columns))), columns["prediction"] == columns["label"]
+    for name, value in calibration_errors(columns["confidence"], correct).items():
+        assert results[f"eval_{name}"] == pytest.approx(value)
+    for column, suffix in (("confidence", ""), ("concentration", "_concentration")):
+        area = area_under_risk_coverage(columns[column], correct)
+        assert results[f"eval_area_under_risk_coverage{suffix}"] == pytest.approx(area)
+
+
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_retrieval_is_that_of_the_metric(write, measure, results_of, distance):
+    columns = columns_of()
+    results = results_of(measure(write(columns), "--ks", 1, 2, 4, "--distance", distance))
+    expected = retrieval_scores(columns["embedding"], columns["label"], ks=(1, 2, 4), distance=distance)
+    assert {name: results[f"eval_{name}"] for name in expected} == pytest.approx(expected)
+    assert (results["eval_num_queries"], results["eval_num_excluded"]) == (60, 0)
+
+
+def test_embeddings_are_compared_by_their_own_distance(write, measure, results_of, capsys):
+    columns = columns_of(concentration=False)
+    columns["embedding"] = columns["embedding"] / 10
+    folder = measure(write(columns, distance="hyperbolic", curvature=0.5))
+    options = {"distance": "hyperbolic", "curvature": 0.5}
+    expected = retrieval_scores(columns["embedding"], columns["label"], **options)
+    assert results_of(folder)["eval_map_at_r"] == pytest.approx(expected["map_at_r"])
+    assert "hyperbolic distance" in capsys.readouterr().out
+
+
+def test_a_curvature_that_is_given_counts(write, measure, results_of):
+    columns = columns_of(concentration=False)
+    columns["embedding"] = columns["embedding"] / 10
+    folder = measure(write(columns), "--distance", "hyperbolic", "--curvature", 2.0)
+    expected = retrieval_scores(columns["embedding"], columns["label"], distance="hyperbolic", curvature=2.0)
+    assert results_of(folder)["eval_map_at_r"] == pytest.approx(expected["map_at_r"])
+
+
+def test_uncertain_embeddings_are_sampled(write, measure, results_of):
+    columns = columns_of()
+    results = results_of(measure(write(columns), "--num_samples", 4, "--seed", 7))
+    expected = sampled_retrieval_scores(
+        columns["embedding"], columns["concentration"], columns["label"], num_samples=4, seed=7
+    )
+    for name, score in expected.items():
+        measured = {end: results[f"eval_sampled_{name}{end}"] for end in ("", "_low", "_high")}
+        assert measured == pytest.approx({"": score["mean"], "_low": score["low"], "_high": score["high"]})
+
+
+@pytest.mark.parametrize("words", [["--num_samples", "0"], ["--distance", "hyperbolic", "--curvature", "1e-5"]])
+def test_sampling_is_left_out_if_told_and_off_the_sphere(write, measure, results_of, words):
+    results = results_of(measure(write(columns_of()), *words))
+    assert not [name for name in results if "sampled" in name]
+
+
+def test_strange_images_are_told_apart_by_every_certainty(write, measure, results_of):
+    own, strange = columns_of(), without(columns_of(40, logits_scale=1.0, seed=1), "label")
+    results = results_of(measure(write(own), "--out_of_distribution", write(strange, "other.test")))
+    for name in ("confidence", "concentration"):
+        expected = detection_scores(own[name], strange[name])
+        assert results[f"ood_other.test_auroc_{name}"] == pytest.approx(expected["auroc"])
+        assert results[f"ood_other.test_fpr_at_95_{name}"] == pytest.approx(expected["fpr_at_95"])
+
+
+def test_several_strange_sets_have_results_by_their_names(write, measure, results_of):
+    paths = [write(columns_of(seed=seed), f"other{seed}") for seed in (1, 2)]
+    results = results_of(measure(write(columns_of()), "--out_of_distribution", *paths))
+    assert {f"ood_other{seed}_auroc_confidence" for seed in (1, 2)} <= results.keys()
+
+
+def test_strange_images_by_another_model_are_noted(write, measure, capsys):
+    other = write(columns_of(seed=1), "other", model="second")
+    measure(write(columns_of(), model="first"), "--out_of_distribution", other)
+    assert "was embedded by another model" in capsys.readouterr().out
+
+
+def test_a_number_of_embeddings_is_measured_if_asked_for(write, measure, results_of):
+    results = results_of(measure(write(columns_of()), "--max_samples", 30))
+    assert results["eval_num_queries"] == 30
+
+
+# Labels that the model does not know
+
+
+def test_labels_and_predictions_are_compared_by_name(write, measure, results_of):
+    """Class 0 of the data is class 2 of the model."""
+    columns = columns_of()
+    expected = (columns["prediction"] == columns["label"]).double().mean().item()
+    columns["prediction"] = 2 - columns["prediction"]
+    results = results_of(measure(write(columns, predicted_names=CLASSES[::-1])))
+    assert results["eval_accuracy"] == pytest.approx(expected)
+
+
+def test_unknown_labels_are_counted_and_left_out_of_accuracy_and_calibration(write, measure, results_of, capsys):
+    columns = columns_of()
+    known = columns["label"] != 2
+    correct = (columns["prediction"] == columns["label"])[known]
+    results = results_of(measure(write(columns, class_names=["a", "b", "z"])))
+    assert results["eval_num_unknown_labels"] == 20
+    assert results["eval_accuracy"] == pytest.approx(correct.double().mean().item())
+    expected = calibration_errors(columns["confidence"][known], correct)["calibration_error_equal_mass_l2"]
+    assert results["eval_calibration_error_equal_mass_l2"] == pytest.approx(expected)
+    assert results["eval_num_queries"] == 60
+    assert "20 of 60 labels are none of the model's classes" in capsys.readouterr().out
+
+
+def test_an_open_set_has_retrieval_alone_and_that_is_said(write, measure, results_of, capsys):
+    folder = measure(write(columns_of(concentration=False), class_names=["x", "y", "z"]))
+    names = set(results_of(folder))
+    assert names == {f"eval_{name}" for name in ("num_unknown_labels", "num_queries", "num_excluded")} | {
+        f"eval_{name}" for name in ("recall_at_1", "r_precision", "map_at_r")
+    }
+    assert "no label is one of the model's classes (an open set)" in capsys.readouterr().out
+    assert not [picture for picture in PICTURES if (folder / picture).exists()]
+
+
+def test_embeddings_of_another_program_have_retrieval_alone_and_that_is_said(measure, results_of, tmp_path, capsys):
+    columns = columns_of()
+    (tmp_path / "foreign").mkdir()
+    rows = {name: columns[name].tolist() for name in ("embedding", "label")}
+    Dataset.from_dict(rows).to_parquet(tmp_path / "foreign" / "train.parquet")
+    results = results_of(measure(tmp_path / "foreign"))
+    expected = retrieval_scores(columns["embedding"], columns["label"])
+    assert results["eval_map_at_r"] == pytest.approx(expected["map_at_r"])
+    assert "eval_accuracy" not in results
+    assert "without a column prediction there is no accuracy" in capsys.readouterr().out
+
+
+def test_classes_of_one_image_are_counted_and_noted(write, measure, results_of, capsys):
+    columns = columns_of(7)  # three, two and two
+    columns["label"][6] = 1
+    columns["label"][3] = 2
+    results = results_of(measure(write(columns)))
+    assert (results["eval_num_queries"], results["eval_num_excluded"]) == (6, 1)
+    assert "1 images are the only ones of their class" in capsys.readouterr().out
+
+
+def test_without_two_images_of_a_class_there_is_no_retrieval_and_that_is_said(write, measure, results_of, capsys):
+    results = results_of(measure(write(columns_of(3))))
+    assert "eval_accuracy" in results
+    assert "eval_recall_at_1" not in results
+    assert "no class has two images, so there is no retrieval" in capsys.readouterr().out
+
+
+# What is left behind
+
+
+def test_the_pictures_are_drawn(write, measure):
+    folder = measure(write(columns_of()))
+    for picture in PICTURES:
+        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_arguments_are_written(write, measure):
+    run = json.loads((measure(write(columns_of()), "--ks", 1, 2) / "run.json").read_text())
+    assert run["ks"] == [1, 2]
+
+
+def test_every_share_is_printed_in_percent(write, measure, results_of, capsys):
+    results = results_of(measure(write(columns_of())))
+    printed = capsys.readouterr().out
+    assert "60 embeddings of 3 classes, 3 coordinates" in printed
+    for name in ("eval_accuracy", "eval_recall_at_1", "eval_map_at_r", "eval_sampled_r_precision"):
+        assert f"{100 * results[name]:.2f} %" in printed, name
+
+
+def test_the_results_go_where_they_are_told_to(write, measure, results_of, tmp_path):
+    folder = write(columns_of())
+    measure(folder, "--output_dir", tmp_path / "results")
+    assert results_of(tmp_path / "results")["eval_num_queries"] == 60
+    assert not (folder / "evaluation").exists()
+
+
+def test_without_matplotlib_there_are_results_and_no_pictures(recipe, write, measure, results_of, monkeypatch, capsys):
+    def missing(*args, **options):
+        raise ImportError("pictures need matplotlib")
+
+    monkeypatch.setattr(recipe, "plot_reliability", missing)
+    assert "eval_accuracy" in results_of(measure(write(columns_of())))
+    assert "no pictures: pictures need matplotlib" in capsys.readouterr().out
+
+
+def test_results_are_not_replaced_unasked(write, measure, results_of):
+    folder = write(columns_of())
+    measure(folder)
+    with pytest.raises(FileExistsError, match=r"holds other results.*--overwrite_output_dir"):
+        measure(folder, "--max_samples", 30)
+    assert results_of(folder / "evaluation")["eval_num_queries"] == 60
+
+
+def test_results_are_replaced_when_told_with_their_pictures(write, measure, results_of):
+    folder = write(columns_of())
+    measure(folder)
+    (folder / "evaluation" / "reliability.png").write_bytes(b"old")
+    measure(folder, "--max_samples", 30, "--overwrite_output_dir")
+    assert results_of(folder / "evaluation")["eval_num_queries"] == 30
+    assert (folder / "evaluation" / "reliability.png").read_bytes() != b"old"
+
+
+def test_pictures_of_replaced_results_do_not_stay(write, measure, tmp_path):
+    results = ["--output_dir", tmp_path / "results"]
+    measure(write(columns_of()), *results)
+    open_set = write(columns_of(), "open", class_names=["x", "y", "z"])
+    measure(open_set, *results, "--overwrite_output_dir")
+    assert not list((tmp_path / "results").glob("*.png"))
+
+
+def test_stopping_leaves_no_results(recipe, write, measure, monkeypatch, capsys):
+    def stop(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recipe, "retrieval_scores", stop)
+    folder = write(columns_of())
+    with pytest.raises(SystemExit) as status:
+        measure(folder)
+    assert status.value.code == 130
+    assert "Stopped; no results were written." in capsys.readouterr().err
+    assert not (folder / "evaluation").exists()
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ks", "0"], "ks must be integers of at least 1"),
+        (["--distance", "hyperbolic"], "does not tell the curvature of its space; give --curvature"),
+        (["--curvature", "1"], "--curvature is for the distance hyperbolic; this one is cosine"),
+        (["--num_bins", "0"], "num_bins must be an integer of at least 1; got 0"),
+        (["--num_samples", "-1"], "num_samples must be at least 1; got -1"),
+        (["--max_samples", "0"], "--max_samples must be at least 1; got 0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_refused_and_leaves_no_results(write, measure, words, said):
+    folder = write(columns_of())
+    with pytest.raises(ValueError, match=said):
+        measure(folder, *words)
+    assert not (folder / "evaluation").exists()
+
+
+def test_embeddings_without_labels_are_refused(write, measure):
+    with pytest.raises(ValueError, match="has no column label; it has: embedding"):
+        measure(write(without(columns_of(), "label")))
+
+
+def test_a_strange_set_without_a_certainty_that_the_own_one_has_is_refused(write, measure):
+    other = write(columns_of(concentration=False), "other")
+    with pytest.raises(ValueError, match="other has no column concentration"):
+        measure(write(columns_of()), "--out_of_distribution", other)
+
+
+def test_strange_images_need_a_certainty(write, measure):
+    bare = without(columns_of(), "prediction", "confidence", "concentration")
+    with pytest.raises(ValueError, match="needs a column confidence or concentration"):
+        measure(write(bare), "--out_of_distribution", write(columns_of(), "other"))
+
+
+def test_two_strange_sets_of_one_name_are_refused(write, measure, tmp_path):
+    paths = [write(columns_of(), f"{place}/test") for place in ("one", "two")]
+    with pytest.raises(ValueError, match="two are called the same: test, test"):
+        measure(write(columns_of()), "--out_of_distribution", *paths)
+
+
+def test_a_data_set_that_is_no_folder_needs_one_to_write_to(measure):
+    with pytest.raises(
+        ValueError, match=r"is no folder\. If it is a data set of the Hub, name a folder .* --output_dir"
+    ):
+        measure(Path("someone/embeddings"))
+
+
+def test_a_file_in_place_of_the_folder_is_refused(write, measure, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError, match="is a file and no folder"):
+        measure(write(columns_of()), "--output_dir", tmp_path / "file")

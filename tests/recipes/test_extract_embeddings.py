@@ -1,0 +1,394 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, load_dataset
+from PIL.Image import fromarray
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from hf_sphere import (
+    SphereVisionConfig,
+    SphereVisionForImageClassification,
+    SphereVisionForRegression,
+    SphereVisionImageProcessor,
+    SphereVisionModel,
+)
+from hf_sphere.data import sources
+from hf_sphere.data.sources import load_splits
+
+SCRIPT = "recipes/extract_embeddings.py"
+NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+COLUMNS = ["embedding", "label", "prediction", "confidence", "logits", "index"]
+
+Extract = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _home_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf_datasets")
+
+
+@pytest.fixture(scope="module")
+def recipe(load_recipe) -> ModuleType:
+    return load_recipe("extract_embeddings")
+
+
+def config_of(**options) -> SphereVisionConfig:
+    names = {"id2label": dict(enumerate(NAMES)), "label2id": {name: index for index, name in enumerate(NAMES)}}
+    kind = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 7}, "num_channels": 1, "image_size": 8}
+    return SphereVisionConfig(**(kind | names | options))
+
+
+@pytest.fixture(scope="module")
+def save(tmp_path_factory) -> Callable[..., Path]:
+    """Save a model, with an image processor unless told otherwise."""
+
+    def save_model(model, *, processor: bool = True) -> Path:
+        folder = tmp_path_factory.mktemp("models") / "model"
+        model.save_pretrained(folder)
+        if processor:
+            made = SphereVisionImageProcessor(
+                num_channels=1, size={"height": 8, "width": 8}, image_mean=[0.3], image_std=[0.4]
+            )
+            made.save_pretrained(folder)
+        return folder
+
+    return save_model
+
+
+@pytest.fixture(scope="module")
+def classifier(save) -> Path:
+    """A classifier of digits by other names than the data has."""
+    torch.manual_seed(1)
+    return save(SphereVisionForImageClassification(config_of(head="spherized")))
+
+
+@pytest.fixture(scope="module")
+def extract_in(recipe, run_main, cache, classifier) -> Extract:
+    """Run the recipe on the embedded digits into a given folder."""
+
+    def run(folder: Path, *words: object, model: Path = classifier) -> Path:
+        quick = ["--model_name_or_path", str(model), "--dataset_name", "digits", "--disable_tqdm", *cache]
+        run_main(recipe, [*quick, "--output_dir", str(folder), *map(str, words)])
+        return folder
+
+    return run
+
+
+@pytest.fixture
+def extract(extract_in, tmp_path) -> Extract:
+    """Run the recipe into a folder below `tmp_path`."""
+    return lambda *words, name="embedded", **options: extract_in(tmp_path / name, *words, **options)
+
+
+@pytest.fixture(scope="module")
+def extracted(extract_in, tmp_path_factory) -> Path:
+    """The embeddings of the test split; to be read only."""
+    return extract_in(tmp_path_factory.mktemp("extracted") / "digits-test")
+
+
+@pytest.fixture
+def made_up(monkeypatch) -> Callable[..., str]:
+    """Offer images (8, 8), or bytes that are none, as a data set and return its name."""
+
+    def offer(*images, **columns) -> str:
+        cells = [{"bytes": i, "path": None} if isinstance(i, bytes) else fromarray(i) for i in images]
+        kinds = {name: ClassLabel(names=["a", "b"]) for name in columns}
+        rows = Dataset.from_dict({"image": cells, **columns}, features=Features({"image": Image(), **kinds}))
+        monkeypatch.setitem(sources.EMBEDDED, "made_up", lambda: DatasetDict(test=rows))
+        return "made_up"
+
+    return offer
+
+
+def gray(value: int) -> np.ndarray:
+    return np.full((8, 8), value, dtype=np.uint8)
+
+
+def rows_of(folder: Path, split: str = "test") -> Dataset:
+    return load_dataset(str(folder))[split].with_format("torch")
+
+
+# What is written
+
+
+def test_the_columns_are_what_the_model_says_of_raw_images(extracted, classifier):
+    """By way of the library's public doors alone."""
+    images = load_splits("digits")["test"]["image"][:]
+    pixels = AutoImageProcessor.from_pretrained(classifier)(images, return_tensors="pt")
+    with torch.no_grad():
+        output = AutoModelForImageClassification.from_pretrained(classifier).eval()(**pixels)
+    rows = rows_of(extracted)
+    torch.testing.assert_close(rows["embedding"][:], output.embeddings)
+    torch.testing.assert_close(rows["logits"][:], output.logits)
+    assert torch.equal(rows["prediction"][:], output.logits.argmax(-1))
+    torch.testing.assert_close(rows["confidence"][:], output.logits.softmax(-1).amax(-1))
+
+
+def test_labels_are_those_of_the_data_by_the_names_of_the_data(extracted):
+    test, rows = load_splits("digits")["test"], rows_of(extracted)
+    assert rows["label"][:].tolist() == test["label"][:]
+    assert rows.features["label"] == test.features["label"]
+
+
+def test_predictions_have_the_names_of_the_model(extracted):
+    assert rows_of(extracted).features["prediction"] == ClassLabel(names=NAMES)
+
+
+def test_rows_are_in_the_order_of_the_split_and_say_their_row(extracted):
+    assert rows_of(extracted)["index"][:].tolist() == list(range(355))
+
+
+def test_the_columns_are_those_that_there_are(extracted):
+    assert rows_of(extracted).column_names == COLUMNS
+
+
+def test_what_was_embedded_is_told_beside(extracted, classifier):
+    assert json.loads((extracted / "embeddings.json").read_text()) == {
+        "model": str(classifier),
+        "backbone": "linear_embedding",
+        "head": "spherized",
+        "dataset": "digits",
+        "dataset_config_name": None,
+        "split": "test",
+        "distance": "cosine",
+        "embedding_dim": 8,
+        "num_images": 355,
+    }
+
+
+def test_embeddings_in_hyperbolic_space_tell_their_curvature(extract, save):
+    model = SphereVisionForImageClassification(config_of(head="hyperbolic", head_kwargs={"curvature": 0.5}))
+    about = json.loads((extract("--max_samples", 5, model=save(model)) / "embeddings.json").read_text())
+    assert (about["distance"], about["curvature"]) == ("hyperbolic", 0.5)
+
+
+def test_the_batch_size_does_not_matter(extracted, extract):
+    rows, others = rows_of(extracted), rows_of(extract("--batch_size", 50))
+    torch.testing.assert_close(rows["embedding"][:], others["embedding"][:])
+    assert torch.equal(rows["index"][:], others["index"][:])
+
+
+def test_a_certainty_of_the_head_is_written(extract, save):
+    rows = rows_of(extract("--max_samples", 5, model=save(SphereVisionForImageClassification(config_of(head="vmf")))))
+    assert rows.column_names == [*COLUMNS[:-1], "concentration", "index"]
+    assert rows["concentration"][:].dtype == torch.float32
+    assert (rows["concentration"][:] > 0).all()
+
+
+def test_a_model_without_a_head_gives_embeddings_alone(extract, save):
+    model = SphereVisionModel(config_of())
+    folder = extract(model=save(model))
+    assert rows_of(folder).column_names == ["embedding", "label", "index"]
+    assert json.loads((folder / "embeddings.json").read_text())["head"] is None
+
+
+def test_data_without_labels_gives_no_labels(extract, made_up, capsys):
+    folder = extract("--dataset_name", made_up(gray(10), gray(200)))
+    assert rows_of(folder).column_names == [name for name in COLUMNS if name != "label"]
+    assert "2 images, no labels" in capsys.readouterr().out
+
+
+def test_some_images_say_which_rows_they_are(extracted, extract):
+    some, rows = rows_of(extract("--max_samples", 20, "--seed", 3)), rows_of(extracted)
+    chosen = some["index"][:]
+    assert len(chosen) == 20
+    torch.testing.assert_close(some["embedding"][:], rows["embedding"][:][chosen])
+
+
+def test_a_corrupt_image_is_named(extract, made_up, tmp_path):
+    name = made_up(gray(10), b"not an image", gray(200), label=[0, 0, 1])
+    with pytest.raises(ValueError, match=r"image 1 of the split cannot be decoded.*--skip_corrupt_images"):
+        extract("--dataset_name", name)
+    assert not (tmp_path / "embedded").exists()
+
+
+def test_corrupt_images_are_left_out_if_asked_to_and_the_others_keep_their_rows(extract, made_up):
+    name = made_up(gray(10), b"not an image", gray(200), label=[0, 0, 1])
+    rows = rows_of(extract("--dataset_name", name, "--skip_corrupt_images"))
+    assert rows["index"][:].tolist() == [0, 2]
+    assert rows["label"][:].tolist() == [0, 1]
+
+
+def test_half_precision_is_written_as_single(extracted, extract):
+    rows, half = rows_of(extracted), rows_of(extract("--mixed_precision", "bf16"))
+    assert half["embedding"][:].dtype == torch.float32
+    assert not torch.equal(half["embedding"][:], rows["embedding"][:])
+    torch.testing.assert_close(half["embedding"][:], rows["embedding"][:], rtol=0.05, atol=0.05)
+
+
+def test_a_yaml_file_may_hold_the_arguments(recipe, run_main, classifier, cache, tmp_path):
+    lines = {"model_name_or_path": classifier, "dataset_name": "two_clusters", "output_dir": tmp_path / "embedded"}
+    text = "".join(f"{key}: {value}\n" for key, value in lines.items())
+    (tmp_path / "run.yaml").write_text(text + "disable_tqdm: true\nsplit: train\n")
+    run_main(recipe, ["--config", str(tmp_path / "run.yaml"), *cache])
+    assert rows_of(tmp_path / "embedded", "train").num_rows == 200
+
+
+def test_what_was_done_and_how_to_go_on_is_printed(extract, classifier, capsys):
+    folder = extract()
+    assert capsys.readouterr().out.splitlines() == [
+        f"model     {classifier}: linear_embedding, spherized head, 10 classes, on cpu",
+        "data      digits, split test: 355 images, 10 classes",
+        f"wrote     {folder}: 355 rows of {', '.join(COLUMNS)}",
+        f"go on by  python recipes/evaluate_embeddings.py --embeddings {folder}",
+    ]
+
+
+# How images are prepared
+
+
+def test_a_model_without_image_processor_needs_the_statistics(extract, save):
+    model = save(SphereVisionModel(config_of()), processor=False)
+    with pytest.raises(ValueError, match=r"has no image processor .* Give --image_mean and --image_std"):
+        extract("--image_mean", 0.5, model=model)
+
+
+def test_with_statistics_a_model_without_image_processor_takes_its_own_size(extract, save):
+    encoder = SphereVisionModel(config_of(image_size=[6, 4]))
+    words = ["--image_mean", 0.5, "--image_std", 0.25]
+    first = rows_of(extract(*words, model=save(encoder, processor=False)))
+    processor = SphereVisionImageProcessor(
+        num_channels=1, size={"height": 6, "width": 4}, image_mean=[0.5], image_std=[0.25]
+    )
+    images = load_splits("digits")["test"]["image"][:]
+    with torch.no_grad():
+        expected = encoder.eval()(**processor(images, return_tensors="pt")).embeddings
+    torch.testing.assert_close(first["embedding"][:], expected)
+
+
+def test_statistics_beside_an_image_processor_are_refused(extract):
+    with pytest.raises(ValueError, match="has an image processor that says --image_mean; leave it out"):
+        extract("--image_mean", 0.5)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--split", "validation"], "no split 'validation'; the data has train, test. Choose one with --split"),
+        (["--image_column_name", "picture"], "no image column 'picture'"),
+        (["--label_column_name", "lable"], "Did you mean 'label'?"),
+        (["--max_samples", "0"], "a subset must have at least one image; got 0"),
+        (["--batch_size", "0"], "the batch size must be at least 1; got 0"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_refused_and_leaves_no_folder(extract, tmp_path, words, said):
+    with pytest.raises(ValueError, match=r".") as refusal:
+        extract(*words)
+    assert said in str(refusal.value)
+    assert not (tmp_path / "embedded").exists()
+
+
+def test_a_model_that_does_not_exist_is_an_error_a_user_can_mend(extract, tmp_path):
+    with pytest.raises((OSError, ValueError), match="nowhere"):
+        extract(model=tmp_path / "nowhere")
+
+
+def test_a_regression_is_refused(extract, save):
+    config = config_of(head=None, embedding_dim=2, value_range=[0.0, 1.0])
+    model = save(SphereVisionForRegression(config))
+    with pytest.raises(ValueError, match="is a SphereVisionForRegression; this recipe takes a SphereVisionForImage"):
+        extract(model=model)
+
+
+def test_a_model_of_another_family_is_refused(extract, save):
+    tiny = ViTConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, image_size=8, patch_size=4
+    )
+    with pytest.raises(ValueError, match="is a model of type vit"):
+        extract(model=save(ViTForImageClassification(tiny)))
+
+
+def test_a_configuration_without_a_model_is_refused(extract, tmp_path):
+    config_of().save_pretrained(tmp_path / "config_only")
+    with pytest.raises(ValueError, match="is a model of an unknown class"):
+        extract(model=tmp_path / "config_only")
+
+
+def test_what_is_not_finite_is_refused(extract, save):
+    model = SphereVisionModel(config_of())
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    with pytest.raises(ValueError, match="embedding of image 0 is not finite"):
+        extract(model=save(model))
+
+
+# A folder that is there
+
+
+def test_embeddings_are_not_replaced_unasked(extract):
+    folder = extract("--max_samples", 5)
+    with pytest.raises(FileExistsError, match=r"holds embeddings.*--overwrite_output_dir"):
+        extract()
+    assert rows_of(folder).num_rows == 5
+
+
+def test_embeddings_are_replaced_when_told_with_their_evaluation(extract):
+    folder = extract("--max_samples", 5)
+    (folder / "evaluation").mkdir()
+    assert rows_of(extract("--max_samples", 6, "--overwrite_output_dir")).num_rows == 6
+    assert not (folder / "evaluation").exists()
+
+
+def test_an_empty_folder_is_taken(extract, tmp_path):
+    (tmp_path / "embedded").mkdir()
+    assert rows_of(extract("--max_samples", 5)).num_rows == 5
+
+
+@pytest.mark.parametrize("words", [[], ["--overwrite_output_dir"]], ids=["", "overwrite"])
+def test_anything_else_is_never_replaced(extract, tmp_path, words):
+    (tmp_path / "embedded").mkdir()
+    (tmp_path / "embedded" / "thesis.tex").touch()
+    with pytest.raises(FileExistsError, match=r"thesis\.tex is no embeddings"):
+        extract(*words)
+    assert (tmp_path / "embedded" / "thesis.tex").exists()
+
+
+def test_stopping_leaves_what_was_there_and_nothing_else(recipe, extract, tmp_path, monkeypatch, capsys):
+    extract("--max_samples", 5)
+    before = sorted(path for path in tmp_path.rglob("*") if "hf_datasets" not in path.parts)
+    whole = recipe.in_order
+
+    def stop_after_one(*args):
+        yield next(whole(*args))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recipe, "in_order", stop_after_one)
+    with pytest.raises(SystemExit) as stop:
+        extract("--overwrite_output_dir", "--batch_size", 150)
+    assert stop.value.code == 130
+    assert "Stopped; nothing was written." in capsys.readouterr().err
+    assert sorted(path for path in tmp_path.rglob("*") if "hf_datasets" not in path.parts) == before
+
+
+# The recipe as processes of its own
+
+
+@pytest.mark.slow
+def test_two_processes_write_what_one_does(start, extracted, classifier, tmp_path):
+    """The 355 images do not halve, and the last batch is on one process alone: 44 of 4 each, then 2 and 1."""
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    words = ["--model_name_or_path", classifier, "--dataset_name", "digits", "--output_dir", tmp_path / "embedded"]
+    words += ["--cache_dir", tmp_path / "decoded", "--batch_size", "4", "--disable_tqdm"]
+    process = start(*launch, SCRIPT, *words)
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    rows, expected = rows_of(tmp_path / "embedded"), rows_of(extracted)
+    for name in COLUMNS:
+        torch.testing.assert_close(rows[name][:], expected[name][:])
+    assert printed.count("wrote     ") == 1

@@ -1,0 +1,236 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import datasets
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, List, Value, load_dataset
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hf_sphere.data import parquet
+from hf_sphere.embedding_files import Columns, Embeddings, read_embeddings, written_embeddings
+
+CLASSES = ["cat", "dog"]
+MODEL_CLASSES = ["dog", "cat", "bird"]
+
+
+@pytest.fixture(autouse=True)
+def _home_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf_datasets")
+
+
+def columns_of(count: int = 4, start: int = 0) -> dict[str, torch.Tensor]:
+    """Columns as the recipe makes them."""
+    logits = torch.randn(count, 3)
+    confidence, prediction = logits.softmax(-1).max(-1)
+    return {
+        "embedding": torch.randn(count, 5),
+        "label": torch.arange(count) % 2,
+        "prediction": prediction,
+        "confidence": confidence,
+        "logits": logits,
+        "concentration": torch.rand(count) + 1,
+        "index": torch.arange(start, start + count),
+    }
+
+
+def write(folder: Path, *parts: Columns, split: str = "test", about: dict | None = None) -> Path:
+    names = {"class_names": CLASSES, "predicted_names": MODEL_CLASSES}
+    with written_embeddings(folder, split, about or {}, **names) as add:
+        for part in parts:
+            add(part)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / "embedded"
+
+
+@pytest.fixture
+def save(folder) -> Callable[..., str]:
+    """Save a data set as another program would."""
+
+    def save_rows(split: str = "train", **columns) -> str:
+        folder.mkdir(exist_ok=True)
+        Dataset.from_dict(columns).to_parquet(folder / f"{split}.parquet")
+        return str(folder)
+
+    return save_rows
+
+
+class TestWriting:
+    def test_datasets_loads_what_was_written(self, folder):
+        written = columns_of()
+        rows = load_dataset(str(write(folder, written)))["test"].with_format("torch")
+        for name, values in written.items():
+            assert torch.equal(rows[name][:], values), name
+
+    def test_the_columns_have_kinds(self, folder):
+        features = load_dataset(str(write(folder, columns_of())))["test"].features
+        assert features["embedding"] == List(Value("float32"), length=5)
+        assert features["logits"] == List(Value("float32"), length=3)
+        assert features["label"] == ClassLabel(names=CLASSES)
+        assert features["prediction"] == ClassLabel(names=MODEL_CLASSES)
+        assert (features["confidence"], features["index"]) == (Value("float32"), Value("int64"))
+
+    def test_parts_are_written_one_after_the_other(self, folder):
+        parts = [columns_of(250), columns_of(3, start=250)]
+        rows = load_dataset(str(write(folder, *parts)))["test"]
+        assert rows["index"][:] == list(range(253))
+
+    def test_many_embeddings_are_several_files_that_load_in_order(self, folder, monkeypatch):
+        monkeypatch.setattr(parquet, "BYTES_A_FILE", 1000)
+        rows = load_dataset(str(write(folder, columns_of(100))))["test"]
+        assert len(list((folder / "data").iterdir())) > 1
+        assert rows["index"][:] == list(range(100))
+
+    @pytest.mark.parametrize("split", ["test", "query", "images_background", "part.2"])
+    def test_a_split_of_any_name_loads_by_it(self, folder, split):
+        assert list(load_dataset(str(write(folder, columns_of(), split=split)))) == [split]
+
+    def test_results_beside_the_data_are_no_data(self, folder):
+        write(folder, columns_of())
+        (folder / "evaluation").mkdir()
+        (folder / "evaluation" / "test.json").write_text('{"eval_accuracy": 1.0}')
+        assert load_dataset(str(folder))["test"].num_rows == 4
+
+    @pytest.mark.parametrize("split", ["", "test[:10]", "../test", "test-1"])
+    def test_a_split_that_datasets_would_not_find_is_refused(self, folder, split):
+        with pytest.raises(ValueError, match="a split is named by letters"):
+            write(folder, columns_of(), split=split)
+
+    def test_what_was_embedded_is_told_beside(self, folder):
+        write(folder, columns_of(3), columns_of(4), about={"model": "some/model"})
+        about = json.loads((folder / "embeddings.json").read_text())
+        assert about == {"model": "some/model", "embedding_dim": 5, "num_images": 7}
+
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+    def test_an_error_leaves_what_was_there_and_nothing_else(self, folder, error):
+        write(folder, columns_of())
+        before = sorted(path.name for path in folder.parent.rglob("*"))
+        with pytest.raises(error), written_embeddings(folder, "test", {}, class_names=CLASSES) as add:  # noqa: PT012
+            add({"embedding": torch.randn(300, 2)})
+            raise error
+        assert sorted(path.name for path in folder.parent.rglob("*")) == before
+        assert len(read_embeddings(str(folder)).embeddings) == 4
+
+    def test_no_embedding_is_nothing_to_write(self, folder):
+        with pytest.raises(ValueError, match="there is no embedding to write"):
+            write(folder)
+        assert not folder.exists()
+
+
+class TestReading:
+    def test_what_was_written_is_read(self, folder):
+        written = columns_of()
+        data = read_embeddings(str(write(folder, written, about={"distance": "cosine"})))
+        for name, values in (
+            ("embedding", data.embeddings),
+            ("label", data.labels),
+            ("prediction", data.predictions),
+            ("confidence", data.confidences),
+            ("concentration", data.concentrations),
+        ):
+            assert torch.equal(values, written[name]), name
+        assert (data.class_names, data.predicted_names) == (CLASSES, MODEL_CLASSES)
+        assert data.about["distance"] == "cosine"
+
+    def test_embeddings_alone_are_enough(self, save):
+        data = read_embeddings(save(embedding=[[1.0, 2.0], [3.0, 4.0]]))
+        assert data.embeddings.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+        assert data.embeddings.dtype == torch.float32
+        assert (data.labels, data.predictions, data.confidences, data.concentrations) == (None,) * 4
+        assert data.about == {}
+
+    @pytest.mark.parametrize(
+        ("labels", "names"), [([3, -1, 3], ["-1", "3"]), (["b", "a", "b"], ["a", "b"])], ids=["integers", "names"]
+    )
+    def test_labels_may_be_integers_or_names(self, save, labels, names):
+        data = read_embeddings(save(embedding=[[1.0]] * 3, label=labels))
+        assert data.class_names == names
+        assert data.labels.tolist() == [1, 0, 1]
+
+    def test_integer_vectors_are_taken(self, save):
+        assert read_embeddings(save(embedding=[[1, 2], [3, 4]])).embeddings.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+    def test_a_needed_column_that_is_missing_is_named_with_those_there_are(self, save):
+        with pytest.raises(ValueError, match=r"no column label; it has: embedding, text\. recipes/extract_embeddings"):
+            read_embeddings(save(embedding=[[1.0]], text=["a"]), needed=["label"])
+
+    def test_data_without_embeddings_is_answered_with_what_makes_them(self, save):
+        with pytest.raises(ValueError, match="no column embedding; it has: text"):
+            read_embeddings(save(text=["a"]))
+
+    def test_a_prediction_without_its_confidence_is_refused(self, save):
+        with pytest.raises(ValueError, match="no column confidence"):
+            read_embeddings(save(embedding=[[1.0]], prediction=[0]))
+
+    def test_a_prediction_without_names_of_classes_is_refused(self, save):
+        with pytest.raises(ValueError, match=r"does not tell the model's classes by name\. Cast it"):
+            read_embeddings(save(embedding=[[1.0]], prediction=[0], confidence=[0.5]))
+
+    @pytest.mark.parametrize(
+        ("vectors", "said"),
+        [
+            ([[1.0, 2.0], [3.0]], "row 1 is none, or one of another length"),
+            ([[1.0, 2.0], None], "row 1 is none, or one of another length"),
+            ([[], []], "it must be lists of numbers"),
+            ([[1.0, None], [3.0, 4.0]], "some numbers are missing"),
+            ([1.0, 2.0], "it must be lists of numbers"),
+            ([["a"], ["b"]], "it must be lists of numbers"),
+        ],
+        ids=str,
+    )
+    def test_vectors_that_are_none_are_refused(self, save, vectors, said):
+        with pytest.raises(ValueError, match=said):
+            read_embeddings(save(embedding=vectors))
+
+    def test_one_of_several_splits_must_be_chosen(self, save):
+        save("train", embedding=[[1.0]])
+        name = save("test", embedding=[[2.0]])
+        with pytest.raises(ValueError, match=r"has the splits train, test; choose one with --split"):
+            read_embeddings(name)
+        assert read_embeddings(name, split="test").embeddings.tolist() == [[2.0]]
+        with pytest.raises(ValueError, match="no split 'validation'"):
+            read_embeddings(name, split="validation")
+
+    def test_the_only_split_is_taken_whatever_its_name(self, save):
+        assert read_embeddings(save(embedding=[[1.0]]), split="test").embeddings.tolist() == [[1.0]]
+
+    def test_a_number_of_rows_is_drawn_by_the_seed(self, save):
+        name = save(embedding=[[float(row)] for row in range(100)])
+        drawn = [read_embeddings(name, max_samples=10, seed=seed).embeddings[:, 0].tolist() for seed in (0, 0, 1)]
+        assert drawn[0] == drawn[1] != drawn[2]
+        assert drawn[0] == sorted(set(drawn[0]))
+        assert len(drawn[0]) == 10
+
+    def test_more_rows_than_there_are_is_all_of_them(self, save):
+        assert len(read_embeddings(save(embedding=[[1.0]] * 3), max_samples=10).embeddings) == 3
+
+    def test_no_rows_is_refused(self, save):
+        with pytest.raises(ValueError, match="--max_samples must be at least 1; got 0"):
+            read_embeddings(save(embedding=[[1.0]]), max_samples=0)
+
+
+NAMES = ["cat", "dog", "bird", "cow"]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    class_names=st.lists(st.sampled_from(NAMES), min_size=1, unique=True),
+    predicted_names=st.lists(st.sampled_from(NAMES), min_size=1, unique=True),
+    data=st.data(),
+)
+def test_labels_and_predictions_are_compared_by_name(class_names, predicted_names, data):
+    rows = st.tuples(st.sampled_from(class_names), st.sampled_from(predicted_names))
+    pairs = data.draw(st.lists(rows, min_size=1, max_size=20))
+    labels = torch.tensor([class_names.index(label) for label, _ in pairs])
+    predictions = torch.tensor([predicted_names.index(prediction) for _, prediction in pairs])
+    empty = torch.empty(len(pairs))
+    made = Embeddings("made", empty[:, None], labels, class_names, predictions, predicted_names, empty, None, {})
+    known, correct = made.judge_predictions()
+    assert known.tolist() == [label in predicted_names for label, _ in pairs]
+    assert correct.tolist() == [label == prediction for label, prediction in pairs]
