@@ -26,6 +26,8 @@ bench: $(READY)  ## side-by-side measurements; tables here, JSON in benchmarks/r
 	$(RUN) benchmarks/image_training.py
 	$(RUN) benchmarks/optimizers.py
 	$(RUN) benchmarks/prototypes.py
+	$(RUN) benchmarks/vmf.py
+	$(RUN) benchmarks/retrieval.py
 	$(RUN) benchmarks/import_time.py
 
 $(READY): pyproject.toml

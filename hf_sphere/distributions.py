@@ -170,9 +170,8 @@ class VonMisesFisher(Distribution):
             generator: Source of randomness; torch's global one if None.
         """
         wide = torch.promote_types(self.loc.dtype, torch.float32)
-        shape = torch.Size(sample_shape) + self.batch_shape
-        loc = self.loc.to(wide).expand(*shape, self.dim)
-        return sample_points(loc, self.concentration.to(wide).expand(shape), generator).to(self.loc.dtype)
+        concentration = self.concentration.to(wide).expand(torch.Size(sample_shape) + self.batch_shape)
+        return sample_points(self.loc.to(wide), concentration, generator).to(self.loc.dtype)
 
 
 class HypersphericalUniform(Distribution):

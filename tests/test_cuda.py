@@ -1,10 +1,21 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributions import kl_divergence
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionForJointPrediction
 from hf_sphere.data import Augmentation, ImagesInMemory
-from hf_sphere.geometry import angles_to_cartesian, cartesian_to_angles, spherize
+from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher
+from hf_sphere.geometry import (
+    angles_to_cartesian,
+    cartesian_to_angles,
+    concentration_from_mean_resultant_length,
+    log_vmf_normalizer,
+    mean_resultant_length,
+    spherize,
+)
+from hf_sphere.geometry.bessel import mean_resultant_length_slope
+from hf_sphere.geometry.sampling import draw_noise, points_from_noise
 from hf_sphere.nn import build_head
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, find_radial_weights, radial_parameter_groups
 from hf_sphere.prototypes import place_prototypes
@@ -185,3 +196,89 @@ def test_a_joint_step_under_autocast_is_finite(dtype):
     output.loss.backward()
     assert output.loss.dtype == torch.float32
     assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "function", [log_vmf_normalizer, mean_resultant_length, concentration_from_mean_resultant_length]
+)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("dim", [2, 3, 128, 2048])
+def test_functions_of_the_concentration_and_two_derivatives_equal_those_of_the_cpu(function, dtype, bound, dim):
+    results = []
+    for device in ("cpu", "cuda"):
+        values = torch.linspace(0.01, 0.9, 40, dtype=dtype, device=device, requires_grad=True)
+        y = function(values, dim)
+        (first,) = torch.autograd.grad(y.sum(), values, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), values)
+        results.append([part.detach().cpu() for part in (y, first, second)])
+    for found, expected in zip(*results, strict=True):
+        assert (found - expected).abs().max() <= bound * expected.abs().max()
+
+
+@pytest.mark.parametrize(("dim", "kappa"), [(2, 3.0), (3, 1.0), (16, 12.0), (128, 40.0), (512, 701.0)])
+def test_samples_on_the_device_have_the_mean_and_its_derivative(dim, kappa):
+    loc = torch.eye(dim, device="cuda")[0]
+    concentration = torch.full((50_000,), kappa, device="cuda", requires_grad=True)
+    points = VonMisesFisher(loc, concentration).rsample()
+    (slopes,) = torch.autograd.grad(points[:, 0].sum(), concentration)
+    assert (points.norm(dim=-1) - 1).abs().max() < 1e-5
+    exact = torch.tensor(kappa, dtype=torch.float64)
+    for draws, function in [(points[:, 0], mean_resultant_length), (slopes, mean_resultant_length_slope)]:
+        draws = draws.detach().double().cpu()
+        assert (draws.mean() - function(exact, dim)).abs() < 4 * draws.std() / 50_000**0.5
+
+
+@pytest.mark.parametrize("dim", [2, 3, 128])
+def test_the_same_noise_is_the_same_point_on_both_devices(dim):
+    loc = nn.functional.normalize(torch.randn(1000, dim, dtype=torch.float64), dim=-1)
+    concentration, noise, results = 50 * torch.rand(1000, dtype=torch.float64), draw_noise((1000,), loc), []
+    for device in ("cpu", "cuda"):
+        kappa = concentration.to(device).requires_grad_()
+        points = points_from_noise(loc.to(device), kappa, type(noise)(*(part.to(device) for part in noise)))
+        (slope,) = torch.autograd.grad(points.cumsum(-1).sum(), kappa)
+        results.append((points.detach().cpu(), slope.cpu()))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-11)
+
+
+def test_a_generator_of_the_device_repeats_its_draws():
+    for distribution in (
+        VonMisesFisher(torch.eye(5, device="cuda")[0], torch.tensor(3.0, device="cuda")),
+        HypersphericalUniform(5, device="cuda"),
+    ):
+        draws = [distribution.rsample((9,), torch.Generator("cuda").manual_seed(seed)) for seed in (7, 7, 8)]
+        assert draws[0].is_cuda
+        assert torch.equal(draws[0], draws[1])
+        assert not torch.equal(draws[0], draws[2])
+
+
+def use_distributions(loc: torch.Tensor, concentration: torch.Tensor) -> list[torch.Tensor]:
+    """Results of most of what a distribution does, and their gradients."""
+    distribution = VonMisesFisher(loc, concentration, validate_args=False)
+    uniform = HypersphericalUniform(loc.shape[-1], device=loc.device, validate_args=False)
+    points = distribution.rsample((3,))
+    values = [points, distribution.log_prob(points), distribution.entropy(), distribution.covariance_matrix]
+    values += [uniform.rsample((3,)), uniform.log_prob(points)]
+    values += [kl_divergence(distribution, uniform), kl_divergence(uniform, distribution)]
+    return [*values, *torch.autograd.grad(sum(v.sum() for v in values), (loc, concentration))]
+
+
+def test_nothing_of_a_distribution_waits_for_the_device():
+    loc = nn.functional.normalize(torch.randn(4, 16, device="cuda"), dim=-1).requires_grad_()
+    concentration = torch.full((4,), 30.0, device="cuda", requires_grad=True)
+    use_distributions(loc, concentration)  # constants are copied once
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        use_distributions(loc, concentration)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_does_not_lower_the_precision_of_a_distribution(dtype):
+    loc = nn.functional.normalize(torch.randn(4, 16, device="cuda"), dim=-1).requires_grad_()
+    concentration, results = torch.full((4,), 30.0, device="cuda", requires_grad=True), []
+    for enabled in (True, False):
+        torch.manual_seed(0)
+        with torch.autocast("cuda", dtype=dtype, enabled=enabled):
+            results.append(use_distributions(loc, concentration))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)

@@ -45,3 +45,10 @@ def test_the_prototype_example_prints_what_its_comment_says(root):
     assert [re.sub(seconds, "", line) for line in result.stdout.splitlines()] == [
         re.sub(seconds, "", line) for line in shown
     ]
+
+
+def test_the_distribution_example_prints_what_its_comments_say(root):
+    example = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)[3]
+    result = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == re.findall(r"# (.+)", example)

@@ -22,8 +22,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hf_sphere.geometry.autograd import differentiable_once
+from hf_sphere.geometry.constants import kept
+
 Polynomial = list[Fraction]
 """Coefficients, that of the constant first."""
+
+Coefficients = list[Any]
+"""The same as numbers or as tensors without axes."""
 
 
 def log_vmf_normalizer(concentration: Tensor, dim: int) -> Tensor:
@@ -112,6 +118,20 @@ def mean_resultant_length_complement(concentration: Tensor, dim: int) -> Tensor:
     return _Complement.apply(_check(concentration, dim), dim).to(concentration.dtype)
 
 
+def means_from_natural_parameters(*vectors: Tensor) -> tuple[Tensor, ...]:
+    """Means of the von Mises-Fisher distributions with these directions times concentrations, smooth also at 0.
+
+    A mean is the gradient of the growth; its own derivative is the covariance of the distribution. Differentiable once.
+
+    Args:
+        *vectors: eta = kappa mu, each (N, d), all of one d, float32 or float64.
+
+    Returns:
+        A_d(|eta|) eta / |eta| for each, (N, d).
+    """
+    return _Means.apply(*vectors)
+
+
 def concentration_from_mean_resultant_length(length: Tensor, dim: int) -> Tensor:
     """Invert `mean_resultant_length`: the maximum-likelihood concentration of points whose mean has this length.
 
@@ -181,16 +201,16 @@ class _Series(NamedTuple):
     Attributes:
         order: The order m of the expansion.
         steps: How many orders lie between it and the one that is wanted.
-        quotient: Coefficients of (P(p) - P(1)) / (p - 1).
-        first: Coefficients of p P'(p).
+        quotient: Coefficients of (P(p) - P(1)) / (p - 1): numbers, or tensors without axes, which are twice as fast.
+        first: Coefficients of 1/2 + p P'(p).
         second: Coefficients of p (p P')'(p).
     """
 
     order: float
     steps: int
-    quotient: list[float]
-    first: list[float]
-    second: list[float]
+    quotient: Coefficients
+    first: Coefficients
+    second: Coefficients
 
     def growth_and_ratio(self, square: Tensor, inverse_root: Tensor) -> tuple[Tensor, Tensor]:
         """G and A / kappa at this order, from kappa^2 and 1 / s; accurate to the rounding error also for tiny ones.
@@ -203,28 +223,45 @@ class _Series(NamedTuple):
         growth = rise.sub((rise * (0.5 / self.order)).log1p_(), alpha=self.order)
         growth.sub_((rise * (1 / self.order)).log1p_(), alpha=0.5)
         growth.sub_(rise.mul_(inverse_root).mul_(_evaluate(self.quotient, p)))
-        ratio = _evaluate(self.first, p).add_(0.5).mul_(inverse_root).mul_(inverse_root)
+        ratio = _evaluate(self.first, p).mul_(inverse_root).mul_(inverse_root)
         return growth, inverse_sum.sub_(ratio)
 
     def complement(self, concentration: Tensor, root: Tensor) -> Tensor:
         """1 - A at this order: a sum whose terms do not cancel."""
         p = self.order / root
         first = self.order * (1 + self.order / (root + concentration)) / (root + self.order)
-        return first + concentration * (0.5 + _evaluate(self.first, p)) / root.square()
+        return first + concentration * _evaluate(self.first, p) / root.square()
 
     def ratio(self, root: Tensor) -> Tensor:
         """A / kappa at this order."""
-        return 1 / (root + self.order) - (0.5 + _evaluate(self.first, self.order / root)) / root.square()
+        return 1 / (root + self.order) - _evaluate(self.first, self.order / root) / root.square()
 
     def slope(self, root: Tensor) -> Tensor:
         """A' at this order: a sum whose terms do not cancel."""
         p = self.order / root
         rest = (1 - p.square()) * _evaluate(self.second, p)
-        rest = rest + (0.5 + _evaluate(self.first, p)) * (1 - 2 * p.square())
+        rest = rest + _evaluate(self.first, p) * (1 - 2 * p.square())
         return self.order / (root * (root + self.order)) + rest / root.square()
 
 
-@functools.lru_cache(maxsize=256)
+def _series_for(order: float, dtype: torch.dtype) -> _Series:
+    if torch.compiler.is_compiling():
+        return _series_of_numbers(order, dtype)
+    return _series_of_tensors(order, dtype)
+
+
+@kept
+def _series_of_tensors(order: float, dtype: torch.dtype) -> _Series:
+    order, steps, *polynomials = _make_series(order, dtype)
+    return _Series(order, steps, *([torch.tensor(c, dtype=dtype, device="cpu") for c in p] for p in polynomials))
+
+
+@torch.compiler.assume_constant_result  # a compiler does not look into caches
+def _series_of_numbers(order: float, dtype: torch.dtype) -> _Series:
+    return _make_series(order, dtype)
+
+
+@functools.cache
 def _make_series(order: float, dtype: torch.dtype) -> _Series:
     terms, least = (10, 24) if dtype == torch.float64 else (4, 12)
     steps = max(0, math.ceil(least - order))
@@ -234,12 +271,8 @@ def _make_series(order: float, dtype: torch.dtype) -> _Series:
     total = _combine(next(enough, terms), order)
     slope = [k * c for k, c in enumerate(total)]
     second = [k * c for k, c in enumerate(slope)]
-    return _Series(order, steps, _divide_by_root_at_one(total), list(map(float, slope)), list(map(float, second)))
-
-
-@torch.compiler.assume_constant_result  # a compiler does not look into caches
-def _series_for(order: float, dtype: torch.dtype) -> _Series:
-    return _make_series(order, dtype)
+    polynomials = (_divide_by_root_at_one(total), [slope[0] + Fraction(1, 2), *slope[1:]], second)
+    return _Series(order, steps, *(list(map(float, p)) for p in polynomials))
 
 
 def _slope(concentration: Tensor, dim: int) -> Tensor:
@@ -297,6 +330,32 @@ class _Length(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (concentration,) = ctx.saved_tensors
         return gradient * _slope(concentration, ctx.dim), None
+
+
+class _Means(torch.autograd.Function):
+    """The means as functions of the natural parameters, which share the evaluation of the series."""
+
+    @staticmethod
+    def forward(ctx: Any, *vectors: Tensor) -> tuple[Tensor, ...]:
+        squares = torch.cat([part.square().sum(-1) for part in vectors])
+        ratio = growth_and_ratio(squares, vectors[0].shape[-1]).ratio
+        ctx.save_for_backward(squares, ratio, *vectors)
+        ctx.sizes = [len(part) for part in vectors]
+        parts = zip(ratio.split(ctx.sizes), vectors, strict=True)
+        return tuple(share[:, None] * part for share, part in parts)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        # The covariance: the slope A' along the direction, A / kappa across it.
+        squares, ratio, *vectors = ctx.saved_tensors
+        excess = _slope(squares.sqrt(), vectors[0].shape[-1]) - ratio
+        excess = excess / squares.clamp_min(torch.finfo(squares.dtype).tiny)
+        parts = zip(gradients, vectors, ratio.split(ctx.sizes), excess.split(ctx.sizes), strict=True)
+        return tuple(
+            torch.addcmul(gradient * share[:, None], ((gradient * part).sum(-1) * more)[:, None], part)
+            for gradient, part, share, more in parts
+        )
 
 
 class _Complement(torch.autograd.Function):
@@ -388,15 +447,15 @@ def _combine(terms: int, order: float) -> Polynomial:
     return total
 
 
-def _divide_by_root_at_one(polynomial: Polynomial) -> list[float]:
+def _divide_by_root_at_one(polynomial: Polynomial) -> Polynomial:
     """(P(p) - P(1)) / (p - 1), by Horner's scheme."""
     quotient: Polynomial = []
     for c in reversed(polynomial[1:]):
         quotient.append(c + (quotient[-1] if quotient else 0))
-    return [float(c) for c in reversed(quotient)]
+    return quotient[::-1]
 
 
-def _evaluate(coefficients: list[float], x: Tensor) -> Tensor:
+def _evaluate(coefficients: Coefficients, x: Tensor) -> Tensor:
     """Horner's scheme, in place after the first step."""
     value = x * coefficients[-1]
     for c in reversed(coefficients[1:-1]):

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import yaml
 from transformers import HfArgumentParser
 
+from hf_sphere.data.episodes import Episodes
 from hf_sphere.nn.heads import HEADS
 
 
@@ -67,6 +68,9 @@ class ModelArguments:
         default=None,
         metadata=_help(f"Name of the head: {', '.join(HEADS)}; if not set `spherized`, with values `prototype`."),
     )
+    freeze_batch_norm: bool = field(
+        default=False, metadata=_help("Keep the statistics of the backbone's batch norms, as for pretrained ones.")
+    )
     head_kwargs: Options = field(default_factory=Options, metadata=_help("Options of the head, a mapping."))
     prototypes_file: str | None = field(
         default=None,
@@ -116,6 +120,19 @@ class JointArguments(RegressionArguments):
 
 
 @dataclass
+class RetrievalArguments:
+    """Which classes are trained on, and which are only searched for."""
+
+    train_classes: int | None = field(
+        default=None,
+        metadata=_help(
+            "Pool both splits, train on the first so many classes and evaluate on the others; the splits' own classes "
+            "if not set."
+        ),
+    )
+
+
+@dataclass
 class ImageDataArguments:
     """Which images, and how they are prepared."""
 
@@ -150,6 +167,11 @@ class ImageDataArguments:
         default=None,
         metadata=_help("Train on random parts of the images; the smallest share of the area, for instance 0.08."),
     )
+    episode_classes: int | None = field(
+        default=None, metadata=_help("Make each training batch of so many classes, in place of a batch size.")
+    )
+    episode_examples: int | None = field(default=None, metadata=_help("Images of each class in such a batch."))
+    episodes_per_epoch: int | None = field(default=None, metadata=_help("Such batches an epoch, over all processes."))
     max_train_samples: int | None = field(default=None, metadata=_help("Use only so many training images."))
     max_eval_samples: int | None = field(default=None, metadata=_help("Use only so many evaluation images."))
     skip_corrupt_images: bool = field(default=False, metadata=_help("Leave out images that cannot be decoded."))
@@ -159,6 +181,20 @@ class ImageDataArguments:
     dataloader_num_workers: int | None = field(
         default=None, metadata=_help("Decoding processes; one a core if not set.")
     )
+
+    def __post_init__(self) -> None:
+        names = ("episode_classes", "episode_examples", "episodes_per_epoch")
+        given = [name for name in names if getattr(self, name) is not None]
+        if given and len(given) < len(names):
+            missing = ", ".join(name for name in names if name not in given)
+            raise ValueError(f"{', '.join(given)} is given without {missing}; episodes need all three.")
+
+    @property
+    def episodes(self) -> Episodes | None:
+        """What an epoch of episodes is made of, if there are any."""
+        if self.episode_classes is None or self.episode_examples is None or self.episodes_per_epoch is None:
+            return None
+        return Episodes(self.episode_classes, self.episode_examples, self.episodes_per_epoch)
 
 
 @dataclass

@@ -41,6 +41,7 @@ def build_model(
         num_channels=data.shape.channels,
         image_size=[data.shape.height, data.shape.width],
         embedding_dim=model_args.embedding_dim,
+        freeze_batch_norm=model_args.freeze_batch_norm,
         **more,
     )
     model = task.model_class(config, pretrained=model_args.pretrained_backbone)
@@ -62,6 +63,7 @@ def _load_model(
     if built not in (own, SphereVisionModel.__name__, None):
         raise ValueError(f"{saved} is a {built}, but this recipe trains a {own}; use the recipe of that model.")
     _check_same_architecture(model_args, config)
+    config.freeze_batch_norm = config.freeze_batch_norm or model_args.freeze_batch_norm
     losses = _loss_options(config.head, args)
     if config.head_kwargs or losses:
         # Smoothing belongs to a run and not to a model: without a word of it there is none.

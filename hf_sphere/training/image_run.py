@@ -18,11 +18,12 @@ from hf_sphere.training.arguments import (
     JointArguments,
     ModelArguments,
     RegressionArguments,
+    RetrievalArguments,
     TrainingArguments,
     parse_arguments,
 )
 from hf_sphere.training.checkpoints import RunState, written_whole
-from hf_sphere.training.evaluation import calibrate_head, evaluate, fit_confidence
+from hf_sphere.training.evaluation import calibrate_head, fit_confidence
 from hf_sphere.training.image_models import (
     adopt_image_settings,
     build_model,
@@ -31,6 +32,7 @@ from hf_sphere.training.image_models import (
     describe,
 )
 from hf_sphere.training.loop import TrainingLoop
+from hf_sphere.training.measures import show_metric
 from hf_sphere.training.run import Run, start_run
 from hf_sphere.training.tasks import ImageTask
 
@@ -38,6 +40,7 @@ ARGUMENTS: dict[str, tuple[type, ...]] = {
     "classification": (ModelArguments, ImageDataArguments, TrainingArguments),
     "regression": (ModelArguments, ImageDataArguments, TrainingArguments, RegressionArguments),
     "joint": (ModelArguments, ImageDataArguments, TrainingArguments, JointArguments),
+    "retrieval": (ModelArguments, ImageDataArguments, TrainingArguments, RetrievalArguments),
 }
 """Argument dataclasses of each task."""
 
@@ -55,11 +58,11 @@ def train_images(
         description: Shown by `--help`.
     """
     model_args, data_args, args, *rest = parse_arguments(ARGUMENTS[task.name], argv, description)
-    value_args: RegressionArguments = rest[0] if rest else RegressionArguments()
+    value_args = next((part for part in rest if isinstance(part, RegressionArguments)), RegressionArguments())
     run = start_run(args, model_args, data_args, *rest)
     if model_args.model_name_or_path is not None:
         adopt_image_settings(data_args, model_args.model_name_or_path)
-    data = load_data(task, data_args, value_args, args, run)
+    data = load_data(task, data_args, args, run, *rest)
     model = build_model(task, model_args, value_args, args, data).to(run.accelerator.device)
     check_values(model, data)
     if model_args.model_name_or_path is None and args.resume_from_checkpoint is None:
@@ -87,7 +90,7 @@ def train_images(
             raise FileNotFoundError(f"{run.output_dir / 'best'} is gone; the last model is in the latest checkpoint.")
         best = task.model_class.from_pretrained(run.output_dir / "best")
         trained.load_state_dict(best.state_dict())
-    if data.validation is not None:
+    if data.validation is not None and not task.is_open_set:
         fit_confidence(trained, data.validation, run.accelerator)
     results = collect_results(task, trained, data, state, run)
     save(run, processor, run.output_dir, trained)
@@ -106,12 +109,23 @@ def train_images(
 def load_data(
     task: ImageTask,
     data_args: ImageDataArguments,
-    value_args: RegressionArguments,
     args: TrainingArguments,
     run: Run,
+    target_args: RegressionArguments | RetrievalArguments | None = None,
 ) -> ImageData:
     """Load the data set; the main process decodes first, the others read its cache."""
     accelerator = run.accelerator
+    targets: dict[str, Any] = {}
+    if isinstance(target_args, RegressionArguments):
+        targets = {"value_column": target_args.value_column_name, "computed_value": target_args.computed_value}
+    elif target_args is not None:
+        targets = {"train_classes": target_args.train_classes}
+    episodes, batch_size = data_args.episodes, args.per_device_train_batch_size
+    if episodes is not None and batch_size not in (TrainingArguments.per_device_train_batch_size, episodes.batch_size):
+        raise ValueError(
+            f"per_device_train_batch_size {batch_size} does not go with episodes of {episodes.classes} classes and "
+            f"{episodes.examples} images of each, which are batches of {episodes.batch_size}; leave it out."
+        )
     augmentation = Augmentation(
         crop_padding=data_args.crop_padding,
         horizontal_flip=data_args.horizontal_flip,
@@ -128,8 +142,7 @@ def load_data(
             validation_fraction=data_args.validation_fraction,
             image_column=data_args.image_column_name,
             label_column=data_args.label_column_name,
-            value_column=value_args.value_column_name,
-            computed_value=value_args.computed_value,
+            **targets,
             image_size=data_args.image_size,
             num_channels=data_args.num_channels,
             mean=data_args.image_mean,
@@ -141,6 +154,7 @@ def load_data(
             cache_dir=data_args.cache_dir,
             num_workers=data_args.dataloader_num_workers,
             train_batch_size=args.per_device_train_batch_size,
+            episodes=episodes,
             eval_batch_size=args.per_device_eval_batch_size,
             device=accelerator.device,
             seed=args.seed,
@@ -152,7 +166,7 @@ def load_data(
 
 def measured(task: ImageTask, model: nn.Module, batches: ImageBatches, prefix: str, run: Run) -> dict[str, float]:
     """Measure what the task measures, named after the data it was measured on."""
-    values = evaluate(model, batches, run.accelerator, task.measure)
+    values = task.evaluate(model, batches, run.accelerator)
     return {f"{prefix}_{name}": value for name, value in values.items()}
 
 
@@ -178,7 +192,7 @@ def collect_results(task: ImageTask, model: nn.Module, data: ImageData, state: R
         "epoch": last.get("epoch", 0),
         "steps": state.step,
         "train_runtime": state.seconds,
-        "train_samples_per_second": last.get("epoch", 0) * data.train.num_examples / max(state.seconds, 1e-9),
+        "train_samples_per_second": last.get("epoch", 0) * data.train.examples_per_epoch / max(state.seconds, 1e-9),
         "history": state.history,
     }
     return results
@@ -254,8 +268,3 @@ def upload(run: Run, repo: str) -> None:
         commit_message="Upload trained model",
     )
     run.print(f"uploaded to {repo}")
-
-
-def show_metric(name: str, value: float) -> str:
-    """Write an accuracy in percent, anything else with four digits."""
-    return f"{100 * value:.2f} %" if "accuracy" in name else f"{value:.4g}"

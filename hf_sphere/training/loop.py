@@ -29,6 +29,7 @@ from hf_sphere.training.checkpoints import (
     save_checkpoint,
 )
 from hf_sphere.training.evaluation import loss_is_sum
+from hf_sphere.training.measures import show_metric
 from hf_sphere.training.optimization import build_optimizer, build_scheduler
 
 logger = logging.getLogger(__name__)
@@ -228,7 +229,11 @@ class TrainingLoop:
         entry |= evaluated
         state.history.append(entry)
         self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=state.step)
-        shown = "  ".join(f"{key} {_show(key, value)}" for key, value in entry.items() if key not in ("epoch", "step"))
+        shown = "  ".join(
+            f"{key} {show_metric(key, value)}"
+            for key, value in entry.items()
+            if key not in ("epoch", "step") and "_num_" not in key
+        )
         if self.accelerator.is_main_process:
             bar.write(f"epoch {_epoch_number(entry['epoch'])}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
         value = evaluated[self.metric]
@@ -301,7 +306,7 @@ class TrainingLoop:
 
     def _log(self, bar: tqdm) -> None:
         metrics = self._train_metrics()
-        bar.set_postfix({name.removeprefix("train_"): _show(name, value) for name, value in metrics.items()})
+        bar.set_postfix({name.removeprefix("train_"): show_metric(name, value) for name, value in metrics.items()})
         self.accelerator.log({**metrics, "learning_rate": self._learning_rate()}, step=self.state.step)
 
     def _learning_rate(self) -> float:
@@ -385,12 +390,6 @@ class TrainingLoop:
 
 def _size(batch: Batch) -> int:
     return len(next(iter(batch.values())))
-
-
-def _show(name: str, value: float) -> str:
-    if "accuracy" in name:
-        return f"{100 * value:.2f} %"
-    return f"{value:.3g}" if "rate" in name else f"{value:.4f}"
 
 
 def _epoch_number(epoch: float) -> str:

@@ -38,6 +38,8 @@ def build_optimizer(
         options["momentum"] = args.momentum
     else:
         options |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
+        for group in groups:
+            group.pop("momentum", None)  # a parameter's wish that these optimisers cannot grant
     if sphere is not None:
         return optimizer_class(args.optimizer)(groups, **options)
     for group in groups:

@@ -1,21 +1,20 @@
 """What an image model may be trained for: its model class, its measures, and the measure that chooses."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from torch import Tensor
+from accelerate import Accelerator
+from torch import nn
 
+from hf_sphere.data.batches import ImageBatches
 from hf_sphere.models import (
     SphereVisionForImageClassification,
     SphereVisionForJointPrediction,
     SphereVisionForRegression,
 )
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
-
-Batch = Mapping[str, Tensor]
-Measure = Callable[[Any, Batch], dict[str, Tensor]]
-"""Means over a batch, each a scalar tensor, from the model's output and the batch."""
+from hf_sphere.training.evaluation import evaluate, evaluate_retrieval
+from hf_sphere.training.measures import Measure, measure_classification, measure_joint, measure_regression
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class ImageTask:
         pipeline_tag: The pipeline of transformers that runs the model, if there is one.
     """
 
-    name: Literal["classification", "regression", "joint"]
+    name: Literal["classification", "regression", "joint", "retrieval"]
     model_class: type[SphereVisionPreTrainedModel]
     measure: Measure
     metric: str
@@ -48,27 +47,18 @@ class ImageTask:
     @property
     def has_values(self) -> bool:
         """Whether the data must have values to predict."""
-        return self.name != "classification"
+        return self.name in ("regression", "joint")
 
+    @property
+    def is_open_set(self) -> bool:
+        """Whether what is evaluated may have other classes than what is trained on."""
+        return self.name == "retrieval"
 
-def measure_classification(output: Any, batch: Batch) -> dict[str, Tensor]:
-    """Share of images whose largest logit is that of their class."""
-    return {"accuracy": _mean(output.logits.argmax(dim=-1) == batch["labels"])}
-
-
-def measure_regression(output: Any, batch: Batch, values: str = "labels") -> dict[str, Tensor]:
-    """Mean absolute error, in the unit of the values."""
-    return {"mean_absolute_error": _mean((output.predictions - batch[values]).abs())}
-
-
-def measure_joint(output: Any, batch: Batch) -> dict[str, Tensor]:
-    """Accuracy of the classes and mean absolute error of the values."""
-    return measure_classification(output, batch) | measure_regression(output, batch, "regression_labels")
-
-
-def _mean(values: Tensor) -> Tensor:
-    """Mean in float64, where the device has it: a share of 9,913 in 10,000 shall be 0.9913."""
-    return values.float().mean() if values.device.type == "mps" else values.double().mean()
+    def evaluate(self, model: nn.Module, batches: ImageBatches, accelerator: Accelerator) -> dict[str, float]:
+        """Measure a model over all processes' shares of a split."""
+        if self.is_open_set:
+            return evaluate_retrieval(model, batches, accelerator)
+        return evaluate(model, batches, accelerator, self.measure)
 
 
 CLASSIFICATION = ImageTask(
@@ -95,4 +85,13 @@ JOINT = ImageTask(
     metric="loss",
     higher_is_better=False,
     headline=("accuracy", "mean_absolute_error"),
+)
+RETRIEVAL = ImageTask(
+    name="retrieval",
+    model_class=SphereVisionForImageClassification,
+    measure=measure_classification,
+    metric="recall_at_1",
+    higher_is_better=True,
+    headline=("recall_at_1", "map_at_r"),
+    pipeline_tag="image-classification",
 )

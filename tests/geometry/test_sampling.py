@@ -169,7 +169,7 @@ def test_a_concentration_that_accepts_nothing_does_not_propose_forever(kappa, mo
 @pytest.mark.parametrize("kappa", [0.0, 2.0, 1e4])
 def test_proposals_close_to_the_mean_keep_their_digits_in_float32(dim, kappa):
     places = torch.tensor([1e-6, 1e-5, 1e-4, 1e-2, 0.3])
-    uniforms = torch.cartesian_prod(places, places, torch.tensor([0.5]))
+    uniforms = torch.cartesian_prod(places, places, torch.tensor([0.5])).T
     concentration = torch.tensor(kappa)
     found, _, _ = propose(concentration, dim, uniforms)
     expected, _, _ = propose(concentration.double(), dim, uniforms.double())
@@ -179,7 +179,7 @@ def test_proposals_close_to_the_mean_keep_their_digits_in_float32(dim, kappa):
 @pytest.mark.parametrize("dim", [2, 3, 64])
 def test_an_accepted_proposal_is_a_cosine(dim):
     concentration = torch.tensor([0.0, 1.0, 300.0, 1e8], dtype=torch.float64)
-    gap, rise, accepted = propose(concentration, dim, torch.rand(1000, 4, 3, dtype=torch.float64))
+    gap, rise, accepted = propose(concentration, dim, torch.rand(3, 1000, 4, dtype=torch.float64))
     assert min(gap.min(), rise.min()) >= 0
     torch.testing.assert_close(
         (gap + rise)[accepted], torch.full((int(accepted.sum()),), 2.0).double(), rtol=1e-14, atol=0
@@ -189,7 +189,7 @@ def test_an_accepted_proposal_is_a_cosine(dim):
 @pytest.mark.parametrize("dim", [2, 3, 16, 512])
 def test_almost_two_in_three_proposals_are_accepted(dim):
     concentration = torch.tensor([0.0, 1.0, 10.0, 1e3, 1e8])
-    accepted = propose(concentration, dim, torch.rand(DRAWS, 5, 3))[2].float().mean(dim=0)
+    accepted = propose(concentration, dim, torch.rand(3, DRAWS, 5))[2].float().mean(dim=0)
     assert accepted[0] == 1
     assert accepted.min() > 0.648  # 0.658 in the limit of two dimensions: 4.7 standard errors
 
@@ -301,7 +301,9 @@ def test_noise_is_shared_by_all_distributions_that_broadcast_with_it():
     points = points_from_noise(loc, concentration, noise)
     assert points.shape == (20_000, 3, 4)
     for index in range(3):
-        alone = points_from_noise(loc[index], concentration[index], type(noise)(*(part[:, 0] for part in noise)))
+        alone = points_from_noise(
+            loc[index], concentration[index], type(noise)(noise.uniforms[..., 0], noise.normals[:, 0])
+        )
         torch.testing.assert_close(points[:, index], alone)
     cosines = (points * loc).sum(-1)
     errors = (mean_resultant_length_slope(concentration, 4) / 20_000).sqrt()
@@ -311,5 +313,5 @@ def test_noise_is_shared_by_all_distributions_that_broadcast_with_it():
 def test_vmap_over_noise_equals_a_loop():
     loc, concentration = unit(3, 4), torch.tensor([0.0, 3.0, 400.0])
     noise = draw_noise((3,), loc)
-    found = torch.func.vmap(points_from_noise)(loc, concentration, noise)
+    found = torch.func.vmap(points_from_noise, in_dims=(0, 0, type(noise)(2, 0)))(loc, concentration, noise)
     torch.testing.assert_close(found, points_from_noise(loc, concentration, noise))

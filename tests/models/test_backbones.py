@@ -12,6 +12,7 @@ BACKBONES = {
     "linear_embedding": (1, (1, 2), 1, 2),
     "simple_fnn": (1, 28, 300, 785 * 500 + 501 * 300),
     "lenet5": (1, 28, 84, 26 * 6 + 151 * 16 + 257 * 120 + 121 * 84),
+    "lenet5_bn": (1, 28, 120, 26 * 6 + 151 * 16 + 785 * 120 + 2 * (6 + 16 + 120)),
     "cnn9": (3, 32, 256, 3_859_136),
     "conv4": (3, 84, 64, 28 * 64 + 3 * 577 * 64 + 1601 * 64 + 5 * 128),
     "visualization_cnn": (1, 28, 256, 1_893_216),
@@ -77,6 +78,25 @@ def test_forward_features_stops_before_the_final_activation():
     x = images("lenet5")
     assert net.forward_features(x).min() < 0
     torch.testing.assert_close(net(x), net.forward_features(x).relu())
+
+
+def test_every_layer_of_the_normalised_lenet_has_its_batch_norm():
+    kinds = [
+        type(m) for m in build("lenet5_bn").modules() if type(m) in (nn.Conv2d, nn.Linear) or "Norm" in str(type(m))
+    ]
+    assert kinds == [nn.Conv2d, nn.BatchNorm2d, nn.Conv2d, nn.BatchNorm2d, nn.Linear, nn.BatchNorm1d]
+
+
+@pytest.mark.parametrize("size", [4, 8, 32, (28, 12)])
+def test_the_normalised_lenet_takes_small_images(size):
+    net = create_backbone("lenet5_bn", num_channels=1, image_size=size).eval()
+    sides = (size, size) if isinstance(size, int) else size
+    assert net(torch.randn(2, 1, *sides)).shape == (2, 120)
+
+
+def test_the_normalised_lenet_refuses_images_that_pool_to_nothing():
+    with pytest.raises(ValueError, match="'lenet5_bn' needs images of at least 4 pixels a side; got 3 x 3"):
+        create_backbone("lenet5_bn", num_channels=1, image_size=3)
 
 
 @pytest.mark.parametrize(("depth", "layers"), [(11, 8), (16, 13), (19, 16)])

@@ -252,10 +252,14 @@ def test_the_model_compiles_to_one_graph():
     torch.testing.assert_close(compiled(x).logits, model(x).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_the_model_exports():
-    model, x = small_model(), torch.randn(4, 1, 28, 28)
+@pytest.mark.parametrize("head", sorted(HEADS))
+def test_the_model_exports(head):
+    model, x = small_model(head=head, embedding_dim=11), torch.randn(4, 1, 28, 28)  # no other test has cached for it
     program = torch.export.export(model, (x,))
-    torch.testing.assert_close(program.module()(x).logits, model(x).logits, rtol=1e-4, atol=1e-5)
+    exported = program.module()
+    torch.testing.assert_close(exported(x).logits, model(x).logits, rtol=1e-4, atol=1e-5)
+    assert torch.equal(exported(x).logits, exported(x).logits)
+    assert type(model(x).logits) is torch.Tensor  # nothing of the export is left behind in a cache
 
 
 def test_gradient_checkpointing_changes_no_gradient():
@@ -270,6 +274,77 @@ def test_gradient_checkpointing_changes_no_gradient():
         model(x, labels=labels).loss.backward()
         gradients.append(model.sphere_vision.backbone.conv1.weight.grad.clone())
     torch.testing.assert_close(*gradients)
+
+
+# Frozen batch norms
+
+
+def norms(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+
+
+def statistics(model: nn.Module) -> list[torch.Tensor]:
+    return [buffer.clone() for norm in norms(model) for buffer in norm.buffers()]
+
+
+def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_frozen_batch_norms_keep_their_statistics_in_training_and_others_do_not(frozen):
+    model = small_model(backbone="lenet5_bn", freeze_batch_norm=frozen).train()
+    before = statistics(model)
+    model(torch.randn(8, 1, 28, 28))
+    assert len(before) == 9
+    assert same(before, statistics(model)) is frozen
+
+
+def test_frozen_batch_norms_normalise_by_their_statistics_in_training():
+    model, x = small_model(backbone="lenet5_bn", freeze_batch_norm=True), torch.randn(8, 1, 28, 28)
+    assert torch.equal(model.train()(x).logits, model.eval()(x).logits)
+
+
+def test_frozen_batch_norms_stay_in_eval_mode_whatever_is_set():
+    model = small_model(backbone="lenet5_bn", freeze_batch_norm=True)
+    for mode in (True, False, True):
+        model.train(mode)
+        assert model.training is model.sphere_vision.training is model.head.training is mode
+        assert not any(norm.training for norm in norms(model))
+
+
+def test_a_new_model_has_its_batch_norms_frozen_from_the_start():
+    config = small_config(backbone="lenet5_bn", freeze_batch_norm=True)
+    model = SphereVisionForImageClassification(config)
+    before = statistics(model)
+    model(torch.randn(8, 1, 28, 28))
+    assert same(before, statistics(model))
+
+
+def test_scales_and_shifts_of_frozen_batch_norms_are_trained():
+    model = small_model(backbone="lenet5_bn", freeze_batch_norm=True).train()
+    model(torch.randn(8, 1, 28, 28), labels=torch.arange(8) % 4).loss.backward()
+    assert all(p.grad.abs().sum() > 0 for norm in norms(model) for p in norm.parameters())
+
+
+def test_whether_batch_norms_are_frozen_is_saved_and_loaded(tmp_path):
+    small_model(backbone="lenet5_bn", freeze_batch_norm=True).save_pretrained(tmp_path)
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path).train()
+    assert loaded.config.freeze_batch_norm
+    assert not any(norm.training for norm in norms(loaded))
+
+
+def test_the_stock_trainer_leaves_frozen_statistics_as_they_are(tmp_path):
+    model = small_model(backbone="lenet5_bn", freeze_batch_norm=True)
+    data = [{"pixel_values": torch.randn(1, 28, 28), "labels": y} for y in torch.arange(8) % 4]
+    args = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=4, report_to=[], disable_tqdm=True,
+        use_cpu=True, save_strategy="no",
+    )  # fmt: skip
+    before = statistics(model), model.head.classifier.linear.weight.clone()
+    Trainer(model, args, train_dataset=data).train()
+    assert same(before[0], statistics(model))
+    assert not torch.equal(before[1], model.head.classifier.linear.weight)
 
 
 def test_a_wrong_number_of_channels_is_refused():

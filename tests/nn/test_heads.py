@@ -1,10 +1,15 @@
+import copy
+from typing import get_args
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from hf_sphere import nn as sphere_nn
 from hf_sphere.geometry import spherize
+from hf_sphere.metrics.neighbours import Distance
 from hf_sphere.nn import HEADS, Head, build_head
+from hf_sphere.nn.heads.base import TemperatureHead
 
 
 @pytest.fixture(params=sorted(HEADS))
@@ -19,6 +24,18 @@ def test_every_file_of_the_folder_gives_a_head(root):
 
 def test_every_head_can_be_imported_from_nn_by_its_class_name():
     assert all(getattr(sphere_nn, cls.__name__) is cls for cls in HEADS.values())
+
+
+def test_a_base_class_without_a_name_is_no_head():
+    assert not {Head, TemperatureHead} & set(HEADS.values())
+
+
+def test_the_distance_of_a_head_is_one_that_retrieval_knows(head):
+    assert head.distance in get_args(Distance)
+
+
+def test_settings_are_given_for_parameters_that_the_head_has(head):
+    assert set(head.parameter_options()) <= dict(head.named_parameters()).keys()
 
 
 def test_logits_have_one_column_a_class(head):
@@ -61,9 +78,10 @@ def test_directions_are_unit_vectors_in_the_space_of_the_points(head):
     torch.testing.assert_close(directions.norm(dim=-1), torch.ones(4))
 
 
-def test_state_survives_a_round_trip(head):
-    other = build_head(head.name, 6, 4)
-    other.load_state_dict(head.state_dict())
+@pytest.mark.parametrize("training", [True, False])
+def test_state_survives_a_round_trip(head, training):
+    other = build_head(head.name, 6, 4).train(training)
+    other.load_state_dict(head.train(training).state_dict())
     x = torch.randn(3, 6)
     assert torch.equal(other(x).logits, head(x).logits)
 
@@ -71,6 +89,18 @@ def test_state_survives_a_round_trip(head):
 def test_the_loss_is_computed_in_float32_under_autocast(head):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert head(torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0])).loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_head_compiles_to_one_graph(head, training):
+    head, x, labels = head.train(training), torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0])
+    if hasattr(head, "num_samples"):
+        head.num_samples = 2  # each of them is a part of the graph
+    expected = copy.deepcopy(head)(x, labels)  # a head may follow its training batches
+    torch.compiler.reset()  # all heads share one `forward`, which may be compiled a few times only
+    output = torch.compile(head, fullgraph=True, backend="eager")(x, labels)
+    torch.testing.assert_close(output.logits, expected.logits)
+    assert output.loss.isfinite()
 
 
 @pytest.mark.parametrize("labels", [[0, 4], [-1, 0]])

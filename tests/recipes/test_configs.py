@@ -6,6 +6,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as PILImage
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hf_sphere.data import images as data_images
 from hf_sphere.data.sources import EMBEDDED
@@ -14,8 +15,11 @@ from hf_sphere.training import (
     CLASSIFICATION,
     JOINT,
     REGRESSION,
+    RETRIEVAL,
+    ImageDataArguments,
     ImageTask,
     RegressionArguments,
+    calibrate_head,
     parse_arguments,
     start_run,
 )
@@ -36,7 +40,13 @@ DATA = {
     "data/prepared/imagenet200": ("image", "label", (64, 64, 3), 200),
     "data/prepared/cub200": ("image", "label", (24, 30, 3), 200),
     "data/prepared/omniart": ("image", "label", (30, 24, 3), 46),
+    "tanganke/stanford_cars": ("image", "label", (24, 30, 3), 196),
+    # So many in each split; the real ones have more.
+    "data/prepared/sop": ("image", "label", (24, 24, 3), 60),
+    "brendenlake/omniglot": ("image", "label", (105, 105), 60),
 }
+OPEN_SETS = {"data/prepared/sop", "brendenlake/omniglot"}
+"""Those whose splits have no class in common."""
 
 
 def made_up(name: str, config_name: str | None = None) -> DatasetDict:
@@ -44,13 +54,15 @@ def made_up(name: str, config_name: str | None = None) -> DatasetDict:
         return EMBEDDED[name]()
     image, label, shape, classes = DATA[name]
     pixels = np.random.default_rng(0).integers(0, 256, (classes, *shape), dtype=np.uint8)
-    features = Features({image: Image(), label: ClassLabel(num_classes=classes)})
+    features = Features({image: Image(), label: ClassLabel(num_classes=2 * classes if name in OPEN_SETS else classes)})
     rows = {image: [PILImage.fromarray(p) for p in pixels], label: list(range(classes))}
     if name.endswith("omniart"):
         features["year"] = Value("float32")
         rows["year"] = np.linspace(980.0, 1932.0, classes).tolist()
-    split = Dataset.from_dict(rows, features=features)
-    return DatasetDict({"train": split, "test": split})
+    train = test = Dataset.from_dict(rows, features=features)
+    if name in OPEN_SETS:
+        test = Dataset.from_dict(rows | {label: list(range(classes, 2 * classes))}, features=features)
+    return DatasetDict({"train": train, "test": test})
 
 
 def test_every_data_set_of_the_configurations_is_described_above():
@@ -59,12 +71,23 @@ def test_every_data_set_of_the_configurations_is_described_above():
 
 
 def task_of(run: Path) -> ImageTask:
-    return next((task for task in (REGRESSION, JOINT) if f"-{task.name}" in run.stem), CLASSIFICATION)
+    named = (task for task in (REGRESSION, JOINT, RETRIEVAL) if f"-{task.name}" in run.stem)
+    return next(named, CLASSIFICATION)
 
 
 def parse(run: Path) -> tuple:
-    """Arguments of the model, the data and the training, and of the values where there are any."""
+    """Arguments of the model, the data and the training, and those that the task has besides."""
     return parse_arguments(ARGUMENTS[task_of(run).name], ["--config", str(run)])
+
+
+def make_small(task: ImageTask, data_args: ImageDataArguments) -> None:
+    """Leave of large images, of large batches and of a held-out part what eight images allow."""
+    if data_args.image_size is not None and max(data_args.image_size) > 96:
+        data_args.image_size = [32]
+    if data_args.episodes is not None:
+        data_args.episode_classes, data_args.episode_examples, data_args.episodes_per_epoch = 2, 2, 2
+    if not task.is_open_set:
+        data_args.validation_fraction = 0.0  # every class would need two images
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
@@ -72,7 +95,9 @@ def test_a_configuration_builds_and_takes_two_steps(run, tmp_path, monkeypatch):
     monkeypatch.setattr(data_images, "load_splits", made_up)
     task = task_of(run)
     model_args, data_args, args, *rest = parse(run)
-    value_args = rest[0] if rest else RegressionArguments()
+    value_args = next((part for part in rest if isinstance(part, RegressionArguments)), RegressionArguments())
+    model_args.pretrained_backbone = False  # the Hub has the weights
+    make_small(task, data_args)
     data_args.cache_dir = str(tmp_path)
     data_args.max_train_samples = 8
     data_args.max_eval_samples = 8
@@ -80,7 +105,7 @@ def test_a_configuration_builds_and_takes_two_steps(run, tmp_path, monkeypatch):
     args.per_device_train_batch_size = 4
     args.output_dir = str(tmp_path / "run")
     start = start_run(args, model_args, data_args, *rest)
-    data = load_data(task, data_args, value_args, args, start)
+    data = load_data(task, data_args, args, start, *rest)
     if model_args.prototypes_file is not None:
         model_args.prototypes_file = str(tmp_path / "prototypes.safetensors")
         place_prototypes(
@@ -88,6 +113,7 @@ def test_a_configuration_builds_and_takes_two_steps(run, tmp_path, monkeypatch):
         ).save(model_args.prototypes_file)  # fmt: skip
     model = build_model(task, model_args, value_args, args, data).train()
     check_values(model, data)
+    calibrate_head(model, data.train)
     optimizer = build_optimizer(model, args, next(data.train.epoch()))
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train))
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -97,7 +123,8 @@ def test_a_configuration_builds_and_takes_two_steps(run, tmp_path, monkeypatch):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        scheduler.step()
+        if not isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.step()
         losses.append(loss.item())
     assert len(losses) == 2
     assert torch.tensor(losses).isfinite().all()
@@ -164,3 +191,47 @@ def test_spherized_and_plain_runs_come_in_pairs_that_differ_only_in_the_head():
         assert replace(model, head=None, head_kwargs=None) == replace(plain[0], head=None, head_kwargs=None)
         assert data == plain[1]
         assert replace(training, output_dir="") == replace(plain[2], output_dir="")
+
+
+VMF = [run for run in RUNS if run.parent.name == "vmf"]
+
+
+def split_name(run: Path) -> tuple[str, str]:
+    """What a run of the comparison of heads trains on, and its head."""
+    setting, head = run.stem.rsplit("-", 1)
+    return setting, head
+
+
+def test_every_data_set_of_the_comparison_has_all_five_heads():
+    heads = {"vmf", "cosine", "arcface", "hyperbolic", "softmax"}
+    settings = {split_name(run)[0] for run in VMF} - {"digits"}
+    assert settings == {
+        *("mnist", "fashion_mnist", "cifar10", "cifar100"),
+        *("omniglot-retrieval", "cub200-retrieval", "cars196-retrieval", "sop-retrieval"),
+    }
+    names = {f"{setting}-{head}" for setting in settings for head in heads}
+    assert {run.stem for run in VMF} == names | {"digits-vmf"}
+
+
+@pytest.mark.parametrize("run", VMF, ids=lambda path: path.stem)
+def test_a_run_of_the_comparison_has_the_head_of_its_name_and_differs_in_nothing_else_but_what_was_tuned(run):
+    setting, head = split_name(run)
+    (model, data, training, *rest), (vmf_model, vmf_data, vmf, *vmf_rest) = (
+        parse(run),
+        parse(run.with_stem(f"{setting}-vmf")),
+    )
+    assert model.head == head
+    assert replace(model, head="vmf", head_kwargs=vmf_model.head_kwargs) == vmf_model
+    assert (data, rest) == (vmf_data, vmf_rest)
+    tuned = ("learning_rate", "momentum", "nesterov", "weight_decay", "output_dir")
+    assert replace(training, **{name: getattr(vmf, name) for name in tuned}) == vmf
+
+
+@pytest.mark.parametrize("run", [run for run in RUNS if parse(run)[1].episodes], ids=lambda path: path.stem)
+def test_an_episode_has_no_more_classes_than_the_run_trains_on(run):
+    _, data, _, *rest = parse(run)
+    classes = 10 if data.dataset_name in EMBEDDED else DATA[data.dataset_name][3]
+    if task_of(run).is_open_set:
+        classes = rest[0].train_classes or classes
+        classes -= round(data.validation_fraction * classes)
+    assert data.episode_classes <= classes

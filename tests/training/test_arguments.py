@@ -1,9 +1,17 @@
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from hf_sphere.training import ImageDataArguments, ModelArguments, TrainingArguments, parse_arguments
+from hf_sphere.data import Episodes
+from hf_sphere.training import (
+    ImageDataArguments,
+    ModelArguments,
+    RetrievalArguments,
+    TrainingArguments,
+    parse_arguments,
+)
 
 
 @pytest.fixture
@@ -207,6 +215,49 @@ def test_a_value_that_cannot_be_meant_is_refused_by_name(name, value):
 
 def test_a_bad_value_on_the_command_line_is_a_usage_error(refusal):
     assert "per_device_train_batch_size must be at least 1; got 0." in refusal("--per_device_train_batch_size", "0")
+
+
+# Episodes, open sets, frozen batch norms
+
+EPISODES = {"episode_classes": 32, "episode_examples": 4, "episodes_per_epoch": 100}
+
+
+def test_without_a_word_of_them_there_are_no_episodes():
+    assert parse()[1].episodes is None
+
+
+def test_episodes_are_made_of_their_three_numbers(config):
+    data = parse("--config", config("\n".join(f"{name}: {value}" for name, value in EPISODES.items())))[1]
+    assert data.episodes == Episodes(classes=32, examples=4, count=100)
+
+
+@pytest.mark.parametrize("given", [names for n in (1, 2) for names in itertools.combinations(EPISODES, n)])
+def test_episodes_without_all_of_their_numbers_name_the_missing_ones(given):
+    missing = ", ".join(name for name in EPISODES if name not in given)
+    with pytest.raises(ValueError, match=f"{', '.join(given)} is given without {missing}; episodes need all three"):
+        ImageDataArguments(**{name: EPISODES[name] for name in given})
+
+
+def test_an_incomplete_episode_on_the_command_line_is_a_usage_error(refusal):
+    assert "episode_classes is given without episode_examples" in refusal("--episode_classes", "32")
+
+
+@pytest.mark.parametrize("name", EPISODES)
+@pytest.mark.parametrize("value", [0, -1])
+def test_an_episode_of_nothing_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"must be at least 1; got {value}"):
+        _ = ImageDataArguments(**EPISODES | {name: value}).episodes
+
+
+@pytest.mark.parametrize(("words", "count"), [([], None), (["--train_classes", "98"], 98)])
+def test_the_classes_to_train_on_are_those_of_the_splits_unless_given(words, count):
+    (args,) = parse_arguments((RetrievalArguments,), words)
+    assert args.train_classes == count
+
+
+@pytest.mark.parametrize(("words", "frozen"), [([], False), (["--freeze_batch_norm"], True)])
+def test_batch_norms_are_frozen_only_when_told(words, frozen):
+    assert parse(*words)[0].freeze_batch_norm is frozen
 
 
 def test_multistep_needs_milestones(refusal):

@@ -1,145 +1,29 @@
+from typing import Any
+
 import pytest
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionForJointPrediction
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import ImagesInMemory
-from hf_sphere.nn import HEADS, Head
+from hf_sphere.metrics import retrieval_scores
 from hf_sphere.training import (
     CLASSIFICATION,
     JOINT,
     REGRESSION,
+    RETRIEVAL,
     ImageTask,
-    RunState,
     calibrate_head,
-    evaluate,
+    evaluate_retrieval,
 )
-from hf_sphere.training.checkpoints import load_checkpoint, save_checkpoint
+from hf_sphere.training import evaluate as evaluate_on
 from hf_sphere.training.evaluation import fit_confidence, loss_is_sum
 
 
-class CenteredHead(Head):
-    """A head that measures the mean of the embeddings before training and remembers what it was shown."""
-
-    name = "centered"
-    replaces_activation = False  # the backbone keeps its dropout
-    needs_calibration = True
-
-    def __init__(self, embedding_dim: int, num_classes: int) -> None:
-        super().__init__(embedding_dim, num_classes)
-        self.linear = nn.Linear(embedding_dim, num_classes)
-        self.register_buffer("center", torch.zeros(embedding_dim))
-        self.shown: Tensor | None = None
-
-    def represent(self, embeddings: Tensor) -> Tensor:
-        return embeddings - self.center
-
-    def classify(self, points: Tensor) -> Tensor:
-        return self.linear(points)
-
-    def calibrate(self, embeddings: Tensor) -> None:
-        self.shown = embeddings
-        self.center.copy_(embeddings.mean(0))
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        nn.init.zeros_(self.center)
-
-
-@pytest.fixture
-def model(monkeypatch) -> SphereVisionForImageClassification:
-    """A model with batch norm, dropout and the head above, in training mode."""
-    monkeypatch.setitem(HEADS, "centered", CenteredHead)
-    config = SphereVisionConfig(
-        backbone="visualization_cnn",
-        backbone_kwargs={"drop_rate": 0.5},
-        num_channels=1,
-        image_size=6,
-        head="centered",
-        num_labels=3,
-    )
-    return SphereVisionForImageClassification(config).train()
-
-
-@torch.no_grad()
-def embed(model: SphereVisionForImageClassification, batches) -> Tensor:
-    """Embeddings in eval mode, by a plain loop."""
-    model.eval()
-    return torch.cat([model.base_model(batch["pixel_values"]).embeddings for batch in batches.epoch(0, augment=False)])
-
-
-def test_a_head_is_calibrated_on_embeddings_of_training_images_in_eval_mode(model, make_batches):
-    calibrate_head(model, make_batches())
-    torch.testing.assert_close(model.head.shown, embed(model, make_batches()))
-
-
-def test_dropout_and_batch_norm_would_show_in_the_embeddings(model, make_batches):
-    """So that the test above can fail."""
-    pixels = next(make_batches().epoch(0))["pixel_values"]
-    in_training = model.base_model(pixels).embeddings
-    assert not torch.allclose(in_training, embed(model, make_batches())[: len(pixels)], atol=1e-3)
-
-
-def test_calibration_leaves_weights_and_batch_norm_statistics_as_they_are(model, make_batches):
-    before = {name: value.clone() for name, value in model.base_model.state_dict().items()}
-    calibrate_head(model, make_batches())
-    after = model.base_model.state_dict()
-    assert [name for name in before if not torch.equal(before[name], after[name])] == []
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_calibration_leaves_the_mode_as_it_is(model, make_batches, training):
-    model.train(training)
-    calibrate_head(model, make_batches())
-    assert {module.training for module in model.modules()} == {training}
-
-
-def test_calibration_leaves_no_gradients(model, make_batches):
-    calibrate_head(model, make_batches())
-    assert not model.head.shown.requires_grad
-
-
-@pytest.mark.parametrize("limit", [8, 13])
-def test_calibration_stops_at_the_number_of_examples(model, make_batches, limit):
-    calibrate_head(model, make_batches(), max_examples=limit)
-    assert len(model.head.shown) == limit
-
-
-def test_a_head_that_asks_for_no_calibration_sees_nothing(model, make_batches, monkeypatch):
-    monkeypatch.setattr(CenteredHead, "needs_calibration", False)
-    calibrate_head(model, make_batches())
-    assert model.head.shown is None
-
-
-def test_what_calibration_has_measured_is_saved_and_loaded_with_the_model(model, make_batches, tmp_path):
-    calibrate_head(model, make_batches())
-    model.save_pretrained(tmp_path)
-    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path)
-    torch.testing.assert_close(loaded.head.center, model.head.shown.mean(0), rtol=0, atol=0)
-
-
-def test_what_calibration_has_measured_is_in_a_checkpoint(model, make_batches, tmp_path):
-    accelerator = Accelerator(cpu=True)
-    accelerator.prepare(model)
-    calibrate_head(model, make_batches())
-    checkpoint = save_checkpoint(accelerator, tmp_path, RunState(step=1), keep=1)
-    model.head.center.zero_()
-    load_checkpoint(accelerator, checkpoint)
-    torch.testing.assert_close(model.head.center, model.head.shown.mean(0), rtol=0, atol=0)
-
-
-def test_beside_a_regression_a_head_is_calibrated_on_the_coordinates_it_sees(model, make_batches):
-    options = {"embedding_dim": 4, "value_range": [0.0, 1.0]}
-    joint = SphereVisionForJointPrediction(SphereVisionConfig(**model.config.to_dict() | options))
-    calibrate_head(joint, make_batches())
-    torch.testing.assert_close(joint.head.shown, embed(joint, make_batches())[:, 1:])
-
-
-def test_a_model_without_classes_needs_no_calibration(make_batches):
-    regression = task_model(REGRESSION)
-    calibrate_head(regression, make_batches())
-    assert not hasattr(regression, "head")
+def evaluate(model: nn.Module, batches) -> dict[str, float]:
+    """Loss and accuracy, on the CPU."""
+    return evaluate_on(model, batches, Accelerator(cpu=True), CLASSIFICATION.measure)
 
 
 def plain_evaluation(model: nn.Module, batches) -> dict[str, float]:
@@ -157,26 +41,113 @@ def test_evaluation_is_that_of_all_images_at_once(make_model, make_batches, batc
     model = make_model()
     expected = plain_evaluation(model, make_batches(shuffle=False, augment=False))
     batches = make_batches(40, batch_size, shuffle=False, augment=False)
-    assert evaluate(model, batches, Accelerator(cpu=True)) == pytest.approx(expected)
+    assert evaluate(model, batches) == pytest.approx(expected)
 
 
 def test_evaluation_puts_the_model_into_eval_mode(make_model, make_batches):
     model = make_model().train()
-    evaluate(model, make_batches(), Accelerator(cpu=True))
+    evaluate(model, make_batches())
     assert not model.training
 
 
 def test_evaluation_leaves_the_model_as_it_is(make_model, make_batches):
     model = make_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    evaluate(model, make_batches(), Accelerator(cpu=True))
+    evaluate(model, make_batches())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_evaluation_draws_no_random_numbers(make_model, make_batches):
     model, before = make_model(), torch.get_rng_state()
-    evaluate(model, make_batches(), Accelerator(cpu=True))
+    evaluate(model, make_batches())
     assert torch.equal(torch.get_rng_state(), before)
+
+
+# Retrieval
+
+
+def retrieval_model(head: str = "softmax", **options: Any) -> SphereVisionForImageClassification:
+    config = SphereVisionConfig(
+        backbone="linear_embedding", backbone_kwargs={"width": 8}, num_channels=1, image_size=6, embedding_dim=5,
+        num_labels=3, head=head, head_kwargs=options,
+    )  # fmt: skip
+    return SphereVisionForImageClassification(config)
+
+
+def images_in_pairs(batch_size: int, *, labels: Tensor | None = None) -> ImagesInMemory:
+    """Forty random images in the order of a split, of classes that no model here has."""
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randint(0, 256, (40, 1, 6, 6), dtype=torch.uint8, generator=generator)
+    labels = 1000 + 7 * (torch.arange(40) // 4) if labels is None else labels
+    return ImagesInMemory(images, labels, batch_size=batch_size, mean=[0.5], std=[0.3])
+
+
+@torch.no_grad()
+def expected_scores(model: SphereVisionForImageClassification, batches: ImagesInMemory, **options) -> dict[str, float]:
+    (batch,) = ImagesInMemory(batches.images, batches.labels, batch_size=40, mean=[0.5], std=[0.3]).epoch()
+    embeddings = model.eval().base_model(batch["pixel_values"]).embeddings
+    scores = retrieval_scores(model.head.represent(embeddings), batches.labels, **options)
+    return {name: scores[name] for name in ("recall_at_1", "r_precision", "map_at_r", "num_excluded")}
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 40, 100])
+@pytest.mark.parametrize("head", ["softmax", "spherized", "prototype", "cosine", "arcface", "vmf"])
+def test_retrieval_is_that_of_the_cosines_of_all_images_whatever_their_classes(head, batch_size):
+    model, batches = retrieval_model(head).train(), images_in_pairs(batch_size)
+    expected = expected_scores(model, batches)
+    assert evaluate_retrieval(model.train(), batches, Accelerator(cpu=True)) == pytest.approx(expected)
+    assert 0.0 < expected["map_at_r"] < 1.0
+
+
+@pytest.mark.parametrize("curvature", [1e-5, 0.05, 1.0])
+def test_retrieval_with_a_hyperbolic_head_is_that_of_its_distance(curvature):
+    model, batches = retrieval_model("hyperbolic", curvature=curvature), images_in_pairs(7)
+    expected = expected_scores(model, batches, distance="hyperbolic", curvature=curvature)
+    assert evaluate_retrieval(model, batches, Accelerator(cpu=True)) == pytest.approx(expected)
+    assert expected != pytest.approx(expected_scores(model, batches))
+
+
+def test_the_scores_of_a_vmf_head_do_not_depend_on_its_scale():
+    model, batches = retrieval_model("vmf"), images_in_pairs(40)
+    before = evaluate_retrieval(model, batches, Accelerator(cpu=True))
+    calibrate_head(model, batches)
+    assert evaluate_retrieval(model, batches, Accelerator(cpu=True)) == pytest.approx(before)
+
+
+def test_images_without_another_one_of_their_class_are_counted_and_left_out():
+    labels = torch.arange(40) // 4
+    labels[:3] = torch.tensor([100, 101, 102])
+    scores = evaluate_retrieval(retrieval_model(), images_in_pairs(40, labels=labels), Accelerator(cpu=True))
+    assert scores["num_excluded"] == 4  # these, and the one that they have left
+
+
+def test_retrieval_is_evaluated_in_eval_mode_and_leaves_the_model_as_it_is():
+    config = SphereVisionConfig(
+        backbone="lenet5_bn", backbone_kwargs={"drop_rate": 0.5}, num_channels=1, image_size=6, num_labels=3,
+        head="softmax",
+    )  # fmt: skip
+    model, batches = SphereVisionForImageClassification(config), images_in_pairs(7)
+    expected = expected_scores(model, batches)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert evaluate_retrieval(model.train(), batches, Accelerator(cpu=True)) == pytest.approx(expected)
+    assert not model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_retrieval_draws_no_random_numbers():
+    model, before = retrieval_model("vmf"), torch.get_rng_state()
+    evaluate_retrieval(model, images_in_pairs(7), Accelerator(cpu=True))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_scores_are_plain_numbers():
+    scores = evaluate_retrieval(retrieval_model(), images_in_pairs(7), Accelerator(cpu=True))
+    assert {type(value) for value in scores.values()} == {float}
+
+
+def test_the_task_of_retrieval_is_judged_by_what_its_evaluation_measures():
+    measured = RETRIEVAL.evaluate(retrieval_model(), images_in_pairs(7), Accelerator(cpu=True))
+    assert {RETRIEVAL.metric, *RETRIEVAL.headline} <= set(measured)
 
 
 # Each task
@@ -236,14 +207,14 @@ def plain_task_evaluation(task: ImageTask, model: nn.Module) -> dict[str, float]
 @every_task
 def test_evaluation_of_a_task_is_that_of_all_images_at_once(task, batch_size):
     model = task_model(task)
-    measured = evaluate(model, task_batches(task, batch_size), Accelerator(cpu=True), task.measure)
+    measured = task.evaluate(model, task_batches(task, batch_size), Accelerator(cpu=True))
     assert measured == pytest.approx(plain_task_evaluation(task, model), rel=1e-5)
 
 
 @every_task
 def test_a_loss_that_is_a_sum_is_reported_as_the_mean_over_the_images(task):
     model = task_model(task, "sum")
-    measured = evaluate(model, task_batches(task, 7), Accelerator(cpu=True), task.measure)
+    measured = task.evaluate(model, task_batches(task, 7), Accelerator(cpu=True))
     expected = plain_task_evaluation(task, model)
     assert measured == pytest.approx(expected | {"loss": expected["loss"] / 40}, rel=1e-5)
 

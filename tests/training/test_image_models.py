@@ -354,6 +354,34 @@ def test_what_a_saved_model_brings_itself_is_refused(option, said, saved):
         build(JOINT, model_name_or_path=saved(JOINT), **option)
 
 
+@every_task
+@pytest.mark.parametrize("frozen", [True, False])
+def test_whether_batch_norms_are_frozen_reaches_a_new_model(task, frozen):
+    assert build(task, freeze_batch_norm=frozen).config.freeze_batch_norm is frozen
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "frozen"),
+    [(False, False, False), (False, True, True), (True, False, True), (True, True, True)],
+)
+def test_a_saved_model_has_its_batch_norms_frozen_if_it_had_or_if_told(before, now, frozen, saved):
+    folder = saved(CLASSIFICATION, freeze_batch_norm=before)
+    model = build(CLASSIFICATION, model_name_or_path=folder, freeze_batch_norm=now)
+    assert model.config.freeze_batch_norm is frozen
+
+
+@pytest.mark.parametrize("head", ["vmf", "cosine", "arcface", "hyperbolic"])
+def test_a_saved_model_keeps_the_options_of_its_head(head, saved):
+    options = {"curvature": 0.5} if head == "hyperbolic" else {"log_temperature": -2.0, "temperature_lr": 0.1}
+    folder = saved(CLASSIFICATION, head=head, head_kwargs=options)
+    assert build(CLASSIFICATION, model_name_or_path=folder).config.head_kwargs == options
+
+
+def test_label_smoothing_is_refused_by_a_head_without_it_with_what_it_has():
+    with pytest.raises(ValueError, match="head 'vmf' has no option label_smoothing; its options are: num_samples"):
+        build(CLASSIFICATION, head="vmf", smoothing=0.1)
+
+
 def test_saved_prototypes_are_those_that_go_on(saved, file):
     folder = saved(CLASSIFICATION, head="prototype", prototypes_file=file())
     expected = place_prototypes(3, 4, seed=7, method="lbfgs", restarts=1).prototypes.float()

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
 from hf_sphere.training import TrainingArguments
 from hf_sphere.training.optimization import build_optimizer, build_scheduler, learning_rate_factor
@@ -147,6 +148,89 @@ def test_a_parameter_keeps_the_options_the_model_gives_it(kind):
     optimizer = build_optimizer(WithOptions(2, 3), arguments(optimizer=kind, learning_rate=1e-3, weight_decay=0.1))
     (own,) = [group for group in optimizer.param_groups if group["param_names"] == ["bias"]]
     assert (own["lr"], own["weight_decay"]) == (0.5, 0.25)
+
+
+# Heads with a temperature
+
+
+def with_head(head: str, **options) -> SphereVisionForImageClassification:
+    config = SphereVisionConfig(
+        backbone="lenet5_bn", num_channels=1, image_size=8, embedding_dim=3, num_labels=4, head=head,
+        head_kwargs=options,
+    )  # fmt: skip
+    return SphereVisionForImageClassification(config)
+
+
+def group_of(optimizer: torch.optim.Optimizer, name: str) -> dict:
+    (group,) = [group for group in optimizer.param_groups if name in group["param_names"]]
+    return group
+
+
+TEMPERATURES = pytest.mark.parametrize("head", ["vmf", "cosine", "arcface"])
+
+
+@TEMPERATURES
+def test_sgd_trains_the_temperature_at_its_own_rate_without_momentum_and_decay(head):
+    args = arguments(optimizer="sgd", learning_rate=0.5, momentum=0.9, nesterov=True, weight_decay=0.1)
+    optimizer = build_optimizer(with_head(head, temperature_lr=1e-3), args)
+    group = group_of(optimizer, "head.log_temperature")
+    assert group["param_names"] == ["head.log_temperature"]
+    assert (group["lr"], group["momentum"], group["nesterov"], group["weight_decay"]) == (1e-3, 0.0, False, 0.0)
+
+
+@TEMPERATURES
+def test_without_a_rate_of_its_own_the_temperature_has_that_of_the_rest(head):
+    optimizer = build_optimizer(with_head(head), arguments(optimizer="sgd", learning_rate=0.5))
+    group = group_of(optimizer, "head.log_temperature")
+    assert (group["lr"], group["momentum"]) == (0.5, 0.0)
+
+
+@TEMPERATURES
+def test_the_momentum_of_everything_else_is_that_of_the_arguments(head):
+    args = arguments(optimizer="sgd", momentum=0.8, nesterov=True)
+    optimizer = build_optimizer(with_head(head), args)
+    others = [group for group in optimizer.param_groups if group["param_names"] != ["head.log_temperature"]]
+    assert {(group["momentum"], group["nesterov"]) for group in others} == {(0.8, True)}
+
+
+@TEMPERATURES
+@pytest.mark.parametrize("name", ["adam", "adamw", "adam_srt"])
+def test_the_adam_kinds_take_the_rate_of_the_temperature_and_know_no_momentum(head, name):
+    optimizer = build_optimizer(with_head(head, temperature_lr=1e-3), arguments(optimizer=name, learning_rate=0.5))
+    assert group_of(optimizer, "head.log_temperature")["lr"] == 1e-3
+    assert not any("momentum" in group for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize("head", ["vmf", "cosine", "arcface", "hyperbolic"])
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adam_srt", "sgd_mrt"])
+def test_neither_class_weights_nor_biases_decay_but_the_weights_of_the_backbone_do(head, name):
+    model = with_head(head)
+    optimizer = build_optimizer(model, arguments(optimizer=name, weight_decay=0.1))
+    decays = {n: group["weight_decay"] for group in optimizer.param_groups for n in group["param_names"]}
+    assert set(decays) == {n for n, _ in model.named_parameters()}
+    for parameter, decay in decays.items():
+        kept = parameter.startswith("head.") or model.get_parameter(parameter).ndim == 1
+        assert decay == (0.0 if kept else 0.1), parameter
+
+
+@pytest.mark.parametrize("head", ["vmf", "cosine", "arcface", "hyperbolic"])
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adam_srt", "sgd_mrt"])
+def test_a_step_of_every_optimiser_moves_class_weights_and_temperature(head, name):
+    model = with_head(head)
+    before = {n: value.clone() for n, value in model.head.state_dict().items()}
+    optimizer = build_optimizer(model, arguments(optimizer=name))
+    for _ in range(2):
+        model(torch.randn(8, 1, 8, 8), labels=torch.arange(8) % 4).loss.backward()
+        optimizer.step()
+    assert all(not torch.equal(value, before[n]) for n, value in model.head.named_parameters())
+
+
+def test_the_temperature_follows_the_schedule_at_its_own_rate():
+    optimizer = build_optimizer(with_head("vmf", temperature_lr=1e-3), arguments(optimizer="sgd", learning_rate=0.5))
+    scheduler = build_scheduler(optimizer, arguments(lr_scheduler_type="plateau", lr_patience=0, lr_gamma=0.5), 4)
+    for value in (0.5, 0.4):
+        scheduler.step(value)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.25, 5e-4}
 
 
 SPHERE = {"adam_s": AdamS, "adam_srt": AdamSRT, "adam_g": AdamG, "sgd_mrt": SGDMRT}

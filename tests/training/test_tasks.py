@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import hf_sphere
-from hf_sphere.training import CLASSIFICATION, JOINT, REGRESSION
+from hf_sphere.training import CLASSIFICATION, JOINT, REGRESSION, RETRIEVAL
 from hf_sphere.training.image_run import ARGUMENTS
 from hf_sphere.training.tasks import measure_classification, measure_joint, measure_regression
 
-TASKS = [CLASSIFICATION, REGRESSION, JOINT]
+TASKS = [CLASSIFICATION, REGRESSION, JOINT, RETRIEVAL]
 every_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 
 LOGITS = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0], [5.0, 0.0]])
@@ -46,16 +46,27 @@ def test_the_model_class_is_one_of_the_librarys(task):
 def test_each_task_has_its_arguments(task):
     names = {argument.__name__ for argument in ARGUMENTS[task.name]}
     assert ("RegressionArguments" in names or "JointArguments" in names) == task.has_values
+    assert ("RetrievalArguments" in names) == task.is_open_set
 
 
 @pytest.mark.parametrize(
-    ("task", "expected"), [(CLASSIFICATION, (True, False)), (REGRESSION, (False, True)), (JOINT, (True, True))]
+    ("task", "expected"),
+    [
+        (CLASSIFICATION, (True, False)),
+        (REGRESSION, (False, True)),
+        (JOINT, (True, True)),
+        (RETRIEVAL, (True, False)),
+    ],
 )
 def test_a_task_knows_its_targets(task, expected):
     assert (task.has_classes, task.has_values) == expected
 
 
-@every_task
+def test_only_retrieval_may_evaluate_on_other_classes():
+    assert [task for task in TASKS if task.is_open_set] == [RETRIEVAL]
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if not task.is_open_set], ids=lambda task: task.name)
 def test_what_a_task_is_judged_by_is_measured(task):
     output = SimpleNamespace(logits=LOGITS, predictions=PREDICTIONS)
     labels = {"labels": CLASSES if task.has_classes else VALUES, "regression_labels": VALUES}
@@ -64,5 +75,5 @@ def test_what_a_task_is_judged_by_is_measured(task):
 
 
 @every_task
-def test_only_an_accuracy_is_better_when_higher(task):
-    assert task.higher_is_better == (task.metric == "accuracy")
+def test_only_an_accuracy_and_a_recall_are_better_when_higher(task):
+    assert task.higher_is_better == (task.metric in ("accuracy", "recall_at_1"))

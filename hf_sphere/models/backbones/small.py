@@ -51,6 +51,18 @@ def lenet5(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Embedd
 
 
 @register_backbone
+def lenet5_bn(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> EmbeddingNet:
+    """Two padded 5x5 convolutions of 6 and 16 channels with batch norm and pooling, then 120 units with batch norm."""
+    height, breadth = feature_side("lenet5_bn", img_size, least=4, halvings=2)
+    layers: list[nn.Module] = []
+    for width in (6, 16):
+        layers += [nn.Conv2d(in_chans, width, 5, padding=2), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
+        in_chans = width
+    layers += [nn.Flatten(), nn.Linear(16 * height * breadth, 120), nn.BatchNorm1d(120)]
+    return EmbeddingNet(nn.Sequential(*layers), 120, **net)
+
+
+@register_backbone
 def cnn9(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) -> EmbeddingNet:
     """Nine layers: three stages of three 3x3 convolutions (128, 192, 256 channels) with pooling, then 256 units."""
     height, breadth = feature_side("cnn9", img_size, least=8, halvings=3)

@@ -23,6 +23,8 @@ class SphereVisionConfig(PreTrainedConfig):
         num_channels: Channels of the images, 1 or 3.
         image_size: Side of the images in pixels, or [height, width].
         embedding_dim: Length of the embeddings; None takes the backbone's features as they are.
+        freeze_batch_norm: Whether the backbone's batch norms keep their statistics in training, as is usual where a
+            pretrained backbone is trained on small batches; their scales and shifts are still trained.
         head: Name of a head, for instance `softmax`, `spherized` or `prototype`; None for models without classes.
         head_kwargs: Options of the head.
         value_range: Lowest and highest value that a regression predicts.
@@ -42,6 +44,7 @@ class SphereVisionConfig(PreTrainedConfig):
     num_channels: int = 3
     image_size: int | list[int] | tuple[int, ...] = 32
     embedding_dim: int | None = None
+    freeze_batch_norm: bool = False
     head: str | None = "spherized"
     head_kwargs: dict[str, Any] | None = None
     value_range: list[float | int] | tuple[float | int, ...] | None = None

@@ -92,6 +92,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         self.embedding_dim: int = features if config.embedding_dim is None else config.embedding_dim
         self.supports_gradient_checkpointing = hasattr(self.backbone, "set_grad_checkpointing")
         self.post_init()
+        self.train(self.training)  # freezes batch norms where that is asked for
 
     def _make_room_for_head(self) -> None:
         """Take off the backbone's last activation, whose place the head takes."""
@@ -103,6 +104,15 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
                 f"Head {self.config.head!r} takes the place of an activation, but {self.config.backbone!r} keeps its "
                 "own last one. Set `embedding_dim` to put a linear map between them."
             )
+
+    def train(self, mode: bool = True) -> "SphereVisionModel":
+        """Set the mode; frozen batch norms stay in eval mode."""
+        super().train(mode)
+        if self.config.freeze_batch_norm:
+            for module in self.backbone.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+        return self
 
     def initialize_backbone(self) -> None:
         """Fill the backbone's missing tensors from a newly built one: only timm knows how each is initialised."""

@@ -46,6 +46,8 @@ class Head(nn.Module):
     """Name in configurations; empty for classes that are no head themselves."""
     replaces_activation: ClassVar[bool] = True
     """Whether the head takes the place of the backbone's last activation (and its dropout)."""
+    distance: ClassVar[str] = "cosine"
+    """How near two points of the head are: a distance of `hf_sphere.metrics.retrieval_scores`."""
     needs_calibration: ClassVar[bool] = False
     """Whether `calibrate` must see training embeddings before training starts."""
     reduction: str = "mean"
@@ -68,8 +70,8 @@ class Head(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must define `classify`.")
 
     def compute_loss(self, points: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compare with labels (B,): the mean cross-entropy of the logits, in float32."""
-        return F.cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing)
+        """Compare with labels (B,): the mean cross-entropy of the logits, in float32 or better."""
+        return F.cross_entropy(self.widen(logits), labels, label_smoothing=self.label_smoothing)
 
     def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> HeadOutput:
         """Answer for embeddings (B, d) and, where given, labels (B,)."""
@@ -79,11 +81,16 @@ class Head(nn.Module):
         if labels is not None:
             self.check_labels(labels)
             loss = self.compute_loss(points, logits, labels)
-        return HeadOutput(logits, loss, points.to(embeddings.dtype), self.measure_concentration(embeddings))
+        return HeadOutput(logits, loss, points.to(embeddings.dtype), self.measure_concentration(points))
 
-    def measure_concentration(self, embeddings: Tensor) -> Tensor | None:
-        """Certainty of embeddings (B, d), for heads that have one: (B,)."""
+    def measure_concentration(self, points: Tensor) -> Tensor | None:
+        """Certainty of points (B, d'), for heads that have one: (B,)."""
         return None
+
+    @staticmethod
+    def widen(values: Tensor) -> Tensor:
+        """Bring values to float32, or leave a better dtype as it is."""
+        return values.to(torch.promote_types(values.dtype, torch.float32))
 
     def check_labels(self, labels: Tensor) -> None:
         """Refuse labels outside 0..K-1 with a readable error.
@@ -121,6 +128,48 @@ class Head(nn.Module):
     def directions(self) -> Tensor | None:
         """Unit class vectors (K, d') in the space of the points, or None if a class has no direction."""
         return None
+
+
+class TemperatureHead(Head):
+    """Base class of heads whose logits are bounded, and sharpened by a learned temperature.
+
+    Args:
+        embedding_dim: See `Head`.
+        num_classes: See `Head`.
+        log_temperature: Logarithm of the temperature at the start; logits are multiplied by exp(-log_temperature).
+        temperature_lr: Learning rate of `log_temperature`, whatever that of the rest; the same if None. It is trained
+            without momentum and without decay.
+        **options: See `Head`.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        num_classes: int,
+        *,
+        log_temperature: float = 0.0,
+        temperature_lr: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(embedding_dim, num_classes, **options)
+        if temperature_lr is not None and not temperature_lr >= 0.0:
+            raise ValueError(f"temperature_lr must not be negative; got {temperature_lr}.")
+        self.first_log_temperature = log_temperature
+        self.temperature_lr = temperature_lr
+        self.log_temperature = nn.Parameter(torch.tensor(float(log_temperature)))
+
+    def reset_parameters(self) -> None:
+        """Put the temperature back to its start."""
+        nn.init.constant_(self.log_temperature, self.first_log_temperature)
+
+    def inverse_temperature(self) -> Tensor:
+        """Return `beta = exp(-log_temperature)`, a scalar of float32 or better."""
+        return self.widen(self.log_temperature).neg().exp()
+
+    def parameter_options(self) -> dict[str, dict[str, Any]]:
+        """The temperature has its own learning rate and no momentum."""
+        lr = {} if self.temperature_lr is None else {"lr": self.temperature_lr}
+        return {"log_temperature": {"momentum": 0.0, **lr}}
 
 
 def option_names(head_class: type[Head]) -> list[str]:

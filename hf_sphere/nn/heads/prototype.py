@@ -99,7 +99,7 @@ class PrototypeHead(Head):
 
     def represent(self, embeddings: Tensor) -> Tensor:
         """Normalise: (B, d) -> (B, d), in float32 or better."""
-        return F.normalize(_wide(embeddings), dim=-1)
+        return F.normalize(self.widen(embeddings), dim=-1)
 
     def classify(self, points: Tensor) -> Tensor:
         """Return the cosines to the prototypes, times the concentration; float32 or better."""
@@ -140,10 +140,6 @@ class PrototypeHead(Head):
     def extra_repr(self) -> str:
         """Describe the head in a printed model."""
         return f"{self.num_classes} prototypes in {self.embedding_dim} dimensions, reduction={self.reduction!r}"
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 @functools.lru_cache(maxsize=16)

@@ -1,0 +1,185 @@
+import math
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_sphere.nn import Head, build_head
+
+LABELS = torch.tensor([0, 3, 1, 2, 3])
+CURVATURES = pytest.mark.parametrize("curvature", [1e-5, 0.1, 1.0, 4.0])
+
+
+def make(curvature: float = 1.0, dim: int = 6, classes: int = 4, **options) -> Head:
+    return build_head("hyperbolic", dim, classes, curvature=curvature, **options)
+
+
+def embeddings(curvature: float, count: int = 5, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Embeddings of different lengths, up to three radii of the ball: beyond 3.8 the head stops at the rim."""
+    lengths = torch.linspace(0.1, 3.0, count, dtype=dtype) / math.sqrt(max(curvature, 0.1))
+    return lengths[:, None] * F.normalize(torch.randn(count, 6, dtype=dtype), dim=-1)
+
+
+def into_ball(vectors: Tensor, c: float) -> Tensor:
+    """The exponential map at the centre."""
+    scaled = math.sqrt(c) * vectors.norm(dim=-1, keepdim=True)
+    return scaled.tanh() / scaled * vectors
+
+
+def moebius_sum(x: Tensor, y: Tensor, c: float) -> Tensor:
+    xy, xx, yy = (x * y).sum(-1, keepdim=True), x.square().sum(-1, keepdim=True), y.square().sum(-1, keepdim=True)
+    return ((1 + 2 * c * xy + c * yy) * x + (1 - c * xx) * y) / (1 + 2 * c * xy + c**2 * xx * yy)
+
+
+def plain_logits(x: Tensor, head: Head) -> Tensor:
+    """Equation 25 of Ganea et al. by its letter, in float64, with normals moved from the centre to the points.
+
+    There |a| lambda_p / 2 is the length of the normal at the centre, so a distance is multiplied by twice that.
+    """
+    c, root = head.curvature, math.sqrt(head.curvature)
+    x = into_ball(x.double(), c)
+    offsets, normals = into_ball(head.offsets.detach().double(), c), head.weight.detach().double()
+    moved = moebius_sum(-offsets, x[:, None], c)
+    lengths = normals.norm(dim=-1)
+    inner = 2 * root * (moved * normals).sum(-1) / ((1 - c * moved.square().sum(-1)) * lengths)
+    return 2 * lengths / root * inner.asinh()
+
+
+@CURVATURES
+def test_the_logits_are_the_plain_formula(curvature):
+    head, x = make(curvature).double(), embeddings(curvature)
+    torch.testing.assert_close(head(x).logits, plain_logits(x, head), rtol=1e-9, atol=1e-9)
+
+
+@CURVATURES
+def test_float32_is_close_to_the_plain_formula(curvature):
+    head, x = make(curvature), embeddings(curvature, 50, torch.float32)
+    torch.testing.assert_close(head(x).logits.double(), plain_logits(x, head), rtol=1e-4, atol=1e-4)
+
+
+@CURVATURES
+def test_the_logits_are_distances_to_the_hyperplanes_of_geoopt(curvature):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        geoopt = pytest.importorskip("geoopt")
+    head, x = make(curvature).double(), embeddings(curvature)
+    ball = geoopt.PoincareBall(c=curvature)
+    offsets = ball.expmap0(head.offsets.detach())
+    distances = ball.dist2plane(ball.expmap0(x)[:, None], offsets, head.weight.detach(), signed=True)
+    torch.testing.assert_close(
+        head(x).logits, 2 * head.weight.norm(dim=-1) * distances, rtol=1e-5, atol=1e-4
+    )  # its c is float32
+
+
+def test_the_loss_is_the_cross_entropy_of_the_logits():
+    head, x = make(), embeddings(1.0, dtype=torch.float32)
+    expected = F.cross_entropy(plain_logits(x, head), LABELS)
+    torch.testing.assert_close(head(x, LABELS).loss.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_label_smoothing_reaches_the_loss():
+    head, x = make(label_smoothing=0.2), torch.randn(5, 6)
+    torch.testing.assert_close(head(x, LABELS).loss, F.cross_entropy(head(x).logits, LABELS, label_smoothing=0.2))
+
+
+def test_without_curvature_it_is_a_linear_classifier():
+    """asinh(r) is r and the conformal factor at the centre 2: what is left of the logit is 4 <x - p, a>."""
+    head, x = make(1e-12).double(), torch.randn(5, 6, dtype=torch.float64)
+    linear = 4 * ((x[:, None] - head.offsets) * head.weight).sum(-1)
+    torch.testing.assert_close(head(x).logits, linear, rtol=1e-6, atol=1e-6)
+
+
+def test_the_logit_of_a_class_is_zero_on_its_hyperplane_and_its_sign_tells_the_side():
+    head = make().double()
+    torch.testing.assert_close(head(head.offsets).logits.diag(), torch.zeros(4, dtype=torch.float64))
+    assert (head(head.offsets + 0.1 * head.weight).logits.diag() > 0).all()
+    assert (head(head.offsets - 0.1 * head.weight).logits.diag() < 0).all()
+
+
+@CURVATURES
+def test_gradients_pass_gradcheck(curvature):
+    head, x = make(curvature).double(), embeddings(curvature)
+    inputs = [x.requires_grad_(), head.weight, head.offsets]
+    assert torch.autograd.gradcheck(lambda x, *_: head(x).logits, inputs)
+
+
+# Embeddings and weights of any length
+
+LENGTHS = pytest.mark.parametrize("length", [0.0, 1e-30, 1e-6, 1.0, 1e3, 1e6, 1e15])
+
+
+@CURVATURES
+@LENGTHS
+def test_points_lie_inside_the_ball_in_the_direction_of_their_embeddings(length, curvature):
+    axes = F.normalize(torch.randn(50, 6), dim=-1)
+    points = make(curvature)(length * axes).points
+    radius = points.norm(dim=-1) * math.sqrt(curvature)
+    assert (radius < 0.9995).all()
+    torch.testing.assert_close(points, points.norm(dim=-1, keepdim=True) * axes)
+
+
+@CURVATURES
+@LENGTHS
+def test_logits_and_gradients_stay_finite(length, curvature):
+    head = make(curvature)
+    x = (length * F.normalize(torch.randn(5, 6), dim=-1)).requires_grad_()
+    output = head(x, LABELS)
+    output.loss.backward()
+    assert output.logits.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in (x.grad, head.weight.grad, head.offsets.grad))
+    assert x.grad.abs().max() < 100
+
+
+@pytest.mark.parametrize("length", [0.0, 1e-30, 1e15])
+def test_class_weights_of_any_length_have_finite_gradients(length):
+    head, x = make(), torch.randn(5, 6)
+    head.offsets.data *= length
+    head(x, LABELS).loss.backward()
+    assert all(gradient.isfinite().all() for gradient in (head.weight.grad, head.offsets.grad))
+
+
+def test_an_embedding_of_zero_has_the_gradient_of_the_plain_formula():
+    """It is where the map into the ball divides by nothing; the map has the slope 1 there."""
+    head = make().double()
+    zero, near = (torch.full((5, 6), value, dtype=torch.float64, requires_grad=True) for value in (0.0, 1e-7))
+    head(zero, LABELS).loss.backward()
+    F.cross_entropy(plain_logits(near, head), LABELS).backward()
+    torch.testing.assert_close(zero.grad, near.grad, rtol=0, atol=1e-6)
+
+
+# The rest
+
+
+def test_the_distance_of_the_head_is_the_hyperbolic_one():
+    assert make().distance == "hyperbolic"
+
+
+def test_the_directions_are_the_normalised_normals():
+    head = make()
+    torch.testing.assert_close(head.directions(), F.normalize(head.weight.detach(), dim=-1))
+
+
+def test_autocast_changes_nothing():
+    head, x = make(), torch.randn(5, 6)
+    expected = head(x, LABELS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = head(x, LABELS)
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(found.loss, expected.loss)
+
+
+def test_a_head_in_bfloat16_computes_in_float32():
+    head, x = make().to(torch.bfloat16), embeddings(1.0, dtype=torch.bfloat16).requires_grad_()
+    output = head(x, LABELS)
+    output.loss.backward()
+    assert (output.loss.dtype, output.points.dtype) == (torch.float32, torch.bfloat16)
+    assert x.grad.isfinite().all()
+    torch.testing.assert_close(output.logits.double(), plain_logits(x.detach(), head), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("curvature", [0.0, -1.0, math.nan])
+def test_a_curvature_that_is_not_positive_is_refused(curvature):
+    with pytest.raises(ValueError, match=r"curvature must be positive .* got"):
+        make(curvature)

@@ -1,0 +1,236 @@
+"""The heads whose logits are cosines times a learned number: cosine and arcface."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hf_sphere.nn import Head, build_head
+
+LABELS = torch.tensor([0, 3, 1, 2, 3])
+HEADS = pytest.mark.parametrize("name", ["cosine", "arcface"])
+without_deadline = settings(deadline=None, max_examples=60)
+"""The machine may be busy with other things."""
+
+
+def cosines(x: Tensor, weight: Tensor) -> Tensor:
+    """Cosines (B, K) in float64, by definition."""
+    x, weight = x.double(), weight.detach().double()
+    return x @ weight.T / x.norm(dim=1)[:, None] / weight.norm(dim=1)
+
+
+def at_angle(angle: float, dim: int = 3) -> tuple[Tensor, Tensor]:
+    """A unit vector in float64 at an angle to the first axis, and the direction in which the angle grows."""
+    x, towards = torch.zeros(dim, dtype=torch.float64), torch.zeros(dim, dtype=torch.float64)
+    x[0], x[1] = math.cos(angle), math.sin(angle)
+    towards[0], towards[1] = -math.sin(angle), math.cos(angle)
+    return x, towards
+
+
+# The cosine head, and what arcface has of it
+
+
+@HEADS
+def test_the_logits_are_the_cosines_times_the_inverse_temperature(name):
+    head, x = build_head(name, 6, 4, log_temperature=-2.0), torch.randn(5, 6)
+    torch.testing.assert_close(head(x).logits.double(), math.exp(2.0) * cosines(x, head.weight), rtol=1e-5, atol=1e-5)
+
+
+def test_the_loss_of_cosine_is_the_cross_entropy_of_its_logits():
+    head, x = build_head("cosine", 6, 4, log_temperature=-2.0), torch.randn(5, 6)
+    expected = F.cross_entropy(math.exp(2.0) * cosines(x, head.weight), LABELS)
+    torch.testing.assert_close(head(x, LABELS).loss.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@HEADS
+def test_neither_the_length_of_an_embedding_nor_that_of_a_class_weight_matters(name):
+    head, x = build_head(name, 6, 4, log_temperature=-2.0), torch.randn(5, 6)
+    before = head(x, LABELS).loss
+    head.weight.data *= torch.tensor([0.1, 3.0, 50.0, 1.0])[:, None]
+    torch.testing.assert_close(head(7 * x, LABELS).loss, before)
+
+
+@HEADS
+def test_the_points_are_the_normalised_embeddings(name):
+    x = torch.randn(5, 6)
+    torch.testing.assert_close(build_head(name, 6, 4)(x).points, F.normalize(x, dim=-1))
+
+
+@HEADS
+def test_the_temperature_is_learned(name):
+    head = build_head(name, 6, 4)
+    head(torch.randn(5, 6), LABELS).loss.backward()
+    assert head.log_temperature.grad.abs() > 1e-4
+
+
+@HEADS
+def test_gradients_pass_gradcheck(name):
+    head, x = build_head(name, 6, 4, log_temperature=-1.0).double(), torch.randn(5, 6, dtype=torch.float64)
+    inputs = [x.requires_grad_(), head.weight, head.log_temperature]
+    assert torch.autograd.gradcheck(lambda x, *_: head(x).logits, inputs)
+
+
+def test_the_gradient_of_the_loss_with_a_margin_passes_gradcheck():
+    head, x = build_head("arcface", 6, 4, log_temperature=-1.0).double(), torch.randn(5, 6, dtype=torch.float64)
+    inputs = [x.requires_grad_(), head.weight, head.log_temperature]
+    assert torch.autograd.gradcheck(lambda x, *_: head(x, LABELS).loss, inputs)
+
+
+@HEADS
+def test_resetting_puts_the_temperature_back_to_its_start(name):
+    head = build_head(name, 6, 4, log_temperature=-2.0)
+    head.log_temperature.data.fill_(9.0)
+    head.reset_parameters()
+    assert head.log_temperature == -2.0
+
+
+@HEADS
+def test_label_smoothing_reaches_the_loss(name):
+    margin = {"margin": 0.0} if name == "arcface" else {}
+    head, x = build_head(name, 6, 4, label_smoothing=0.2, **margin), torch.randn(5, 6)
+    torch.testing.assert_close(head(x, LABELS).loss, F.cross_entropy(head(x).logits, LABELS, label_smoothing=0.2))
+
+
+@HEADS
+def test_autocast_changes_nothing(name):
+    head, x = build_head(name, 6, 4, log_temperature=-2.0), torch.randn(5, 6)
+    expected = head(x, LABELS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = head(x, LABELS)
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(found.loss, expected.loss)
+
+
+@HEADS
+def test_a_head_in_bfloat16_computes_in_float32(name):
+    head = build_head(name, 6, 4).to(torch.bfloat16)
+    x = torch.randn(5, 6).to(torch.bfloat16).requires_grad_()
+    output = head(x, LABELS)
+    output.loss.backward()
+    assert (output.loss.dtype, output.points.dtype) == (torch.float32, torch.bfloat16)
+    assert x.grad.isfinite().all()
+    torch.testing.assert_close(output.logits.double(), cosines(x.detach(), head.weight), rtol=1e-5, atol=1e-5)
+
+
+@HEADS
+@pytest.mark.parametrize("value", [-0.1, math.nan])
+def test_a_learning_rate_that_cannot_be_meant_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"temperature_lr must not be negative; got {value}"):
+        build_head(name, 6, 4, temperature_lr=value)
+
+
+# The margin
+
+
+def plain_loss(x: Tensor, head: Head, margin: float) -> Tensor:
+    """Cross-entropy with cos(theta + m), by way of the angle."""
+    logits = cosines(x, head.weight)
+    own = torch.arange(len(x)), LABELS
+    logits[own] = (logits[own].acos() + margin).cos()
+    return F.cross_entropy(head.log_temperature.double().neg().exp() * logits, LABELS)
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.3, 0.5, 1.2])
+def test_the_loss_is_the_cross_entropy_with_the_margin_added_to_the_angle(margin):
+    head, x = build_head("arcface", 6, 4, margin=margin, log_temperature=-2.0), torch.randn(5, 6)
+    x += 2 * F.normalize(head.weight.detach(), dim=-1)[LABELS]  # so that no angle is beyond pi - m
+    torch.testing.assert_close(head(x, LABELS).loss.double(), plain_loss(x, head, margin), rtol=1e-5, atol=1e-5)
+
+
+def test_half_a_radian_is_the_default():
+    head, x = build_head("arcface", 6, 4), torch.randn(5, 6)
+    x += 2 * F.normalize(head.weight.detach(), dim=-1)[LABELS]
+    torch.testing.assert_close(head(x, LABELS).loss.double(), plain_loss(x, head, 0.5), rtol=1e-5, atol=1e-5)
+
+
+def test_without_a_margin_it_is_the_cosine_head():
+    arcface, x = build_head("arcface", 6, 4, margin=0.0, log_temperature=-2.0), torch.randn(5, 6)
+    cosine = build_head("cosine", 6, 4)
+    cosine.load_state_dict(arcface.state_dict())
+    torch.testing.assert_close(arcface(x, LABELS).loss, cosine(x, LABELS).loss)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_logits_have_no_margin(training):
+    head, x = build_head("arcface", 6, 4).train(training), torch.randn(5, 6)
+    torch.testing.assert_close(head(x, LABELS).logits.double(), cosines(x, head.weight), rtol=1e-5, atol=1e-5)
+
+
+def arcface_at(angle: float, margin: float = 0.5) -> tuple[Tensor, Tensor]:
+    """Loss of an embedding at an angle to its class, of two that are opposite, and its slope by the angle."""
+    head = build_head("arcface", 3, 2, margin=margin).double()
+    head.weight.data = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]], dtype=torch.float64)
+    x, towards = at_angle(angle)
+    x.requires_grad_()
+    loss = head(x[None], torch.tensor([0])).loss
+    loss.backward()
+    return loss.detach(), x.grad @ towards
+
+
+def plain_slope(angle: float, margin: float) -> float:
+    """Derivative by the angle of log(1 + exp(l - cos(theta + m))), l = -cos(theta) the logit of the other class."""
+    guarded = angle >= math.pi - margin
+    own = math.cos(angle) - margin * math.sin(margin) if guarded else math.cos(angle + margin)
+    by_angle = math.sin(angle) + (math.sin(angle) if guarded else math.sin(angle + margin))
+    return by_angle / (1 + math.exp(own + math.cos(angle)))
+
+
+@pytest.mark.parametrize("margin", [0.1, 0.5, 1.5])
+@pytest.mark.parametrize("angle", [1e-6, 1e-3, 0.5, 1.5, 3.1, math.pi - 1e-3, math.pi - 1e-6])
+def test_the_gradient_is_right_all_the_way_round(angle, margin):
+    assert arcface_at(angle, margin)[1].item() == pytest.approx(plain_slope(angle, margin), rel=1e-6, abs=1e-9)
+
+
+@without_deadline
+@given(st.floats(0, math.pi), st.floats(0, math.pi), st.floats(0, math.pi / 2))
+def test_the_loss_grows_with_the_angle_over_the_half_circle(first, second, margin):
+    near, far = sorted((first, second))
+    assert arcface_at(near, margin)[0] <= arcface_at(far, margin)[0] + 1e-12
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_embedding_on_its_class_or_opposite_has_a_finite_gradient(dtype, sign):
+    """In float32 a sine of 1e-8 is left of none: it must not be divided by."""
+    head = build_head("arcface", 64, 100, margin=0.5).to(dtype)
+    x = (sign * head.weight.detach()).requires_grad_()
+    loss = head(x, torch.arange(100)).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert head.weight.grad.isfinite().all()
+    # The slope by the angle is at most that of own and other classes together, shared among the images.
+    assert (100 * x.grad.norm(dim=-1) * x.detach().norm(dim=-1)).max() < 2.0
+
+
+def test_an_embedding_on_its_class_has_the_loss_of_the_margin_alone():
+    head = build_head("arcface", 3, 1, margin=0.5)
+    head.weight.data = torch.eye(3)[:1]
+    other = build_head("arcface", 3, 2, margin=0.5)
+    other.weight.data = torch.eye(3)[:2]
+    assert head(torch.eye(3)[:1], torch.tensor([0])).loss == 0.0
+    loss = other(torch.eye(3)[:1], torch.tensor([0])).loss.item()
+    assert loss == pytest.approx(math.log1p(math.exp(-math.cos(0.5))))
+
+
+def test_the_margin_waits_for_the_end_of_its_warm_up():
+    head, x = build_head("arcface", 6, 4, margin=0.5, margin_warmup_epochs=3), torch.randn(5, 6)
+    x += 2 * F.normalize(head.weight.detach(), dim=-1)[LABELS]
+    for epoch, margin in ((0, 0.0), (2, 0.0), (3, 0.5), (99, 0.5), (1, 0.0)):
+        head.set_epoch(epoch)
+        torch.testing.assert_close(head(x, LABELS).loss.double(), plain_loss(x, head, margin), rtol=1e-5, atol=1e-5)
+
+
+def test_where_nobody_counts_epochs_the_margin_acts():
+    head, x = build_head("arcface", 6, 4, margin=0.5, margin_warmup_epochs=3), torch.randn(5, 6)
+    x += 2 * F.normalize(head.weight.detach(), dim=-1)[LABELS]
+    torch.testing.assert_close(head(x, LABELS).loss.double(), plain_loss(x, head, 0.5), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("margin", [-0.1, 1.6, 28.6, math.nan])
+def test_a_margin_that_is_no_angle_up_to_a_right_one_is_refused(margin):
+    with pytest.raises(ValueError, match=f"margin is an angle in radians from 0 to pi / 2; got {margin}"):
+        build_head("arcface", 6, 4, margin=margin)

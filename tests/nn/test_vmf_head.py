@@ -1,0 +1,404 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.geometry import log_vmf_normalizer, mean_resultant_length
+from hf_sphere.nn import Head, build_head
+
+LABELS = torch.tensor([0, 3, 1, 2, 3])
+
+
+def make(dim: int = 6, classes: int = 4, **options) -> Head:
+    return build_head("vmf", dim, classes, **options)
+
+
+def spread(count: int, dim: int, concentration: float) -> Tensor:
+    """Embeddings of random directions and one concentration."""
+    return concentration * F.normalize(torch.randn(count, dim), dim=-1)
+
+
+def draw_in_three_dimensions(vectors: Tensor, count: int, seed: int = 0) -> Tensor:
+    """Points of von Mises-Fisher distributions (N, 3), by inverting the distribution function: (count, N, 3)."""
+    generator = torch.Generator().manual_seed(seed)
+    kappa = vectors.norm(dim=-1)
+    mean = vectors / kappa[:, None]
+    uniform = torch.rand(count, len(vectors), dtype=torch.float64, generator=generator)
+    cosine = 1 + (uniform + (1 - uniform) * (-2 * kappa).exp()).log() / kappa
+    around = torch.randn(count, *vectors.shape, dtype=torch.float64, generator=generator)
+    across = F.normalize(around - (around * mean).sum(-1, keepdim=True) * mean, dim=-1)
+    return cosine[..., None] * mean + (1 - cosine.square()).clamp_min(0).sqrt()[..., None] * across
+
+
+# The loss
+
+
+def given(points: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One point (B, d) of each of B embeddings, as the head draws them: direction, cosine, sine, tangents."""
+    direction = F.normalize(at, dim=-1)
+    cosine = (points * direction).sum(-1)
+    across = points - cosine[:, None] * direction
+    return direction, cosine[None], across.norm(dim=-1)[None], F.normalize(across, dim=-1)[None]
+
+
+@pytest.mark.parametrize("case", ["case0", "case1", "case2"])
+def test_the_loss_for_given_samples_is_the_reference_value(case, golden, monkeypatch):
+    values = golden("vmf_softmax_loss")
+    z, weights, samples, labels, expected = (
+        values[f"{case}.{name}"] for name in ("z", "class_weights", "samples", "labels", "per_example_loss")
+    )
+    head = make(z.shape[1], len(weights), log_temperature=values.cases[case]["log_temperature"]).double()
+    head.weight.data = weights
+
+    def loss_of(index: int, sample: int) -> float:
+        drawn = given(samples[[index], sample], z[[index]])
+        monkeypatch.setattr(head, "_draw", lambda points: drawn)
+        return head(z[[index]], labels[[index]]).loss.item()
+
+    count = samples.shape[1]
+    losses = [sum(loss_of(index, sample) for sample in range(count)) / count for index in range(len(z))]
+    assert losses == pytest.approx(expected.tolist(), abs=1e-6)
+    assert sum(losses) / len(losses) == pytest.approx(values.cases[case]["loss"], abs=1e-6)
+
+
+def integrated_loss(kappa: Tensor, weights: Tensor, beta: Tensor) -> Tensor:
+    """The expected loss of an embedding of concentration kappa in three dimensions and of the first class.
+
+    All class weights lie on the axis of the embedding, at a signed length each, so that the integral over the sphere is
+    one over the cosine t to the axis, of the density kappa exp(kappa t) / (2 sinh(kappa)).
+    """
+    t = torch.linspace(-1, 1, 20_001, dtype=torch.float64)
+    together = (weights.square() + beta.square() + 2 * beta * weights * t[:, None]).sqrt()
+    terms = (log_vmf_normalizer(weights.abs(), 3) - log_vmf_normalizer(together, 3)).logsumexp(1)
+    total = torch.trapezoid(terms * kappa * (kappa * t).exp() / (2 * kappa.sinh()), t)
+    means = (1 / x.tanh() - 1 / x for x in (kappa, weights[0]))
+    return total - beta * math.prod(means)
+
+
+class TestInExpectation:
+    """Value and gradients of the loss, against an integral over the sphere."""
+
+    @pytest.fixture
+    def integral(self) -> tuple[Tensor, list[Tensor]]:
+        inputs = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (4.0, [6.0, -2.0, 1.0], 3.0)]
+        value = integrated_loss(*inputs)
+        value.backward()
+        return value.detach(), [x.grad for x in inputs]
+
+    @pytest.fixture(
+        params=[(40_000, 1, False), (40_000, 1, True), (1, 30_000, True), (3, 10_000, True)],
+        ids=["predicting", "many points", "one point of many", "three points of many"],
+    )
+    def sampled(self, request) -> tuple[Tensor, list[Tensor]]:
+        """The same of the head: loss, and gradients by the length of the embedding, of the classes, and by beta."""
+        num_samples, batch, training = request.param
+        axis = F.normalize(torch.randn(3, dtype=torch.float64), dim=0)
+        # Means, as a prediction by so many points takes long; the loss is the same.
+        head = make(3, 3, log_temperature=-math.log(3.0), num_samples=num_samples, prediction="mean").double()
+        head.train(training)
+        head.weight.data = torch.tensor([6.0, -2.0, 1.0], dtype=torch.float64)[:, None] * axis
+        z = (4.0 * axis)[None].requires_grad_()
+        loss = head(z.expand(batch, 3), torch.zeros(batch, dtype=torch.long)).loss
+        loss.backward()
+        by_beta = -head.log_temperature.grad / 3.0
+        return loss.detach(), [z.grad[0] @ axis, head.weight.grad @ axis, by_beta]
+
+    def test_the_loss_is_the_integral(self, sampled, integral):
+        torch.testing.assert_close(sampled[0], integral[0], rtol=0, atol=0.01)
+
+    def test_the_gradient_is_that_of_the_integral(self, sampled, integral):
+        for found, expected in zip(sampled[1], integral[1], strict=True):
+            torch.testing.assert_close(found, expected, rtol=0.03, atol=3e-3)
+
+
+def test_the_loss_bounds_the_expected_cross_entropy_from_above():
+    head = make(3, 4, log_temperature=-2.0, num_samples=2000).double().eval()
+    z = 3 * torch.randn(5, 3, dtype=torch.float64)
+    head.weight.data *= 2
+    with torch.no_grad():
+        points, classes = (draw_in_three_dimensions(of, 4000, seed) for seed, of in enumerate((z, head.weight)))
+        logits = math.exp(2.0) * torch.einsum("snd,skd->snk", points, classes)
+        expected = F.cross_entropy(logits.flatten(0, 1), LABELS.repeat(4000))
+        assert expected < head(z, LABELS).loss < 2 * expected
+
+
+def test_the_gradient_reaches_the_length_and_the_direction_of_an_embedding():
+    z = spread(5, 6, 4.0).requires_grad_()
+    make()(z, LABELS).loss.backward()
+    axes = F.normalize(z.detach(), dim=-1)
+    along = (z.grad * axes).sum(-1)
+    assert (along.abs() > 1e-6).all()
+    assert ((z.grad - along[:, None] * axes).norm(dim=-1) > 1e-4).all()
+
+
+def test_the_gradient_reaches_class_weights_and_temperature():
+    head = make()
+    head(spread(5, 6, 4.0), LABELS).loss.backward()
+    assert (head.weight.grad.norm(dim=-1) > 1e-4).all()
+    assert head.log_temperature.grad.abs() > 1e-4
+
+
+def test_in_training_points_are_drawn_anew_from_the_global_generator():
+    head, z = make(), spread(5, 6, 4.0)
+    torch.manual_seed(3)
+    first, second = head(z, LABELS).loss, head(z, LABELS).loss
+    torch.manual_seed(3)
+    assert torch.equal(first, head(z, LABELS).loss)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_an_embedding_of_zero_has_a_finite_loss_and_a_gradient_of_ordinary_size(training):
+    """It has no direction, but its points are uniform and the expected loss is smooth there."""
+    head, z = make(64, log_temperature=-2.773).train(training), torch.zeros(5, 64, requires_grad=True)
+    output = head(z, LABELS)
+    output.loss.backward()
+    assert all(value.isfinite().all() for value in (output.loss, output.logits, head.weight.grad))
+    assert z.grad.abs().max() < 1e6
+
+
+@pytest.mark.parametrize("concentration", [1e-6, 1e2, 1e6])
+@pytest.mark.parametrize("training", [True, False])
+def test_embeddings_of_any_length_have_a_finite_loss_and_gradient(training, concentration):
+    head, z = make(log_temperature=-5.0).train(training), spread(5, 6, concentration).requires_grad_()
+    output = head(z, LABELS)
+    output.loss.backward()
+    assert all(value.isfinite().all() for value in (output.loss, output.logits, z.grad, head.weight.grad))
+
+
+# Prediction
+
+
+def test_in_eval_mode_the_same_question_has_the_same_answer():
+    head, z = make().eval(), spread(5, 6, 4.0)
+    first, second = head(z, LABELS), head(z, LABELS)
+    assert torch.equal(first.logits, second.logits)
+    assert torch.equal(first.loss, second.loss)
+
+
+@pytest.mark.parametrize("chosen", [[2], [4, 0], [4, 3, 2, 1, 0], [1, 1, 1, 1]])
+def test_in_eval_mode_the_answer_for_an_image_does_not_depend_on_the_others_of_its_batch(chosen):
+    head, z = make(num_samples=50).eval(), spread(5, 6, 4.0)
+    torch.testing.assert_close(head(z[chosen]).logits, head(z).logits[chosen])
+
+
+def test_in_eval_mode_the_loss_for_an_image_does_not_depend_on_the_others_of_its_batch():
+    head, z = make().eval(), spread(5, 6, 4.0)
+    alone = [head(z[[index]], LABELS[[index]]).loss for index in range(5)]
+    torch.testing.assert_close(head(z, LABELS).loss, torch.stack(alone).mean())
+
+
+def test_in_eval_mode_no_random_number_is_taken_from_the_global_generator():
+    head, z = make().eval(), spread(5, 6, 4.0)
+    before = torch.get_rng_state()
+    head(z, LABELS)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_in_eval_mode_the_logits_are_log_probabilities():
+    logits = make(log_temperature=-2.0).eval()(spread(5, 6, 4.0)).logits
+    torch.testing.assert_close(logits.exp().sum(-1), torch.ones(5))
+
+
+def test_in_eval_mode_the_probabilities_are_the_mean_softmax_over_points_of_embeddings_and_classes():
+    head = make(3, 4, log_temperature=-1.5, num_samples=5_000).double().eval()
+    head.weight.data *= torch.tensor([1.0, 2.0, 5.0, 20.0])[:, None]
+    z = torch.randn(5, 3, dtype=torch.float64) * torch.tensor([0.1, 1.0, 3.0, 10.0, 100.0])[:, None]
+    with torch.no_grad():
+        points, classes = (draw_in_three_dimensions(of, 20_000, seed) for seed, of in enumerate((z, head.weight)))
+        expected = (math.exp(1.5) * torch.einsum("snd,skd->snk", points, classes)).softmax(-1).mean(0)
+        torch.testing.assert_close(head(z).logits.exp(), expected, rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize(("training", "prediction"), [(True, "samples"), (True, "mean"), (False, "mean")])
+def test_the_logits_of_the_means_are_a_product_of_cosine_and_resultant_lengths(training, prediction):
+    head, z = make(log_temperature=-2.0, prediction=prediction).train(training), spread(5, 6, 4.0)
+    cosine = F.normalize(z, dim=-1) @ F.normalize(head.weight, dim=-1).T
+    lengths = mean_resultant_length(z.norm(dim=-1), 6)[:, None] * mean_resultant_length(head.weight.norm(dim=-1), 6)
+    torch.testing.assert_close(head(z).logits, math.exp(2.0) * cosine * lengths)
+
+
+@pytest.mark.parametrize("prediction", ["samples", "mean"])
+def test_the_confidence_falls_with_the_length_of_an_embedding(prediction):
+    head = make(8, 5, num_samples=200, log_temperature=-2.0, kappa_confidence=0.9, prediction=prediction).eval()
+    for axis in head.directions():
+        lengths = torch.tensor([0.1, 4.0, 16.0, 64.0])
+        confidence = head(lengths[:, None] * axis).logits.softmax(-1).amax(-1)
+        assert (confidence.diff() > 0).all()
+        assert confidence[0] < 0.35  # of five classes
+
+
+def test_the_prediction_is_the_class_in_whose_direction_an_embedding_points():
+    head = make(16, 5, log_temperature=-3.0, kappa_confidence=0.9).eval()
+    assert head(50 * head.directions()).logits.argmax(-1).tolist() == list(range(5))
+
+
+def test_the_concentration_is_the_length_of_the_points():
+    head, z = make(), torch.randn(5, 6)
+    head.calibrate(z)
+    output = head(z)
+    torch.testing.assert_close(output.points, head.embedding_scale * z)
+    torch.testing.assert_close(output.concentration, output.points.norm(dim=-1))
+
+
+def test_the_model_hands_on_the_concentration():
+    model = small_model()
+    output = model(torch.randn(3, 1, 6, 6))
+    torch.testing.assert_close(output.concentration, output.embeddings.norm(dim=-1))
+
+
+# The start
+
+
+@pytest.mark.parametrize("dim", [2, 16, 512])
+@pytest.mark.parametrize("confidence", [0.1, 0.4, 0.7, 0.9])
+def test_the_confidence_at_the_start_sets_the_lengths_of_the_class_weights(confidence, dim):
+    head = make(dim, 20, kappa_confidence=confidence)
+    expected = confidence * (dim - 1) / (1 - confidence**2)
+    assert head.first_concentration == pytest.approx(expected)
+    torch.testing.assert_close(head.weight.norm(dim=-1), torch.full((20,), expected))
+
+
+@pytest.mark.parametrize("confidence", [0.1, 0.4, 0.7, 0.9])
+def test_with_that_length_points_have_about_this_cosine_to_their_class(confidence):
+    head = make(128, 2, kappa_confidence=confidence)
+    cosine = mean_resultant_length(torch.tensor(head.first_concentration), 128).item()
+    assert cosine == pytest.approx(confidence, rel=0.02)
+
+
+def test_the_directions_of_the_classes_are_spread_evenly():
+    directions = make(3, 20_000).directions()
+    torch.testing.assert_close(directions.mean(0), torch.zeros(3), rtol=0, atol=0.02)
+    torch.testing.assert_close(directions.T @ directions / 20_000, torch.eye(3) / 3, rtol=0, atol=0.02)
+
+
+def test_calibration_makes_the_mean_size_of_a_coordinate_that_of_the_start():
+    head, z = make(), torch.randn(50, 6).abs() ** 3
+    head.calibrate(z)
+    size = (head.embedding_scale * z).abs().mean().item()
+    assert size * 6**0.5 == pytest.approx(head.first_concentration)
+
+
+def test_embeddings_with_coordinates_of_one_size_get_the_concentration_of_the_start():
+    head, z = make(), 17.0 * torch.randn(50, 6).sign()
+    head.calibrate(z)
+    torch.testing.assert_close(head(z).concentration, torch.full((50,), head.first_concentration))
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("dim", [16, 512])
+def test_gaussian_embeddings_get_about_the_concentration_of_the_start(dim, scale):
+    """The norm of Gaussian coordinates is sqrt(pi / 2) times that of as many of their mean size."""
+    head, z = make(dim), scale * torch.randn(2000, dim)
+    head.calibrate(z)
+    ratio = head(z).concentration.mean().item() / head.first_concentration
+    assert ratio == pytest.approx(math.sqrt(math.pi / 2), rel=0.03)
+
+
+def test_calibrating_twice_is_calibrating_once():
+    head, z = make(), torch.randn(50, 6)
+    head.calibrate(z)
+    once = head.embedding_scale.clone()
+    head.calibrate(z)
+    assert torch.equal(head.embedding_scale, once)
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
+def test_embeddings_without_a_size_are_refused_and_change_nothing(value):
+    head = make()
+    with pytest.raises(ValueError, match=f"the embeddings have a mean size of {value:g}"):
+        head.calibrate(torch.full((5, 6), value))
+    assert head.embedding_scale == 1.0
+
+
+def small_model(**options) -> SphereVisionForImageClassification:
+    config = SphereVisionConfig(
+        backbone="linear_embedding", backbone_kwargs={"width": 6}, num_channels=1, image_size=6, num_labels=4,
+        head="vmf", head_kwargs=options,
+    )  # fmt: skip
+    return SphereVisionForImageClassification(config).eval()
+
+
+def test_the_scale_is_saved_and_loaded_with_the_model(tmp_path):
+    model, images = small_model(kappa_confidence=0.7), torch.randn(3, 1, 6, 6)
+    model.head.calibrate(5 * torch.randn(50, 6))
+    model.save_pretrained(tmp_path)
+    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path).eval()
+    assert torch.equal(loaded.head.embedding_scale, model.head.embedding_scale)
+    assert loaded.head.embedding_scale != 1.0
+    assert torch.equal(loaded(images).logits, model(images).logits)
+
+
+def test_resetting_awaits_a_new_calibration():
+    head = make()
+    head.calibrate(5 * torch.randn(50, 6))
+    head.log_temperature.data.fill_(3.0)
+    head.reset_parameters()
+    assert head.embedding_scale == 1.0
+    assert head.log_temperature == 0.0
+
+
+# Dtypes
+
+
+def test_a_model_in_bfloat16_trains_and_predicts():
+    head, z = make().to(torch.bfloat16), spread(5, 6, 4.0).to(torch.bfloat16).requires_grad_()
+    head.calibrate(z)
+    output = head(z, LABELS)
+    output.loss.backward()
+    assert output.loss.dtype == torch.float32
+    assert output.points.dtype == torch.bfloat16
+    assert all(value.isfinite().all() for value in (output.logits, z.grad, head.weight.grad))
+    torch.testing.assert_close(head.eval()(z).logits.exp().sum(-1), torch.ones(5))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_autocast_changes_nothing(training):
+    head, z = make().train(training), spread(5, 6, 4.0)
+    torch.manual_seed(1)
+    expected = head(z, LABELS)
+    torch.manual_seed(1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = head(z, LABELS)
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(found.loss, expected.loss)
+
+
+def test_float64_stays_float64():
+    head = make().double()
+    output = head(spread(5, 6, 4.0).double(), LABELS)
+    assert {output.loss.dtype, output.logits.dtype, output.points.dtype} == {torch.float64}
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_samples": 0}, "num_samples must be at least 1; got 0"),
+        ({"kappa_confidence": 0.0}, r"kappa_confidence must lie between 0 and 1, both excluded; got 0\.0"),
+        ({"kappa_confidence": 1.0}, "kappa_confidence must lie between 0 and 1"),
+        ({"kappa_confidence": math.nan}, "kappa_confidence must lie between 0 and 1"),
+        ({"prediction": "median"}, "prediction must be 'samples' or 'mean'; got 'median'"),
+        ({"temperature_lr": -0.1}, r"temperature_lr must not be negative; got -0\.1"),
+        ({"label_smoothing": 0.1}, "head 'vmf' has no option label_smoothing; its options are: num_samples"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_an_impossible_option_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_space_without_directions_is_refused(dim):
+    with pytest.raises(ValueError, match=f"head 'vmf' needs embeddings of at least 2 dimensions; got {dim}"):
+        make(dim)
+
+
+def test_a_printed_head_says_what_it_is():
+    assert "6 -> 4 classes, num_samples=10, kappa_confidence=0.4, prediction='samples'" in repr(make())

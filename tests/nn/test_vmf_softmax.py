@@ -1,0 +1,287 @@
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from hf_sphere.geometry import log_vmf_normalizer
+from hf_sphere.nn import vmf_softmax
+from hf_sphere.nn.vmf_softmax import log_class_sum
+
+without_deadline = settings(deadline=None, max_examples=60)
+"""The machine may be busy with other things."""
+
+DIMS = pytest.mark.parametrize("dim", [2, 3, 16, 64])
+
+
+class Problem(NamedTuple):
+    """Arguments of the sum, but for the points: these are given by their angles to the mean directions.
+
+    Attributes:
+        direction: (B, d), unit vectors.
+        angle: (S, B).
+        tangents: (ceil(S/2), B, d), unit vectors across the directions.
+        weights: (K, d).
+        beta: Scalar.
+    """
+
+    direction: Tensor
+    angle: Tensor
+    tangents: Tensor
+    weights: Tensor
+    beta: Tensor
+
+    @property
+    def points(self) -> Tensor:
+        """(S, B, d), the second half of them with the tangents of the first half, backwards."""
+        tangents = torch.cat([self.tangents, -self.tangents])[: len(self.angle)]
+        return self.angle.cos()[..., None] * self.direction + self.angle.sin()[..., None] * tangents
+
+    def turned_to(self, direction: Tensor) -> "Problem":
+        """The same with other directions, and the tangents turned with them as a rigid body."""
+        products = (self.tangents * direction).sum(-1, keepdim=True)
+        axis = (self.direction + direction) / (1 + (self.direction * direction).sum(-1, keepdim=True))
+        return self._replace(direction=direction, tangents=self.tangents - products * axis)
+
+    def to(self, dtype: torch.dtype) -> "Problem":
+        return Problem(*(value.to(dtype) for value in self))
+
+
+def problem(
+    batch: int, samples: int, classes: int, dim: int, size: float = 1.0, beta: float = 3.0, seed: int = 0
+) -> Problem:
+    """In float64, with class weights of concentrations round `size * sqrt(dim)`."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    direction = F.normalize(normal(batch, dim), dim=-1)
+    tangents = normal((samples + 1) // 2, batch, dim)
+    tangents = F.normalize(tangents - (tangents * direction).sum(-1, keepdim=True) * direction, dim=-1)
+    angle = math.pi * torch.rand(samples, batch, dtype=torch.float64, generator=generator)
+    return Problem(direction, angle, tangents, size * normal(classes, dim), torch.tensor(beta, dtype=torch.float64))
+
+
+def ours(of: Problem) -> Tensor:
+    return log_class_sum(of.direction, of.angle.cos(), of.angle.sin(), of.tangents, of.weights, of.beta)
+
+
+def plain(of: Problem) -> Tensor:
+    """The formula by its letter: every pair of a point and a class has its own sum of two vectors."""
+    dim = of.weights.shape[1]
+    together = (of.weights + of.beta * of.points[..., None, :]).norm(dim=-1)
+    return (log_vmf_normalizer(of.weights.norm(dim=-1), dim) - log_vmf_normalizer(together, dim)).logsumexp(-1)
+
+
+def gradients(function: Callable[[Problem], Tensor], of: Problem) -> list[Tensor]:
+    """Gradients of a weighted sum of the values, that by the directions across them."""
+    direction, angle, weights, beta = (
+        value.detach().requires_grad_() for value in (of.direction, of.angle, of.weights, of.beta)
+    )
+    moved = of._replace(angle=angle, weights=weights, beta=beta)
+    # Of ours the turning of the tangents is a part, the plain formula is told of it.
+    moved = moved.turned_to(direction) if function is plain else moved._replace(direction=direction)
+    values = function(moved)
+    scale = torch.linspace(0.5, 1.5, values.numel(), dtype=values.dtype).view_as(values)
+    by_direction, *others = torch.autograd.grad((values * scale).sum(), [direction, angle, weights, beta])
+    return [by_direction - (by_direction * of.direction).sum(-1, keepdim=True) * of.direction, *others]
+
+
+@DIMS
+@pytest.mark.parametrize("classes", [1, 7])
+@pytest.mark.parametrize(("batch", "samples"), [(1, 1), (1, 2), (2, 3)])
+class TestInFloat64:
+    def test_it_is_the_plain_formula(self, batch, samples, classes, dim):
+        of = problem(batch, samples, classes, dim)
+        torch.testing.assert_close(ours(of), plain(of), rtol=1e-12, atol=1e-12)
+
+    def test_the_gradient_along_the_sphere_passes_gradcheck(self, batch, samples, classes, dim):
+        of = problem(batch, samples, classes, dim)
+
+        def value(direction: Tensor, cosine: Tensor, sine: Tensor, weights: Tensor, beta: Tensor) -> Tensor:
+            turned = of.turned_to(F.normalize(direction, dim=-1))
+            return log_class_sum(turned.direction, cosine, sine, turned.tangents.detach(), weights, beta)
+
+        inputs = (2 * of.direction, of.angle.cos(), of.angle.sin(), of.weights, of.beta)
+        assert gradcheck(value, [each.clone().requires_grad_() for each in inputs])
+
+    def test_the_gradient_is_that_of_the_plain_formula(self, batch, samples, classes, dim):
+        of = problem(batch, samples, classes, dim)
+        torch.testing.assert_close(gradients(ours, of), gradients(plain, of))
+
+
+@without_deadline
+@given(
+    st.integers(2, 70), st.integers(1, 9), st.integers(1, 4), st.integers(1, 5), st.floats(-3, 3), st.floats(-3, 2.3),
+    st.integers(0, 999),
+)  # fmt: skip
+def test_it_is_the_plain_formula_for_concentrations_and_temperatures_of_any_size(
+    dim, classes, batch, samples, size, beta, seed
+):
+    of = problem(batch, samples, classes, dim, 10**size, 10**beta, seed)
+    torch.testing.assert_close(ours(of), plain(of), rtol=1e-10, atol=1e-10)
+
+
+# Numbers that are hard to compute with
+
+HARD = [
+    pytest.param(1e-6, 1e-3, id="vague classes, hot"),
+    pytest.param(1e-6, 200.0, id="vague classes, cold"),
+    pytest.param(3.0, 1e-3, id="usual classes, hot"),
+    pytest.param(3.0, 200.0, id="usual classes, cold"),
+    pytest.param(1e4, 1e-3, id="sharp classes, hot"),
+    pytest.param(1e4, 200.0, id="sharp classes, cold"),
+]
+
+
+@pytest.mark.parametrize("dim", [2, 3, 128])
+@pytest.mark.parametrize(("size", "beta"), HARD)
+def test_values_and_gradients_stay_finite(size, beta, dim):
+    of = problem(3, 4, 7, dim, size, beta).to(torch.float32)
+    assert ours(of).isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in gradients(ours, of))
+
+
+@pytest.mark.parametrize("dim", [2, 3, 128])
+@pytest.mark.parametrize(("size", "beta"), HARD)
+def test_float32_is_close_to_float64(size, beta, dim):
+    """Concentrations have rounding errors of 1e-7 of themselves, and no sum of theirs can be better."""
+    of = problem(3, 4, 7, dim, size, beta).to(torch.float32)
+    scale = max(1.0, size * dim**0.5)
+    torch.testing.assert_close(ours(of).double(), plain(of.to(torch.float64)), rtol=1e-5, atol=2e-6 * scale)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 128])
+def test_gradients_in_float32_are_close_to_those_in_float64(dim):
+    of = problem(5, 4, 30, dim, 3.0, 16.0).to(torch.float32)
+    for found, expected in zip(gradients(ours, of), gradients(plain, of.to(torch.float64)), strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+
+def test_a_class_without_any_concentration_is_uniform_and_has_a_gradient_of_zero():
+    of = problem(5, 2, 1, 3)._replace(weights=torch.zeros(1, 3, dtype=torch.float64))
+    # The mean of exp(beta x.y) over the sphere in three dimensions is sinh(beta) / beta.
+    torch.testing.assert_close(ours(of), (of.beta.sinh() / of.beta).log().expand(2, 5))
+    by_direction, by_angle, _, by_beta = gradients(ours, of)
+    torch.testing.assert_close(by_direction, torch.zeros_like(by_direction))
+    torch.testing.assert_close(by_angle, torch.zeros_like(by_angle))
+    torch.testing.assert_close(by_beta, 10 * (1 / of.beta.tanh() - 1 / of.beta))
+
+
+def test_an_inverse_temperature_of_zero_counts_the_classes():
+    of = problem(5, 2, 7, 16, beta=0.0)
+    torch.testing.assert_close(ours(of), torch.full((2, 5), 7.0).double().log())
+
+
+def test_a_class_opposite_to_a_cold_point_has_no_negative_square():
+    """Where concentration and inverse temperature cancel, rounding alone decides what is left."""
+    of = problem(200, 1, 1, 16, beta=30.0).to(torch.float32)
+    of = of._replace(weights=-30 * of.points[0])
+    assert ours(of).isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in gradients(ours, of))
+
+
+def test_points_on_their_mean_directions_and_opposite_have_finite_gradients():
+    of = problem(5, 4, 7, 16)
+    of = of._replace(angle=torch.tensor([0.0, math.pi] * 2, dtype=torch.float64)[:, None].expand(4, 5))
+    torch.testing.assert_close(ours(of), plain(of))
+    torch.testing.assert_close(gradients(ours, of), gradients(plain, of))
+
+
+# Blocks
+
+
+@pytest.mark.parametrize("block", [1, 32 * 40, 33 * 40, 2**20])
+def test_the_size_of_the_blocks_changes_neither_values_nor_gradients(block, monkeypatch):
+    of = problem(8, 5, 100, 16)
+    monkeypatch.setitem(vmf_softmax.BLOCK, "cpu", block)
+    torch.testing.assert_close(ours(of), plain(of), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients(ours, of), gradients(plain, of))
+
+
+def test_the_test_above_sees_more_than_one_block(monkeypatch):
+    monkeypatch.setitem(vmf_softmax.BLOCK, "cpu", 32 * 40)
+    assert len(list(vmf_softmax._blocks(100, torch.empty(5, 8)))) == 4
+
+
+def test_a_block_whose_classes_are_all_far_below_the_others_adds_nothing(monkeypatch):
+    """Its share is exp(-1000) of the sum, which is zero and not NaN."""
+    monkeypatch.setitem(vmf_softmax.BLOCK, "cpu", 32)
+    of = problem(1, 1, 1, 3, beta=1e3)
+    of = of._replace(weights=torch.cat([1e4 * of.points[0], -1e4 * of.points[0].expand(40, 3)]))
+    torch.testing.assert_close(ours(of), plain(of))
+    _, _, by_weights, _ = gradients(ours, of)
+    assert (by_weights[1:] == 0).all()
+
+
+# Autograd
+
+
+def test_what_needs_no_gradient_gets_none():
+    of = problem(5, 2, 7, 16)
+    ours(of._replace(weights=of.weights.requires_grad_())).sum().backward()
+    assert of.weights.grad is not None
+    assert (of.direction.grad, of.angle.grad, of.beta.grad) == (None, None, None)
+
+
+@pytest.mark.parametrize("loss", [torch.sum, lambda values: values.square().sum()], ids=["sum", "squares"])
+def test_a_second_derivative_is_refused(loss):
+    of = problem(5, 2, 7, 16)
+    value = loss(ours(of._replace(weights=of.weights.requires_grad_())))
+    (gradient,) = torch.autograd.grad(value, of.weights, create_graph=True)
+    with pytest.raises(RuntimeError, match="can be differentiated once"):
+        gradient.sum().backward()
+
+
+def test_a_second_derivative_is_refused_also_where_it_is_one_part_of_a_sum():
+    """A penalty on the gradient beside a loss would else be missing without a word."""
+    of = problem(5, 2, 7, 16)
+    value = ours(of._replace(weights=of.weights.requires_grad_())).sum()
+    (gradient,) = torch.autograd.grad(value, of.weights, create_graph=True)
+    with pytest.raises(RuntimeError, match="can be differentiated once"):
+        (value + gradient.square().sum()).backward()
+
+
+def test_arguments_stay_as_they_are():
+    of = problem(5, 3, 7, 16)
+    before = [value.clone() for value in of]
+    gradients(ours, of)
+    assert all(torch.equal(value, kept) for value, kept in zip(of, before, strict=True))
+
+
+# Memory
+
+MEASURED = """
+import resource, torch
+from hf_sphere.nn import build_head
+
+def high_water():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+torch.set_num_threads(1)
+head = build_head("vmf", 512, 10_000, num_samples=10, kappa_confidence=0.7)
+images = torch.randn(128, 512, requires_grad=True)
+head.calibrate(images)
+build_head("vmf", 512, 3)(images[:3], torch.arange(3)).loss.backward()
+before = high_water()
+head(images, torch.arange(128)).loss.backward()
+print(high_water() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems count the high-water mark in other units")
+def test_ten_thousand_classes_take_less_than_a_gigabyte():
+    """128 images with 10 points each: matrices of 51 MB, three of them kept for the gradient; all pairs had 26 GB."""
+    result = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) < 1e9

@@ -1,0 +1,417 @@
+"""Open-set retrieval from the command line: trained on some classes, searched among others."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+from huggingface_hub import ModelCard
+from PIL.Image import fromarray
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+from hf_sphere.data import images as data_images
+from hf_sphere.data.sources import load_splits
+from hf_sphere.metrics import retrieval_scores
+from hf_sphere.nn import HEADS
+from hf_sphere.training import image_run
+
+# Six digits to train on and four to search among: an epoch of 200 images in 10 steps.
+QUICK = ["--dataset_name", "digits", "--train_classes", "6", "--max_train_samples", "200", "--disable_tqdm"]
+QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--embedding_dim", "8"]
+QUICK += ["--per_device_train_batch_size", "20", "--learning_rate", "0.01", "--num_train_epochs", "2"]
+EPISODES = ["--episode_classes", "4", "--episode_examples", "5", "--episodes_per_epoch", "10"]
+# All that depends on random numbers or is measured before training: episodes, dropout, augmentation, samples, a scale.
+RANDOM = [*EPISODES, "--backbone_kwargs", "{width: 32, drop_rate: 0.3}", "--crop_padding", "1", "--head", "vmf"]
+
+Train = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def recipe(load_recipe):
+    return load_recipe("train_image_retrieval")
+
+
+@pytest.fixture(scope="module")
+def run_in(recipe, run_quickly) -> Train:
+    """Run the recipe, quickly, into a given folder."""
+    return run_quickly(recipe, QUICK)
+
+
+@pytest.fixture(scope="module")
+def finished(run_in, tmp_path_factory) -> Path:
+    """The folder of a finished run with a vmf head; to be read only."""
+    return run_in(tmp_path_factory.mktemp("finished") / "run", *EPISODES, "--head", "vmf")
+
+
+@pytest.fixture(scope="module")
+def held_out(run_in, tmp_path_factory) -> Path:
+    """The folder of a run whose last epochs spoil the model, and which keeps the best one; to be read only."""
+    words = ["--validation_fraction", "0.4", "--load_best_model_at_end", "--num_train_epochs", "4"]
+    words += ["--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_gamma", "1e6", "--head", "prototype"]
+    return run_in(tmp_path_factory.mktemp("held_out") / "run", *words)
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    """Whether tensors are bit-for-bit the same."""
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@torch.no_grad()
+def scores_on_digits(folder: Path, classes: range) -> dict[str, float]:
+    """Scores among all images of some digits by the library's public doors alone: raw images, processor, model."""
+    images, labels = [], []
+    for split in load_splits("digits").values():
+        chosen = split.filter(lambda label: label in classes, input_columns="label")
+        images += chosen["image"][:]
+        labels += chosen["label"][:]
+    processor = AutoImageProcessor.from_pretrained(folder)
+    model = AutoModelForImageClassification.from_pretrained(folder)
+    embeddings = model(**processor(images, return_tensors="pt")).embeddings
+    return retrieval_scores(embeddings, torch.tensor(labels))
+
+
+# What a run leaves behind
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "config.json", "preprocessor_config.json", "README.md", "all_results.json", "run.json"],
+)
+def test_a_run_writes_its_files(finished, name):
+    assert (finished / name).is_file()
+
+
+def test_images_of_other_classes_are_found_better_than_by_chance(finished, results_of):
+    """One in four by chance."""
+    assert results_of(finished)["eval_recall_at_1"] > 0.6
+
+
+@pytest.mark.parametrize("name", ["recall_at_1", "r_precision", "map_at_r"])
+def test_the_saved_model_and_processor_reproduce_the_reported_scores(finished, results_of, name):
+    """Up to a neighbour that another rounding makes the nearer one."""
+    expected = scores_on_digits(finished, range(6, 10))[name]
+    assert results_of(finished)[f"eval_{name}"] == pytest.approx(expected, abs=3e-3)
+
+
+def test_the_saved_model_knows_the_classes_it_was_trained_on_and_no_others(finished):
+    config = AutoModelForImageClassification.from_pretrained(finished).config
+    assert config.id2label == {index: str(index) for index in range(6)}
+
+
+def test_the_training_is_measured_by_the_accuracy_of_its_own_classes(finished, results_of):
+    assert results_of(finished)["train_accuracy"] > 0.5
+    assert "eval_accuracy" not in results_of(finished)
+
+
+def test_the_results_tell_the_course_of_the_run(finished, results_of):
+    results = results_of(finished)
+    assert (results["epoch"], results["steps"], len(results["history"])) == (2.0, 20, 2)
+    assert results["best_recall_at_1"] == max(entry["eval_recall_at_1"] for entry in results["history"])
+
+
+def test_the_card_reports_the_scores(finished, results_of):
+    reported = {
+        result.metric_type: result.metric_value for result in ModelCard.load(finished / "README.md").data.eval_results
+    }
+    results = results_of(finished)
+    assert reported == {name: round(results[f"eval_{name}"], 6) for name in ("recall_at_1", "map_at_r")}
+
+
+def test_the_card_shows_how_the_classes_were_divided(finished):
+    card = (finished / "README.md").read_text()
+    assert "| train_classes | 6 |" in card
+    assert "| episode_classes | 4 |" in card
+
+
+def test_the_run_prints_what_was_reached(train, capsys):
+    folder = train("--num_train_epochs", "1")
+    shown = capsys.readouterr().out
+    assert "eval_recall_at_1" in shown.splitlines()[-1]
+    assert f"model and results in {folder}" in shown
+
+
+@pytest.mark.parametrize("head", sorted(HEADS))
+def test_every_head_trains(train, results_of, head):
+    results = results_of(train("--head", head, *EPISODES))
+    assert results["train_accuracy"] > 0.5
+    assert results["eval_recall_at_1"] > 0.6
+
+
+def test_retrieval_with_a_hyperbolic_head_is_in_its_own_distance(train, results_of):
+    folder = train("--head", "hyperbolic", "--head_kwargs", "{curvature: 1.0}")
+    images, model = [], AutoModelForImageClassification.from_pretrained(folder)
+    splits = [split.filter(lambda label: label >= 6, input_columns="label") for split in load_splits("digits").values()]
+    images = [image for split in splits for image in split["image"][:]]
+    labels = torch.tensor([label for split in splits for label in split["label"][:]])
+    with torch.no_grad():
+        points = model(**AutoImageProcessor.from_pretrained(folder)(images, return_tensors="pt")).embeddings
+    expected = retrieval_scores(points, labels, distance="hyperbolic", curvature=1.0)["map_at_r"]
+    assert results_of(folder)["eval_map_at_r"] == pytest.approx(expected, abs=3e-3)
+    assert expected != pytest.approx(retrieval_scores(points, labels)["map_at_r"], abs=5e-3)
+
+
+# Which classes
+
+
+def test_classes_are_held_out_whole_to_choose_the_epoch_on(held_out):
+    """Two of the six, so that four are left to train on."""
+    config = AutoModelForImageClassification.from_pretrained(held_out).config
+    assert config.num_labels == 4
+    assert set(config.id2label.values()) < {str(digit) for digit in range(6)}
+
+
+def test_the_best_epoch_is_chosen_by_the_recall_of_the_held_out_classes(held_out, results_of):
+    results = results_of(held_out)
+    best = max(results["history"], key=lambda entry: entry["validation_recall_at_1"])
+    assert results["best_epoch"] == best["epoch"] <= 2
+    assert results["validation_recall_at_1"] == pytest.approx(best["validation_recall_at_1"], abs=3e-3)
+    assert results["history"][-1]["validation_recall_at_1"] < best["validation_recall_at_1"]
+
+
+def test_the_model_that_is_kept_is_that_of_the_best_epoch(held_out):
+    assert same(weights(held_out), weights(held_out / "best"))
+
+
+def test_the_result_is_still_that_of_the_other_classes(held_out, results_of):
+    expected = scores_on_digits(held_out, range(6, 10))["recall_at_1"]
+    assert results_of(held_out)["eval_recall_at_1"] == pytest.approx(expected, abs=3e-3)
+
+
+def test_the_card_says_by_what_the_epoch_was_chosen(held_out):
+    note = "chosen by its recall at 1 on a held-out part of the training split"
+    assert note in (held_out / "README.md").read_text()
+
+
+def test_a_validation_split_and_a_plateau_go_together(train, results_of):
+    words = ["--validation_fraction", "0.4", "--lr_scheduler_type", "plateau", "--lr_patience", "0"]
+    words += ["--num_train_epochs", "6", "--early_stopping_patience", "2"]
+    assert len(results_of(train(*words))["history"]) <= 6
+
+
+def made_up(name: str, config_name: str | None = None) -> DatasetDict:
+    """Five classes to train on and three others to search among, eight images each of their own pattern and noise."""
+    draws = np.random.default_rng(0)
+    patterns = draws.integers(0, 200, (8, 6, 6))
+    features = Features({"image": Image(), "label": ClassLabel(names=[*"abcdefgh"])})
+    splits = {}
+    for split, classes in (("train", range(5)), ("test", range(5, 8))):
+        labels = [label for label in classes for _ in range(8)]
+        pixels = (patterns[labels] + draws.integers(0, 55, (len(labels), 6, 6))).astype(np.uint8)
+        splits[split] = Dataset.from_dict(
+            {"image": [fromarray(image) for image in pixels], "label": labels}, features=features
+        )
+    return DatasetDict(splits)
+
+
+@pytest.fixture
+def train_on_splits(run_main, recipe, cache, tmp_path, monkeypatch) -> Train:
+    """Run the recipe on the data above, whose splits are of different classes."""
+    monkeypatch.setattr(data_images, "load_splits", made_up)
+    words = ["--dataset_name", "patterns", "--backbone", "linear_embedding", "--backbone_kwargs", "{width: 16}"]
+    words += ["--num_train_epochs", "2", "--per_device_train_batch_size", "8", "--disable_tqdm", *cache]
+
+    def train(*more: str, name: str = "run") -> Path:
+        run_main(recipe, [*words, "--output_dir", str(tmp_path / name), *more])
+        return tmp_path / name
+
+    return train
+
+
+def test_without_a_number_of_classes_the_splits_have_their_own(train_on_splits, results_of):
+    folder = train_on_splits("--head", "cosine")
+    assert list(AutoModelForImageClassification.from_pretrained(folder).config.id2label.values()) == [*"abcde"]
+    assert results_of(folder)["eval_recall_at_1"] > 0.5
+
+
+def test_classes_that_both_splits_have_are_warned_of(train_on_splits, monkeypatch, caplog):
+    def shared(name, config_name=None):
+        return DatasetDict({"train": made_up(name)["train"], "test": made_up(name)["train"]})
+
+    train_on_splits()
+    assert "not an open set" not in caplog.text
+    monkeypatch.setattr(data_images, "load_splits", shared)
+    train_on_splits(name="shared")
+    assert "5 of the 5 classes of the evaluation split are trained on" in caplog.text
+
+
+# Randomness, resuming, starting from a saved model
+
+
+def test_the_same_seed_gives_the_same_model(train):
+    assert same(weights(train(*RANDOM, name="a")), weights(train(*RANDOM, name="b")))
+
+
+def test_another_seed_gives_another_model(train):
+    assert not same(weights(train(*RANDOM, name="a")), weights(train(*RANDOM, "--seed", "1", name="b")))
+
+
+@pytest.mark.parametrize("steps", ["7", "10", "13"])
+def test_a_run_resumed_after_max_steps_ends_with_the_model_of_one_without_a_break(train, steps):
+    unbroken = train(*RANDOM, name="unbroken")
+    train(*RANDOM, "--max_steps", steps)
+    resumed = train(*RANDOM, "--resume_from_checkpoint", "latest")
+    assert same(weights(unbroken), weights(resumed))
+
+
+def test_a_resumed_run_is_not_calibrated_again(train, monkeypatch):
+    train(*RANDOM, "--max_steps", "7")
+    monkeypatch.setattr(image_run, "calibrate_head", lambda *_: pytest.fail("calibrated twice"))
+    train(*RANDOM, "--resume_from_checkpoint", "latest")
+
+
+def test_a_saved_model_is_gone_on_with_at_its_own_scale(train, finished):
+    words = ["--model_name_or_path", str(finished), "--max_train_samples", "150", "--learning_rate", "1e-4"]
+    folder = train(*words, "--num_train_epochs", "1")
+    scale = weights(finished)["head.embedding_scale"]
+    assert scale != 1.0
+    assert torch.equal(weights(folder)["head.embedding_scale"], scale)
+
+
+def test_a_run_of_no_epoch_saves_the_model_it_started_from(train, finished):
+    folder = train("--model_name_or_path", str(finished), "--num_train_epochs", "0")
+    assert same(weights(folder), weights(finished))
+
+
+def test_a_saved_model_of_other_classes_is_refused(train, finished):
+    with pytest.raises(ValueError, match=f"the data has 5 classes but {finished} has 6"):
+        train("--model_name_or_path", str(finished), "--train_classes", "5")
+
+
+def test_frozen_batch_norms_keep_their_statistics_and_all_else_is_trained(train):
+    words = ["--backbone", "lenet5_bn", "--backbone_kwargs", "{}", "--freeze_batch_norm", "--head", "vmf"]
+    start, folder = (weights(train(*words, "--num_train_epochs", n, name=n)) for n in ("0", "1"))
+    kept = {name for name in start if torch.equal(start[name], folder[name])}
+    statistics = {name for name in start if name.endswith(("running_mean", "running_var", "num_batches_tracked"))}
+    assert len(statistics) == 9
+    assert kept == statistics | {"head.embedding_scale"}
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--train_classes", "10"], ["--train_classes 10 does not divide 10 classes", "at most 9"]),
+        (["--train_classes", "0"], ["--train_classes 0 does not divide"]),
+        (["--validation_fraction", "1.5"], ["validation_fraction must lie between 0 and 1; got 1.5"]),
+        (["--train_classes", "1", "--validation_fraction", "0.5"], ["holds out whole classes", "have 1"]),
+        ([*EPISODES, "--episode_examples", "6"], ["20 does not go with episodes of 4 classes and 6", "batches of 24"]),
+        (
+            ["--episode_classes", "10", "--episode_examples", "2", "--episodes_per_epoch", "1"],
+            ["10 different classes cannot be drawn from 6"],
+        ),
+        (["--head", "vmf", "--head_kwargs", "{kappa: 0.7}"], ["no option kappa", "kappa_confidence"]),
+        (["--head", "vmf", "--head_kwargs", "{kappa_confidence: 1.0}"], ["kappa_confidence must lie between 0 and 1"]),
+        (["--head", "vmf", "--label_smoothing_factor", "0.1"], ["'vmf' has no option label_smoothing"]),
+        (["--head", "arcface", "--head_kwargs", "{margin: 30}"], ["margin is an angle in radians", "got 30"]),
+        (["--head", "hyperbolic", "--head_kwargs", "{curvature: -1}"], ["curvature must be positive", "got -1"]),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if value[0].startswith("--") else "",
+)
+def test_what_cannot_be_meant_is_answered_with_what_can(train, words, expected):
+    with pytest.raises(ValueError, match=r".") as refusal:
+        train(*words)
+    assert [part for part in expected if part not in str(refusal.value)] == [], str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--episode_classes", "4"], "episode_classes is given without episode_examples, episodes_per_epoch"),
+        (["--value_range", "0", "1"], "unknown argument '--value_range'"),
+        (["--train_class", "4"], "Did you mean train_classes"),
+    ],
+)
+def test_an_argument_of_no_use_is_a_usage_error(train, capsys, words, expected):
+    with pytest.raises(SystemExit):
+        train(*words)
+    assert expected in capsys.readouterr().err
+
+
+def test_data_where_no_class_has_two_images_to_search_for_says_so(train):
+    with pytest.raises(ValueError, match="none of the 1 classes has two members, so there is nothing to find"):
+        train("--max_eval_samples", "1")
+
+
+# Real characters
+
+
+@pytest.fixture(scope="module")
+def omniglot(real_data, run_main, recipe, root, tmp_path_factory) -> Path:
+    """A run of a few steps with the settings of the configuration; to be read only."""
+    folder = tmp_path_factory.mktemp("omniglot")
+    words = ["--config", str(root / "recipes/configs/vmf/omniglot-retrieval-vmf.yaml"), "--disable_tqdm"]
+    words += ["--dataset_name", str(real_data("brendenlake/omniglot")), "--cache_dir", str(folder / "decoded")]
+    words += ["--max_train_samples", "800", "--max_eval_samples", "400", "--num_train_epochs", "1", "--max_steps", "6"]
+    words += ["--episode_classes", "10", "--dataloader_num_workers", "0", "--output_dir", str(folder / "run")]
+    run_main(recipe, words)
+    return folder / "run"
+
+
+def test_characters_of_other_alphabets_are_found(omniglot, results_of):
+    """One in a hundred by chance."""
+    results = results_of(omniglot)
+    assert results["steps"] == 6
+    assert results["eval_recall_at_1"] > 0.1
+    assert results["validation_recall_at_1"] > 0.1
+
+
+def test_characters_to_train_on_are_named_and_some_are_held_out(omniglot):
+    """136 less fifteen in a hundred."""
+    names = list(AutoModelForImageClassification.from_pretrained(omniglot).config.id2label.values())
+    assert len(names) == 116
+    assert all("/character" in name for name in names)
+
+
+# The recipe as a process of its own
+
+SCRIPT = "recipes/train_image_retrieval.py"
+
+
+@pytest.fixture(scope="module")
+def two_processes(start, cache, tmp_path_factory) -> Path:
+    """The folder of a run of two processes, which share ten episodes an epoch."""
+    folder = tmp_path_factory.mktemp("two_processes") / "run"
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    process = start(*launch, SCRIPT, *QUICK, *cache, *EPISODES, "--head", "vmf", "--output_dir", folder)
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    (folder / "printed.txt").write_text(printed)
+    return folder
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_episodes(two_processes, results_of):
+    assert results_of(two_processes)["steps"] == 2 * 10 / 2
+
+
+@pytest.mark.slow
+def test_two_processes_search_among_the_images_of_both(two_processes, train, results_of):
+    """Half of them, or some of them twice, would have other scores than one process has with the same model."""
+    one = results_of(train("--model_name_or_path", str(two_processes), "--num_train_epochs", "0"))
+    both = results_of(two_processes)
+    assert both["eval_recall_at_1"] > 0.6
+    for name in ("recall_at_1", "r_precision", "map_at_r"):
+        assert both[f"eval_{name}"] == pytest.approx(one[f"eval_{name}"], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_two_processes_print_each_epoch_once(two_processes):
+    lines = (two_processes / "printed.txt").read_text().splitlines()
+    assert sum(line.startswith("epoch 1/2") for line in lines) == 1
+
+
+def test_the_settings_of_a_run_are_kept(finished):
+    settings = json.loads((finished / "run.json").read_text())
+    assert (settings["train_classes"], settings["episode_classes"]) == (6, 4)
