@@ -275,6 +275,15 @@ def _make_series(order: float, dtype: torch.dtype) -> _Series:
     return _Series(order, steps, *(list(map(float, p)) for p in polynomials))
 
 
+def _ratio(square: Tensor, dim: int) -> Tensor:
+    """A / kappa from kappa^2."""
+    series = _series_for(dim / 2 - 1, square.dtype)
+    ratio = series.ratio((square + series.order**2).sqrt())
+    for step in range(series.steps):
+        ratio = 1 / (2 * (series.order - step) + square * ratio)
+    return ratio
+
+
 def _slope(concentration: Tensor, dim: int) -> Tensor:
     """A', by differentiating the recurrence of the ratios itself."""
     series = _series_for(dim / 2 - 1, concentration.dtype)
@@ -314,11 +323,7 @@ class _Length(torch.autograd.Function):
 
     @staticmethod
     def forward(concentration: Tensor, dim: int) -> Tensor:
-        series = _series_for(dim / 2 - 1, concentration.dtype)
-        square = concentration.square()
-        ratio = series.ratio((square + series.order**2).sqrt())
-        for step in range(series.steps):
-            ratio = 1 / (2 * (series.order - step) + square * ratio)
+        ratio = _ratio(concentration.square(), dim)
         return (concentration * ratio).clamp(max=1.0)  # rounding must not make a mean longer than 1
 
     @staticmethod
@@ -338,7 +343,7 @@ class _Means(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *vectors: Tensor) -> tuple[Tensor, ...]:
         squares = torch.cat([part.square().sum(-1) for part in vectors])
-        ratio = growth_and_ratio(squares, vectors[0].shape[-1]).ratio
+        ratio = _ratio(squares, vectors[0].shape[-1])
         ctx.save_for_backward(squares, ratio, *vectors)
         ctx.sizes = [len(part) for part in vectors]
         parts = zip(ratio.split(ctx.sizes), vectors, strict=True)
