@@ -44,7 +44,7 @@ class VonMisesFisher(Distribution):
 
     Args:
         loc: Mean direction mu, (..., d), of norm one.
-        concentration: kappa, (...), not negative; batch shapes broadcast.
+        concentration: kappa, (...), from 0 to 1e8; batch shapes broadcast.
         validate_args: Whether to check arguments and values, as everywhere in `torch.distributions`.
 
     Raises:
@@ -201,12 +201,11 @@ class HypersphericalUniform(Distribution):
         device: torch.device | str | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        if not isinstance(dim, int) or dim < 2:
-            raise ValueError(f"a sphere needs a whole number of at least 2 dimensions; got {dim}.")
+        log_uniform_density(dim)  # refuses what is no dimension
         self._like = torch.empty(0, dtype=dtype, device=device)
         if not self._like.is_floating_point():
             raise TypeError(f"points of a sphere are of a floating dtype; got {self._like.dtype}.")
-        super().__init__(torch.Size(batch_shape), torch.Size([dim]), validate_args)
+        super().__init__(torch.Size(batch_shape), torch.Size([int(dim)]), validate_args)
 
     def expand(self, batch_shape: Any, _instance: "HypersphericalUniform | None" = None) -> "HypersphericalUniform":
         """Return the distribution with its batch axes expanded to `batch_shape`."""

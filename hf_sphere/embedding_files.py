@@ -8,7 +8,7 @@ prediction     class that the model chose, by the model's own names; this and th
 confidence     softmax of that class
 logits         (K,) real numbers
 concentration  certainty of the embedding, from heads that have one
-index          row of the source split
+index          row of the source split; of the splits put behind each other, where there were two
 """
 
 import contextlib
@@ -34,6 +34,9 @@ ABOUT_FILE = "embeddings.json"
 DATA_FOLDER = "data"
 """Where the parquet files are: `datasets` finds splits of any name in a folder called so, and only in that."""
 
+SIGNED = [Value(f"int{bits}") for bits in (8, 16, 32, 64)]
+"""Columns of integers that may be negative."""
+
 Columns = Mapping[str, Tensor]
 """Columns of some rows, by name: (B, ...) each."""
 
@@ -44,17 +47,19 @@ class Embeddings:
 
     Attributes:
         name: Name of the data set or path of the folder.
+        split: Name of the split that was read.
         embeddings: (N, d), float32.
         labels: (N,) indices into `class_names`, if there are labels.
         class_names: Names of the data's classes.
         predictions: (N,) indices into `predicted_names`, if there are predictions.
         predicted_names: Names of the model's classes.
-        confidences: (N,), if there are predictions.
-        concentrations: (N,), if the embeddings have them.
+        confidences: (N,), in [0, 1], if there are predictions.
+        concentrations: (N,), at least 0, if the embeddings have them.
         about: What `embeddings.json` says; empty without it.
     """
 
     name: str
+    split: str
     embeddings: Tensor
     labels: Tensor | None
     class_names: list[str]
@@ -127,24 +132,32 @@ def written_embeddings(
 
 
 def read_embeddings(
-    name: str, *, split: str | None = None, needed: Sequence[str] = (), max_samples: int | None = None, seed: int = 0
+    name: str,
+    *,
+    split: str | None = None,
+    only_split: bool = False,
+    needed: Sequence[str] = (),
+    max_samples: int | None = None,
+    seed: int = 0,
 ) -> Embeddings:
     """Read an embedding data set, of the recipe or of another program: only the column `embedding` must be there.
 
     Args:
         name: Folder, or id on the Hub.
-        split: Split to read of a data set that has several.
+        split: Split to read; may be left out where there is only one.
+        only_split: Read the only split of a data set that has a single one, even if `split` is another name.
         needed: Further columns that must be there.
         max_samples: Read only so many rows, drawn by `seed`.
         seed: Seed of that choice.
 
     Raises:
-        ValueError: If a column is missing or holds what it should not, or if it is not clear which split is meant.
+        ValueError: If a column is missing or holds what it should not, the split is not there, or it is not clear which
+            one is meant.
     """
     splits = load_splits(name)
     if len(splits) > 1 and split is None:
         raise ValueError(f"{name} has the splits {', '.join(splits)}; choose one with --split.")
-    chosen = next(iter(splits)) if split is None or len(splits) == 1 else split
+    chosen = next(iter(splits)) if split is None or (only_split and len(splits) == 1) else split
     rows = find_split(splits, chosen, "--split")
     columns = rows.column_names
     paired = {"prediction", "confidence"} if {"prediction", "confidence"} & set(columns) else set()
@@ -157,9 +170,11 @@ def read_embeddings(
         )
     if max_samples is not None and max_samples < 1:
         raise ValueError(f"--max_samples must be at least 1; got {max_samples}.")
+    numbers = torch.arange(len(rows))
     if max_samples is not None and max_samples < len(rows):
         drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:max_samples]
-        rows = rows.select(drawn.sort().values.tolist())
+        numbers = drawn.sort().values
+        rows = rows.select(numbers.tolist())
     class_names = read_class_names(rows, "label") if "label" in columns else []
     if paired and not isinstance(rows.features["prediction"], ClassLabel):
         raise ValueError(
@@ -167,16 +182,32 @@ def read_embeddings(
             "by name. Cast it: dataset.cast_column('prediction', datasets.ClassLabel(names=[...])), or leave it out."
         )
     predicted_names = read_class_names(rows, "prediction") if paired else []
+    labels = read_labels(rows, "label", class_names, chosen) if "label" in columns else None
+    confidences = read_values(rows, "confidence", chosen) if paired else None
+    concentrations = read_values(rows, "concentration", chosen) if "concentration" in columns else None
+
+    place = f"of {name}, split {chosen!r}"
+    if labels is not None and rows.features["label"] in SIGNED:
+        given = torch.tensor([int(label) for label in class_names])[labels]
+        rule = "classes count from 0, and -1 often says that there is no label. Leave such rows, or the column, out"
+        _refuse(given < 0, given, "label", place, numbers, rule)
+    if confidences is not None:
+        rule = "it must be a probability, in [0, 1]. Take the softmax of the logits, or leave it and prediction out"
+        _refuse((confidences < 0) | (confidences > 1), confidences, "confidence", place, numbers, rule)
+    if concentrations is not None:
+        rule = "it must be at least 0, the concentration without any direction. Repair it, or leave the column out"
+        _refuse(concentrations < 0, concentrations, "concentration", place, numbers, rule)
     about = Path(name) / ABOUT_FILE
     return Embeddings(
         name=name,
+        split=chosen,
         embeddings=_read_vectors(rows, "embedding", name),
-        labels=read_labels(rows, "label", class_names, chosen) if "label" in columns else None,
+        labels=labels,
         class_names=class_names,
         predictions=read_labels(rows, "prediction", predicted_names, chosen) if paired else None,
         predicted_names=predicted_names,
-        confidences=read_values(rows, "confidence", chosen) if paired else None,
-        concentrations=read_values(rows, "concentration", chosen) if "concentration" in columns else None,
+        confidences=confidences,
+        concentrations=concentrations,
         about=json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {},
     )
 
@@ -187,6 +218,13 @@ def _feature(name: str, values: Tensor, names: Mapping[str, Sequence[str]]) -> A
         return ClassLabel(names=list(names[name]))
     number = Value(str(values.dtype).removeprefix("torch."))
     return number if values.ndim == 1 else List(number, length=values.shape[1])
+
+
+def _refuse(wrong: Tensor, values: Tensor, column: str, place: str, numbers: Tensor, rule: str) -> None:
+    """Refuse a column with wrong values, naming the first by its row in the split."""
+    if wrong.any():
+        first = int(wrong.nonzero()[0, 0])
+        raise ValueError(f"column {column} {place}, is {values[first].item()} in row {numbers[first]}; {rule}.")
 
 
 def _read_vectors(rows: Dataset, column: str, name: str) -> Tensor:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from hf_sphere.training.measures import show_metric
+
 
 def write_model_card(
     folder: Path,
@@ -80,7 +82,7 @@ def write_model_card(
         summary=summary,
         model_class=model_class,
         pipeline_tag=pipeline_tag,
-        metrics=[(name, _show(name, value)) for name, value in metrics.items()],
+        metrics=[(name, show_metric(name, value)) for name, value in metrics.items()],
         model=list(model.items()),
         settings=list(settings.items()),
         selection_note=selection_note,
@@ -93,10 +95,6 @@ def write_model_card(
     )
     card.save(folder / "README.md")
     return card
-
-
-def _show(name: str, value: float) -> str:
-    return f"{100 * value:.2f} %" if "accuracy" in name else f"{value:.4g}"
 
 
 def _wrap(command: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ The embeddings are those of `recipes/extract_embeddings.py`, or any data set wit
 What can be measured depends on the columns; what is left out is said. Results are in `all_results.json`.
 """
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -61,6 +62,23 @@ class EvaluationArguments:
     max_samples: int | None = field(default=None, metadata={"help": "Use only so many embeddings of each data set."})
     seed: int = field(default=0, metadata={"help": "Seed of samples and of the choice of --max_samples."})
 
+    def __post_init__(self) -> None:
+        if min(self.ks, default=0) < 1:
+            raise ValueError(f"--ks must be integers of at least 1, for instance 1 5; got {self.ks}.")
+        self.ks = list(dict.fromkeys(self.ks))
+        for name, least in (("num_bins", 1), ("num_samples", 0), ("max_samples", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"--{name} must be at least {least}; got {value}.")
+        if self.curvature is not None and not (self.curvature > 0 and math.isfinite(self.curvature)):
+            raise ValueError(
+                f"--curvature must be finite and positive, c for the curvature -c; got {self.curvature:g}."
+            )
+        if self.curvature is not None and self.distance not in (None, "hyperbolic"):
+            raise ValueError(
+                f"--curvature is for --distance hyperbolic; this one is {self.distance}. Leave one of them out."
+            )
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Read the command line and do as it says."""
@@ -77,9 +95,9 @@ def evaluate(args: EvaluationArguments) -> None:
     output = choose_output(args)
     reading = {"split": args.split, "max_samples": args.max_samples, "seed": args.seed}
     data = read_embeddings(args.embeddings, needed=["label"], **reading)
+    evaluation = Evaluation(data, args)
     strange = read_strange(args, data, reading)
     print(summarize(data))
-    evaluation = Evaluation(data, args)
     evaluation.measure_predictions()
     evaluation.measure_retrieval()
     evaluation.measure_sampled_retrieval()
@@ -129,7 +147,7 @@ def read_strange(args: EvaluationArguments, data: Embeddings, reading: dict[str,
         )
     needed = list(certain)
     return {
-        name: read_embeddings(path, needed=needed, **reading)
+        name: read_embeddings(path, needed=needed, only_split=True, **reading)
         for name, path in zip(names, args.out_of_distribution, strict=True)
     }
 
@@ -144,7 +162,10 @@ def summarize(data: Embeddings) -> str:
     """Say in a line what is measured."""
     assert data.labels is not None  # a needed column
     classes, (count, coordinates) = len(data.labels.unique()), data.embeddings.shape
-    return f"{data.name}: {count:,} embeddings of {classes:,} classes, {coordinates} coordinates"
+    return (
+        f"{data.name}: {counted(count, 'embedding')} of {counted(classes, 'class', 'classes')}, "
+        f"{counted(coordinates, 'coordinate')}"
+    )
 
 
 class Evaluation:
@@ -163,6 +184,7 @@ class Evaluation:
         self.correct: Tensor | None = None
         self.certain: dict[str, Tensor] = {}
         self.bins: ReliabilityBins | None = None
+        self.options = self.retrieval_options()
 
     def report(self, name: str, value: float, what: str, detail: str) -> None:
         """Keep a share and print it in percent."""
@@ -190,11 +212,13 @@ class Evaluation:
             )
         self.correct = correct[known]
         self.certain = {name: values[known] for name, values in certainties(self.data).items()}
-        self.report("eval_accuracy", self.correct.double().mean().item(), "accuracy", f"{len(self.correct):,} images")
+        self.report(
+            "eval_accuracy", self.correct.double().mean().item(), "accuracy", counted(len(self.correct), "image")
+        )
         for name, error in calibration_errors(self.certain["confidence"], self.correct).items():
             squared = name.endswith("l2")
-            detail = "root mean square, 15 equal-mass bins" if squared else "mean, 15 equal-width bins"
-            self.report(f"eval_{name}", error, "calibration error", detail)
+            what = f"calibration error, equal {'mass' if squared else 'width'}"
+            self.report(f"eval_{name}", error, what, f"{'root mean square' if squared else 'mean'} of 15 bins")
         self.bins = reliability_bins(self.certain["confidence"], self.correct, num_bins=self.args.num_bins)
         for name, values in self.certain.items():
             suffix = "" if name == "confidence" else f"_{name}"
@@ -206,24 +230,25 @@ class Evaluation:
         if self.labels.unique(return_counts=True)[1].max() < 2:
             self.notes.append("no class has two images, so there is no retrieval.")
             return
-        options = self.retrieval_options()
-        scores = retrieval_scores(self.data.embeddings, self.labels, **options)
+        scores = retrieval_scores(self.data.embeddings, self.labels, **self.options)
         counts = {name: int(scores.pop(name)) for name in ("num_queries", "num_excluded")}
         self.results |= {f"eval_{name}": count for name, count in counts.items()}
-        detail = f"{counts['num_queries']:,} queries, {options['distance']} distance"
+        detail = f"{counted(counts['num_queries'], 'query', 'queries')}, {self.options['distance']} distance"
         for name, value in scores.items():
             self.report(f"eval_{name}", value, readable(name), detail)
-        if counts["num_excluded"]:
-            self.notes.append(
-                f"{counts['num_excluded']:,} images are the only ones of their class: they are no queries of retrieval."
-            )
+        if alone := counts["num_excluded"]:
+            self.notes.append(f"{counted(alone, 'image')} alone in a class, left out of the queries of retrieval.")
 
     def measure_sampled_retrieval(self) -> None:
         """Measure retrieval on samples of uncertain embeddings."""
-        options = self.retrieval_options()
-        if self.data.concentrations is None or self.args.num_samples == 0 or options["distance"] == "hyperbolic":
+        if self.data.concentrations is None or self.args.num_samples == 0 or self.options["distance"] == "hyperbolic":
             return
         if "eval_num_queries" not in self.results:
+            return
+        zero = int((~self.data.embeddings.any(-1)).sum())
+        if zero:
+            vectors = counted(zero, "embedding is the zero vector", "embeddings are zero vectors")
+            self.notes.append(f"{vectors}, without a direction to sample around, so there is no sampled retrieval.")
             return
         scores = sampled_retrieval_scores(
             self.data.embeddings,
@@ -231,7 +256,7 @@ class Evaluation:
             self.labels,
             num_samples=self.args.num_samples,
             seed=self.args.seed,
-            **options,
+            **self.options,
         )
         for name in (*(f"recall_at_{k}" for k in self.args.ks), "r_precision", "map_at_r"):
             low, high = scores[name]["low"], scores[name]["high"]
@@ -246,18 +271,28 @@ class Evaluation:
         options = {"distance": distance, "ks": tuple(self.args.ks)}
         if distance != "hyperbolic":
             if self.args.curvature is not None:
-                raise ValueError(f"--curvature is for the distance hyperbolic; this one is {distance}.")
+                raise ValueError(
+                    f"--curvature is for the distance hyperbolic; that of {self.data.name} is {distance}. Leave it "
+                    "out, or give --distance hyperbolic."
+                )
             return options
         curvature = self.args.curvature if self.args.curvature is not None else about.get("curvature")
         if curvature is None:
-            raise ValueError(f"{self.data.name} does not tell the curvature of its space; give --curvature.")
+            raise ValueError(
+                f"--distance hyperbolic needs a curvature, and {self.data.name} does not tell the curvature of its "
+                "space; give --curvature."
+            )
         return {**options, "curvature": curvature}
 
     def measure_detection(self, strange: Mapping[str, Embeddings]) -> None:
         """Measure how well each measure of certainty tells strange images from those of the data."""
         for where, others in strange.items():
             outside = certainties(others)
-            models = {about["model"] for about in (self.data.about, others.about) if "model" in about}
+            if self.args.split not in (None, others.split):
+                self.notes.append(
+                    f"{others.name} has no split {self.args.split!r}; its only one, {others.split!r}, was read instead."
+                )
+            models = {whereabouts(about["model"]) for about in (self.data.about, others.about) if "model" in about}
             if len(models) == 2:
                 self.notes.append(f"{others.name} was embedded by another model, so its certainties do not compare.")
             for name, inside in certainties(self.data).items():
@@ -274,12 +309,22 @@ class Evaluation:
         squared, plain = (
             100 * self.results[f"eval_calibration_error_{kind}"] for kind in ("equal_mass_l2", "equal_width_l1")
         )
-        caption = f"calibration error {squared:.2f} % (equal mass, squared), {plain:.2f} % (equal width, absolute)"
+        caption = f"calibration error {squared:.2f} % (equal mass, root mean square), {plain:.2f} % (equal width, mean)"
         paths = [folder / name for name in PICTURES]
         plot_reliability(self.bins, title=title, caption=caption, path=paths[0])
         curves = {name: risk_coverage(values, self.correct) for name, values in self.certain.items()}
         plot_risk_coverage(curves, title=title, path=paths[1])
         return paths
+
+
+def counted(number: int, one: str, several: str | None = None) -> str:
+    """Put a number before what it counts."""
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
+def whereabouts(model: str) -> str:
+    """Make names of one model equal: a folder can be written in several ways, an id of the Hub in one."""
+    return str(Path(model).resolve()) if Path(model).exists() else model
 
 
 def readable(name: str) -> str:

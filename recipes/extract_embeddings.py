@@ -2,6 +2,8 @@
 
 python recipes/extract_embeddings.py --model_name_or_path outputs/mnist --dataset_name ylecun/mnist \
     --split test --output_dir outputs/embeddings/mnist-test
+python recipes/extract_embeddings.py --model_name_or_path outputs/birds --dataset_name <folder> --train_classes 100 \
+    --output_dir outputs/embeddings/birds-unseen
 accelerate launch recipes/extract_embeddings.py --config <run>.yaml
 
 `datasets.load_dataset(<output_dir>)` loads it; the columns are described in `hf_sphere.embedding_files`. Data without
@@ -50,6 +52,16 @@ class ExtractionArguments:
     output_dir: str = field(metadata={"help": "Folder to write."})
     dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
     split: str = field(default="test", metadata={"help": "Split whose images to embed."})
+    train_classes: int | None = field(
+        default=None,
+        metadata={
+            "help": "For a model of retrieval that was trained with this option: put the training split and --split "
+            "together and embed the images of all but the first so many classes, those that the model was evaluated on."
+        },
+    )
+    train_split: str | None = field(
+        default=None, metadata={"help": "Training split, for --train_classes alone; train if not set."}
+    )
     image_column_name: str | None = field(default=None, metadata={"help": "Column of the images; found if not set."})
     label_column_name: str | None = field(
         default=None, metadata={"help": "Column of the labels; if not set found, or none where there is none."}
@@ -95,14 +107,15 @@ def extract(args: ExtractionArguments, accelerator: Accelerator) -> None:
     check_output(output, overwrite=args.overwrite_output_dir)
     model = load_model(args.model_name_or_path).to(accelerator.device).eval()
     data = load_data(args, model.config, accelerator)
-    about = describe(args, model)
+    about = describe(args, model, data)
     accelerator.print(summarize(about, data, model))
     seen: list[str] = []
     with ExitStack() as stack:
         write = None
         if accelerator.is_main_process:
             names = {"class_names": data.class_names, "predicted_names": class_names_of(model)}
-            write = stack.enter_context(written_embeddings(output, args.split, about, **names))
+            split = data.name.replace("+", "_")  # two splits are written as one, and its name may not have a plus
+            write = stack.enter_context(written_embeddings(output, split, about, **names))
         hidden = args.disable_tqdm or not accelerator.is_main_process
         bar = stack.enter_context(tqdm(total=data.num_images, desc="Embedding", unit="image", disable=hidden))
         for columns in in_order(embed(model, data, accelerator), data.batches):
@@ -144,6 +157,8 @@ def load_model(name: str) -> Any:
 
 def load_data(args: ExtractionArguments, config: SphereVisionConfig, accelerator: Accelerator) -> ImageSplit:
     """Load the split as the model wants its images; the main process decodes first, the others read its cache."""
+    if args.train_split is not None and args.train_classes is None:
+        raise ValueError(f"--train_split {args.train_split} has no use without --train_classes; leave it out.")
     with accelerator.main_process_first():
         return load_image_split(
             args.dataset_name,
@@ -152,6 +167,8 @@ def load_data(args: ExtractionArguments, config: SphereVisionConfig, accelerator
             config_name=args.dataset_config_name,
             image_column=args.image_column_name,
             label_column=args.label_column_name,
+            train_classes=args.train_classes,
+            train_split=args.train_split or "train",
             max_samples=args.max_samples,
             skip_corrupt=args.skip_corrupt_images,
             cache_dir=args.cache_dir,
@@ -191,18 +208,20 @@ def preparation(args: ExtractionArguments, config: SphereVisionConfig) -> dict[s
     }
 
 
-def describe(args: ExtractionArguments, model: Any) -> dict[str, Any]:
+def describe(args: ExtractionArguments, model: Any, data: ImageSplit) -> dict[str, Any]:
     """Gather what `embeddings.json` is to tell: what was embedded by what, and which distance to use."""
     head = getattr(model, "head", None)
-    hyperbolic = head is not None and model.config.head == "hyperbolic"
-    distance = {"distance": "hyperbolic", "curvature": float(head.curvature)} if hyperbolic else {"distance": "cosine"}
+    distance: dict[str, Any] = {"distance": "cosine" if head is None else head.distance}
+    if distance["distance"] == "hyperbolic":
+        distance["curvature"] = float(head.curvature)
     return {
         "model": args.model_name_or_path,
         "backbone": model.config.backbone,
         "head": None if head is None else model.config.head,
         "dataset": args.dataset_name,
         "dataset_config_name": args.dataset_config_name,
-        "split": args.split,
+        "split": data.name,
+        "train_classes": args.train_classes,
         **distance,
     }
 

@@ -146,7 +146,9 @@ class TestReading:
         assert data.about == {}
 
     @pytest.mark.parametrize(
-        ("labels", "names"), [([3, -1, 3], ["-1", "3"]), (["b", "a", "b"], ["a", "b"])], ids=["integers", "names"]
+        ("labels", "names"),
+        [([3, 0, 3], ["0", "3"]), (["b", "a", "b"], ["a", "b"]), (["0", "-1", "0"], ["-1", "0"])],
+        ids=["integers", "names", "numbers as names"],
     )
     def test_labels_may_be_integers_or_names(self, save, labels, names):
         data = read_embeddings(save(embedding=[[1.0]] * 3, label=labels))
@@ -197,8 +199,17 @@ class TestReading:
         with pytest.raises(ValueError, match="no split 'validation'"):
             read_embeddings(name, split="validation")
 
-    def test_the_only_split_is_taken_whatever_its_name(self, save):
-        assert read_embeddings(save(embedding=[[1.0]]), split="test").embeddings.tolist() == [[1.0]]
+    def test_the_only_split_goes_by_its_name_unless_told_otherwise(self, save):
+        name = save(embedding=[[1.0]])
+        assert read_embeddings(name).split == read_embeddings(name, split="train").split == "train"
+        with pytest.raises(ValueError, match=r"no split 'test'; the data has train\. Choose one with --split"):
+            read_embeddings(name, split="test")
+        assert read_embeddings(name, split="test", only_split=True).split == "train"
+
+    def test_of_several_splits_a_wrong_name_is_never_taken(self, save):
+        save("train", embedding=[[1.0]])
+        with pytest.raises(ValueError, match="no split 'validation'"):
+            read_embeddings(save("test", embedding=[[2.0]]), split="validation", only_split=True)
 
     def test_a_number_of_rows_is_drawn_by_the_seed(self, save):
         name = save(embedding=[[float(row)] for row in range(100)])
@@ -209,6 +220,42 @@ class TestReading:
 
     def test_more_rows_than_there_are_is_all_of_them(self, save):
         assert len(read_embeddings(save(embedding=[[1.0]] * 3), max_samples=10).embeddings) == 3
+
+    @pytest.mark.parametrize("labels", [[-1, -1, -1], [0, 2, -1]])
+    def test_integers_below_zero_are_no_labels(self, save, labels):
+        row = labels.index(-1)
+        with pytest.raises(ValueError, match=f"label of .*split 'train', is -1 in row {row}; .* there is no label"):
+            read_embeddings(save(embedding=[[1.0]] * 3, label=labels))
+
+    @pytest.mark.parametrize(
+        ("column", "value", "said"),
+        [
+            ("confidence", 1.5, r"is 1\.5 in row 2; it must be a probability"),
+            ("confidence", -0.5, r"is -0\.5 in row 2; it must be a probability"),
+            ("concentration", -3.0, r"is -3\.0 in row 2; it must be at least 0"),
+        ],
+    )
+    def test_a_certainty_that_cannot_be_is_named_by_column_file_and_row(self, folder, column, value, said):
+        columns = columns_of()
+        columns[column][2] = value
+        name = str(write(folder, columns))
+        with pytest.raises(ValueError, match=f"column {column} of {name}, split 'test', {said}"):
+            read_embeddings(name)
+
+    @pytest.mark.parametrize(("column", "values"), [("confidence", [0.0, 1.0]), ("concentration", [0.0, 1e8])])
+    def test_certainties_at_the_ends_are_taken(self, folder, column, values):
+        columns = columns_of(2) | {column: torch.tensor(values)}
+        data = read_embeddings(str(write(folder, columns)))
+        assert {"confidence": data.confidences, "concentration": data.concentrations}[column].tolist() == values
+
+    def test_the_row_of_a_drawn_one_is_that_of_the_file(self, folder):
+        columns = columns_of(50)
+        columns["concentration"][7:] = -1.0
+        name = str(write(folder, columns))
+        drawn = torch.randperm(50, generator=torch.Generator().manual_seed(0))[:5].sort().values
+        first = int(drawn[drawn >= 7][0])
+        with pytest.raises(ValueError, match=rf"is -1\.0 in row {first};"):
+            read_embeddings(name, max_samples=5)
 
     def test_no_rows_is_refused(self, save):
         with pytest.raises(ValueError, match="--max_samples must be at least 1; got 0"):
@@ -230,7 +277,9 @@ def test_labels_and_predictions_are_compared_by_name(class_names, predicted_name
     labels = torch.tensor([class_names.index(label) for label, _ in pairs])
     predictions = torch.tensor([predicted_names.index(prediction) for _, prediction in pairs])
     empty = torch.empty(len(pairs))
-    made = Embeddings("made", empty[:, None], labels, class_names, predictions, predicted_names, empty, None, {})
+    made = Embeddings(
+        "made", "test", empty[:, None], labels, class_names, predictions, predicted_names, empty, None, {}
+    )
     known, correct = made.judge_predictions()
     assert known.tolist() == [label in predicted_names for label, _ in pairs]
     assert correct.tolist() == [label == prediction for label, prediction in pairs]

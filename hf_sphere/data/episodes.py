@@ -59,7 +59,8 @@ class EpisodeSampler(Sampler[list[int]]):
         num_processes: How many processes share the episodes.
 
     Raises:
-        ValueError: If labels are not integers, or episodes ask for more classes than there are.
+        ValueError: If labels are not integers, episodes ask for more classes than there are, or there is no such
+            process.
     """
 
     def __init__(
@@ -71,6 +72,11 @@ class EpisodeSampler(Sampler[list[int]]):
         process_index: int = 0,
         num_processes: int = 1,
     ) -> None:
+        if not 0 <= process_index < num_processes:
+            raise ValueError(
+                f"there must be a process, and they count from 0 to num_processes - 1; got process_index="
+                f"{process_index} and num_processes={num_processes}."
+            )
         labels = torch.as_tensor(labels).cpu()
         if labels.dim() != 1 or (len(labels) and labels.is_floating_point()):
             raise ValueError(

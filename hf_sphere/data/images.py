@@ -40,7 +40,7 @@ class ImageData:
     Attributes:
         train: Training batches.
         evaluation: Batches of the split that results are reported on.
-        eval_split: Name of that split.
+        eval_split: Name of that split; of both, as `train+test`, where their images were put together.
         validation: Batches held out of the training split for choosing epochs, if asked for; for retrieval of classes
             of their own, numbered from 0 on.
         class_names: Name of each class, by index; empty for regression. For retrieval those of the training images.
@@ -49,7 +49,8 @@ class ImageData:
         std: Standard deviation a channel, on the scale from 0 to 1.
         value_range: Smallest and largest real number to learn among the training images (a held-out part left out);
             None for classification.
-        eval_class_names: Name of each class of the evaluation images, by index; but for retrieval, `class_names`.
+        eval_class_names: Name of each class of the evaluation images, by index: for retrieval those that occur among
+            them, else `class_names`.
     """
 
     train: ImageBatches
@@ -72,11 +73,13 @@ class ImageSplit:
         batches: Batches in the order of the split; `batches.epoch_rows()` are the rows that its images come from.
         class_names: Name of each class, by index; empty, and all labels -1, if the split has no labels.
         num_images: Images in all, over all processes.
+        name: Name of the split; of both, as `train+test`, where their images were put together.
     """
 
     batches: ImageBatches
     class_names: list[str]
     num_images: int
+    name: str
 
 
 def load_image_data(
@@ -170,11 +173,11 @@ def load_image_data(
         find_column(rows["eval"], label_column, (), "label")
         with_classes = rows["train"]
         if task == "retrieval":
-            with_classes = _put_together(rows, split_names, [image_column, label_column])
+            with_classes, together = _put_together(rows, split_names, [image_column, label_column])
         class_names = read_class_names(with_classes, label_column)
         if train_classes is not None:
             rows = dict.fromkeys(rows, with_classes)
-            split_names = dict.fromkeys(rows, "+".join(dict.fromkeys(split_names.values())))
+            split_names = dict.fromkeys(rows, together)
     if task in ("regression", "joint") and computed_value is None:
         value_column = find_value_column(rows["train"], value_column)
         find_value_column(rows["eval"], value_column)
@@ -234,7 +237,7 @@ def load_image_data(
             **common,
         ),
         evaluation=parts["eval"].batches(**held_out),
-        eval_split=eval_name,
+        eval_split=split_names["eval"],
         validation=parts["validation"].batches(**held_out) if validation_fraction else None,
         class_names=class_names,
         shape=shape,
@@ -254,6 +257,8 @@ def load_image_split(
     config_name: str | None = None,
     image_column: str | None = None,
     label_column: str | None = None,
+    train_classes: int | None = None,
+    train_split: str = "train",
     image_size: int | Sequence[int] | None = None,
     num_channels: int | None = None,
     max_samples: int | None = None,
@@ -277,6 +282,9 @@ def load_image_split(
         config_name: Configuration of a data set that has several.
         image_column: Column of the images; found by its usual names if None.
         label_column: Column of the class labels; if None, found by its usual names or else there are no labels.
+        train_classes: Instead of the split, load what retrieval by `load_image_data` evaluates on with this number: the
+            images of the training split and of this one, but for the first so many classes, and number their classes.
+        train_split: The split trained on, put before the other one for `train_classes`.
         image_size: Side in pixels, or (height, width), to resize to; None keeps the size of the first image.
         num_channels: 1 or 3; None keeps those of the first image.
         max_samples: Use only so many images, drawn by `seed`.
@@ -291,24 +299,36 @@ def load_image_split(
         progress: Whether to show progress bars.
 
     Raises:
-        ValueError: If the split, a column or a size is not possible, a label is outside the classes, or an image is
-            corrupt; the message says what there is.
+        ValueError: If a split, a column, a size or a number of classes is not possible, a label is outside the classes,
+            or an image is corrupt; the message says what there is.
     """
-    rows = find_split(load_splits(name, config_name), split, "--split")
+    splits = load_splits(name, config_name)
+    rows = find_split(splits, split, "--split")
     image_column = find_column(rows, image_column, IMAGE_COLUMNS, "image")
     class_names, classes = [], torch.full((len(rows),), -1)
-    if label_column is not None or not set(LABEL_COLUMNS).isdisjoint(rows.column_names):
+    wants_labels = label_column is not None or train_classes is not None
+    if wants_labels or not set(LABEL_COLUMNS).isdisjoint(rows.column_names):
         label_column = find_column(rows, label_column, LABEL_COLUMNS, "label")
+        if train_classes is not None:
+            both = {"train": find_split(splits, train_split, "--train_split"), "eval": rows}
+            find_column(both["train"], image_column, (), "image")
+            find_column(both["train"], label_column, (), "label")
+            rows, split = _put_together(both, {"train": train_split, "eval": split}, [image_column, label_column])
         class_names = read_class_names(rows, label_column)
         classes = read_labels(rows, label_column, class_names, split)
     shape = choose_shape(rows, image_column, image_size, num_channels)
+    part = open_split(rows, image_column, shape, classes)
+    if train_classes is not None:
+        part = part.select(~first_classes(classes, train_classes))
     part = read_images(
-        open_split(rows, image_column, shape, classes).sample(max_samples, seed),
+        part.sample(max_samples, seed),
         skip_corrupt=skip_corrupt,
         cache_dir=cache_dir,
         num_workers=num_workers,
         progress=progress,
     )
+    if train_classes is not None:
+        class_names = _number_classes(part, class_names)
     batches = part.batches(
         num_workers=num_workers,
         batch_size=batch_size,
@@ -318,13 +338,14 @@ def load_image_split(
         process_index=process_index,
         num_processes=num_processes,
     )
-    return ImageSplit(batches, class_names, len(part))
+    return ImageSplit(batches, class_names, len(part), split)
 
 
-def _put_together(rows: dict[str, Dataset], split_names: dict[str, str], columns: list[str]) -> Dataset:
-    """One data set of the splits, the images of a split that has two parts to play counted once."""
+def _put_together(rows: dict[str, Dataset], split_names: dict[str, str], columns: list[str]) -> tuple[Dataset, str]:
+    """One data set of the splits, the images of a split that has two parts to play counted once, and its name."""
     distinct = {split_names[key]: dataset for key, dataset in rows.items()}
-    return concatenate_datasets([dataset.select_columns(columns) for dataset in distinct.values()])
+    together = concatenate_datasets([dataset.select_columns(columns) for dataset in distinct.values()])
+    return together, "+".join(distinct)
 
 
 def _classes(split: Split) -> Tensor:

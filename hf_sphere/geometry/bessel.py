@@ -14,22 +14,15 @@ Reference:
     NIST Digital Library of Mathematical Functions, 10.41.3 and 10.41.9 (uniform expansion), 10.29.1 (recurrence).
 """
 
-import functools
 import math
-from fractions import Fraction
+import operator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hf_sphere.geometry.autograd import differentiable_once
-from hf_sphere.geometry.constants import kept
-
-Polynomial = list[Fraction]
-"""Coefficients, that of the constant first."""
-
-Coefficients = list[Any]
-"""The same as numbers or as tensors without axes."""
+from hf_sphere.geometry.debye import series_for
 
 
 def log_vmf_normalizer(concentration: Tensor, dim: int) -> Tensor:
@@ -39,7 +32,7 @@ def log_vmf_normalizer(concentration: Tensor, dim: int) -> Tensor:
     integrates to one. Its derivative is minus the mean resultant length. Twice differentiable.
 
     Args:
-        concentration: kappa, not negative, any shape, of a floating dtype. Computed in float32 or better.
+        concentration: kappa, from 0 to 1e8, any shape, of a floating dtype. Computed in float32 or better.
         dim: Number of coordinates d, at least 2.
 
     Returns:
@@ -60,7 +53,7 @@ def log_vmf_growth(concentration: Tensor, dim: int) -> Tensor:
     For differences and divergences, from which the area of the sphere cancels.
 
     Args:
-        concentration: kappa, not negative, any shape, of a floating dtype. Computed in float32 or better.
+        concentration: kappa, from 0 to 1e8, any shape, of a floating dtype. Computed in float32 or better.
         dim: Number of coordinates d, at least 2.
     """
     return _Growth.apply(_check(concentration, dim), dim).to(concentration.dtype)
@@ -72,7 +65,7 @@ def mean_resultant_length(concentration: Tensor, dim: int) -> Tensor:
     It grows from 0 (uniform) to 1 (a point). Twice differentiable.
 
     Args:
-        concentration: kappa, not negative, any shape, of a floating dtype. Computed in float32 or better.
+        concentration: kappa, from 0 to 1e8, any shape, of a floating dtype. Computed in float32 or better.
         dim: Number of coordinates d, at least 2.
 
     Returns:
@@ -91,7 +84,7 @@ def mean_resultant_length_slope(concentration: Tensor, dim: int) -> Tensor:
     Equal to `1 - A^2 - (d - 1) A / kappa`, whose terms cancel where the concentration is large.
 
     Args:
-        concentration: kappa, not negative, any shape, of a floating dtype. Computed in float32 or better.
+        concentration: kappa, from 0 to 1e8, any shape, of a floating dtype. Computed in float32 or better.
         dim: Number of coordinates d, at least 2.
 
     Returns:
@@ -108,7 +101,7 @@ def mean_resultant_length_complement(concentration: Tensor, dim: int) -> Tensor:
     """Return `1 - A_d(kappa)`, accurate also where A is close to 1. Twice differentiable.
 
     Args:
-        concentration: kappa, not negative, any shape, of a floating dtype. Computed in float32 or better.
+        concentration: kappa, from 0 to 1e8, any shape, of a floating dtype. Computed in float32 or better.
         dim: Number of coordinates d, at least 2.
 
     Raises:
@@ -157,6 +150,7 @@ def concentration_from_mean_resultant_length(length: Tensor, dim: int) -> Tensor
 
 def log_uniform_density(dim: int) -> float:
     """Logarithm of one over the area of the unit sphere in `dim` dimensions: log C_d(0)."""
+    _check_dim(dim)
     return math.lgamma(dim / 2) - math.log(2.0) - dim / 2 * math.log(math.pi)
 
 
@@ -172,7 +166,7 @@ def growth_and_ratio(square: Tensor, dim: int) -> GrowthAndRatio:
 
     Without autograd's help: a loss that needs these for millions of values brings its own gradient.
     """
-    series = _series_for(dim / 2 - 1, square.dtype)
+    series = series_for(dim / 2 - 1, square.dtype)
     inverse_root = (square + series.order**2).rsqrt_()
     growth, ratio = series.growth_and_ratio(square, inverse_root)
     for step in range(series.steps):
@@ -183,101 +177,26 @@ def growth_and_ratio(square: Tensor, dim: int) -> GrowthAndRatio:
     return GrowthAndRatio(growth, ratio)
 
 
+def _check_dim(dim: int) -> None:
+    try:
+        enough = operator.index(dim) >= 2
+    except TypeError:
+        enough = False
+    if not enough:
+        raise ValueError(f"a sphere needs a whole number of at least 2 dimensions; got {dim}.")
+
+
 def _check(values: Tensor, dim: int) -> Tensor:
     """Return the values in float32 or better."""
-    if not isinstance(dim, int) or dim < 2:
-        raise ValueError(f"a sphere needs a whole number of at least 2 dimensions; got {dim}.")
+    _check_dim(dim)
     if not values.is_floating_point():
         raise TypeError(f"expected values of a floating dtype; got {values.dtype}.")
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-class _Series(NamedTuple):
-    """Debye's expansion of log I at one large order m, truncated where the dtype ends, and the steps down from there.
-
-    With s = sqrt(m^2 + kappa^2) and p = m / s the growth is
-    `s - m - m log((m + s) / 2m) - log(s / m) / 2 + P(p) - P(1)`, P a polynomial; all else is its derivative.
-
-    Attributes:
-        order: The order m of the expansion.
-        steps: How many orders lie between it and the one that is wanted.
-        quotient: Coefficients of (P(p) - P(1)) / (p - 1): numbers, or tensors without axes, which are twice as fast.
-        first: Coefficients of 1/2 + p P'(p).
-        second: Coefficients of p (p P')'(p).
-    """
-
-    order: float
-    steps: int
-    quotient: Coefficients
-    first: Coefficients
-    second: Coefficients
-
-    def growth_and_ratio(self, square: Tensor, inverse_root: Tensor) -> tuple[Tensor, Tensor]:
-        """G and A / kappa at this order, from kappa^2 and 1 / s; accurate to the rounding error also for tiny ones.
-
-        Written for few passes over memory, as losses spend their time here.
-        """
-        p = inverse_root * self.order
-        inverse_sum = (square * inverse_root).add_(p, alpha=self.order).add_(self.order).reciprocal_()  # 1 / (s + m)
-        rise = square * inverse_sum  # s - m
-        growth = rise.sub((rise * (0.5 / self.order)).log1p_(), alpha=self.order)
-        growth.sub_((rise * (1 / self.order)).log1p_(), alpha=0.5)
-        growth.sub_(rise.mul_(inverse_root).mul_(_evaluate(self.quotient, p)))
-        ratio = _evaluate(self.first, p).mul_(inverse_root).mul_(inverse_root)
-        return growth, inverse_sum.sub_(ratio)
-
-    def complement(self, concentration: Tensor, root: Tensor) -> Tensor:
-        """1 - A at this order: a sum whose terms do not cancel."""
-        p = self.order / root
-        first = self.order * (1 + self.order / (root + concentration)) / (root + self.order)
-        return first + concentration * _evaluate(self.first, p) / root.square()
-
-    def ratio(self, root: Tensor) -> Tensor:
-        """A / kappa at this order."""
-        return 1 / (root + self.order) - _evaluate(self.first, self.order / root) / root.square()
-
-    def slope(self, root: Tensor) -> Tensor:
-        """A' at this order: a sum whose terms do not cancel."""
-        p = self.order / root
-        rest = (1 - p.square()) * _evaluate(self.second, p)
-        rest = rest + _evaluate(self.first, p) * (1 - 2 * p.square())
-        return self.order / (root * (root + self.order)) + rest / root.square()
-
-
-def _series_for(order: float, dtype: torch.dtype) -> _Series:
-    if torch.compiler.is_compiling():
-        return _series_of_numbers(order, dtype)
-    return _series_of_tensors(order, dtype)
-
-
-@kept
-def _series_of_tensors(order: float, dtype: torch.dtype) -> _Series:
-    order, steps, *polynomials = _make_series(order, dtype)
-    return _Series(order, steps, *([torch.tensor(c, dtype=dtype, device="cpu") for c in p] for p in polynomials))
-
-
-@torch.compiler.assume_constant_result  # a compiler does not look into caches
-def _series_of_numbers(order: float, dtype: torch.dtype) -> _Series:
-    return _make_series(order, dtype)
-
-
-@functools.cache
-def _make_series(order: float, dtype: torch.dtype) -> _Series:
-    terms, least = (10, 24) if dtype == torch.float64 else (4, 12)
-    steps = max(0, math.ceil(least - order))
-    order += steps
-    # At large orders the last terms are below the rounding error; the polynomials stay below 0.02 until the fifth.
-    enough = (k for k in range(1, 4) if 0.02 / order ** (k + 1) < torch.finfo(dtype).eps)
-    total = _combine(next(enough, terms), order)
-    slope = [k * c for k, c in enumerate(total)]
-    second = [k * c for k, c in enumerate(slope)]
-    polynomials = (_divide_by_root_at_one(total), [slope[0] + Fraction(1, 2), *slope[1:]], second)
-    return _Series(order, steps, *(list(map(float, p)) for p in polynomials))
-
-
 def _ratio(square: Tensor, dim: int) -> Tensor:
     """A / kappa from kappa^2."""
-    series = _series_for(dim / 2 - 1, square.dtype)
+    series = series_for(dim / 2 - 1, square.dtype)
     ratio = series.ratio((square + series.order**2).sqrt())
     for step in range(series.steps):
         ratio = 1 / (2 * (series.order - step) + square * ratio)
@@ -286,7 +205,7 @@ def _ratio(square: Tensor, dim: int) -> Tensor:
 
 def _slope(concentration: Tensor, dim: int) -> Tensor:
     """A', by differentiating the recurrence of the ratios itself."""
-    series = _series_for(dim / 2 - 1, concentration.dtype)
+    series = series_for(dim / 2 - 1, concentration.dtype)
     square = concentration.square()
     root = (square + series.order**2).sqrt()
     ratio, slope = series.ratio(root), series.slope(root)
@@ -370,7 +289,7 @@ class _Complement(torch.autograd.Function):
 
     @staticmethod
     def forward(concentration: Tensor, dim: int) -> Tensor:
-        series = _series_for(dim / 2 - 1, concentration.dtype)
+        series = series_for(dim / 2 - 1, concentration.dtype)
         rest = series.complement(concentration, (concentration.square() + series.order**2).sqrt())
         for step in range(series.steps):
             order = series.order - step
@@ -418,51 +337,3 @@ class _Concentration(torch.autograd.Function):
         # The concentration is made anew, so that the second derivative knows how it depends on the length.
         concentration = _Concentration.apply(*ctx.saved_tensors, ctx.dim)
         return gradient / _slope(concentration, ctx.dim), None
-
-
-@functools.cache
-def _log_debye(terms: int) -> list[Polynomial]:
-    """D_1..D_n with `log(1 + sum_k U_k(p) / m^k) = sum_k D_k(p) / m^k`, exactly."""
-    u: list[Polynomial] = [[Fraction(1)]]
-    for _ in range(terms):
-        # DLMF 10.41.9: U_{k+1} = p^2 (1 - p^2) U_k' / 2 + (1/8) integral from 0 to p of (1 - 5 t^2) U_k(t)
-        following = [Fraction(0)] * (len(u[-1]) + 3)
-        for power, c in enumerate(u[-1]):
-            following[power + 1] += c * (Fraction(power, 2) + Fraction(1, 8 * (power + 1)))
-            following[power + 3] -= c * (Fraction(power, 2) + Fraction(5, 8 * (power + 3)))
-        u.append(following)
-    logs: list[Polynomial] = [[Fraction(0)]]
-    for k in range(1, terms + 1):
-        # The derivative of exp by the parameter: k U_k = sum_j j D_j U_{k-j}
-        rest = list(u[k])
-        for j in range(1, k):
-            for a, x in enumerate(logs[j]):
-                for b, y in enumerate(u[k - j]):
-                    rest[a + b] -= Fraction(j, k) * x * y
-        logs.append(rest)
-    return logs[1:]
-
-
-def _combine(terms: int, order: float) -> Polynomial:
-    """P(p) = sum_k D_k(p) / m^k."""
-    total = [Fraction(0)] * (3 * terms + 1)
-    for k, polynomial in enumerate(_log_debye(terms), 1):
-        for power, c in enumerate(polynomial):
-            total[power] += c / Fraction(order) ** k
-    return total
-
-
-def _divide_by_root_at_one(polynomial: Polynomial) -> Polynomial:
-    """(P(p) - P(1)) / (p - 1), by Horner's scheme."""
-    quotient: Polynomial = []
-    for c in reversed(polynomial[1:]):
-        quotient.append(c + (quotient[-1] if quotient else 0))
-    return quotient[::-1]
-
-
-def _evaluate(coefficients: Coefficients, x: Tensor) -> Tensor:
-    """Horner's scheme, in place after the first step."""
-    value = x * coefficients[-1]
-    for c in reversed(coefficients[1:-1]):
-        value.add_(c).mul_(x)
-    return value.add_(coefficients[0])

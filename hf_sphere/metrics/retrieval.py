@@ -39,7 +39,7 @@ def retrieval_scores(
     Computed block by block in float32, or in float64 where the embeddings are and for the hyperbolic distance.
 
     Args:
-        embeddings: (N, d), finite, of any real dtype.
+        embeddings: (N, d), finite, of any real dtype; N and d at least 1. A tensor, an array or lists.
         labels: (N,), class of each embedding; any integers.
         distance: `cosine`, where a zero vector has the cosine 0 with every other, `euclidean`, or `hyperbolic`: in the
             Poincare ball of radius 1 / sqrt(curvature).
@@ -55,7 +55,7 @@ def retrieval_scores(
         they are the means, and `num_excluded`, left out.
 
     Raises:
-        TypeError: If the embeddings are complex or the labels are not integers.
+        TypeError: If the embeddings are complex, the labels are not integers or `ks` is no sequence.
         ValueError: If a shape is wrong, an embedding is not finite or lies outside of the ball, no class has two
             members, `ks`, `curvature` or `block_size` are not positive, there is no such distance or backend, or faiss
             cannot do it.
@@ -63,6 +63,8 @@ def retrieval_scores(
     """
     if distance not in get_args(Distance):
         raise ValueError(f"no distance {distance!r}; there are {', '.join(get_args(Distance))}.")
+    if not isinstance(ks, Sequence):
+        raise TypeError(f"ks must be a sequence of integers, for instance (1, 5); got {ks!r}.")
     if any(not isinstance(k, int) or k < 1 for k in ks):
         raise ValueError(f"ks must be integers of at least 1; got {list(ks)}.")
     if block_size is not None and block_size < 1:
@@ -106,7 +108,7 @@ def sampled_retrieval_scores(
     global generators stay as they are.
 
     Args:
-        directions: (N, d), mean directions; of any norms but zero.
+        directions: (N, d), mean directions; of any norms but zero. A tensor, an array or lists, as all others.
         concentration: (N,), how far each point is concentrated around its direction, positive.
         labels: (N,), class of each embedding; any integers.
         num_samples: How many times to draw all points.
@@ -128,6 +130,7 @@ def sampled_retrieval_scores(
     if not 0 < interval < 1:
         raise ValueError(f"interval must be in (0, 1), for instance 0.95; got {interval}.")
     directions, labels = _check_data(directions, labels)
+    concentration = torch.as_tensor(concentration)
     if concentration.shape != labels.shape:
         raise ValueError(f"concentration must have the shape {tuple(labels.shape)}; got {tuple(concentration.shape)}.")
     if not directions.any(-1).all():
@@ -164,8 +167,11 @@ def _scores(gallery: Gallery, rows: Tensor, ks: Sequence[int], backend: Backend)
 
 
 def _check_data(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    if embeddings.ndim != 2 or embeddings.shape[1] < 1:
-        raise ValueError(f"embeddings must have the shape (N, d) with d >= 1; got {tuple(embeddings.shape)}.")
+    embeddings, labels = torch.as_tensor(embeddings), torch.as_tensor(labels)
+    if embeddings.ndim != 2 or 0 in embeddings.shape:
+        raise ValueError(
+            f"embeddings must have the shape (N, d) with N >= 1 and d >= 1; got {tuple(embeddings.shape)}."
+        )
     if labels.shape != embeddings.shape[:1]:
         raise ValueError(
             f"labels must have the shape ({len(embeddings)},), one an embedding; got {tuple(labels.shape)}."

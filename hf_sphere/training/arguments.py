@@ -68,8 +68,9 @@ class ModelArguments:
         default=None,
         metadata=_help(f"Name of the head: {', '.join(HEADS)}; if not set `spherized`, with values `prototype`."),
     )
-    freeze_batch_norm: bool = field(
-        default=False, metadata=_help("Keep the statistics of the backbone's batch norms, as for pretrained ones.")
+    freeze_batch_norm: bool | None = field(
+        default=None,
+        metadata=_help("Keep the statistics of the backbone's batch norms, as for pretrained ones; no, if not set."),
     )
     head_kwargs: Options = field(default_factory=Options, metadata=_help("Options of the head, a mapping."))
     prototypes_file: str | None = field(

@@ -41,7 +41,7 @@ def build_model(
         num_channels=data.shape.channels,
         image_size=[data.shape.height, data.shape.width],
         embedding_dim=model_args.embedding_dim,
-        freeze_batch_norm=model_args.freeze_batch_norm,
+        freeze_batch_norm=bool(model_args.freeze_batch_norm),
         **more,
     )
     model = task.model_class(config, pretrained=model_args.pretrained_backbone)
@@ -63,7 +63,8 @@ def _load_model(
     if built not in (own, SphereVisionModel.__name__, None):
         raise ValueError(f"{saved} is a {built}, but this recipe trains a {own}; use the recipe of that model.")
     _check_same_architecture(model_args, config)
-    config.freeze_batch_norm = config.freeze_batch_norm or model_args.freeze_batch_norm
+    if model_args.freeze_batch_norm is not None:
+        config.freeze_batch_norm = model_args.freeze_batch_norm
     losses = _loss_options(config.head, args)
     if config.head_kwargs or losses:
         # Smoothing belongs to a run and not to a model: without a word of it there is none.
@@ -127,6 +128,8 @@ def describe(model: SphereVisionPreTrainedModel, data: ImageData) -> str:
     config, shape = model.config, data.shape
     held_out = f", {data.validation.num_examples:,} held out" if data.validation is not None else ""
     targets = [f"{len(data.class_names)} classes"] if data.class_names else []
+    if data.eval_class_names != data.class_names:
+        targets.append(f"{len(data.eval_class_names)} classes to search in")
     heads = [f"{config.head} head"] if config.head is not None else []
     regression: Any = getattr(model, "regression", None)
     if regression is not None:

@@ -65,7 +65,7 @@ def train_images(
     data = load_data(task, data_args, args, run, *rest)
     model = build_model(task, model_args, value_args, args, data).to(run.accelerator.device)
     check_values(model, data)
-    if model_args.model_name_or_path is None and args.resume_from_checkpoint is None:
+    if args.resume_from_checkpoint is None:
         calibrate_head(model, data.train)
     processor = build_processor(model.config, data)
     run.print(describe(model, data))

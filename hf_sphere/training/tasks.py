@@ -93,5 +93,4 @@ RETRIEVAL = ImageTask(
     metric="recall_at_1",
     higher_is_better=True,
     headline=("recall_at_1", "map_at_r"),
-    pipeline_tag="image-classification",
 )

@@ -161,6 +161,11 @@ class TestBadInput:
         with pytest.raises(ValueError, match=r"integer labels of shape \(N,\); got torch"):
             EpisodeSampler(labels, Episodes(1, 1, 1))
 
+    @pytest.mark.parametrize(("index", "processes"), [(0, 0), (2, 2), (-1, 2), (0, -1)])
+    def test_a_process_that_is_not_there_is_an_error_that_says_both(self, index, processes):
+        with pytest.raises(ValueError, match=f"got process_index={index} and num_processes={processes}"):
+            EpisodeSampler(TEN_OF_TEN, Episodes(2, 2, 2), process_index=index, num_processes=processes)
+
 
 class TestInALoader:
     @pytest.mark.parametrize("num_workers", [0, 1])

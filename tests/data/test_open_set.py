@@ -174,6 +174,11 @@ class TestDividedClasses:
         assert data.train.epoch_rows().sort().values.tolist() == [0, 3]
         assert data.evaluation.epoch_rows().tolist() == [1, 2]
 
+    def test_what_was_evaluated_is_named_by_both_splits(self, animals, load):
+        splits = animals(["ant", "cat"], ["dog", "ant"])
+        assert load(*splits, task="retrieval", train_classes=1).eval_split == "train+test"
+        assert load(*splits, task="retrieval").eval_split == "test"
+
     def test_nothing_is_warned_of(self, animals, load, caplog):
         (train,) = animals(["ant", "bee", "cat"])
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
@@ -300,6 +305,50 @@ class TestOneSplit:
     def test_statistics_for_another_number_of_channels_are_an_error(self, animals, load_split):
         with pytest.raises(ValueError, match="mean needs one value or 1"):
             load_split(*animals(["fox"]), mean=[0.1, 0.2, 0.3])
+
+
+class TestTheUnseenClassesAlone:
+    @pytest.fixture
+    def load_unseen(self, tmp_path):
+        options = {"cache_dir": tmp_path / "decoded", "num_workers": 0, "progress": False} | RAW
+        return lambda name, split="test", **more: load_image_split(name, split, **(options | more))
+
+    @pytest.mark.parametrize("size", [SMALL, LARGE])
+    @pytest.mark.parametrize("max_eval_samples", [None, 3])
+    def test_they_are_those_that_are_evaluated_while_training(self, max_eval_samples, size, animals, load, load_unseen):
+        train, test = animals(["fox", "ant", "cat", "bee"], ["ant", "cat", "dog", "fox"], size=size)
+        data = load(train, test, **RAW, task="retrieval", train_classes=2, max_eval_samples=max_eval_samples)
+        unseen = load_unseen("made_up", train_classes=2, max_samples=max_eval_samples)
+        assert (unseen.name, unseen.class_names) == ("train+test", data.eval_class_names)
+        assert seen(unseen.batches, unseen.class_names) == seen(data.evaluation, data.eval_class_names)
+        assert torch.equal(unseen.batches.epoch_rows(), data.evaluation.epoch_rows())
+
+    def test_the_digits_after_the_first_six_are_714_images(self, load_unseen):
+        unseen = load_unseen("digits", train_classes=6)
+        assert unseen.num_images == 714
+        assert unseen.class_names == ["6", "7", "8", "9"]
+
+    def test_the_training_split_may_have_another_name(self, animals, embed, load_unseen):
+        first, second = animals(["ant", "bee"], ["bee", "cat"])
+        name = embed(learn=first, probe=second)
+        unseen = load_unseen(name, "probe", train_split="learn", train_classes=1)
+        assert unseen.name == "learn+probe"
+        assert seen(unseen.batches, unseen.class_names) == {1: "bee", 2: "bee", 3: "cat"}
+        with pytest.raises(ValueError, match=r"no split 'train'; the data has learn, probe\..*--train_split"):
+            load_unseen(name, "probe", train_classes=1)
+
+    def test_a_split_by_itself_has_its_own_name(self, animals, embed, load_unseen):
+        assert load_unseen(embed(test=animals(["ant"])[0])).name == "test"
+
+    def test_without_labels_there_are_no_classes_to_leave_out(self, animals, embed, load_unseen):
+        (bare,) = (dataset.remove_columns("label") for dataset in animals(["ant"]))
+        with pytest.raises(ValueError, match="found no label column"):
+            load_unseen(embed(train=bare, test=bare), train_classes=1)
+
+    def test_an_impossible_number_is_an_error(self, animals, embed, load_unseen):
+        train, test = animals(["ant", "bee"], ["cat", "dog"])
+        with pytest.raises(ValueError, match="--train_classes 4 does not divide 4 classes"):
+            load_unseen(embed(train=train, test=test), train_classes=4)
 
 
 class TestOmniglot:

@@ -320,11 +320,18 @@ class TestMemory:
         assert mebibytes < 800  # the distances alone would take 3,052
 
 
+@pytest.mark.parametrize("kind", ["lists", "arrays"])
+def test_lists_and_arrays_are_taken(kind):
+    embeddings, labels = torch.randn(12, 3), torch.arange(12) % 4
+    given = [tensor.tolist() if kind == "lists" else tensor.numpy() for tensor in (embeddings, labels)]
+    assert retrieval_scores(*given) == retrieval_scores(embeddings, labels)
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("embeddings", "labels", "message"),
         [
-            (torch.randn(4), torch.zeros(4).long(), r"shape \(N, d\) with d >= 1; got \(4,\)"),
+            (torch.randn(4), torch.zeros(4).long(), r"shape \(N, d\) with N >= 1 and d >= 1; got \(4,\)"),
             (torch.randn(4, 0), torch.zeros(4).long(), r"got \(4, 0\)"),
             (
                 torch.randn(4, 2),
@@ -333,7 +340,8 @@ class TestRefusals:
             ),
             (torch.randn(4, 2), torch.zeros(4, 1).long(), r"got \(4, 1\)"),
             (torch.randn(4, 2), torch.arange(4), "none of the 4 classes has two members"),
-            (torch.randn(0, 2), torch.zeros(0).long(), "none of the 0 classes has two members"),
+            (torch.randn(0, 2), torch.zeros(0).long(), r"N >= 1 and d >= 1; got \(0, 2\)"),
+            ([], [], r"N >= 1 and d >= 1; got \(0,\)"),
             (torch.tensor([[1.0], [math.nan]]), torch.zeros(2).long(), "1 of 2 are not, the first is number 1"),
             (torch.tensor([[math.inf], [1.0]]), torch.zeros(2).long(), "must be finite"),
         ],
@@ -360,6 +368,10 @@ class TestRefusals:
     def test_bad_options(self, options, message):
         with pytest.raises(ValueError, match=message):
             retrieval_scores(F.normalize(torch.ones(4, 2), dim=1), torch.zeros(4).long(), **options)
+
+    def test_a_single_k_is_no_sequence(self):
+        with pytest.raises(TypeError, match=r"ks must be a sequence of integers, for instance \(1, 5\); got 5"):
+            retrieval_scores(torch.randn(4, 2), torch.zeros(4).long(), ks=5)
 
     @pytest.mark.parametrize("labels", [torch.zeros(4), torch.zeros(4).bool()])
     def test_labels_that_are_no_integers(self, labels):

@@ -59,6 +59,13 @@ def test_half_precision_and_any_norms_are_taken(directions):
     assert scores["map_at_r"] == pytest.approx(expected["map_at_r"], abs=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["lists", "arrays"])
+def test_lists_and_arrays_are_taken(directions, kind):
+    tensors = directions, torch.full((120,), 20.0), LABELS
+    given = [tensor.tolist() if kind == "lists" else tensor.numpy() for tensor in tensors]
+    assert sampled_retrieval_scores(*given, num_samples=2) == sampled_retrieval_scores(*tensors, num_samples=2)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -9,12 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hf_sphere.nn import Head, build_head
+from hf_sphere import nn as sphere_nn
+from hf_sphere.nn import Head
 
 LABELS = torch.tensor([0, 3, 1, 2, 3])
 HEADS = pytest.mark.parametrize("name", ["cosine", "arcface"])
 without_deadline = settings(deadline=None, max_examples=60)
 """The machine may be busy with other things."""
+
+
+def build_head(name: str, dim: int, classes: int, **options) -> Head:
+    """A head whose logits are plain cosines, unless a temperature is given."""
+    return sphere_nn.build_head(name, dim, classes, **{"log_temperature": 0.0, **options})
 
 
 def cosines(x: Tensor, weight: Tensor) -> Tensor:
@@ -234,3 +240,9 @@ def test_where_nobody_counts_epochs_the_margin_acts():
 def test_a_margin_that_is_no_angle_up_to_a_right_one_is_refused(margin):
     with pytest.raises(ValueError, match=f"margin is an angle in radians from 0 to pi / 2; got {margin}"):
         build_head("arcface", 6, 4, margin=margin)
+
+
+@HEADS
+def test_a_head_that_is_told_nothing_starts_with_logits_up_to_16(name):
+    head = sphere_nn.build_head(name, 6, 4).eval()
+    assert head(head.weight.detach()).logits.max().item() == pytest.approx(16.0, rel=1e-3)

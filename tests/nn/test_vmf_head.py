@@ -13,7 +13,7 @@ LABELS = torch.tensor([0, 3, 1, 2, 3])
 
 
 def make(dim: int = 6, classes: int = 4, **options) -> Head:
-    return build_head("vmf", dim, classes, **options)
+    return build_head("vmf", dim, classes, **{"log_temperature": 0.0, **options})
 
 
 def spread(count: int, dim: int, concentration: float) -> Tensor:
@@ -402,3 +402,25 @@ def test_a_space_without_directions_is_refused(dim):
 
 def test_a_printed_head_says_what_it_is():
     assert "6 -> 4 classes, num_samples=10, kappa_confidence=0.4, prediction='samples'" in repr(make())
+
+
+def test_where_nobody_has_calibrated_the_first_training_batch_does():
+    x = 0.01 * torch.randn(500, 6)
+    asked, unasked = make(), make()
+    asked.calibrate(x)
+    assert unasked.needs_calibration
+    unasked.eval()(x)
+    assert unasked.needs_calibration  # looking at a model does not change it
+    unasked.train()(x, torch.arange(500) % 4)
+    assert not unasked.needs_calibration
+    torch.testing.assert_close(unasked.embedding_scale, asked.embedding_scale)
+    unasked(100 * x, torch.arange(500) % 4)  # and no later batch
+    torch.testing.assert_close(unasked.embedding_scale, asked.embedding_scale)
+
+
+def test_a_loaded_head_is_not_calibrated_again():
+    trained, loaded = make(), make()
+    trained.calibrate(torch.randn(100, 6))
+    loaded.load_state_dict(trained.state_dict())
+    loaded.train()(50 * torch.randn(8, 6), torch.arange(8) % 4)
+    assert torch.equal(loaded.embedding_scale, trained.embedding_scale)

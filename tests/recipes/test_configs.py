@@ -43,9 +43,9 @@ DATA = {
     "tanganke/stanford_cars": ("image", "label", (24, 30, 3), 196),
     # So many in each split; the real ones have more.
     "data/prepared/sop": ("image", "label", (24, 24, 3), 60),
-    "brendenlake/omniglot": ("image", "label", (105, 105), 60),
+    "data/prepared/omniglot": ("image", "label", (105, 105), 60),
 }
-OPEN_SETS = {"data/prepared/sop", "brendenlake/omniglot"}
+OPEN_SETS = {"data/prepared/sop", "data/prepared/omniglot"}
 """Those whose splits have no class in common."""
 
 

@@ -166,6 +166,36 @@ def test_strange_images_by_another_model_are_noted(write, measure, capsys):
     assert "was embedded by another model" in capsys.readouterr().out
 
 
+def test_one_model_written_in_two_ways_is_one_model(write, measure, tmp_path, monkeypatch, capsys):
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    other = write(columns_of(seed=1), "other", model="model/")
+    measure(write(columns_of(), model=str(tmp_path / "model")), "--out_of_distribution", other)
+    assert "another model" not in capsys.readouterr().out
+
+
+def test_strange_images_may_have_a_split_of_another_name_and_that_is_said(write, measure, results_of, tmp_path, capsys):
+    with written_embeddings(tmp_path / "other", "train", {}, class_names=CLASSES, predicted_names=CLASSES) as add:
+        add(columns_of(seed=1))
+    words = ["--split", "test", "--out_of_distribution", tmp_path / "other"]
+    assert "ood_other_auroc_confidence" in results_of(measure(write(columns_of()), *words))
+    assert "has no split 'test'; its only one, 'train', was read instead" in capsys.readouterr().out
+
+
+def test_a_zero_embedding_leaves_out_sampled_retrieval_alone_and_that_is_said(write, measure, results_of, capsys):
+    columns = columns_of()
+    columns["embedding"][5] = 0
+    results = results_of(measure(write(columns)))
+    assert {"eval_accuracy", "eval_recall_at_1"} <= results.keys()
+    assert not [name for name in results if "sampled" in name]
+    assert "1 embedding is the zero vector" in capsys.readouterr().out
+
+
+def test_a_k_that_is_given_twice_is_printed_once(write, measure, capsys):
+    measure(write(columns_of(concentration=False)), "--ks", 2, 1, 2)
+    assert capsys.readouterr().out.count("recall@2") == 1
+
+
 def test_a_number_of_embeddings_is_measured_if_asked_for(write, measure, results_of):
     results = results_of(measure(write(columns_of()), "--max_samples", 30))
     assert results["eval_num_queries"] == 30
@@ -224,7 +254,7 @@ def test_classes_of_one_image_are_counted_and_noted(write, measure, results_of, 
     columns["label"][3] = 2
     results = results_of(measure(write(columns)))
     assert (results["eval_num_queries"], results["eval_num_excluded"]) == (6, 1)
-    assert "1 images are the only ones of their class" in capsys.readouterr().out
+    assert "1 image alone in a class, left out of the queries of retrieval" in capsys.readouterr().out
 
 
 def test_without_two_images_of_a_class_there_is_no_retrieval_and_that_is_said(write, measure, results_of, capsys):
@@ -241,6 +271,18 @@ def test_the_pictures_are_drawn(write, measure):
     folder = measure(write(columns_of()))
     for picture in PICTURES:
         assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_two_calibration_errors_are_told_apart(recipe, write, measure, results_of, monkeypatch, capsys):
+    captions = []
+    monkeypatch.setattr(recipe, "plot_reliability", lambda *args, caption, **options: captions.append(caption))
+    results = results_of(measure(write(columns_of())))
+    squared, plain = (100 * results[f"eval_calibration_error_{kind}"] for kind in ("equal_mass_l2", "equal_width_l1"))
+    mass, width = f"{squared:.2f} % (equal mass, root mean square)", f"{plain:.2f} % (equal width, mean)"
+    assert captions == [f"calibration error {mass}, {width}"]
+    printed = capsys.readouterr().out
+    assert "calibration error, equal mass " in printed
+    assert "calibration error, equal width " in printed
 
 
 def test_the_arguments_are_written(write, measure):
@@ -316,20 +358,37 @@ def test_stopping_leaves_no_results(recipe, write, measure, monkeypatch, capsys)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--ks", "0"], "ks must be integers of at least 1"),
-        (["--distance", "hyperbolic"], "does not tell the curvature of its space; give --curvature"),
-        (["--curvature", "1"], "--curvature is for the distance hyperbolic; this one is cosine"),
-        (["--num_bins", "0"], "num_bins must be an integer of at least 1; got 0"),
-        (["--num_samples", "-1"], "num_samples must be at least 1; got -1"),
-        (["--max_samples", "0"], "--max_samples must be at least 1; got 0"),
+        (["--distance", "hyperbolic"], "--distance hyperbolic needs a curvature.*space; give --curvature"),
+        (["--curvature", "1"], "--curvature is for the distance hyperbolic; that of .* is cosine. Leave it out"),
+        (["--split", "train"], r"no split 'train'; the data has test\. Choose one with --split"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_refused_and_leaves_no_results(write, measure, words, said):
+def test_a_mistake_is_refused_before_any_measurement_and_leaves_no_results(write, measure, words, said, capsys):
     folder = write(columns_of())
     with pytest.raises(ValueError, match=said):
         measure(folder, *words)
+    assert "accuracy" not in capsys.readouterr().out
     assert not (folder / "evaluation").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ks", "2", "0"], "--ks must be integers of at least 1, for instance 1 5; got [2, 0]."),
+        (["--curvature", "1", "--distance", "cosine"], "--curvature is for --distance hyperbolic; this one is cosine."),
+        (["--curvature", "-1"], "--curvature must be finite and positive, c for the curvature -c; got -1."),
+        (["--num_bins", "0"], "--num_bins must be at least 1; got 0."),
+        (["--num_samples", "-1"], "--num_samples must be at least 0; got -1."),
+        (["--max_samples", "0"], "--max_samples must be at least 1; got 0."),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_impossible_number_is_refused_before_anything_is_read(measure, words, said, capsys):
+    with pytest.raises(SystemExit) as stop:
+        measure(Path("nowhere"), *words)
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 def test_embeddings_without_labels_are_refused(write, measure):

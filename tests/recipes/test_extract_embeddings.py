@@ -161,6 +161,7 @@ def test_what_was_embedded_is_told_beside(extracted, classifier):
         "dataset": "digits",
         "dataset_config_name": None,
         "split": "test",
+        "train_classes": None,
         "distance": "cosine",
         "embedding_dim": 8,
         "num_images": 355,
@@ -171,6 +172,29 @@ def test_embeddings_in_hyperbolic_space_tell_their_curvature(extract, save):
     model = SphereVisionForImageClassification(config_of(head="hyperbolic", head_kwargs={"curvature": 0.5}))
     about = json.loads((extract("--max_samples", 5, model=save(model)) / "embeddings.json").read_text())
     assert (about["distance"], about["curvature"]) == ("hyperbolic", 0.5)
+
+
+def test_the_distance_is_the_one_that_the_head_says(extract, classifier, monkeypatch):
+    head = SphereVisionForImageClassification.from_pretrained(classifier).head
+    monkeypatch.setattr(type(head), "distance", "euclidean")
+    about = json.loads((extract("--max_samples", 5) / "embeddings.json").read_text())
+    assert about["distance"] == "euclidean"
+    assert "curvature" not in about
+
+
+def test_an_open_set_is_all_images_of_the_classes_that_were_not_trained_on(extract, extracted, capsys):
+    folder = extract("--train_classes", 6)
+    assert "data      digits, split train+test: 714 images, 4 classes" in capsys.readouterr().out
+    rows, splits = rows_of(folder, "train_test"), load_splits("digits")
+    labels = torch.tensor([*splits["train"]["label"], *splits["test"]["label"]])
+    assert rows.features["label"] == ClassLabel(names=["6", "7", "8", "9"])
+    assert rows["index"][:].tolist() == (labels >= 6).nonzero()[:, 0].tolist()
+    assert torch.equal(rows["label"][:] + 6, labels[labels >= 6])
+    of_test = rows_of(extracted)
+    behind = rows["index"][:] >= len(splits["train"])
+    torch.testing.assert_close(rows["embedding"][:][behind], of_test["embedding"][:][of_test["label"][:] >= 6])
+    about = json.loads((folder / "embeddings.json").read_text())
+    assert (about["split"], about["train_classes"], about["num_images"]) == ("train+test", 6, 714)
 
 
 def test_the_batch_size_does_not_matter(extracted, extract):
@@ -282,6 +306,8 @@ def test_statistics_beside_an_image_processor_are_refused(extract):
         (["--image_column_name", "picture"], "no image column 'picture'"),
         (["--label_column_name", "lable"], "Did you mean 'label'?"),
         (["--max_samples", "0"], "a subset must have at least one image; got 0"),
+        (["--train_classes", "10"], "--train_classes 10 does not divide 10 classes"),
+        (["--train_split", "train"], "--train_split train has no use without --train_classes; leave it out"),
         (["--batch_size", "0"], "the batch size must be at least 1; got 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_sphere.nn.heads.base import FIRST_LOG_TEMPERATURE
 from hf_sphere.nn.heads.cosine import CosineHead
 
 
@@ -40,7 +41,7 @@ class ArcFaceHead(CosineHead):
         *,
         margin: float = 0.5,
         margin_warmup_epochs: int = 0,
-        log_temperature: float = 0.0,
+        log_temperature: float = FIRST_LOG_TEMPERATURE,
         temperature_lr: float | None = None,
         label_smoothing: float = 0.0,
     ) -> None:

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from hf_sphere.geometry.coordinates import is_batched
 
+FIRST_LOG_TEMPERATURE = -2.773
+"""Start of a learned temperature, unless a head is told otherwise: logits up to 16. At 0 they would be up to 1."""
+
 
 @dataclass(frozen=True)
 class HeadOutput:
@@ -49,7 +52,7 @@ class Head(nn.Module):
     distance: ClassVar[str] = "cosine"
     """How near two points of the head are: a distance of `hf_sphere.metrics.retrieval_scores`."""
     needs_calibration: ClassVar[bool] = False
-    """Whether `calibrate` must see training embeddings before training starts."""
+    """Whether `calibrate` must see training embeddings before training starts; may be a property of the state."""
     reduction: str = "mean"
     """Whether the loss is the `mean` or the `sum` over a batch."""
 
@@ -137,8 +140,8 @@ class TemperatureHead(Head):
         embedding_dim: See `Head`.
         num_classes: See `Head`.
         log_temperature: Logarithm of the temperature at the start; logits are multiplied by exp(-log_temperature).
-        temperature_lr: Learning rate of `log_temperature`, whatever that of the rest; the same if None. It is trained
-            without momentum and without decay.
+        temperature_lr: Learning rate of `log_temperature`, whatever that of the rest; the same if None. The recipes
+            train it without momentum and decay; the stock Trainer knows neither and trains it like any other.
         **options: See `Head`.
     """
 
@@ -147,7 +150,7 @@ class TemperatureHead(Head):
         embedding_dim: int,
         num_classes: int,
         *,
-        log_temperature: float = 0.0,
+        log_temperature: float = FIRST_LOG_TEMPERATURE,
         temperature_lr: float | None = None,
         **options: Any,
     ) -> None:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.nn.heads.base import TemperatureHead
+from hf_sphere.nn.heads.base import FIRST_LOG_TEMPERATURE, TemperatureHead
 
 
 class CosineHead(TemperatureHead):
@@ -31,7 +31,7 @@ class CosineHead(TemperatureHead):
         embedding_dim: int,
         num_classes: int,
         *,
-        log_temperature: float = 0.0,
+        log_temperature: float = FIRST_LOG_TEMPERATURE,
         temperature_lr: float | None = None,
         label_smoothing: float = 0.0,
     ) -> None:

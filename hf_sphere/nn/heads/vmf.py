@@ -16,7 +16,7 @@ from hf_sphere.geometry.sampling import (
     sample_cosine,
     tangent_directions,
 )
-from hf_sphere.nn.heads.base import TemperatureHead
+from hf_sphere.nn.heads.base import FIRST_LOG_TEMPERATURE, TemperatureHead
 from hf_sphere.nn.vmf_softmax import log_class_sum
 
 
@@ -30,10 +30,12 @@ class VMFHead(TemperatureHead):
     an image is unlike what the model has learned.
 
     Before training, `calibrate` measures on training images by what constant the backbone's output has to be
-    multiplied so that embeddings start with the concentration of the classes. The constant is a buffer.
+    multiplied so that embeddings start with the concentration of the classes. The constant is a buffer. The recipes
+    call it; where nobody has, as in a stock Trainer, the first training batch takes the place of those images.
 
     In eval mode the answer is the mean softmax over S points of the embedding and of each class. They come from one
-    fixed set of random numbers for all images, so that an image's answer does not depend on the batch it is in.
+    fixed set of random numbers for all images, so that an image's answer does not depend on its batch. With few samples
+    answers close to a tie depend on these numbers; `num_samples` in a saved model's `head_kwargs` may be raised.
     In training mode, and always with `prediction="mean"`, the logits are `beta` times the product of the means.
 
     Args:
@@ -56,8 +58,8 @@ class VMFHead(TemperatureHead):
     """
 
     name = "vmf"
-    needs_calibration = True
     embedding_scale: Tensor
+    is_calibrated: Tensor
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class VMFHead(TemperatureHead):
         num_samples: int = 10,
         kappa_confidence: float = 0.4,
         prediction: Literal["samples", "mean"] = "samples",
-        log_temperature: float = 0.0,
+        log_temperature: float = FIRST_LOG_TEMPERATURE,
         temperature_lr: float | None = None,
     ) -> None:
         super().__init__(embedding_dim, num_classes, log_temperature=log_temperature, temperature_lr=temperature_lr)
@@ -84,6 +86,7 @@ class VMFHead(TemperatureHead):
         self.prediction = prediction
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         self.register_buffer("embedding_scale", torch.empty(()))
+        self.register_buffer("is_calibrated", torch.empty((), dtype=torch.bool))
         self.reset_parameters()
 
     @property
@@ -98,6 +101,13 @@ class VMFHead(TemperatureHead):
         nn.init.normal_(self.weight)
         self.weight.copy_(self.first_concentration * F.normalize(self.weight, dim=-1))
         self.embedding_scale.fill_(1.0)
+        self.is_calibrated.fill_(False)
+        self._may_need_calibration = True
+
+    @property
+    def needs_calibration(self) -> bool:  # type: ignore[override]  # a class attribute of the other heads
+        """Whether neither `calibrate` nor a training batch has set the scale yet."""
+        return not bool(self.is_calibrated)
 
     @torch.no_grad()
     def calibrate(self, embeddings: Tensor) -> None:
@@ -111,12 +121,27 @@ class VMFHead(TemperatureHead):
             raise ValueError(
                 f"the embeddings have a mean size of {typical.item():g}; there is no scale to fit to them."
             )
+        self.embedding_scale.copy_(self._scale_for(typical))
+        self.is_calibrated.fill_(True)
+
+    def _scale_for(self, typical: Tensor) -> Tensor:
         # The norm of a vector of d coordinates of one size is sqrt(d) times that size.
-        self.embedding_scale.fill_(self.first_concentration / self.embedding_dim**0.5 / typical)
+        return self.first_concentration / self.embedding_dim**0.5 / typical
+
+    @torch.no_grad()
+    def _calibrate_if_nobody_has(self, embeddings: Tensor) -> None:
+        """Take the first training batch for calibration; the device does not wait for the answer whether to."""
+        scale = self._scale_for(embeddings.detach().abs().mean()).to(self.embedding_scale.dtype)
+        usable = ~self.is_calibrated & scale.isfinite()
+        self.embedding_scale.copy_(torch.where(usable, scale, self.embedding_scale))
+        self.is_calibrated.fill_(True)
+        self._may_need_calibration = False
 
     def represent(self, embeddings: Tensor) -> Tensor:
         """Scale: (B, d) -> (B, d), direction times concentration, in float32 or better."""
         embeddings = self.widen(embeddings)
+        if self.training and self._may_need_calibration:
+            self._calibrate_if_nobody_has(embeddings)
         return self.embedding_scale.to(embeddings.dtype) * embeddings
 
     def measure_concentration(self, points: Tensor) -> Tensor:
@@ -196,4 +221,4 @@ def _split(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Directions (..., d) and lengths (...)."""
     lengths = torch.linalg.vector_norm(vectors, dim=-1)
     # A distribution of no concentration has no direction; below this one its gradient would only be large and random.
-    return vectors / lengths.clamp_min(1e-6)[..., None], lengths
+    return vectors / lengths.clamp_min(1e-3)[..., None], lengths
