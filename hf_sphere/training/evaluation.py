@@ -1,6 +1,6 @@
 """Evaluation of image models, and what is measured on data before training."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hf_sphere.data.batches import ImageBatches
 from hf_sphere.metrics import retrieval_scores
-from hf_sphere.training.measures import Measure, measure_classification
+from hf_sphere.training.measures import Batch, Measure, measure_classification
 
 
 @torch.inference_mode()
@@ -90,7 +90,7 @@ def fit_confidence(model: nn.Module, batches: ImageBatches, accelerator: Acceler
 
 
 @torch.no_grad()
-def calibrate_head(model: nn.Module, batches: ImageBatches, *, max_examples: int = 10_000) -> None:
+def calibrate_head(model: nn.Module, batches: ImageBatches | Iterable[Batch], *, max_examples: int = 10_000) -> None:
     """Show a head that asks for it the embeddings of training images, as the first training step will have them.
 
     The model is in eval mode, but batch norms that will be trained normalise by the batch.
@@ -98,7 +98,7 @@ def calibrate_head(model: nn.Module, batches: ImageBatches, *, max_examples: int
     Args:
         model: An image model; with classes it has a `head`. Its training state and its batch-norm statistics
             stay as they are.
-        batches: Training batches.
+        batches: Training batches; any iterable of mappings with `pixel_values` on the model's device.
         max_examples: Images to show.
     """
     head: Any = getattr(model, "head", None)
@@ -110,7 +110,7 @@ def calibrate_head(model: nn.Module, batches: ImageBatches, *, max_examples: int
     embeddings: list[Tensor] = []
     try:
         with _normalized_by_batch(model):
-            for batch in batches.epoch(augment=False):
+            for batch in batches.epoch(augment=False) if isinstance(batches, ImageBatches) else batches:
                 embeddings.append(inputs_of(encoder(batch["pixel_values"]).embeddings))
                 if sum(map(len, embeddings)) >= max_examples:
                     break

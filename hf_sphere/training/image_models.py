@@ -128,7 +128,7 @@ def describe(model: SphereVisionPreTrainedModel, data: ImageData) -> str:
     config, shape = model.config, data.shape
     held_out = f", {data.validation.num_examples:,} held out" if data.validation is not None else ""
     targets = [f"{len(data.class_names)} classes"] if data.class_names else []
-    if data.eval_class_names != data.class_names:
+    if data.eval_class_names not in ([], data.class_names):
         targets.append(f"{len(data.eval_class_names)} classes to search in")
     heads = [f"{config.head} head"] if config.head is not None else []
     regression: Any = getattr(model, "regression", None)

@@ -404,23 +404,25 @@ def test_a_printed_head_says_what_it_is():
     assert "6 -> 4 classes, num_samples=10, kappa_confidence=0.4, prediction='samples'" in repr(make())
 
 
-def test_where_nobody_has_calibrated_the_first_training_batch_does():
-    x = 0.01 * torch.randn(500, 6)
-    asked, unasked = make(), make()
-    asked.calibrate(x)
-    assert unasked.needs_calibration
-    unasked.eval()(x)
-    assert unasked.needs_calibration  # looking at a model does not change it
-    unasked.train()(x, torch.arange(500) % 4)
-    assert not unasked.needs_calibration
-    torch.testing.assert_close(unasked.embedding_scale, asked.embedding_scale)
-    unasked(100 * x, torch.arange(500) % 4)  # and no later batch
-    torch.testing.assert_close(unasked.embedding_scale, asked.embedding_scale)
+def test_training_a_head_that_nobody_has_calibrated_is_said_once(caplog):
+    head, x, labels = make(), torch.randn(8, 6), torch.arange(8) % 4
+    head.eval()(x)
+    assert not caplog.records
+    for _ in range(2):
+        head.train()(x, labels)
+    assert ["calibrate_head" in record.message for record in caplog.records] == [True]
 
 
-def test_a_loaded_head_is_not_calibrated_again():
+def test_training_a_calibrated_head_needs_no_word(caplog):
+    head = make()
+    head.calibrate(torch.randn(100, 6))
+    assert not head.needs_calibration
+    head(torch.randn(8, 6), torch.arange(8) % 4)
+    assert not caplog.records
+
+
+def test_calibration_is_remembered_with_the_model():
     trained, loaded = make(), make()
     trained.calibrate(torch.randn(100, 6))
     loaded.load_state_dict(trained.state_dict())
-    loaded.train()(50 * torch.randn(8, 6), torch.arange(8) % 4)
-    assert torch.equal(loaded.embedding_scale, trained.embedding_scale)
+    assert not loaded.needs_calibration

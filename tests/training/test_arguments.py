@@ -255,8 +255,11 @@ def test_the_classes_to_train_on_are_those_of_the_splits_unless_given(words, cou
     assert args.train_classes == count
 
 
-@pytest.mark.parametrize(("words", "frozen"), [([], False), (["--freeze_batch_norm"], True)])
-def test_batch_norms_are_frozen_only_when_told(words, frozen):
+@pytest.mark.parametrize(
+    ("words", "frozen"),
+    [([], None), (["--freeze_batch_norm", "true"], True), (["--freeze_batch_norm", "false"], False)],
+)
+def test_batch_norms_are_frozen_as_told(words, frozen):
     assert parse(*words)[0].freeze_batch_norm is frozen
 
 

@@ -362,9 +362,9 @@ def test_whether_batch_norms_are_frozen_reaches_a_new_model(task, frozen):
 
 @pytest.mark.parametrize(
     ("before", "now", "frozen"),
-    [(False, False, False), (False, True, True), (True, False, True), (True, True, True)],
+    [(False, None, False), (True, None, True), (False, True, True), (True, False, False)],
 )
-def test_a_saved_model_has_its_batch_norms_frozen_if_it_had_or_if_told(before, now, frozen, saved):
+def test_a_saved_model_has_its_batch_norms_frozen_as_before_or_as_told(before, now, frozen, saved):
     folder = saved(CLASSIFICATION, freeze_batch_norm=before)
     model = build(CLASSIFICATION, model_name_or_path=folder, freeze_batch_norm=now)
     assert model.config.freeze_batch_norm is frozen

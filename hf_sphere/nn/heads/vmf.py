@@ -1,5 +1,6 @@
 """Classification by von Mises-Fisher distributions: every embedding and every class has a direction and a certainty."""
 
+import logging
 import math
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ from hf_sphere.geometry.sampling import (
 from hf_sphere.nn.heads.base import FIRST_LOG_TEMPERATURE, TemperatureHead
 from hf_sphere.nn.vmf_softmax import log_class_sum
 
+logger = logging.getLogger(__name__)
+
 
 class VMFHead(TemperatureHead):
     """Softmax over classes, in the mean over what the embedding and the classes may be.
@@ -30,8 +33,8 @@ class VMFHead(TemperatureHead):
     an image is unlike what the model has learned.
 
     Before training, `calibrate` measures on training images by what constant the backbone's output has to be
-    multiplied so that embeddings start with the concentration of the classes. The constant is a buffer. The recipes
-    call it; where nobody has, as in a stock Trainer, the first training batch takes the place of those images.
+    multiplied so that embeddings start with the concentration of the classes. The constant is a buffer. The recipes do
+    this; before a stock Trainer or a loop of your own call `hf_sphere.training.calibrate_head`.
 
     In eval mode the answer is the mean softmax over S points of the embedding and of each class. They come from one
     fixed set of random numbers for all images, so that an image's answer does not depend on its batch. With few samples
@@ -106,7 +109,7 @@ class VMFHead(TemperatureHead):
 
     @property
     def needs_calibration(self) -> bool:  # type: ignore[override]  # a class attribute of the other heads
-        """Whether neither `calibrate` nor a training batch has set the scale yet."""
+        """Whether `calibrate` has not been called yet."""
         return not bool(self.is_calibrated)
 
     @torch.no_grad()
@@ -121,27 +124,24 @@ class VMFHead(TemperatureHead):
             raise ValueError(
                 f"the embeddings have a mean size of {typical.item():g}; there is no scale to fit to them."
             )
-        self.embedding_scale.copy_(self._scale_for(typical))
-        self.is_calibrated.fill_(True)
-
-    def _scale_for(self, typical: Tensor) -> Tensor:
         # The norm of a vector of d coordinates of one size is sqrt(d) times that size.
-        return self.first_concentration / self.embedding_dim**0.5 / typical
-
-    @torch.no_grad()
-    def _calibrate_if_nobody_has(self, embeddings: Tensor) -> None:
-        """Take the first training batch for calibration; the device does not wait for the answer whether to."""
-        scale = self._scale_for(embeddings.detach().abs().mean()).to(self.embedding_scale.dtype)
-        usable = ~self.is_calibrated & scale.isfinite()
-        self.embedding_scale.copy_(torch.where(usable, scale, self.embedding_scale))
+        self.embedding_scale.fill_(self.first_concentration / self.embedding_dim**0.5 / typical)
         self.is_calibrated.fill_(True)
+
+    def _remind_of_calibration(self) -> None:
+        """Say once, when training begins, that nobody has calibrated the head."""
         self._may_need_calibration = False
+        if self.needs_calibration:
+            logger.warning(
+                "Head 'vmf' is trained with embeddings as they come: their concentrations may start far from those of "
+                "the classes. Call hf_sphere.training.calibrate_head(model, batches) before, as the recipes do."
+            )
 
     def represent(self, embeddings: Tensor) -> Tensor:
         """Scale: (B, d) -> (B, d), direction times concentration, in float32 or better."""
         embeddings = self.widen(embeddings)
-        if self.training and self._may_need_calibration:
-            self._calibrate_if_nobody_has(embeddings)
+        if self.training and self._may_need_calibration and not torch.compiler.is_compiling():
+            self._remind_of_calibration()
         return self.embedding_scale.to(embeddings.dtype) * embeddings
 
     def measure_concentration(self, points: Tensor) -> Tensor:
