@@ -87,6 +87,7 @@ def compare_loss() -> list[dict[str, Any]]:
             z, weights, samples, labels = (file.get_tensor(f"{name}.{part}") for part in parts)
             head = build_head("vmf", z.shape[1], len(weights), log_temperature=case["log_temperature"]).double()
             head.weight.data.copy_(weights)
+            head.is_calibrated.fill_(True)
             points = samples.flatten(0, 1)
             one, none = torch.ones(1, len(points)).double(), torch.zeros(1, *points.shape).double()
             head._draw = lambda _, drawn=(points, one, none[..., 0], none): drawn
@@ -96,6 +97,7 @@ def compare_loss() -> list[dict[str, Any]]:
 
 def step_of(head: torch.nn.Module, batch: int) -> Callable[[], None]:
     embeddings = torch.randn(batch, head.embedding_dim, device=DEVICE, requires_grad=True)
+    head.calibrate(embeddings)
     labels = torch.randint(head.num_classes, (batch,), device=DEVICE)
 
     def step() -> None:
@@ -110,7 +112,6 @@ def compare_cost() -> list[dict[str, Any]]:
     rows = []
     for batch, dim, classes, bound, rounds in ((256, 128, 100, 8.0, 61), (64, 512, 9620, 6.0, 15)):
         heads = {name: build_head(name, dim, classes).to(DEVICE) for name in ("cosine", "vmf")}
-        heads["vmf"].calibrate(torch.randn(batch, dim, device=DEVICE))
         seconds = time_in_turn({name: step_of(head, batch) for name, head in heads.items()}, rounds=rounds, warmup=5)
         where = f"batch {batch}, d {dim}, {classes} classes, forward and backward"
         rows += [
