@@ -251,3 +251,10 @@ def test_a_model_without_classes_needs_no_calibration(model, make_batches):
     regression = SphereVisionForRegression(SphereVisionConfig(**model.config.to_dict() | options)).train()
     calibrate_head(regression, make_batches())
     assert regression.training
+
+
+def test_any_iterable_of_batches_serves_to_calibrate(model, make_batches):
+    calibrate_head(model, make_batches())
+    shown, model.head.shown = model.head.shown, None
+    calibrate_head(model, list(make_batches().epoch(augment=False)))
+    assert torch.equal(model.head.shown, shown)
