@@ -103,7 +103,7 @@ def draw_noise(shape: tuple[int, ...], like: Tensor, generator: torch.Generator 
 
 def fixed_noise(shape: tuple[int, ...], dim: int, seed: int, dtype: torch.dtype, device: torch.device) -> Noise:
     """Return noise that is the same each time and on every device; in an exported model it is a constant."""
-    return Noise(*(torch.tensor(part, dtype=dtype, device=device) for part in _fixed_numbers(shape, dim, seed)))
+    return Noise(*(torch.as_tensor(part, dtype=dtype, device=device) for part in _fixed_numbers(shape, dim, seed)))
 
 
 @torch.compiler.assume_constant_result

@@ -69,7 +69,7 @@ def reliability_bins(
         # at some boundaries, for instance at 29/50 of 2,000.
         bins = (rank / answers * num_bins).long()
     elif binning == "equal_width":
-        inner = torch.linspace(0, 1, num_bins + 1, dtype=torch.float64)[1:-1]
+        inner = torch.arange(1, num_bins, dtype=torch.float64) / num_bins  # rounded as a confidence k / n is
         bins = torch.bucketize(confidences, inner)
     else:
         raise ValueError(f"no binning {binning!r}; there are equal_mass, equal_width.")

@@ -137,7 +137,9 @@ def sampled_retrieval_scores(
         raise ValueError("every direction must be other than zero; got zero vectors. Remove them.")
     device = directions.device if device is None else device
     dtype = torch.promote_types(directions.dtype, torch.float32)
-    points = VonMisesFisher(F.normalize(directions.to("cpu", dtype), dim=-1), concentration.to("cpu", dtype))
+    # Compiling a model turns validation off by default, for the whole process.
+    axes = F.normalize(directions.to("cpu", dtype), dim=-1)
+    points = VonMisesFisher(axes, concentration.to("cpu", dtype), validate_args=True)
     generator = torch.Generator().manual_seed(seed)
     runs = [
         retrieval_scores(points.rsample(generator=generator), labels, device=device, **options)

@@ -287,12 +287,12 @@ def test_a_saved_model_of_other_classes_is_refused(train, finished):
 
 
 def test_frozen_batch_norms_keep_their_statistics_and_all_else_is_trained(train):
-    words = ["--backbone", "lenet5_bn", "--backbone_kwargs", "{}", "--freeze_batch_norm", "--head", "vmf"]
+    words = ["--backbone", "lenet5_bn", "--backbone_kwargs", "{}", "--freeze_batch_norm", "true", "--head", "vmf"]
     start, folder = (weights(train(*words, "--num_train_epochs", n, name=n)) for n in ("0", "1"))
     kept = {name for name in start if torch.equal(start[name], folder[name])}
     statistics = {name for name in start if name.endswith(("running_mean", "running_var", "num_batches_tracked"))}
     assert len(statistics) == 9
-    assert kept == statistics | {"head.embedding_scale"}
+    assert kept == statistics | {"head.embedding_scale", "head.is_calibrated"}
 
 
 # Mistakes
