@@ -216,39 +216,36 @@ def _slope(concentration: Tensor, dim: int) -> Tensor:
     return slope
 
 
-class _Growth(torch.autograd.Function):
-    """log C_d(0) - log C_d(kappa)."""
+class _OfOneNumber(torch.autograd.Function):
+    """A function of one number a distribution and of the dimension; its derivative is made from the number again."""
 
     generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.dim = inputs[1]
+
+
+class _Growth(_OfOneNumber):
+    """log C_d(0) - log C_d(kappa)."""
 
     @staticmethod
     def forward(concentration: Tensor, dim: int) -> Tensor:
         return growth_and_ratio(concentration.square(), dim).growth
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.dim = inputs[1]
-
-    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient * _Length.apply(*ctx.saved_tensors, ctx.dim), None
 
 
-class _Length(torch.autograd.Function):
+class _Length(_OfOneNumber):
     """A_d(kappa)."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(concentration: Tensor, dim: int) -> Tensor:
         ratio = _ratio(concentration.square(), dim)
         return (concentration * ratio).clamp(max=1.0)  # rounding must not make a mean longer than 1
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.dim = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -282,10 +279,8 @@ class _Means(torch.autograd.Function):
         )
 
 
-class _Complement(torch.autograd.Function):
+class _Complement(_OfOneNumber):
     """1 - A_d(kappa), by the recurrence of the ratios' complements."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(concentration: Tensor, dim: int) -> Tensor:
@@ -297,20 +292,13 @@ class _Complement(torch.autograd.Function):
         return rest
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.dim = inputs[1]
-
-    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (concentration,) = ctx.saved_tensors
         return -gradient * _slope(concentration, ctx.dim), None
 
 
-class _Concentration(torch.autograd.Function):
+class _Concentration(_OfOneNumber):
     """The inverse of A_d."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(length: Tensor, dim: int) -> Tensor:
@@ -324,13 +312,7 @@ class _Concentration(torch.autograd.Function):
             )
             step = concentration * (-above / (value * _slope(value, dim))).exp()
             concentration = torch.where(concentration.isinf(), concentration, step)
-        concentration = torch.where((length >= 0) & (length <= 1), concentration, torch.nan)
-        return concentration
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
-        ctx.dim = inputs[1]
+        return torch.where((length >= 0) & (length <= 1), concentration, torch.nan)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
