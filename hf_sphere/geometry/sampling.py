@@ -250,7 +250,7 @@ def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, sine: Tensor) -> T
     angle = torch.atan2(sine, 1 - gap)
     above = mean_resultant_length_complement(concentration, dim) - gap  # cos(theta) - A
     towards = torch.where(above > 0, -1.0, 1.0).to(angle.dtype)  # to the pole of the mean, or to its antipode
-    # The integrand ends after about 7 standard deviations of the angle (float64: 10), where the dtype sees no more of it.
+    # The integrand ends after about 7 standard deviations of the angle (float64: 10), where the dtype sees no more.
     curvature = (concentration.square() + (0.5 * (dim - 1)) ** 2).sqrt() + 0.5 * (dim - 1)
     reach = (10.0 if angle.dtype == torch.float64 else 7.0) / curvature.sqrt()
     span = torch.minimum(reach, torch.where(towards < 0, angle, math.pi - angle))

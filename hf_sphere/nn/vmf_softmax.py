@@ -43,7 +43,7 @@ def log_class_sum(
 
     Reference:
         Scott, Gallagher and Mozer, "von Mises-Fisher loss: an exploration of embedding geometries for supervised
-        learning", ICCV 2021, equation 9.
+        learning", ICCV 2021.
     """
     return _LogClassSum.apply(direction, cosine, sine, tangents, class_weights, inverse_temperature)
 

@@ -57,7 +57,7 @@ class VMFHead(TemperatureHead):
 
     Reference:
         Scott, Gallagher and Mozer, "von Mises-Fisher loss: an exploration of embedding geometries for supervised
-        learning", ICCV 2021, section 3.
+        learning", ICCV 2021.
     """
 
     name = "vmf"
