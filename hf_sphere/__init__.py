@@ -11,23 +11,41 @@ from hf_sphere import registration
 
 if TYPE_CHECKING:
     from hf_sphere.models import (
+        SphereBertConfig,
+        SphereBertForMaskedLM,
+        SphereBertForSequenceClassification,
+        SphereBertModel,
+        SphereRobertaConfig,
+        SphereRobertaForMaskedLM,
+        SphereRobertaForSequenceClassification,
+        SphereRobertaModel,
         SphereVisionConfig,
         SphereVisionForImageClassification,
         SphereVisionForJointPrediction,
         SphereVisionForRegression,
         SphereVisionImageProcessor,
         SphereVisionModel,
+        calibrate_spherization,
     )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "SphereBertConfig",
+    "SphereBertForMaskedLM",
+    "SphereBertForSequenceClassification",
+    "SphereBertModel",
+    "SphereRobertaConfig",
+    "SphereRobertaForMaskedLM",
+    "SphereRobertaForSequenceClassification",
+    "SphereRobertaModel",
     "SphereVisionConfig",
     "SphereVisionForImageClassification",
     "SphereVisionForJointPrediction",
     "SphereVisionForRegression",
     "SphereVisionImageProcessor",
     "SphereVisionModel",
+    "calibrate_spherization",
 ]
 
 registration.register()

@@ -1,12 +1,46 @@
-"""Makes the library known to transformers and timm, each at the moment it is imported.
+"""Makes the library known to transformers, timm and PEFT, each at the moment it is imported.
 
-Registering needs the classes, and those need torch: seconds that `import hf_sphere` must not cost. Every hook below
-runs right after the module it names has been imported, or at once if that has happened already.
+Registering must not import anything heavy: seconds that `import hf_sphere` should not cost, and in the middle of
+transformers' own imports a circle. So our models join transformers' tables by name, as its own models do, and are
+imported when they are asked for. Every hook below runs right after the module it names has been imported, or at once
+if that has happened already.
 """
 
+import importlib.util
 from types import ModuleType
+from typing import Any
 
 import wrapt
+
+from hf_sphere import models
+
+_CONFIGURATIONS = {
+    "sphere_bert": "SphereBertConfig",
+    "sphere_roberta": "SphereRobertaConfig",
+    "sphere_vision": "SphereVisionConfig",
+}
+"""Configuration by model type."""
+
+_MODELS = {
+    "MODEL_MAPPING": {
+        "sphere_bert": "SphereBertModel",
+        "sphere_roberta": "SphereRobertaModel",
+        "sphere_vision": "SphereVisionModel",
+    },
+    "MODEL_FOR_MASKED_LM_MAPPING": {
+        "sphere_bert": "SphereBertForMaskedLM",
+        "sphere_roberta": "SphereRobertaForMaskedLM",
+    },
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING": {
+        "sphere_bert": "SphereBertForSequenceClassification",
+        "sphere_roberta": "SphereRobertaForSequenceClassification",
+    },
+    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING": {"sphere_vision": "SphereVisionForImageClassification"},
+}
+"""Model by transformers' table and model type."""
+
+_TOKENIZERS = {"sphere_bert": "BertTokenizer", "sphere_roberta": "RobertaTokenizer"}
+"""Tokenizer of transformers by model type."""
 
 
 def register() -> None:
@@ -18,26 +52,46 @@ def register() -> None:
 
 
 def _register_configurations(auto: ModuleType) -> None:
-    from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
-
-    auto.AutoConfig.register(SphereVisionConfig.model_type, SphereVisionConfig)
+    for model_type, name in _CONFIGURATIONS.items():
+        auto.CONFIG_MAPPING_NAMES[model_type] = name
+        auto.CONFIG_MAPPING._modules[model_type] = models
 
 
 def _register_models(auto: ModuleType) -> None:
-    from hf_sphere.models.sphere_vision import modeling_sphere_vision as vision
-    from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
+    for table, names in _MODELS.items():
+        _add_to_table(getattr(auto, table), names)
 
-    auto.AutoModel.register(SphereVisionConfig, vision.SphereVisionModel)
-    auto.AutoModelForImageClassification.register(SphereVisionConfig, vision.SphereVisionForImageClassification)
+
+def _register_tokenizers(auto: ModuleType) -> None:
+    _add_to_table(auto.TOKENIZER_MAPPING, _TOKENIZERS)
+
+
+def _add_to_table(table: Any, names: dict[str, str]) -> None:
+    """Add classes to one of transformers' tables from configuration to class, by name."""
+    for model_type, name in names.items():
+        table._model_mapping[model_type] = name
+        table._reverse_config_mapping[_CONFIGURATIONS[model_type]] = model_type
+        table._modules[model_type] = models
 
 
 def _register_image_processors(auto: ModuleType) -> None:
+    if importlib.util.find_spec("torchvision") is None:
+        return  # text models do without it
     from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
     from hf_sphere.models.sphere_vision.image_processing_sphere_vision import SphereVisionImageProcessor
 
     auto.AutoImageProcessor.register(
         SphereVisionConfig, image_processor_classes={"torchvision": SphereVisionImageProcessor}
     )
+
+
+def _register_adapter_targets(constants: ModuleType) -> None:
+    """Let adapters find the layers of a spherized encoder that they find in the plain one."""
+    for name, mapping in vars(constants).items():
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and name.endswith("_MAPPING"):
+            for plain in ("bert", "roberta"):
+                if plain in mapping:
+                    mapping.setdefault(f"sphere_{plain}", mapping[plain])
 
 
 def _register_backbones(timm: ModuleType) -> None:
@@ -65,9 +119,11 @@ def _register_optimizers_with_timm(factory: ModuleType) -> None:
 _HOOKS = {
     "transformers.models.auto.configuration_auto": _register_configurations,
     "transformers.models.auto.modeling_auto": _register_models,
+    "transformers.models.auto.tokenization_auto": _register_tokenizers,
     "transformers.models.auto.image_processing_auto": _register_image_processors,
     "transformers.training_args": _register_optimizer_names,
     "transformers.trainer_optimizer": _register_optimizer_handlers,
+    "peft.utils.constants": _register_adapter_targets,
     "timm": _register_backbones,
     "timm.optim._optim_factory": _register_optimizers_with_timm,
 }

@@ -1,0 +1,1 @@
+"""BERT with spherized feed-forward layers."""

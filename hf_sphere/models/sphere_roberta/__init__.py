@@ -1,0 +1,1 @@
+"""RoBERTa with spherized feed-forward layers."""

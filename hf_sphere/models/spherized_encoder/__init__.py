@@ -1,0 +1,1 @@
+"""What the spherized text encoders share: settings, feed-forward layers, loading, calibration."""

@@ -1,0 +1,286 @@
+# Copyright 2026 The hf_sphere authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
+# the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
+"""Fit the spherized layers of an encoder to the plain encoder it started from, by ridge regression."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_sphere.models.spherized_encoder.feed_forward import SpherizedOutput
+
+RIDGES = tuple(10.0**exponent for exponent in range(-9, 1))
+"""Ridges that are tried, as shares of each coordinate's mean square."""
+HELD_OUT = 5
+"""Every fifth text is held out to choose the ridge and to say how good the fit is."""
+
+
+@dataclass(frozen=True)
+class SpherizationFit:
+    """How well one spherized layer reproduces the plain one.
+
+    Attributes:
+        layer: Which encoder layer.
+        explained_variance: Share of the variance of the plain layer's output, on held-out texts; 1 is perfect, and 0
+            no better than the mean.
+        ridge: The ridge, as a share of each coordinate's mean square.
+        num_tokens: Tokens the layer was fitted to, those held out included.
+    """
+
+    layer: int
+    explained_variance: float
+    ridge: float
+    num_tokens: int
+
+    def __str__(self) -> str:
+        return (
+            f"layer {self.layer}: {100 * self.explained_variance:.2f} % of the variance explained on held-out text "
+            f"({self.num_tokens} tokens, ridge {self.ridge:g})"
+        )
+
+
+@torch.no_grad()
+def calibrate_spherization(
+    model: PreTrainedModel,
+    reference: PreTrainedModel,
+    texts: Iterable[str] | Iterable[Mapping[str, Tensor]],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    max_tokens: int = 8192,
+    max_length: int = 128,
+    batch_size: int = 16,
+    ridge: float | None = None,
+    progress: bool = False,
+) -> list[SpherizationFit]:
+    r"""Let a spherized encoder start close to the plain one it was made from, instead of at random.
+
+    A spherized layer takes its first linear map from the plain checkpoint; only the map after the spherization is new.
+    That map, from intermediate_size + 1 to hidden_size without bias, is put where it reproduces the plain layer's
+    output best in the sense of least squares: by ridge regression on the layer's real inputs, from normal equations
+    that are summed in float64. Layers are fitted in order, and each makes up for what those before it have missed.
+
+    Args:
+        model: A model with spherized layers, started from `reference` (any head, or none); its output layers are
+            overwritten in place. In eval mode while it runs, then as it was.
+        reference: The plain model.
+        texts: Texts, or batches of model inputs (`input_ids`, `attention_mask`, ...). Not all may be read.
+        tokenizer: For texts; that of the reference's checkpoint if None.
+        max_tokens: Stop reading after so many tokens (with the batch that reaches them). A fifth chooses the ridge.
+        max_length: Texts are cut after so many tokens.
+        batch_size: Texts a batch.
+        ridge: The ridge, as a share of each coordinate's mean square; chosen on the held-out texts if None.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        One `SpherizationFit` a spherized layer, in order; print it.
+
+    Raises:
+        ValueError: If the model has no spherized layer, the reference does not fit it, or there are too few tokens:
+            fewer than the map has inputs (intermediate_size + 1), or fewer than five texts.
+
+    Example:
+        >>> model = SphereBertForMaskedLM.from_pretrained("bert-base-cased")
+        >>> reference = BertForMaskedLM.from_pretrained("bert-base-cased")
+        >>> print(*calibrate_spherization(model, reference, wikitext["text"]), sep="\n")
+    """
+    layers, plain_layers = _encoder_layers(model), _encoder_layers(reference)
+    spherized = [index for index, layer in enumerate(layers) if _is_spherized(layer)]
+    _check_reference(model, reference, spherized, plain_layers)
+    if ridge is not None and not ridge >= 0:
+        raise ValueError(f"ridge must not be negative; got {ridge}.")
+    batches = _collect(texts, reference, tokenizer, max_tokens, max_length, batch_size)
+    least = model.config.intermediate_size + 1
+    num_tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
+    num_texts = sum(len(batch["attention_mask"]) for batch in batches)
+    if num_tokens < least or num_texts < HELD_OUT:
+        raise ValueError(
+            f"too few tokens to fit a map of {least} inputs: got {num_tokens} tokens in {num_texts} texts; at least "
+            f"{least} tokens in {HELD_OUT} texts are needed, better several thousand. Give more texts, or raise "
+            f"max_tokens ({max_tokens})."
+        )
+    fits = []
+    bar = tqdm(total=len(spherized) * len(batches), unit="batch", desc="Calibrating", disable=not progress)
+    with bar, _in_eval_mode(model, reference):
+        for index in spherized:
+            pairs = _layer_pairs(model, reference, layers[index], plain_layers[index], batches)
+            train, held_out = _NormalEquations(), _NormalEquations()
+            seen = 0
+            for points, targets, rows in pairs:
+                is_held_out = (rows + seen) % HELD_OUT == HELD_OUT - 1
+                train.add(points[~is_held_out], targets[~is_held_out])
+                held_out.add(points[is_held_out], targets[is_held_out])
+                seen += int(rows[-1]) + 1
+                bar.update()
+            explained, best = max(
+                (held_out.explained_variance(weight), candidate)
+                for candidate in (RIDGES if ridge is None else (ridge,))
+                if (weight := train.solve(candidate)) is not None
+            )
+            train.merge(held_out)
+            linear = layers[index].output.spherical.linear
+            linear.weight.copy_(train.solve(best))
+            fits.append(SpherizationFit(index, explained, best, train.count))
+    return fits
+
+
+class _NormalEquations:
+    """Sums over tokens from which a linear map and its error follow, in float64."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.gram: Any = 0.0
+        self.cross: Any = 0.0
+        self.target_sum: Any = 0.0
+        self.target_square = 0.0
+
+    def add(self, points: Tensor, targets: Tensor) -> None:
+        """Add tokens: points (T, n + 1) and targets (T, H)."""
+        self.count += len(points)
+        self.gram = self.gram + points.T @ points
+        self.cross = self.cross + points.T @ targets
+        self.target_sum = self.target_sum + targets.sum(0)
+        self.target_square += targets.square().sum().item()
+
+    def merge(self, other: "_NormalEquations") -> None:
+        """Add the tokens of another one."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def solve(self, ridge: float) -> Tensor | None:
+        """Return the map (H, n + 1), or None where the equations are singular to working precision."""
+        mean_squares = self.gram.diagonal() / self.count
+        system = self.gram + torch.diag(ridge * self.count * mean_squares)
+        factor, failed = torch.linalg.cholesky_ex(system)
+        return None if failed else torch.cholesky_solve(self.cross, factor).T
+
+    def explained_variance(self, weight: Tensor) -> float:
+        """Share of the variance of these tokens' targets that the map explains."""
+        residual = self.target_square - 2 * (weight.T * self.cross).sum() + ((weight @ self.gram) * weight).sum()
+        variance = self.target_square - self.target_sum.square().sum() / self.count
+        return float(1 - residual / variance)
+
+
+def _layer_pairs(
+    model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Mapping[str, Tensor]]
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For each batch what the new map gets (T, n + 1), what it should give (T, H), and each token's text (T,)."""
+    for batch in batches:
+        with _inputs_of(layer.output) as spherized, _inputs_of(plain.output) as original:
+            for encoder in (model.base_model, reference.base_model):
+                encoder(**{name: value.to(encoder.device) for name, value in batch.items()})
+        values, residual = (torch.cat(parts, dim=1) for parts in zip(*spherized, strict=True))
+        activations, plain_residual = (torch.cat(parts, dim=1) for parts in zip(*original, strict=True))
+        kept = batch["attention_mask"].bool()
+        rows = kept.nonzero()[:, 0].cpu()
+        # With layers before this one spherized too, the residuals differ; that is to be made up for.
+        goal = plain.output.dense(activations) + plain_residual - residual.to(plain_residual)
+        points = layer.output.spherical.spherization(values)
+        yield _wide(points[kept.to(points.device)]), _wide(goal[kept.to(goal.device)]).to(_solver_device(points)), rows
+
+
+@contextmanager
+def _inputs_of(module: nn.Module) -> Iterator[list[tuple[Tensor, ...]]]:
+    """Collect what a module is called with; more than once where the feed-forward goes in chunks."""
+    seen: list[tuple[Tensor, ...]] = []
+    hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _in_eval_mode(*models: nn.Module) -> Iterator[None]:
+    modes = [model.training for model in models]
+    for model in models:
+        model.eval()
+    try:
+        yield
+    finally:
+        for model, mode in zip(models, modes, strict=True):
+            model.train(mode)
+
+
+def _solver_device(tensor: Tensor) -> torch.device:
+    return torch.device("cpu") if tensor.device.type == "mps" else tensor.device  # Metal has no float64
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(_solver_device(tensor)).double()
+
+
+def _encoder_layers(model: Any) -> Sequence[Any]:
+    return getattr(getattr(model.base_model, "encoder", None), "layer", ())
+
+
+def _is_spherized(layer: Any) -> bool:
+    return isinstance(getattr(layer, "output", None), SpherizedOutput)
+
+
+def _check_reference(model: Any, reference: Any, spherized: Sequence[int], plain_layers: Sequence[Any]) -> None:
+    """Refuse a model without spherized layers, and a reference that is not what it was made from."""
+    if not spherized:
+        raise ValueError(f"{type(model).__name__} has no spherized layer to calibrate; set spherized_layers.")
+    for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size"):
+        mine, its = getattr(model.config, name), getattr(reference.config, name, None)
+        if mine != its:
+            raise ValueError(
+                f"the reference does not fit the model: {name} is {mine} in the model and {its} in the reference."
+            )
+    for index in spherized:
+        if _is_spherized(plain_layers[index]):
+            raise ValueError(
+                f"layer {index} of the reference is spherized itself; the reference must be the plain model that the "
+                "spherized one started from."
+            )
+
+
+def _collect(
+    texts: Iterable[Any],
+    reference: Any,
+    tokenizer: PreTrainedTokenizerBase | None,
+    max_tokens: int,
+    max_length: int,
+    batch_size: int,
+) -> list[dict[str, Tensor]]:
+    """Batches of model inputs with an attention mask, up to so many tokens."""
+    batches: list[dict[str, Tensor]] = []
+    pending: list[str] = []
+    count = 0
+
+    def encode() -> dict[str, Tensor]:
+        nonlocal tokenizer
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(reference.config.name_or_path)
+        encoded = tokenizer(pending, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
+        pending.clear()
+        return dict(encoded)
+
+    def add(batch: Mapping[str, Tensor]) -> None:
+        nonlocal count
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        inputs.setdefault("attention_mask", torch.ones_like(inputs["input_ids"]))
+        batches.append(inputs)
+        count += int(inputs["attention_mask"].sum())
+
+    for text in texts:
+        if not isinstance(text, str):
+            add(text)
+        elif text.strip():
+            pending.append(text)
+            if len(pending) == batch_size:
+                add(encode())
+        if count >= max_tokens:
+            return batches
+    if pending:
+        add(encode())
+    return batches
+
+
+__all__ = ["SpherizationFit", "calibrate_spherization"]
