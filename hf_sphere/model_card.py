@@ -33,8 +33,9 @@ def write_model_card(
     seconds: float,
     selection_note: str,
     tags: Sequence[str] = (),
+    packages: Sequence[str] = ("timm",),
 ) -> ModelCard:
-    """Write `README.md` of an image model beside its weights.
+    """Write `README.md` of a model beside its weights.
 
     Args:
         folder: Where the model is saved.
@@ -55,6 +56,7 @@ def write_model_card(
         seconds: Time spent in training.
         selection_note: How the reported epoch was chosen.
         tags: Further tags of the card.
+        packages: Packages whose versions are named beside those that every model needs.
     """
     data = ModelCardData(
         library_name="transformers",
@@ -87,7 +89,7 @@ def write_model_card(
         settings=list(settings.items()),
         selection_note=selection_note,
         command=_wrap(command),
-        versions=", ".join(f"{name} {version(name)}" for name in ("hf_sphere", "torch", "transformers", "timm")),
+        versions=", ".join(f"{name} {version(name)}" for name in ("hf_sphere", "torch", "transformers", *packages)),
         hardware=torch.cuda.get_device_name(device)
         if device.type == "cuda"
         else f"{device.type} ({platform.machine()})",

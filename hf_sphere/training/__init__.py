@@ -1,23 +1,48 @@
-"""Training with Accelerate: arguments, the loop, checkpoints, evaluation. Every recipe uses it."""
+"""Training with Accelerate: arguments, the loop, checkpoints, evaluation. Every recipe uses it.
 
-from hf_sphere.training.arguments import (
-    ImageDataArguments,
-    JointArguments,
-    ModelArguments,
-    RegressionArguments,
-    RetrievalArguments,
-    TrainingArguments,
-    parse_arguments,
-)
-from hf_sphere.training.checkpoints import CheckpointError, RunState, claim_output_dir, written_whole
-from hf_sphere.training.evaluation import calibrate_head, evaluate, evaluate_retrieval
-from hf_sphere.training.loop import TrainingDivergedError, TrainingInterruptedError, TrainingLoop
-from hf_sphere.training.run import Run, start_run
-from hf_sphere.training.tasks import CLASSIFICATION, JOINT, REGRESSION, RETRIEVAL, ImageTask
+Imported at first use: text needs none of what images need.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_sphere.training.arguments import (
+        ImageDataArguments,
+        JointArguments,
+        ModelArguments,
+        RegressionArguments,
+        RetrievalArguments,
+        TrainingArguments,
+        parse_arguments,
+    )
+    from hf_sphere.training.checkpoints import CheckpointError, RunState, claim_output_dir, written_whole
+    from hf_sphere.training.evaluation import calibrate_head, evaluate, evaluate_retrieval
+    from hf_sphere.training.loop import TrainingDivergedError, TrainingInterruptedError, TrainingLoop
+    from hf_sphere.training.run import Run, start_run
+    from hf_sphere.training.tasks import CLASSIFICATION, JOINT, REGRESSION, RETRIEVAL, ImageTask
+    from hf_sphere.training.text_arguments import TextDataArguments, TextModelArguments, TextTrainingArguments
+    from hf_sphere.training.text_tasks import MASKED_LM, TextTask
+
+_MODULES = {
+    "arguments": (
+        *("ImageDataArguments", "JointArguments", "ModelArguments", "RegressionArguments", "RetrievalArguments"),
+        *("TrainingArguments", "parse_arguments"),
+    ),
+    "checkpoints": ("CheckpointError", "RunState", "claim_output_dir", "written_whole"),
+    "evaluation": ("calibrate_head", "evaluate", "evaluate_retrieval"),
+    "loop": ("TrainingDivergedError", "TrainingInterruptedError", "TrainingLoop"),
+    "run": ("Run", "start_run"),
+    "tasks": ("CLASSIFICATION", "JOINT", "REGRESSION", "RETRIEVAL", "ImageTask"),
+    "text_arguments": ("TextDataArguments", "TextModelArguments", "TextTrainingArguments"),
+    "text_tasks": ("MASKED_LM", "TextTask"),
+}
+_PLACES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "CLASSIFICATION",
     "JOINT",
+    "MASKED_LM",
     "REGRESSION",
     "RETRIEVAL",
     "CheckpointError",
@@ -29,6 +54,10 @@ __all__ = [
     "RetrievalArguments",
     "Run",
     "RunState",
+    "TextDataArguments",
+    "TextModelArguments",
+    "TextTask",
+    "TextTrainingArguments",
     "TrainingArguments",
     "TrainingDivergedError",
     "TrainingInterruptedError",
@@ -41,3 +70,13 @@ __all__ = [
     "start_run",
     "written_whole",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -42,7 +42,7 @@ class Options(dict[str, Any]):
         super().__init__(value)
 
 
-def _help(text: str) -> dict[str, str]:
+def described(text: str) -> dict[str, str]:
     return {"help": text.replace("%", "%%")}
 
 
@@ -52,30 +52,34 @@ class ModelArguments:
 
     model_name_or_path: str | None = field(
         default=None,
-        metadata=_help("Start from this saved model (folder or Hub id), which brings backbone, embedding and head."),
+        metadata=described(
+            "Start from this saved model (folder or Hub id), which brings backbone, embedding and head."
+        ),
     )
     backbone: str | None = field(
-        default=None, metadata=_help("Name of a timm model or of a backbone of this library; `lenet5` if not set.")
+        default=None, metadata=described("Name of a timm model or of a backbone of this library; `lenet5` if not set.")
     )
-    backbone_kwargs: Options = field(default_factory=Options, metadata=_help("Options of the backbone, a mapping."))
+    backbone_kwargs: Options = field(default_factory=Options, metadata=described("Options of the backbone, a mapping."))
     pretrained_backbone: bool = field(
-        default=False, metadata=_help("Start from timm's pretrained weights; reaches the Hub.")
+        default=False, metadata=described("Start from timm's pretrained weights; reaches the Hub.")
     )
     embedding_dim: int | None = field(
-        default=None, metadata=_help("Length of the embeddings; the backbone's own if not set.")
+        default=None, metadata=described("Length of the embeddings; the backbone's own if not set.")
     )
     head: str | None = field(
         default=None,
-        metadata=_help(f"Name of the head: {', '.join(HEADS)}; if not set `spherized`, with values `prototype`."),
+        metadata=described(f"Name of the head: {', '.join(HEADS)}; if not set `spherized`, with values `prototype`."),
     )
     freeze_batch_norm: bool | None = field(
         default=None,
-        metadata=_help("Keep the statistics of the backbone's batch norms, as for pretrained ones; no, if not set."),
+        metadata=described(
+            "Keep the statistics of the backbone's batch norms, as for pretrained ones; no, if not set."
+        ),
     )
-    head_kwargs: Options = field(default_factory=Options, metadata=_help("Options of the head, a mapping."))
+    head_kwargs: Options = field(default_factory=Options, metadata=described("Options of the head, a mapping."))
     prototypes_file: str | None = field(
         default=None,
-        metadata=_help(
+        metadata=described(
             "Prototypes of head `prototype`, as recipes/place_prototypes.py writes; placed anew if not set."
         ),
     )
@@ -85,16 +89,17 @@ class ModelArguments:
 class RegressionArguments:
     """Which values, and how they are predicted."""
 
-    value_column_name: str | None = field(default=None, metadata=_help("Column of the values; found if not set."))
+    value_column_name: str | None = field(default=None, metadata=described("Column of the values; found if not set."))
     computed_value: str | None = field(
-        default=None, metadata=_help("Predict a value computed from the image instead: slant (degrees) or intensity.")
+        default=None,
+        metadata=described("Predict a value computed from the image instead: slant (degrees) or intensity."),
     )
     value_range: list[float] | None = field(
-        default=None, metadata=_help("Lowest and highest value; those of the training split if not set.")
+        default=None, metadata=described("Lowest and highest value; those of the training split if not set.")
     )
     out_of_range: Literal["error", "clip"] | None = field(
         default=None,
-        metadata=_help(
+        metadata=described(
             "Refuse values outside of the range, or take the nearest end for them; if not set, values are refused "
             "where value_range is given, and clipped where it is measured."
         ),
@@ -111,7 +116,7 @@ class JointArguments(RegressionArguments):
 
     task_weight: float | None = field(
         default=None,
-        metadata=_help("Weight of the classification, 0 to 1, the regression has the rest; 0.25 if not set."),
+        metadata=described("Weight of the classification, 0 to 1, the regression has the rest; 0.25 if not set."),
     )
 
     def __post_init__(self) -> None:
@@ -126,7 +131,7 @@ class RetrievalArguments:
 
     train_classes: int | None = field(
         default=None,
-        metadata=_help(
+        metadata=described(
             "Pool both splits, train on the first so many classes and evaluate on the others; the splits' own classes "
             "if not set."
         ),
@@ -138,49 +143,53 @@ class ImageDataArguments:
     """Which images, and how they are prepared."""
 
     dataset_name: str = field(
-        default="digits", metadata=_help("Id on the Hub, a folder, or the embedded `digits` or `two_clusters`.")
+        default="digits", metadata=described("Id on the Hub, a folder, or the embedded `digits` or `two_clusters`.")
     )
-    dataset_config_name: str | None = field(default=None, metadata=_help("Configuration of the data set."))
-    train_split: str = field(default="train", metadata=_help("Split to train on."))
+    dataset_config_name: str | None = field(default=None, metadata=described("Configuration of the data set."))
+    train_split: str = field(default="train", metadata=described("Split to train on."))
     eval_split: str | None = field(
-        default=None, metadata=_help("Split to report results on; `test`, else `validation`, if not set.")
+        default=None, metadata=described("Split to report results on; `test`, else `validation`, if not set.")
     )
     validation_fraction: float = field(
         default=0.0,
-        metadata=_help("Share of the training split held out, stratified, to choose the best epoch and to stop on."),
+        metadata=described(
+            "Share of the training split held out, stratified, to choose the best epoch and to stop on."
+        ),
     )
-    image_column_name: str | None = field(default=None, metadata=_help("Column of the images; found if not set."))
-    label_column_name: str | None = field(default=None, metadata=_help("Column of the labels; found if not set."))
+    image_column_name: str | None = field(default=None, metadata=described("Column of the images; found if not set."))
+    label_column_name: str | None = field(default=None, metadata=described("Column of the labels; found if not set."))
     image_size: list[int] | None = field(
-        default=None, metadata=_help("Side in pixels, or height and width; that of the first image if not set.")
+        default=None, metadata=described("Side in pixels, or height and width; that of the first image if not set.")
     )
-    num_channels: int | None = field(default=None, metadata=_help("1 or 3; that of the first image if not set."))
+    num_channels: int | None = field(default=None, metadata=described("1 or 3; that of the first image if not set."))
     image_mean: list[float] | None = field(
-        default=None, metadata=_help("Mean a channel on the scale 0 to 1; measured if not set.")
+        default=None, metadata=described("Mean a channel on the scale 0 to 1; measured if not set.")
     )
     image_std: list[float] | None = field(
-        default=None, metadata=_help("Standard deviation a channel; measured if not set.")
+        default=None, metadata=described("Standard deviation a channel; measured if not set.")
     )
-    crop_padding: int = field(default=0, metadata=_help("Pixels of zero padding before a random crop in training."))
-    horizontal_flip: bool = field(default=False, metadata=_help("Mirror half of the training images."))
-    rotation: float = field(default=0.0, metadata=_help("Largest random rotation of training images, degrees."))
+    crop_padding: int = field(default=0, metadata=described("Pixels of zero padding before a random crop in training."))
+    horizontal_flip: bool = field(default=False, metadata=described("Mirror half of the training images."))
+    rotation: float = field(default=0.0, metadata=described("Largest random rotation of training images, degrees."))
     random_resized_crop: float | None = field(
         default=None,
-        metadata=_help("Train on random parts of the images; the smallest share of the area, for instance 0.08."),
+        metadata=described("Train on random parts of the images; the smallest share of the area, for instance 0.08."),
     )
     episode_classes: int | None = field(
-        default=None, metadata=_help("Make each training batch of so many classes, in place of a batch size.")
+        default=None, metadata=described("Make each training batch of so many classes, in place of a batch size.")
     )
-    episode_examples: int | None = field(default=None, metadata=_help("Images of each class in such a batch."))
-    episodes_per_epoch: int | None = field(default=None, metadata=_help("Such batches an epoch, over all processes."))
-    max_train_samples: int | None = field(default=None, metadata=_help("Use only so many training images."))
-    max_eval_samples: int | None = field(default=None, metadata=_help("Use only so many evaluation images."))
-    skip_corrupt_images: bool = field(default=False, metadata=_help("Leave out images that cannot be decoded."))
+    episode_examples: int | None = field(default=None, metadata=described("Images of each class in such a batch."))
+    episodes_per_epoch: int | None = field(
+        default=None, metadata=described("Such batches an epoch, over all processes.")
+    )
+    max_train_samples: int | None = field(default=None, metadata=described("Use only so many training images."))
+    max_eval_samples: int | None = field(default=None, metadata=described("Use only so many evaluation images."))
+    skip_corrupt_images: bool = field(default=False, metadata=described("Leave out images that cannot be decoded."))
     cache_dir: str | None = field(
-        default=None, metadata=_help("Folder for decoded images; below the Hugging Face home if not set.")
+        default=None, metadata=described("Folder for decoded images; below the Hugging Face home if not set.")
     )
     dataloader_num_workers: int | None = field(
-        default=None, metadata=_help("Decoding processes; one a core if not set.")
+        default=None, metadata=described("Decoding processes; one a core if not set.")
     )
 
     def __post_init__(self) -> None:
@@ -202,68 +211,73 @@ class ImageDataArguments:
 class TrainingArguments:
     """How to train, under the names that transformers' `TrainingArguments` uses where it has them."""
 
-    output_dir: str = field(metadata=_help("Folder for the model, checkpoints and results."))
-    overwrite_output_dir: bool = field(default=False, metadata=_help("Replace the run that is in output_dir."))
+    output_dir: str = field(metadata=described("Folder for the model, checkpoints and results."))
+    overwrite_output_dir: bool = field(default=False, metadata=described("Replace the run that is in output_dir."))
     resume_from_checkpoint: str | None = field(
-        default=None, metadata=_help("`latest`, or the folder of a checkpoint to go on from.")
+        default=None, metadata=described("`latest`, or the folder of a checkpoint to go on from.")
     )
-    seed: int = field(default=0, metadata=_help("Seed of initial weights, order and augmentation."))
+    seed: int = field(default=0, metadata=described("Seed of initial weights, order and augmentation."))
     full_determinism: bool = field(
-        default=False, metadata=_help("Use only deterministic kernels, also where that is slower.")
+        default=False, metadata=described("Use only deterministic kernels, also where that is slower.")
     )
-    num_train_epochs: int = field(default=20, metadata=_help("Epochs to train."))
+    num_train_epochs: int = field(default=20, metadata=described("Epochs to train."))
     max_steps: int | None = field(
-        default=None, metadata=_help("Stop after so many optimiser steps; the schedule still spans num_train_epochs.")
+        default=None,
+        metadata=described("Stop after so many optimiser steps; the schedule still spans num_train_epochs."),
     )
-    per_device_train_batch_size: int = field(default=128, metadata=_help("Training batch a process."))
-    per_device_eval_batch_size: int = field(default=512, metadata=_help("Evaluation batch a process."))
-    gradient_accumulation_steps: int = field(default=1, metadata=_help("Batches an optimiser step."))
+    per_device_train_batch_size: int = field(default=128, metadata=described("Training batch a process."))
+    per_device_eval_batch_size: int = field(default=512, metadata=described("Evaluation batch a process."))
+    gradient_accumulation_steps: int = field(default=1, metadata=described("Batches an optimiser step."))
     mixed_precision: Literal["no", "fp16", "bf16"] | None = field(
-        default=None, metadata=_help("Precision of the forward pass; as `accelerate launch` says if not set.")
+        default=None, metadata=described("Precision of the forward pass; as `accelerate launch` says if not set.")
     )
     optimizer: Literal["adam", "adamw", "sgd", "adam_s", "adam_srt", "adam_g", "sgd_mrt"] = field(
         default="adam",
-        metadata=_help("Optimiser; the last four act on the sphere, and find the scale-invariant weights."),
+        metadata=described("Optimiser; the last four act on the sphere, and find the scale-invariant weights."),
     )
-    learning_rate: float = field(default=1e-3, metadata=_help("Peak learning rate."))
+    learning_rate: float = field(default=1e-3, metadata=described("Peak learning rate."))
     weight_decay: float = field(
-        default=0.0, metadata=_help("Weight decay of weights; norms, biases and scalars have none.")
+        default=0.0, metadata=described("Weight decay of weights; norms, biases and scalars have none.")
     )
-    momentum: float = field(default=0.9, metadata=_help("Momentum of sgd and sgd_mrt."))
-    nesterov: bool = field(default=False, metadata=_help("Nesterov momentum of sgd."))
-    adam_beta1: float = field(default=0.9, metadata=_help("First beta of the Adam kinds."))
-    adam_beta2: float = field(default=0.999, metadata=_help("Second beta of the Adam kinds."))
-    adam_epsilon: float = field(default=1e-8, metadata=_help("Epsilon of the Adam kinds."))
-    max_grad_norm: float | None = field(default=None, metadata=_help("Clip gradients to this norm."))
-    label_smoothing_factor: float = field(default=0.0, metadata=_help("Label smoothing of the cross-entropy."))
+    momentum: float = field(default=0.9, metadata=described("Momentum of sgd and sgd_mrt."))
+    nesterov: bool = field(default=False, metadata=described("Nesterov momentum of sgd."))
+    adam_beta1: float = field(default=0.9, metadata=described("First beta of the Adam kinds."))
+    adam_beta2: float = field(default=0.999, metadata=described("Second beta of the Adam kinds."))
+    adam_epsilon: float = field(default=1e-8, metadata=described("Epsilon of the Adam kinds."))
+    max_grad_norm: float | None = field(default=None, metadata=described("Clip gradients to this norm."))
+    label_smoothing_factor: float = field(default=0.0, metadata=described("Label smoothing of the cross-entropy."))
     loss_reduction: Literal["mean", "sum"] | None = field(
         default=None,
-        metadata=_help("Mean of a batch's losses, or their sum as in the prototype paper; `mean` if not set."),
+        metadata=described("Mean of a batch's losses, or their sum as in the prototype paper; `mean` if not set."),
     )
     lr_scheduler_type: Literal["constant", "linear", "cosine", "step", "multistep", "plateau"] = field(
-        default="constant", metadata=_help("Course of the learning rate after the warm-up.")
+        default="constant", metadata=described("Course of the learning rate after the warm-up.")
     )
-    warmup_epochs: float = field(default=0.0, metadata=_help("Epochs of linear warm-up."))
-    lr_step_epochs: int = field(default=30, metadata=_help("Epochs between two decays of `step`."))
-    lr_milestones: list[int] | None = field(default=None, metadata=_help("Epochs of the decays of `multistep`."))
-    lr_gamma: float = field(default=0.1, metadata=_help("Factor of one decay of step, multistep and plateau."))
-    lr_patience: int = field(default=15, metadata=_help("Epochs without gain before `plateau` decays."))
-    early_stopping_patience: int | None = field(default=None, metadata=_help("Stop after so many epochs without gain."))
+    warmup_epochs: float = field(default=0.0, metadata=described("Epochs of linear warm-up."))
+    lr_step_epochs: int = field(default=30, metadata=described("Epochs between two decays of `step`."))
+    lr_milestones: list[int] | None = field(default=None, metadata=described("Epochs of the decays of `multistep`."))
+    lr_gamma: float = field(default=0.1, metadata=described("Factor of one decay of step, multistep and plateau."))
+    lr_patience: int = field(default=15, metadata=described("Epochs without gain before `plateau` decays."))
+    early_stopping_patience: int | None = field(
+        default=None, metadata=described("Stop after so many epochs without gain.")
+    )
     load_best_model_at_end: bool = field(
-        default=False, metadata=_help("Report and keep the best epoch's model instead of the last one's.")
+        default=False, metadata=described("Report and keep the best epoch's model instead of the last one's.")
     )
-    save_epochs: int = field(default=1, metadata=_help("Epochs between checkpoints."))
-    save_steps: int | None = field(default=None, metadata=_help("Optimiser steps between further checkpoints."))
-    save_total_limit: int = field(default=2, metadata=_help("Checkpoints to keep."))
-    logging_steps: int = field(default=50, metadata=_help("Steps between updates of bar, trackers and checks."))
+    save_epochs: int = field(default=1, metadata=described("Epochs between checkpoints."))
+    save_steps: int | None = field(default=None, metadata=described("Optimiser steps between further checkpoints."))
+    save_total_limit: int = field(default=2, metadata=described("Checkpoints to keep."))
+    logging_steps: int = field(default=50, metadata=described("Steps between updates of bar, trackers and checks."))
     radial_logging_steps: int | None = field(
         default=None,
-        metadata=_help("Steps between logs of effective learning rate, step angle, norm and anisotropy a layer."),
+        metadata=described("Steps between logs of effective learning rate, step angle, norm and anisotropy a layer."),
     )
-    report_to: list[str] | None = field(default=None, metadata=_help("Trackers, for instance tensorboard, wandb."))
-    disable_tqdm: bool = field(default=False, metadata=_help("Show no progress bars."))
-    push_to_hub: bool = field(default=False, metadata=_help("Upload the model and its card at the end."))
-    hub_model_id: str | None = field(default=None, metadata=_help("Name on the Hub; that of output_dir if not set."))
+    report_to: list[str] | None = field(default=None, metadata=described("Trackers, for instance tensorboard, wandb."))
+    disable_tqdm: bool = field(default=False, metadata=described("Show no progress bars."))
+    push_to_hub: bool = field(default=False, metadata=described("Upload the model and its card at the end."))
+    hub_model_id: str | None = field(
+        default=None, metadata=described("Name on the Hub; that of output_dir if not set.")
+    )
 
     def __post_init__(self) -> None:
         at_least_one = ["per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"]

@@ -1,52 +1,56 @@
-"""Evaluation of image models, and what is measured on data before training."""
+"""Evaluation of models, and what is measured of images before training."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from hf_sphere.data.batches import ImageBatches
 from hf_sphere.metrics import retrieval_scores
+from hf_sphere.training.batches import Batches, count_targets, loss_is_sum
 from hf_sphere.training.measures import Batch, Measure, measure_classification
+
+if TYPE_CHECKING:  # text is evaluated here too, and does without what images need
+    from hf_sphere.data.batches import ImageBatches
 
 
 @torch.inference_mode()
 def evaluate(
-    model: nn.Module, batches: ImageBatches, accelerator: Accelerator, measure: Measure = measure_classification
+    model: nn.Module, batches: Batches, accelerator: Accelerator, measure: Measure = measure_classification
 ) -> dict[str, float]:
     """Measure a model over all processes' shares of a split.
 
     Args:
-        model: An image model; put into eval mode.
+        model: A model whose output has a loss; put into eval mode.
         batches: The split.
         accelerator: Sums over the processes.
         measure: What to measure beside the loss.
 
     Returns:
-        The means over all images, for instance `accuracy` in [0, 1], and `loss`, also that a mean over the images.
+        The means over all images, or over all target tokens of a text, for instance `accuracy` in [0, 1], and `loss`,
+        also that a mean over them.
     """
     model.eval()
     kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
     sums: dict[str, Any] = {"count": 0}
     for batch in batches.epoch():
         output = model(**batch)
-        count = len(batch["labels"])
+        count = count_targets(batches, batch)
         loss = output.loss / count if loss_is_sum(model) else output.loss
         for name, value in {**measure(output, batch), "loss": loss}.items():
             sums[name] = sums.get(name, 0) + value.to(kind) * count
         sums["count"] += count
-    # As numbers by name: a process without a single image knows no other names.
+    # As numbers by name: a process without a single batch knows no other names.
     shares = gather_object([{name: float(value) for name, value in sums.items()}])
     total = sum(share.pop("count") for share in shares)
     return {name: sum(share.get(name, 0.0) for share in shares) / total for name in max(shares, key=len)}
 
 
 @torch.inference_mode()
-def evaluate_retrieval(model: nn.Module, batches: ImageBatches, accelerator: Accelerator) -> dict[str, float]:
+def evaluate_retrieval(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> dict[str, float]:
     """Search every image of a split among the others, in the distance of the model's head.
 
     Args:
@@ -65,7 +69,7 @@ def evaluate_retrieval(model: nn.Module, batches: ImageBatches, accelerator: Acc
     return {name: float(value) for name, value in scores.items() if name != "num_queries"}
 
 
-def _gather_embeddings(model: Any, batches: ImageBatches, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
+def _gather_embeddings(model: Any, batches: "ImageBatches", accelerator: Accelerator) -> tuple[Tensor, Tensor]:
     """What a model's head sees of a split, (N, d) in float32, and the labels (N,): all processes' shares."""
     seen = []
     for batch in batches.epoch():
@@ -75,13 +79,8 @@ def _gather_embeddings(model: Any, batches: ImageBatches, accelerator: Accelerat
     return torch.cat(embeddings).to(accelerator.device), torch.cat(labels).to(accelerator.device)
 
 
-def loss_is_sum(model: nn.Module) -> bool:
-    """Whether a model's loss is the sum over the batch, not the mean."""
-    return getattr(model, "loss_reduction", "mean") == "sum"
-
-
 @torch.no_grad()
-def fit_confidence(model: nn.Module, batches: ImageBatches, accelerator: Accelerator) -> None:
+def fit_confidence(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> None:
     """Fit the confidence of a head that can do that to held-out images, all processes' shares of them."""
     head: Any = getattr(model, "head", None)
     if not hasattr(head, "fit_concentration"):
@@ -90,7 +89,7 @@ def fit_confidence(model: nn.Module, batches: ImageBatches, accelerator: Acceler
 
 
 @torch.no_grad()
-def calibrate_head(model: nn.Module, batches: ImageBatches | Iterable[Batch], *, max_examples: int = 10_000) -> None:
+def calibrate_head(model: nn.Module, batches: "ImageBatches | Iterable[Batch]", *, max_examples: int = 10_000) -> None:
     """Show a head that asks for it the embeddings of training images, as the first training step will have them.
 
     The model is in eval mode, but batch norms that will be trained normalise by the batch.
@@ -110,7 +109,8 @@ def calibrate_head(model: nn.Module, batches: ImageBatches | Iterable[Batch], *,
     embeddings: list[Tensor] = []
     try:
         with _normalized_by_batch(model):
-            for batch in batches.epoch(augment=False) if isinstance(batches, ImageBatches) else batches:
+            plain: Any = batches.epoch(augment=False) if hasattr(batches, "epoch") else batches
+            for batch in plain:
                 embeddings.append(inputs_of(encoder(batch["pixel_values"]).embeddings))
                 if sum(map(len, embeddings)) >= max_examples:
                     break

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 from hf_sphere.optim import as_metrics, find_radial_weights, radial_diagnostics
 from hf_sphere.optim.names import OPTIMIZERS
 from hf_sphere.training.arguments import TrainingArguments
+from hf_sphere.training.batches import Batch, Batches, count_targets, counts_targets, loss_is_sum
 from hf_sphere.training.checkpoints import (
     CheckpointError,
     RunState,
@@ -28,23 +29,10 @@ from hf_sphere.training.checkpoints import (
     load_checkpoint,
     save_checkpoint,
 )
-from hf_sphere.training.evaluation import loss_is_sum
 from hf_sphere.training.measures import show_metric
 from hf_sphere.training.optimization import build_optimizer, build_scheduler
 
 logger = logging.getLogger(__name__)
-
-Batch = dict[str, Tensor]
-
-
-class Batches(Protocol):
-    """What the loop needs of training data."""
-
-    def __len__(self) -> int: ...
-
-    def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from batch `start` on."""
-        ...
 
 
 class TrainingDivergedError(RuntimeError):
@@ -67,6 +55,7 @@ class TrainingLoop:
         evaluate: Computes metrics of the model after each epoch; `accuracy` or whatever `metric` says is among them.
         save_best: Called when the metric has improved.
         measure: Further training metrics of one batch, each a scalar tensor, from the output and the batch.
+        derive: Metrics that follow from the means over an epoch, for instance a perplexity from the loss.
         metric: The metric that chooses the best epoch, stops early and drives `plateau`.
         higher_is_better: Whether larger values of `metric` are better.
 
@@ -85,6 +74,7 @@ class TrainingLoop:
         evaluate: Callable[[nn.Module], Mapping[str, float]],
         save_best: Callable[[nn.Module], None] = lambda model: None,
         measure: Callable[[Any, Batch], Mapping[str, Tensor]] = lambda output, batch: {},
+        derive: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda means: {},
         metric: str = "accuracy",
         higher_is_better: bool = True,
     ) -> None:
@@ -96,6 +86,7 @@ class TrainingLoop:
         self.evaluate = evaluate
         self.save_best = save_best
         self.measure = measure
+        self.derive = derive
         self.metric = metric
         self.higher_is_better = higher_is_better
         self.output_dir = Path(args.output_dir)
@@ -190,19 +181,23 @@ class TrainingLoop:
         self._finish_epoch(started, bar)
 
     def _train_step(self, group: list[Batch]) -> None:
-        total = sum(map(_size, group))
-        for position, batch in enumerate(group, 1):
+        sizes = [count_targets(self.batches, batch) for batch in group]
+        total: Any = sum(sizes)
+        if counts_targets(self.batches):
+            # They differ between processes, over which gradients are averaged: each is weighed by its share of all.
+            total = self.accelerator.reduce(total.float(), "mean")
+        for position, (batch, size) in enumerate(zip(group, sizes, strict=True), 1):
             waits = self.accelerator.no_sync(self.model) if position < len(group) else nullcontext()
             with waits:
                 output = self.model(**batch)
                 # Over processes gradients are averaged, so sums are multiplied by how many there are.
-                share = self.accelerator.num_processes if self._loss_is_sum else _size(batch) / total
+                share = self.accelerator.num_processes if self._loss_is_sum else size / total
                 self.accelerator.backward(output.loss * share)
             loss = output.loss.detach()
             self._recent_losses.append((self.state.step + 1, loss))
             with torch.no_grad():
-                loss = loss / _size(batch) if self._loss_is_sum else loss
-                self._count({"loss": loss, **self.measure(output, batch)}, _size(batch))
+                loss = loss / size if self._loss_is_sum else loss
+                self._count({"loss": loss, **self.measure(output, batch)}, size)
         if self.args.max_grad_norm is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         self.optimizer.step()
@@ -260,7 +255,7 @@ class TrainingLoop:
             logger.info("No gain for %d epochs; stopping.", patience)
         return stops
 
-    def _count(self, metrics: Mapping[str, Tensor], size: int) -> None:
+    def _count(self, metrics: Mapping[str, Tensor], size: int | Tensor) -> None:
         for name, value in {"examples": torch.ones_like(metrics["loss"]), **metrics}.items():
             value = (value.float() if value.device.type == "mps" else value.double()) * size
             self._totals[name] = self._totals[name] + value if name in self._totals else value
@@ -272,7 +267,8 @@ class TrainingLoop:
             return {}
         sums = torch.stack([self._totals["examples"], *(self._totals[name] for name in names)])
         count, *values = self.accelerator.reduce(sums, "sum").tolist()
-        return {f"train_{name}": value / count for name, value in zip(names, values, strict=True)}
+        means = {name: value / count for name, value in zip(names, values, strict=True)}
+        return {f"train_{name}": value for name, value in (means | dict(self.derive(means))).items()}
 
     def _check_losses(self) -> None:
         """Look at the losses since the last look, all at once: a look at each would make the device wait."""
@@ -386,10 +382,6 @@ class TrainingLoop:
             f"stopped at step {self.state.step} of {self.total_steps}; the state is in {checkpoint}. Go on with the "
             "same command and --resume_from_checkpoint latest."
         )
-
-
-def _size(batch: Batch) -> int:
-    return len(next(iter(batch.values())))
 
 
 def _epoch_number(epoch: float) -> str:

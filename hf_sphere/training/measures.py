@@ -1,5 +1,6 @@
 """What is measured of a batch, and how it is shown."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,18 @@ def measure_regression(output: Any, batch: Batch, values: str = "labels") -> dic
 def measure_joint(output: Any, batch: Batch) -> dict[str, Tensor]:
     """Accuracy of the classes and mean absolute error of the values."""
     return measure_classification(output, batch) | measure_regression(output, batch, "regression_labels")
+
+
+def measure_tokens(output: Any, batch: Batch) -> dict[str, Tensor]:
+    """Share of target tokens that have the largest logit."""
+    targets = batch["labels"] >= 0
+    right = (output.logits.argmax(dim=-1) == batch["labels"]) & targets
+    return {"accuracy": _mean(right) / _mean(targets)}
+
+
+def perplexity(means: Mapping[str, float]) -> dict[str, float]:
+    """The perplexity that a mean loss a token stands for."""
+    return {"perplexity": math.exp(means["loss"]) if means["loss"] < 700 else math.inf}
 
 
 def _mean(values: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ _FREE_TO_CHANGE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "disable_tqdm", "report_to", "logging_steps"),
     *("save_epochs", "save_steps", "save_total_limit", "per_device_eval_batch_size", "cache_dir", "max_steps"),
     *("dataloader_num_workers", "push_to_hub", "hub_model_id", "early_stopping_patience", "load_best_model_at_end"),
-    "radial_logging_steps",
+    *("radial_logging_steps", "preprocessing_num_workers"),
 }
 
 
@@ -99,6 +99,10 @@ def start_run(args: TrainingArguments, *others: Any) -> Run:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     logging.getLogger("hf_sphere").setLevel(level)
     transformers.utils.logging.disable_progress_bar()  # one bar is enough: the loop's
+    if not accelerator.is_main_process:
+        transformers.utils.logging.set_verbosity_error()
+    # Tied weights are saved once; accelerate would say so at every checkpoint.
+    logging.getLogger("accelerate.utils.other").addFilter(_is_no_news_of_tied_weights)
     if args.full_determinism:
         enable_full_determinism(args.seed)
     set_seed(args.seed)
@@ -150,6 +154,10 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     unfinished = path.with_name(f".{path.name}.unfinished")
     unfinished.write_text(json.dumps(values, indent=2, default=str) + "\n", encoding="utf-8")
     unfinished.replace(path)
+
+
+def _is_no_news_of_tied_weights(record: logging.LogRecord) -> bool:
+    return "Removed shared tensor" not in str(record.msg)
 
 
 def _warn_of_changes(path: Path, settings: Mapping[str, Any]) -> None:

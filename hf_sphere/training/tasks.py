@@ -1,5 +1,6 @@
 """What an image model may be trained for: its model class, its measures, and the measure that chooses."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,6 +60,10 @@ class ImageTask:
         if self.is_open_set:
             return evaluate_retrieval(model, batches, accelerator)
         return evaluate(model, batches, accelerator, self.measure)
+
+    def derive(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Metrics that follow from the means over an epoch: none."""
+        return {}
 
 
 CLASSIFICATION = ImageTask(

@@ -7,8 +7,10 @@ import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, Value
 from PIL import Image as PILImage
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from transformers import AutoTokenizer, RobertaConfig, RobertaForMaskedLM
 
 from hf_sphere.data import images as data_images
+from hf_sphere.data import text as data_text
 from hf_sphere.data.sources import EMBEDDED
 from hf_sphere.prototypes import place_prototypes
 from hf_sphere.training import (
@@ -26,9 +28,14 @@ from hf_sphere.training import (
 from hf_sphere.training.image_models import build_model, check_values
 from hf_sphere.training.image_run import ARGUMENTS, load_data
 from hf_sphere.training.optimization import build_optimizer, build_scheduler
+from hf_sphere.training.text_models import build_language_model, load_tokenizer
+from hf_sphere.training.text_run import ARGUMENTS as TEXT_ARGUMENTS
+from hf_sphere.training.text_run import load_data as load_text
 
 CONFIGS = Path(__file__).parent.parent.parent / "recipes" / "configs"
-RUNS = sorted(CONFIGS.rglob("*.yaml"))
+LANGUAGE = sorted((CONFIGS / "language").glob("*.yaml"))
+RUNS = sorted(set(CONFIGS.rglob("*.yaml")) - set(LANGUAGE))
+"""Those that train on images."""
 
 # What the data sets look like: image column, label column, shape as PIL wants it, classes.
 DATA = {
@@ -77,7 +84,8 @@ def task_of(run: Path) -> ImageTask:
 
 def parse(run: Path) -> tuple:
     """Arguments of the model, the data and the training, and those that the task has besides."""
-    return parse_arguments(ARGUMENTS[task_of(run).name], ["--config", str(run)])
+    kinds = TEXT_ARGUMENTS if run in LANGUAGE else ARGUMENTS[task_of(run).name]
+    return parse_arguments(kinds, ["--config", str(run)])
 
 
 def make_small(task: ImageTask, data_args: ImageDataArguments) -> None:
@@ -154,7 +162,7 @@ def test_a_run_with_class_names_differs_from_its_plain_run_only_in_the_prototype
     assert replace(training, output_dir="") == replace(plain, output_dir="")
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("run", [*RUNS, *LANGUAGE], ids=lambda path: path.stem)
 def test_a_configuration_writes_to_a_folder_of_its_own(run):
     assert parse(run)[2].output_dir == f"outputs/{run.parent.name}/{run.stem}"
 
@@ -235,3 +243,75 @@ def test_an_episode_has_no_more_classes_than_the_run_trains_on(run):
         classes = rest[0].train_classes or classes
         classes -= round(data.validation_fraction * classes)
     assert data.episode_classes <= classes
+
+
+# Language models
+
+
+@pytest.fixture(scope="module")
+def tiny_models(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of a BERT and of the configuration of a RoBERTa, with a tokenizer of 400 tokens."""
+    bert, roberta = root / "tests" / "golden" / "analogy" / "tiny-bert", tmp_path_factory.mktemp("roberta")
+    tokenizer = AutoTokenizer.from_pretrained(bert)
+    tokenizer.save_pretrained(roberta)
+    config = RobertaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=66, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    RobertaForMaskedLM(config).save_pretrained(roberta)
+    return {"bert-large-cased": bert, "sentence-transformers/all-MiniLM-L6-v2": bert, "roberta-large": roberta}
+
+
+@pytest.mark.parametrize("run", LANGUAGE, ids=lambda path: path.stem)
+def test_a_configuration_of_a_language_model_builds_and_takes_two_steps(run, tiny_models, tmp_path, monkeypatch):
+    lines = Dataset.from_dict(
+        {"text": ["", " = A title = \n", "The cat sat on the mat , and the dog did not . \n"] * 40}
+    )
+    splits = DatasetDict({"train": lines, "validation": lines, "test": lines})
+    monkeypatch.setattr(data_text, "load_text_splits", lambda *_: splits)
+    model_args, data_args, args = parse(run)
+    assert (data_args.dataset_name, data_args.dataset_config_name) == ("Salesforce/wikitext", "wikitext-2-v1")
+    model_args.model_name_or_path = str(tiny_models[model_args.model_name_or_path])
+    data_args.max_seq_length = 32
+    data_args.max_train_samples, args.per_device_train_batch_size = 8, 4
+    args.output_dir = str(tmp_path / "run")
+    start = start_run(args, model_args, data_args)
+    tokenizer = load_tokenizer(model_args)
+    model = build_language_model(model_args, tokenizer).train()
+    data = load_text(data_args, args, start, model, tokenizer)
+    assert type(model).__name__.startswith("Sphere") == run.stem.endswith("-spherized")
+    optimizer = build_optimizer(model, args, next(data.train.epoch()))
+    scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train), higher_is_better=False)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    losses = []
+    for batch in data.train.epoch():
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        losses.append(loss.item())
+    assert len(losses) == 2
+    assert torch.tensor(losses).isfinite().all()
+    assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_every_language_model_is_trained_from_scratch_and_further_plain_and_spherized():
+    large = {f"{name}-large-{start}" for name in ("bert", "roberta") for start in ("scratch", "finetuned")}
+    assert {run.stem for run in LANGUAGE} == {
+        f"{m}-{kind}" for m in (*large, "minilm") for kind in ("plain", "spherized")
+    }
+    for run in LANGUAGE:
+        assert parse(run)[0].from_scratch == ("-scratch-" in run.stem)
+
+
+@pytest.mark.parametrize(
+    "run", [run for run in LANGUAGE if run.stem.endswith("-spherized")], ids=lambda path: path.stem
+)
+def test_a_spherized_language_model_differs_from_its_plain_run_only_in_that(run):
+    model, data, training = parse(run)
+    plain_model, plain_data, plain = parse(run.with_stem(run.stem.replace("-spherized", "-plain")))
+    assert model.spherized
+    assert replace(model, spherized=False, spherized_layers=None, spherization_kwargs={}) == plain_model
+    assert data == plain_data
+    assert replace(training, output_dir="") == replace(plain, output_dir="")

@@ -1,0 +1,272 @@
+"""A text data set made ready for training: found column, splits, tokens, blocks, batches."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from datasets import Dataset, DatasetDict, Features, List, Value, load_dataset
+from torch import Tensor
+
+from hf_sphere.data.sources import find_column, find_split
+from hf_sphere.data.text_batches import Masking, TextBatches, Vocabulary
+
+TEXT_COLUMNS = ("text", "sentence", "content")
+"""Names used on the Hub, the usual one first."""
+
+FILE_KINDS = {".txt": "text", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
+"""How `datasets` calls the kinds of a single file."""
+
+
+@dataclass(frozen=True)
+class TextData:
+    """What `load_text_data` returns.
+
+    Attributes:
+        train: Training batches.
+        evaluation: Batches of the split that results are reported on.
+        eval_split: Name of that split.
+        validation: Batches for choosing epochs, if there are such.
+        validation_split: Name of what they are made of.
+    """
+
+    train: TextBatches
+    evaluation: TextBatches
+    eval_split: str
+    validation: TextBatches | None = None
+    validation_split: str | None = None
+
+
+def load_text_data(
+    name: str,
+    tokenizer: Any,
+    *,
+    config_name: str | None = None,
+    train_split: str = "train",
+    eval_split: str | None = None,
+    validation_split: str | None = None,
+    validation_fraction: float = 0.0,
+    text_column: str | None = None,
+    block_length: int = 128,
+    masking: Masking | None = None,
+    max_train_samples: int | None = None,
+    max_eval_samples: int | None = None,
+    cache_dir: str | os.PathLike | None = None,
+    num_proc: int | None = None,
+    train_batch_size: int = 8,
+    eval_batch_size: int = 8,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    process_index: int = 0,
+    num_processes: int = 1,
+    progress: bool = True,
+) -> TextData:
+    """Load any text data set and make batches of it.
+
+    The texts of a split are tokenised as they are, joined, and cut into blocks; what is left at the end of a split and
+    makes no whole block is dropped. The tokens, five bytes each, are kept on the device.
+
+    Args:
+        name: Id on the Hub, a folder, or a file of text, parquet, json or csv; see `load_text_splits`.
+        tokenizer: Tokenizer of transformers with a mask token.
+        config_name: Configuration of a data set that has several.
+        train_split: Split to train on.
+        eval_split: Split to report results on; None takes `test`, else `validation`, else the held-out part.
+        validation_split: Split to choose epochs on; None takes `validation` where it is neither of the other two.
+        validation_fraction: Share of the training text, its end, held out instead.
+        text_column: Column of the texts; found by its usual names if None.
+        block_length: Tokens a block, special tokens included.
+        masking: Which tokens are targets; None hides nothing and makes all of them targets.
+        max_train_samples: Use only so many training blocks, drawn by `seed`.
+        max_eval_samples: Use only so many evaluation blocks, and as many of the validation, drawn by `seed`.
+        cache_dir: Folder for what `datasets` keeps; its own if None.
+        num_proc: Processes that tokenise; one if None.
+        train_batch_size: Blocks a training batch and process.
+        eval_batch_size: Blocks an evaluation batch and process.
+        device: Where blocks are kept and batches are made.
+        seed: Seed of order, masks and subsets.
+        process_index: Which of the processes this is.
+        num_processes: How many processes share the data.
+        progress: Whether to show progress bars.
+
+    Raises:
+        ValueError: If a split, column, length or share is not possible, or there is too little text; the message says
+            what there is.
+    """
+    vocabulary = Vocabulary.of(tokenizer)
+    room = block_length - len(vocabulary.prefix) - len(vocabulary.suffix)
+    if room < 1:
+        raise ValueError(f"max_seq_length {block_length} leaves no token beside the special ones; take at least 8.")
+    if masking is not None and masking.whole_words and not tokenizer.is_fast:
+        raise ValueError(
+            f"whole_word_masking needs a fast tokenizer, which knows its words; {type(tokenizer).__name__} is a slow "
+            "one. Leave it out, or name a fast one with --tokenizer_name."
+        )
+    with _progress_bars(progress):
+        splits = load_text_splits(name, config_name, cache_dir)
+        names = _choose_splits(splits, train_split, eval_split, validation_split, validation_fraction)
+        rows = {key: find_split(splits, split, f"--{key}_split") for key, split in names.items()}
+        text_column = _find_text_column(rows, text_column)
+        parts = {key: _read_blocks(each, text_column, tokenizer, room, num_proc) for key, each in rows.items()}
+    if validation_fraction:
+        held_out = "validation" if "eval" in names else "eval"
+        parts["train"], parts[held_out] = _hold_out(parts["train"], validation_fraction)
+        names[held_out] = f"the last {validation_fraction:.0%} of {train_split}"
+    parts = {
+        key: _sample(blocks, max_train_samples if key == "train" else max_eval_samples, seed)
+        for key, blocks in parts.items()
+    }
+    for key, (tokens, _) in parts.items():
+        if len(tokens) == 0:
+            raise ValueError(
+                f"{names[key]} has too little text for one block of {block_length} tokens; give more text or a smaller "
+                "--max_seq_length."
+            )
+
+    def batches(key: str, **options: Any) -> TextBatches:
+        tokens, starts = parts[key]
+        options |= {"masking": masking, "device": device, "seed": seed}
+        options |= {"process_index": process_index, "num_processes": num_processes}
+        return TextBatches(tokens, starts, vocabulary, **options)
+
+    return TextData(
+        train=batches("train", batch_size=train_batch_size, shuffle=True),
+        evaluation=batches("eval", batch_size=eval_batch_size),
+        eval_split=names["eval"],
+        validation=batches("validation", batch_size=eval_batch_size) if "validation" in parts else None,
+        validation_split=names.get("validation"),
+    )
+
+
+def load_text_splits(
+    name: str, config_name: str | None = None, cache_dir: str | os.PathLike | None = None
+) -> DatasetDict:
+    """Load all splits of a text data set.
+
+    Args:
+        name: Id on the Hub, a folder of parquet or text files (with a folder `config_name` in it, that one), or one
+            file, which becomes the split `train`.
+        config_name: Configuration of a data set that has several.
+        cache_dir: Folder for what `datasets` keeps; its own if None.
+
+    Raises:
+        ValueError: If a file is of no kind that is known here, or the data has no named splits.
+    """
+    path, cache = Path(name), None if cache_dir is None else str(cache_dir)
+    if path.is_file():
+        if path.suffix not in FILE_KINDS:
+            raise ValueError(f"{name} is no file of text; the kinds that are read are: {', '.join(FILE_KINDS)}.")
+        splits = load_dataset(FILE_KINDS[path.suffix], data_files={"train": name}, cache_dir=cache)
+    elif config_name is not None and (path / config_name).is_dir():
+        splits = load_dataset(str(path / config_name), cache_dir=cache)
+    else:
+        splits = load_dataset(name, config_name, cache_dir=cache)
+    if not isinstance(splits, DatasetDict):
+        raise ValueError(f"data set {name!r} does not load as named splits; got {type(splits).__name__}.")
+    return splits
+
+
+def _choose_splits(
+    splits: DatasetDict, train: str, evaluation: str | None, validation: str | None, fraction: float
+) -> dict[str, str]:
+    """Names of the splits to read, by what they are for; without `eval` where the held-out part has to do."""
+    if fraction and validation is not None:
+        raise ValueError(f"validation_split {validation!r} and validation_fraction exclude each other; leave one out.")
+    if fraction and not 0.0 < fraction < 1.0:
+        raise ValueError(f"validation_fraction must lie between 0 and 1; got {fraction}.")
+    names = {"train": train}
+    found = evaluation or next((name for name in ("test", "validation") if name in splits and name != train), None)
+    if found is not None:
+        names["eval"] = found
+    elif not fraction:
+        raise ValueError(
+            f"there is no split to report results on; the data has {', '.join(splits)}. Choose one with --eval_split, "
+            "or hold a part of the training text out with --validation_fraction 0.1."
+        )
+    if validation is None and not fraction and "validation" in splits and "validation" not in names.values():
+        validation = "validation"
+    if validation is not None:
+        names["validation"] = validation
+    return names
+
+
+def _find_text_column(rows: dict[str, Dataset], given: str | None) -> str:
+    found = find_column(rows["train"], given, TEXT_COLUMNS, "text")
+    for split in rows.values():
+        find_column(split, found, (), "text")
+        kind = split.features[found]
+        if getattr(kind, "dtype", None) not in ("string", "large_string"):
+            raise ValueError(f"column {found!r} holds no text but {kind}; name another one with --text_column_name.")
+    return found
+
+
+def _read_blocks(rows: Dataset, column: str, tokenizer: Any, room: int, num_proc: int | None) -> tuple[Tensor, Tensor]:
+    """Tokens (N, room), int32, of all texts joined, and whether each begins a word, bool; the rest is dropped."""
+    tokenised = rows.map(
+        _tokenise,
+        batched=True,
+        remove_columns=rows.column_names,
+        fn_kwargs={"tokenizer": tokenizer, "column": column},
+        features=Features({"input_ids": List(Value("int32")), "starts": List(Value("bool"))}),
+        num_proc=num_proc,
+        desc="Tokenising",
+    )
+    joined = [_join(tokenised, name) for name in ("input_ids", "starts")]
+    whole = len(joined[0]) // room * room
+    tokens, starts = (torch.from_numpy(values[:whole].reshape(-1, room)) for values in joined)
+    return tokens, starts
+
+
+def _tokenise(batch: dict[str, list], tokenizer: Any, column: str) -> dict[str, list]:
+    """Tokens of each text without special ones, and whether each begins a word."""
+    texts = [text or "" for text in batch[column]]
+    # Not verbose: a text is cut into blocks, so its length is no reason for a warning.
+    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+    tokens = encoded["input_ids"]
+    if not tokenizer.is_fast:
+        return {"input_ids": tokens, "starts": [[True] * len(ids) for ids in tokens]}
+    words = [encoded.word_ids(number) for number in range(len(texts))]
+    starts = [[a != b for a, b in zip([None, *ids], ids, strict=False)] for ids in words]
+    return {"input_ids": tokens, "starts": starts}
+
+
+def _join(rows: Dataset, column: str) -> np.ndarray:
+    """All lists of a column as one array."""
+    parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in rows.data.column(column).chunks]
+    return np.concatenate([np.empty(0, np.int32 if column == "input_ids" else np.bool_), *parts])
+
+
+def _hold_out(blocks: tuple[Tensor, Tensor], fraction: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The blocks without their last share, and that share: neighbours in a text, so that little is told between."""
+    count = len(blocks[0])
+    held_out = round(fraction * count)
+    if not 0 < held_out < count:
+        raise ValueError(f"validation_fraction={fraction} does not split {count} blocks; give more text.")
+    (train, first), (rest, last) = ((part[:-held_out], part[-held_out:]) for part in blocks)
+    return (train, rest), (first, last)
+
+
+def _sample(blocks: tuple[Tensor, Tensor], count: int | None, seed: int) -> tuple[Tensor, Tensor]:
+    """Only so many blocks, drawn by `seed`, in their order; all of them if `count` is None."""
+    if count is None or count >= len(blocks[0]):
+        return blocks
+    if count < 1:
+        raise ValueError(f"a subset must have at least one block; got {count}.")
+    drawn = torch.randperm(len(blocks[0]), generator=torch.Generator().manual_seed(seed))[:count].sort().values
+    return blocks[0][drawn], blocks[1][drawn]
+
+
+@contextmanager
+def _progress_bars(show: bool) -> Iterator[None]:
+    """Let `datasets` show its bars or not, and leave its setting as it was."""
+    shown = datasets.is_progress_bar_enabled()
+    (datasets.enable_progress_bars if show else datasets.disable_progress_bars)()
+    try:
+        yield
+    finally:
+        (datasets.enable_progress_bars if shown else datasets.disable_progress_bars)()

@@ -1,0 +1,222 @@
+"""Batches of text on the training device, with the tokens that a language model is to recover."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hf_sphere.data.seeds import mix_seed
+
+IGNORED = -100
+"""Label of a token that is no target, as in torch's cross-entropy and all language models of transformers."""
+
+Objective = Literal["masked", "reconstruction"]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What batches need to know of a tokenizer.
+
+    Attributes:
+        prefix: Special tokens before a text.
+        suffix: Special tokens after it.
+        mask: The mask token.
+        ordinary: (V,) all tokens that are not special, int64.
+    """
+
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    mask: int
+    ordinary: Tensor
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "Vocabulary":
+        """Read it off a tokenizer of transformers.
+
+        Raises:
+            ValueError: If the tokenizer has no mask token.
+        """
+        if tokenizer.mask_token_id is None:
+            raise ValueError(
+                f"the tokenizer of {tokenizer.name_or_path!r} has no mask token, so no token can be hidden; choose a "
+                "masked language model such as bert-base-cased, or name its tokenizer with --tokenizer_name."
+            )
+        encoded = tokenizer("a", return_special_tokens_mask=True)
+        ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
+        first, last = special.index(0), len(special) - special[::-1].index(0)
+        known = {*tokenizer.all_special_ids, *ids[:first], *ids[last:]}
+        ordinary = torch.tensor([index for index in range(len(tokenizer)) if index not in known])
+        return cls(tuple(ids[:first]), tuple(ids[last:]), tokenizer.mask_token_id, ordinary)
+
+
+@dataclass(frozen=True)
+class Masking:
+    """Which tokens are targets, and what stands in their place.
+
+    Each token, or each word with all of its tokens, is chosen with `probability`; where a block has none, the one that
+    came nearest is. Of the chosen tokens 80 % become the mask token, 10 % any ordinary token, 10 % stay as they are
+    (Devlin et al., "BERT", NAACL 2019).
+
+    Attributes:
+        probability: Share of tokens to choose, above 0 and at most 1.
+        whole_words: Whether words are chosen rather than tokens.
+    """
+
+    probability: float = 0.15
+    whole_words: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.probability <= 1.0:
+            raise ValueError(f"mask_probability must be above 0 and at most 1; got {self.probability}.")
+
+    def __call__(
+        self, tokens: Tensor, starts: Tensor, vocabulary: Vocabulary, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Hide tokens of blocks.
+
+        Args:
+            tokens: (B, L) tokens of the text, int64.
+            starts: (B, L) whether a token begins a word.
+            vocabulary: Mask token and what random tokens are drawn from.
+            generator: Of the CPU, so that every device gets the same draws.
+
+        Returns:
+            The tokens that a model sees, and the labels: the token where it is a target, else -100; both (B, L).
+        """
+        draws, fates = torch.rand(2, *tokens.shape, generator=generator).to(tokens.device)
+        others = torch.randint(len(vocabulary.ordinary), tokens.shape, generator=generator).to(tokens.device)
+        if self.whole_words:
+            words = starts.long().cumsum(1)
+            words = words - words[:, :1]  # a block may begin within a word
+            draws = draws.gather(1, words)
+        nearest = draws.amin(1, keepdim=True)
+        chosen = (draws < self.probability) | (draws == nearest)
+        hidden = chosen & (fates < 0.8)
+        replaced = chosen & (fates >= 0.9)
+        seen = tokens.masked_fill(hidden, vocabulary.mask)
+        seen = torch.where(replaced, vocabulary.ordinary.to(tokens.device)[others], seen)
+        return seen, tokens.masked_fill(~chosen, IGNORED)
+
+
+class TextBatches:
+    """Batches `{"input_ids", "labels"}` of blocks of equal length, (B, P + L + S) with the special tokens round them.
+
+    In training, order and masks follow from (`seed`, epoch, batch, process), so any batch can be made again by itself:
+    that is what lets a run resume in the middle of an epoch. Several processes get interleaved parts of the same order,
+    of equal length. In evaluation every block is seen once, and the masks follow from `seed` alone: they are the same
+    in every epoch, whatever the batch size and the number of processes.
+
+    Args:
+        tokens: (N, L) tokens of the text without special ones, any integer type.
+        starts: (N, L) whether a token begins a word.
+        vocabulary: Special and ordinary tokens.
+        batch_size: Blocks a batch and process.
+        masking: Which tokens are targets; None hides nothing and makes every token, special ones included, a target:
+            plain reconstruction.
+        device: Where the blocks are kept and batches are made.
+        shuffle: Whether each epoch has an order and masks of its own, as in training.
+        seed: Seed of order and masks.
+        process_index: Which of the processes this is.
+        num_processes: How many processes share the data.
+
+    Raises:
+        ValueError: If the sizes are not possible.
+    """
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        starts: Tensor,
+        vocabulary: Vocabulary,
+        *,
+        batch_size: int,
+        masking: Masking | None = None,
+        device: torch.device | str = "cpu",
+        shuffle: bool = False,
+        seed: int = 0,
+        process_index: int = 0,
+        num_processes: int = 1,
+    ) -> None:
+        if tokens.shape != starts.shape or tokens.dim() != 2:
+            raise ValueError(f"tokens and starts must both be (N, L); got {(*tokens.shape,)} and {(*starts.shape,)}.")
+        if batch_size < 1:
+            raise ValueError(f"the batch size must be at least 1; got {batch_size}.")
+        self.device = torch.device(device)
+        self.tokens = tokens.to(self.device)
+        self.starts = starts.to(self.device)
+        self.vocabulary = vocabulary
+        self.batch_size = batch_size
+        self.masking = masking
+        self.shuffle = shuffle
+        self.seed = seed
+        self.process_index = process_index
+        self.num_processes = num_processes
+        self._fixed: tuple[Tensor, Tensor] | None = None
+        if masking is not None and not shuffle:
+            generator = torch.Generator().manual_seed(mix_seed(seed))
+            self._fixed = masking(self.tokens.long(), self.starts, vocabulary, generator)
+
+    def __len__(self) -> int:
+        """Batches an epoch and process."""
+        return math.ceil(self._share() / self.batch_size)
+
+    @property
+    def num_examples(self) -> int:
+        """Blocks in the split, over all processes."""
+        return len(self.tokens)
+
+    @property
+    def block_length(self) -> int:
+        """Tokens a block, special ones included."""
+        return len(self.vocabulary.prefix) + self.tokens.shape[1] + len(self.vocabulary.suffix)
+
+    @property
+    def examples_per_epoch(self) -> int:
+        """Blocks that the batches of an epoch hold, over all processes, repeated ones included."""
+        return self._share() * self.num_processes if self.shuffle else len(self.tokens)
+
+    def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[dict[str, Tensor]]:
+        """Yield the batches of an epoch from batch `start` on, int64."""
+        for number, rows in enumerate(self._order(epoch).split(self.batch_size)[start:], start):
+            rows = rows.to(self.device)
+            if self._fixed is not None:
+                seen, labels = (part[rows] for part in self._fixed)
+            else:
+                seen = labels = self.tokens[rows].long()
+                if self.masking is not None:
+                    generator = torch.Generator().manual_seed(
+                        mix_seed(self.seed, epoch, number + 1, self.process_index)
+                    )
+                    seen, labels = self.masking(seen, self.starts[rows], self.vocabulary, generator)
+            inputs = self._surround(seen, self.vocabulary.prefix, self.vocabulary.suffix)
+            if self.masking is None:
+                labels = inputs
+            else:
+                ignored = [(IGNORED,) * len(ids) for ids in (self.vocabulary.prefix, self.vocabulary.suffix)]
+                labels = self._surround(labels, *ignored)
+            yield {"input_ids": inputs, "labels": labels}
+
+    @staticmethod
+    def num_targets(batch: dict[str, Tensor]) -> Tensor:
+        """How many tokens of a batch its loss is the mean over, a scalar on its device."""
+        return (batch["labels"] != IGNORED).sum()
+
+    def _surround(self, tokens: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
+        first, last = (tokens.new_tensor(ids).expand(len(tokens), -1) for ids in (before, after))
+        return torch.cat([first, tokens, last], dim=1)
+
+    def _share(self) -> int:
+        if self.shuffle:
+            return math.ceil(len(self.tokens) / self.num_processes)
+        return len(range(self.process_index, len(self.tokens), self.num_processes))
+
+    def _order(self, epoch: int) -> Tensor:
+        order = torch.arange(len(self.tokens))
+        if self.shuffle:
+            order = torch.randperm(len(order), generator=torch.Generator().manual_seed(mix_seed(self.seed, epoch)))
+            total = self._share() * self.num_processes
+            order = order.repeat(math.ceil(total / len(order)))[:total]
+        return order[self.process_index :: self.num_processes]

@@ -1,0 +1,38 @@
+"""What training needs of batches, and what the loss of a batch is the mean over."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+Batch = dict[str, Tensor]
+
+
+class Batches(Protocol):
+    """What the loop and the evaluation need of data.
+
+    Batches whose loss is a mean over something else than their examples, as that of a language model over tokens, have
+    a method `num_targets(batch)` that counts it.
+    """
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from batch `start` on."""
+        ...
+
+
+def counts_targets(batches: Batches) -> bool:
+    """Whether batches count what their loss is the mean over."""
+    return hasattr(batches, "num_targets")
+
+
+def count_targets(batches: Batches, batch: Batch) -> int | Tensor:
+    """What the loss of a batch is the mean over: its targets where they are counted, else its examples."""
+    any_batches: Any = batches
+    return any_batches.num_targets(batch) if counts_targets(batches) else len(next(iter(batch.values())))
+
+
+def loss_is_sum(model: nn.Module) -> bool:
+    """Whether a model's loss is the sum over the batch, not the mean."""
+    return getattr(model, "loss_reduction", "mean") == "sum"

@@ -1,0 +1,263 @@
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset, DatasetDict, Features, Value
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, normalizers, pre_tokenizers
+from tokenizers.models import WordPiece
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from hf_sphere.data import Masking, TextBatches, Vocabulary, load_text_data, text
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "un", "##believ", "##able", "cat", "##s", "sat", "."]
+LINES = ["The cats sat.", "", "unbelievable cats", "The cat sat. The cats sat.", "."] * 4
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """WordPiece with thirteen tokens."""
+    backend = Tokenizer(WordPiece({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )  # fmt: skip
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, mask_token="[MASK]", **names)
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE as RoBERTa has it, with hardly a merge."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(LINES, vocab_size=275, special_tokens=special, show_progress=False)
+    backend = trained._tokenizer
+    backend.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )  # fmt: skip
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", mask_token="<mask>")
+
+
+def plain_tokens(tokenizer, lines: list[str]) -> list[int]:
+    return list(itertools.chain.from_iterable(tokenizer(line, add_special_tokens=False).input_ids for line in lines))
+
+
+@pytest.fixture
+def load(tokenizer, tmp_path: Path):
+    """Load lines by split, or a data set of one's own, in blocks of six tokens of text."""
+    numbers = itertools.count()
+
+    def load_splits(splits: dict | None = None, name: str | None = None, **options):
+        if name is None:
+            folder = tmp_path / f"data{next(numbers)}"
+            folder.mkdir()
+            for split, rows in (splits or {"train": LINES, "test": LINES[:9]}).items():
+                rows = rows if isinstance(rows, Dataset) else Dataset.from_dict({"text": rows})
+                rows.to_parquet(folder / f"{split}-00000-of-00001.parquet")
+            name = str(folder)
+        options = {"tokenizer": tokenizer, "block_length": 8, "cache_dir": tmp_path / "cache", **options}
+        return load_text_data(name, progress=False, **options)
+
+    return load_splits
+
+
+def tokens_of(batches: TextBatches) -> list[int]:
+    return batches.tokens.flatten().tolist()
+
+
+# From texts to blocks
+
+
+def test_the_blocks_are_the_tokens_of_all_texts_joined_without_the_rest(load, tokenizer):
+    expected = plain_tokens(tokenizer, LINES)
+    assert len(expected) % 6  # so that there is a rest
+    assert tokens_of(load().train) == expected[: len(expected) // 6 * 6]
+
+
+def test_a_missing_text_counts_as_an_empty_one(load):
+    some = Dataset.from_dict({"text": [*LINES[:9], None]}, Features({"text": Value("string")}))
+    assert tokens_of(load({"train": LINES, "test": some}).evaluation) == tokens_of(load().evaluation)
+
+
+def test_several_processes_tokenise_to_the_same_blocks(load):
+    assert tokens_of(load(num_proc=2).train) == tokens_of(load().train)
+
+
+def test_a_block_has_the_special_tokens_where_the_tokenizer_puts_them(load):
+    (batch,) = load(train_batch_size=100).train.epoch()
+    assert batch["input_ids"].shape[1] == 8
+    assert (set(batch["input_ids"][:, 0].tolist()), set(batch["input_ids"][:, -1].tolist())) == ({2}, {3})
+
+
+def test_a_word_begins_where_word_pieces_do_not_continue_one(load):
+    starts = load({"train": ["unbelievable cats sat.", "the cats sat"], "test": LINES}).train.starts
+    assert starts.flatten().tolist() == [1, 0, 0, 1, 0, 1]
+
+
+def test_a_word_begins_where_a_text_does(load):
+    starts = load({"train": ["cat", "unbelievable", "cats"], "test": LINES}).train.starts
+    assert starts.flatten().tolist() == [1, 1, 0, 0, 1, 0]
+
+
+def test_a_word_begins_at_its_space_in_byte_level_tokens(byte_tokenizer, load):
+    data = load(tokenizer=byte_tokenizer)
+    words = byte_tokenizer.convert_ids_to_tokens(tokens_of(data.train))
+    starts = data.train.starts.flatten().tolist()
+    assert all(start for start, word in zip(starts, words, strict=True) if word.startswith("Ġ"))
+    assert not all(starts)
+
+
+def test_special_and_ordinary_tokens_are_told_apart(tokenizer, byte_tokenizer):
+    found = Vocabulary.of(tokenizer)
+    assert (found.prefix, found.suffix, found.mask) == ((2,), (3,), 4)
+    assert found.ordinary.tolist() == list(range(5, 13))
+    assert Vocabulary.of(byte_tokenizer).prefix == (0,)
+    assert not {0, 2, 4} & set(Vocabulary.of(byte_tokenizer).ordinary.tolist())
+
+
+def test_what_was_tokenised_once_is_read_from_the_cache(load, monkeypatch, tokenizer, tmp_path):
+    first = load()
+    folder = str(next(tmp_path.glob("data*")))
+    monkeypatch.setattr(type(tokenizer), "_encode_plus", lambda *_, **__: pytest.fail("tokenised twice"))
+    monkeypatch.setattr(Vocabulary, "of", lambda _: first.train.vocabulary)
+    assert tokens_of(load(name=folder).train) == tokens_of(first.train)
+
+
+# Where text comes from
+
+
+def test_a_text_file_is_a_training_split(load, tokenizer, tmp_path):
+    file = tmp_path / "lines.txt"
+    file.write_text("\n".join(LINES))
+    data = load(name=str(file), validation_fraction=0.25)
+    blocks = plain_tokens(tokenizer, LINES)
+    assert tokens_of(data.train) + tokens_of(data.evaluation) == blocks[: len(blocks) // 6 * 6]
+    assert (data.eval_split, data.validation) == ("the last 25% of train", None)
+
+
+def test_a_folder_of_text_files_has_its_splits(load, tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / f"{split}.txt").write_text("\n".join(LINES))
+    assert load(name=str(tmp_path / "texts")).eval_split == "test"
+
+
+def test_a_configuration_is_a_folder_in_that_of_the_data_set(load, tmp_path):
+    load()
+    (tmp_path / "data0").rename(tmp_path / "of-two")
+    (tmp_path / "both").mkdir()
+    (tmp_path / "of-two").rename(tmp_path / "both" / "two")
+    assert len(load(name=str(tmp_path / "both"), config_name="two").train.tokens)
+
+
+def test_another_column_is_found_or_named(load):
+    for column, options in (("sentence", {}), ("words", {"text_column": "words"})):
+        rows = Dataset.from_dict({"number": [1] * len(LINES), column: LINES})
+        assert tokens_of(load({"train": rows, "test": rows}, **options).train) == tokens_of(load().train)
+
+
+# Which split does what
+
+
+def test_a_validation_split_chooses_and_the_test_split_reports(load):
+    data = load({"train": LINES, "validation": LINES[:8], "test": LINES[:12]})
+    assert (data.eval_split, data.validation_split) == ("test", "validation")
+    assert data.validation.num_examples < data.evaluation.num_examples
+
+
+def test_without_a_test_split_the_validation_split_reports(load):
+    data = load({"train": LINES, "validation": LINES})
+    assert (data.eval_split, data.validation) == ("validation", None)
+
+
+def test_a_split_that_is_trained_on_is_not_evaluated_on(load):
+    data = load({"validation": LINES, "test": LINES}, train_split="validation")
+    assert (data.eval_split, data.validation) == ("test", None)
+
+
+def test_the_end_of_the_training_text_is_held_out_if_asked_for(load):
+    whole = load().train
+    data = load({"train": LINES, "validation": LINES, "test": LINES}, validation_fraction=0.3)
+    held_out = round(0.3 * len(whole.tokens))
+    assert torch.equal(data.train.tokens, whole.tokens[:-held_out])
+    assert torch.equal(data.validation.tokens, whole.tokens[-held_out:])
+    assert data.validation_split == "the last 30% of train"
+
+
+def test_so_many_blocks_are_used_as_were_asked_for(load):
+    data = load({"train": LINES, "validation": LINES, "test": LINES}, max_train_samples=5, max_eval_samples=2)
+    assert [part.num_examples for part in (data.train, data.evaluation, data.validation)] == [5, 2, 2]
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("splits", "options", "message"),
+    [
+        ({"train": ["cat"], "test": LINES}, {}, "train has too little text for one block of 8 tokens"),
+        ({"train": LINES, "test": [""]}, {}, "test has too little text for one block"),
+        ({"train": LINES}, {}, "no split to report results on; the data has train"),
+        (None, {"eval_split": "dev"}, "no split 'dev'; the data has"),
+        (None, {"train_split": "all"}, "no split 'all'; the data has"),
+        (None, {"text_column": "txt"}, "no text column 'txt'.* Did you mean 'text'"),
+        (None, {"block_length": 2}, "max_seq_length 2 leaves no token beside the special ones"),
+        (None, {"validation_fraction": 1.5}, "validation_fraction must lie between 0 and 1; got 1.5"),
+        (None, {"validation_fraction": 0.001}, "validation_fraction=0.001 does not split"),
+        (None, {"validation_fraction": 0.5, "validation_split": "test"}, "exclude each other"),
+        (None, {"max_train_samples": 0}, "at least one block; got 0"),
+    ],
+    ids=lambda value: value.split()[0] if isinstance(value, str) else "",
+)
+def test_what_cannot_be_done_is_refused(load, splits, options, message):
+    with pytest.raises(ValueError, match=message):
+        load(splits, **options)
+
+
+def test_a_column_of_numbers_is_no_text(load):
+    rows = Dataset.from_dict({"text": [1, 2]})
+    with pytest.raises(ValueError, match=r"column 'text' holds no text but .*int64"):
+        load({"train": rows, "test": rows})
+
+
+def test_data_without_text_is_refused(load):
+    rows = Dataset.from_dict({"pixels": ["a"]})
+    with pytest.raises(ValueError, match=r"found no text column.*--text_column_name"):
+        load({"train": rows, "test": rows})
+
+
+def test_an_empty_split_is_refused(load, monkeypatch):
+    splits = DatasetDict({"train": Dataset.from_dict({"text": LINES}), "test": Dataset.from_dict({"text": []})})
+    monkeypatch.setattr(text, "load_text_splits", lambda *_: splits)
+    with pytest.raises(ValueError, match="split 'test' is empty; choose another one with --eval_split"):
+        load(name="unused")
+
+
+def test_a_file_of_another_kind_is_refused(load, tmp_path):
+    (tmp_path / "a.pdf").touch()
+    with pytest.raises(ValueError, match=r"is no file of text; the kinds that are read are: .txt, .parquet"):
+        load(name=str(tmp_path / "a.pdf"))
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused(tokenizer, load):
+    backend = tokenizer.backend_tokenizer
+    without = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", name_or_path="some/model")
+    with pytest.raises(ValueError, match="the tokenizer of 'some/model' has no mask token"):
+        load(tokenizer=without)
+
+
+def test_whole_words_need_a_tokenizer_that_knows_them(tokenizer, load):
+    class Slow(SimpleNamespace):
+        def __call__(self, *args, **options):
+            return tokenizer(*args, **options)
+
+        def __len__(self) -> int:
+            return len(tokenizer)
+
+    slow = Slow(is_fast=False, mask_token_id=4, all_special_ids=tokenizer.all_special_ids)
+    with pytest.raises(ValueError, match="whole_word_masking needs a fast tokenizer"):
+        load(tokenizer=slow, masking=Masking(whole_words=True))

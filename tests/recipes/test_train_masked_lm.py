@@ -1,0 +1,422 @@
+import json
+import math
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
+from tokenizers import ByteLevelBPETokenizer
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    pipeline,
+)
+
+from hf_sphere.data import Masking, load_text_data
+from hf_sphere.training import text_run
+
+Train = Callable[..., Path]
+
+SPHERIZED = ["--spherized", "--spherized_layers", "-1", "--spherization_kwargs", "{scaling: 5.0, radius: 5.0}"]
+
+
+def make_sentences(count: int, seed: int) -> str:
+    """Sentences in which one word tells much of the others."""
+    draw = random.Random(seed)
+    facts = {"cat": "milk", "dog": "bones", "bird": "seeds", "cow": "grass"}
+    lines = []
+    for _ in range(count):
+        animal = draw.choice(list(facts))
+        lines.append(f"the {animal} is here and the {animal} wants {facts[animal]} .")
+    return "\n".join(lines)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory) -> Path:
+    """A folder of text files."""
+    folder = tmp_path_factory.mktemp("texts")
+    for seed, (split, count) in enumerate({"train": 300, "validation": 80, "test": 80}.items()):
+        (folder / f"{split}.txt").write_text(make_sentences(count, seed))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny_bert(root: Path) -> Path:
+    return root / "tests" / "golden" / "analogy" / "tiny-bert"
+
+
+@pytest.fixture(scope="module")
+def quick(texts: Path, tiny_bert: Path) -> list[str]:
+    words = ["--model_name_or_path", str(tiny_bert), "--dataset_name", str(texts), "--max_seq_length", "32"]
+    words += ["--per_device_train_batch_size", "8", "--num_train_epochs", "2", "--learning_rate", "0.003"]
+    return [*words, "--disable_tqdm"]
+
+
+@pytest.fixture(scope="module")
+def recipe(load_recipe):
+    return load_recipe("train_masked_lm")
+
+
+@pytest.fixture(scope="module")
+def run_in(recipe, run_quickly, quick) -> Train:
+    """Run the recipe, quickly, into a given folder."""
+    return run_quickly(recipe, quick)
+
+
+@pytest.fixture(scope="module")
+def finished(run_in, tmp_path_factory) -> Path:
+    """The folder of a finished run of a spherized model; to be read only."""
+    return run_in(tmp_path_factory.mktemp("finished") / "run", *SPHERIZED)
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    """Whether tensors are bit-for-bit the same."""
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@torch.no_grad()
+def measured(folder: Path, texts: Path, cache: list[str], split: str = "test") -> dict[str, float]:
+    """Loss and accuracy over the hidden tokens of a split, all at once, of the model as it was saved."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder)
+    data = load_text_data(
+        str(texts), tokenizer, block_length=32, masking=Masking(), eval_split=split, eval_batch_size=1000,
+        cache_dir=cache[1], progress=False,
+    )  # fmt: skip
+    (batch,) = data.evaluation.epoch()
+    target = batch["labels"] != -100
+    logits = model(batch["input_ids"]).logits[target]
+    labels = batch["labels"][target]
+    right = (logits.argmax(-1) == labels).double().mean().item()
+    return {"loss": F.cross_entropy(logits, labels).item(), "accuracy": right}
+
+
+# What a run leaves behind
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "config.json", "tokenizer.json", "README.md", "all_results.json", "run.json", "best"],
+)
+def test_a_run_writes_its_files(finished, name):
+    assert (finished / name).exists()
+
+
+def test_the_model_learns(finished, results_of):
+    assert results_of(finished)["eval_loss"] < math.log(400) - 1  # of 400 tokens by chance
+
+
+def test_the_saved_model_reproduces_the_reported_loss_and_accuracy(finished, results_of, texts, cache):
+    results = results_of(finished)
+    found = measured(finished, texts, cache)
+    assert found == pytest.approx({name: results[f"eval_{name}"] for name in found}, rel=1e-5)
+
+
+def test_the_perplexity_is_that_of_the_loss(finished, results_of):
+    results = results_of(finished)
+    for prefix in ("eval", "validation", "train"):
+        assert results[f"{prefix}_perplexity"] == pytest.approx(math.exp(results[f"{prefix}_loss"]))
+
+
+def test_the_best_epoch_has_the_lowest_loss_on_the_validation_split(finished, results_of, texts, cache):
+    results = results_of(finished)
+    losses = [entry["validation_loss"] for entry in results["history"]]
+    assert (results["best_loss"], results["best_epoch"]) == (min(losses), losses.index(min(losses)) + 1)
+    best = measured(finished / "best", texts, cache, split="validation")
+    assert best["loss"] == pytest.approx(results["best_loss"], rel=1e-5)
+
+
+def test_the_pipeline_of_transformers_fills_a_mask(finished):
+    fill = pipeline("fill-mask", model=str(finished))
+    assert len(fill(f"the cat {fill.tokenizer.mask_token} milk .")) == 5
+
+
+def test_the_card_reports_perplexity_and_accuracy(finished, results_of):
+    card = ModelCard.load(finished / "README.md")
+    results = results_of(finished)
+    reported = {result.metric_type: result.metric_value for result in card.data.eval_results}
+    assert reported == {name: round(results[f"eval_{name}"], 6) for name in ("perplexity", "accuracy")}
+    assert card.data.pipeline_tag == "fill-mask"
+
+
+def test_the_card_is_about_text(finished):
+    card = (finished / "README.md").read_text()
+    assert 'pipeline("fill-mask"' in card
+    assert "spherized: layer 1" in card
+    assert not [word for word in ("image", "Image", "timm", "classify") if word in card]
+
+
+def test_the_card_shows_the_settings_that_were_chosen_and_no_defaults(finished):
+    card = (finished / "README.md").read_text()
+    assert "| learning_rate | 0.003 |" in card
+    assert "| objective |" not in card
+
+
+def test_a_card_says_what_the_epoch_was_chosen_on(train):
+    card = (train("--load_best_model_at_end", "--num_train_epochs", "1") / "README.md").read_text()
+    assert "chosen by its loss on validation." in card
+
+
+# Models
+
+
+def test_the_settings_of_the_spherization_reach_the_model(finished):
+    config = AutoModelForMaskedLM.from_pretrained(finished).config
+    found = (config.model_type, config.spherized_layers, config.spherization_scaling, config.spherization_radius)
+    assert found == ("sphere_bert", [-1], 5.0, 5.0)
+
+
+def test_a_saved_spherized_model_is_trained_further_as_it_is(train, finished):
+    folder = train("--model_name_or_path", str(finished), "--num_train_epochs", "0")
+    assert same(weights(folder), weights(finished))
+
+
+def test_a_model_begun_anew_follows_from_the_seed(train, tiny_bert):
+    folders = {
+        name: train("--from_scratch", "--num_train_epochs", "0", "--seed", seed, name=name)
+        for name, seed in {"a": "1", "b": "1", "c": "2"}.items()
+    }
+    assert same(weights(folders["a"]), weights(folders["b"]))
+    assert not same(weights(folders["a"]), weights(folders["c"]))
+    assert weights(folders["a"]).keys() == weights(tiny_bert).keys()
+
+
+def test_a_plain_model_keeps_its_weights_before_the_first_step(train, tiny_bert):
+    found, original = weights(train("--num_train_epochs", "0")), weights(tiny_bert)
+    assert same(found, original)
+
+
+def test_a_roberta_with_byte_level_tokens_is_spherized_too(train, texts, tmp_path):
+    """Its positions are counted from behind the padding's, so that it takes fewer tokens than it has positions."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trained = ByteLevelBPETokenizer()
+    trained.train([str(texts / "train.txt")], vocab_size=300, special_tokens=special, show_progress=False)
+    trained._tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained._tokenizer, mask_token="<mask>", **names)
+    config = RobertaConfig(
+        vocab_size=300, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=34,
+    )  # fmt: skip
+    for part in (tokenizer, RobertaForMaskedLM(config)):
+        part.save_pretrained(tmp_path / "roberta")
+    words = ["--model_name_or_path", str(tmp_path / "roberta"), "--spherized", "--whole_word_masking"]
+    folder = train(*words, "--num_train_epochs", "1")
+    assert AutoModelForMaskedLM.from_pretrained(folder).config.model_type == "sphere_roberta"
+    with pytest.raises(ValueError, match="max_seq_length 33 is more than the 32 tokens that the model takes"):
+        train(*words, "--max_seq_length", "33", name="longer")
+
+
+def test_an_encoder_without_a_head_gets_a_new_one(train, tiny_bert, tmp_path, results_of):
+    shutil.copytree(tiny_bert, tmp_path / "encoder")
+    BertModel.from_pretrained(tiny_bert).save_pretrained(tmp_path / "encoder")
+    results = results_of(train("--model_name_or_path", str(tmp_path / "encoder")))
+    assert results["eval_loss"] < math.log(400)
+
+
+def test_a_calibrated_model_begins_closer_to_the_plain_one(train, results_of):
+    words = ["--num_train_epochs", "0", "--calibration_tokens", "4000"]
+    plain, spherized, calibrated = (
+        results_of(train(*extra, *words[: 2 if "--calibrate" not in extra else 4], name=str(number)))["eval_loss"]
+        for number, extra in enumerate(([], SPHERIZED, [*SPHERIZED, "--calibrate"]))
+    )
+    assert abs(calibrated - plain) < 0.2 * abs(spherized - plain)
+
+
+# Objectives
+
+
+def test_a_model_learns_to_repeat_its_input(train, results_of):
+    results = results_of(train("--objective", "reconstruction", "--num_train_epochs", "4"))
+    assert results["eval_accuracy"] > 0.6
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], Masking(0.15, whole_words=False)),
+        (["--mask_probability", "0.3", "--whole_word_masking"], Masking(0.3, whole_words=True)),
+        (["--objective", "reconstruction"], None),
+    ],
+    ids=["by itself", "as told", "nothing"],
+)
+def test_tokens_are_hidden_as_the_arguments_say(train, monkeypatch, words, expected):
+    used = {}
+
+    def load(*_, **options):
+        used.update(options)
+        raise ValueError("seen enough")
+
+    monkeypatch.setattr(text_run, "load_text_data", load)
+    with pytest.raises(ValueError, match="seen enough"):
+        train(*words)
+    assert used["masking"] == expected
+
+
+# Randomness, resuming
+
+RANDOM = [*SPHERIZED, "--whole_word_masking"]
+
+
+@pytest.fixture(scope="module")
+def with_dropout(tiny_bert, tmp_path_factory) -> list[str]:
+    """The option that names the model, with dropout, so that the random numbers of a run count."""
+    folder = tmp_path_factory.mktemp("with_dropout") / "bert"
+    shutil.copytree(tiny_bert, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_dropout_prob": 0.2}))
+    return ["--model_name_or_path", str(folder)]
+
+
+def test_a_run_resumed_after_max_steps_ends_with_the_model_of_one_without_a_break(train, with_dropout):
+    words = [*RANDOM, *with_dropout]
+    unbroken = train(*words, name="unbroken")
+    train(*words, "--max_steps", "7")
+    resumed = train(*words, "--resume_from_checkpoint", "latest")
+    assert same(weights(unbroken), weights(resumed))
+
+
+def test_a_continuation_is_not_calibrated_again(train, monkeypatch):
+    words = [*SPHERIZED, "--calibrate", "--calibration_tokens", "4000", "--num_train_epochs", "1"]
+    train(*words, "--max_steps", "3")
+    monkeypatch.setattr(text_run, "calibrate", lambda *_: pytest.fail("calibrated twice"))
+    train(*words, "--resume_from_checkpoint", "latest")
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max_seq_length", "65"], "max_seq_length 65 is more than the 64 tokens that the model takes"),
+        (
+            ["--spherized", "--spherization_kwargs", "{scale: 1}"],
+            "no option 'scale' .* the options are: scaling",
+        ),
+        (["--spherized", "--spherized_layers", "2"], "names layer 2, but the encoder has 2 layers"),
+        (["--text_column_name", "words"], "no text column 'words'"),
+        (["--spherized", "--calibrate", "--max_train_samples", "2"], "too few tokens to fit a map of 65 inputs"),
+    ],
+    ids=lambda value: value[-2].strip("-") if isinstance(value, list) else "",
+)
+def test_what_cannot_be_done_is_refused(train, words, message):
+    with pytest.raises(ValueError, match=message):
+        train(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--calibrate"], "calibrate is for spherized models; add --spherized"),
+        (["--spherized_layers", "0"], "spherized_layers is for spherized models"),
+        (["--spherization_kwargs", "{radius: 2}"], "spherization_kwargs is for spherized models"),
+        (["--spherized", "--calibrate", "--from_scratch"], "from_scratch trains a new one; leave one of them out"),
+        (["--calibration_tokens", "9"], "calibration_tokens has a meaning only with --calibrate"),
+        (["--objective", "reconstruction", "--whole_word_masking"], "objective reconstruction hides no tokens"),
+        (["--label_smoothing_factor", "0.1"], "label_smoothing_factor is not for language models"),
+        (["--loss_reduction", "sum"], "loss_reduction sum is not for language models"),
+        (["--mask_probability", "0"], "mask_probability must be above 0 and at most 1; got 0.0"),
+    ],
+    ids=lambda value: "+".join(word.strip("-") for word in value[:2]) if isinstance(value, list) else "",
+)
+def test_options_that_do_not_go_together_are_refused(train, capsys, words, message):
+    with pytest.raises(SystemExit):
+        train(*words)
+    assert message in capsys.readouterr().err
+
+
+def test_a_model_that_is_no_masked_language_model_is_refused(train, tiny_bert, tmp_path):
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=400)).save_pretrained(tmp_path / "gpt2")
+    words = ["--model_name_or_path", str(tmp_path / "gpt2"), "--tokenizer_name", str(tiny_bert)]
+    with pytest.raises(ValueError, match="is a gpt2 model, of which there is no masked language model"):
+        train(*words)
+
+
+def test_a_spherized_model_is_not_spherized_again(train, finished):
+    with pytest.raises(ValueError, match="is a sphere_bert model: it is spherized already"):
+        train("--model_name_or_path", str(finished), "--spherized")
+
+
+def test_a_model_of_another_kind_cannot_be_spherized(train, tiny_bert, tmp_path):
+    folder = tmp_path / "other"
+    shutil.copytree(tiny_bert, folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "mobilebert", "vocab_size": 400}))
+    with pytest.raises(ValueError, match="is a mobilebert model: what can be spherized is: bert, roberta"):
+        train("--model_name_or_path", str(folder), "--spherized")
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused(train, tiny_bert, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    tokenizer.mask_token = None
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    with pytest.raises(ValueError, match="tokenizer has no mask token, which a masked language model needs"):
+        train("--tokenizer_name", str(tmp_path / "tokenizer"))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(train, tiny_bert, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bert)
+    tokenizer.add_tokens(["sphere"])
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    with pytest.raises(ValueError, match=r"the tokenizer has 401 tokens and .* only 400"):
+        train("--tokenizer_name", str(tmp_path / "tokenizer"))
+
+
+# The recipe as a process of its own
+
+SCRIPT = "recipes/train_masked_lm.py"
+
+WITHOUT_IMAGES = """
+import runpy, sys
+sys.modules["torchvision"] = sys.modules["timm"] = None
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+ours = {name for name in sys.modules if name.startswith(("hf_sphere.data.", "hf_sphere.training."))}
+print("of images:", sorted(name for name in ours if any(word in name for word in ("image", "augment", "decoding"))))
+"""
+
+
+@pytest.mark.slow
+def test_text_needs_nothing_that_images_need(start, quick, cache, tmp_path):
+    words = [*quick, *cache, *SPHERIZED, "--num_train_epochs", "1", "--max_train_samples", "16"]
+    process = start("-c", WITHOUT_IMAGES, SCRIPT, *words, "--output_dir", tmp_path / "run")
+    printed, _ = process.communicate()
+    assert process.returncode == 0, printed
+    assert "of images: []" in printed
+
+
+@pytest.mark.slow
+def test_ctrl_c_writes_a_checkpoint_from_which_the_run_ends_as_without_a_break(
+    start, train, quick, cache, with_dropout, tmp_path
+):
+    words = [*RANDOM, *with_dropout, "--num_train_epochs", "6", "--save_epochs", "6"]
+    folder = tmp_path / "run"
+    process = start(SCRIPT, *quick, *cache, "--output_dir", folder, *words, "--save_steps", "3")
+    while process.poll() is None and not list(folder.glob("checkpoint-*")):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate()
+    assert process.returncode == 130, printed
+    assert "--resume_from_checkpoint latest" in printed
+    resumed = train(*words, "--resume_from_checkpoint", "latest")
+    assert same(weights(resumed), weights(train(*words, name="unbroken")))

@@ -1,0 +1,174 @@
+"""A loss that is a mean over target tokens, of which every batch has another number."""
+
+import math
+import os
+import socket
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from hf_sphere.data import Masking, TextBatches, Vocabulary
+from hf_sphere.training import MASKED_LM, TrainingArguments, TrainingLoop
+from hf_sphere.training.measures import measure_tokens, perplexity
+
+VOCABULARY = Vocabulary(prefix=(2,), suffix=(3,), mask=4, ordinary=torch.arange(5, 30))
+
+
+class TinyLanguageModel(nn.Module):
+    """Every token by itself and its neighbours: small, and no two tokens have the same gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(30, 8)
+        self.mix = nn.Conv1d(8, 8, 3, padding=1)
+        self.out = nn.Linear(8, 30)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> SimpleNamespace:
+        logits = self.out(self.mix(self.embedding(input_ids).mT).mT)
+        return SimpleNamespace(logits=logits, loss=F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+
+
+def make_model() -> TinyLanguageModel:
+    torch.manual_seed(0)
+    return TinyLanguageModel()
+
+
+def make_batches(count: int = 24, **options) -> TextBatches:
+    tokens = torch.randint(5, 30, (count, 12), generator=torch.Generator().manual_seed(0))
+    options = {"batch_size": 4, "masking": Masking(0.3), "shuffle": True} | options
+    return TextBatches(tokens, torch.ones_like(tokens, dtype=torch.bool), VOCABULARY, **options)
+
+
+def train(batches: TextBatches, folder: str, **options) -> tuple[TinyLanguageModel, list[dict[str, float]]]:
+    """One step of plain gradient descent, or more, and what was measured."""
+    args = TrainingArguments(
+        output_dir=folder, optimizer="sgd", momentum=0.0, learning_rate=0.5, disable_tqdm=True,
+        **{"num_train_epochs": 1, **options},
+    )  # fmt: skip
+    loop = TrainingLoop(
+        make_model(), batches, args, Accelerator(cpu=True), evaluate=lambda model: {"loss": 0.0}, metric="loss",
+        measure=measure_tokens, derive=perplexity,
+    )  # fmt: skip
+    state = loop.run()
+    return loop.accelerator.unwrap_model(loop.model), state.history
+
+
+def after_one_step(batches: list[dict[str, Tensor]]) -> TinyLanguageModel:
+    """A model after a step along the gradient of the mean over the target tokens of all batches together."""
+    model = make_model()
+    whole = {key: torch.cat([batch[key] for batch in batches]) for key in ("input_ids", "labels")}
+    model(**whole).loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.5 * parameter.grad
+    return model
+
+
+def assert_same_weights(first: nn.Module, second: nn.Module) -> None:
+    torch.testing.assert_close(first.state_dict(), second.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+def test_batches_differ_in_their_number_of_targets():
+    """So that the tests below can fail."""
+    assert len({int(TextBatches.num_targets(batch)) for batch in make_batches().epoch()}) > 2
+
+
+@pytest.mark.parametrize("accumulated", [1, 2, 6])
+def test_a_step_follows_the_mean_over_all_target_tokens_of_its_batches(tmp_path, accumulated):
+    model, _ = train(make_batches(), str(tmp_path), gradient_accumulation_steps=accumulated, max_steps=1)
+    assert_same_weights(model, after_one_step(list(make_batches().epoch())[:accumulated]))
+
+
+def test_what_is_reported_of_training_is_the_mean_over_all_target_tokens(tmp_path):
+    _, (entry,) = train(make_batches(), str(tmp_path), gradient_accumulation_steps=6)
+    whole = {key: torch.cat([batch[key] for batch in make_batches().epoch()]) for key in ("input_ids", "labels")}
+    output = make_model()(**whole)
+    target = whole["labels"] != -100
+    right = (output.logits.argmax(-1) == whole["labels"])[target].double().mean().item()
+    found = [entry[f"train_{name}"] for name in ("loss", "accuracy", "perplexity")]
+    assert found == pytest.approx([output.loss.item(), right, math.exp(output.loss.item())], rel=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 24])
+def test_evaluation_is_that_of_all_target_tokens_at_once(batch_size):
+    batches = make_batches(shuffle=False, batch_size=batch_size)
+    found = MASKED_LM.evaluate(make_model(), batches, Accelerator(cpu=True))
+    (whole,) = make_batches(shuffle=False, batch_size=24).epoch()
+    output = make_model()(**whole)
+    right = [int(row.argmax()) == label for row, label in zip(
+        output.logits.flatten(0, 1), whole["labels"].flatten().tolist(), strict=True
+    ) if label != -100]  # fmt: skip
+    loss = output.loss.item()
+    expected = {"loss": loss, "perplexity": math.exp(loss), "accuracy": sum(right) / len(right)}
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_perplexity_of_a_hopeless_loss_is_infinite():
+    assert perplexity({"loss": 1e4}) == {"perplexity": math.inf}
+
+
+def test_a_run_resumed_in_mid_epoch_ends_with_the_model_of_one_without_a_break(tmp_path):
+    unbroken, measured = train(make_batches(), str(tmp_path / "unbroken"), num_train_epochs=2)
+    train(make_batches(), str(tmp_path / "run"), num_train_epochs=2, max_steps=4)
+    resumed, history = train(
+        make_batches(), str(tmp_path / "run"), num_train_epochs=2, resume_from_checkpoint="latest"
+    )  # fmt: skip
+    assert all(torch.equal(a, b) for a, b in zip(unbroken.parameters(), resumed.parameters(), strict=True))
+    assert history[-1] == measured[-1]
+
+
+# Two processes
+
+
+def _train_shared(rank: int, port: int, folder: str) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ.update(WORLD_SIZE="2", ACCELERATE_USE_CPU="true")
+    torch.set_num_threads(1)
+    share = {"process_index": rank, "num_processes": 2}
+    accelerator = Accelerator(cpu=True)
+    model, history = train(make_batches(**share), folder, gradient_accumulation_steps=2, max_steps=1)
+    measured = MASKED_LM.evaluate(model, make_batches(shuffle=False, **share), accelerator)
+    torch.save({"weights": model.state_dict(), "train": history[-1], "eval": measured}, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> list[dict]:
+    folder = tmp_path_factory.mktemp("shared")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    mp.spawn(_train_shared, args=(port, str(folder)), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def seen() -> list[dict[str, Tensor]]:
+    """The batches of that step, of both processes, whose shares of the targets are not equal."""
+    shares = [list(make_batches(process_index=rank, num_processes=2).epoch())[:2] for rank in (0, 1)]
+    counts = [sum(int(TextBatches.num_targets(batch)) for batch in share) for share in shares]
+    assert counts[0] != counts[1]
+    return [batch for share in shares for batch in share]
+
+
+def test_processes_with_unequal_numbers_of_targets_follow_the_mean_over_all_of_them(shared, seen):
+    expected = after_one_step(seen).state_dict()
+    for found in shared:
+        torch.testing.assert_close(found["weights"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_processes_report_the_mean_over_all_of_them(shared, seen):
+    whole = {key: torch.cat([batch[key] for batch in seen]) for key in ("input_ids", "labels")}
+    assert shared[0]["train"]["train_loss"] == pytest.approx(make_model()(**whole).loss.item(), rel=1e-6)
+
+
+def test_processes_evaluate_as_one(shared, seen):
+    model = after_one_step(seen)
+    alone = MASKED_LM.evaluate(model, make_batches(shuffle=False), Accelerator(cpu=True))
+    for found in shared:
+        assert found["eval"] == pytest.approx(alone, rel=1e-5)
