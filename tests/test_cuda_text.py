@@ -1,0 +1,88 @@
+import copy
+
+import pytest
+import torch
+from transformers import AutoTokenizer, BertForMaskedLM, BertModel
+
+from hf_sphere import SphereBertConfig, SphereBertForMaskedLM, calibrate_spherization
+from hf_sphere.analogies import LanguageModel, Question, score_questions
+from hf_sphere.data.text_batches import Masking, TextBatches, Vocabulary
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+SIZES = {
+    "vocab_size": 400,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.fixture
+def tiny(root):
+    """A trained tiny BERT and its tokenizer."""
+    folder = root / "tests" / "golden" / "analogy" / "tiny-bert"
+    return BertForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+
+
+def test_a_spherized_encoder_answers_as_on_the_cpu():
+    model = SphereBertForMaskedLM(SphereBertConfig(**SIZES)).eval()
+    tokens = torch.randint(5, 400, (4, 20))
+    expected = model(tokens).logits
+    found = model.cuda()(tokens.cuda()).logits.cpu()
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_step_of_a_spherized_encoder_under_autocast_is_finite(dtype, attention):
+    config = SphereBertConfig(**SIZES, attn_implementation=attention)
+    model = SphereBertForMaskedLM(config).cuda()
+    tokens = torch.randint(5, 400, (4, 20), device="cuda")
+    with torch.autocast("cuda", dtype=dtype):
+        output = model(tokens, labels=tokens)
+    output.loss.backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+def test_calibration_finds_the_same_map_as_on_the_cpu():
+    config = SphereBertConfig(**SIZES)
+    model, reference = SphereBertForMaskedLM(config), BertModel(config)
+    model.bert.load_state_dict(reference.state_dict(), strict=False)
+    batches = [{"input_ids": torch.randint(5, 400, (10, 40))} for _ in range(5)]
+    weights = []
+    for device in ("cpu", "cuda"):
+        fitted = copy.deepcopy(model).to(device)
+        (fit,) = calibrate_spherization(fitted, reference.to(device), batches, ridge=1e-3)
+        weights.append(fitted.bert.encoder.layer[-1].output.spherical.linear.weight.cpu())
+        assert fit.num_tokens == 2000
+    torch.testing.assert_close(*weights, rtol=1e-2, atol=1e-3)
+
+
+def test_masked_batches_are_made_on_the_device_and_equal_those_of_the_cpu(tiny):
+    tokens, starts = torch.randint(10, 400, (20, 30)), torch.rand(20, 30) < 0.6
+    made = [
+        list(TextBatches(tokens, starts, Vocabulary.of(tiny[1]), batch_size=6, masking=masking, device=d).epoch())
+        for masking in (Masking(), Masking(whole_words=True))
+        for d in ("cpu", "cuda")
+    ]
+    for on_cpu, on_gpu in (made[:2], made[2:]):
+        assert all(batch["input_ids"].is_cuda for batch in on_gpu)
+        for a, b in zip(on_cpu, on_gpu, strict=True):
+            assert torch.equal(a["input_ids"], b["input_ids"].cpu())
+            assert torch.equal(a["labels"], b["labels"].cpu())
+
+
+@pytest.mark.parametrize("scoring", ["marginal_bias", "embedding_similarity"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_analogies_score_as_on_the_cpu(tiny, scoring, dtype):
+    model, tokenizer = tiny
+    questions = [Question(("cat", "kitten"), (("dog", "puppy"), ("cow", "milk"), ("hen", "egg")), 0)]
+    costs = [
+        score_questions(questions, LanguageModel.load(copy.deepcopy(model), tokenizer, device=d, dtype=t), scoring)
+        for d, t in (("cpu", torch.float32), ("cuda", dtype))
+    ]
+    tolerance = 1e-3 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(costs[1].costs.cpu(), costs[0].costs, rtol=tolerance, atol=tolerance)
