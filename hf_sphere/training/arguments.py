@@ -43,6 +43,7 @@ class Options(dict[str, Any]):
 
 
 def described(text: str) -> dict[str, str]:
+    """Metadata of an argument: what `--help` says of it."""
     return {"help": text.replace("%", "%%")}
 
 

@@ -1,0 +1,202 @@
+"""Word analogies for the library `evaluate`: answers of a language model, or given ones."""
+
+import functools
+import os
+from typing import Any
+
+import datasets
+import evaluate
+
+from hf_sphere.analogies.language_model import LanguageModel
+from hf_sphere.analogies.questions import make_questions
+from hf_sphere.analogies.scoring import score_questions
+
+_DESCRIPTION = """
+Which of some pairs of words is related as a given pair is? A language model answers by how natural the sentences are
+that say so.
+"""
+
+_KWARGS_DESCRIPTION = """
+Args:
+    references (list of int): Number of the right choice of each question, from 0.
+    stem (list of pairs of str): The pair (a, b) of each question.
+    choice (list of lists of pairs of str): The pairs (c, d) to choose from; their number may differ.
+    groups (list of str): Kind of relation of each question; the accuracy is then given by group too.
+    model_id (str or model): Id or folder of a masked, causal or embedding model, or a model of transformers itself.
+    tokenizer: Of the model; by default that of the id.
+    predictions (list of int): Given answers, in the place of a model.
+    scoring (str): "perplexity" (default), "marginal_bias", "pmi", "hypothesis_bias", "embedding_similarity" or
+        "relation_embedding".
+    template (str): "is-to-what" (default), "is-to-as", "rel-same", "what-is-to", "she-to-as", "as-what-same", or a text
+        with the fields {a}, {b}, {c} and {d}.
+    positive_aggregation (str): Over the 8 orders of the words in which the analogy holds: "mean", "max", "min" or
+        "index_0" (default) to "index_7".
+    negative_aggregation (str): Over the 16 others: "mean", "max", "min" or "index_0" (default) to "index_15".
+    negative_weight (float): Of the latter; 0 by default.
+    weight_head (float): Of "marginal_bias" and "hypothesis_bias"; 0 by default.
+    weight_tail (float): Of the same.
+    alpha (float): Of "pmi"; 0 by default.
+    pmi_aggregation (str): "mean" (default), "max", "min", "index_0" or "index_1".
+    batch_size (int): Sentences at a time; by default as many as is fast.
+    device (str): Where the model computes; by default the accelerator if there is one.
+
+Returns:
+    accuracy (float): Share of right answers.
+    chance_level (float): What guessing reaches; with the questions.
+    accuracy_by_group (dict): Accuracy by group; with groups.
+    predictions (list of int): The answers.
+    costs (list of lists of float): Cost of each choice, the lowest wins; with a model.
+
+Examples:
+    >>> metric = evaluate.load("analogy")
+    >>> metric.compute(
+    ...     model_id="bert-base-cased",
+    ...     stem=[["word", "language"]],
+    ...     choice=[[["paint", "portrait"], ["note", "music"]]],
+    ...     references=[1],
+    ... )
+"""
+
+_CITATION = """
+@inproceedings{ushio2021bert,
+  title = {{BERT} is to {NLP} what {AlexNet} is to {CV}: Can Pre-Trained Language Models Identify Analogies?},
+  author = {Ushio, Asahi and Espinosa-Anke, Luis and Schockaert, Steven and Camacho-Collados, Jose},
+  booktitle = {ACL},
+  year = {2021}
+}
+"""
+
+_NOTHING = {"predictions": None, "references": None, "stem": None, "choice": None, "groups": ""}
+
+
+@functools.lru_cache(maxsize=1)  # one, for two may not fit in memory
+def _load(name: str, files: tuple[tuple[str, int], ...], tokenizer: Any, device: str | None) -> LanguageModel:
+    return LanguageModel.load(name, tokenizer, device=device)
+
+
+def _load_once(model: Any, tokenizer: Any, device: str | None) -> LanguageModel:
+    """Load a model by its id unless it was the last one, and its folder, if it is one, has not changed since."""
+    if not isinstance(model, (str, os.PathLike)):
+        return LanguageModel.load(model, tokenizer, device=device)
+    name = os.fspath(model)
+    entries = sorted(os.scandir(name), key=lambda entry: entry.name) if os.path.isdir(name) else []
+    return _load(name, tuple((entry.name, entry.stat().st_mtime_ns) for entry in entries), tokenizer, device)
+
+
+@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
+class Analogy(evaluate.Metric):
+    """Wraps `hf_sphere.analogies.score_questions`."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        pair = datasets.List(datasets.Value("string"))
+        return evaluate.MetricInfo(
+            description=_DESCRIPTION,
+            citation=_CITATION,
+            inputs_description=_KWARGS_DESCRIPTION,
+            features=datasets.Features(
+                {
+                    "predictions": datasets.Value("int64"),
+                    "references": datasets.Value("int64"),
+                    "stem": pair,
+                    "choice": datasets.List(pair),
+                    "groups": datasets.Value("string"),
+                }
+            ),
+        )
+
+    # Every input but the references may be left out, which evaluate does not know: columns of nothing take its place.
+
+    def compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, Any] | None:
+        """See `evaluate.EvaluationModule.compute`."""
+        inputs = dict.fromkeys(self._feature_names()) | kwargs
+        return super().compute(**(inputs | {"predictions": predictions, "references": references}))
+
+    def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
+        """See `evaluate.EvaluationModule.add_batch`."""
+        given = {"predictions": predictions, "references": references, **kwargs}
+        length = next((len(column) for column in given.values() if column is not None), 0)
+        nothing = {name: [value] * length for name, value in _NOTHING.items()}
+        super().add_batch(**(nothing | {name: column for name, column in given.items() if column is not None}))
+
+    def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
+        """See `evaluate.EvaluationModule.add`."""
+        given = {name: value for name, value in kwargs.items() if value is not None}
+        nothing = {name: value for name, value in _NOTHING.items() if name not in ("predictions", "references")}
+        super().add(prediction=prediction, reference=reference, **(nothing | given))
+
+    def _compute(
+        self,
+        predictions: list[int | None],
+        references: list[int | None],
+        stem: list[list[str] | None],
+        choice: list[list[list[str]] | None],
+        groups: list[str],
+        model_id: Any = None,
+        tokenizer: Any = None,
+        scoring: str | None = None,
+        template: str | None = None,
+        positive_aggregation: str | None = None,
+        negative_aggregation: str | None = None,
+        negative_weight: float | None = None,
+        weight_head: float | None = None,
+        weight_tail: float | None = None,
+        alpha: float | None = None,
+        pmi_aggregation: str | None = None,
+        batch_size: int | None = None,
+        device: str | None = None,
+    ) -> dict[str, Any]:
+        if None in references:
+            raise ValueError("references are missing; give the number of the right choice of each question, from 0.")
+        options = {
+            "scoring": scoring,
+            "template": template,
+            "positive_aggregation": positive_aggregation,
+            "negative_aggregation": negative_aggregation,
+            "negative_weight": negative_weight,
+            "weight_head": weight_head,
+            "weight_tail": weight_tail,
+            "alpha": alpha,
+            "pmi_aggregation": pmi_aggregation,
+            "batch_size": batch_size,
+        }
+        options = {name: value for name, value in options.items() if value is not None}
+        of_model = {"model_id": model_id, "tokenizer": tokenizer, "device": device}
+        result: dict[str, Any] = {}
+        if None not in predictions:
+            unread = [*options, *(name for name, value in of_model.items() if value is not None)]
+            if unread:
+                raise ValueError(f"with predictions no model answers; leave out {', '.join(unread)}, or predictions.")
+            _check_numbers(references, predictions, choice)
+        else:
+            if model_id is None or None in stem or None in choice:
+                raise ValueError(
+                    "give predictions and references, or model_id, stem, choice and references; one of these is "
+                    "missing or is None for a question."
+                )
+            questions = make_questions(stem, choice, references, groups)
+            scores = score_questions(questions, _load_once(model_id, tokenizer, device), **options)
+            predictions = scores.predictions.tolist()
+            result["costs"] = scores.by_question()
+        correct = [answer == prediction for answer, prediction in zip(references, predictions, strict=True)]
+        result |= {"accuracy": _mean(correct), "predictions": predictions}
+        if None not in choice:
+            result["chance_level"] = _mean([1 / len(pairs) for pairs in choice])
+        if any(groups):
+            result["accuracy_by_group"] = {
+                name: _mean([right for right, group in zip(correct, groups, strict=True) if group == name])
+                for name in sorted(set(groups))
+            }
+        return result
+
+
+def _check_numbers(references: list[int], predictions: list[int], choice: list[list[list[str]] | None]) -> None:
+    """Refuse numbers of choices that a question does not have."""
+    for number, (answer, prediction, pairs) in enumerate(zip(references, predictions, choice, strict=True)):
+        for name, value in (("reference", answer), ("prediction", prediction)):
+            if value < 0 or (pairs is not None and value >= len(pairs)):
+                allowed = "0 or more" if pairs is None else f"0 to {len(pairs) - 1}"
+                raise ValueError(f"the {name} of question {number} is {value}; allowed are {allowed}.")
+
+
+def _mean(values: list[Any]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,185 @@
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from hf_sphere.analogies.language_model import LanguageModel
+from hf_sphere.analogies.questions import make_questions
+from hf_sphere.analogies.scoring import score_questions
+
+evaluate = pytest.importorskip("evaluate")
+
+STEM = [["word", "language"], ["hot", "cold"], ["big", "small"]]
+CHOICE = [
+    [["paint", "portrait"], ["note", "music"], ["tale", "story"], ["week", "year"]],
+    [["up", "down"], ["sun", "moon"]],
+    [["good", "bad"], ["day", "week"], ["tree", "leaf"]],
+]
+REFERENCES = [1, 0, 0]
+GROUPS = ["parts", "opposites", "opposites"]
+OPTIONS = {"scoring": "marginal_bias", "template": "she-to-as", "weight_head": 0.2, "positive_aggregation": "mean"}
+QUESTIONS = {"stem": STEM, "choice": CHOICE, "references": REFERENCES}
+
+PROGRAM = f"""
+import json, sys, evaluate
+metric, by_path = (evaluate.load(place) for place in sys.argv[1:3])
+found = {{
+    "by path": by_path.compute(model_id=sys.argv[3], **{QUESTIONS}),
+    "model": metric.compute(model_id=sys.argv[3], groups={GROUPS}, **{QUESTIONS}, **{OPTIONS}),
+    "plain": metric.compute(model_id=sys.argv[3], **{QUESTIONS}),
+    "described": bool(metric.description and metric.citation),
+}}
+for reference, stem, choice in zip({REFERENCES}, {STEM}, {CHOICE}):
+    metric.add(reference=reference, stem=stem, choice=choice)
+found["one by one"] = metric.compute(model_id=sys.argv[3])
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(root):
+    return root / "tests" / "golden" / "analogy" / "tiny-bert"
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_folder):
+    return AutoModelForMaskedLM.from_pretrained(tiny_folder), AutoTokenizer.from_pretrained(tiny_folder)
+
+
+@pytest.fixture(scope="module")
+def module(root):
+    """The module's code as it stands, without the copy that evaluate makes."""
+    spec = importlib.util.spec_from_file_location("analogy_module", root / "analogy" / "analogy.py")
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.fixture
+def metric(module, tmp_path):
+    return module.Analogy(cache_dir=str(tmp_path))
+
+
+def test_it_loads_by_name_and_by_path_and_answers_as_the_function_does(root, tmp_path, tiny, tiny_folder):
+    program = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "analogy", str(root / "analogy"), str(tiny_folder)],
+        cwd=root,
+        env={**os.environ, "HF_HOME": str(tmp_path), "HF_MODULES_CACHE": str(tmp_path), "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert program.returncode == 0, program.stderr
+    found = json.loads(program.stdout.splitlines()[-1])
+    assert found["described"]
+    assert found["one by one"] == found["by path"] == found["plain"]
+
+    questions = make_questions(STEM, CHOICE, REFERENCES)
+    for name, options in (("model", OPTIONS), ("plain", {})):
+        scores = score_questions(questions, LanguageModel.load(*tiny, device="cpu"), **options)
+        assert found[name]["predictions"] == scores.predictions.tolist()
+        assert found[name]["accuracy"] == pytest.approx(scores.accuracy(questions))
+        assert found[name]["chance_level"] == pytest.approx((1 / 4 + 1 / 2 + 1 / 3) / 3)
+        for costs, expected in zip(found[name]["costs"], scores.by_question(), strict=True):
+            assert costs == pytest.approx(expected, rel=1e-4)
+    assert "accuracy_by_group" not in found["plain"]
+    assert set(found["model"]["accuracy_by_group"]) == {"parts", "opposites"}
+
+
+def test_the_cases_of_the_space_come_out(root, metric):
+    spec = importlib.util.spec_from_file_location("analogy_cases", root / "analogy" / "tests.py")
+    cases = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(cases)
+    for case in cases.test_cases:
+        assert metric.compute(**{name: case[name] for name in case if name != "result"}) == case["result"]
+
+
+def test_a_model_may_be_given_itself(metric, tiny):
+    model, tokenizer = tiny
+    before = metric.compute(model_id=model, tokenizer=tokenizer, **QUESTIONS)["costs"]
+    again = metric.compute(model_id=model, tokenizer=tokenizer, **QUESTIONS, scoring="embedding_similarity")["costs"]
+    assert [len(costs) for costs in before] == [len(costs) for costs in again] == [4, 2, 3]
+
+
+def test_the_same_id_does_not_load_again_unless_its_files_change(module, metric, tiny_folder, tmp_path, monkeypatch):
+    folder = shutil.copytree(tiny_folder, tmp_path / "model", copy_function=shutil.copyfile)
+    loads = []
+    load = LanguageModel.load
+
+    def counted(model, *arguments, **options):
+        loads.append(model)
+        return load(model, *arguments, **options)
+
+    monkeypatch.setattr(LanguageModel, "load", counted)
+    first = metric.compute(model_id=folder, **QUESTIONS)
+    assert metric.compute(model_id=str(folder), **QUESTIONS, scoring="perplexity") == first
+    assert loads == [str(folder)]
+
+    model = AutoModelForMaskedLM.from_pretrained(folder)
+    torch.nn.init.normal_(model.get_input_embeddings().weight)
+    model.save_pretrained(folder)
+    os.utime(folder / "model.safetensors", (0, 0))
+    assert metric.compute(model_id=folder, **QUESTIONS)["costs"] != first["costs"]
+    assert loads == [str(folder)] * 2
+
+
+def test_given_answers_have_a_chance_level_once_the_choices_are_known(metric):
+    found = metric.compute(predictions=[1, 1, 0], references=REFERENCES, choice=CHOICE)
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    assert found["chance_level"] == pytest.approx((1 / 4 + 1 / 2 + 1 / 3) / 3)
+    assert "chance_level" not in metric.compute(predictions=[1, 1, 0], references=REFERENCES)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"references": None}, "references are missing"),
+        ({"references": [1, 0, 3]}, "question 2, .* has the answer 3; allowed are the numbers 0 to 2"),
+        ({"references": [1, 0]}, "Mismatch in the number of|got 3 stems"),
+        ({"stem": STEM[:2]}, "Mismatch in the number of|got 2 stems"),
+        ({"stem": None}, "give predictions and references, or model_id, stem, choice and references"),
+        ({"choice": None}, "give predictions and references, or model_id, stem, choice and references"),
+        ({"model_id": None}, "give predictions and references, or model_id, stem, choice and references"),
+        ({"choice": [*CHOICE[:2], [["a", "b"], ["c"]]]}, r"question 2, .* has \('c',\) where a pair of two words"),
+        ({"choice": [*CHOICE[:2], []]}, "question 2, .* has no choices"),
+        ({"stem": [*STEM[:2], ["a", ""]]}, "question 2, .* has '' where a word"),
+        ({"template": "is"}, "'is' is no template. Give one of is-to-what"),
+        ({"template": "{a} {b} {c}"}, "is no template"),
+        ({"scoring": "ap"}, "unknown scoring 'ap'; the scorings are: embedding_similarity"),
+        ({"alpha": 0.2}, "scoring 'perplexity' has no option alpha"),
+        (
+            {"predictions": [0, 0, 0]},
+            "with predictions no model answers; leave out model_id, tokenizer, or predictions",
+        ),
+        ({"weights": 1}, "unexpected keyword argument 'weights'"),
+    ],
+)
+def test_what_is_wrong_is_said(metric, tiny, change, message):
+    model, tokenizer = tiny
+    arguments = {"model_id": model, "tokenizer": tokenizer} | QUESTIONS | change
+    with pytest.raises((ValueError, TypeError), match=message):
+        metric.compute(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"predictions": [0, 4], "references": [0, 1], "choice": CHOICE[:2]}, "prediction of question 1 is 4; allowed"),
+        ({"predictions": [0, 1], "references": [0, -1]}, "reference of question 1 is -1; allowed are 0 or more"),
+        ({"predictions": [0, 1], "references": [0, 1], "template": "is-to-as"}, "leave out template, or predictions"),
+        ({"predictions": [0, 1]}, "references are missing"),
+    ],
+)
+def test_what_is_wrong_with_given_answers_is_said(metric, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        metric.compute(**arguments)
+
+
+def test_its_card_says_what_it_is(root):
+    card = (root / "analogy" / "README.md").read_text().split("---\n")[1]
+    assert "- evaluate\n- metric\n" in card

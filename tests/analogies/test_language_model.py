@@ -1,0 +1,271 @@
+import json
+import shutil
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AutoModel,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    GPT2DoubleHeadsModel,
+    ResNetModel,
+    T5EncoderModel,
+    T5ForConditionalGeneration,
+    ViTModel,
+)
+
+from hf_sphere.analogies.language_model import LanguageModel
+
+ALLOWED = r"allowed are text models for masked tokens \(\.\.\.ForMaskedLM\)"
+
+
+@pytest.fixture
+def save(tmp_path, tokenizer, build):
+    """Save a tiny model with its tokenizer: the folder."""
+
+    def save(model, **changes):
+        folder = tmp_path / type(model).__name__
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text()) | changes
+        (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value != "-"}))
+        return folder
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("architecture", "head", "kind"),
+    [
+        ("Bert", "ForMaskedLM", "masked"),
+        ("SphereBert", "ForMaskedLM", "masked"),
+        ("Bert", "ForPreTraining", "masked"),
+        ("GPT2", "ForCausalLM", "causal"),
+        ("Llama", "ForCausalLM", "causal"),
+        ("Roberta", "", "embedding"),
+        ("GPT2", "", "embedding"),
+    ],
+)
+def test_the_kind_is_that_of_the_saved_class(build, save, architecture, head, kind):
+    model = build(architecture, head)
+    folder = save(model)
+    for language_model in (LanguageModel.load(folder), LanguageModel.load(model, str(folder))):
+        assert language_model.kind == kind
+        assert language_model.tokenizer("cat")["input_ids"] == [2, 266, 3]
+    loaded = LanguageModel.load(str(folder), device="cpu")
+    assert loaded.name == str(folder)
+    ids = torch.tensor([[2, 7, 3]])
+    with loaded.evaluating(), torch.no_grad():
+        torch.testing.assert_close(loaded.forward(ids, base=True)[0], model.base_model(ids)[0])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "head", "kind", "changes"),
+    [
+        ("Bert", "ForMaskedLM", "masked", {}),
+        ("GPT2", "ForCausalLM", "causal", {}),
+        ("Bert", "LMHeadModel", "causal", {"is_decoder": True}),
+        ("Bert", "", "embedding", {}),
+    ],
+)
+def test_a_model_whose_class_is_not_told_is_what_was_saved(build, save, architecture, head, kind, changes):
+    language_model = LanguageModel.load(save(build(architecture, head, **changes), architectures="-"))
+    assert language_model.kind == kind
+
+
+def test_an_encoder_of_a_model_for_sequences_is_an_embedding(save):
+    from transformers import T5Config
+
+    config = T5Config(vocab_size=400, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    language_model = LanguageModel.load(save(T5EncoderModel(config)))
+    assert (language_model.kind, type(language_model.model).__name__) == ("embedding", "T5EncoderModel")
+
+
+def _other_models(build):
+    from transformers import ResNetConfig, T5Config, ViTConfig
+
+    bert, gpt = build("Bert").config, build("GPT2").config
+    sequences = T5Config(vocab_size=400, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    images = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32)
+    convolutions = ResNetConfig(embedding_size=8, hidden_sizes=[8], depths=[1])
+    return {
+        "BertForSequenceClassification": BertForSequenceClassification(bert),
+        "T5ForConditionalGeneration": T5ForConditionalGeneration(sequences),
+        "GPT2DoubleHeadsModel": GPT2DoubleHeadsModel(gpt),
+        "ViTModel": ViTModel(images),
+        "ResNetModel": ResNetModel(convolutions),
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["BertForSequenceClassification", "T5ForConditionalGeneration", "GPT2DoubleHeadsModel", "ViTModel", "ResNetModel"],
+)
+def test_models_of_other_kinds_are_refused(build, save, tokenizer, name):
+    model = _other_models(build)[name]
+    with pytest.raises(ValueError, match=f"{name} is a {name}; {ALLOWED}"):
+        LanguageModel.load(model, tokenizer)
+    with pytest.raises(ValueError, match=f"is a {name}; {ALLOWED}"):
+        LanguageModel.load(save(model))
+
+
+def test_a_model_that_reads_no_tokens_is_refused(tokenizer):
+    from transformers import Wav2Vec2Config, Wav2Vec2Model
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = Wav2Vec2Config(conv_dim=[8], conv_stride=[2], conv_kernel=[2], num_conv_pos_embedding_groups=4, **sizes)
+    with pytest.raises(ValueError, match=f"is a Wav2Vec2Model, which reads no tokens; {ALLOWED}"):
+        LanguageModel.load(Wav2Vec2Model(config), tokenizer)
+
+
+@pytest.mark.parametrize("model", [None, 3, nn.Linear(2, 2)])
+def test_what_is_no_model_is_refused(model):
+    with pytest.raises(TypeError, match="model must be a name, a folder or a model of transformers; got a "):
+        LanguageModel.load(model)
+
+
+def test_a_head_that_was_not_saved_is_refused(build, save):
+    with pytest.raises(
+        ValueError, match=r"saved without cls\.predictions.* its BertForMaskedLM would answer at random"
+    ):
+        LanguageModel.load(save(build("Bert"), architectures=["BertForMaskedLM"]))
+
+
+def test_a_model_that_tells_replaced_tokens_apart_is_refused(build, save):
+    with pytest.raises(ValueError, match=r"its ElectraForMaskedLM would answer at random"):
+        LanguageModel.load(save(build("Electra", "ForPreTraining")))
+
+
+def test_a_model_for_the_next_token_that_sees_it_is_refused(build, tokenizer):
+    with pytest.raises(ValueError, match=r"depends on the tokens after it.* Load it with config.is_decoder=True"):
+        LanguageModel.load(build("Bert", "LMHeadModel"), tokenizer)
+
+
+def test_a_folder_without_tokenizer_is_refused(build, tmp_path):
+    build("Bert", "ForMaskedLM").save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"has no vocabulary.*Give another: LanguageModel.load\(model, tokenizer\)"):
+        LanguageModel.load(tmp_path / "model")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty has no tokenizer that transformers can load"):
+        LanguageModel.load(tmp_path / "model", tmp_path / "empty")
+
+
+def test_a_new_model_needs_its_tokenizer(build):
+    with pytest.raises(ValueError, match=r"BertForMaskedLM was not loaded from a folder .* Give it"):
+        LanguageModel.load(build("Bert", "ForMaskedLM"))
+
+
+def test_a_loaded_model_finds_its_tokenizer(golden_folder, tokenizer):
+    model = BertForMaskedLM.from_pretrained(golden_folder / "tiny-bert")
+    language_model = LanguageModel.load(model)
+    assert language_model.model is model
+    assert language_model.tokenizer.get_vocab() == tokenizer.get_vocab()
+    assert language_model.name == str(golden_folder / "tiny-bert")
+
+
+def test_a_masked_model_needs_a_mask_token(build, tokenizer):
+    tokenizer.mask_token = None
+    with pytest.raises(
+        ValueError, match=r"its tokenizer TokenizersBackend has no mask token. Set tokenizer.mask_token"
+    ):
+        LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
+    assert LanguageModel.load(build("GPT2", "ForCausalLM"), tokenizer).kind == "causal"
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float64])
+def test_the_type_of_the_weights_can_be_chosen(golden_folder, build, tokenizer, dtype):
+    loaded = LanguageModel.load(golden_folder / "tiny-bert", dtype=dtype, device="cpu")
+    taken = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer, dtype=dtype)
+    assert loaded.model.dtype == taken.model.dtype == (dtype or torch.float32)
+    assert loaded.device == torch.device("cpu")
+
+
+def test_it_tells_what_it_is(build, tokenizer):
+    language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
+    assert repr(language_model) == "LanguageModel('BertForMaskedLM', kind='masked', device='cpu', dtype='float32')"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "limit"),
+    [
+        ("Bert", {}, 40),
+        ("Roberta", {"pad_token_id": 1}, 38),
+        ("MPNet", {"pad_token_id": 1}, 38),
+        ("Electra", {}, 40),
+        ("DistilBert", {}, 40),
+    ],
+)
+def test_the_longest_input_is_what_the_model_takes(build, tokenizer, architecture, options, limit):
+    model = build(architecture, "ForMaskedLM", max_position_embeddings=40, **options)
+    assert LanguageModel.load(model, tokenizer).max_length == limit
+    ids = torch.full((1, limit), 7)
+    assert model(input_ids=ids).logits.shape[1] == limit
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=torch.full((1, limit + 1), 7))
+
+
+def test_the_longest_input_is_also_what_the_tokenizer_says(build, tokenizer):
+    tokenizer.model_max_length = 20
+    assert LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer).max_length == 20
+    tokenizer.model_max_length = int(1e30)
+    assert LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer).max_length == 64
+
+
+def test_copies_of_a_model_have_one_fingerprint(golden_folder, tiny_bert, tmp_path):
+    shutil.copytree(golden_folder / "tiny-bert", tmp_path / "copy")
+    copy = LanguageModel.load(tmp_path / "copy")
+    assert copy.fingerprint == tiny_bert.fingerprint
+    assert len(copy.fingerprint) == 64
+    copy.tokenizer(["a", "b c"], padding=True, truncation=True, max_length=5)  # leaves its settings behind
+    assert LanguageModel.load(copy.model, copy.tokenizer).fingerprint == tiny_bert.fingerprint
+    copy.model.save_pretrained(tmp_path / "again")
+    assert LanguageModel.load(tmp_path / "again", copy.tokenizer).fingerprint == tiny_bert.fingerprint
+
+
+def test_all_that_changes_scores_changes_the_fingerprint(golden_folder, tokenizer):
+    seen = set()
+
+    def look(tokenizer=tokenizer, dtype=None, **changes):
+        model = BertForMaskedLM.from_pretrained(golden_folder / "tiny-bert", **changes)
+        seen.add(LanguageModel.load(model, tokenizer, dtype=dtype).fingerprint)
+        return model
+
+    look()
+    look(dtype=torch.bfloat16)
+    look(layer_norm_eps=1e-6)
+    tokenizer.mask_token = "[UNK]"
+    look()
+    model = look()
+    model.bert.encoder.layer[0].output.dense.weight.data[3, 5] += 1e-3
+    seen.add(LanguageModel.load(model, tokenizer).fingerprint)
+    assert len(seen) == 5
+
+
+def test_training_changes_the_fingerprint(build, tokenizer):
+    language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
+    before = language_model.fingerprint
+    assert language_model.fingerprint is before  # not computed again
+    optimizer = torch.optim.SGD(language_model.model.parameters(), lr=0.1)
+    language_model.model(input_ids=torch.tensor([[2, 4, 3]]), labels=torch.tensor([[-100, 7, -100]])).loss.backward()
+    optimizer.step()
+    assert language_model.fingerprint != before
+
+
+def test_names_and_shapes_belong_to_the_fingerprint(build, tokenizer):
+    one, other = (build("GPT2", "ForCausalLM", n_inner=size) for size in (8, 16))
+    assert LanguageModel(one, tokenizer).fingerprint != LanguageModel(other, tokenizer).fingerprint
+    bare = AutoModel.from_config(one.config)
+    bare.load_state_dict(one.transformer.state_dict())
+    assert LanguageModel(bare, tokenizer).fingerprint != LanguageModel(one, tokenizer).fingerprint
+
+
+def test_evaluating_keeps_the_mode_of_every_module(build, tokenizer):
+    model = build("Bert", "ForMaskedLM").train()
+    model.cls.eval()
+    modes = [module.training for module in model.modules()]
+    language_model = LanguageModel(model, tokenizer)
+    with language_model.evaluating():
+        assert not any(module.training for module in model.modules())
+        assert torch.is_inference_mode_enabled()
+    assert [module.training for module in model.modules()] == modes

@@ -1,0 +1,419 @@
+import contextlib
+import dataclasses
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from hf_sphere.analogies.language_model import LanguageModel
+from hf_sphere.analogies.likelihoods import perplexities
+from hf_sphere.analogies.prompts import NEGATIVE_PERMUTATIONS, POSITIVE_PERMUTATIONS, Sentence, fill
+from hf_sphere.analogies.score_cache import ScoreCache
+
+WORDS = ["lion", "cat", "sheep", "wool", "word", "language", "dance", "choreography"]
+SENTENCES = [
+    fill("is-to-what", ["word", "language", "nurse", "music"]),  # these three share rows
+    fill("is-to-what", ["word", "language", "mountain", "music"]),
+    fill("is-to-what", ["word", "language", "nurse", "tea"]),
+    fill("she-to-as", ["choreography", "dance", "plot", "story"], (1, 0, 3, 2)),
+    fill("rel-same", ["word", "language", "note", "music"]),
+]
+CLS, SEP, MASK = 2, 3, 4
+
+
+def plain_losses(language_model, ids, hidden=()):
+    """Negative log-likelihoods of the tokens between [CLS] and [SEP], one mask a forward pass, in float64."""
+    ids = list(ids)
+    scored = [position for position in range(1, len(ids) - 1) if position not in hidden]
+    for position in hidden:
+        ids[position] = MASK
+    losses = []
+    for position in scored:
+        masked = torch.tensor([ids])
+        masked[0, position] = MASK
+        with torch.no_grad():
+            logits = language_model.model(input_ids=masked).logits[0, position].double()
+        losses.append(-logits.log_softmax(-1)[ids[position]])
+    return torch.stack(losses)
+
+
+def plain_perplexity(language_model, text):
+    return plain_losses(language_model, language_model.tokenizer(text)["input_ids"]).mean().exp()
+
+
+@contextlib.contextmanager
+def watched(module):
+    """What a module is given, in the order of its calls."""
+    inputs = []
+    hook = module.register_forward_pre_hook(
+        lambda _, args, kwargs: inputs.append(kwargs.get("input_ids", *args[:1])), with_kwargs=True
+    )
+    yield inputs
+    hook.remove()
+
+
+def test_perplexities_are_the_reference_values(tiny_bert, golden_questions):
+    sentences, expected = [], []
+    for question in golden_questions:
+        kinds = [(POSITIVE_PERMUTATIONS, "positive_perplexities"), (NEGATIVE_PERMUTATIONS, "negative_perplexities")]
+        for permutations, key in kinds:
+            for choice, known in zip(question["choice"], question[key], strict=True):
+                words = [*question["stem"], *choice]
+                sentences += [fill(question["template"], words, permutation) for permutation in permutations]
+                expected += known
+    assert len(sentences) == 24 * 94  # ten questions with 47 choices, in two templates each
+    torch.testing.assert_close(
+        perplexities(tiny_bert, sentences), torch.tensor(expected, dtype=torch.float64), rtol=1e-5, atol=0
+    )
+
+
+def test_every_architecture_gives_what_the_plain_computation_gives(masked):
+    found = perplexities(masked, SENTENCES)
+    expected = torch.stack([plain_perplexity(masked, sentence.text) for sentence in SENTENCES])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+def test_the_head_works_on_the_masked_tokens_only(masked):
+    with watched(masked.model.get_output_embeddings()) as inputs, watched(masked.model) as batches:
+        perplexities(masked, SENTENCES)
+    tokens = [states.shape[:-1].numel() for states in inputs]
+    rows = [len(ids) for ids in batches]
+    assert tokens[2:] == rows[2:]  # the first two calls try whether the head allows it
+    assert len(tokens) > 4
+
+
+@pytest.mark.parametrize("architecture", ["Bert", "Albert"])
+def test_a_model_for_pretraining_has_a_second_head_that_does_not_matter(build, tokenizer, architecture):
+    language_model = LanguageModel(build(architecture, "ForPreTraining"), tokenizer)
+    masked = LanguageModel(build(architecture, "ForMaskedLM"), tokenizer)
+    masked.model.load_state_dict(language_model.model.state_dict(), strict=False)
+    assert torch.equal(perplexities(language_model, SENTENCES), perplexities(masked, SENTENCES))
+
+
+class _Mixing(nn.Module):
+    """A head that answers for a token by all tokens of the sentence."""
+
+    def __init__(self, head, as_one_sequence):
+        super().__init__()
+        self.head = head
+        self.as_one_sequence = as_one_sequence
+
+    def forward(self, states):
+        if not self.as_one_sequence:
+            assert states.ndim == 3
+            return self.head(states.roll(1, dims=1))
+        if len(states) == 1:
+            raise RuntimeError("shape '[2, 9]' is invalid")
+        return self.head(states)
+
+
+@pytest.mark.parametrize("as_one_sequence", [False, True])
+def test_a_head_that_mixes_tokens_gets_all_of_them(build, tokenizer, as_one_sequence):
+    language_model = LanguageModel(build("Bert", "ForMaskedLM"), tokenizer)
+    head = language_model.model.cls
+    language_model.model.cls = _Mixing(head, as_one_sequence)
+    found = perplexities(language_model, SENTENCES[:3])
+    if as_one_sequence:
+        language_model.model.cls = head
+    expected = [plain_perplexity(language_model, sentence.text) for sentence in SENTENCES[:3]]
+    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-5, atol=0)
+
+
+def test_every_masked_copy_runs_once_among_rows_of_its_length(tiny_bert):
+    with watched(tiny_bert.model) as batches:
+        perplexities(tiny_bert, SENTENCES * 2)
+    rows = [tuple(row) for ids in batches[2:] for row in ids.tolist()]  # the first two try the head
+    needed = set()
+    for sentence in SENTENCES:
+        ids = tiny_bert.tokenizer(sentence.text)["input_ids"]
+        needed |= {(*ids[:position], MASK, *ids[position + 1 :]) for position in range(1, len(ids) - 1)}
+    assert sorted(rows) == sorted(needed)
+    assert len({ids.shape[1] for ids in batches}) > 1
+    copies = sum(len(tiny_bert.tokenizer(sentence.text)["input_ids"]) - 2 for sentence in SENTENCES)
+    assert len(needed) < copies  # some sentences of the test do share rows
+    assert 0 not in {token for row in rows for token in row}  # no padding
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    texts=st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(" ".join), min_size=1, max_size=6),
+    batch_size=st.sampled_from([None, 1, 2, 5]),
+)
+def test_a_sentence_scores_the_same_in_any_company(tiny_bert, texts, batch_size):
+    found = perplexities(tiny_bert, [Sentence(text) for text in texts], batch_size=batch_size)
+    expected = torch.stack([plain_perplexity(tiny_bert, text) for text in texts])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+def test_long_work_in_many_chunks_scores_the_same(tiny_bert, monkeypatch):
+    expected = perplexities(tiny_bert, SENTENCES)
+    monkeypatch.setattr(LanguageModel, "batch_tokens", 3)  # a sentence needs several chunks
+    torch.testing.assert_close(perplexities(tiny_bert, SENTENCES), expected, rtol=1e-5, atol=0)
+    monkeypatch.setattr(LanguageModel, "batch_tokens", 50)
+    torch.testing.assert_close(perplexities(tiny_bert, SENTENCES), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("hidden", [(2,), (3,), (0, 3)])
+def test_hidden_words_are_masked_and_not_scored(tiny_bert, hidden):
+    sentence = dataclasses.replace(SENTENCES[3], hidden=hidden)
+    encoded = tiny_bert.tokenizer(sentence.text, return_offsets_mapping=True)
+    covered = [range(*sentence.spans[word]) for word in hidden]
+    positions = [
+        position
+        for position, (start, end) in enumerate(encoded["offset_mapping"])
+        if any(start in characters and start < end for characters in covered)
+    ]
+    assert len(positions) > len(hidden) - 1
+    expected = plain_losses(tiny_bert, encoded["input_ids"], positions).mean().exp()
+    torch.testing.assert_close(perplexities(tiny_bert, [sentence])[0], expected, rtol=1e-5, atol=0)
+
+
+def test_which_word_is_hidden_is_not_forgotten_among_equal_texts(tiny_bert):
+    words = ["cat", "cat", "music", "music"]
+    sentences = [dataclasses.replace(fill("is-to-as", words), hidden=hidden) for hidden in [(), (0,), (1,), (2,)]]
+    together = perplexities(tiny_bert, sentences)
+    alone = torch.cat([perplexities(tiny_bert, [sentence]) for sentence in sentences])
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=0)
+    assert len(set(together.tolist())) == 4
+
+
+def test_words_that_are_hidden_do_not_matter_if_they_are_as_long(tiny_bert):
+    sentences = [
+        dataclasses.replace(fill("is-to-as", ["cat", "tea", word, "music"]), hidden=(2,)) for word in ("nut", "story")
+    ]
+    with watched(tiny_bert.model) as batches:
+        one, other = perplexities(tiny_bert, sentences)
+    assert one == other
+    rows = sum(len(ids) for ids in batches[2:])
+    assert rows == len(tiny_bert.tokenizer.tokenize(sentences[0].text)) - 1
+
+
+def test_mask_tokens_in_the_text_are_not_scored(tiny_bert):
+    text = "cat is to [MASK] as story is to what"
+    ids = tiny_bert.tokenizer(text)["input_ids"]
+    expected = plain_losses(tiny_bert, ids, [ids.index(MASK)]).mean().exp()
+    torch.testing.assert_close(perplexities(tiny_bert, [Sentence(text)])[0], expected, rtol=1e-5, atol=0)
+
+
+def test_tokens_of_bytes_are_scored(build, byte_level_tokenizer):
+    options = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    language_model = LanguageModel(build("Roberta", "ForMaskedLM", **options), byte_level_tokenizer)
+    text = "ostrich is to bird what lion is to cat"
+    ids = byte_level_tokenizer(text)["input_ids"]
+    losses = []
+    for position in range(1, len(ids) - 1):
+        masked = torch.tensor([ids])
+        masked[0, position] = byte_level_tokenizer.mask_token_id
+        losses.append(-language_model.model(input_ids=masked).logits[0, position].log_softmax(-1)[ids[position]])
+    expected = torch.stack(losses).mean().exp().detach().double()
+    torch.testing.assert_close(perplexities(language_model, [Sentence(text)])[0], expected, rtol=1e-5, atol=0)
+
+
+def test_a_causal_perplexity_is_that_of_the_loss(causal):
+    found = perplexities(causal, SENTENCES)
+    for sentence, value in zip(SENTENCES, found, strict=True):
+        ids = torch.tensor([causal.tokenizer(sentence.text)["input_ids"]])[:, :-1]  # [SEP] is not scored
+        loss = causal.model(input_ids=ids, labels=ids).loss.item()
+        assert value.item() == pytest.approx(math.exp(loss), rel=1e-5)
+
+
+@pytest.fixture
+def without_start(byte_level_tokenizer):
+    """Tokens of bytes without any special token, as GPT-2 has them."""
+    backend = type(byte_level_tokenizer.backend_tokenizer).from_str(byte_level_tokenizer.backend_tokenizer.to_str())
+    backend.post_processor = None
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1])
+def test_a_causal_model_starts_with_its_own_token_where_the_tokenizer_puts_none(build, without_start, batch_size):
+    language_model = LanguageModel(build("GPT2", "ForCausalLM"), without_start)
+    text = "lion is to cat"
+    ids = without_start(text)["input_ids"]
+    assert ids[0] != 2
+    with_start = torch.tensor([[2, *ids]])
+    expected = math.exp(language_model.model(input_ids=with_start, labels=with_start).loss.item())
+    found = perplexities(language_model, [Sentence(text), Sentence("cat")], batch_size=batch_size)
+    assert found[0].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_causal_model_without_such_a_token_starts_with_the_second(build, without_start):
+    language_model = LanguageModel(build("GPT2", "ForCausalLM", bos_token_id=None), without_start)
+    ids = torch.tensor([without_start("lion is to cat")["input_ids"]])
+    expected = math.exp(language_model.model(input_ids=ids, labels=ids).loss.item())
+    assert perplexities(language_model, [Sentence("lion is to cat")]).item() == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match="nothing to score in '!': nothing comes before its only token"):
+        perplexities(language_model, [Sentence("!")])
+
+
+def test_the_result_is_float64_and_ones_own(tiny_bert):
+    found = perplexities(tiny_bert, SENTENCES)
+    assert (found.dtype, found.shape, found.device.type) == (torch.float64, (5,), "cpu")
+    assert not found.is_inference()
+    assert perplexities(tiny_bert, []).shape == (0,)
+
+
+def test_half_precision_is_close(build, tokenizer):
+    single = perplexities(LanguageModel(build("Bert", "ForMaskedLM", initializer_range=0.1), tokenizer), SENTENCES)
+    model = build("Bert", "ForMaskedLM", initializer_range=0.1).to(torch.bfloat16)
+    half = perplexities(LanguageModel(model, tokenizer), SENTENCES)
+    torch.testing.assert_close(half, single, rtol=0.02, atol=0)
+    assert not torch.equal(half, single)
+
+
+def test_double_precision_is_kept(build, tokenizer):
+    language_model = LanguageModel(build("Bert", "ForMaskedLM").double(), tokenizer)
+    expected = torch.stack([plain_perplexity(language_model, sentence.text) for sentence in SENTENCES])
+    torch.testing.assert_close(perplexities(language_model, SENTENCES), expected, rtol=1e-12, atol=0)
+
+
+def test_dropout_does_not_act_and_every_module_keeps_its_mode(build, tokenizer):
+    language_model = LanguageModel(build("Bert", "ForMaskedLM"), tokenizer)
+    expected = perplexities(language_model, SENTENCES)
+    language_model.model.train()
+    language_model.model.bert.embeddings.eval()
+    modes = [module.training for module in language_model.model.modules()]
+    assert torch.equal(perplexities(language_model, SENTENCES), expected)
+    assert [module.training for module in language_model.model.modules()] == modes
+    logits = language_model.model(input_ids=torch.tensor([[CLS, MASK, SEP]])).logits
+    assert logits.shape == (1, 3, 400)
+    assert logits.requires_grad
+
+
+class _BrokenCache:
+    def read(self, fingerprint, keys):
+        return {}
+
+    def write(self, fingerprint, scores):
+        raise OSError("the disk is full")
+
+
+def test_the_model_is_as_before_after_an_error(build, tokenizer):
+    language_model = LanguageModel(build("Bert", "ForMaskedLM").train(), tokenizer)
+    with pytest.raises(OSError, match="the disk is full"):
+        perplexities(language_model, SENTENCES, cache=_BrokenCache())
+    assert all(module.training for module in language_model.model.modules())
+    assert not torch.is_inference_mode_enabled()
+    assert language_model.model(input_ids=torch.tensor([[CLS, MASK, SEP]])).logits.shape == (1, 3, 400)
+    assert not any(module._forward_pre_hooks for module in language_model.model.modules())
+
+
+def test_known_sentences_do_not_run(tiny_bert, tmp_path):
+    cache = ScoreCache(tmp_path / "scores.sqlite")
+    first = perplexities(tiny_bert, SENTENCES[:3], cache=cache)
+    with watched(tiny_bert.model) as batches:
+        assert torch.equal(perplexities(tiny_bert, SENTENCES[:3] * 2, cache=cache), first.repeat(2))
+    assert batches == []
+    found = perplexities(tiny_bert, SENTENCES, cache=cache)
+    torch.testing.assert_close(found, perplexities(tiny_bert, SENTENCES), rtol=1e-6, atol=0)
+    assert len(cache) == 5
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(tiny_bert, tmp_path, monkeypatch):
+    monkeypatch.setattr(LanguageModel, "batch_tokens", 32)
+    cache = ScoreCache(tmp_path / "scores.sqlite")
+    words = itertools.product(WORDS[:4], WORDS[:5], WORDS[:2])
+    sentences = [fill("is-to-as", [*three, "story"]) for three in words]
+    expected = perplexities(tiny_bert, sentences)
+    calls = []
+
+    def stop(*_):
+        calls.append(None)
+        if len(calls) == 60:
+            raise KeyboardInterrupt
+
+    hook = tiny_bert.model.register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        perplexities(tiny_bert, sentences, cache=cache)
+    hook.remove()
+    done = len(cache)
+    assert 0 < done < len(sentences)
+    with watched(tiny_bert.model) as batches:
+        found = perplexities(tiny_bert, sentences, cache=cache)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    assert len(cache) == len(sentences)
+    texts = [tiny_bert.tokenizer(sentence.text)["input_ids"] for sentence in sentences[done:]]
+    left = {(*ids[:place], MASK, *ids[place + 1 :]) for ids in texts for place in range(1, len(ids) - 1)}
+    assert sum(len(ids) for ids in batches[2:]) == len(left)
+
+
+def test_models_do_not_share_scores(tiny_bert, build, tokenizer, tmp_path):
+    cache = ScoreCache(tmp_path / "scores.sqlite")
+    other = LanguageModel(build("Bert", "ForMaskedLM"), tokenizer)
+    one, two = (perplexities(model, SENTENCES, cache=cache) for model in (tiny_bert, other))
+    torch.testing.assert_close(two, perplexities(other, SENTENCES))
+    assert not torch.allclose(one, two)
+
+
+def test_hidden_words_are_another_entry_of_the_cache(tiny_bert, tmp_path):
+    cache = ScoreCache(tmp_path / "scores.sqlite")
+    sentences = [dataclasses.replace(SENTENCES[0], hidden=hidden) for hidden in [(), (2,), (3,), (3, 2)]]
+    first = perplexities(tiny_bert, sentences, cache=cache)
+    assert len(set(first.tolist())) == 4
+    assert torch.equal(perplexities(tiny_bert, sentences[::-1], cache=cache), first.flip(0))
+
+
+def test_nothing_is_printed_unless_asked_for(tiny_bert, capfd):
+    perplexities(tiny_bert, SENTENCES)
+    assert capfd.readouterr() == ("", "")
+    perplexities(tiny_bert, SENTENCES, progress=True)
+    assert "row" in capfd.readouterr().err
+
+
+def test_a_bare_encoder_is_refused(build, tokenizer):
+    with pytest.raises(ValueError, match=r"is a bare BertModel, which tells no likelihoods. Take a model for masked"):
+        perplexities(LanguageModel(build("Bert"), tokenizer), SENTENCES)
+
+
+def test_hidden_words_and_causal_models_do_not_go_together(causal):
+    with pytest.raises(ValueError, match=r"causal kind, from which no word can be hidden. Take a model for masked"):
+        perplexities(causal, [dataclasses.replace(SENTENCES[0], hidden=(2,))])
+
+
+@pytest.mark.parametrize("text", ["", "  \n"])
+def test_an_empty_sentence_is_refused(tiny_bert, text):
+    with pytest.raises(ValueError, match=r"a sentence must not be empty; got Sentence\("):
+        perplexities(tiny_bert, [Sentence("cat"), Sentence(text)])
+
+
+def test_a_sentence_of_masks_is_refused(tiny_bert):
+    with pytest.raises(ValueError, match=r"nothing to score in 'cat': all of its tokens are masks or special"):
+        perplexities(tiny_bert, [SENTENCES[0], Sentence("cat", spans=((0, 3),), hidden=(0,))])
+
+
+def test_a_hidden_word_that_is_not_there_is_refused(tiny_bert):
+    with pytest.raises(ValueError, match="word 1 cannot be hidden: `spans` has 1 words"):
+        perplexities(tiny_bert, [Sentence("cat is", spans=((0, 3),), hidden=(1,))])
+
+
+def test_a_sentence_that_is_too_long_is_shown_with_the_limit(tiny_bert):
+    text = "is " * 62
+    assert perplexities(tiny_bert, [Sentence(text)]).isfinite().all()
+    with pytest.raises(ValueError, match=r"takes up to 64 tokens, and this sentence has 65: 'is is .* Shorten it"):
+        perplexities(tiny_bert, [Sentence("cat"), Sentence(text + "is")])
+
+
+@pytest.mark.parametrize("batch_size", [0, -3])
+def test_a_batch_without_rows_is_refused(tiny_bert, batch_size):
+    with pytest.raises(ValueError, match=f"batch_size must be at least 1, .*; got {batch_size}"):
+        perplexities(tiny_bert, SENTENCES, batch_size=batch_size)
+
+
+def test_likelihoods_that_are_no_numbers_are_refused(build, tokenizer, tmp_path):
+    language_model = LanguageModel(build("Bert", "ForMaskedLM"), tokenizer)
+    torch.nn.init.constant_(language_model.model.bert.embeddings.word_embeddings.weight[7], math.nan)
+    cache = ScoreCache(tmp_path / "scores.sqlite")
+    with pytest.raises(ValueError, match=r"in torch.float32 gives nan for the likelihood of 'word is to language"):
+        perplexities(language_model, SENTENCES, cache=cache)
+    assert len(cache) == 0
+
+
+def test_a_tokenizer_of_another_model_is_refused(build, tokenizer):
+    language_model = LanguageModel(build("Bert", "ForMaskedLM", vocab_size=50), tokenizer)
+    with pytest.raises(ValueError, match=r"but .* has 50 tokens: the two do not belong together"):
+        perplexities(language_model, SENTENCES)

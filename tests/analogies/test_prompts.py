@@ -1,0 +1,62 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_sphere.analogies.prompts import NEGATIVE_PERMUTATIONS, PERMUTATIONS, POSITIVE_PERMUTATIONS, TEMPLATES, fill
+
+WORDS = ("word", "language", "note", "music")
+
+
+@pytest.fixture(scope="module")
+def published(root):
+    return json.loads((root / "tests" / "golden" / "analogy" / "scores.json").read_text())
+
+
+def test_the_templates_are_the_published_ones(published):
+    assert published["templates"] == TEMPLATES
+
+
+@pytest.mark.parametrize(("kind", "ours"), [("positive", POSITIVE_PERMUTATIONS), ("negative", NEGATIVE_PERMUTATIONS)])
+def test_permutations_are_in_the_published_order(published, kind, ours):
+    assert published[kind].split() == ["".join("abcd"[word] for word in permutation) for permutation in ours]
+
+
+def test_an_analogy_holds_as_long_as_its_extremes_or_its_means_stand_outside():
+    assert len(set(PERMUTATIONS)) == 24
+    for permutation in PERMUTATIONS:
+        outside = {permutation[0], permutation[3]}
+        assert (permutation in POSITIVE_PERMUTATIONS) == (outside in ({0, 3}, {1, 2}))
+
+
+def test_a_permutation_says_which_word_takes_which_place():
+    assert fill("is-to-what", WORDS, (1, 3, 0, 2)).text == "language is to music what word is to note"
+
+
+@given(st.sampled_from(PERMUTATIONS), st.sampled_from([*TEMPLATES, "{d}{a} ({{c}} {b}), {c}"]))
+def test_spans_say_where_the_words_of_the_question_are(permutation, template):
+    sentence = fill(template, WORDS, permutation, hidden=(2,))
+    assert tuple(sentence.text[start:end] for start, end in sentence.spans) == WORDS
+    assert sentence.hidden == (2,)
+
+
+def test_words_may_repeat_and_hold_braces():
+    sentence = fill("{a}, {b}; {c}, {d}", ("{b}", "x", "{b}", "}"))
+    assert sentence.text == "{b}, x; {b}, }"
+    assert sentence.spans == ((0, 3), (5, 6), (8, 11), (13, 14))
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["is-to", "{a} {b} {c}", "{a} {b} {c} {d} {a}", "{a} {b} {c} {e}", "{a} {b} {c} {d", "{a!r} {b} {c} {d}"],
+)
+def test_a_text_without_the_four_fields_is_no_template(template):
+    with pytest.raises(ValueError, match=r"is no template\. Give one of is-to-what, is-to-as, rel-same"):
+        fill(template, WORDS)
+
+
+@pytest.mark.parametrize(("words", "permutation"), [(WORDS[:3], (0, 1, 2, 3)), (WORDS, (0, 1, 2, 2))])
+def test_four_words_take_four_places(words, permutation):
+    with pytest.raises(ValueError, match="takes four words in an order"):
+        fill("is-to-as", words, permutation)

@@ -1,0 +1,306 @@
+import itertools
+import math
+import zlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_sphere.analogies.prompts import TEMPLATES
+from hf_sphere.analogies.questions import Question
+from hf_sphere.analogies.scoring import (
+    SCORINGS,
+    build_scoring,
+    embedding_similarity,
+    measure_questions,
+    relation_embedding,
+    score_questions,
+    sentences,
+)
+
+POSITIVE = ["abcd", "acbd", "badc", "bdac", "cdab", "cadb", "dcba", "dbca"]
+NEGATIVE = [first + second + third + fourth for first, second, third, fourth in itertools.permutations("abcd")]
+NEGATIVE = [order for order in NEGATIVE if order not in POSITIVE]
+TEMPLATE = "rel-same"
+
+WORDS = st.text("abcdefgh", min_size=1, max_size=3)
+PAIRS = st.tuples(WORDS, WORDS)
+QUESTIONS = st.lists(
+    st.builds(Question, PAIRS, st.lists(PAIRS, min_size=1, max_size=5).map(tuple)), min_size=1, max_size=3
+)
+POSITIVE_NAMES = ["mean", "max", "min", *(f"index_{number}" for number in range(8))]
+NEGATIVE_NAMES = ["mean", "max", "min", *(f"index_{number}" for number in range(16))]
+OPTIONS = st.fixed_dictionaries(
+    {
+        "positive_aggregation": st.sampled_from(POSITIVE_NAMES),
+        "negative_aggregation": st.sampled_from(NEGATIVE_NAMES),
+        "negative_weight": st.sampled_from([0.0, 0.2, 1.0]),
+    }
+)
+WEIGHT = st.sampled_from([-0.4, 0.0, 0.2])
+
+
+def surprise(text, hidden=()):
+    """A perplexity that depends on the text and on what is hidden, in a fixed but arbitrary way."""
+    return 1 + zlib.crc32(f"{text}{sorted(hidden)}".encode()) % 100_000 / 100
+
+
+@pytest.fixture(autouse=True)
+def asked(monkeypatch):
+    """The sentences of each call of the model, which answers by `surprise`."""
+    calls = []
+
+    def perplexities(language_model, sentences, *, batch_size=None, cache=None, progress=False):
+        calls.append(sentences)
+        return torch.tensor([surprise(one.text, one.hidden) for one in sentences], dtype=torch.float64)
+
+    monkeypatch.setattr(sentences, "perplexities", perplexities)
+    return calls
+
+
+def perplexity_of(stem, head, tail, order, hidden=()):
+    word = dict(zip("abcd", (*stem, head, tail), strict=True))
+    return surprise(
+        TEMPLATES[TEMPLATE].format(**{place: word[given] for place, given in zip("abcd", order, strict=True)}), hidden
+    )
+
+
+def aggregated(values, name):
+    values = list(values)
+    if name.startswith("index_"):
+        return values[int(name.removeprefix("index_"))]
+    return {"mean": math.fsum(values) / len(values), "max": max(values), "min": min(values)}[name]
+
+
+def check_costs(scoring, questions, options, cost_in_order, **more):
+    """Compare with costs by a formula for one question, choice and order of words."""
+    scores = score_questions(questions, None, scoring, template=TEMPLATE, **options, **more)
+    for question, costs in zip(questions, scores.by_question(), strict=True):
+        for choice, cost in enumerate(costs):
+            positive = aggregated(
+                (cost_in_order(question, choice, order) for order in POSITIVE), options["positive_aggregation"]
+            )
+            negative = aggregated(
+                (cost_in_order(question, choice, order) for order in NEGATIVE), options["negative_aggregation"]
+            )
+            assert cost == pytest.approx(positive - options["negative_weight"] * negative, rel=1e-11, abs=1e-11)
+    assert scores.predictions.tolist() == [costs.index(min(costs)) for costs in scores.by_question()]
+
+
+def share(values, choice):
+    values = list(values)
+    return math.log(values[choice] / math.fsum(values))
+
+
+def grid_of(question, order):
+    return [
+        [perplexity_of(question.stem, head, tail, order) for _, tail in question.choices]
+        for head, _ in question.choices
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(QUESTIONS, OPTIONS)
+def test_perplexity_is_that_of_the_sentence(questions, options):
+    def cost(question, choice, order):
+        return perplexity_of(question.stem, *question.choices[choice], order)
+
+    check_costs("perplexity", questions, options, cost)
+
+
+@settings(max_examples=30, deadline=None)
+@given(QUESTIONS, OPTIONS, WEIGHT, WEIGHT)
+def test_marginal_bias_takes_the_heads_and_the_tails_share_off(questions, options, weight_head, weight_tail):
+    def cost(question, choice, order):
+        grid = grid_of(question, order)
+        sentence = share((row[place] for place, row in enumerate(grid)), choice)
+        head = share(map(sum, grid), choice)
+        tail = share(map(sum, zip(*grid, strict=True)), choice)
+        return sentence - weight_head * head - weight_tail * tail
+
+    check_costs("marginal_bias", questions, options, cost, weight_head=weight_head, weight_tail=weight_tail)
+
+
+@settings(max_examples=30, deadline=None)
+@given(QUESTIONS, OPTIONS, WEIGHT, st.sampled_from(["mean", "max", "min", "index_0", "index_1"]))
+def test_pmi_aggregates_the_tail_given_the_head_and_the_head_given_the_tail(questions, options, alpha, aggregation):
+    def cost(question, choice, order):
+        grid = grid_of(question, order)
+        columns = list(zip(*grid, strict=True))
+        tail_given_head = share(grid[choice], choice) - alpha * share(map(sum, columns), choice)
+        head_given_tail = share(columns[choice], choice) - alpha * share(map(sum, grid), choice)
+        return aggregated([tail_given_head, head_given_tail], aggregation)
+
+    check_costs("pmi", questions, options, cost, alpha=alpha, pmi_aggregation=aggregation)
+
+
+@settings(max_examples=30, deadline=None)
+@given(QUESTIONS, OPTIONS, WEIGHT, WEIGHT)
+def test_hypothesis_bias_hides_the_head_in_one_term_and_the_tail_in_the_other(
+    questions, options, weight_head, weight_tail
+):
+    def cost(question, choice, order):
+        sentence, head, tail = (
+            share((perplexity_of(question.stem, *pair, order, hidden) for pair in question.choices), choice)
+            for hidden in ((), (2,), (3,))
+        )
+        return sentence - weight_head * head - weight_tail * tail
+
+    check_costs("hypothesis_bias", questions, options, cost, weight_head=weight_head, weight_tail=weight_tail)
+
+
+def vector(text):
+    return torch.tensor([zlib.crc32(f"{number}{text}".encode()) % 1000 - 500.0 for number in range(3)])
+
+
+def cosine(first, second):
+    norm = math.sqrt(math.fsum(first**2) * math.fsum(second**2))
+    return math.fsum(first * second) / norm if norm else 0.0
+
+
+@settings(max_examples=30, deadline=None)
+@given(QUESTIONS, OPTIONS, st.sampled_from([None, TEMPLATE]), st.sampled_from([1, 100]))
+def test_embedding_similarity_is_the_cosine_of_differences(questions, options, template, at_a_time):
+    def embed_words(language_model, words, *, batch_size=None, progress=False):
+        assert len(set(words)) == len(words)
+        return torch.stack([vector(word) for word in words])
+
+    def embed_words_in_context(language_model, sentences, *, batch_size=None, progress=False):
+        return torch.stack(
+            [torch.stack([vector(one.text + one.text[start:end]) for start, end in one.spans]) for one in sentences]
+        )
+
+    def cost(question, choice, order):
+        word = dict(zip("abcd", (*question.stem, *question.choices[choice]), strict=True))
+        text = TEMPLATES[TEMPLATE].format(**{place: word[given] for place, given in zip("abcd", order, strict=True)})
+        first, second, third, fourth = (vector((text if template else "") + word[letter]) for letter in order)
+        return 1 - cosine((first - second).double(), (third - fourth).double())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedding_similarity, "embed_words", embed_words)
+        patch.setattr(embedding_similarity, "embed_words_in_context", embed_words_in_context)
+        patch.setattr(embedding_similarity, "SENTENCES_AT_A_TIME", at_a_time)
+        scores = score_questions(questions, None, "embedding_similarity", template=template, **options)
+    for question, costs in zip(questions, scores.by_question(), strict=True):
+        for choice, found in enumerate(costs):
+            positive = aggregated(
+                (cost(question, choice, order) for order in POSITIVE), options["positive_aggregation"]
+            )
+            negative = aggregated(
+                (cost(question, choice, order) for order in NEGATIVE), options["negative_aggregation"]
+            )
+            assert found == pytest.approx(positive - options["negative_weight"] * negative, abs=1e-10)
+
+
+@settings(max_examples=30, deadline=None)
+@given(QUESTIONS)
+def test_relation_embedding_is_the_cosine_of_two_relations(questions):
+    def embed_relations(language_model, pairs, template, *, batch_size=None, progress=False):
+        assert len(set(pairs)) == len(pairs)
+        return torch.stack([vector(template + first + " " + second) for first, second in pairs])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(relation_embedding, "embed_relations", embed_relations)
+        scores = score_questions(questions, None, "relation_embedding", template="{a} and {b}")
+    for question, costs in zip(questions, scores.by_question(), strict=True):
+        stem, *choices = (
+            vector("{a} and {b}" + " ".join(pair)).double() for pair in (question.stem, *question.choices)
+        )
+        assert costs == pytest.approx([1 - cosine(stem, choice) for choice in choices], abs=1e-10)
+
+
+QUESTION = Question(("a", "b"), (("c", "d"), ("e", "f"), ("g", "h")), 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({}, 1),
+        ({"positive_aggregation": "mean"}, 8),
+        ({"negative_aggregation": "mean"}, 1),  # of no weight
+        ({"negative_aggregation": "index_3", "negative_weight": 0.2}, 2),
+        ({"positive_aggregation": "max", "negative_aggregation": "min", "negative_weight": 1.0}, 24),
+    ],
+)
+def test_only_the_orders_that_count_are_asked_in_one_call(asked, options, count):
+    score_questions([QUESTION, QUESTION], None, "marginal_bias", **options)
+    assert [len(sentences) for sentences in asked] == [2 * count * 9]
+
+
+def test_of_equal_costs_the_first_wins():
+    twice = Question(("a", "b"), (("x", "y"), ("x", "y")))
+    other = score_questions([twice], None, "perplexity")
+    assert other.predictions.tolist() == [0]
+
+
+def test_choices_that_a_question_does_not_have_cost_infinitely_much():
+    short = Question(("a", "b"), QUESTION.choices[:2])
+    scores = score_questions([QUESTION, short], None, "pmi", positive_aggregation="mean", negative_weight=1.0)
+    assert scores.costs.isinf().tolist() == [[False] * 3, [False, False, True]]
+    assert [len(costs) for costs in scores.by_question()] == [3, 2]
+    torch.testing.assert_close(
+        scores.costs[1, :2],
+        score_questions([short], None, "pmi", positive_aggregation="mean", negative_weight=1.0).costs[0],
+    )
+
+
+def test_accuracy_is_the_share_of_right_answers():
+    scores = score_questions([QUESTION], None)
+    right = Question(QUESTION.stem, QUESTION.choices, int(scores.predictions))
+    wrong = Question(QUESTION.stem, QUESTION.choices, (right.answer + 1) % 3)
+    assert scores.accuracy([right]) == 1.0
+    assert scores.accuracy([wrong]) == 0.0
+
+
+def test_a_perplexity_that_is_no_number_is_refused(monkeypatch):
+    monkeypatch.setattr(sentences, "perplexities", lambda *_, **__: torch.tensor([1.0, float("nan"), 2.0]))
+    with pytest.raises(ValueError, match=r"question \('a', 'b'\) to .* is infinite or not a number"):
+        score_questions([QUESTION], None)
+
+
+@pytest.mark.parametrize(
+    ("scoring", "options", "message"),
+    [
+        ("ppl", {}, "unknown scoring 'ppl'; the scorings are: embedding_similarity, hypothesis_bias, marginal_bias"),
+        ("perplexity", {"alpha": 0.2}, "'perplexity' has no option alpha; its options are: positive_aggregation, neg"),
+        ("pmi", {"weight_head": 0.2}, "'pmi' has no option weight_head; its options are: .*alpha, pmi_aggregation"),
+        (
+            "relation_embedding",
+            {"negative_weight": 0.2},
+            "has no option negative_weight; its options are: template. It embeds each pair",
+        ),
+        ("perplexity", {"template": "is-to"}, "'is-to' is no template. Give one of is-to-what"),
+        ("embedding_similarity", {"template": "{a} {b}"}, "is no template"),
+        (
+            "perplexity",
+            {"positive_aggregation": "index_8"},
+            "positive_aggregation must be one of mean, max, .*index_7;",
+        ),
+        (
+            "perplexity",
+            {"negative_aggregation": "median"},
+            "negative_aggregation must be one of .*index_15; got 'median'",
+        ),
+        ("pmi", {"pmi_aggregation": "index_2"}, "pmi_aggregation must be one of mean, max, min, index_0, index_1; got"),
+    ],
+)
+def test_what_a_scoring_does_not_take_is_refused(scoring, options, message):
+    with pytest.raises(ValueError, match=message):
+        score_questions([QUESTION], None, scoring, **options)
+
+
+@pytest.mark.parametrize("scoring", ["embedding_similarity", "relation_embedding"])
+def test_embeddings_have_no_perplexities_to_cache(scoring):
+    with pytest.raises(ValueError, match="has no perplexities to keep in a cache"):
+        score_questions([QUESTION], None, scoring, cache=object())
+
+
+def test_relations_have_no_aggregations_to_measure():
+    with pytest.raises(ValueError, match=r"no aggregations to search; those that have: .*perplexity"):
+        measure_questions([QUESTION], None, "relation_embedding")
+
+
+@pytest.mark.parametrize("name", SCORINGS)
+def test_every_scoring_is_found_by_its_name(name):
+    assert build_scoring(name).name == name

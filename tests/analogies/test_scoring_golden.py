@@ -1,0 +1,100 @@
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from hf_sphere.analogies.language_model import LanguageModel
+from hf_sphere.analogies.prompts import TEMPLATES
+from hf_sphere.analogies.questions import make_questions
+from hf_sphere.analogies.score_cache import ScoreCache
+from hf_sphere.analogies.scoring import SCORINGS, measure_questions, score_questions
+
+
+@pytest.fixture(scope="module")
+def tiny(root):
+    folder = root / "tests" / "golden" / "analogy" / "tiny-bert"
+    return LanguageModel.load(AutoModelForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return ScoreCache(tmp_path_factory.mktemp("scores") / "scores.sqlite")
+
+
+@pytest.fixture(scope="module")
+def golden(root):
+    """Published cases by template: questions, and what is known of each."""
+    folder = root / "tests" / "golden" / "analogy"
+    cases: dict[str, list] = {}
+    words = {
+        (one["config"], one["split"], one["index"]): one for one in json.loads((folder / "questions.json").read_text())
+    }
+    for case in json.loads((folder / "scores.json").read_text())["questions"]:
+        question = words[case["config"], case["split"], case["index"]]
+        (made,) = make_questions([question["stem"]], [question["choice"]])
+        cases.setdefault(case["template"], []).append((made, case))
+    return cases
+
+
+def test_perplexities_and_their_predictions_are_the_published_ones(tiny, golden):
+    for template, cases in golden.items():
+        questions, expected = zip(*cases, strict=True)
+        measured = measure_questions(questions, tiny, template=template)
+        for case, values, count in zip(expected, measured.values, measured.num_choices.tolist(), strict=True):
+            published = torch.tensor(
+                [positive + negative for positive, negative in zip(
+                    case["positive_perplexities"], case["negative_perplexities"], strict=True
+                )],
+                dtype=torch.float64,
+            )  # fmt: skip
+            torch.testing.assert_close(values[:, :count].T, published, rtol=1e-4, atol=0)
+        scores = score_questions(questions, tiny, template=template)
+        assert scores.predictions.tolist() == [case["perplexity_index_0_prediction"] for case in expected]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_marginal_bias_and_its_predictions_are_the_published_ones(tiny, golden, cache, number):
+    for template, cases in golden.items():
+        questions, expected = zip(*cases, strict=True)
+        published = [case["marginal_bias_index_0"][number] for case in expected]
+        weights = {name: published[0][name] for name in ("weight_head", "weight_tail")}
+        scores = score_questions(questions, tiny, "marginal_bias", template=template, cache=cache, **weights)
+        for costs, case in zip(scores.by_question(), published, strict=True):
+            assert costs == pytest.approx(case["score"], abs=1e-4)
+        assert scores.predictions.tolist() == [case["prediction"] for case in published]
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
+def test_every_scoring_answers_by_a_real_model(tiny, golden, scoring):
+    questions = [question for question, _ in golden["she-to-as"]]
+    scores = score_questions(questions, tiny, scoring)
+    assert [len(costs) for costs in scores.by_question()] == [len(question.choices) for question in questions]
+    assert scores.costs.isfinite().sum() == scores.costs[scores.costs.isfinite()].unique().numel()
+
+
+def test_hypothesis_bias_hides_words_by_as_many_masks_as_they_have_tokens(tiny, golden):
+    question = golden["she-to-as"][0][0]
+    (costs,) = score_questions([question], tiny, "hypothesis_bias", weight_head=0.2, weight_tail=-0.4).by_question()
+
+    def perplexity(head, tail, hidden):
+        """Plain pseudo-perplexity in float32, one mask at a time."""
+        word = {"a": question.stem[0], "b": question.stem[1], "c": head, "d": tail}
+        masks = " ".join(["[MASK]"] * len(tiny.tokenizer.tokenize(word[hidden]))) if hidden else ""
+        text = TEMPLATES["is-to-what"].format(**(word | ({hidden: masks} if hidden else {})))
+        ids = tiny.tokenizer(text, return_tensors="pt").input_ids[0]
+        losses = []
+        for place in range(1, len(ids) - 1):
+            if ids[place] != tiny.tokenizer.mask_token_id:
+                masked = ids.clone()
+                masked[place] = tiny.tokenizer.mask_token_id
+                with torch.no_grad():
+                    losses.append(F.cross_entropy(tiny.model.eval()(masked[None]).logits[0, place], ids[place]))
+        return torch.stack(losses).double().mean().exp()
+
+    sentence, head, tail = (
+        torch.stack([perplexity(*pair, hidden) for pair in question.choices]) for hidden in ("", "c", "d")
+    )
+    logs = [(values / values.sum()).log() for values in (sentence, head, tail)]
+    assert costs == pytest.approx((logs[0] - 0.2 * logs[1] + 0.4 * logs[2]).tolist(), abs=1e-5)

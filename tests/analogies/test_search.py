@@ -1,0 +1,193 @@
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_sphere.analogies.questions import Question
+from hf_sphere.analogies.scoring import (
+    SCORINGS,
+    PermutedScoring,
+    build_scoring,
+    measure_questions,
+    score_questions,
+    sentences,
+)
+from hf_sphere.analogies.search import PUBLISHED_GRID, join_results, search_configurations, select_configuration
+
+SCORINGS_OF_SENTENCES = ["hypothesis_bias", "marginal_bias", "perplexity", "pmi"]
+
+
+def questions_of(seed, count=12, choices=(5, 3, 4)):
+    """Questions with different numbers of choices and answers at random."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for number in range(count):
+        size = choices[number % len(choices)]
+        pairs = tuple((f"c{seed}{number}{choice}", f"d{seed}{number}{choice}") for choice in range(size))
+        made.append(Question(("a", f"b{number}"), pairs, int(torch.randint(size, (), generator=generator))))
+    return made
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _model():
+    """Perplexities at random, the same for the same text."""
+    drawn: dict[object, float] = {}
+    generator = torch.Generator().manual_seed(0)
+
+    def perplexities(language_model, asked, **_):
+        for sentence in asked:
+            if sentence not in drawn:
+                drawn[sentence] = 1 + float(torch.rand((), generator=generator, dtype=torch.float64))
+        return torch.tensor([drawn[sentence] for sentence in asked], dtype=torch.float64)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentences, "perplexities", perplexities)
+        yield
+
+
+def search(questions, scoring="perplexity", **options):
+    return search_configurations(measure_questions(questions, None, scoring), questions, **options)
+
+
+@pytest.fixture(scope="module")
+def searched(_model):
+    questions = questions_of(1)
+    return questions, {scoring: search(questions, scoring) for scoring in SCORINGS_OF_SENTENCES}
+
+
+@pytest.mark.parametrize("scoring", SCORINGS_OF_SENTENCES)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_search_answers_as_each_configuration_does_alone(searched, scoring, data):
+    questions, results = searched
+    result = results[scoring]
+    number = data.draw(st.integers(0, len(result) - 1))
+    alone = score_questions(questions, None, **result.configuration(number))
+    assert result.predictions[number].tolist() == alone.predictions.tolist()
+    assert float(result.accuracy[number]) == alone.accuracy(questions)
+
+
+def test_the_grids_have_the_published_size_and_ours(searched):
+    questions, results = searched
+    sizes = {scoring: len(result) for scoring, result in results.items()}
+    assert sizes == {"hypothesis_bias": 31_350, "marginal_bias": 31_350, "perplexity": 1_254, "pmi": 31_350}
+    assert len(search(questions, "marginal_bias", grid=PUBLISHED_GRID)) == 24_750
+
+
+def test_no_configuration_is_there_twice(searched):
+    for result in searched[1].values():
+        assert len(set(zip(*result.columns.values(), strict=True))) == len(result)
+
+
+@pytest.mark.parametrize("scoring", SCORINGS_OF_SENTENCES)
+def test_the_simplest_configuration_is_the_first(searched, scoring):
+    result = searched[1][scoring]
+    options = SCORINGS[scoring].grid
+    simplest = {name: values[0] for name, values in options.items()}
+    assert result.configuration(0) == {
+        "scoring": scoring,
+        "template": "is-to-what",
+        "negative_weight": 0.0,
+        **simplest,
+        "positive_aggregation": "mean",
+        "negative_aggregation": "mean",
+    }
+    assert simplest in ({}, {"weight_head": 0.0, "weight_tail": 0.0}, {"alpha": 0.0, "pmi_aggregation": "mean"})
+
+
+def test_of_equally_good_configurations_the_first_is_best(searched):
+    result = searched[1]["marginal_bias"]
+    number = result.best()
+    assert result.accuracy[number] == result.accuracy.max()
+    assert (result.accuracy[:number] < result.accuracy[number]).all()
+    assert result.best(torch.zeros(len(result))) == 0
+
+
+def test_without_a_negative_weight_the_negative_aggregation_makes_no_difference(searched):
+    result = searched[1]["pmi"]
+    unweighted = result.predictions[: len(result) // 6].unflatten(0, (-1, 19))
+    assert (unweighted == unweighted[:, :1]).all()
+
+
+def test_the_chosen_configuration_is_best_on_validation_whatever_the_test_says(searched):
+    validation = searched[1]["pmi"]
+    test = search(questions_of(2), "pmi")
+    selection = select_configuration(validation, test)
+    assert selection.number == validation.best()
+    assert selection.configuration == validation.configuration(selection.number)
+    assert selection.validation_accuracy == float(validation.accuracy.max())
+    assert selection.test_accuracy == float(test.accuracy[selection.number])
+    assert selection.tied == validation.accuracy.tolist().count(selection.validation_accuracy)
+    other_answers = dataclasses.replace(test, accuracy=1 - test.accuracy)
+    assert select_configuration(validation, other_answers).number == selection.number
+
+
+def test_a_grid_may_be_smaller(searched):
+    questions, _ = searched
+    grid = {"weight_head": [0.3], "weight_tail": [-0.1, 0.0], "positive_aggregation": ["index_7"]}
+    result = search(questions, "marginal_bias", grid=grid)
+    assert len(result) == 6 * 2 * 19
+    assert {result.configuration(number)["weight_head"] for number in range(len(result))} == {0.3}
+
+
+def test_searches_of_several_templates_and_scorings_are_joined(searched):
+    _, results = searched
+    joined = join_results([results["perplexity"], results["pmi"]])
+    assert len(joined) == 1_254 + 31_350
+    assert joined.configuration(5) == results["perplexity"].configuration(5)
+    assert joined.configuration(1_254 + 7) == results["pmi"].configuration(7)
+    torch.testing.assert_close(joined.accuracy[1_254:], results["pmi"].accuracy)
+
+
+def test_it_prints_how_far_the_accuracies_reach_beside_chance(searched):
+    questions, results = searched
+    text = str(results["perplexity"])
+    assert text.startswith("1,254 configurations on 12 questions: accuracy ")
+    assert f"chance {sum(1 / len(question.choices) for question in questions) / 12:.3f}" in text
+    assert "scoring=perplexity, template=is-to-what, negative_weight=" in text
+
+
+def test_searches_of_other_questions_or_configurations_do_not_mix(searched):
+    _, results = searched
+    with pytest.raises(ValueError, match=r"on validation \(1,254\) and on test \(31,350\) differ"):
+        select_configuration(results["perplexity"], results["pmi"])
+    with pytest.raises(ValueError, match="on different questions"):
+        join_results([results["perplexity"], search(questions_of(3))])
+    with pytest.raises(ValueError, match="of other questions"):
+        search_configurations(measure_questions(questions_of(1), None), questions_of(1, count=11))
+
+
+def test_a_search_takes_all_permutations():
+    questions = questions_of(1)
+    measurements = build_scoring("pmi").measure(questions, None, permutations=range(8))
+    with pytest.raises(ValueError, match="takes all 24 permutations, of which some were not measured"):
+        search_configurations(measurements, questions)
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({"alpha": [0.1]}, "'perplexity' has no option alpha to search; it has: negative_weight, positive_agg"),
+        ({"positive_aggregation": ["median"]}, "positive_aggregation must be one of mean, .*; got 'median'"),
+        ({"negative_weight": []}, "no value for negative_weight"),
+    ],
+)
+def test_a_grid_of_what_is_not_there_is_refused(searched, grid, message):
+    with pytest.raises(ValueError, match=message):
+        search(searched[0], grid=grid)
+
+
+def test_answers_must_be_known():
+    questions = [dataclasses.replace(question, answer=None) for question in questions_of(1)]
+    with pytest.raises(ValueError, match=r"question 0, .* has no answer"):
+        search(questions)
+
+
+def test_every_scoring_that_has_aggregations_has_a_grid_of_its_own_options():
+    for scoring in SCORINGS.values():
+        if issubclass(scoring, PermutedScoring):
+            names = {field.name for field in dataclasses.fields(scoring)}
+            common = {field.name for field in dataclasses.fields(PermutedScoring)} | {"template"}
+            assert set(scoring.grid) == names - common

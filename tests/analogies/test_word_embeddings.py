@@ -1,0 +1,218 @@
+import dataclasses
+
+import pytest
+import torch
+from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
+
+from hf_sphere.analogies.language_model import LanguageModel
+from hf_sphere.analogies.prompts import PERMUTATIONS, Sentence, fill
+from hf_sphere.analogies.word_embeddings import embed_relations, embed_words, embed_words_in_context
+
+WORDS = ["cat", "choreography", "dance", "cat", "nurse", "the story"]
+
+
+def states_of(language_model, ids):
+    with torch.no_grad():
+        return language_model.model.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+
+
+def embed_alone(language_model, text):
+    """The plain definition for word pieces: all tokens but [CLS] and [SEP]."""
+    return states_of(language_model, language_model.tokenizer(text)["input_ids"])[1:-1].mean(0)
+
+
+@pytest.fixture(params=["Bert", "Bert:ForMaskedLM", "DebertaV2:ForMaskedLM", "Llama:ForCausalLM", "GPT2"])
+def any_kind(request, build, tokenizer):
+    return LanguageModel(build(*request.param.split(":")), tokenizer)
+
+
+@pytest.fixture
+def roberta(build, byte_level_tokenizer):
+    options = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    return LanguageModel(build("Roberta", "ForMaskedLM", **options), byte_level_tokenizer)
+
+
+def test_a_word_is_the_mean_of_its_tokens(any_kind):
+    found = embed_words(any_kind, WORDS)
+    assert (found.shape, found.dtype, found.device.type) == ((6, 16), torch.float32, "cpu")
+    expected = torch.stack([embed_alone(any_kind, word) for word in WORDS])
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(found[0], found[3])
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, None])
+def test_a_word_embeds_the_same_in_any_batch(tiny_bert, batch_size):
+    expected = torch.cat([embed_words(tiny_bert, [word]) for word in WORDS])
+    torch.testing.assert_close(embed_words(tiny_bert, WORDS, batch_size=batch_size), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_word_alone_has_the_tokens_that_it_has_in_a_text(roberta):
+    tokenizer = roberta.tokenizer
+    in_text = tokenizer.tokenize("as language")[-1]
+    assert in_text == "Ġlanguage"
+    ids = tokenizer.convert_tokens_to_ids(["<s>", in_text, "</s>"])
+    torch.testing.assert_close(embed_words(roberta, ["language"])[0], states_of(roberta, ids)[1], rtol=1e-5, atol=1e-5)
+
+
+def test_a_space_that_is_a_token_of_its_own_is_no_part_of_a_word(roberta):
+    ids = roberta.tokenizer(" zebra")["input_ids"]
+    tokens = roberta.tokenizer.convert_ids_to_tokens(ids)
+    assert tokens[:2] == ["<s>", "Ġ"]
+    expected = states_of(roberta, ids)[2:-1].mean(0)
+    torch.testing.assert_close(embed_words(roberta, ["zebra"])[0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_words_in_a_sentence_are_found_whatever_their_order(any_kind):
+    words = ["choreography", "dance", "cat", "nurse"]
+    pieces = [any_kind.tokenizer.convert_tokens_to_ids(any_kind.tokenizer.tokenize(word)) for word in words]
+    assert len(pieces[0]) > 1
+    sentences = [fill("she-to-as", words, permutation) for permutation in PERMUTATIONS]
+    found = embed_words_in_context(any_kind, sentences)
+    assert (found.shape, found.dtype) == ((24, 4, 16), torch.float32)
+    for sentence, of_words in zip(sentences, found, strict=True):
+        ids = any_kind.tokenizer(sentence.text)["input_ids"]
+        states = states_of(any_kind, ids)
+        for piece, vector in zip(pieces, of_words, strict=True):
+            starts = [start for start in range(len(ids)) if ids[start : start + len(piece)] == piece]
+            assert len(starts) == 1
+            expected = states[starts[0] : starts[0] + len(piece)].mean(0)
+            torch.testing.assert_close(vector, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_words_among_tokens_of_bytes_are_found(roberta):
+    sentence = fill("is-to-what", ["ostrich", "bird", "lion", "cat"])
+    ids = roberta.tokenizer(sentence.text)["input_ids"]
+    tokens = roberta.tokenizer.convert_ids_to_tokens(ids)
+    states = states_of(roberta, ids)
+    found = embed_words_in_context(roberta, [sentence])[0]
+    for word, vector in zip(["bird", "cat"], found[[1, 3]], strict=True):
+        expected = states[[tokens.index(f"Ġ{word}")]].mean(0)
+        torch.testing.assert_close(vector, expected, rtol=1e-5, atol=1e-5)
+    end = next(end for end in range(2, len(tokens)) if "".join(tokens[1:end]) == "ostrich")
+    torch.testing.assert_close(found[0], states[1:end].mean(0), rtol=1e-5, atol=1e-5)
+
+
+def test_equal_texts_with_other_spans_are_told_apart(tiny_bert):
+    text = "cat is to nurse"
+    one, other = Sentence(text, ((0, 3), (10, 15))), Sentence(text, ((10, 15), (0, 3)))
+    found = embed_words_in_context(tiny_bert, [one, other, one])
+    assert torch.equal(found[0], found[1].flip(0))
+    assert torch.equal(found[0], found[2])
+
+
+def test_a_hidden_word_is_its_masks(tiny_bert):
+    sentence = dataclasses.replace(fill("is-to-as", ["cat", "tea", "nurse", "story"]), hidden=(2,))
+    ids = tiny_bert.tokenizer(sentence.text.replace("nurse", "[MASK]"))["input_ids"]
+    expected = states_of(tiny_bert, ids)[ids.index(tiny_bert.tokenizer.mask_token_id)]
+    torch.testing.assert_close(embed_words_in_context(tiny_bert, [sentence])[0, 2], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_relation_is_the_mean_of_a_sentence(any_kind):
+    pairs = [("cat", "nurse"), ("choreography", "dance"), ("cat", "nurse")]
+    found = embed_relations(any_kind, pairs, "{a} is to {b} what {b} and {a}")
+    assert (found.shape, found.dtype) == ((3, 16), torch.float32)
+    texts = [f"{a} is to {b} what {b} and {a}" for a, b in pairs]
+    expected = torch.stack([embed_alone(any_kind, text) for text in texts])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_masks_do_not_count_for_a_relation(tiny_bert):
+    ids = tiny_bert.tokenizer("cat is the [MASK] of nurse")["input_ids"]
+    mask = ids.index(tiny_bert.tokenizer.mask_token_id)
+    others = [place for place in range(1, len(ids) - 1) if place != mask]
+    found = embed_relations(tiny_bert, [("cat", "nurse")], "{a} is the {mask} of {b}")
+    torch.testing.assert_close(found[0], states_of(tiny_bert, ids)[others].mean(0), rtol=1e-5, atol=1e-5)
+
+
+def test_braces_in_words_are_letters(tiny_bert):
+    found = embed_relations(tiny_bert, [("{b}", "{mask}")], "{a} is {b}")
+    torch.testing.assert_close(found[0], embed_alone(tiny_bert, "{b} is {mask}"), rtol=1e-5, atol=1e-5)
+
+
+def test_half_precision_gives_float32(build, tokenizer):
+    half = LanguageModel(build("Bert").to(torch.bfloat16), tokenizer)
+    assert embed_words(half, WORDS).dtype == torch.float32
+
+
+def test_the_vectors_are_ones_own_and_the_model_keeps_its_mode(build, tokenizer):
+    language_model = LanguageModel(build("Bert").train(), tokenizer)
+    first, second = embed_words(language_model, WORDS), embed_words(language_model, WORDS)
+    assert torch.equal(first, second)
+    assert language_model.model.training
+    assert not first.is_inference()
+    first -= first.mean(0)
+
+
+def test_nothing_is_printed_unless_asked_for(tiny_bert, capfd):
+    embed_words(tiny_bert, WORDS)
+    assert capfd.readouterr() == ("", "")
+    embed_words(tiny_bert, WORDS, progress=True)
+    assert "text" in capfd.readouterr().err
+
+
+@pytest.fixture
+def byte_model():
+    torch.manual_seed(0)
+    config = T5Config(vocab_size=384, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    return LanguageModel(T5EncoderModel(config), ByT5Tokenizer())
+
+
+def test_a_tokenizer_that_does_not_tell_characters_embeds_relations_only(byte_model):
+    ids = byte_model.tokenizer("cat is nurse")["input_ids"]
+    found = embed_relations(byte_model, [("cat", "nurse")], "{a} is {b}")
+    byte_model.model.eval()
+    torch.testing.assert_close(found[0], states_of(byte_model, ids)[:-1].mean(0), rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="ByT5Tokenizer does not tell which characters a token has"):
+        embed_words(byte_model, ["cat"])
+
+
+@pytest.mark.parametrize("words", [["cat", ""], [" "]])
+def test_empty_words_are_refused(tiny_bert, words):
+    with pytest.raises(ValueError, match="a sentence must not be empty"):
+        embed_words(tiny_bert, words)
+
+
+def test_a_word_without_token_is_refused(tiny_bert):
+    sentence = Sentence("cat is \u200b to nurse", ((0, 3), (7, 8)))
+    with pytest.raises(ValueError, match=r"characters 7 to 8 of .* has no token: the span is wrong"):
+        embed_words_in_context(tiny_bert, [sentence])
+
+
+@pytest.mark.parametrize(
+    "sentences", [[Sentence("cat")], [Sentence("cat", ((0, 3),)), Sentence("cat", ((0, 1), (1, 3)))]]
+)
+def test_sentences_with_other_numbers_of_words_are_refused(tiny_bert, sentences):
+    with pytest.raises(ValueError, match="all sentences must have as many words in `spans`, at least one; got"):
+        embed_words_in_context(tiny_bert, sentences)
+
+
+@pytest.mark.parametrize(
+    "embed", [embed_words, embed_words_in_context, lambda model, pairs: embed_relations(model, pairs, "{a} {b}")]
+)
+def test_nothing_to_embed_is_refused(tiny_bert, embed):
+    with pytest.raises(ValueError, match="there is nothing to embed: an empty list was given"):
+        embed(tiny_bert, [])
+
+
+@pytest.mark.parametrize("template", ["{a} is to", "{} is to {}", ""])
+def test_a_template_without_the_pair_is_refused(tiny_bert, template):
+    with pytest.raises(ValueError, match=r"template must have \{a\} and \{b\}, where the words of a pair go; got"):
+        embed_relations(tiny_bert, [("cat", "nurse")], template)
+
+
+def test_a_mask_needs_a_mask_token(build, tokenizer):
+    tokenizer.mask_token = None
+    language_model = LanguageModel(build("Bert"), tokenizer)
+    with pytest.raises(ValueError, match=r"BertModel has no mask token; leave \{mask\} out of"):
+        embed_relations(language_model, [("cat", "nurse")], "{a} {mask} {b}")
+
+
+@pytest.mark.parametrize("pair", [("cat", ""), ("cat",), ("cat", "tea", "nurse")])
+def test_what_is_no_pair_is_refused(tiny_bert, pair):
+    with pytest.raises(ValueError, match="a pair has two words, none of them empty; got"):
+        embed_relations(tiny_bert, [("cat", "nurse"), pair], "{a} is to {b}")
+
+
+def test_a_sentence_that_is_too_long_is_shown(tiny_bert):
+    with pytest.raises(ValueError, match=r"takes up to 64 tokens, and this sentence has 65"):
+        embed_words(tiny_bert, ["is " * 62 + "is"])
