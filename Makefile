@@ -4,13 +4,17 @@ VENV := .venv
 READY := $(VENV)/.ready
 RUN := HF_HUB_OFFLINE=1 $(VENV)/bin/python
 
-.PHONY: demo test lint format bench
+.PHONY: demo test test-transformers lint format bench
 
 demo: $(READY)  ## train, save, load and use a spherized LeNet-5 on the bundled digits
 	$(RUN) examples/demo.py
 
 test: $(READY)  ## the whole test suite, without network
 	$(RUN) -m pytest
+
+test-transformers: $(READY)  ## transformers' own common tests on our text models; fetches them once
+	tests=$$($(VENV)/bin/python tests/transformers_common/fetch.py) && PYTHONPATH=$$tests $(RUN) -m pytest \
+		-o addopts=-ra -W ignore::pytest.PytestUnknownMarkWarning tests/transformers_common/encoders.py
 
 lint: $(READY)  ## style, types
 	$(VENV)/bin/ruff check .
@@ -28,6 +32,7 @@ bench: $(READY)  ## side-by-side measurements; tables here, JSON in benchmarks/r
 	$(RUN) benchmarks/prototypes.py
 	$(RUN) benchmarks/vmf.py
 	$(RUN) benchmarks/retrieval.py
+	$(RUN) benchmarks/analogy.py
 	$(RUN) benchmarks/import_time.py
 
 $(READY): pyproject.toml

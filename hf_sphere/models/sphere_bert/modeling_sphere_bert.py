@@ -21,7 +21,11 @@ from transformers.models.bert.modeling_bert import (
 )
 
 from hf_sphere.models.sphere_bert.configuration_sphere_bert import SphereBertConfig
-from hf_sphere.models.spherized_encoder.feed_forward import SpherizedClassifier, SpherizedIntermediate, SpherizedOutput
+from hf_sphere.models.spherized_encoder.feed_forward import (
+    SpherizedClassificationHead,
+    SpherizedIntermediate,
+    SpherizedOutput,
+)
 from hf_sphere.models.spherized_encoder.loading import SpherizedEncoderMixin
 
 
@@ -97,7 +101,7 @@ class SphereBertForSequenceClassification(SphereBertPreTrainedModel, BertForSequ
         dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         self.dropout = nn.Dropout(dropout)
         self.classifier = (
-            SpherizedClassifier(config)
+            SpherizedClassificationHead(config)
             if config.has_spherized_classifier
             else nn.Linear(config.hidden_size, config.num_labels)
         )

@@ -22,7 +22,11 @@ from transformers.models.roberta.modeling_roberta import (
 )
 
 from hf_sphere.models.sphere_roberta.configuration_sphere_roberta import SphereRobertaConfig
-from hf_sphere.models.spherized_encoder.feed_forward import SpherizedClassifier, SpherizedIntermediate, SpherizedOutput
+from hf_sphere.models.spherized_encoder.feed_forward import (
+    SpherizedClassificationHead,
+    SpherizedIntermediate,
+    SpherizedOutput,
+)
 from hf_sphere.models.spherized_encoder.loading import SpherizedEncoderMixin
 
 
@@ -52,18 +56,17 @@ class SphereRobertaEncoder(RobertaEncoder):
         )
 
 
-class SphereRobertaClassificationHead(nn.Module):
+class SphereRobertaClassificationHead(SpherizedClassificationHead):
     """The spherized classifier on the first token."""
 
     def __init__(self, config: SphereRobertaConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         self.dropout = nn.Dropout(dropout)
-        self.classifier = SpherizedClassifier(config)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits: (B, L, hidden_size) -> (B, num_labels)."""
-        return self.classifier(self.dropout(features[:, 0]))
+        return super().forward(self.dropout(features[:, 0]))
 
 
 class SphereRobertaPreTrainedModel(SpherizedEncoderMixin, RobertaPreTrainedModel):

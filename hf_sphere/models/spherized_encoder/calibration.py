@@ -73,7 +73,7 @@ def calibrate_spherization(
         texts: Texts, or batches of model inputs (`input_ids`, `attention_mask`, ...). Not all may be read.
         tokenizer: For texts; that of the reference's checkpoint if None.
         max_tokens: Stop reading after so many tokens (with the batch that reaches them). A fifth chooses the ridge.
-        max_length: Texts are cut after so many tokens.
+        max_length: Texts are cut after so many tokens, or what the tokenizer takes if that is less.
         batch_size: Texts a batch.
         ridge: The ridge, as a share of each coordinate's mean square; chosen on the held-out texts if None.
         progress: Whether to show a progress bar.
@@ -82,8 +82,9 @@ def calibrate_spherization(
         One `SpherizationFit` a spherized layer, in order; print it.
 
     Raises:
-        ValueError: If the model has no spherized layer, the reference does not fit it, or there are too few tokens:
-            fewer than the map has inputs (intermediate_size + 1), or fewer than five texts.
+        ValueError: If the model has no spherized layer, the reference does not fit it, there are too few tokens (fewer
+            than the map has inputs, intermediate_size + 1, or fewer than five texts), or the ridge is negative or too
+            small for texts that hardly vary.
 
     Example:
         >>> model = SphereBertForMaskedLM.from_pretrained("bert-base-cased")
@@ -118,11 +119,17 @@ def calibrate_spherization(
                 held_out.add(points[is_held_out], targets[is_held_out])
                 seen += int(rows[-1]) + 1
                 bar.update()
-            explained, best = max(
+            candidates = [
                 (held_out.explained_variance(weight), candidate)
                 for candidate in (RIDGES if ridge is None else (ridge,))
                 if (weight := train.solve(candidate)) is not None
-            )
+            ]
+            if not candidates:
+                raise ValueError(
+                    f"the equations of layer {index} have no unique solution with ridge {ridge}: the texts do not vary "
+                    "enough, or hold values that are not finite. Give a larger ridge, or other texts."
+                )
+            explained, best = max(candidates)
             train.merge(held_out)
             linear = layers[index].output.spherical.linear
             linear.weight.copy_(train.solve(best))
@@ -198,14 +205,14 @@ def _inputs_of(module: nn.Module) -> Iterator[list[tuple[Tensor, ...]]]:
 
 @contextmanager
 def _in_eval_mode(*models: nn.Module) -> Iterator[None]:
-    modes = [model.training for model in models]
+    modes = [(module, module.training) for model in models for module in model.modules()]
     for model in models:
         model.eval()
     try:
         yield
     finally:
-        for model, mode in zip(models, modes, strict=True):
-            model.train(mode)
+        for module, mode in modes:  # each for itself: some may be frozen in eval mode
+            module.training = mode
 
 
 def _solver_device(tensor: Tensor) -> torch.device:
@@ -258,7 +265,8 @@ def _collect(
     def encode() -> dict[str, Tensor]:
         nonlocal tokenizer
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(reference.config.name_or_path)
-        encoded = tokenizer(pending, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
+        longest = min(max_length, tokenizer.model_max_length)
+        encoded = tokenizer(pending, truncation=True, max_length=longest, padding=True, return_tensors="pt")
         pending.clear()
         return dict(encoded)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hf_sphere.nn.spherization import SphericalLinear
+from hf_sphere.nn.spherization import SphericalLinear, Spherization
 
 
 class SpherizedIntermediate(nn.Module):
@@ -41,7 +41,7 @@ class SpherizedOutput(nn.Module):
         return self.LayerNorm(self.dropout(self.spherical(hidden_states)) + input_tensor)
 
 
-class SpherizedClassifier(nn.Module):
+class SpherizedClassificationHead(nn.Module):
     """Classify by angles: hidden_size -> hidden_size / 2 - 1, spherization, a linear map without bias.
 
     Reference:
@@ -54,11 +54,12 @@ class SpherizedClassifier(nn.Module):
         if width < 1:
             raise ValueError(f"a spherized classifier needs a hidden_size of at least 4; got {config.hidden_size}.")
         self.projection = nn.Linear(config.hidden_size, width)
-        self.spherical = SphericalLinear(width, config.num_labels, **config.spherization_options)
+        self.spherization = Spherization(width, **config.spherization_options)
+        self.linear = nn.Linear(width + 1, config.num_labels, bias=False)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits: (B, hidden_size) -> (B, num_labels)."""
-        return self.spherical(self.projection(features))
+        return self.linear(self.spherization(self.projection(features)))
 
 
-__all__ = ["SpherizedClassifier", "SpherizedIntermediate", "SpherizedOutput"]
+__all__ = ["SpherizedClassificationHead", "SpherizedIntermediate", "SpherizedOutput"]

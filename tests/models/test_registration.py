@@ -1,0 +1,194 @@
+"""Whether transformers, timm and PEFT know our models, whatever is imported first."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import transformers
+from transformers.models.auto import configuration_auto, image_processing_auto, modeling_auto, tokenization_auto
+
+import hf_sphere
+from hf_sphere import registration
+
+NAMES = """
+from transformers.models.auto import configuration_auto, modeling_auto, tokenization_auto
+
+for name in ("bert", "roberta"):
+    config = configuration_auto.CONFIG_MAPPING["sphere_" + name]
+    assert config.__name__ == "Sphere" + name.title() + "Config"
+    assert config in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING
+    assert config in tokenization_auto.TOKENIZER_MAPPING
+"""
+
+TEXT = """
+from transformers import AutoConfig, AutoModelForMaskedLM
+from transformers.models.auto import modeling_auto, tokenization_auto
+
+for name in ("bert", "roberta"):
+    config = AutoConfig.for_model("sphere_" + name, num_hidden_layers=1, vocab_size=20, hidden_size=8,
+                                  num_attention_heads=2, intermediate_size=8)
+    model = AutoModelForMaskedLM.from_config(config)
+    assert type(model).__name__ == "Sphere" + name.title() + "ForMaskedLM"
+    assert modeling_auto.MODEL_MAPPING[type(config)].__name__ == "Sphere" + name.title() + "Model"
+    assert tokenization_auto.TOKENIZER_MAPPING[type(config)].__name__ == name.title() + "Tokenizer"
+"""
+
+IMAGES = """
+import timm
+from transformers import AutoConfig, AutoModelForImageClassification
+
+assert timm.is_model("lenet5")
+config = AutoConfig.for_model("sphere_vision", backbone="lenet5", num_channels=1, image_size=28)
+assert type(AutoModelForImageClassification.from_config(config)).__name__ == "SphereVisionForImageClassification"
+"""
+
+ADAPTERS = """
+from peft.utils import constants
+
+assert constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["sphere_bert"] == ["query", "value"]
+"""
+
+# transformers imports its parts when they are asked for: each of these begins at another end of it.
+CASES = {
+    "hf_sphere": "import hf_sphere" + NAMES,
+    "a class of ours": "from hf_sphere import SphereRobertaConfig" + NAMES,
+    "AutoConfig": "from transformers import AutoConfig; import hf_sphere" + NAMES,
+    "AutoModelForMaskedLM": "from transformers import AutoModelForMaskedLM; import hf_sphere" + NAMES,
+    "AutoTokenizer": "from transformers import AutoTokenizer; import hf_sphere" + NAMES,
+    "BertConfig": "from transformers import BertConfig; import hf_sphere" + NAMES,
+    "pipeline": "from transformers import pipeline; import hf_sphere" + TEXT + IMAGES,
+    "peft": "import peft, hf_sphere" + TEXT + ADAPTERS,
+    "hf_sphere without timm": (
+        "import sys; sys.modules['torchvision'] = sys.modules['timm'] = None; import hf_sphere" + TEXT
+    ),
+}
+
+# One process imports what does not touch transformers, and each case runs in a copy of it.
+RUN_CASES = """
+import json, os, sys, traceback
+import scipy.optimize, torch, torch._dynamo, torch.distributed.tensor
+
+for number, code in enumerate(json.load(sys.stdin)):
+    if os.fork() == 0:
+        try:
+            exec(code, {"__name__": "case"})
+        except BaseException:
+            with open(os.path.join(sys.argv[1], str(number)), "w") as file:
+                traceback.print_exc(file=file)
+        else:
+            open(os.path.join(sys.argv[1], str(number)), "w").close()
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each case raised in a process of its own; empty where nothing."""
+    if not hasattr(os, "fork"):
+        pytest.skip("needs os.fork")
+    folder = tmp_path_factory.mktemp("cases")
+    given = json.dumps(list(CASES.values()))
+    subprocess.run([sys.executable, "-c", RUN_CASES, str(folder)], input=given, text=True, check=True)
+    return {name: Path(folder, str(number)).read_text() for number, name in enumerate(CASES)}
+
+
+@pytest.mark.parametrize("first", CASES)
+def test_the_models_are_known_whatever_is_imported_first(failures, first):
+    if first == "peft":
+        pytest.importorskip("peft")
+    assert failures[first] == ""
+
+
+def test_peft_knows_the_encoders_wherever_it_knows_the_plain_ones():
+    constants = pytest.importorskip("peft.utils.constants")
+    tables = [value for name, value in vars(constants).items() if name.startswith("TRANSFORMERS_MODELS_TO_")]
+    tables = [table for table in tables if isinstance(table, dict) and {"bert", "roberta"} & table.keys()]
+    assert tables
+    for table in tables:
+        for plain in {"bert", "roberta"} & table.keys():
+            assert table[f"sphere_{plain}"] == table[plain]
+
+
+def test_every_configuration_and_every_model_of_a_usual_task_is_in_a_table():
+    tables = [getattr(modeling_auto, name) for name in registration._MODELS]
+    found = {model for table in tables for names in [table._model_mapping.values()] for model in names}
+    ours = {name for name in hf_sphere.__all__ if name.startswith("Sphere") and ("Model" in name or "For" in name)}
+    assert ours - found == {"SphereVisionForJointPrediction", "SphereVisionForRegression"}  # no task of transformers
+    assert {name for name in hf_sphere.__all__ if name.endswith("Config")} == set(registration._CONFIGURATIONS.values())
+
+
+@pytest.mark.parametrize("model_type", sorted(registration._CONFIGURATIONS))
+def test_the_tables_give_the_classes_themselves(model_type):
+    config = configuration_auto.CONFIG_MAPPING[model_type]
+    assert config is getattr(hf_sphere, registration._CONFIGURATIONS[model_type])
+    assert config.model_type == model_type
+    for table, models in registration._MODELS.items():
+        if model_type in models:
+            assert getattr(modeling_auto, table)[config] is getattr(hf_sphere, models[model_type])
+            assert config in getattr(modeling_auto, table)
+
+
+def test_the_plain_models_stay_what_they_were():
+    assert modeling_auto.MODEL_MAPPING[transformers.BertConfig] is transformers.BertModel
+    assert tokenization_auto.TOKENIZER_MAPPING[transformers.RobertaConfig] is transformers.RobertaTokenizer
+    assert configuration_auto.CONFIG_MAPPING["bert"] is transformers.BertConfig
+
+
+def test_registering_again_changes_nothing():
+    tables = [modeling_auto.MODEL_MAPPING._model_mapping, configuration_auto.CONFIG_MAPPING_NAMES]
+    before = [dict(table) for table in tables]
+    registration.register()
+    registration._register_models(modeling_auto)
+    registration._register_configurations(configuration_auto)
+    assert [dict(table) for table in tables] == before
+
+
+# Registration goes by names inside transformers; when they change, it has to fail and not to pass over it.
+
+TABLE_PARTS = ["_model_mapping", "_reverse_config_mapping", "_modules"]
+
+
+@pytest.mark.parametrize(
+    ("module", "table", "names"),
+    [
+        (configuration_auto, "CONFIG_MAPPING", ["_modules"]),
+        *((modeling_auto, table, TABLE_PARTS) for table in registration._MODELS),
+        (tokenization_auto, "TOKENIZER_MAPPING", TABLE_PARTS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_transformers_tables_have_the_parts_that_registration_fills(module, table, names):
+    assert all(isinstance(getattr(getattr(module, table), name), dict) for name in names)
+
+
+def test_the_lists_of_names_are_those_that_the_tables_look_into():
+    assert configuration_auto.CONFIG_MAPPING._mapping is configuration_auto.CONFIG_MAPPING_NAMES
+    for table in registration._MODELS:
+        assert getattr(modeling_auto, table)._model_mapping is getattr(modeling_auto, f"{table}_NAMES")
+
+
+@pytest.mark.parametrize(
+    ("register", "module"),
+    [
+        (registration._register_configurations, SimpleNamespace(CONFIG_MAPPING=SimpleNamespace())),
+        (registration._register_configurations, SimpleNamespace(CONFIG_MAPPING_NAMES={}, CONFIG_MAPPING={})),
+        (registration._register_models, SimpleNamespace()),
+        (registration._register_models, SimpleNamespace(MODEL_MAPPING={})),
+        (registration._register_tokenizers, SimpleNamespace(TOKENIZER_MAPPING={})),
+    ],
+)
+def test_a_table_of_another_shape_is_an_error(register, module):
+    with pytest.raises(AttributeError):
+        register(module)
+
+
+def test_every_module_with_a_hook_exists():
+    hooked = [name for name in registration._HOOKS if name.partition(".")[0] == "transformers"]
+    assert image_processing_auto.__name__ in hooked
+    assert all(importlib.util.find_spec(name) for name in hooked)

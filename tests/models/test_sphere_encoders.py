@@ -1,0 +1,251 @@
+"""What the spherized text encoders compute, and how they train."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
+
+KINDS = ["Model", "ForMaskedLM", "ForSequenceClassification"]
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+# PEFT asks transformers by a name that is on its way out.
+with_peft = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+
+def spherize_plainly(values: Tensor, scaling: float, radius: float, delta: float) -> Tensor:
+    """Spherization by its definition, angle by angle."""
+    lowest = min(math.asin(delta ** (1 / values.shape[-1])), 0.99 * math.pi / 2)
+    points, product = [], torch.full_like(values[..., 0], radius)
+    for value in values.unbind(-1):
+        angle = (math.pi / 2 - lowest) / (1 + (-scaling * value).exp()) + lowest
+        points.append(product * angle.cos())
+        product = product * angle.sin()
+    return torch.stack([*points, product], dim=-1)
+
+
+def random_scalings(model: nn.Module) -> None:
+    """Give every weight a value of its own, so that no initial value stands for a learned one."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+
+
+def output_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return model(**batch)[0]
+
+
+# Values
+
+
+@every_kind
+def test_without_spherized_layers_it_is_the_plain_model_to_the_bit(family, kind):
+    torch.manual_seed(3)
+    plain = family.plain(kind)
+    torch.manual_seed(3)
+    model = family.model(kind, spherized_layers=[])
+    mine, its = model.state_dict(), plain.state_dict()
+    assert mine.keys() == its.keys()
+    assert all(torch.equal(mine[name], its[name]) for name in its)
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    assert torch.equal(output_of(model, family.batch()), output_of(plain, family.batch()))
+
+
+@pytest.mark.parametrize("layers", [None, [0], [-1, 0, 1]])
+def test_a_spherized_layer_is_the_plain_formula(family, layers):
+    options = {"spherization_scaling": 2.0, "spherization_radius": 3.0, "spherization_delta": 1e-4}
+    model = family.model("Model", spherized_layers=layers, **options).double()
+    random_scalings(model)
+    for index in model.config.spherized_layer_indices:
+        layer = model.encoder.layer[index]
+        seen = SimpleNamespace()
+        layer.intermediate.register_forward_pre_hook(lambda _, given, seen=seen: setattr(seen, "x", given[0]))
+        layer.register_forward_hook(lambda _, given, result, seen=seen: setattr(seen, "y", result))
+        model(**family.batch())
+        values = seen.x @ layer.intermediate.dense.weight.T + layer.intermediate.dense.bias
+        scaling = layer.output.spherical.spherization.scaling.item()
+        points = spherize_plainly(values, scaling, radius=3.0, delta=1e-4)
+        norm = layer.output.LayerNorm
+        mapped = points @ layer.output.spherical.linear.weight.T + seen.x
+        expected = F.layer_norm(mapped, (16,), norm.weight, norm.bias, eps=model.config.layer_norm_eps)
+        torch.testing.assert_close(seen.y, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_the_classifier_goes_through_half_the_width_and_the_sphere(family):
+    model = family.model("ForSequenceClassification", num_labels=5, spherization_scaling=2.0).double()
+    random_scalings(model)
+    head = model.classifier
+    assert (head.projection.in_features, head.projection.out_features) == (16, 7)
+    assert (head.linear.in_features, head.linear.out_features, head.linear.bias) == (8, 5, None)
+    encoded = getattr(model, family.prefix)(**family.batch())
+    features = encoded.pooler_output if family.name == "Bert" else encoded.last_hidden_state[:, 0]
+    values = features @ head.projection.weight.T + head.projection.bias
+    points = spherize_plainly(values, head.spherization.scaling.item(), radius=1.0, delta=1e-6)
+    expected = points @ head.linear.weight.T
+    torch.testing.assert_close(output_of(model, family.batch()), expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("layers", "asked", "spherized"),
+    [(None, None, True), ([], None, False), (None, False, False), ([], True, True), ([0], None, True)],
+)
+def test_the_classifier_is_spherized_where_the_config_says_so_or_any_layer_is(family, layers, asked, spherized):
+    model = family.model("ForSequenceClassification", spherized_layers=layers, spherized_classifier=asked)
+    assert hasattr(model.classifier, "spherization") == spherized
+    assert output_of(model, family.batch()).shape == (3, 2)
+
+
+@pytest.mark.parametrize(("layers", "indices"), [(None, (2,)), ((-1, 0), (0, 2)), ([], ()), ([2, 1, 0], (0, 1, 2))])
+def test_layers_are_counted_from_either_end(family, layers, indices):
+    model = family.model("Model", spherized_layers=layers)
+    spherized = [index for index, layer in enumerate(model.encoder.layer) if hasattr(layer.output, "spherical")]
+    assert model.config.spherized_layer_indices == tuple(spherized) == indices
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_scaling_and_radius_are_parameters_only_where_they_are_learned(family, learned):
+    options = {"learn_spherization_scaling": learned, "learn_spherization_radius": not learned}
+    model = family.model("Model", spherization_scaling=2.0, spherization_radius=3, **options)
+    spherization = model.encoder.layer[-1].output.spherical.spherization
+    assert (spherization.scaling.item(), spherization.radius.item()) == (2.0, 3.0)
+    assert set(dict(spherization.named_parameters())) == {"scaling" if learned else "radius"}
+    assert set(dict(spherization.named_buffers())) == {"radius" if learned else "scaling"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"spherized_layers": [3]}, r"spherized_layers \[3\] names layer 3, but the encoder has 3 layers: 0 to 2"),
+        ({"spherized_layers": [0, -4]}, r"names layer -4.*or -3 to -1 from the end"),
+        ({"spherized_layers": [1, 1]}, "names a layer twice"),
+        ({"spherized_layers": [0, -3]}, "names a layer twice"),
+        ({"spherization_delta": 1.0}, r"spherization_delta must lie between 0 and 1, both excluded; got 1.0"),
+        ({"spherization_delta": 0.0}, r"spherization_delta must lie between 0 and 1, both excluded; got 0.0"),
+        ({"spherization_radius": 0.0}, "spherization_radius must be positive; got 0.0"),
+        ({"spherization_radius": -1}, "spherization_radius must be positive; got -1"),
+    ],
+)
+def test_wrong_settings_are_refused(family, options, message):
+    with pytest.raises(StrictDataclassClassValidationError, match=message):
+        family.config(**options)
+
+
+@pytest.mark.parametrize("options", [{"spherized_layers": "last"}, {"spherization_scaling": "5"}])
+def test_settings_of_a_wrong_type_are_refused(family, options):
+    with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(options))):
+        family.config(**options)
+
+
+def test_an_encoder_too_narrow_for_a_spherized_classifier_is_refused(family):
+    with pytest.raises(ValueError, match="needs a hidden_size of at least 4; got 2"):
+        family.model("ForSequenceClassification", hidden_size=2)
+
+
+# Ways to run it
+
+
+@every_kind
+def test_attention_by_sdpa_equals_eager_attention(family, kind):
+    outputs = []
+    for attention in ("sdpa", "eager"):
+        torch.manual_seed(0)
+        outputs.append(output_of(family.model(kind, attn_implementation=attention), family.batch()))
+    torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
+
+
+def test_a_feed_forward_in_chunks_gives_the_same(family):
+    outputs = []
+    for chunk in (0, 2):
+        torch.manual_seed(0)
+        model = family.model(spherized_layers=[0, 2], chunk_size_feed_forward=chunk)
+        outputs.append(output_of(model, family.batch()))
+    torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(family):
+    model = family.model(spherized_layers=[0, 2], hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0).train()
+    layer, runs = model.base_model.encoder.layer[2], []
+    layer.intermediate.register_forward_hook(lambda *_: runs.append(1))
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            # The older name, deprecated since 5.23, for the versions that have no other.
+            getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+        model.zero_grad()
+        model(**family.batch(), labels=family.batch()["input_ids"]).loss.backward()
+        gradients.append({name: weight.grad.clone() for name, weight in model.named_parameters()})
+    assert len(runs) == 3  # once, and then once forward and once backward
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])  # with and without pooler
+def test_the_whole_model_compiles_without_a_break(family, kind):
+    model, batch = family.model(kind), family.batch()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(output_of(compiled, batch), output_of(model, batch), rtol=1e-5, atol=1e-6)
+
+
+@every_kind
+def test_half_precision_comes_close(family, kind):
+    model = family.model(kind)
+    expected = output_of(model, family.batch())
+    result = output_of(model.bfloat16(), family.batch())
+    assert result.dtype == torch.bfloat16
+    torch.testing.assert_close(result.float(), expected, rtol=0.05, atol=0.05)
+
+
+def test_embeddings_can_be_resized_and_stay_tied(family):
+    model = family.model()
+    model.resize_token_embeddings(57, mean_resizing=False)
+    assert output_of(model, family.batch()).shape == (3, 6, 57)
+    assert model.config.vocab_size == 57
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_the_trainer_trains_it(family, kind, tmp_path):
+    model, batch = family.model(kind, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), family.batch(4)
+    labels: Any = batch["input_ids"] if kind == "ForMaskedLM" else torch.tensor([0, 1, 1, 0])
+    rows = [{**{name: value[row] for name, value in batch.items()}, "labels": labels[row]} for row in range(4)]
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=30, learning_rate=0.005, lr_scheduler_type="constant", logging_steps=1, use_cpu=True,
+        per_device_train_batch_size=4, report_to="none", save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Trainer(model, arguments, train_dataset=rows)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[1] < losses[0]  # already by one step
+    assert losses[-1] < 0.8 * losses[0]
+    unmoved = {name for name, weight in model.named_parameters() if torch.equal(weight, before[name])}
+    assert not {name for name in unmoved if "spher" in name or "classifier" in name}
+
+
+@with_peft
+def test_adapters_find_the_layers_that_they_find_in_the_plain_model(family):
+    peft = pytest.importorskip("peft")
+
+    def adapted(model: nn.Module) -> set[str]:
+        wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS"))
+        return {name for name, module in wrapped.named_modules() if isinstance(module, peft.tuners.lora.LoraLayer)}
+
+    kind = "ForSequenceClassification"
+    mine = adapted(family.model(kind))
+    assert mine == adapted(family.plain(kind))
+    assert len(mine) == 6  # query and value of three layers
+
+
+@with_peft
+def test_an_adapted_model_trains_its_adapters_and_its_classifier_alone(family):
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(family.model("ForSequenceClassification"), peft.LoraConfig(task_type="SEQ_CLS"))
+    model(**family.batch(), labels=torch.tensor([0, 1, 1])).loss.backward()
+    trained = {name for name, weight in model.named_parameters() if weight.grad is not None}
+    assert trained
+    assert all("lora_" in name or "classifier.modules_to_save" in name for name in trained)
+    assert any(name.endswith("classifier.modules_to_save.default.spherization.scaling") for name in trained)

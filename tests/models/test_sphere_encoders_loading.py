@@ -1,0 +1,238 @@
+"""How the spherized text encoders are saved and loaded, and started from plain checkpoints."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertTokenizer,
+    RobertaConfig,
+    RobertaTokenizer,
+    pipeline,
+)
+
+AUTO = {
+    "Model": AutoModel,
+    "ForMaskedLM": AutoModelForMaskedLM,
+    "ForSequenceClassification": AutoModelForSequenceClassification,
+}
+
+every_kind = pytest.mark.parametrize("kind", AUTO)
+
+SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 24, "vocab_size": 50}
+SPHERICAL = {"linear.weight", "spherization.scaling", "spherization.radius"}
+
+
+def spherical_names(prefix: str, layer: int) -> set[str]:
+    return {f"{prefix}encoder.layer.{layer}.output.spherical.{name}" for name in SPHERICAL}
+
+
+def write_vocabulary(folder: Path, name: str) -> None:
+    """The vocabulary of a tokenizer, and nothing that says which tokenizer it is."""
+    if name == "Bert":
+        (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n##s\nsat")
+    else:
+        words = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "t", "h", "e", "c", "a", "th", "the", "ca", "Ġ"]
+        (folder / "vocab.json").write_text(json.dumps({word: index for index, word in enumerate(words)}))
+        (folder / "merges.txt").write_text("#version: 0.2\nt h\nth e\nc a\n")
+
+
+def drop(folder: Path, part: str) -> set[str]:
+    """Take the tensors whose name holds `part` out of a checkpoint."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    dropped = {name for name in tensors if part in name}
+    save_file({name: value for name, value in tensors.items() if name not in dropped}, file, {"format": "pt"})
+    return dropped
+
+
+# Its own checkpoints
+
+
+@every_kind
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_saved_model_gives_the_same(family, kind, learned, tmp_path):
+    options = {"learn_spherization_scaling": learned, "learn_spherization_radius": learned}
+    model = family.model(kind, spherized_layers=(0, -1), **options)
+    spherizations = [
+        layer.output.spherical.spherization for layer in (model.base_model.encoder.layer[i] for i in (0, 2))
+    ]
+    with torch.no_grad():
+        for spherization in spherizations:  # values that a fresh model does not have
+            spherization.scaling.fill_(1.75)
+            spherization.radius.fill_(2.5)
+    model.save_pretrained(tmp_path)
+    loaded, info = AUTO[kind].from_pretrained(tmp_path, output_loading_info=True)
+    assert type(loaded) is type(model)
+    assert not any(info.values())
+    assert torch.equal(loaded(**family.batch())[0], model(**family.batch())[0])
+    spherization = loaded.base_model.encoder.layer[2].output.spherical.spherization
+    assert (spherization.scaling.item(), spherization.radius.item()) == (1.75, 2.5)
+
+
+def test_the_config_survives_a_round_trip(family, tmp_path):
+    config = family.config(spherized_layers=[0, -1], spherization_scaling=5, spherized_classifier=False, num_labels=7)
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert type(loaded) is type(config)
+    assert loaded.to_diff_dict() == config.to_diff_dict()
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_weight_that_is_there_is_kept_where_scaling_and_radius_are_missing(family, learned, tmp_path):
+    options = {"learn_spherization_scaling": learned, "spherization_scaling": 4.0, "spherization_radius": 3.0}
+    model = family.model("ForSequenceClassification", **options)
+    model.save_pretrained(tmp_path)
+    dropped = drop(tmp_path, "spherization.")
+    loaded, info = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert info["missing_keys"] == dropped
+    assert len(dropped) == 4  # of the layer and of the classifier
+    before = model.state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in loaded.state_dict().items())
+    assert loaded.classifier.spherization.scaling.item() == 4.0
+
+
+def test_a_scaling_that_is_there_is_kept_where_the_radius_of_the_same_module_is_missing(family, tmp_path):
+    model = family.model(spherization_radius=3.0)
+    with torch.no_grad():
+        model.base_model.encoder.layer[2].output.spherical.spherization.scaling.fill_(1.75)
+    model.save_pretrained(tmp_path)
+    assert len(drop(tmp_path, "spherization.radius")) == 1
+    loaded = family.model_class().from_pretrained(tmp_path)
+    spherization = loaded.base_model.encoder.layer[2].output.spherical.spherization
+    assert (spherization.scaling.item(), spherization.radius.item()) == (1.75, 3.0)
+
+
+@pytest.mark.parametrize("saved_as", ["Model", "ForMaskedLM"])
+@pytest.mark.parametrize(("saved", "asked"), [([0], [1]), ([0, 1], [1]), ([1], [0, 1]), ([0], []), ([0], None)])
+def test_other_spherized_layers_than_in_the_checkpoint_are_refused(family, saved_as, saved, asked, tmp_path):
+    family.model(saved_as, spherized_layers=saved).save_pretrained(tmp_path)
+    config = family.config(spherized_layers=asked)
+    shown = [2] if asked is None else asked
+    message = rf"the layers \[{', '.join(map(str, saved))}\] are spherized.*\[{', '.join(map(str, shown))}\]"
+    with pytest.raises(ValueError, match=message):
+        family.model_class().from_pretrained(tmp_path, config=config)
+
+
+def test_the_same_layers_named_from_the_other_end_are_no_difference(family, tmp_path):
+    family.model(spherized_layers=[-1, 0]).save_pretrained(tmp_path)
+    _, info = family.model_class().from_pretrained(tmp_path, spherized_layers=[0, 2], output_loading_info=True)
+    assert not any(info.values())
+
+
+@every_kind
+def test_auto_classes_build_from_a_config(family, kind):
+    config = AutoConfig.for_model(f"sphere_{family.prefix}", spherized_layers=[0], **SIZES)
+    model = AUTO[kind].from_config(config)
+    assert type(model) is family.model_class(kind)
+    assert hasattr(model.base_model.encoder.layer[0].output, "spherical")
+
+
+def test_the_tokenizer_follows_from_the_config_alone(family, tmp_path):
+    family.config().save_pretrained(tmp_path)
+    write_vocabulary(tmp_path, family.name)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(tokenizer) is (BertTokenizer if family.name == "Bert" else RobertaTokenizer)
+    assert len(tokenizer("the").input_ids) == 3
+
+
+def test_the_fill_mask_pipeline_runs_on_a_folder(family, tmp_path):
+    model = family.model()
+    model.save_pretrained(tmp_path)
+    write_vocabulary(tmp_path, family.name)
+    fill = pipeline("fill-mask", str(tmp_path))
+    assert type(fill.model) is type(model)
+    answers = fill(f"the {fill.tokenizer.mask_token}", top_k=50)
+    ids = torch.tensor(fill.tokenizer(f"the {fill.tokenizer.mask_token}").input_ids)
+    probabilities = model(input_ids=ids[None]).logits[0, ids == fill.tokenizer.mask_token_id].softmax(-1)[0]
+    found = {answer["token"]: answer["score"] for answer in answers}
+    assert found == pytest.approx(dict(enumerate(probabilities.tolist())), abs=1e-6)
+
+
+# Plain checkpoints
+
+
+@every_kind
+def test_without_spherized_layers_a_plain_checkpoint_gives_the_plain_model_to_the_bit(family, kind, tmp_path):
+    plain = family.plain(kind)
+    plain.save_pretrained(tmp_path)
+    model, info = family.model_class(kind).from_pretrained(tmp_path, spherized_layers=[], output_loading_info=True)
+    assert not any(info.values())
+    assert torch.equal(model(**family.batch())[0], plain(**family.batch())[0])
+
+
+@every_kind
+def test_every_weight_of_the_same_name_has_the_shape_of_the_plain_one(family, kind):
+    mine, its = family.model(kind).state_dict(), family.plain(kind).state_dict()
+    assert {name: its[name].shape for name in its if name in mine} == {
+        name: mine[name].shape for name in its if name in mine
+    }
+    lost = {name.split(".output.")[-1] for name in its.keys() - mine.keys() if "classifier" not in name}
+    assert lost == {"dense.weight", "dense.bias"}
+
+
+@pytest.mark.parametrize("layers", [None, [0, 1]])
+def test_from_a_plain_checkpoint_only_the_spherized_outputs_are_new(family, layers, tmp_path, transformers_log):
+    plain = family.plain()
+    plain.save_pretrained(tmp_path)
+    model, info = family.model_class().from_pretrained(tmp_path, spherized_layers=layers, output_loading_info=True)
+    missing = info.pop("missing_keys")
+    assert missing == set().union(*(spherical_names(f"{family.prefix}.", index) for index in layers or [2]))
+    assert not any(info.values())
+    assert "UNEXPECTED" not in transformers_log.text
+    before = plain.state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if name not in missing)
+
+
+def test_from_a_plain_checkpoint_new_weights_are_drawn_as_the_encoder_draws_them(family, tmp_path):
+    family.plain(initializer_range=0.5).save_pretrained(tmp_path)
+    torch.manual_seed(5)
+    spherical = family.model_class().from_pretrained(tmp_path).base_model.encoder.layer[2].output.spherical
+    assert spherical.linear.weight.std().item() == pytest.approx(0.5, rel=0.15)
+    assert (spherical.spherization.scaling.item(), spherical.spherization.radius.item()) == (1.0, 1.0)
+
+
+def test_an_encoder_loads_from_a_plain_checkpoint_with_a_head(family, tmp_path):
+    family.plain("ForMaskedLM").save_pretrained(tmp_path)
+    _, info = family.model_class("Model").from_pretrained(tmp_path, add_pooling_layer=False, output_loading_info=True)
+    assert info["missing_keys"] == spherical_names("", 2)
+
+
+@every_kind
+def test_a_plain_checkpoint_keeps_neither_its_model_type_nor_a_warning_about_it(
+    family, kind, tmp_path, transformers_log
+):
+    family.plain(kind).save_pretrained(tmp_path / "plain")
+    model = family.model_class(kind).from_pretrained(tmp_path / "plain")
+    assert type(model.config) is type(family.config())
+    model.save_pretrained(tmp_path / "own")
+    saved = json.loads((tmp_path / "own" / "config.json").read_text())
+    assert saved["model_type"] == f"sphere_{family.prefix}"
+    assert saved["architectures"] == [type(model).__name__]
+    assert type(AUTO[kind].from_pretrained(tmp_path / "own")) is type(model)
+    assert "of type" not in transformers_log.text
+    # That it would be seen: a configuration of another family does warn.
+    (BertConfig if family.name == "Roberta" else RobertaConfig).from_pretrained(tmp_path / "plain")
+    assert "of type" in transformers_log.text
+
+
+@pytest.mark.parametrize("source", ["plain", "own"])
+def test_tied_weights_are_tied_after_loading(family, source, tmp_path):
+    (family.plain() if source == "plain" else family.model()).save_pretrained(tmp_path)
+    model = family.model_class().from_pretrained(tmp_path)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_a_checkpoint_in_half_precision_loads_in_it(family, tmp_path):
+    family.plain().bfloat16().save_pretrained(tmp_path)
+    model = family.model_class().from_pretrained(tmp_path, dtype="auto")
+    assert {value.dtype for value in model.state_dict().values()} == {torch.bfloat16}
+    assert model(**family.batch()).logits.isfinite().all()

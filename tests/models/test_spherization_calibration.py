@@ -1,0 +1,375 @@
+"""Fitting the spherized layers of an encoder to the plain encoder it started from."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertModel
+
+from hf_sphere import (
+    SphereBertForMaskedLM,
+    SphereBertModel,
+    calibrate_spherization,
+)
+
+NOUNS = ["cat", "nurse", "mountain", "story", "lamp", "picture", "water", "teacher", "bird", "wood", "judge", "car"]
+TEMPLATES = ["{} is to {} what {} is to {}", "the relation between {} and {} is the same as {} to {}."]
+
+
+def sentences(count: int, start: int = 0) -> list[str]:
+    """Sentences of words that the tiny BERT knows, all different."""
+    words = itertools.permutations(NOUNS, 4)
+    chosen = itertools.islice(words, start, None, 37)  # neighbours differ in one word only
+    return [TEMPLATES[index % 2].format(*four) for index, four in zip(range(count), chosen, strict=False)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(root) -> str:
+    """A BERT of two layers whose random weights are large, so that each layer matters."""
+    return str(root / "tests" / "golden" / "analogy" / "tiny-bert")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint) -> Any:
+    return AutoTokenizer.from_pretrained(checkpoint)
+
+
+@pytest.fixture
+def load(checkpoint):
+    """Load the plain model and the spherized one that starts from it."""
+
+    def pair(**options: Any) -> tuple[SphereBertForMaskedLM, BertForMaskedLM]:
+        torch.manual_seed(0)
+        spherized = SphereBertForMaskedLM.from_pretrained(checkpoint, **options)
+        return spherized.eval(), BertForMaskedLM.from_pretrained(checkpoint).eval()
+
+    return pair
+
+
+def batch_of(tokenizer: Any, texts: list[str]) -> dict[str, Tensor]:
+    return dict(tokenizer(texts, padding=True, return_tensors="pt"))
+
+
+def new_map(model: Any, layer: int = -1) -> Tensor:
+    return model.base_model.encoder.layer[layer].output.spherical.linear.weight.detach()
+
+
+@torch.no_grad()
+def features_and_targets(model: Any, reference: Any, layer: int, batch: dict[str, Tensor]) -> tuple[np.ndarray, ...]:
+    """What the map of one layer gets and should give, for every token, by the definition; and each token's text."""
+    attended: list[Tensor] = []
+    for encoder in (model.base_model, reference.base_model):
+        hook = encoder.encoder.layer[layer].attention.register_forward_hook(
+            lambda *given: attended.append(given[-1][0])
+        )
+        encoder(**batch)
+        hook.remove()
+    mine, its = (values.double() for values in attended)
+    own, plain = model.base_model.encoder.layer[layer], reference.base_model.encoder.layer[layer]
+    first, second = plain.intermediate.dense, plain.output.dense
+    wanted = F.gelu(its @ first.weight.double().T + first.bias) @ second.weight.double().T + second.bias + its - mine
+    values = mine @ own.intermediate.dense.weight.double().T + own.intermediate.dense.bias
+    lowest = min(math.asin(1e-6 ** (1 / values.shape[-1])), 0.99 * math.pi / 2)
+    angles = (math.pi / 2 - lowest) * values.sigmoid() + lowest
+    before = torch.cat([torch.ones_like(angles[..., :1]), angles.sin().cumprod(-1)], -1)
+    points = before * torch.cat([angles.cos(), torch.ones_like(angles[..., :1])], -1)
+    kept = batch["attention_mask"].bool()
+    return points[kept].numpy(), wanted[kept].numpy(), kept.nonzero()[:, 0].numpy()
+
+
+def ridge_regression(points: np.ndarray, targets: np.ndarray, ridge: float) -> np.ndarray:
+    """Least squares with one more row for each coordinate, that pulls its weight to zero."""
+    pull = np.diag(np.sqrt(ridge * (points**2).sum(0)))
+    solution, *_ = np.linalg.lstsq(
+        np.vstack([points, pull]), np.vstack([targets, np.zeros((len(pull), targets.shape[1]))]), rcond=None
+    )
+    return solution
+
+
+def explained_variance(points: np.ndarray, targets: np.ndarray, solution: np.ndarray) -> float:
+    return 1 - ((points @ solution - targets) ** 2).sum() / ((targets - targets.mean(0)) ** 2).sum()
+
+
+# What is fitted
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-3])
+def test_the_map_is_the_ridge_regression_on_the_layers_real_inputs(load, tokenizer, ridge):
+    model, reference = (half.double() for half in load())
+    batch = batch_of(tokenizer, sentences(100))
+    points, targets, _ = features_and_targets(model, reference, 1, batch)
+    expected = points @ ridge_regression(points, targets, ridge)
+    [fit] = calibrate_spherization(model, reference, [batch], ridge=ridge)
+    np.testing.assert_allclose(points @ new_map(model).numpy().T, expected, rtol=1e-5, atol=1e-5)
+    assert (fit.layer, fit.ridge, fit.num_tokens) == (1, ridge, len(points))
+
+
+def test_each_layer_is_fitted_with_those_before_it_in_place(load, tokenizer):
+    model, reference = (half.double() for half in load(spherized_layers=[0, 1]))
+    batch = batch_of(tokenizer, sentences(100))
+    fits = calibrate_spherization(model, reference, [batch], ridge=1e-4)
+    assert [fit.layer for fit in fits] == [0, 1]
+    for layer in (0, 1):  # the map of a layer does not change its own inputs
+        points, targets, _ = features_and_targets(model, reference, layer, batch)
+        expected = points @ ridge_regression(points, targets, 1e-4)
+        np.testing.assert_allclose(points @ new_map(model, layer).numpy().T, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("ridge", [None, 1e-3])
+def test_the_explained_variance_is_that_of_every_fifth_text_left_out(load, tokenizer, ridge):
+    model, reference = (half.double() for half in load())
+    texts = sentences(100)
+    [fit] = calibrate_spherization(model, reference, texts, tokenizer=tokenizer, ridge=ridge, batch_size=16)
+    points, targets, rows = features_and_targets(model, reference, 1, batch_of(tokenizer, texts))
+    held_out = rows % 5 == 4
+    scores = {
+        candidate: explained_variance(
+            points[held_out], targets[held_out], ridge_regression(points[~held_out], targets[~held_out], candidate)
+        )
+        for candidate in ([10.0**exponent for exponent in range(-9, 1)] if ridge is None else [ridge])
+    }
+    assert fit.ridge == max(scores, key=lambda candidate: scores[candidate])  # the best of them
+    assert fit.explained_variance == pytest.approx(scores[fit.ridge], abs=1e-5)
+    assert 0.5 < fit.explained_variance < 1
+
+
+# What it is good for
+
+
+@pytest.mark.parametrize("layers", [[1], [0, 1]])
+def test_a_fitted_encoder_is_near_the_plain_one_and_a_fresh_one_is_not(load, tokenizer, layers):
+    model, reference = load(spherized_layers=layers)
+    unseen = batch_of(tokenizer, sentences(40, start=5))
+
+    @torch.no_grad()
+    def share_missed() -> float:
+        mine, its = (half.base_model(**unseen)[0][unseen["attention_mask"].bool()] for half in (model, reference))
+        return float((mine - its).square().sum() / (its - its.mean(0)).square().sum())
+
+    fresh = share_missed()
+    calibrate_spherization(model, reference, sentences(200), tokenizer=tokenizer)
+    assert share_missed() < 0.25 * fresh
+
+
+def masked_batch(tokenizer: Any, texts: list[str], first: int) -> dict[str, Tensor]:
+    """Inputs with every fourth token masked, from the given one on, and the labels."""
+    inputs = batch_of(tokenizer, texts)
+    ids = inputs["input_ids"]
+    masked = (torch.arange(ids.shape[1]) % 4 == first) & (ids > tokenizer.mask_token_id)
+    labels, hidden = ids.masked_fill(~masked, -100), ids.masked_fill(masked, tokenizer.mask_token_id)
+    return {**inputs, "input_ids": hidden, "labels": labels}
+
+
+def test_a_fitted_model_starts_from_nearly_the_loss_of_the_trained_one(checkpoint, tokenizer, tmp_path):
+    trained = BertForMaskedLM.from_pretrained(checkpoint)
+    optimizer = torch.optim.Adam(trained.parameters(), lr=3e-3)
+    texts = sentences(200)
+    for step in range(120):
+        optimizer.zero_grad()
+        trained(**masked_batch(tokenizer, texts[step % 4 :: 4], first=step % 3)).loss.backward()
+        optimizer.step()
+    trained.eval().save_pretrained(tmp_path)
+    model = SphereBertForMaskedLM.from_pretrained(tmp_path).eval()
+    unseen = masked_batch(tokenizer, sentences(40, start=5), first=2)
+
+    @torch.no_grad()
+    def loss(of: Any) -> float:
+        return of(**unseen).loss.item()
+
+    plain, fresh = loss(trained), loss(model)
+    assert plain < fresh - 1.0  # or it would not show
+    calibrate_spherization(model, trained, texts, tokenizer=tokenizer)
+    assert abs(loss(model) - plain) < 0.2 * (fresh - plain)
+
+
+# What it takes and leaves
+
+
+def test_texts_and_batches_of_inputs_give_the_same(load, tokenizer, checkpoint):
+    maps = []
+    texts = sentences(64)
+    batches = [batch_of(tokenizer, texts[start : start + 16]) for start in range(0, 64, 16)]
+    for batch in batches:
+        batch["labels"] = batch["input_ids"]  # of no use here
+    for given in ([*texts[:20], "", " \n", *texts[20:]], batches):  # empty texts are passed over
+        model, reference = load()
+        calibrate_spherization(model, reference, given, ridge=1e-4)  # with the tokenizer of the checkpoint
+        maps.append(new_map(model))
+    torch.testing.assert_close(*maps, rtol=1e-4, atol=1e-5)
+
+
+def test_without_a_mask_every_token_counts(load):
+    model, reference = load()
+    ids = torch.randint(5, 400, (20, 10))
+    [fit] = calibrate_spherization(model, reference, [{"input_ids": ids[:10]}, {"input_ids": ids[10:]}])
+    assert fit.num_tokens == 200
+
+
+def test_texts_are_cut_where_asked(load, tokenizer):
+    model, reference = load()
+    [fit] = calibrate_spherization(model, reference, sentences(20), tokenizer=tokenizer, max_length=6)
+    assert fit.num_tokens == 120
+
+
+def test_a_feed_forward_in_chunks_is_fitted_alike(load):
+    ids = torch.randint(5, 400, (30, 12))
+    maps = []
+    for chunk in (0, 4):
+        model, reference = load(chunk_size_feed_forward=chunk)
+        calibrate_spherization(model, reference, [{"input_ids": ids}], ridge=1e-3)
+        maps.append(new_map(model))
+    torch.testing.assert_close(*maps, rtol=1e-4, atol=1e-5)
+
+
+def test_no_more_is_read_than_asked_for(load, tokenizer):
+    model, reference = load()
+    read: list[str] = []
+
+    def endless() -> Iterator[str]:
+        for text in itertools.cycle(sentences(64)):
+            read.append(text)
+            yield text
+
+    [fit] = calibrate_spherization(model, reference, endless(), tokenizer=tokenizer, max_tokens=500, batch_size=8)
+    lengths = np.cumsum([len(tokenizer(text).input_ids) for text in read])
+    assert len(read) % 8 == 0
+    assert lengths[-9] < 500 <= lengths[-1] == fit.num_tokens
+
+
+def test_both_models_go_on_in_the_mode_they_were_in(load, tokenizer):
+    model, reference = load()
+    model.train()
+    model.bert.embeddings.eval()  # as one who freezes them does
+    modes = [module.training for half in (model, reference) for module in half.modules()]
+    calibrate_spherization(model, reference, sentences(20), tokenizer=tokenizer)
+    assert [module.training for half in (model, reference) for module in half.modules()] == modes
+    assert not any(module._forward_pre_hooks for half in (model, reference) for module in half.modules())
+
+
+def test_dropout_takes_no_part(load, tokenizer):
+    maps = []
+    for training in (True, False):
+        model, reference = load(hidden_dropout_prob=0.5)
+        model.train(training)
+        calibrate_spherization(model, reference, sentences(30), tokenizer=tokenizer, ridge=1e-3)
+        maps.append(new_map(model))
+    assert torch.equal(*maps)
+
+
+def test_only_the_new_maps_change(load, tokenizer):
+    model, reference = load()
+    before = [{name: value.clone() for name, value in half.state_dict().items()} for half in (model, reference)]
+    calibrate_spherization(model, reference, sentences(20), tokenizer=tokenizer)
+    changed = {
+        name
+        for half, values in zip((model, reference), before, strict=True)
+        for name, value in half.state_dict().items()
+        if not torch.equal(value, values[name])
+    }
+    assert changed == {"bert.encoder.layer.1.output.spherical.linear.weight"}
+
+
+def test_a_model_in_half_precision_is_fitted_in_full(load, tokenizer):
+    exact, reference = load()
+    rounded, rounded_reference = (half.bfloat16() for half in load())
+    [expected] = calibrate_spherization(exact, reference, sentences(100), tokenizer=tokenizer)
+    [fit] = calibrate_spherization(rounded, rounded_reference, sentences(100), tokenizer=tokenizer)
+    assert new_map(rounded).dtype == torch.bfloat16
+    assert fit.explained_variance == pytest.approx(expected.explained_variance, abs=0.05)
+
+
+def test_an_encoder_without_a_head_is_fitted_to_a_model_with_one(checkpoint, load, tokenizer):
+    texts = sentences(30)
+    model, reference = load()
+    calibrate_spherization(model, reference, texts, tokenizer=tokenizer, ridge=1e-3)
+    alone = SphereBertModel.from_pretrained(checkpoint, add_pooling_layer=False)
+    calibrate_spherization(alone, reference, texts, tokenizer=tokenizer, ridge=1e-3)
+    assert torch.equal(new_map(alone), new_map(model))
+
+
+def test_roberta_is_fitted_too(family):
+    plain = family.plain(initializer_range=0.5)
+    torch.manual_seed(1)
+    model = family.model(initializer_range=0.5)
+    model.load_state_dict(plain.state_dict(), strict=False)
+    batch = {"input_ids": torch.randint(5, 50, (40, 10))}
+    [fit] = calibrate_spherization(model, plain, [batch])
+    assert (fit.layer, fit.num_tokens) == (2, 400)
+    assert fit.explained_variance > 0.3
+
+
+def test_a_fit_says_what_it_is(load, tokenizer):
+    model, reference = load()
+    [fit] = calibrate_spherization(model, reference, sentences(20), tokenizer=tokenizer, ridge=1e-3)
+    share = f"{100 * fit.explained_variance:.2f}"
+    expected = f"layer 1: {share} % of the variance explained on held-out text ({fit.num_tokens} tokens, ridge 0.001)"
+    assert str(fit) == expected
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "message"),
+    [
+        (2, {}, r"too few tokens to fit a map of 65 inputs: got \d+ tokens in 2 texts; at least 65 tokens in 5 texts"),
+        (0, {}, "got 0 tokens in 0 texts"),
+        (100, {"max_tokens": 40, "batch_size": 1}, r"Give more texts, or raise max_tokens \(40\)"),
+        (100, {"max_tokens": 64, "batch_size": 5}, "too few tokens"),
+    ],
+)
+def test_too_few_tokens_are_refused(load, tokenizer, count, options, message):
+    model, reference = load()
+    if options.get("batch_size") == 5:
+        options = options | {"max_length": 4}  # many texts, each short
+    before = new_map(model).clone()
+    with pytest.raises(ValueError, match=message):
+        calibrate_spherization(model, reference, sentences(count)[:16], tokenizer=tokenizer, **options)
+    assert torch.equal(new_map(model), before)
+
+
+@pytest.mark.parametrize("ridge", [-1e-3, math.nan])
+def test_a_ridge_below_zero_is_refused(load, tokenizer, ridge):
+    with pytest.raises(ValueError, match=f"ridge must not be negative; got {ridge}"):
+        calibrate_spherization(*load(), sentences(20), tokenizer=tokenizer, ridge=ridge)
+
+
+def test_texts_that_determine_nothing_are_refused_without_a_ridge(load, tokenizer):
+    same = sentences(1) * 50
+    with pytest.raises(ValueError, match=r"layer 1 .*no unique solution with ridge 0.*larger ridge, or other texts"):
+        calibrate_spherization(*load(), same, tokenizer=tokenizer, ridge=0.0)
+    calibrate_spherization(*load(), same, tokenizer=tokenizer)  # a ridge is found
+
+
+def test_a_model_without_spherized_layers_is_refused(load, tokenizer):
+    model, reference = load(spherized_layers=[])
+    with pytest.raises(ValueError, match="SphereBertForMaskedLM has no spherized layer to calibrate; set"):
+        calibrate_spherization(model, reference, sentences(20), tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="BertForMaskedLM has no spherized layer"):
+        calibrate_spherization(reference, reference, sentences(20), tokenizer=tokenizer)
+
+
+def test_a_reference_that_is_spherized_there_itself_is_refused(load, checkpoint, tokenizer):
+    model, _ = load()
+    with pytest.raises(ValueError, match="layer 1 of the reference is spherized itself"):
+        calibrate_spherization(model, model, sentences(20), tokenizer=tokenizer)
+    elsewhere = SphereBertForMaskedLM.from_pretrained(checkpoint, spherized_layers=[0])
+    calibrate_spherization(model, elsewhere, sentences(20), tokenizer=tokenizer)  # its layer 1 is plain
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_hidden_layers", 3), ("hidden_size", 16), ("intermediate_size", 32), ("vocab_size", 300)],
+)
+def test_a_reference_of_another_size_is_refused(load, tokenizer, name, value):
+    model, reference = load()
+    config = BertConfig.from_dict({**reference.config.to_dict(), name: value})
+    its = getattr(reference.config, name)
+    with pytest.raises(ValueError, match=f"{name} is {its} in the model and {value} in the reference"):
+        calibrate_spherization(model, BertModel(config), sentences(20), tokenizer=tokenizer)
