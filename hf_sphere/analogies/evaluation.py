@@ -35,8 +35,8 @@ from hf_sphere.analogies.statistics import bootstrap_interval, selection_noise
 Grid = Literal["full", "published", "none"]
 """What is searched beside templates: all weights and aggregations, those of the publication, or nothing."""
 
-SAMPLED_QUESTIONS = 4
-"""Questions by which the work to be done is estimated."""
+SAMPLED_QUESTIONS = 2
+"""Questions by which the work to be done is estimated: each has hundreds of sentences to be tokenized."""
 
 
 def can_score(language_model: LanguageModel, scoring: str) -> bool:

@@ -1,0 +1,194 @@
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from hf_sphere.analogies import LanguageModel, make_questions, score_questions
+
+pytest.importorskip("gradio")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+CHOICES = "paint : portrait\nnote : music\ntale : story\nweek : year"
+
+
+@pytest.fixture(scope="module")
+def tiny(root):
+    return str(root / "tests" / "golden" / "analogy" / "tiny-bert")
+
+
+@pytest.fixture(scope="module")
+def app(root):
+    spec = importlib.util.spec_from_file_location("analogy_app", root / "analogy" / "app.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def expected(tiny):
+    """Costs of the choices that the page starts with."""
+    pairs = [tuple(line.split(" : ")) for line in CHOICES.splitlines()]
+    (costs,) = score_questions(make_questions([("word", "language")], [pairs]), LanguageModel.load(tiny)).by_question()
+    return dict(zip(CHOICES.splitlines(), costs, strict=True))
+
+
+# What it answers
+
+
+@pytest.mark.parametrize(
+    "text", ["word : language", "word:language", "word, language", "word\tlanguage", " word language"]
+)
+def test_pairs_are_read_as_people_write_them(app, text):
+    assert app.read_pair(text) == ("word", "language")
+
+
+def test_words_may_have_spaces_where_something_else_parts_the_pair(app):
+    assert app.read_pair("New York : United States") == ("New York", "United States")
+
+
+@pytest.mark.parametrize("text", ["", "word", "one two three", "word :", "a : b : c"])
+def test_what_is_no_pair_is_refused(app, text):
+    with pytest.raises(ValueError, match="is no pair; write two words with a colon between them"):
+        app.read_pair(text)
+
+
+def test_costs_are_those_of_the_library(app, tiny, expected):
+    verdict, by_choice, by_order = app.answer("word : language", CHOICES, tiny, "perplexity", app.DEFAULT_TEMPLATE)
+    best = min(expected, key=expected.get)
+    assert f"<b>{best}</b>" in verdict
+    assert dict(by_choice["value"].data.to_numpy().tolist()) == pytest.approx(expected)
+    table = by_order["value"].data
+    assert len(table) == 24
+    assert table.iloc[0, 2:].tolist() == pytest.approx(list(expected.values()))
+    assert table.iloc[:, 1].tolist() == ["yes"] * 8 + ["no"] * 16
+
+
+def test_the_answer_and_the_lowest_cost_of_every_order_are_highlighted(app, tiny):
+    _, by_choice, by_order = app.answer("word : language", CHOICES, tiny, "perplexity", app.DEFAULT_TEMPLATE)
+    assert by_choice["value"].to_html().count("background-color") == 1  # one rule for the cells of one row
+    table = by_order["value"]
+    table._compute()
+    lowest = {(row, 2 + table.data.iloc[row, 2:].astype(float).argmin()) for row in range(24)}
+    assert {cell for cell, style in table.ctx.items() if style} == lowest
+
+
+@pytest.mark.parametrize("scoring", ["marginal_bias", "pmi", "hypothesis_bias", "embedding_similarity"])
+def test_every_scoring_with_orders_shows_them(app, tiny, scoring):
+    _, _, by_order = app.answer("word : language", CHOICES, tiny, scoring, "is-to-as")
+    assert by_order["visible"]
+
+
+def test_a_scoring_without_orders_shows_the_choices_only(app, tiny):
+    _, by_choice, by_order = app.answer("word : language", CHOICES, tiny, "relation_embedding", "{a} and {b}")
+    assert (by_choice["visible"], by_order["visible"]) == (True, False)
+
+
+def test_a_choice_may_be_given_twice(app, tiny):
+    _, by_choice, _ = app.answer("a : b", "c : d\nc : d", tiny, "perplexity", app.DEFAULT_TEMPLATE)
+    assert by_choice["value"].data["choice"].tolist() == ["c : d", "c : d"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"choices": ""}, "has no choices"),
+        ({"stem": "word"}, "is no pair"),
+        ({"template": "nonsense"}, "is no template. Give one of is-to-what"),
+        ({"model": "/no/such/folder"}, "/no/such/folder"),
+        ({"model": " "}, "no model is given"),
+    ],
+)
+def test_errors_are_shown_and_no_table_with_them(app, tiny, changed, message):
+    given = {"stem": "a : b", "choices": CHOICES, "model": tiny, "scoring": "perplexity", "template": ""}
+    verdict, by_choice, by_order = app.answer(**(given | changed))
+    assert "Error" in verdict
+    assert message in verdict
+    assert not by_choice["visible"]
+    assert not by_order["visible"]
+
+
+def test_what_was_typed_is_no_markup(app, tiny):
+    for stem in ("<img src=x> : b", "<img src=x>"):
+        verdict, _, _ = app.answer(stem, CHOICES, tiny, "perplexity", "")
+        assert "<img" not in verdict
+
+
+def test_a_model_is_loaded_once(app, tiny):
+    assert app.load(tiny) is app.load(tiny)
+
+
+# In a browser
+
+
+@pytest.fixture
+def address(root, tiny, tmp_path):
+    """Address of the page, served by a process of its own."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path)}
+    environment.pop("GRADIO_ANALYTICS_ENABLED", None)
+    process = subprocess.Popen(
+        [sys.executable, str(root / "analogy" / "app.py"), "--model", tiny, "--port", str(port)],
+        cwd=tmp_path,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    said = ""
+    for line in process.stdout:
+        said += line
+        if "Running on local URL" in line:
+            break
+    assert process.poll() is None, said
+    yield f"http://127.0.0.1:{port}"
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.fixture
+def page(address):
+    """The page, open in a browser without network."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    if BROWSER is None:
+        pytest.skip("needs Chromium or Chrome")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.set_default_timeout(60_000)
+        page.strangers = []
+        page.on(
+            "request", lambda request: request.url.startswith((address, "data:")) or page.strangers.append(request.url)
+        )
+        page.route(lambda url: not url.startswith(address), lambda route: route.abort())
+        page.goto(address)
+        yield page
+        browser.close()
+
+
+def test_a_person_can_ask_and_is_told_what_is_wrong(page, expected):
+    def see(text: str) -> None:
+        page.get_by_text(text).filter(visible=True).first.wait_for()
+
+    orders = page.get_by_text("Costs, by order of the words")
+    page.get_by_role("button", name="Answer").click()
+    best = min(expected, key=expected.get)
+    see(f"word : language is as {best}")
+    see(f"{expected[best]:.4f}")
+    orders.wait_for()
+    page.get_by_label("Choices").fill("paint portrait\nnote")
+    page.get_by_role("button", name="Answer").click()
+    see("'note' is no pair; write two words with a colon between them.")
+    orders.wait_for(state="hidden")
+    page.get_by_label("Choices").fill("paint portrait\nnote music")
+    page.get_by_label("Scoring").click()
+    page.get_by_role("option", name="relation_embedding").click()
+    page.get_by_role("button", name="Answer").click()
+    see("word : language is as")
+    orders.wait_for(state="hidden")
+    assert page.strangers == []

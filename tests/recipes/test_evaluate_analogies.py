@@ -1,0 +1,422 @@
+import csv
+import json
+import re
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import datasets
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel
+
+from hf_sphere.analogies import (
+    TEMPLATES,
+    LanguageModel,
+    ScoreCache,
+    load_questions,
+    measure_questions,
+    score_questions,
+    search_configurations,
+)
+
+PAIRS = [
+    ("cat", "dog"),
+    ("red", "sea"),
+    ("man", "king"),
+    ("in", "out"),
+    ("eat", "food"),
+    ("one", "two"),
+    ("sun", "day"),
+]
+OTHER_PAIRS = [("he", "his"), ("do", "did"), ("old", "new"), ("up", "down")]
+QUICK = ["--templates", "is-to-what", "--num_shuffles", "10", "--disable_tqdm", "true"]
+
+Run = Callable[..., Path]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _home_stays_clean(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf_datasets"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def recipe(load_recipe) -> ModuleType:
+    return load_recipe("evaluate_analogies")
+
+
+@pytest.fixture(scope="module")
+def tiny(root) -> Path:
+    return root / "tests" / "golden" / "analogy" / "tiny-bert"
+
+
+def write_split(
+    folder: Path, split: str, counts: Sequence[int], answers: Sequence[int | None], pairs: Sequence = PAIRS
+) -> None:
+    """Questions with so many choices each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = [[pairs[(row + place) % len(pairs)] for place in range(count + 1)] for row, count in enumerate(counts)]
+    columns = {"stem": [one[0] for one in asked], "choice": [one[1:] for one in asked], "answer": list(answers)}
+    Dataset.from_dict(columns).to_parquet(folder / f"{split}-00000-of-00001.parquet")
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory) -> Path:
+    """Two small benchmarks."""
+    folder = tmp_path_factory.mktemp("questions")
+    write_split(folder / "easy", "validation", (3, 2), (0, 1))
+    write_split(folder / "easy", "test", (2, 3, 2), (1, 2, 0))
+    write_split(folder / "hard", "validation", (3, 2), (2, 1), OTHER_PAIRS)
+    write_split(folder / "hard", "test", (2, 2), (0, 1), OTHER_PAIRS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evaluate(recipe, run_main, tiny, questions) -> Run:
+    """Run the recipe into a folder."""
+
+    def run(folder: Path, *words: object, model: Path = tiny, data: Path = questions) -> Path:
+        given = ["--model_name_or_path", model, "--dataset_name", data, "--output_dir", folder]
+        run_main(recipe, [*map(str, given), *QUICK, *map(str, words)])
+        return folder
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(evaluate, tmp_path_factory) -> Path:
+    """A run with everything."""
+    return evaluate(
+        tmp_path_factory.mktemp("run"), "--benchmarks", "easy", "hard", "--templates", "is-to-what", "is-to-as"
+    )
+
+
+@pytest.fixture(scope="module")
+def entries(finished) -> list[dict]:
+    return json.loads((finished / "all_results.json").read_text())["results"]
+
+
+@pytest.fixture(scope="module")
+def model(tiny) -> LanguageModel:
+    return LanguageModel.load(tiny)
+
+
+@pytest.fixture(scope="module")
+def sentence_scores(tmp_path_factory) -> ScoreCache:
+    return ScoreCache(tmp_path_factory.mktemp("scores") / "scores.sqlite")
+
+
+def results_by_scoring(folder: Path) -> dict[str, dict]:
+    return {entry["scoring"]: entry for entry in json.loads((folder / "all_results.json").read_text())["results"]}
+
+
+# What is measured
+
+
+def test_every_benchmark_has_a_result_of_every_scoring(entries):
+    scorings = ["embedding_similarity", "hypothesis_bias", "marginal_bias", "perplexity", "pmi", "relation_embedding"]
+    expected = [(benchmark, scoring) for benchmark in ("easy", "hard") for scoring in scorings]
+    assert [(entry["benchmark"], entry["scoring"]) for entry in entries] == expected
+
+
+def test_accuracies_are_those_of_the_chosen_configuration(entries, model, questions):
+    for entry in entries:
+        for split in ("test", "validation"):
+            asked = load_questions(str(questions), entry["benchmark"], split)
+            reached = score_questions(asked, model, **entry["configuration"]).accuracy(asked)
+            assert entry["eval_accuracy" if split == "test" else "validation_accuracy"] == pytest.approx(reached)
+
+
+def test_untuned_is_the_scoring_with_its_defaults(entries, model, questions):
+    for entry in entries:
+        asked = load_questions(str(questions), entry["benchmark"], "test")
+        assert entry["untuned_accuracy"] == score_questions(asked, model, entry["scoring"]).accuracy(asked)
+
+
+@pytest.mark.parametrize("scoring", ["perplexity", "marginal_bias"])
+def test_the_configuration_is_the_best_of_all_on_validation(entries, model, questions, scoring, sentence_scores):
+    asked = load_questions(str(questions), "easy", "validation")
+    best = [
+        search_configurations(
+            measure_questions(asked, model, scoring, template=template, cache=sentence_scores), asked
+        ).accuracy.max()
+        for template in ("is-to-what", "is-to-as")
+    ]
+    (entry,) = (entry for entry in entries if (entry["benchmark"], entry["scoring"]) == ("easy", scoring))
+    assert entry["validation_accuracy"] == max(best)
+    assert entry["num_configurations"] == {"perplexity": 2 * 6 * 11 * 19, "marginal_bias": 2 * 31_350}[scoring]
+
+
+def test_the_choice_does_not_see_the_test_answers(evaluate, questions, tmp_path):
+    for name, answers in (("a", (0, 0, 0)), ("b", (1, 1, 1))):
+        shutil.copytree(questions / "easy", tmp_path / name / "easy")
+        write_split(tmp_path / name / "easy", "test", (2, 3, 2), answers)
+    words = ["--benchmarks", "easy", "--scorings", "perplexity", "--cache_dir", tmp_path]
+    one, other = (evaluate(tmp_path / f"run-{name}", *words, data=tmp_path / name) for name in ("a", "b"))
+    chosen = [results_by_scoring(folder)["perplexity"]["configuration"] for folder in (one, other)]
+    answered = [json.loads((folder / "predictions.json").read_text())["easy"] for folder in (one, other)]
+    assert chosen[0] == chosen[1]
+    assert [row["predictions"] for row in answered[0]] == [row["predictions"] for row in answered[1]]
+
+
+def test_chance_is_one_over_the_choices(entries):
+    chances = [entry["chance_level"] for entry in entries if entry["benchmark"] == "easy"]
+    assert chances == pytest.approx([(1 / 2 + 1 / 3 + 1 / 2) / 3] * 6)
+
+
+def test_a_search_of_thousands_finds_much_on_validation_where_there_is_nothing(entries):
+    for entry in entries:
+        assert entry["validation_noise"] <= entry["validation_noise_high"]
+        assert (entry["validation_noise"] > 0.8) == (entry["num_configurations"] > 100)
+
+
+def test_averages_are_over_the_benchmarks(finished, entries):
+    for average in json.loads((finished / "all_results.json").read_text())["averages"]:
+        own = [entry for entry in entries if entry["scoring"] == average["scoring"]]
+        for name in ("eval_accuracy", "chance_level", "untuned_accuracy"):
+            assert average[name] == pytest.approx(sum(entry[name] for entry in own) / 2)
+
+
+def test_answers_are_written_by_question(finished, entries, tiny):
+    answered = json.loads((finished / "predictions.json").read_text())
+    for entry in entries:
+        rows = answered[entry["benchmark"]]
+        right = [row["predictions"][str(tiny)][entry["scoring"]] == row["answer"] for row in rows]
+        assert sum(right) / len(rows) == pytest.approx(entry["eval_accuracy"])
+
+
+def test_the_table_of_results_is_the_same_as_the_json(finished, entries):
+    with (finished / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["eval_accuracy"]) for row in rows] == [entry["eval_accuracy"] for entry in entries]
+    assert [json.loads(row["configuration"]) for row in rows] == [entry["configuration"] for entry in entries]
+
+
+def test_the_picture_is_drawn(finished):
+    assert (finished / "analogies.png").read_bytes().startswith(b"\x89PNG")
+
+
+# What is searched
+
+
+def test_without_a_grid_only_templates_are_chosen(evaluate, tmp_path):
+    words = ["--benchmarks", "easy", "--grid", "none", "--templates", *TEMPLATES]
+    results = results_by_scoring(evaluate(tmp_path / "run", *words))
+    counts = {name: entry["num_configurations"] for name, entry in results.items()}
+    assert counts == {
+        **dict.fromkeys(("perplexity", "pmi", "marginal_bias", "hypothesis_bias"), 6),
+        **{"embedding_similarity": 7, "relation_embedding": 1},
+    }
+
+
+def test_the_published_grid_is_smaller(evaluate, finished, tmp_path):
+    words = ["--benchmarks", "easy", "--grid", "published", "--scorings", "marginal_bias", "--cache_dir", finished]
+    assert results_by_scoring(evaluate(tmp_path / "run", *words))["marginal_bias"]["num_configurations"] == 24_750
+
+
+@pytest.mark.parametrize(("words", "count"), [("alone", 1), ("in_context", 2), ("both", 3)])
+def test_words_are_embedded_alone_or_in_sentences(evaluate, tmp_path, words, count):
+    given = ["--scorings", "embedding_similarity", "--templates", "is-to-what", "is-to-as", "--grid", "none"]
+    result = results_by_scoring(evaluate(tmp_path / "run", "--benchmarks", "easy", *given, "--word_embeddings", words))
+    assert result["embedding_similarity"]["num_configurations"] == count
+    if words != "both":
+        assert ("template" in result["embedding_similarity"]["configuration"]) == (words == "in_context")
+
+
+def test_a_quick_look_takes_a_part_of_the_questions(evaluate, tmp_path):
+    words = ["--benchmarks", "easy", "--scorings", "perplexity", "--grid", "none", "--max_questions", "1"]
+    result = results_by_scoring(evaluate(tmp_path / "run", *words))["perplexity"]
+    assert (result["num_eval_questions"], result["num_validation_questions"]) == (1, 1)
+
+
+# What models can do
+
+
+def test_what_an_embedding_model_cannot_do_is_left_out(evaluate, tiny, tmp_path, capsys):
+    AutoModel.from_pretrained(tiny, add_pooling_layer=False).save_pretrained(tmp_path / "model")
+    shutil.copy(tiny / "tokenizer.json", tmp_path / "model")
+    shutil.copy(tiny / "tokenizer_config.json", tmp_path / "model")
+    folder = evaluate(tmp_path / "run", "--benchmarks", "easy", "--grid", "none", model=tmp_path / "model")
+    assert list(results_by_scoring(folder)) == ["embedding_similarity", "relation_embedding"]
+    left_out = "of the embedding kind: hypothesis_bias, marginal_bias, perplexity, pmi"
+    assert left_out in capsys.readouterr().out
+    with pytest.raises(ValueError, match="of the embedding kind, which can do none of: perplexity"):
+        evaluate(tmp_path / "no", "--benchmarks", "easy", "--scorings", "perplexity", model=tmp_path / "model")
+
+
+def test_models_are_compared_in_one_run(evaluate, tiny, tmp_path, capsys):
+    shutil.copytree(tiny, tmp_path / "other")
+    changed = {name: 0.5 * tensor for name, tensor in load_file(tiny / "model.safetensors").items()}
+    save_file(changed, tmp_path / "other" / "model.safetensors", metadata={"format": "pt"})
+    words = ["--model_name_or_path", tiny, tmp_path / "other", "--scorings", "perplexity", "--grid", "none"]
+    folder = evaluate(tmp_path / "run", "--benchmarks", "easy", *words)
+    results = json.loads((folder / "all_results.json").read_text())["results"]
+    assert [entry["model"] for entry in results] == [str(tiny), str(tmp_path / "other")]
+    assert "other: BertForMaskedLM, masked, on cpu" in capsys.readouterr().out
+
+
+# What is said
+
+
+def test_the_work_is_announced_before_it_starts(evaluate, tmp_path, capsys):
+    evaluate(tmp_path / "run", "--benchmarks", "hard", "--scorings", "perplexity")
+    distinct = 24 * (3 + 2 + 2 + 2)
+    assert f"to do: about {distinct} sentences, in about" in capsys.readouterr().out
+
+
+def test_the_table_shows_chance_and_noise_beside_each_accuracy(evaluate, tmp_path, capsys):
+    entry = results_by_scoring(
+        evaluate(tmp_path / "run", "--benchmarks", "easy", "--scorings", "perplexity", "--grid", "none")
+    )["perplexity"]
+    header, line = capsys.readouterr().out.split("\n\n")[1].splitlines()[:2]
+    assert (
+        " ".join(header.split()) == "benchmark scoring accuracy interval chance noise untuned on validation its noise"
+    )
+    names = ("eval_accuracy", "eval_accuracy_low", "eval_accuracy_high", "chance_level", "selection_noise_high")
+    shown = [word for word in line.split()[2:] if word != "to"]
+    assert shown[:5] == [f"{100 * entry[name]:.1f}" for name in names]
+
+
+def test_without_matplotlib_there_is_no_picture_but_all_else(evaluate, recipe, tmp_path, monkeypatch, capsys):
+    def missing(*args, **kwargs):
+        raise ImportError("pictures need matplotlib")
+
+    monkeypatch.setattr(recipe, "plot_analogy_accuracies", missing)
+    folder = evaluate(tmp_path / "run", "--benchmarks", "easy", "--scorings", "perplexity", "--grid", "none")
+    assert (folder / "results.csv").is_file()
+    assert "no picture: pictures need matplotlib" in capsys.readouterr().out
+
+
+# What is kept
+
+
+@pytest.fixture
+def searched(recipe, monkeypatch) -> list[str]:
+    """The scorings that are searched, one entry a split."""
+    seen = []
+    search = recipe.AnalogyEvaluation.search
+    monkeypatch.setattr(
+        recipe.AnalogyEvaluation, "search", lambda self, *args: seen.append(args[1]) or search(self, *args)
+    )
+    return seen
+
+
+def test_finished_results_are_not_computed_again(evaluate, tmp_path, searched, results_of, capsys):
+    words = ["--benchmarks", "easy", "--grid", "none", "--scorings", "perplexity"]
+    before = results_of(evaluate(tmp_path / "run", *words))
+    assert searched == ["perplexity"] * 2
+    assert results_of(evaluate(tmp_path / "run", *words)) == before
+    assert "everything is finished already" in capsys.readouterr().out
+    evaluate(tmp_path / "run", *words, "pmi")
+    assert searched == ["perplexity"] * 2 + ["pmi"] * 2
+
+
+@pytest.mark.parametrize("changed", ["weights", "questions"])
+def test_what_a_result_depends_on_is_noticed(evaluate, questions, tiny, tmp_path, searched, changed):
+    model, data = tmp_path / "model", tmp_path / "data"
+    shutil.copytree(tiny, model)
+    shutil.copytree(questions, data)
+    words = ["--benchmarks", "easy", "--grid", "none", "--scorings", "perplexity"]
+    evaluate(tmp_path / "run", *words, model=model, data=data)
+    if changed == "weights":
+        tensors = {name: torch.flip(tensor, (0,)) for name, tensor in load_file(model / "model.safetensors").items()}
+        save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    else:
+        write_split(data / "easy", "test", (2, 3, 2), (0, 0, 0))
+    evaluate(tmp_path / "run", *words, model=model, data=data)
+    assert len(searched) == 4
+
+
+def test_another_run_is_not_mixed_with_this_one(evaluate, tmp_path, searched):
+    words = ["--benchmarks", "easy", "--grid", "none", "--scorings", "perplexity"]
+    folder = evaluate(tmp_path / "run", *words)
+    scores = len(ScoreCache(folder / "sentence_scores.sqlite"))
+    with pytest.raises(FileExistsError, match="holds another run, which differs in seed"):
+        evaluate(folder, *words, "--seed", 1)
+    evaluate(folder, *words, "--seed", 1, "--overwrite_output_dir", "true")
+    assert len(searched) == 4
+    assert len(ScoreCache(folder / "sentence_scores.sqlite")) == scores > 0
+
+
+def test_a_run_of_another_recipe_is_not_replaced(evaluate, tmp_path):
+    (tmp_path / "run.json").write_text('{"learning_rate": 0.1}')
+    with pytest.raises(FileExistsError, match="holds another run"):
+        evaluate(tmp_path, "--benchmarks", "easy")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_run_that_was_stopped_goes_on(start, evaluate, tiny, tmp_path):
+    data, folder = tmp_path / "data", tmp_path / "run"
+    write_split(data / "long", "validation", (3, 3), (0, 0))
+    write_split(data / "long", "test", (3, 3, 3), (1, 1, 1))
+    words = ["--benchmarks", "long", "--scorings", "embedding_similarity", "marginal_bias"]
+    given = ["--model_name_or_path", tiny, "--dataset_name", data, "--output_dir", folder, *QUICK, *words]
+    process = start("recipes/evaluate_analogies.py", *given, "--batch_size", 1)
+    for line in process.stdout:
+        if line.startswith("long       embedding_similarity"):
+            process.send_signal(signal.SIGINT)  # while sentences are scored, one by one
+            break
+    assert "Stopped. What is finished is kept" in process.stdout.read()
+    assert process.wait() == 130
+    (kept,) = (folder / "finished").iterdir()
+    before = kept.stat().st_mtime_ns
+    assert not (folder / "all_results.json").exists()
+    evaluate(folder, *words, data=data)
+    assert kept.stat().st_mtime_ns == before
+    assert list(results_by_scoring(folder)) == ["embedding_similarity", "marginal_bias"]
+
+
+def test_scores_of_sentences_survive_a_stop(evaluate, recipe, tmp_path, monkeypatch, capsys):
+    words = ["--benchmarks", "easy", "hard", "--scorings", "perplexity"]
+
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recipe, "report_accuracy", stop)
+        with pytest.raises(SystemExit, match="130"):
+            evaluate(tmp_path / "run", *words)
+    evaluate(tmp_path / "run", *words)
+    first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("to do: about"))
+    assert int(first.split()[3]) > int(second.split()[3])
+    assert second.split()[3] == str(24 * (3 + 2 + 2 + 2))  # those of the first benchmark are there
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--scorings", "guess"], "unknown scoring 'guess'; the scorings are: embedding_similarity"),
+        (["--templates", "a is b"], "'a is b' is no template"),
+        (["--relation_templates", "{a}"], "--relation_templates must have .a. and .b."),
+        (["--benchmarks", "sat"], "no configuration 'sat' in .*; it has: easy, hard"),
+        (["--num_shuffles", "0"], "num_shuffles must be at least 1"),
+        (["--max_questions", "0"], "max_questions must be at least 1"),
+    ],
+)
+def test_wrong_arguments_are_named_before_anything_is_written(evaluate, tmp_path, capsys, words, message):
+    with pytest.raises((ValueError, SystemExit)) as caught:
+        evaluate(tmp_path / "run", *words)
+    assert re.search(message, f"{caught.value} {capsys.readouterr().err}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_is_not_there_is_named_before_the_others_work(evaluate, tiny, tmp_path, searched):
+    with pytest.raises(OSError, match="no-such-model"):
+        evaluate(tmp_path / "run", "--benchmarks", "easy", "--model_name_or_path", tiny, tmp_path / "no-such-model")
+    assert not searched
+
+
+def test_questions_without_an_answer_are_refused(evaluate, tmp_path):
+    write_split(tmp_path / "data" / "open", "validation", (2, 2), (None, 0))
+    write_split(tmp_path / "data" / "open", "test", (2,), (1,))
+    with pytest.raises(ValueError, match="has no answer"):
+        evaluate(tmp_path / "run", "--benchmarks", "open", data=tmp_path / "data")
