@@ -4,11 +4,15 @@ python recipes/evaluate_analogies.py --model_name_or_path bert-base-cased output
     --benchmarks sat u2 u4 google bats --output_dir outputs/analogies
 python recipes/evaluate_analogies.py --model_name_or_path <folder> --scorings perplexity --max_questions 20
 
-The scorings are described in `analogy/README.md`. Beside each accuracy stand its bootstrap interval, what guessing
-reaches (chance), what the same search reaches if the scores know nothing (noise) and the accuracy without any search
-(untuned). What is finished is kept in the folder, and so are the scores of sentences: after Ctrl-C the same command
-goes on, and further models, benchmarks or scorings may be added to it. Results are in `all_results.json` and
-`results.csv`, answers in `predictions.json`, the picture in `analogies.png`.
+The scorings are described in `analogy/README.md`. Templates, weights and aggregations are searched on the validation
+questions; the test questions are answered by the best of them, and by the scoring's defaults without any search
+(untuned). Beside each accuracy stand its bootstrap interval, what guessing reaches on average (chance) and what 95 of
+100 who guess do not exceed (noise); beside that on validation stands what the same search does not exceed if the scores
+know nothing.
+
+What is finished is kept in the folder, and so are the scores of sentences: after Ctrl-C the same command goes on, and
+further models, benchmarks or scorings may be added to it. Results are in `all_results.json` and `results.csv`, answers
+in `predictions.json`, the picture in `analogies.png`.
 """
 
 import csv
@@ -29,8 +33,16 @@ import transformers
 from tqdm.auto import tqdm
 from transformers import AutoConfig
 
-from hf_sphere.analogies import SCORINGS, TEMPLATES, LanguageModel, Question, ScoreCache, load_questions
-from hf_sphere.analogies.evaluation import AnalogyEvaluation, can_score, report_accuracy
+from hf_sphere.analogies import (
+    SCORINGS,
+    TEMPLATES,
+    LanguageModel,
+    Question,
+    ScoreCache,
+    load_questions,
+    select_configuration,
+)
+from hf_sphere.analogies.evaluation import AnalogyEvaluation, can_score, report_accuracy, untuned_configuration
 from hf_sphere.analogies.prompts import template_text
 from hf_sphere.analogies.questions import answers_of
 from hf_sphere.analogies.scoring import build_scoring
@@ -76,8 +88,11 @@ class AnalogyArguments:
     validation_split: str = field(default="validation", metadata={"help": "Split that configurations are chosen on."})
     test_split: str = field(default="test", metadata={"help": "Split that accuracies are reported on."})
     scorings: list[str] = field(
-        default_factory=lambda: list(SCORINGS),
-        metadata={"help": "How questions are scored; what a model cannot do is left out, and said."},
+        default_factory=lambda: ["marginal_bias", "embedding_similarity"],
+        metadata={
+            "help": "How questions are scored: the best of the publication and a cheap one, or any of "
+            f"{', '.join(SCORINGS)}. What a model cannot do is left out, and said."
+        },
     )
     templates: list[str] = field(
         default_factory=lambda: list(TEMPLATES),
@@ -90,8 +105,8 @@ class AnalogyArguments:
         metadata={"help": "The same for relation_embedding: texts with {a} and {b}, and perhaps {mask}."},
     )
     word_embeddings: Literal["both", "alone", "in_context"] = field(
-        default="both",
-        metadata={"help": "Whether embedding_similarity embeds each word alone, in the sentences, or chooses."},
+        default="alone",
+        metadata={"help": "Whether embedding_similarity embeds each word alone, in the sentences, or chooses (both)."},
     )
     grid: Literal["full", "published", "none"] = field(
         default="full",
@@ -100,7 +115,7 @@ class AnalogyArguments:
             "12 of the 16 negative permutations; or nothing, each scoring has its defaults."
         },
     )
-    num_shuffles: int = field(default=200, metadata={"help": "Searches on shuffled scores, for the noise level."})
+    num_shuffles: int = field(default=200, metadata={"help": "Searches on shuffled scores, for validation's noise."})
     max_questions: int | None = field(
         default=None, metadata={"help": "Use only so many questions of each split, for a quick look."}
     )
@@ -260,17 +275,19 @@ def print_work(
     templates: Sequence[str],
 ) -> None:
     """Say how much there is to do: with a large model it may be days."""
-    work = [
-        evaluation.estimate_work(questions, scorings, templates)
-        for benchmark, scorings in missing.items()
-        for questions in benchmarks[benchmark]
-    ]
-    sentences, sequences = map(sum, zip(*work, strict=True))
     if not any(missing.values()):
         print("everything is finished already")
-    elif sentences:
-        masked = " with one masked token" if evaluation.language_model.kind == "masked" else ""
-        print(f"to do: about {readable(sentences)} sentences, in about {readable(sequences)} sequences{masked}")
+        return
+    masked = " with one masked token" if evaluation.language_model.kind == "masked" else ""
+    steps = (
+        ("to choose on validation: about", evaluation.estimate_search),
+        ("to answer the test: at most about", evaluation.estimate_answers),
+    )
+    for split, (purpose, estimate) in enumerate(steps):
+        work = [estimate(benchmarks[name][split], scorings, templates) for name, scorings in missing.items()]
+        sentences, sequences = map(sum, zip(*work, strict=True))
+        if sentences:
+            print(f"{purpose} {readable(sentences)} sentences, in {readable(sequences)} sequences{masked}")
 
 
 def run_scoring(
@@ -278,12 +295,17 @@ def run_scoring(
 ) -> dict[str, Any]:
     """Let a model answer the questions of a benchmark by one scoring."""
     templates = args.templates_of(scoring)
-    total = len(templates) * sum(map(len, splits))
+    validation, test = splits
     options: dict[str, Any] = {"unit": "question", "leave": False, "disable": args.disable_tqdm}
-    with tqdm(total=total, desc=f"{benchmark} {scoring}", **options) as bar:
-        validation, test = (evaluation.search(questions, scoring, templates, bar.update) for questions in splits)
-    result, answers = report_accuracy(validation, test, num_shuffles=args.num_shuffles, seed=args.seed)
-    return {"result": result, "predictions": answers.tolist()}
+    with tqdm(total=len(templates) * len(validation), desc=f"{benchmark} {scoring}: search", **options) as bar:
+        search = evaluation.search(validation, scoring, templates, bar.update)
+    chosen = select_configuration(search).configuration
+    untuned = untuned_configuration(scoring, templates[0])
+    configurations = [chosen] if chosen == untuned else [chosen, untuned]
+    with tqdm(total=len(configurations) * len(test), desc=f"{benchmark} {scoring}: test", **options) as bar:
+        answers = [evaluation.answer(test, configuration, bar.update) for configuration in configurations]
+    result = report_accuracy(search, test, answers[0], answers[-1], num_shuffles=args.num_shuffles, seed=args.seed)
+    return {"result": result, "predictions": answers[0].tolist()}
 
 
 def averages(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -291,7 +313,7 @@ def averages(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for entry in entries:
         groups.setdefault((entry["model"], entry["scoring"]), []).append(entry)
-    names = ("eval_accuracy", "chance_level", "selection_noise", "untuned_accuracy", "validation_accuracy")
+    names = ("eval_accuracy", "chance_level", "untuned_accuracy", "validation_accuracy")
     return [
         {"model": model, "benchmark": "average", "scoring": scoring}
         | {name: statistics.mean(entry[name] for entry in group) for name in names}
@@ -303,9 +325,14 @@ def averages(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def write_results(
     output: Path, results: Sequence[tuple[dict[str, Any], list[int]]], benchmarks: Mapping[str, Splits]
 ) -> None:
-    """Write accuracies as JSON and CSV, and the answers by question."""
+    """Write accuracies as JSON and CSV, and the answers by question.
+
+    A single result is on the top level as well, as in the files of other recipes.
+    """
     entries = [entry for entry, _ in results]
-    write_json(output / RESULTS_FILE, {"results": entries, "averages": averages(entries)})
+    single = entries[0] if len(entries) == 1 else {}
+    top = {name: value for name, value in single.items() if name.startswith("eval_")}
+    write_json(output / RESULTS_FILE, {**top, "results": entries, "averages": averages(entries)})
     with (output / "results.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(entries[0]))
         writer.writeheader()
@@ -326,8 +353,9 @@ HEADER = (
 
 
 LEGEND = """
-All in percent. interval: 95 % bootstrap. chance: guessing. noise: what 95 of 100 searches on shuffled scores stay
-below; an accuracy that does so has shown nothing. untuned: without a search. on validation: what was chosen by.
+All in percent, on test questions but for the last two. interval: 95 % bootstrap. chance: guessing. noise: what 95 of
+100 who guess do not exceed; an accuracy that does not either has shown nothing. untuned: without a search. on
+validation: what was chosen by; its noise: what 95 of 100 such searches on shuffled scores do not exceed.
 """
 
 

@@ -1,7 +1,6 @@
-"""Accuracy of a model: configurations searched on questions, chosen on validation ones, reported on test ones."""
+"""Accuracy of a model: configurations searched on validation questions, and only the chosen one on test questions."""
 
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from hf_sphere.analogies.encoding import encode
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import PERMUTATIONS, Sentence
-from hf_sphere.analogies.questions import Question, answers_of, choice_counts
+from hf_sphere.analogies.questions import Question, answers_of, chance_level, choice_counts
 from hf_sphere.analogies.rows import Rows
 from hf_sphere.analogies.score_cache import ScoreCache, SentenceKey
 from hf_sphere.analogies.scoring import (
@@ -30,7 +29,7 @@ from hf_sphere.analogies.search import (
     search_configurations,
     select_configuration,
 )
-from hf_sphere.analogies.statistics import bootstrap_interval, selection_noise
+from hf_sphere.analogies.statistics import bootstrap_interval, guessing_quantile, selection_noise
 
 Grid = Literal["full", "published", "none"]
 """What is searched beside templates: all weights and aggregations, those of the publication, or nothing."""
@@ -47,7 +46,7 @@ def can_score(language_model: LanguageModel, scoring: str) -> bool:
 
 
 class AnalogyEvaluation:
-    """Searches configurations for one model.
+    """Searches configurations for one model, and answers by one of them.
 
     Args:
         language_model: The model.
@@ -88,10 +87,34 @@ class AnalogyEvaluation:
         """
         return join_results([self._search_template(questions, scoring, template, tell) for template in templates])
 
-    def estimate_work(
+    def answer(
+        self,
+        questions: Sequence[Question],
+        configuration: Mapping[str, Any],
+        tell: Callable[[int], Any] = lambda number: None,
+    ) -> Tensor:
+        """Answer questions by one configuration; only the orders of the words that it needs are scored.
+
+        Args:
+            questions: The questions.
+            configuration: `scoring` and options of it, as `SearchResult.configuration` returns them; what is left out
+                has its default.
+            tell: See `search`.
+
+        Returns:
+            (Q,), int64, number of the choice.
+        """
+        engine = self._engine(configuration["scoring"])
+        scores = [
+            score_questions(piece, self.language_model, **engine, **configuration)
+            for piece in self._pieces(questions, configuration["scoring"], tell)
+        ]
+        return torch.cat([one.predictions for one in scores])
+
+    def estimate_search(
         self, questions: Sequence[Question], scorings: Sequence[str], templates: Sequence[str]
     ) -> tuple[float, float]:
-        """Sentences that are to be scored, and sequences that the model must see for them.
+        """Sentences that a search has to score, and sequences that the model must see for them.
 
         What the cache has does not count. Both are extrapolated from a few questions if there are more.
 
@@ -100,31 +123,56 @@ class AnalogyEvaluation:
             scorings: Keys of `SCORINGS`; those that score no sentences do not count.
             templates: Templates of the sentences.
         """
+        orders = self._orders
+        return _total(self._estimate(questions, scorings, template, orders) for template in templates)
+
+    def estimate_answers(
+        self, questions: Sequence[Question], scorings: Sequence[str], templates: Sequence[str]
+    ) -> tuple[float, float]:
+        """Like `estimate_search`, for answers by the chosen configuration of each scoring and by the untuned one.
+
+        What will be chosen is not known yet, so this is the most: all orders of the words in the last template, and for
+        the untuned one the words as they stand in the first template. What is chosen may need as few as one order.
+        """
+        wanted = [(templates[-1], self._orders)]
+        if len(templates) > 1:
+            wanted.append((templates[0], range(1)))
+        return _total(
+            self._estimate(questions, [scoring], template, orders)
+            for scoring in scorings
+            for template, orders in wanted
+        )
+
+    def _estimate(
+        self, questions: Sequence[Question], scorings: Sequence[str], template: str, orders: range
+    ) -> tuple[float, float]:
         sample = questions[:: -(-len(questions) // SAMPLED_QUESTIONS)]
+        new = self._new_sentences(sample, scorings, template, orders)
         mask = self.language_model.tokenizer.mask_token_id if self.language_model.kind == "masked" else None
-        num_sentences = num_rows = 0
-        for template in templates:
-            new = self._new_sentences(sample, scorings, template)
-            num_sentences += len(new)
-            num_rows += len(Rows(encode(self.language_model, new), mask)) if new else 0
+        rows = len(Rows(encode(self.language_model, new), mask)) if new else 0
         scale = len(questions) / len(sample)
-        return scale * num_sentences, scale * num_rows
+        return scale * len(new), scale * rows
 
     @property
-    def _permutations(self) -> range:
+    def _orders(self) -> range:
+        """Numbers of the `PERMUTATIONS` that a configuration may need."""
         return range(1 if self.grid == "none" else len(PERMUTATIONS))
+
+    def _engine(self, scoring: str) -> dict[str, Any]:
+        cache = {"cache": self.cache} if issubclass(SCORINGS[scoring], SentenceScoring) else {}
+        return {"batch_size": self.batch_size, **cache}
 
     def _search_template(
         self, questions: Sequence[Question], scoring: str, template: str | None, tell: Callable[[int], Any]
     ) -> SearchResult:
-        engine: dict[str, Any] = {"template": template, "batch_size": self.batch_size}
-        if issubclass(SCORINGS[scoring], SentenceScoring):
-            engine["cache"] = self.cache
-        pieces = self._pieces(questions, scoring, tell)
         if self.grid == "none" or not issubclass(SCORINGS[scoring], PermutedScoring):
-            scores = [score_questions(piece, self.language_model, scoring, **engine) for piece in pieces]
-            return _one_configuration(questions, scoring, template, torch.cat([one.predictions for one in scores]))
-        measured = [measure_questions(piece, self.language_model, scoring, **engine) for piece in pieces]
+            answers = self.answer(questions, untuned_configuration(scoring, template), tell)
+            return _one_configuration(questions, scoring, template, answers)
+        engine = self._engine(scoring)
+        measured = [
+            measure_questions(piece, self.language_model, scoring, template=template, **engine)
+            for piece in self._pieces(questions, scoring, tell)
+        ]
         grid = PUBLISHED_GRID if self.grid == "published" else None
         return search_configurations(_join_measurements(measured), questions, grid=grid)
 
@@ -137,13 +185,15 @@ class AnalogyEvaluation:
         """
         sides, rest = _layout(SCORINGS[scoring])
         choices = max(len(question.choices) for question in questions)
-        size = -(-self.language_model.batch_tokens // (len(self._permutations) * choices**sides * max(1, rest)))
+        size = -(-self.language_model.batch_tokens // (len(self._orders) * choices**sides * max(1, rest)))
         for start in range(0, len(questions), size):
             piece = questions[start : start + size]
             yield piece
             tell(len(piece))
 
-    def _new_sentences(self, questions: Sequence[Question], scorings: Sequence[str], template: str) -> list[Sentence]:
+    def _new_sentences(
+        self, questions: Sequence[Question], scorings: Sequence[str], template: str, orders: range
+    ) -> list[Sentence]:
         """Distinct sentences that scorings need and the cache does not have."""
         kinds = [name for name in scorings if issubclass(SCORINGS[name], SentenceScoring)]
         built = [build_scoring(name, template=template) for name in kinds]
@@ -152,56 +202,69 @@ class AnalogyEvaluation:
             for scoring in built
             if isinstance(scoring, SentenceScoring)  # for the type checker; they all are
             for question in questions
-            for number in self._permutations
+            for number in orders
             for sentence in scoring.sentences(question, PERMUTATIONS[number])
         }
         known = {} if self.cache is None else self.cache.read(self.language_model.fingerprint, list(keys))
         return [sentence for key, sentence in keys.items() if key not in known]
 
 
+def untuned_configuration(scoring: str, template: str | None) -> dict[str, Any]:
+    """Defaults of a scoring with a template, None for its own, in the form of `SearchResult.configuration`."""
+    return {"scoring": scoring} if template is None else {"scoring": scoring, "template": template}
+
+
 def report_accuracy(
     validation: SearchResult,
-    test: SearchResult,
+    test: Sequence[Question],
+    answers: Tensor,
+    untuned: Tensor,
     *,
     num_shuffles: int = 200,
     seed: int = 0,
-) -> tuple[dict[str, Any], Tensor]:
-    """Choose a configuration on the validation questions, and say what its accuracy on test questions is worth.
+) -> dict[str, Any]:
+    """Say what the accuracy of the configuration that was chosen on validation questions is worth.
 
     Args:
         validation: Search on validation questions.
-        test: The same search on test questions.
-        num_shuffles: Searches on shuffled scores, for the noise level.
+        test: Q test questions.
+        answers: (Q,), those of the configuration that `select_configuration(validation)` chooses.
+        untuned: (Q,), those of the scoring's defaults.
+        num_shuffles: Searches on shuffled scores, for the noise level on validation.
         seed: Of the interval and the noise.
 
     Returns:
-        By name: `eval_accuracy` with both ends of its interval; `chance_level`; the accuracies that the search reaches
-        on shuffled scores, their mean `selection_noise` and their 95 % quantile `selection_noise_high`; the accuracy of
-        the scoring's defaults with the first template, `untuned_accuracy`; the same on validation; the numbers of
-        questions and configurations; and the options of the chosen one. And its answers to the test questions, (Q,).
+        By name: `eval_accuracy` with both ends of its interval; `chance_level`, which is also what the chosen
+        configuration reaches on average if the scores know nothing; `selection_noise_high`, what it then stays within
+        with probability 95 %; `untuned_accuracy`; `validation_accuracy` and, for shuffled scores, its mean
+        `validation_noise` and 95 % quantile `validation_noise_high`; the numbers of questions and configurations; and
+        the options of the chosen one.
     """
-    chosen = select_configuration(validation, test)
-    noise = selection_noise(validation, test, num_repeats=num_shuffles, seed=seed)
-    answers = test.predictions[chosen.number]
-    low, high = bootstrap_interval(answers == test.answers, seed=seed)
-    report = {
-        "eval_accuracy": chosen.test_accuracy,
+    chosen = select_configuration(validation)
+    noise = selection_noise(validation, num_repeats=num_shuffles, seed=seed)
+    right = answers_of(test)
+    low, high = bootstrap_interval(answers == right, seed=seed)
+    return {
+        "eval_accuracy": float((answers == right).double().mean()),
         "eval_accuracy_low": low,
         "eval_accuracy_high": high,
-        "chance_level": float((1 / test.num_choices.double()).mean()),
-        "selection_noise": noise.test_mean,
-        "selection_noise_high": noise.test_quantile,
-        "untuned_accuracy": float(test.accuracy[_untuned_number(test)]),
-        "validation_accuracy": chosen.validation_accuracy,
-        "validation_noise": noise.validation_mean,
-        "validation_noise_high": noise.validation_quantile,
-        "num_eval_questions": len(test.answers),
+        "chance_level": chance_level(test),
+        "selection_noise_high": guessing_quantile(choice_counts(test)),
+        "untuned_accuracy": float((untuned == right).double().mean()),
+        "validation_accuracy": chosen.accuracy,
+        "validation_noise": noise.mean,
+        "validation_noise_high": noise.quantile,
+        "num_eval_questions": len(test),
         "num_validation_questions": len(validation.answers),
-        "num_configurations": len(test),
+        "num_configurations": len(validation),
         "num_tied": chosen.tied,
         "configuration": chosen.configuration,
     }
-    return report, answers
+
+
+def _total(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    first, second = zip((0.0, 0.0), *pairs, strict=True)
+    return sum(first), sum(second)
 
 
 def _one_configuration(
@@ -233,12 +296,3 @@ def _join_measurements(parts: Sequence[Measurements]) -> Measurements:
         grown = (0, most - part.values.shape[2]) * sides
         wide.append(F.pad(part.values, (0, 0, *grown) if rest else grown, value=torch.nan))
     return Measurements(scoring, torch.cat(wide), torch.cat([part.num_choices for part in parts]))
-
-
-def _untuned_number(result: SearchResult) -> int:
-    """Find the first configuration that has the defaults of the scoring."""
-    defaults = {option.name: option.default for option in dataclasses.fields(SCORINGS[result.columns["scoring"][0]])}
-    columns = [
-        (values, defaults[name]) for name, values in result.columns.items() if name not in ("scoring", "template")
-    ]
-    return next(number for number in range(len(result)) if all(values[number] == value for values, value in columns))

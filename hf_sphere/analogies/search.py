@@ -76,20 +76,16 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Selection:
-    """The configuration that answers the validation questions best, and how it does on the test questions.
+    """The configuration that answers the validation questions best.
 
     Attributes:
-        number: Its place among the configurations.
-        configuration: Its options, which are those of `score_questions`.
-        validation_accuracy: What it was chosen by, and so too high.
-        test_accuracy: What to report.
-        tied: How many configurations answer as many validation questions rightly; the first one was taken.
+        configuration: Its options, which are those of `score_questions`, by which it answers other questions.
+        accuracy: What it was chosen by, and so too high.
+        tied: How many configurations answer as many questions rightly; the first one was taken.
     """
 
-    number: int
     configuration: dict[str, Any]
-    validation_accuracy: float
-    test_accuracy: float
+    accuracy: float
     tied: int
 
 
@@ -184,37 +180,21 @@ def join_results(results: Sequence[SearchResult]) -> SearchResult:
     )
 
 
-def select_configuration(validation: SearchResult, test: SearchResult) -> Selection:
-    """Choose a configuration by the validation questions alone, and look how it answers the test questions.
+def select_configuration(validation: SearchResult) -> Selection:
+    """Choose a configuration; only its accuracy on other questions, which `score_questions` answers, is to be reported.
 
     `hf_sphere.analogies.statistics.selection_noise` says what the same choice finds where there is nothing to find.
 
     Args:
         validation: Search on the validation questions.
-        test: The same search on the test questions.
-
-    Raises:
-        ValueError: If the configurations are not the same.
     """
-    check_same_search(validation, test)
     number = validation.best()
     best = validation.accuracy[number]
     return Selection(
-        number=number,
         configuration=validation.configuration(number),
-        validation_accuracy=float(best),
-        test_accuracy=float(test.accuracy[number]),
+        accuracy=float(best),
         tied=int((validation.accuracy == best).sum()),
     )
-
-
-def check_same_search(validation: SearchResult, test: SearchResult) -> None:
-    """Refuse two searches of different configurations."""
-    if validation.columns != test.columns:
-        raise ValueError(
-            f"the configurations searched on validation ({len(validation):,}) and on test ({len(test):,}) differ; "
-            "search the same scorings, templates and grid on both."
-        )
 
 
 def _axes(scoring: PermutedScoring, given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:

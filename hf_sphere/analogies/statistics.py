@@ -1,11 +1,11 @@
-"""What an accuracy is worth: its interval, and what a search finds where there is nothing to find."""
+"""What an accuracy is worth: its interval, what guessing reaches, and what a search finds where nothing is to find."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hf_sphere.analogies.search import SearchResult, check_same_search
+from hf_sphere.analogies.search import SearchResult
 
 ROWS_AT_A_TIME = 2048
 """Configurations whose answers are compared at once: a few tens of MB."""
@@ -48,68 +48,86 @@ def bootstrap_interval(
     return low, high
 
 
+def guessing_quantile(num_choices: Tensor, *, share: float = 0.95) -> float:
+    """Accuracy that a share of all who guess do not exceed.
+
+    It is also what a search finds on other questions than those that it chose by if its scores know nothing. Which
+    choice of a question carries which score is then chance: whatever the chosen configuration answers, it is right with
+    probability 1 / (number of choices), for each question by itself and whatever it was chosen by. So neither scores
+    nor repeated searches are needed: the number of right answers is a sum of independent trials (the Poisson binomial
+    distribution), whose quantile is exact.
+
+    Args:
+        num_choices: (Q,), how many choices each question has.
+        share: Of those who guess.
+
+    Returns:
+        The lowest accuracy that is exceeded with a probability of at most 1 - share.
+
+    Raises:
+        ValueError: If `num_choices` is not of the shape (Q,) with Q >= 1 and at least 1 everywhere, or the share is not
+            between 0 and 1.
+    """
+    num_choices = torch.as_tensor(num_choices).detach().cpu()
+    if num_choices.ndim != 1 or len(num_choices) == 0 or num_choices.min() < 1:
+        raise ValueError(
+            f"num_choices must have the shape (Q,), Q >= 1, and be at least 1; got the shape {tuple(num_choices.shape)}"
+            f" with values from {num_choices.flatten().tolist()[:5]}."
+        )
+    if not 0 < share < 1:
+        raise ValueError(f"share must be between 0 and 1; got {share}.")
+    probabilities = torch.zeros(len(num_choices) + 1, dtype=torch.float64)  # of so many right answers
+    probabilities[0] = 1
+    for count in num_choices.tolist():
+        right = probabilities / count
+        probabilities -= right
+        probabilities[1:] += right[:-1]
+    return int((probabilities.cumsum(0) < share).sum()) / len(num_choices)
+
+
 @dataclass(frozen=True)
 class SelectionNoise:
-    """Accuracies that a search finds when the scores know nothing.
+    """Accuracies that a search finds on the questions that it chooses by when the scores know nothing.
 
     Attributes:
-        validation_mean: Mean over the repeats of the best validation accuracy.
-        validation_quantile: 95 % of the repeats are below.
-        test_mean: Mean of the test accuracy of the configuration that was best on validation.
-        test_quantile: 95 % of the repeats are below; a test accuracy beyond it is no luck.
+        mean: Mean over the repeats of the best accuracy.
+        quantile: 95 % of the repeats are below.
     """
 
-    validation_mean: float
-    validation_quantile: float
-    test_mean: float
-    test_quantile: float
+    mean: float
+    quantile: float
 
     def __str__(self) -> str:
         return (
-            f"without knowledge the best on validation reaches {self.validation_mean:.3f} there (95 % quantile "
-            f"{self.validation_quantile:.3f}) and {self.test_mean:.3f} on test ({self.test_quantile:.3f})"
+            f"without knowledge the best reaches {self.mean:.3f} on the questions that it is chosen by "
+            f"(95 % quantile {self.quantile:.3f})"
         )
 
 
-def selection_noise(
-    validation: SearchResult, test: SearchResult, *, num_repeats: int = 200, seed: int = 0
-) -> SelectionNoise:
+def selection_noise(result: SearchResult, *, num_repeats: int = 200, seed: int = 0) -> SelectionNoise:
     """Repeat a search with answers that have nothing to do with the scores.
 
     The best of thousands of configurations is good by chance: with five choices, where guessing reaches 20 %, the best
-    of the 31,350 of `marginal_bias` reaches about 27 % of 374 questions and 44 % of 37 from
-    random scores, and more where templates and scorings are chosen too. A chosen accuracy says something only beside
-    that number. On other questions the chosen configuration falls back to guessing, with the
-    spread of so many questions.
+    of the 31,350 of `marginal_bias` reaches about 27 % of 374 questions and 44 % of 37 from random scores, and more
+    where templates and scorings are chosen too. An accuracy on the questions that were chosen by says something only
+    beside that number; one on other questions beside `guessing_quantile`.
 
     Each repeat draws the right answers anew, uniformly and for each question among its own choices. That is the same as
     to shuffle which choice carries which score; what the configurations have in common is kept.
 
     Args:
-        validation: Search on the validation questions.
-        test: The same search on the test questions. With `validation` itself, what choosing on the questions that
-            are reported would find.
+        result: Search on the questions that are chosen by.
         num_repeats: How often.
         seed: Of the answers.
 
     Raises:
-        ValueError: If the configurations are not the same, or there are no repeats.
+        ValueError: If there are no repeats.
     """
-    check_same_search(validation, test)
     if num_repeats < 1:
         raise ValueError(f"num_repeats must be at least 1; got {num_repeats}.")
-    generator = torch.Generator().manual_seed(seed)
-    answers = _draw_answers(validation.num_choices, num_repeats, generator)
-    best, chosen = _best(validation.predictions, answers, int(validation.num_choices.max()))
-    if test is not validation:
-        answers = _draw_answers(test.num_choices, num_repeats, generator)
-    reached = (test.predictions[chosen] == answers).double().mean(dim=1)
-    return SelectionNoise(
-        validation_mean=float(best.mean()),
-        validation_quantile=float(best.quantile(0.95)),
-        test_mean=float(reached.mean()),
-        test_quantile=float(reached.quantile(0.95)),
-    )
+    answers = _draw_answers(result.num_choices, num_repeats, torch.Generator().manual_seed(seed))
+    best = _best_accuracies(result.predictions, answers, int(result.num_choices.max()))
+    return SelectionNoise(mean=float(best.mean()), quantile=float(best.quantile(0.95)))
 
 
 def _draw_answers(num_choices: Tensor, num_repeats: int, generator: torch.Generator) -> Tensor:
@@ -118,19 +136,17 @@ def _draw_answers(num_choices: Tensor, num_repeats: int, generator: torch.Genera
     return (uniform * num_choices).long()
 
 
-def _best(predictions: Tensor, answers: Tensor, num_choices: int) -> tuple[Tensor, Tensor]:
-    """Highest accuracy of all configurations and the first that reaches it, (C, Q) and (R, Q) -> (R,) and (R,).
+def _best_accuracies(predictions: Tensor, answers: Tensor, num_choices: int) -> Tensor:
+    """Highest accuracy of all configurations, (C, Q) and (R, Q) -> (R,).
 
     Right answers are counted by a product of one-hot matrices, exact in float32.
     """
     targets = _one_hot(answers, num_choices).T
-    most = torch.full((len(answers),), -1.0)
-    chosen = torch.zeros(len(answers), dtype=torch.int64)
-    for start in range(0, len(predictions), ROWS_AT_A_TIME):
-        counts, rows = (_one_hot(predictions[start : start + ROWS_AT_A_TIME], num_choices) @ targets).max(dim=0)
-        chosen = torch.where(counts > most, rows + start, chosen)
-        most = torch.maximum(most, counts)
-    return most.double() / answers.shape[1], chosen
+    counts = [
+        (_one_hot(predictions[start : start + ROWS_AT_A_TIME], num_choices) @ targets).amax(dim=0)
+        for start in range(0, len(predictions), ROWS_AT_A_TIME)
+    ]
+    return torch.stack(counts).amax(dim=0).double() / answers.shape[1]
 
 
 def _one_hot(choices: Tensor, num_choices: int) -> Tensor:

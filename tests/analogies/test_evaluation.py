@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hf_sphere.analogies import (
     SCORINGS,
     LanguageModel,
+    Question,
     ScoreCache,
     SearchResult,
     bootstrap_interval,
@@ -15,7 +16,8 @@ from hf_sphere.analogies import (
     search_configurations,
     selection_noise,
 )
-from hf_sphere.analogies.evaluation import AnalogyEvaluation, can_score, report_accuracy
+from hf_sphere.analogies.evaluation import AnalogyEvaluation, can_score, report_accuracy, untuned_configuration
+from hf_sphere.analogies.statistics import guessing_quantile
 
 PAIRS = [("cat", "dog"), ("red", "sea"), ("man", "king"), ("in", "out"), ("eat", "food")]
 QUESTIONS = make_questions(PAIRS[:3], [PAIRS[1:3], PAIRS[2:5], PAIRS[3:5]], [0, 2, 1])
@@ -65,23 +67,70 @@ def test_the_published_grid_is_a_part_of_the_full_one(tiny):
     assert sizes == [6 * 11 * 19, 6 * 11 * 15]
 
 
-def test_work_is_counted_by_distinct_sentences_that_the_cache_lacks(tiny, tmp_path):
+@pytest.mark.parametrize("scoring", SCORINGS)
+def test_a_configuration_answers_in_pieces_as_all_at_once(tiny, in_pieces, scoring):
+    told = []
+    untuned = untuned_configuration(scoring, None)
+    found = AnalogyEvaluation(tiny).answer(QUESTIONS, untuned, told.append)
+    assert sum(told) == 3
+    assert found.tolist() == score_questions(QUESTIONS, tiny, scoring).predictions.tolist()
+
+
+def test_the_best_of_a_search_answers_as_in_the_search(tiny):
+    evaluation = AnalogyEvaluation(tiny)
+    found = evaluation.search(QUESTIONS, "marginal_bias", ["is-to-what", "is-to-as"])
+    for number in (found.best(), 0, len(found) - 1):
+        answers = evaluation.answer(QUESTIONS, found.configuration(number))
+        assert answers.tolist() == found.predictions[number].tolist()
+
+
+def test_only_the_orders_that_a_configuration_needs_are_scored(tiny, tmp_path):
+    cache = ScoreCache(tmp_path / "scores.sqlite")
+    evaluation = AnalogyEvaluation(tiny, cache=cache)
+    evaluation.answer(QUESTIONS[:1], {"scoring": "perplexity", "positive_aggregation": "index_3"})
+    assert len(cache) == 2
+    evaluation.answer(QUESTIONS[:1], {"scoring": "perplexity", "positive_aggregation": "mean"})
+    assert len(cache) == 2 * 8
+
+
+def test_work_of_a_search_is_counted_by_distinct_sentences_that_the_cache_lacks(tiny, tmp_path):
     cache = ScoreCache(tmp_path / "scores.sqlite")
     evaluation, two = AnalogyEvaluation(tiny, cache=cache), QUESTIONS[:2]
-    sentences, sequences = evaluation.estimate_work(two, ["perplexity", "marginal_bias"], ["is-to-what"])
+    sentences, sequences = evaluation.estimate_search(two, ["perplexity", "marginal_bias"], ["is-to-what"])
     assert sentences == 24 * (2 * 2 + 3 * 3)  # the perplexity's are among them
     assert sequences > sentences
     evaluation.search(two, "perplexity", ["is-to-what"])
-    left, _ = evaluation.estimate_work(two, ["perplexity", "marginal_bias"], ["is-to-what"])
+    left, _ = evaluation.estimate_search(two, ["perplexity", "marginal_bias"], ["is-to-what"])
     assert left == sentences - 24 * (2 + 3)
-    assert evaluation.estimate_work(two, ["perplexity"], ["is-to-what"]) == (0, 0)
-    assert evaluation.estimate_work(two, ["embedding_similarity", "relation_embedding"], ["is-to-what"]) == (0, 0)
+    for scorings in (["perplexity"], ["embedding_similarity", "relation_embedding"], []):
+        assert evaluation.estimate_search(two, scorings, ["is-to-what"]) == (0, 0)
+
+
+@pytest.mark.parametrize(("grid", "orders"), [("full", 24), ("published", 24), ("none", 1)])
+def test_work_of_answers_is_that_of_a_chosen_configuration_and_of_the_untuned_one(tiny, grid, orders):
+    evaluation, two, templates = AnalogyEvaluation(tiny, grid=grid), QUESTIONS[:2], ["is-to-as", "is-to-what"]
+    both = [evaluation.estimate_answers(two, ["perplexity"], names)[0] for names in (templates[:1], templates)]
+    assert both == [orders * (2 + 3), (orders + 1) * (2 + 3)]
+    sentences, sequences = evaluation.estimate_answers(two, ["perplexity", "marginal_bias"], templates)
+    assert sentences == (orders + 1) * (2 + 3 + 2 * 2 + 3 * 3)  # each may choose another template
+    assert sequences > sentences
+    assert evaluation.estimate_answers(two, ["embedding_similarity"], templates) == (0, 0)
+
+
+def test_answers_never_need_more_than_was_announced(tiny, tmp_path):
+    cache = ScoreCache(tmp_path / "scores.sqlite")
+    evaluation, two, templates = AnalogyEvaluation(tiny, cache=cache), QUESTIONS[:2], ["is-to-as", "is-to-what"]
+    most, _ = evaluation.estimate_answers(two, ["marginal_bias"], templates)
+    every = {"positive_aggregation": "mean", "negative_aggregation": "max", "negative_weight": 0.4}
+    evaluation.answer(two, untuned_configuration("marginal_bias", templates[1]) | every)
+    evaluation.answer(two, untuned_configuration("marginal_bias", templates[0]))
+    assert len(cache) == most
 
 
 def test_work_of_many_questions_is_extrapolated(tiny):
     evaluation = AnalogyEvaluation(tiny, grid="none")
     some = make_questions([PAIRS[0]] * 6, [PAIRS[1:3]] * 6)
-    sentences, _ = evaluation.estimate_work(some, ["perplexity"], ["is-to-what"])
+    sentences, _ = evaluation.estimate_search(some, ["perplexity"], ["is-to-what"])
     assert sentences == 2 * 3  # the two that are looked at are the same
 
 
@@ -109,47 +158,40 @@ def result_of(predictions: list[list[int]], answers: list[int], **columns: tuple
     )
 
 
-WEIGHTS = {"negative_weight": (0.4, 0.0, 0.2)}
+def asked(answers: list[int]) -> list[Question]:
+    """Questions of three choices, with these answers."""
+    return make_questions([PAIRS[0]] * len(answers), [PAIRS[1:4]] * len(answers), answers)
 
 
 def test_the_report_is_of_the_best_on_validation():
-    validation = result_of([[0, 0], [0, 1], [1, 1]], [0, 1], **WEIGHTS)
-    test = result_of([[2, 1, 0], [2, 0, 0], [0, 0, 0]], [2, 1, 0], **WEIGHTS)
-    report, answers = report_accuracy(validation, test, num_shuffles=20, seed=3)
-    assert answers.tolist() == [2, 0, 0]
-    assert report["eval_accuracy"] == pytest.approx(2 / 3)  # not that of the best on test, 1
+    weights = {"negative_weight": (0.4, 0.0, 0.2)}
+    validation = result_of([[0, 0], [0, 1], [1, 1]], [0, 1], **weights)
+    answers, untuned = torch.tensor([2, 0, 0]), torch.tensor([0, 0, 0])
+    report = report_accuracy(validation, asked([2, 1, 0]), answers, untuned, num_shuffles=20, seed=3)
+    assert report["eval_accuracy"] == pytest.approx(2 / 3)
+    assert report["untuned_accuracy"] == pytest.approx(1 / 3)
     assert report["validation_accuracy"] == 1
-    assert report["configuration"]["negative_weight"] == 0.0
+    assert report["configuration"] == {"scoring": "perplexity", "template": "is-to-what", "negative_weight": 0.0}
     assert (report["num_configurations"], report["num_tied"]) == (3, 1)
     assert (report["num_eval_questions"], report["num_validation_questions"]) == (3, 2)
     interval = bootstrap_interval(torch.tensor([True, False, True]), seed=3)
     assert (report["eval_accuracy_low"], report["eval_accuracy_high"]) == interval
-    noise = selection_noise(validation, test, num_repeats=20, seed=3)
-    assert (report["selection_noise"], report["selection_noise_high"]) == (noise.test_mean, noise.test_quantile)
-    assert report["validation_noise"] == noise.validation_mean
-
-
-def test_untuned_is_the_first_configuration_with_the_defaults():
-    columns = {"negative_weight": (0.4, 0.0, 0.0), "positive_aggregation": ("index_0", "mean", "index_0")}
-    validation = result_of([[0, 0], [0, 0], [0, 0]], [1, 1], **columns)
-    test = result_of([[0, 0], [1, 1], [1, 0]], [1, 1], **columns)
-    assert report_accuracy(validation, test, num_shuffles=5)[0]["untuned_accuracy"] == 0.5
+    noise = selection_noise(validation, num_repeats=20, seed=3)
+    assert (report["validation_noise"], report["validation_noise_high"]) == (noise.mean, noise.quantile)
+    assert report["selection_noise_high"] == guessing_quantile(torch.tensor([3, 3, 3])) == pytest.approx(2 / 3)
 
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), validation=st.integers(1, 12), test=st.integers(1, 12))
 def test_accuracies_chance_and_noise_are_shares(seed, validation, test):
     generator = torch.Generator().manual_seed(seed)
-    weights = {"negative_weight": (0.0, 0.2, 0.4, 0.6)}
-    first, second = (
-        result_of(
-            torch.randint(3, (4, count), generator=generator).tolist(),
-            torch.randint(3, (count,), generator=generator).tolist(),
-            **weights,
-        )
-        for count in (validation, test)
-    )
-    report, _ = report_accuracy(first, second, num_shuffles=10, seed=seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randint(3, shape, generator=generator)
+
+    search = result_of(draw(4, validation).tolist(), draw(validation).tolist())
+    report = report_accuracy(search, asked(draw(test).tolist()), draw(test), draw(test), num_shuffles=10, seed=seed)
     assert all(0 <= value <= 1 for name, value in report.items() if not name.startswith(("num_", "configuration")))
     assert report["eval_accuracy_low"] <= report["eval_accuracy"] <= report["eval_accuracy_high"]
     assert report["chance_level"] == pytest.approx(1 / 3)
+    assert report["chance_level"] <= report["selection_noise_high"]

@@ -1,10 +1,15 @@
+import itertools
+import math
+
 import pytest
 import scipy.stats
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from hf_sphere.analogies import statistics
 from hf_sphere.analogies.search import SearchResult
-from hf_sphere.analogies.statistics import bootstrap_interval, selection_noise
+from hf_sphere.analogies.statistics import bootstrap_interval, guessing_quantile, selection_noise
 
 
 def result_of(predictions, num_choices):
@@ -19,8 +24,12 @@ def result_of(predictions, num_choices):
     )
 
 
-def random_result(num_configurations, num_choices):
-    return result_of((torch.rand(num_configurations, len(num_choices)) * num_choices).long(), num_choices)
+def draw_answers(num_choices, generator=None, *shape):
+    return (torch.rand(*shape, len(num_choices), generator=generator, dtype=torch.float64) * num_choices).long()
+
+
+def random_result(num_configurations, num_choices, generator=None):
+    return result_of(draw_answers(num_choices, generator, num_configurations), num_choices)
 
 
 @pytest.mark.parametrize(("right", "total", "confidence"), [(30, 100, 0.95), (110, 337, 0.95), (5, 37, 0.8)])
@@ -60,32 +69,75 @@ def test_bad_answers_are_refused(correct, options, message):
         bootstrap_interval(correct, **options)
 
 
+@pytest.mark.parametrize(("total", "choices"), [(1, 5), (37, 5), (337, 5), (228, 4), (1799, 4)])
+@pytest.mark.parametrize("share", [0.5, 0.95])
+def test_guessing_among_as_many_choices_has_the_quantile_of_the_binomial_distribution(total, choices, share):
+    found = guessing_quantile(torch.full((total,), choices), share=share)
+    assert found * total == pytest.approx(scipy.stats.binom(total, 1 / choices).ppf(share), abs=1e-9)
+
+
+@settings(max_examples=25)
+@given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=7), share=st.floats(0.01, 0.99))
+def test_guessing_has_the_quantile_of_a_plain_sum_over_all_outcomes(counts, share):
+    totals = [0.0] * (len(counts) + 1)
+    for outcome in itertools.product((False, True), repeat=len(counts)):
+        chances = (1 / count if right else 1 - 1 / count for right, count in zip(outcome, counts, strict=True))
+        totals[sum(outcome)] += math.prod(chances)
+    below = list(itertools.accumulate(totals))
+    assume(all(abs(value - share) > 1e-9 for value in below))
+    expected = next(number for number, value in enumerate(below) if value > share) / len(counts)
+    assert guessing_quantile(torch.tensor(counts), share=share) == expected
+
+
+def test_a_chosen_configuration_guesses_on_other_questions_if_the_scores_know_nothing():
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.tensor([2, 3, 4, 5, 5, 5, 4, 3] * 5)
+    validation, test = random_result(200, counts[:20], generator), random_result(200, counts, generator)
+    reached = []
+    for _ in range(4000):
+        answers, others = draw_answers(counts[:20], generator), draw_answers(counts, generator)
+        chosen = (validation.predictions == answers).sum(dim=1).argmax()
+        reached.append(int((test.predictions[chosen] == others).sum()))
+    right, level = torch.tensor(reached), round(guessing_quantile(counts) * len(counts))
+    assert (right <= level).double().mean() > 0.95 - 0.015
+    assert (right < level).double().mean() < 0.95 + 0.015
+    assert float(right.double().mean()) == pytest.approx(float((1 / counts).sum()), abs=0.2)
+
+
+@pytest.mark.parametrize(
+    ("num_choices", "options", "message"),
+    [
+        (torch.zeros(0), {}, "must have the shape"),
+        (torch.ones(2, 2), {}, r"got the shape \(2, 2\)"),
+        (torch.tensor([3, 0]), {}, r"at least 1; .* with values from \[3, 0\]"),
+        (torch.tensor([3]), {"share": 95}, "share must be between 0 and 1; got 95"),
+    ],
+)
+def test_guessing_of_nothing_is_refused(num_choices, options, message):
+    with pytest.raises(ValueError, match=message):
+        guessing_quantile(num_choices, **options)
+
+
 @pytest.mark.parametrize("rows_at_a_time", [1, 7, 2048])
 def test_noise_is_what_a_plain_loop_over_random_answers_finds(monkeypatch, rows_at_a_time):
     monkeypatch.setattr(statistics, "ROWS_AT_A_TIME", rows_at_a_time)
-    validation = random_result(30, torch.tensor([5, 3, 4, 2, 5, 5]))
-    test = random_result(30, torch.tensor([4, 4, 3, 5]))
-    drawn = {"validation": [], "test": []}
+    result = random_result(30, torch.tensor([5, 3, 4, 2, 5, 5]))
+    drawn = []
     draw = statistics._draw_answers
 
-    def remember(num_choices, num_repeats, generator):
-        answers = draw(num_choices, num_repeats, generator)
-        drawn["validation" if num_choices is validation.num_choices else "test"] = answers.tolist()
+    def remember(*args):
+        answers = draw(*args)
+        drawn.extend(answers.tolist())
         return answers
 
     monkeypatch.setattr(statistics, "_draw_answers", remember)
-    noise = selection_noise(validation, test, num_repeats=40)
+    noise = selection_noise(result, num_repeats=40)
 
-    best, reached = [], []
-    for answers, others in zip(drawn["validation"], drawn["test"], strict=True):
-        accuracies = [sum(map(int.__eq__, row, answers)) / len(answers) for row in validation.predictions.tolist()]
-        best.append(max(accuracies))
-        row = test.predictions[accuracies.index(max(accuracies))].tolist()
-        reached.append(sum(map(int.__eq__, row, others)) / len(others))
-    assert noise.validation_mean == pytest.approx(sum(best) / 40, abs=1e-12)
-    assert noise.test_mean == pytest.approx(sum(reached) / 40, abs=1e-12)
-    quantiles = torch.tensor([best, reached], dtype=torch.float64).quantile(0.95, dim=1).tolist()
-    assert [noise.validation_quantile, noise.test_quantile] == pytest.approx(quantiles, abs=1e-12)
+    rows = result.predictions.tolist()
+    best = [max(sum(map(int.__eq__, row, answers)) for row in rows) / len(answers) for answers in drawn]
+    assert len(best) == 40
+    assert noise.mean == pytest.approx(sum(best) / 40, abs=1e-12)
+    assert noise.quantile == pytest.approx(float(torch.tensor(best, dtype=torch.float64).quantile(0.95)), abs=1e-12)
 
 
 def test_each_question_has_its_own_number_of_answers():
@@ -97,46 +149,34 @@ def test_each_question_has_its_own_number_of_answers():
         torch.testing.assert_close(frequencies, torch.full((count,), 1 / count), rtol=0, atol=0.015)
 
 
-def test_one_configuration_alone_reaches_chance():
+def test_one_configuration_alone_guesses():
     counts = torch.full((200,), 4)
-    noise = selection_noise(random_result(1, counts), random_result(1, counts), num_repeats=1000)
-    assert noise.validation_mean == pytest.approx(0.25, abs=0.005)
-    assert noise.test_mean == pytest.approx(0.25, abs=0.005)
+    noise = selection_noise(random_result(1, counts), num_repeats=1000)
+    assert noise.mean == pytest.approx(0.25, abs=0.005)
+    assert noise.quantile == pytest.approx(guessing_quantile(counts), abs=0.0075)
 
 
-def test_the_best_of_many_is_lucky_on_validation_and_guesses_on_test():
-    few, many = (random_result(count, torch.full((37,), 5)) for count in (10, 3000))
-    test = random_result(3000, torch.full((337,), 5))
-    noise = selection_noise(many, test)
-    assert selection_noise(few, few).validation_mean < noise.validation_mean
-    assert noise.validation_mean > 0.4
-    assert noise.validation_quantile > noise.validation_mean
-    assert noise.test_mean == pytest.approx(0.2, abs=0.01)
-
-
-def test_choosing_on_the_reported_questions_reports_the_luck():
-    result = random_result(3000, torch.full((300,), 5))
-    noise = selection_noise(result, result)
-    assert noise.test_mean == noise.validation_mean > 0.26
+def test_the_best_of_many_is_lucky():
+    few, many = (selection_noise(random_result(count, torch.full((37,), 5))) for count in (10, 3000))
+    assert 0.2 < few.mean < many.mean
+    assert many.mean > 0.4
+    assert many.quantile > many.mean
 
 
 def test_configurations_that_answer_alike_are_no_luck():
     counts = torch.full((100,), 5)
     alike = result_of(random_result(1, counts).predictions.expand(3000, -1), counts)
-    assert selection_noise(alike, alike).validation_mean == pytest.approx(0.2, abs=0.01)
+    assert selection_noise(alike).mean == pytest.approx(0.2, abs=0.01)
 
 
 def test_noise_depends_on_its_seed_alone():
     result = random_result(50, torch.full((20,), 3))
-    first = selection_noise(result, result, num_repeats=20, seed=1)
-    assert selection_noise(result, result, num_repeats=20, seed=1) == first
-    assert selection_noise(result, result, num_repeats=20, seed=2) != first
-    assert "best on validation reaches" in str(first)
+    first = selection_noise(result, num_repeats=20, seed=1)
+    assert selection_noise(result, num_repeats=20, seed=1) == first
+    assert selection_noise(result, num_repeats=20, seed=2) != first
+    assert str(first).startswith(f"without knowledge the best reaches {first.mean:.3f} on the questions")
 
 
-def test_a_search_on_other_configurations_is_refused():
-    counts = torch.full((20,), 3)
-    with pytest.raises(ValueError, match=r"on validation \(5\) and on test \(6\) differ"):
-        selection_noise(random_result(5, counts), random_result(6, counts))
+def test_noise_of_no_repeats_is_refused():
     with pytest.raises(ValueError, match="num_repeats must be at least 1; got 0"):
-        selection_noise(random_result(5, counts), random_result(5, counts), num_repeats=0)
+        selection_noise(random_result(5, torch.full((20,), 3)), num_repeats=0)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from hf_sphere.analogies import (
+    SCORINGS,
     TEMPLATES,
     LanguageModel,
     ScoreCache,
@@ -34,6 +35,7 @@ PAIRS = [
     ("sun", "day"),
 ]
 OTHER_PAIRS = [("he", "his"), ("do", "did"), ("old", "new"), ("up", "down")]
+ALL = ["--scorings", *SCORINGS, "--word_embeddings", "both"]
 QUICK = ["--templates", "is-to-what", "--num_shuffles", "10", "--disable_tqdm", "true"]
 
 Run = Callable[..., Path]
@@ -92,9 +94,8 @@ def evaluate(recipe, run_main, tiny, questions) -> Run:
 @pytest.fixture(scope="module")
 def finished(evaluate, tmp_path_factory) -> Path:
     """A run with everything."""
-    return evaluate(
-        tmp_path_factory.mktemp("run"), "--benchmarks", "easy", "hard", "--templates", "is-to-what", "is-to-as"
-    )
+    templates = ["--templates", "is-to-what", "is-to-as"]
+    return evaluate(tmp_path_factory.mktemp("run"), "--benchmarks", "easy", "hard", *templates, *ALL)
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +121,7 @@ def results_by_scoring(folder: Path) -> dict[str, dict]:
 
 
 def test_every_benchmark_has_a_result_of_every_scoring(entries):
-    scorings = ["embedding_similarity", "hypothesis_bias", "marginal_bias", "perplexity", "pmi", "relation_embedding"]
-    expected = [(benchmark, scoring) for benchmark in ("easy", "hard") for scoring in scorings]
+    expected = [(benchmark, scoring) for benchmark in ("easy", "hard") for scoring in SCORINGS]
     assert [(entry["benchmark"], entry["scoring"]) for entry in entries] == expected
 
 
@@ -198,6 +198,15 @@ def test_the_table_of_results_is_the_same_as_the_json(finished, entries):
     assert [json.loads(row["configuration"]) for row in rows] == [entry["configuration"] for entry in entries]
 
 
+def test_a_single_result_is_on_the_top_level_too(evaluate, finished, tmp_path):
+    words = ["--benchmarks", "easy", "--grid", "none", "--scorings", "embedding_similarity"]
+    written = json.loads((evaluate(tmp_path / "run", *words) / "all_results.json").read_text())
+    (entry,) = written["results"]
+    top = {name: value for name, value in written.items() if name not in ("results", "averages")}
+    assert top == {name: entry[name] for name in ("eval_accuracy", "eval_accuracy_low", "eval_accuracy_high")}
+    assert set(json.loads((finished / "all_results.json").read_text())) == {"results", "averages"}
+
+
 def test_the_picture_is_drawn(finished):
     assert (finished / "analogies.png").read_bytes().startswith(b"\x89PNG")
 
@@ -205,8 +214,26 @@ def test_the_picture_is_drawn(finished):
 # What is searched
 
 
+def test_by_default_the_best_scoring_and_a_cheap_one_answer(evaluate, tmp_path):
+    results = results_by_scoring(evaluate(tmp_path / "run", "--benchmarks", "easy", "--grid", "none"))
+    assert list(results) == ["marginal_bias", "embedding_similarity"]
+    assert results["embedding_similarity"]["configuration"] == {"scoring": "embedding_similarity"}  # words alone
+
+
+def test_test_questions_are_answered_by_what_is_reported_alone(evaluate, recipe, tmp_path, monkeypatch):
+    asked = []
+    answer = recipe.AnalogyEvaluation.answer
+    monkeypatch.setattr(
+        recipe.AnalogyEvaluation, "answer", lambda self, *args: asked.append(args[:2]) or answer(self, *args)
+    )
+    words = ["--benchmarks", "easy", "--scorings", "perplexity", "--templates", "is-to-as", "is-to-what"]
+    chosen = results_by_scoring(evaluate(tmp_path / "run", *words))["perplexity"]["configuration"]
+    assert [configuration for _, configuration in asked] == [chosen, {"scoring": "perplexity", "template": "is-to-as"}]
+    assert [len(questions) for questions, _ in asked] == [3, 3]
+
+
 def test_without_a_grid_only_templates_are_chosen(evaluate, tmp_path):
-    words = ["--benchmarks", "easy", "--grid", "none", "--templates", *TEMPLATES]
+    words = ["--benchmarks", "easy", "--grid", "none", "--templates", *TEMPLATES, *ALL]
     results = results_by_scoring(evaluate(tmp_path / "run", *words))
     counts = {name: entry["num_configurations"] for name, entry in results.items()}
     assert counts == {
@@ -242,7 +269,7 @@ def test_what_an_embedding_model_cannot_do_is_left_out(evaluate, tiny, tmp_path,
     AutoModel.from_pretrained(tiny, add_pooling_layer=False).save_pretrained(tmp_path / "model")
     shutil.copy(tiny / "tokenizer.json", tmp_path / "model")
     shutil.copy(tiny / "tokenizer_config.json", tmp_path / "model")
-    folder = evaluate(tmp_path / "run", "--benchmarks", "easy", "--grid", "none", model=tmp_path / "model")
+    folder = evaluate(tmp_path / "run", "--benchmarks", "easy", "--grid", "none", *ALL, model=tmp_path / "model")
     assert list(results_by_scoring(folder)) == ["embedding_similarity", "relation_embedding"]
     left_out = "of the embedding kind: hypothesis_bias, marginal_bias, perplexity, pmi"
     assert left_out in capsys.readouterr().out
@@ -266,8 +293,9 @@ def test_models_are_compared_in_one_run(evaluate, tiny, tmp_path, capsys):
 
 def test_the_work_is_announced_before_it_starts(evaluate, tmp_path, capsys):
     evaluate(tmp_path / "run", "--benchmarks", "hard", "--scorings", "perplexity")
-    distinct = 24 * (3 + 2 + 2 + 2)
-    assert f"to do: about {distinct} sentences, in about" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"to choose on validation: about {24 * (3 + 2)} sentences, in " in said
+    assert f"to answer the test: at most about {24 * (2 + 2)} sentences, in " in said
 
 
 def test_the_table_shows_chance_and_noise_beside_each_accuracy(evaluate, tmp_path, capsys):
@@ -298,7 +326,7 @@ def test_without_matplotlib_there_is_no_picture_but_all_else(evaluate, recipe, t
 
 @pytest.fixture
 def searched(recipe, monkeypatch) -> list[str]:
-    """The scorings that are searched, one entry a split."""
+    """The scorings that are searched."""
     seen = []
     search = recipe.AnalogyEvaluation.search
     monkeypatch.setattr(
@@ -310,11 +338,11 @@ def searched(recipe, monkeypatch) -> list[str]:
 def test_finished_results_are_not_computed_again(evaluate, tmp_path, searched, results_of, capsys):
     words = ["--benchmarks", "easy", "--grid", "none", "--scorings", "perplexity"]
     before = results_of(evaluate(tmp_path / "run", *words))
-    assert searched == ["perplexity"] * 2
+    assert searched == ["perplexity"]
     assert results_of(evaluate(tmp_path / "run", *words)) == before
     assert "everything is finished already" in capsys.readouterr().out
     evaluate(tmp_path / "run", *words, "pmi")
-    assert searched == ["perplexity"] * 2 + ["pmi"] * 2
+    assert searched == ["perplexity", "pmi"]
 
 
 @pytest.mark.parametrize("changed", ["weights", "questions"])
@@ -330,7 +358,7 @@ def test_what_a_result_depends_on_is_noticed(evaluate, questions, tiny, tmp_path
     else:
         write_split(data / "easy", "test", (2, 3, 2), (0, 0, 0))
     evaluate(tmp_path / "run", *words, model=model, data=data)
-    assert len(searched) == 4
+    assert len(searched) == 2
 
 
 def test_another_run_is_not_mixed_with_this_one(evaluate, tmp_path, searched):
@@ -340,7 +368,7 @@ def test_another_run_is_not_mixed_with_this_one(evaluate, tmp_path, searched):
     with pytest.raises(FileExistsError, match="holds another run, which differs in seed"):
         evaluate(folder, *words, "--seed", 1)
     evaluate(folder, *words, "--seed", 1, "--overwrite_output_dir", "true")
-    assert len(searched) == 4
+    assert len(searched) == 2
     assert len(ScoreCache(folder / "sentence_scores.sqlite")) == scores > 0
 
 
@@ -383,9 +411,8 @@ def test_scores_of_sentences_survive_a_stop(evaluate, recipe, tmp_path, monkeypa
         with pytest.raises(SystemExit, match="130"):
             evaluate(tmp_path / "run", *words)
     evaluate(tmp_path / "run", *words)
-    first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("to do: about"))
-    assert int(first.split()[3]) > int(second.split()[3])
-    assert second.split()[3] == str(24 * (3 + 2 + 2 + 2))  # those of the first benchmark are there
+    told = re.findall(r"to choose on validation: about (\d+) sentences", capsys.readouterr().out)
+    assert told == [str(2 * 24 * (3 + 2)), str(24 * (3 + 2))]  # those of the first benchmark are there
 
 
 # What is refused
