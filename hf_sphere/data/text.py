@@ -11,6 +11,7 @@ import datasets
 import numpy as np
 import torch
 from datasets import Dataset, DatasetDict, Features, List, Value, load_dataset
+from datasets.exceptions import DatasetGenerationError
 from torch import Tensor
 
 from hf_sphere.data.sources import find_column, find_split
@@ -155,17 +156,22 @@ def load_text_splits(
         cache_dir: Folder for what `datasets` keeps; its own if None.
 
     Raises:
-        ValueError: If a file is of no kind that is known here, or the data has no named splits.
+        ValueError: If a file is of no kind that is known here, cannot be read as what it is, or the data has no named
+            splits.
     """
     path, cache = Path(name), None if cache_dir is None else str(cache_dir)
-    if path.is_file():
-        if path.suffix not in FILE_KINDS:
-            raise ValueError(f"{name} is no file of text; the kinds that are read are: {', '.join(FILE_KINDS)}.")
-        splits = load_dataset(FILE_KINDS[path.suffix], data_files={"train": name}, cache_dir=cache)
-    elif config_name is not None and (path / config_name).is_dir():
-        splits = load_dataset(str(path / config_name), cache_dir=cache)
-    else:
-        splits = load_dataset(name, config_name, cache_dir=cache)
+    kind = path.suffix.lower()
+    if path.is_file() and kind not in FILE_KINDS:
+        raise ValueError(f"{name} is no file of text; the kinds that are read are: {', '.join(FILE_KINDS)}.")
+    try:
+        if path.is_file():
+            splits = load_dataset(FILE_KINDS[kind], data_files={"train": name}, cache_dir=cache)
+        elif config_name is not None and (path / config_name).is_dir():
+            splits = load_dataset(str(path / config_name), cache_dir=cache)
+        else:
+            splits = load_dataset(name, config_name, cache_dir=cache)
+    except DatasetGenerationError as error:  # which says nothing itself
+        raise ValueError(f"{name} cannot be read: {error.__cause__ or error}") from error
     if not isinstance(splits, DatasetDict):
         raise ValueError(f"data set {name!r} does not load as named splits; got {type(splits).__name__}.")
     return splits

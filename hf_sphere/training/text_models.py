@@ -89,7 +89,7 @@ def calibrate(model: Any, args: TextModelArguments, data: TextData) -> list[Sphe
 
 def longest_input(model: Any, tokenizer: Any) -> int:
     """How many tokens a model takes at once, special ones included."""
-    positions = model.config.max_position_embeddings
+    positions = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)  # some have no limit
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     if isinstance(table, nn.Embedding) and table.padding_idx is not None:
         positions -= table.padding_idx + 1  # roberta counts from behind the padding's own place
@@ -103,7 +103,7 @@ def choose_block_length(asked: int | None, model: Any, tokenizer: Any) -> int:
         raise ValueError(
             f"max_seq_length {asked} is more than the {longest} tokens that the model takes; give at most that."
         )
-    return asked or min(longest, LONGEST_BLOCK)
+    return min(longest, LONGEST_BLOCK) if asked is None else asked
 
 
 def describe(model: Any, data: TextData) -> str:

@@ -139,6 +139,11 @@ def test_a_text_file_is_a_training_split(load, tokenizer, tmp_path):
     assert (data.eval_split, data.validation) == ("the last 25% of train", None)
 
 
+def test_the_kind_of_a_file_may_be_in_capitals(load, tmp_path):
+    (tmp_path / "LINES.TXT").write_text("\n".join(LINES))
+    assert load(name=str(tmp_path / "LINES.TXT"), validation_fraction=0.5).train.num_examples > 0
+
+
 def test_a_folder_of_text_files_has_its_splits(load, tmp_path):
     for split in ("train", "test"):
         (tmp_path / "texts").mkdir(exist_ok=True)
@@ -241,6 +246,12 @@ def test_a_file_of_another_kind_is_refused(load, tmp_path):
     (tmp_path / "a.pdf").touch()
     with pytest.raises(ValueError, match=r"is no file of text; the kinds that are read are: .txt, .parquet"):
         load(name=str(tmp_path / "a.pdf"))
+
+
+def test_a_file_that_is_not_what_its_name_says_is_refused_with_the_reason(load, tmp_path):
+    (tmp_path / "a.txt").write_bytes("caf\u00e9 ".encode("latin-1") * 9)
+    with pytest.raises(ValueError, match=r"a.txt cannot be read: 'utf-8' codec can't decode byte 0xe9"):
+        load(name=str(tmp_path / "a.txt"))
 
 
 def test_a_tokenizer_without_a_mask_token_is_refused(tokenizer, load):

@@ -122,20 +122,26 @@ def test_each_layer_is_fitted_with_those_before_it_in_place(load, tokenizer):
 
 
 @pytest.mark.parametrize("ridge", [None, 1e-3])
-def test_the_explained_variance_is_that_of_every_fifth_text_left_out(load, tokenizer, ridge):
+def test_the_explained_variance_is_that_of_the_layers_output_on_every_fifth_text(load, tokenizer, ridge):
     model, reference = (half.double() for half in load())
     texts = sentences(100)
     [fit] = calibrate_spherization(model, reference, texts, tokenizer=tokenizer, ridge=ridge, batch_size=16)
-    points, targets, rows = features_and_targets(model, reference, 1, batch_of(tokenizer, texts))
+    batch = batch_of(tokenizer, texts)
+    points, targets, rows = features_and_targets(model, reference, 1, batch)
     held_out = rows % 5 == 4
-    scores = {
-        candidate: explained_variance(
-            points[held_out], targets[held_out], ridge_regression(points[~held_out], targets[~held_out], candidate)
-        )
+    maps = {
+        candidate: ridge_regression(points[~held_out], targets[~held_out], candidate)
         for candidate in ([10.0**exponent for exponent in range(-9, 1)] if ridge is None else [ridge])
     }
+    scores = {name: explained_variance(points[held_out], targets[held_out], fitted) for name, fitted in maps.items()}
     assert fit.ridge == max(scores, key=lambda candidate: scores[candidate])  # the best of them
-    assert fit.explained_variance == pytest.approx(scores[fit.ridge], abs=1e-5)
+    # The last layer's output, after its norm, with the map as fitted without the held-out texts.
+    new_map(model).copy_(torch.from_numpy(maps[fit.ridge]).T)
+    kept = batch["attention_mask"].bool()
+    with torch.no_grad():
+        outputs = [half.base_model(**batch).last_hidden_state[kept].numpy()[held_out] for half in (model, reference)]
+    expected = explained_variance(outputs[0], outputs[1], np.eye(outputs[0].shape[1]))
+    assert fit.explained_variance == pytest.approx(expected, abs=1e-5)
     assert 0.5 < fit.explained_variance < 1
 
 

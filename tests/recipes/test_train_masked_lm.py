@@ -19,6 +19,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
     BertModel,
+    FunnelConfig,
     GPT2Config,
     GPT2LMHeadModel,
     PreTrainedTokenizerFast,
@@ -227,6 +228,14 @@ def test_a_roberta_with_byte_level_tokens_is_spherized_too(train, texts, tmp_pat
         train(*words, "--max_seq_length", "33", name="longer")
 
 
+def test_a_model_without_a_longest_input_takes_what_its_tokenizer_does(train, tiny_bert, tmp_path):
+    FunnelConfig(vocab_size=400, block_sizes=[1], d_model=8, n_head=2, d_head=4, d_inner=8).save_pretrained(tmp_path)
+    words = ["--model_name_or_path", str(tmp_path), "--tokenizer_name", str(tiny_bert), "--from_scratch"]
+    train(*words, "--num_train_epochs", "1")
+    with pytest.raises(ValueError, match="max_seq_length 65 is more than the 64 tokens that the model takes"):
+        train(*words, "--max_seq_length", "65", name="longer")
+
+
 def test_an_encoder_without_a_head_gets_a_new_one(train, tiny_bert, tmp_path, results_of):
     shutil.copytree(tiny_bert, tmp_path / "encoder")
     BertModel.from_pretrained(tiny_bert).save_pretrained(tmp_path / "encoder")
@@ -310,6 +319,7 @@ def test_a_continuation_is_not_calibrated_again(train, monkeypatch):
     ("words", "message"),
     [
         (["--max_seq_length", "65"], "max_seq_length 65 is more than the 64 tokens that the model takes"),
+        (["--max_seq_length", "0"], "max_seq_length 0 leaves no token beside the special ones"),
         (
             ["--spherized", "--spherization_kwargs", "{scale: 1}"],
             "no option 'scale' .* the options are: scaling",
@@ -318,7 +328,7 @@ def test_a_continuation_is_not_calibrated_again(train, monkeypatch):
         (["--text_column_name", "words"], "no text column 'words'"),
         (["--spherized", "--calibrate", "--max_train_samples", "2"], "too few tokens to fit a map of 65 inputs"),
     ],
-    ids=lambda value: value[-2].strip("-") if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value[-2:]).strip("-") if isinstance(value, list) else "",
 )
 def test_what_cannot_be_done_is_refused(train, words, message):
     with pytest.raises(ValueError, match=message):

@@ -28,8 +28,8 @@ class SpherizationFit:
 
     Attributes:
         layer: Which encoder layer.
-        explained_variance: Share of the variance of the plain layer's output, on held-out texts; 1 is perfect, and 0
-            no better than the mean.
+        explained_variance: Share of the variance of the plain layer's output, after its norm, on held-out texts; 1 is
+            perfect, and 0 no better than the mean.
         ridge: The ridge, as a share of each coordinate's mean square.
         num_tokens: Tokens the layer was fitted to, those held out included.
     """
@@ -65,6 +65,8 @@ def calibrate_spherization(
     That map, from intermediate_size + 1 to hidden_size without bias, is put where it reproduces the plain layer's
     output best in the sense of least squares: by ridge regression on the layer's real inputs, from normal equations
     that are summed in float64. Layers are fitted in order, and each makes up for what those before it have missed.
+
+    Save the fitted model before training an adapter on it: an adapter's checkpoint holds the adapter alone.
 
     Args:
         model: A model with spherized layers, started from `reference` (any head, or none); its output layers are
@@ -107,20 +109,18 @@ def calibrate_spherization(
             f"max_tokens ({max_tokens})."
         )
     fits = []
-    bar = tqdm(total=len(spherized) * len(batches), unit="batch", desc="Calibrating", disable=not progress)
+    parts = _split(batches)
+    bar = tqdm(total=len(spherized) * sum(map(len, parts)), unit="batch", desc="Calibrating", disable=not progress)
     with bar, _in_eval_mode(model, reference):
         for index in spherized:
-            pairs = _layer_pairs(model, reference, layers[index], plain_layers[index], batches)
-            train, held_out = _NormalEquations(), _NormalEquations()
-            seen = 0
-            for points, targets, rows in pairs:
-                is_held_out = (rows + seen) % HELD_OUT == HELD_OUT - 1
-                train.add(points[~is_held_out], targets[~is_held_out])
-                held_out.add(points[is_held_out], targets[is_held_out])
-                seen += int(rows[-1]) + 1
-                bar.update()
+            layer, plain = layers[index], plain_layers[index]
+            train, held_out = (_NormalEquations(), _NormalEquations())
+            for equations, part in zip((train, held_out), parts, strict=True):
+                for points, targets in _layer_pairs(model, reference, layer, plain, part):
+                    equations.add(points, targets)
+                    bar.update()
             candidates = [
-                (held_out.explained_variance(weight), candidate)
+                (held_out.squared_error(weight), candidate)
                 for candidate in (RIDGES if ridge is None else (ridge,))
                 if (weight := train.solve(candidate)) is not None
             ]
@@ -129,9 +129,11 @@ def calibrate_spherization(
                     f"the equations of layer {index} have no unique solution with ridge {ridge}: the texts do not vary "
                     "enough, or hold values that are not finite. Give a larger ridge, or other texts."
                 )
-            explained, best = max(candidates)
+            _, best = min(candidates)
+            linear = layer.output.spherical.linear
+            linear.weight.copy_(train.solve(best))
+            explained = _explained_variance(model, reference, layer, plain, parts[1])
             train.merge(held_out)
-            linear = layers[index].output.spherical.linear
             linear.weight.copy_(train.solve(best))
             fits.append(SpherizationFit(index, explained, best, train.count))
     return fits
@@ -144,7 +146,6 @@ class _NormalEquations:
         self.count = 0
         self.gram: Any = 0.0
         self.cross: Any = 0.0
-        self.target_sum: Any = 0.0
         self.target_square = 0.0
 
     def add(self, points: Tensor, targets: Tensor) -> None:
@@ -152,7 +153,6 @@ class _NormalEquations:
         self.count += len(points)
         self.gram = self.gram + points.T @ points
         self.cross = self.cross + points.T @ targets
-        self.target_sum = self.target_sum + targets.sum(0)
         self.target_square += targets.square().sum().item()
 
     def merge(self, other: "_NormalEquations") -> None:
@@ -167,29 +167,68 @@ class _NormalEquations:
         factor, failed = torch.linalg.cholesky_ex(system)
         return None if failed else torch.cholesky_solve(self.cross, factor).T
 
-    def explained_variance(self, weight: Tensor) -> float:
-        """Share of the variance of these tokens' targets that the map explains."""
-        residual = self.target_square - 2 * (weight.T * self.cross).sum() + ((weight @ self.gram) * weight).sum()
-        variance = self.target_square - self.target_sum.square().sum() / self.count
-        return float(1 - residual / variance)
+    def squared_error(self, weight: Tensor) -> float:
+        """Sum of squares of what the map misses of these tokens' targets."""
+        missed = self.target_square - 2 * (weight.T * self.cross).sum() + ((weight @ self.gram) * weight).sum()
+        return float(missed)
+
+
+def _split(batches: Sequence[Mapping[str, Tensor]]) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+    """Batches of the texts to fit to, and of every fifth text, which is held out."""
+    parts: tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]] = ([], [])
+    seen = 0
+    for batch in batches:
+        texts = torch.arange(seen, seen + len(batch["attention_mask"]))
+        is_held_out = texts % HELD_OUT == HELD_OUT - 1
+        for part, chosen in zip(parts, (~is_held_out, is_held_out), strict=True):
+            if batch["attention_mask"][chosen].any():
+                part.append({name: value[chosen] for name, value in batch.items()})
+        seen += len(texts)
+    return parts
 
 
 def _layer_pairs(
     model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Mapping[str, Tensor]]
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For each batch what the new map gets (T, n + 1), what it should give (T, H), and each token's text (T,)."""
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each batch what the new map gets, (T, n + 1), and what it should give, (T, H), token by token."""
     for batch in batches:
         with _inputs_of(layer.output) as spherized, _inputs_of(plain.output) as original:
-            for encoder in (model.base_model, reference.base_model):
-                encoder(**{name: value.to(encoder.device) for name, value in batch.items()})
+            _run(model, batch)
+            _run(reference, batch)
         values, residual = (torch.cat(parts, dim=1) for parts in zip(*spherized, strict=True))
         activations, plain_residual = (torch.cat(parts, dim=1) for parts in zip(*original, strict=True))
         kept = batch["attention_mask"].bool()
-        rows = kept.nonzero()[:, 0].cpu()
         # With layers before this one spherized too, the residuals differ; that is to be made up for.
         goal = plain.output.dense(activations) + plain_residual - residual.to(plain_residual)
         points = layer.output.spherical.spherization(values)
-        yield _wide(points[kept.to(points.device)]), _wide(goal[kept.to(goal.device)]).to(_solver_device(points)), rows
+        yield _wide(points[kept.to(points.device)]), _wide(goal[kept.to(goal.device)]).to(_solver_device(points))
+
+
+def _explained_variance(
+    model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Mapping[str, Tensor]]
+) -> float:
+    """Share of the variance of a plain layer's output that the spherized layer's output has too.
+
+    Of what the layers hand on, so after their norm: before it, a few coordinates with most of the variance would hide
+    all others.
+    """
+    count, missed, total, square = 0, 0.0, torch.zeros(()), 0.0
+    for batch in batches:
+        with _outputs_of(layer) as spherized, _outputs_of(plain) as original:
+            _run(model, batch)
+            _run(reference, batch)
+        kept = batch["attention_mask"].bool()
+        mine, its = (_wide(output[0][kept.to(output[0].device)]).cpu() for output in (spherized, original))
+        count += len(its)
+        missed += float((mine - its).square().sum())
+        total = total + its.sum(0)
+        square += float(its.square().sum())
+    return 1 - missed / (square - float(total.square().sum()) / count)
+
+
+def _run(model: Any, batch: Mapping[str, Tensor]) -> None:
+    encoder = model.base_model
+    encoder(**{name: value.to(encoder.device) for name, value in batch.items()})
 
 
 @contextmanager
@@ -197,6 +236,17 @@ def _inputs_of(module: nn.Module) -> Iterator[list[tuple[Tensor, ...]]]:
     """Collect what a module is called with; more than once where the feed-forward goes in chunks."""
     seen: list[tuple[Tensor, ...]] = []
     hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect what a module answers."""
+    seen: list[Tensor] = []
+    hook = module.register_forward_hook(lambda _, inputs, output: seen.append(output))
     try:
         yield seen
     finally:
@@ -258,12 +308,18 @@ def _collect(
     batch_size: int,
 ) -> list[dict[str, Tensor]]:
     """Batches of model inputs with an attention mask, up to so many tokens."""
+    if isinstance(texts, (str, Mapping)):  # over their letters and keys one could loop too
+        raise ValueError(
+            f"texts must be several texts or batches, for instance a list of them; got one {type(texts).__name__}."
+        )
     batches: list[dict[str, Tensor]] = []
     pending: list[str] = []
     count = 0
 
     def encode() -> dict[str, Tensor]:
         nonlocal tokenizer
+        if tokenizer is None and not reference.config.name_or_path:
+            raise ValueError("the reference comes from no checkpoint that names its tokenizer; give one.")
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(reference.config.name_or_path)
         longest = min(max_length, tokenizer.model_max_length)
         encoded = tokenizer(pending, truncation=True, max_length=longest, padding=True, return_tensors="pt")
@@ -272,6 +328,12 @@ def _collect(
 
     def add(batch: Mapping[str, Tensor]) -> None:
         nonlocal count
+        if not isinstance(batch, Mapping) or "input_ids" not in batch:
+            what = f"the columns {list(batch)}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+            raise ValueError(
+                f"texts must be strings, or batches with input_ids; got {what}. Of a data set give the column, for "
+                "instance dataset['text']."
+            )
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         inputs.setdefault("attention_mask", torch.ones_like(inputs["input_ids"]))
         batches.append(inputs)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers import initialization as init
 
 from hf_sphere.nn.spherization import Spherization
@@ -21,6 +22,7 @@ class SpherizedEncoderMixin:
     """What the base classes of spherized encoders add to those of the plain ones."""
 
     config: Any
+    config_class: Any
     model_tags = ["hf_sphere"]
     _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = None
 
@@ -47,8 +49,15 @@ class SpherizedEncoderMixin:
         `PreTrainedModel.from_pretrained`.
 
         Raises:
-            ValueError: If other layers are spherized in the checkpoint than in the configuration.
+            ValueError: If other layers are spherized in the checkpoint than in the configuration, or the configuration
+                is that of the plain encoder.
         """
+        config = kwargs.get("config")
+        if isinstance(config, PreTrainedConfig) and not isinstance(config, cls.config_class):
+            raise ValueError(
+                f"config must be a {cls.config_class.__name__}; got a {type(config).__name__}. Read it with "
+                f"{cls.config_class.__name__}.from_pretrained, or leave it out and give its settings as keywords."
+            )
         wants_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(  # type: ignore[misc]
             pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs

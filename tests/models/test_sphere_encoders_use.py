@@ -1,0 +1,99 @@
+"""What users of the spherized encoders give by mistake, or seldom."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from hf_sphere import calibrate_spherization
+
+
+def batches_of(family: Any, count: int) -> list[dict[str, torch.Tensor]]:
+    """Batches of four texts of six tokens each."""
+    ids = torch.randint(5, 50, (count, 4, 6), generator=torch.Generator().manual_seed(0))
+    return [{"input_ids": rows, "attention_mask": torch.ones_like(rows)} for rows in ids]
+
+
+@pytest.fixture
+def pair(family) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    return family.model(), family.plain()
+
+
+def new_map(model: Any) -> torch.Tensor:
+    return model.base_model.encoder.layer[-1].output.spherical.linear.weight.detach().clone()
+
+
+# Loading
+
+
+def test_the_configuration_of_the_plain_encoder_is_refused(family, tmp_path):
+    family.plain().save_pretrained(tmp_path)
+    plain = AutoConfig.from_pretrained(tmp_path)
+    message = f"config must be a Sphere{family.name}Config; got a {family.name}Config. Read it with"
+    with pytest.raises(ValueError, match=message):
+        family.model_class().from_pretrained(tmp_path, config=plain)
+
+
+@pytest.mark.parametrize("as_path", [False, True], ids=["object", "path"])
+def test_a_configuration_of_its_own_may_be_given(family, as_path, tmp_path):
+    family.plain().save_pretrained(tmp_path)
+    config = type(family.config()).from_pretrained(tmp_path, spherized_layers=[0])
+    config.save_pretrained(tmp_path / "config")
+    given = tmp_path / "config" if as_path else config
+    model = family.model_class().from_pretrained(tmp_path, config=given)
+    assert model.config.spherized_layer_indices == (0,)
+
+
+# Calibration
+
+
+@pytest.mark.parametrize("position", [0, 3, 7], ids=["first", "middle", "last"])
+def test_texts_of_nothing_but_padding_change_nothing_but_the_count(family, pair, position):
+    model, reference = pair
+    batches = batches_of(family, 8)
+    padding = {name: torch.zeros_like(value) for name, value in batches[0].items()}
+    padding = {name: value.repeat(5, 1)[:5] for name, value in padding.items()}  # the texts held out stay the same
+    (fit,) = calibrate_spherization(model, reference, batches, ridge=0.01)
+    expected = new_map(model)
+    (other,) = calibrate_spherization(model, reference, [*batches[:position], padding, *batches[position:]], ridge=0.01)
+    assert other == fit
+    torch.testing.assert_close(new_map(model), expected)
+
+
+def test_a_text_that_ends_a_batch_with_nothing_but_padding_counts_as_one(family, pair):
+    model, reference = pair
+    batches = batches_of(family, 8)
+    for batch in batches:
+        batch["attention_mask"][-1] = 0
+    (fit,) = calibrate_spherization(model, reference, batches, ridge=0.01)
+    at_once = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    (other,) = calibrate_spherization(model, reference, [at_once], ridge=0.01)
+    assert other.explained_variance == pytest.approx(fit.explained_variance, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ("one long text " * 100, "texts must be several texts or batches, .* got one str"),
+        ({"input_ids": torch.ones(9, 9)}, "texts must be several texts or batches, .* got one dict"),
+        (
+            [{"text": "a row of a data set"}],
+            r"with input_ids; got the columns \['text'\]. Of a data set give the column",
+        ),
+        ([["a", "b"]], "texts must be strings, or batches with input_ids; got a list"),
+        ([torch.ones(2, 9)], "texts must be strings, or batches with input_ids; got a Tensor"),
+    ],
+    ids=["string", "batch", "rows", "lists", "tensors"],
+)
+def test_what_is_neither_texts_nor_batches_is_refused(pair, texts, message):
+    before = new_map(pair[0])
+    with pytest.raises(ValueError, match=message):
+        calibrate_spherization(*pair, texts)
+    assert torch.equal(new_map(pair[0]), before)
+
+
+def test_texts_without_any_tokenizer_are_refused(pair):
+    with pytest.raises(ValueError, match="the reference comes from no checkpoint that names its tokenizer; give one"):
+        calibrate_spherization(*pair, ["a text"] * 100)
