@@ -145,6 +145,8 @@ class Analogy(evaluate.Metric):
         batch_size: int | None = None,
         device: str | None = None,
     ) -> dict[str, Any]:
+        if not references:
+            raise ValueError("there are no questions; give at least one, with its number of the right choice.")
         if None in references:
             raise ValueError("references are missing; give the number of the right choice of each question, from 0.")
         options = {

@@ -6,6 +6,7 @@ It is also the app of a Space. It needs gradio; nothing is loaded from the netwo
 """
 
 import argparse
+import dataclasses
 import functools
 import html
 import os
@@ -26,6 +27,10 @@ DEFAULT_MODEL = "bert-base-cased"
 DEFAULT_TEMPLATE = "default of the scoring"
 STEM = "word : language"
 CHOICES = "paint : portrait\nnote : music\ntale : story\nweek : year"
+WEIGHTS = ("weight_head", "weight_tail", "alpha")
+"""Options of scorings that the page sets together: what they weigh is the share of head and tail by themselves."""
+
+DEFAULT_WEIGHT = 0.2
 HIGHLIGHT = "background-color: #9be7b5; color: black; font-weight: bold"
 
 INTRODUCTION = """# Word analogies
@@ -65,15 +70,26 @@ def build_page(model: str) -> gr.Blocks:
                     label="Template",
                     info="A name, or a text with {a}, {b}, {c} and {d}; with {a} and {b} for relation_embedding.",
                 )
+                weight = gr.Slider(
+                    -1,
+                    1,
+                    DEFAULT_WEIGHT,
+                    step=0.1,
+                    label="Weight of the biases",
+                    info="What head and tail cost by themselves is taken off by it, in marginal_bias, hypothesis_bias "
+                    "and pmi; at 0 the first two answer as perplexity does.",
+                )
         button = gr.Button("Answer", variant="primary")
         verdict = gr.HTML()
         by_choice = gr.Dataframe(label="Costs, by choice", visible=False)
         by_order = gr.Dataframe(label="Costs, by order of the words a, b, c, d", visible=False, max_height=1000)
-        button.click(answer, [stem, choices, name, scoring, template], [verdict, by_choice, by_order])
+        button.click(answer, [stem, choices, name, scoring, template, weight], [verdict, by_choice, by_order])
     return page
 
 
-def answer(stem: str, choices: str, model: str, scoring: str, template: str) -> tuple[str, Any, Any]:
+def answer(
+    stem: str, choices: str, model: str, scoring: str, template: str, weight: float = DEFAULT_WEIGHT
+) -> tuple[str, Any, Any]:
     """Answer a question, or say what is wrong with it.
 
     Returns:
@@ -81,7 +97,7 @@ def answer(stem: str, choices: str, model: str, scoring: str, template: str) -> 
     """
     try:
         question = read_question(stem, choices)
-        costs, by_order = score(question, load(model.strip()), scoring, template)
+        costs, by_order = score(question, load(model.strip()), scoring, template, weight)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         nothing = gr.update(visible=False)
         return box(f"<b>Error</b>: {html.escape(str(error))}", "#ffd7d5"), nothing, nothing
@@ -121,10 +137,13 @@ def load(model: str) -> LanguageModel:
 
 
 def score(
-    question: Question, model: LanguageModel, scoring: str, template: str
+    question: Question, model: LanguageModel, scoring: str, template: str, weight: float
 ) -> tuple[list[float], list[list[float]] | None]:
     """Costs of the choices (K), and of each in the 24 orders of the words (24, K), where the scoring has orders."""
-    options = {} if template in ("", DEFAULT_TEMPLATE) else {"template": template}
+    known = {option.name for option in dataclasses.fields(SCORINGS[scoring])}
+    options: dict[str, Any] = {option: weight for option in WEIGHTS if option in known}
+    if template not in ("", DEFAULT_TEMPLATE):
+        options["template"] = template
     built = build_scoring(scoring, **options)
     if not isinstance(built, PermutedScoring):
         return score_questions([question], model, scoring, **options).by_question()[0], None

@@ -1,7 +1,10 @@
 """A language model with its tokenizer, of any architecture of transformers that reads plain text."""
 
 import contextlib
+import math
 import os
+import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any, Literal, Self
 
@@ -18,7 +21,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_sphere.analogies.fingerprint import fingerprint_model, read_versions
+from hf_sphere.analogies.fingerprint import fingerprint_model, read_state
 
 Kind = Literal["masked", "causal", "embedding"]
 
@@ -40,6 +43,10 @@ ALLOWED = (
 
 ENDLESS = 10**6
 """From so many tokens on, a tokenizer's `model_max_length` says that nobody knows."""
+
+
+_LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.RLock] = weakref.WeakKeyDictionary()
+"""Of each model that was ever run: kept here, as a model that has one itself could not be copied."""
 
 
 class LanguageModel:
@@ -82,6 +89,11 @@ class LanguageModel:
             raise ValueError(
                 f"{self.name} is a model for masked tokens, but its tokenizer {type(tokenizer).__name__} has no mask "
                 "token. Set tokenizer.mask_token to the one it was trained with, or give another tokenizer."
+            )
+        if self.kind == "masked" and not self._answers_with_tokens():
+            raise ValueError(
+                f"{self.name} is a {type(model).__name__}, which does not answer with tokens, as a discriminator does "
+                f"not; {ALLOWED}."
             )
         if self.kind == "causal" and self._sees_what_follows():
             raise ValueError(
@@ -139,11 +151,11 @@ class LanguageModel:
     def fingerprint(self) -> str:
         """Digest of weights, configuration, tokenizer and dtype: models that score alike have the same one.
 
-        It is computed when it is first asked for, and anew after the weights were changed in place, as by training.
+        It is computed when it is first asked for, and anew after the weights, as by training, or the tokenizer changed.
         """
-        versions = read_versions(self.model)
-        if self._fingerprint is None or self._fingerprint[0] != versions:
-            self._fingerprint = versions, fingerprint_model(self.model, self.tokenizer)
+        state = read_state(self.model, self.tokenizer)
+        if self._fingerprint is None or self._fingerprint[0] != state:
+            self._fingerprint = state, fingerprint_model(self.model, self.tokenizer)
         return self._fingerprint[1]
 
     @property
@@ -158,15 +170,19 @@ class LanguageModel:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Switch dropout off and gradients too; afterwards every module is in its mode again."""
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        try:
-            with torch.inference_mode():
-                yield
-        finally:
-            for module in training:
-                module.training = True
+        """Switch dropout off and gradients too; afterwards every module is in its mode again.
+
+        Other threads wait meanwhile: they would find the model in a mode, or with hooks, that are not theirs.
+        """
+        with _LOCKS.setdefault(self.model, threading.RLock()):
+            training = [module for module in self.model.modules() if module.training]
+            self.model.eval()
+            try:
+                with torch.inference_mode():
+                    yield
+            finally:
+                for module in training:
+                    module.training = True
 
     def forward(self, ids: Tensor, *, base: bool = False) -> Any:
         """Run the model, or only what is below its head.
@@ -191,13 +207,19 @@ class LanguageModel:
         except (NotImplementedError, AttributeError):  # models of images and sound have none
             return None
 
+    def _answers_with_tokens(self) -> bool:
+        """Whether there is a number for each token of the vocabulary, and not one in all."""
+        with self.evaluating():
+            return self.logits(torch.tensor([[0, 1, 0]])).ndim == 3
+
     def _sees_what_follows(self) -> bool:
-        """Whether the answers for two tokens change with a third one."""
+        """Whether the answers for two tokens change with a third one, were it by little as before any training."""
         one, other = [token for token in range(3) if token != self.model.config.get_text_config().pad_token_id][:2]
         ids = torch.tensor([[one, other, one], [one, other, other]])
         with self.evaluating():
             first, second = self.logits(ids)[:, :2].float()
-        return not torch.allclose(first, second, rtol=1e-2, atol=1e-2 * float(first.std()))
+        tolerance = min(1e-2, math.sqrt(torch.finfo(self.model.dtype).eps))
+        return not torch.allclose(first, second, rtol=0, atol=tolerance * float(first.std()))
 
 
 def _default_device() -> torch.device:

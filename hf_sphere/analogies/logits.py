@@ -27,7 +27,6 @@ def chosen_logits(language_model: LanguageModel) -> Iterator[ReadLogits]:
     """
     chosen = _ChosenStates()
     heads = _head_modules(language_model.model) if language_model.kind == "masked" else []
-    hooks = [head.register_forward_pre_hook(chosen, with_kwargs=True) for head in heads]
     works: bool | None = None if heads else False
 
     def read(ids: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
@@ -39,12 +38,13 @@ def chosen_logits(language_model: LanguageModel) -> Iterator[ReadLogits]:
         with chosen.only(ids, rows, positions):
             return language_model.logits(ids)[0]
 
-    try:
-        with language_model.evaluating():
+    with language_model.evaluating():
+        hooks = [head.register_forward_pre_hook(chosen, with_kwargs=True) for head in heads]
+        try:
             yield read
-    finally:
-        for hook in hooks:
-            hook.remove()
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 class _ChosenStates:

@@ -81,6 +81,20 @@ def test_every_scoring_with_orders_shows_them(app, tiny, scoring):
     assert by_order["visible"]
 
 
+def test_the_weight_is_that_of_the_scoring(app, tiny):
+    pairs = [tuple(line.split(" : ")) for line in CHOICES.splitlines()]
+    for scoring, names in {
+        "marginal_bias": ("weight_head", "weight_tail"),
+        "pmi": ("alpha",),
+        "perplexity": (),
+    }.items():
+        (costs,) = score_questions(
+            make_questions([("word", "language")], [pairs]), app.load(tiny), scoring, **dict.fromkeys(names, 0.7)
+        ).by_question()
+        _, by_choice, _ = app.answer("word : language", CHOICES, tiny, scoring, "", 0.7)
+        assert by_choice["value"].data["cost"].tolist() == pytest.approx(costs)
+
+
 def test_a_scoring_without_orders_shows_the_choices_only(app, tiny):
     _, by_choice, by_order = app.answer("word : language", CHOICES, tiny, "relation_embedding", "{a} and {b}")
     assert (by_choice["visible"], by_order["visible"]) == (True, False)

@@ -1,11 +1,14 @@
+import functools
 import json
 import shutil
 
 import pytest
+import tokenizers
 import torch
 from torch import nn
 from transformers import (
     AutoModel,
+    AutoTokenizer,
     BertForMaskedLM,
     BertForSequenceClassification,
     GPT2DoubleHeadsModel,
@@ -137,9 +140,15 @@ def test_a_model_that_tells_replaced_tokens_apart_is_refused(build, save):
         LanguageModel.load(save(build("Electra", "ForPreTraining")))
 
 
-def test_a_model_for_the_next_token_that_sees_it_is_refused(build, tokenizer):
+def test_the_same_model_as_an_object_is_refused_too(build, tokenizer):
+    with pytest.raises(ValueError, match=f"ElectraForPreTraining, which does not answer with tokens.*; {ALLOWED}"):
+        LanguageModel.load(build("Electra", "ForPreTraining"), tokenizer)
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.02])
+def test_a_model_for_the_next_token_that_sees_it_is_refused(build, tokenizer, scale):
     with pytest.raises(ValueError, match=r"depends on the tokens after it.* Load it with config.is_decoder=True"):
-        LanguageModel.load(build("Bert", "LMHeadModel"), tokenizer)
+        LanguageModel.load(build("Bert", "LMHeadModel", initializer_range=scale), tokenizer)
 
 
 def test_a_folder_without_tokenizer_is_refused(build, tmp_path):
@@ -242,14 +251,54 @@ def test_all_that_changes_scores_changes_the_fingerprint(golden_folder, tokenize
     assert len(seen) == 5
 
 
-def test_training_changes_the_fingerprint(build, tokenizer):
+@pytest.mark.parametrize("kind", [torch.optim.SGD, functools.partial(torch.optim.AdamW, fused=True)])
+def test_training_changes_the_fingerprint(build, tokenizer, kind):
     language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
     before = language_model.fingerprint
     assert language_model.fingerprint is before  # not computed again
-    optimizer = torch.optim.SGD(language_model.model.parameters(), lr=0.1)
+    optimizer = kind(language_model.model.parameters(), lr=0.1)
     language_model.model(input_ids=torch.tensor([[2, 4, 3]]), labels=torch.tensor([[-100, 7, -100]])).loss.backward()
     optimizer.step()
     assert language_model.fingerprint != before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_changed_behind_autograd_change_the_fingerprint(build, tokenizer, dtype):
+    language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer, dtype=dtype)
+    seen = {language_model.fingerprint}
+    weight = language_model.model.bert.encoder.layer[0].output.dense.weight
+    weight.data.mul_(2)
+    seen.add(language_model.fingerprint)
+    weight.data[3, 5] += 1
+    seen.add(language_model.fingerprint)
+    language_model.model.half()
+    seen.add(language_model.fingerprint)
+    assert len(seen) == 4
+
+
+def test_another_tokenizer_of_the_same_object_changes_the_fingerprint(golden_folder, build, tokenizer):
+    language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
+    seen = {language_model.fingerprint}
+    tokenizer.backend_tokenizer.normalizer = tokenizers.normalizers.Replace("a", "e")
+    seen.add(language_model.fingerprint)
+    tokenizer.mask_token = "[UNK]"
+    seen.add(language_model.fingerprint)
+    language_model.tokenizer = AutoTokenizer.from_pretrained(golden_folder / "tiny-bert")
+    language_model.tokenizer.add_tokens(["ostrich"])
+    seen.add(language_model.fingerprint)
+    assert len(seen) == 4
+
+
+def test_adapters_that_are_on_or_off_change_the_fingerprint(build, tokenizer):
+    peft = pytest.importorskip("peft")
+    language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
+    torch.manual_seed(0)
+    language_model.model.add_adapter(peft.LoraConfig(target_modules=["query"], init_lora_weights=False))
+    on = language_model.fingerprint
+    language_model.model.disable_adapters()
+    assert language_model.fingerprint != on
+    language_model.model.enable_adapters()
+    assert language_model.fingerprint == on
 
 
 def test_names_and_shapes_belong_to_the_fingerprint(build, tokenizer):

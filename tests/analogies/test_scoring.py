@@ -282,6 +282,10 @@ def test_a_perplexity_that_is_no_number_is_refused(monkeypatch):
             {"negative_aggregation": "median"},
             "negative_aggregation must be one of .*index_15; got 'median'",
         ),
+        ("perplexity", {"negative_weight": "0.2"}, "negative_weight must be a finite number, .*; got '0.2'"),
+        ("marginal_bias", {"weight_tail": float("nan")}, "weight_tail must be a finite number, .*; got nan"),
+        ("hypothesis_bias", {"weight_head": float("inf")}, "weight_head must be a finite number, .*; got inf"),
+        ("pmi", {"alpha": None}, "alpha must be a finite number, .*; got None"),
         ("pmi", {"pmi_aggregation": "index_2"}, "pmi_aggregation must be one of mean, max, min, index_0, index_1; got"),
     ],
 )

@@ -1,8 +1,11 @@
 """What every scoring has in common: questions and a model in, a cost of each choice out."""
 
+import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -37,6 +40,12 @@ def check_choice(option: str, value: Any, allowed: Sequence[str]) -> None:
     """Refuse a value that is not among those of an option."""
     if value not in allowed:
         raise ValueError(f"{option} must be one of {', '.join(allowed)}; got {value!r}.")
+
+
+def check_weight(option: str, value: Any) -> None:
+    """Refuse a weight that is no finite number."""
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise ValueError(f"{option} must be a finite number, 0 to leave out what it weighs; got {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -108,6 +117,9 @@ class PermutedScoring(Scoring):
     def __post_init__(self) -> None:
         check_choice("positive_aggregation", self.positive_aggregation, POSITIVE_AGGREGATIONS)
         check_choice("negative_aggregation", self.negative_aggregation, NEGATIVE_AGGREGATIONS)
+        for option in dataclasses.fields(self):
+            if isinstance(option.default, float):
+                check_weight(option.name, getattr(self, option.name))
 
     @abstractmethod
     def measure(
