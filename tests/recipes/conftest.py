@@ -110,6 +110,8 @@ def start(root: Path, environment: dict[str, str]) -> Iterator[Callable[..., sub
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            # Where the tests run in the background of a script, Ctrl-C is ignored, which a process inherits.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         started.append(process)
         return process
