@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from hf_sphere.analogies.fingerprint import fingerprint_model, read_state
+from hf_sphere.input_length import longest_input
 
 Kind = Literal["masked", "causal", "embedding"]
 
@@ -40,9 +41,6 @@ ALLOWED = (
     "allowed are text models for masked tokens (...ForMaskedLM), for the next token (...ForCausalLM, ...LMHeadModel) "
     "and bare encoders or decoders (...Model)"
 )
-
-ENDLESS = 10**6
-"""From so many tokens on, a tokenizer's `model_max_length` says that nobody knows."""
 
 
 _LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.RLock] = weakref.WeakKeyDictionary()
@@ -76,7 +74,7 @@ class LanguageModel:
         self.tokenizer = tokenizer
         self.name = name or model.name_or_path or type(model).__name__
         self.kind = _find_kind(type(model).__name__, model.config, self.name)
-        self.max_length = _find_max_length(model, tokenizer)
+        self.max_length = longest_input(model, tokenizer)
         self._fingerprint: tuple[Any, str] | None = None
         if not isinstance(self._input_embeddings(), nn.Embedding):
             raise ValueError(f"{self.name} is a {type(model).__name__}, which reads no tokens; {ALLOWED}.")
@@ -288,15 +286,3 @@ def _load_tokenizer(tokenizer: Any, of_model: str, name: str) -> Any:
             f"{os.fspath(source)} has no tokenizer that transformers can load ({error}). "
             "Give one: LanguageModel.load(model, tokenizer)."
         ) from error
-
-
-def _find_max_length(model: PreTrainedModel, tokenizer: Any) -> int | None:
-    """Most tokens of an input, by the tokenizer and by the table of positions, whichever is less."""
-    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < ENDLESS else []
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and positions > 0:  # DeBERTa says -1 where there is no limit
-        # RoBERTa and its kin count positions from padding_idx + 1; the rows before that are never used.
-        tables = [table for path, table in model.named_modules() if path.endswith("position_embeddings")]
-        unused = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
-        limits.append(positions - max((number + 1 for number in unused), default=0))
-    return min(limits, default=None)

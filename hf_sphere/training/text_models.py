@@ -3,13 +3,13 @@
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 from transformers.utils import logging as hf_logging
 
 from hf_sphere import models
 from hf_sphere.data.text import TextData
+from hf_sphere.input_length import longest_input
 from hf_sphere.models.spherized_encoder.calibration import SpherizationFit, calibrate_spherization
 from hf_sphere.training.text_arguments import TextModelArguments
 
@@ -87,23 +87,14 @@ def calibrate(model: Any, args: TextModelArguments, data: TextData) -> list[Sphe
     return calibrate_spherization(model, reference, data.train.epoch(), max_tokens=tokens)
 
 
-def longest_input(model: Any, tokenizer: Any) -> int:
-    """How many tokens a model takes at once, special ones included."""
-    positions = getattr(model.config, "max_position_embeddings", tokenizer.model_max_length)  # some have no limit
-    table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
-    if isinstance(table, nn.Embedding) and table.padding_idx is not None:
-        positions -= table.padding_idx + 1  # roberta counts from behind the padding's own place
-    return min(positions, tokenizer.model_max_length)
-
-
 def choose_block_length(asked: int | None, model: Any, tokenizer: Any) -> int:
     """Take the length asked for, and where none is, what the model takes."""
     longest = longest_input(model, tokenizer)
-    if asked is not None and asked > longest:
+    if asked is not None and longest is not None and asked > longest:
         raise ValueError(
             f"max_seq_length {asked} is more than the {longest} tokens that the model takes; give at most that."
         )
-    return min(longest, LONGEST_BLOCK) if asked is None else asked
+    return min(longest or LONGEST_BLOCK, LONGEST_BLOCK) if asked is None else asked
 
 
 def describe(model: Any, data: TextData) -> str:

@@ -50,11 +50,11 @@ def test_a_configuration_of_its_own_may_be_given(family, as_path, tmp_path):
 
 
 @pytest.mark.parametrize("position", [0, 3, 7], ids=["first", "middle", "last"])
-def test_texts_of_nothing_but_padding_change_nothing_but_the_count(family, pair, position):
+def test_texts_of_nothing_but_padding_change_nothing(family, pair, position):
     model, reference = pair
     batches = batches_of(family, 8)
     padding = {name: torch.zeros_like(value) for name, value in batches[0].items()}
-    padding = {name: value.repeat(5, 1)[:5] for name, value in padding.items()}  # the texts held out stay the same
+    padding = {name: value[:2] for name, value in padding.items()}
     (fit,) = calibrate_spherization(model, reference, batches, ridge=0.01)
     expected = new_map(model)
     (other,) = calibrate_spherization(model, reference, [*batches[:position], padding, *batches[position:]], ridge=0.01)
@@ -62,7 +62,17 @@ def test_texts_of_nothing_but_padding_change_nothing_but_the_count(family, pair,
     torch.testing.assert_close(new_map(model), expected)
 
 
-def test_a_text_that_ends_a_batch_with_nothing_but_padding_counts_as_one(family, pair):
+def test_texts_with_tokens_are_held_out_where_every_fifth_is_padding(family, pair):
+    model, reference = pair
+    batches = batches_of(family, 8)
+    at_once = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    at_once["attention_mask"][4::5] = 0
+    (fit,) = calibrate_spherization(model, reference, [at_once], ridge=0.01)
+    assert fit.num_tokens == int(at_once["attention_mask"].sum())
+    assert fit.explained_variance < 1
+
+
+def test_a_text_of_nothing_but_padding_shifts_no_others_of_its_batch(family, pair):
     model, reference = pair
     batches = batches_of(family, 8)
     for batch in batches:

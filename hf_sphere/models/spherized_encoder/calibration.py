@@ -101,7 +101,7 @@ def calibrate_spherization(
     batches = _collect(texts, reference, tokenizer, max_tokens, max_length, batch_size)
     least = model.config.intermediate_size + 1
     num_tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
-    num_texts = sum(len(batch["attention_mask"]) for batch in batches)
+    num_texts = sum(int(batch["attention_mask"].any(dim=1).sum()) for batch in batches)
     if num_tokens < least or num_texts < HELD_OUT:
         raise ValueError(
             f"too few tokens to fit a map of {least} inputs: got {num_tokens} tokens in {num_texts} texts; at least "
@@ -178,12 +178,13 @@ def _split(batches: Sequence[Mapping[str, Tensor]]) -> tuple[list[dict[str, Tens
     parts: tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]] = ([], [])
     seen = 0
     for batch in batches:
-        texts = torch.arange(seen, seen + len(batch["attention_mask"]))
-        is_held_out = texts % HELD_OUT == HELD_OUT - 1
-        for part, chosen in zip(parts, (~is_held_out, is_held_out), strict=True):
-            if batch["attention_mask"][chosen].any():
+        has_tokens = batch["attention_mask"].any(dim=1).cpu()  # padding alone is no text
+        number = seen + has_tokens.cumsum(0)
+        is_held_out = number % HELD_OUT == 0
+        for part, chosen in zip(parts, (has_tokens & ~is_held_out, has_tokens & is_held_out), strict=True):
+            if chosen.any():
                 part.append({name: value[chosen] for name, value in batch.items()})
-        seen += len(texts)
+        seen += int(has_tokens.sum())
     return parts
 
 
