@@ -48,7 +48,7 @@ from hf_sphere.analogies.questions import answers_of
 from hf_sphere.analogies.scoring import build_scoring
 from hf_sphere.analogies.scoring.relation_embedding import RelationEmbedding
 from hf_sphere.training import claim_output_dir, parse_arguments
-from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
+from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE, holds_same_run
 from hf_sphere.training.run import run_recipe, write_json
 from hf_sphere.visualization import plot_analogy_accuracies
 
@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def evaluate(args: AnalogyArguments) -> None:
     """Let every model answer, write the results and draw."""
     output = Path(args.output_dir)
-    goes_on = check_output(output, args)
+    goes_on = holds_same_run(output, asdict(args), free=FREE_TO_CHANGE, overwrite=args.overwrite_output_dir)
     for name in args.model_name_or_path:
         AutoConfig.from_pretrained(name)  # a wrong name is to be known now, not when its turn comes
     benchmarks = {name: load_splits(args, name) for name in args.benchmarks}
@@ -191,22 +191,6 @@ def evaluate(args: AnalogyArguments) -> None:
         print(f"drew  {output / PICTURE}")
     except ImportError as error:
         print(f"no picture: {error}")
-
-
-def check_output(output: Path, args: AnalogyArguments) -> bool:
-    """Refuse a folder with another run, and tell whether it holds one that this one goes on with."""
-    if not any((output / name).exists() for name in (RUN_FILE, RESULTS_FILE)) or args.overwrite_output_dir:
-        return False
-    noted = output / RUN_FILE
-    before = json.loads(noted.read_text(encoding="utf-8")) if noted.is_file() else {}
-    now = {name: value for name, value in asdict(args).items() if name not in FREE_TO_CHANGE}
-    changed = [name for name, value in now.items() if name not in before or before[name] != value]
-    if changed:
-        raise FileExistsError(
-            f"{output} holds another run, which differs in {', '.join(changed[:5])}. Choose another --output_dir, or "
-            "replace it with --overwrite_output_dir."
-        )
-    return True
 
 
 def load_splits(args: AnalogyArguments, benchmark: str) -> Splits:

@@ -1,11 +1,12 @@
 """Which model is it? A digest of all that its scores depend on."""
 
-import hashlib
 import json
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from hf_sphere.model_digest import digest_weights
 
 VOLATILE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 """Entries of a configuration that change with where it lies and who saved it; the weights tell their own dtype."""
@@ -23,15 +24,7 @@ def fingerprint_model(model: Any, tokenizer: Any) -> str:
     """
     config = {key: value for key, value in model.config.to_dict().items() if key not in VOLATILE}
     basis = [type(model).__name__, config, _describe_tokenizer(tokenizer), *_describe_adapters(model)]
-    digest = hashlib.sha256(_as_bytes(basis))
-    seen: dict[tuple[Any, ...], str] = {}
-    for name, tensor in sorted(model.state_dict().items()):
-        place = (str(tensor.device), tensor.data_ptr(), tensor.shape, tensor.stride())
-        first = seen.setdefault(place, name)  # a tied tensor is large and need not be read twice
-        digest.update(_as_bytes([name, first, str(tensor.dtype), list(tensor.shape)]))
-        if first == name:
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
+    return digest_weights(model, basis)
 
 
 def read_state(model: Any, tokenizer: Any) -> list[Any]:
@@ -81,7 +74,3 @@ def _describe_tokenizer(tokenizer: Any) -> Any:
         details.pop("padding", None)
         details.pop("truncation", None)
     return [details, tokenizer.special_tokens_map]
-
-
-def _as_bytes(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, default=str).encode()

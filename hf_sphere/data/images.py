@@ -7,26 +7,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from datasets import Dataset, concatenate_datasets
-from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from torch import Tensor
 
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.batches import ImageBatches
 from hf_sphere.data.computed_values import CHANGED_BY, COMPUTED_VALUES
+from hf_sphere.data.corruption import Corruption, PixelShuffling
 from hf_sphere.data.decoding import ImageShape
 from hf_sphere.data.episodes import Episodes
-from hf_sphere.data.open_set import first_classes, held_out_classes, number_classes, warn_of_shared_classes
-from hf_sphere.data.sources import IMAGE_COLUMNS, LABEL_COLUMNS, find_column, find_split, load_splits
+from hf_sphere.data.open_set import first_classes, warn_of_shared_classes
+from hf_sphere.data.sources import IMAGE_COLUMNS, LABEL_COLUMNS, choose_eval_split, find_column, find_split, load_splits
 from hf_sphere.data.splits import (
-    LARGEST_SIDE_IN_MEMORY,
     Split,
+    check_computable,
     choose_shape,
+    find_range,
+    hold_out,
+    hold_out_classes,
     measure_pixels,
     open_split,
     per_channel,
+    put_together,
     read_images,
-    stays_in_memory,
 )
 from hf_sphere.data.targets import Task, check_task, find_value_column, read_class_names, read_labels, read_values
 
@@ -103,6 +105,10 @@ def load_image_data(
     episodes: Episodes | None = None,
     max_train_samples: int | None = None,
     max_eval_samples: int | None = None,
+    label_noise: float = 0.0,
+    shuffled_pixels: PixelShuffling | None = None,
+    sample_classes: int | None = None,
+    corruption_seed: int | None = None,
     skip_corrupt: bool = False,
     cache_dir: str | os.PathLike | None = None,
     num_workers: int | None = None,
@@ -142,6 +148,15 @@ def load_image_data(
         episodes: Make training epochs of these episodes instead of passing over all images.
         max_train_samples: Use only so many training images, drawn by `seed`.
         max_eval_samples: Use only so many evaluation images, drawn by `seed`.
+        label_noise: Share of the training labels, from 0 to 1, that are replaced by a class drawn uniformly over all
+            classes, so that at 1 they say nothing of the images. Exactly this share (rounded to whole images) of the
+            images trained on; those held out and those evaluated on keep their labels, and all keep their values.
+        shuffled_pixels: `per_image` puts the pixels of each image in an order of its own, `shared` those of all images
+            in one order, in training, validation and evaluation alike; the channels of a pixel stay together. After
+            resizing and after values are computed, before augmentation.
+        sample_classes: Keep only so many of the classes in both splits, drawn, and number them in the order of the
+            data. For retrieval there is `train_classes` instead.
+        corruption_seed: Seed of the last three, for the same corruption whatever the seed of training; `seed` if None.
         skip_corrupt: Leave corrupt images out instead of raising.
         cache_dir: Folder for decoded data.
         num_workers: Decoding processes.
@@ -158,8 +173,12 @@ def load_image_data(
             classes, a value is missing or not finite, or an image is corrupt; the message says what there is.
     """
     check_task(task, label_column, value_column, computed_value, train_classes, episodes)
+    corruption = Corruption(
+        label_noise, shuffled_pixels, sample_classes, seed if corruption_seed is None else corruption_seed
+    )
+    corruption.check_task(task)
     splits = load_splits(name, config_name)
-    eval_name = eval_split or next((s for s in ("test", "validation", "valid") if s in splits), "test")
+    eval_name = choose_eval_split(splits, eval_split)
     split_names = {"train": train_split, "eval": eval_name}
     rows = {
         "train": find_split(splits, train_split, "--train_split"),
@@ -173,7 +192,7 @@ def load_image_data(
         find_column(rows["eval"], label_column, (), "label")
         with_classes = rows["train"]
         if task == "retrieval":
-            with_classes, together = _put_together(rows, split_names, [image_column, label_column])
+            with_classes, together = put_together(rows, split_names, [image_column, label_column])
         class_names = read_class_names(with_classes, label_column)
         if train_classes is not None:
             rows = dict.fromkeys(rows, with_classes)
@@ -182,12 +201,8 @@ def load_image_data(
         value_column = find_value_column(rows["train"], value_column)
         find_value_column(rows["eval"], value_column)
     shape = choose_shape(rows["train"], image_column, image_size, num_channels)
-    if computed_value is not None and not stays_in_memory(shape):
-        raise ValueError(
-            f"--computed_value {computed_value} is for images of up to {LARGEST_SIDE_IN_MEMORY} pixels a side, which "
-            f"are kept in memory; these have {shape.height} x {shape.width} and stream from disk. Make them smaller "
-            "with --image_size, or name a column of values with --value_column_name."
-        )
+    if computed_value is not None:
+        check_computable(computed_value, shape)
     if augmentation is not None:
         _warn_of_augmentation(augmentation, class_names, computed_value)
 
@@ -197,10 +212,14 @@ def load_image_data(
         values = read_values(rows[key], value_column, split) if value_column is not None else None
         parts[key] = open_split(rows[key], image_column, shape, classes, values)
     if train_classes is not None:
-        trained = first_classes(_classes(parts["train"]), train_classes)
+        trained = first_classes(parts["train"].known_classes, train_classes)
         parts = {"train": parts["train"].select(trained), "eval": parts["eval"].select(~trained)}
     elif task == "retrieval":
-        warn_of_shared_classes(_classes(parts["train"]), _classes(parts["eval"]))
+        warn_of_shared_classes(parts["train"].known_classes, parts["eval"].known_classes)
+    if sample_classes is not None:
+        kept = corruption.draw_classes(len(class_names))
+        parts = {key: part.keep_classes(kept, class_names, split_names[key]) for key, part in parts.items()}
+        class_names = [class_names[index] for index in kept]
     for key, count in (("train", max_train_samples), ("eval", max_eval_samples)):
         parts[key] = read_images(
             parts[key].sample(count, seed),
@@ -212,14 +231,19 @@ def load_image_data(
         images = parts[key].images
         if computed_value is not None and isinstance(images, Tensor):  # others have been refused
             parts[key].values = COMPUTED_VALUES[computed_value](images)
+        parts[key].images = corruption.shuffle(images, parts[key].rows, split_names[key])
     if validation_fraction:
-        hold_out = _hold_out_classes if task == "retrieval" else _hold_out
-        parts["train"], parts["validation"] = hold_out(parts["train"], validation_fraction, seed)
+        divide = hold_out_classes if task == "retrieval" else hold_out
+        parts["train"], parts["validation"] = divide(parts["train"], validation_fraction, seed)
     eval_class_names = class_names
     if task == "retrieval":
-        names = {key: _number_classes(part, class_names) for key, part in parts.items()}
+        names = {key: part.number_classes(class_names) for key, part in parts.items()}
         class_names, eval_class_names = names["train"], names["eval"]
-    value_range = _range(parts["train"].values) if parts["train"].values is not None else None
+    if label_noise:
+        train = parts["train"]
+        sizes = {"num_rows": len(rows["train"]), "num_classes": len(class_names)}
+        train.classes = corruption.replace_labels(train.known_classes, train.rows, **sizes)
+    value_range = find_range(parts["train"].values) if parts["train"].values is not None else None
     if mean is None or std is None:
         measured_mean, measured_std = measure_pixels(parts["train"].images)
         mean, std = mean or measured_mean, std or measured_std
@@ -250,7 +274,7 @@ def load_image_data(
 
 def load_image_split(
     name: str,
-    split: str,
+    split: str | None,
     *,
     mean: Sequence[float],
     std: Sequence[float],
@@ -262,6 +286,9 @@ def load_image_split(
     image_size: int | Sequence[int] | None = None,
     num_channels: int | None = None,
     max_samples: int | None = None,
+    shuffled_pixels: PixelShuffling | None = None,
+    sample_classes: int | None = None,
+    corruption_seed: int | None = None,
     skip_corrupt: bool = False,
     cache_dir: str | os.PathLike | None = None,
     num_workers: int | None = None,
@@ -276,7 +303,7 @@ def load_image_split(
 
     Args:
         name: Embedded data set, id on the Hub, or folder; see `hf_sphere.data.sources.load_splits`.
-        split: Name of the split.
+        split: Name of the split; None for the one that `load_image_data` evaluates on.
         mean: Mean a channel, as in training; the model's image processor has it.
         std: Standard deviation a channel, likewise.
         config_name: Configuration of a data set that has several.
@@ -284,10 +311,14 @@ def load_image_split(
         label_column: Column of the class labels; if None, found by its usual names or else there are no labels.
         train_classes: Instead of the split, load what retrieval by `load_image_data` evaluates on with this number: the
             images of the training split and of this one, but for the first so many classes, and number their classes.
-        train_split: The split trained on, put before the other one for `train_classes`.
+        train_split: The split trained on, put before the other one for `train_classes`, and the one that classes are
+            drawn from for `sample_classes`.
         image_size: Side in pixels, or (height, width), to resize to; None keeps the size of the first image.
         num_channels: 1 or 3; None keeps those of the first image.
         max_samples: Use only so many images, drawn by `seed`.
+        shuffled_pixels: As in the training by `load_image_data`; gives the same images as it does.
+        sample_classes: Likewise; the same classes.
+        corruption_seed: Likewise; `seed` if None.
         skip_corrupt: Leave corrupt images out instead of raising.
         cache_dir: Folder for decoded data.
         num_workers: Decoding processes.
@@ -302,24 +333,35 @@ def load_image_split(
         ValueError: If a split, a column, a size or a number of classes is not possible, a label is outside the classes,
             or an image is corrupt; the message says what there is.
     """
+    corruption = Corruption(0.0, shuffled_pixels, sample_classes, seed if corruption_seed is None else corruption_seed)
+    corruption.check_task("classification" if train_classes is None else "retrieval")
     splits = load_splits(name, config_name)
+    split = choose_eval_split(splits, split)
     rows = find_split(splits, split, "--split")
     image_column = find_column(rows, image_column, IMAGE_COLUMNS, "image")
     class_names, classes = [], torch.full((len(rows),), -1)
-    wants_labels = label_column is not None or train_classes is not None
+    wants_labels = label_column is not None or train_classes is not None or sample_classes is not None
     if wants_labels or not set(LABEL_COLUMNS).isdisjoint(rows.column_names):
         label_column = find_column(rows, label_column, LABEL_COLUMNS, "label")
         if train_classes is not None:
             both = {"train": find_split(splits, train_split, "--train_split"), "eval": rows}
             find_column(both["train"], image_column, (), "image")
             find_column(both["train"], label_column, (), "label")
-            rows, split = _put_together(both, {"train": train_split, "eval": split}, [image_column, label_column])
-        class_names = read_class_names(rows, label_column)
+            rows, split = put_together(both, {"train": train_split, "eval": split}, [image_column, label_column])
+        with_classes = rows
+        if sample_classes is not None:
+            with_classes = find_split(splits, train_split, "--train_split")
+            find_column(with_classes, label_column, (), "label")
+        class_names = read_class_names(with_classes, label_column)
         classes = read_labels(rows, label_column, class_names, split)
     shape = choose_shape(rows, image_column, image_size, num_channels)
     part = open_split(rows, image_column, shape, classes)
     if train_classes is not None:
         part = part.select(~first_classes(classes, train_classes))
+    if sample_classes is not None:
+        kept = corruption.draw_classes(len(class_names))
+        part = part.keep_classes(kept, class_names, split)
+        class_names = [class_names[index] for index in kept]
     part = read_images(
         part.sample(max_samples, seed),
         skip_corrupt=skip_corrupt,
@@ -327,8 +369,9 @@ def load_image_split(
         num_workers=num_workers,
         progress=progress,
     )
+    part.images = corruption.shuffle(part.images, part.rows, split)
     if train_classes is not None:
-        class_names = _number_classes(part, class_names)
+        class_names = part.number_classes(class_names)
     batches = part.batches(
         num_workers=num_workers,
         batch_size=batch_size,
@@ -339,56 +382,6 @@ def load_image_split(
         num_processes=num_processes,
     )
     return ImageSplit(batches, class_names, len(part), split)
-
-
-def _put_together(rows: dict[str, Dataset], split_names: dict[str, str], columns: list[str]) -> tuple[Dataset, str]:
-    """One data set of the splits, the images of a split that has two parts to play counted once, and its name."""
-    distinct = {split_names[key]: dataset for key, dataset in rows.items()}
-    together = concatenate_datasets([dataset.select_columns(columns) for dataset in distinct.values()])
-    return together, "+".join(distinct)
-
-
-def _classes(split: Split) -> Tensor:
-    assert split.classes is not None  # retrieval has classes
-    return split.classes
-
-
-def _number_classes(split: Split, names: list[str]) -> list[str]:
-    """Number the classes of a split by themselves and return the names that are left."""
-    split.classes, left = number_classes(_classes(split), names)
-    return left
-
-
-def _range(values: Tensor) -> tuple[float, float]:
-    smallest, largest = values.min().item(), values.max().item()
-    if smallest == largest:
-        raise ValueError(
-            f"all values of the {len(values)} training images are {smallest:g}; there is nothing to learn."
-        )
-    return smallest, largest
-
-
-def _hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
-    _check_share(fraction)
-    splitter = (ShuffleSplit if split.classes is None else StratifiedShuffleSplit)(
-        1, test_size=fraction, random_state=seed
-    )
-    try:
-        kept, held_out = next(splitter.split(torch.arange(len(split)).numpy(), split.classes))
-    except ValueError as error:
-        raise ValueError(f"validation_fraction={fraction} does not split {len(split)} images: {error}") from error
-    return split.select(torch.as_tensor(kept).sort().values), split.select(torch.as_tensor(held_out).sort().values)
-
-
-def _hold_out_classes(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
-    _check_share(fraction)
-    held_out = held_out_classes(_classes(split), fraction, seed)
-    return split.select(~held_out), split.select(held_out)
-
-
-def _check_share(fraction: float) -> None:
-    if not 0.0 < fraction < 1.0:
-        raise ValueError(f"validation_fraction must lie between 0 and 1; got {fraction}.")
 
 
 def _warn_of_augmentation(augmentation: Augmentation, class_names: list[str], computed_value: str | None) -> None:

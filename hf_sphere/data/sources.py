@@ -53,6 +53,11 @@ def find_column(
     return found
 
 
+def choose_eval_split(splits: DatasetDict, name: str | None) -> str:
+    """Return the name of the split to report results on: the one asked for, else `test`, else `validation`."""
+    return name or next((split for split in ("test", "validation", "valid") if split in splits), "test")
+
+
 def find_split(splits: DatasetDict, name: str, option: str) -> Dataset:
     """Return a split that is not empty, or say which splits there are."""
     if name not in splits:

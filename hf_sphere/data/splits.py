@@ -1,12 +1,13 @@
 """The images of one split with their targets, on the way from the data set to batches."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
+from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from torch import Tensor
 
 from hf_sphere.data.batches import ImageBatches, ImagesFromDisk, ImagesInMemory
@@ -19,6 +20,7 @@ from hf_sphere.data.decoding import (
     probe_shape,
     stack_images,
 )
+from hf_sphere.data.open_set import held_out_classes, number_classes
 
 LARGEST_SIDE_IN_MEMORY = 96
 """Images up to this many pixels a side are decoded once and kept on the device; larger ones stream from disk."""
@@ -48,6 +50,29 @@ class Split:
         images = self.images[indices] if isinstance(self.images, Tensor) else self.images.select(indices)
         return Split(images, self.rows[indices], _pick(self.classes, indices), _pick(self.values, indices))
 
+    @property
+    def known_classes(self) -> Tensor:
+        """Class indices, (N,), of a task that has classes."""
+        assert self.classes is not None  # a task without classes is refused earlier
+        return self.classes
+
+    def keep_classes(self, kept: Tensor, names: Sequence[str], split: str) -> "Split":
+        """Keep the images of some classes, (K,) in increasing order, and number these from 0 on."""
+        part = self.select(torch.isin(self.known_classes, kept))
+        if len(part) == 0:
+            drawn = ", ".join(names[index] for index in kept[:10])
+            raise ValueError(
+                f"split {split!r} has no image of the {len(kept)} classes drawn by --sample_classes ({drawn}). Ask "
+                "for more, or draw others with another --corruption_seed."
+            )
+        part.classes = torch.searchsorted(kept, part.known_classes)
+        return part
+
+    def number_classes(self, names: Sequence[str]) -> list[str]:
+        """Number the classes that occur from 0 on and return the names that are left."""
+        self.classes, left = number_classes(self.known_classes, names)
+        return left
+
     def sample(self, count: int | None, seed: int) -> "Split":
         """Keep only so many images, drawn by `seed`; all of them if `count` is None."""
         if count is None or count >= len(self):
@@ -68,6 +93,15 @@ class Split:
             return ImagesInMemory(self.images, labels, **options)
         workers = min(os.cpu_count() or 1, 16) if num_workers is None else num_workers
         return ImagesFromDisk(self.images, labels, num_workers=workers, **options)
+
+
+def put_together(
+    rows: Mapping[str, Dataset], split_names: Mapping[str, str], columns: list[str]
+) -> tuple[Dataset, str]:
+    """One data set of the splits, the images of a split that has two parts to play counted once, and its name."""
+    distinct = {split_names[key]: dataset for key, dataset in rows.items()}
+    together = concatenate_datasets([dataset.select_columns(columns) for dataset in distinct.values()])
+    return together, "+".join(distinct)
 
 
 def open_split(
@@ -98,9 +132,49 @@ def read_images(
     return split
 
 
+def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
+    """Divide off a share of the images, of each class alike if there are classes: the images kept, and those."""
+    _check_share(fraction)
+    splitter = (ShuffleSplit if split.classes is None else StratifiedShuffleSplit)(
+        1, test_size=fraction, random_state=seed
+    )
+    try:
+        kept, held_out = next(splitter.split(torch.arange(len(split)).numpy(), split.classes))
+    except ValueError as error:
+        raise ValueError(f"validation_fraction={fraction} does not split {len(split)} images: {error}") from error
+    return split.select(torch.as_tensor(kept).sort().values), split.select(torch.as_tensor(held_out).sort().values)
+
+
+def hold_out_classes(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
+    """Divide off a share of the classes with all of their images: the images kept, and those."""
+    _check_share(fraction)
+    held_out = held_out_classes(split.known_classes, fraction, seed)
+    return split.select(~held_out), split.select(held_out)
+
+
+def find_range(values: Tensor) -> tuple[float, float]:
+    """Smallest and largest of the values of the training images, (N,), which must not be all the same."""
+    smallest, largest = values.min().item(), values.max().item()
+    if smallest == largest:
+        raise ValueError(
+            f"all values of the {len(values)} training images are {smallest:g}; there is nothing to learn."
+        )
+    return smallest, largest
+
+
 def stays_in_memory(shape: ImageShape) -> bool:
     """Whether images of this shape are decoded once and kept."""
     return max(shape.height, shape.width) <= LARGEST_SIDE_IN_MEMORY
+
+
+def check_computable(value: str, shape: ImageShape) -> None:
+    """Refuse a value that is computed from pixels for images of a shape that streams from disk."""
+    if not stays_in_memory(shape):
+        raise ValueError(
+            f"--computed_value {value} is for images of up to {LARGEST_SIDE_IN_MEMORY} pixels a side, which are kept "
+            f"in memory; these have {shape.height} x {shape.width} and stream from disk. Make them smaller with "
+            "--image_size, or name a column of values with --value_column_name."
+        )
 
 
 def choose_shape(
@@ -146,6 +220,11 @@ def per_channel(values: Sequence[float], shape: ImageShape, what: str) -> list[f
     if what == "std" and min(values) <= 0:
         raise ValueError(f"std must be positive; got {list(values)}.")
     return [float(value) for value in values] * (shape.channels // len(values))
+
+
+def _check_share(fraction: float) -> None:
+    if not 0.0 < fraction < 1.0:
+        raise ValueError(f"validation_fraction must lie between 0 and 1; got {fraction}.")
 
 
 def _pick(targets: Tensor | None, indices: Tensor) -> Tensor | None:

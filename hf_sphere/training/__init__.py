@@ -7,17 +7,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_sphere.training.arguments import (
+    from hf_sphere.training.arguments import TrainingArguments, parse_arguments
+    from hf_sphere.training.checkpoints import CheckpointError, RunState, claim_output_dir, written_whole
+    from hf_sphere.training.evaluation import calibrate_head, evaluate, evaluate_retrieval
+    from hf_sphere.training.image_arguments import (
         ImageDataArguments,
         JointArguments,
         ModelArguments,
         RegressionArguments,
         RetrievalArguments,
-        TrainingArguments,
-        parse_arguments,
     )
-    from hf_sphere.training.checkpoints import CheckpointError, RunState, claim_output_dir, written_whole
-    from hf_sphere.training.evaluation import calibrate_head, evaluate, evaluate_retrieval
     from hf_sphere.training.loop import TrainingDivergedError, TrainingInterruptedError, TrainingLoop
     from hf_sphere.training.run import Run, start_run
     from hf_sphere.training.tasks import CLASSIFICATION, JOINT, REGRESSION, RETRIEVAL, ImageTask
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
     from hf_sphere.training.text_tasks import MASKED_LM, TextTask
 
 _MODULES = {
-    "arguments": (
-        *("ImageDataArguments", "JointArguments", "ModelArguments", "RegressionArguments", "RetrievalArguments"),
-        *("TrainingArguments", "parse_arguments"),
-    ),
+    "arguments": ("TrainingArguments", "parse_arguments"),
     "checkpoints": ("CheckpointError", "RunState", "claim_output_dir", "written_whole"),
     "evaluation": ("calibrate_head", "evaluate", "evaluate_retrieval"),
+    "image_arguments": (
+        *("ImageDataArguments", "JointArguments", "ModelArguments", "RegressionArguments", "RetrievalArguments"),
+    ),
     "loop": ("TrainingDivergedError", "TrainingInterruptedError", "TrainingLoop"),
     "run": ("Run", "start_run"),
     "tasks": ("CLASSIFICATION", "JOINT", "REGRESSION", "RETRIEVAL", "ImageTask"),

@@ -13,9 +13,6 @@ from typing import Any, Literal
 import yaml
 from transformers import HfArgumentParser
 
-from hf_sphere.data.episodes import Episodes
-from hf_sphere.nn.heads import HEADS
-
 
 class _YamlLoader(yaml.SafeLoader):
     """YAML in which 1e-3 is a number, as in YAML 1.2 and JSON; PyYAML wants 1.0e-3."""
@@ -45,167 +42,6 @@ class Options(dict[str, Any]):
 def described(text: str) -> dict[str, str]:
     """Metadata of an argument: what `--help` says of it."""
     return {"help": text.replace("%", "%%")}
-
-
-@dataclass
-class ModelArguments:
-    """Which image model."""
-
-    model_name_or_path: str | None = field(
-        default=None,
-        metadata=described(
-            "Start from this saved model (folder or Hub id), which brings backbone, embedding and head."
-        ),
-    )
-    backbone: str | None = field(
-        default=None, metadata=described("Name of a timm model or of a backbone of this library; `lenet5` if not set.")
-    )
-    backbone_kwargs: Options = field(default_factory=Options, metadata=described("Options of the backbone, a mapping."))
-    pretrained_backbone: bool = field(
-        default=False, metadata=described("Start from timm's pretrained weights; reaches the Hub.")
-    )
-    embedding_dim: int | None = field(
-        default=None, metadata=described("Length of the embeddings; the backbone's own if not set.")
-    )
-    head: str | None = field(
-        default=None,
-        metadata=described(f"Name of the head: {', '.join(HEADS)}; if not set `spherized`, with values `prototype`."),
-    )
-    freeze_batch_norm: bool | None = field(
-        default=None,
-        metadata=described(
-            "Keep the statistics of the backbone's batch norms, as for pretrained ones; no, if not set."
-        ),
-    )
-    head_kwargs: Options = field(default_factory=Options, metadata=described("Options of the head, a mapping."))
-    prototypes_file: str | None = field(
-        default=None,
-        metadata=described(
-            "Prototypes of head `prototype`, as recipes/place_prototypes.py writes; placed anew if not set."
-        ),
-    )
-
-
-@dataclass
-class RegressionArguments:
-    """Which values, and how they are predicted."""
-
-    value_column_name: str | None = field(default=None, metadata=described("Column of the values; found if not set."))
-    computed_value: str | None = field(
-        default=None,
-        metadata=described("Predict a value computed from the image instead: slant (degrees) or intensity."),
-    )
-    value_range: list[float] | None = field(
-        default=None, metadata=described("Lowest and highest value; those of the training split if not set.")
-    )
-    out_of_range: Literal["error", "clip"] | None = field(
-        default=None,
-        metadata=described(
-            "Refuse values outside of the range, or take the nearest end for them; if not set, values are refused "
-            "where value_range is given, and clipped where it is measured."
-        ),
-    )
-
-    def __post_init__(self) -> None:
-        if self.value_range is not None and (len(self.value_range) != 2 or self.value_range[0] >= self.value_range[1]):
-            raise ValueError(f"value_range must be two numbers, the lower one first; got {self.value_range}.")
-
-
-@dataclass
-class JointArguments(RegressionArguments):
-    """A regression beside the classes."""
-
-    task_weight: float | None = field(
-        default=None,
-        metadata=described("Weight of the classification, 0 to 1, the regression has the rest; 0.25 if not set."),
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.task_weight is not None and not 0.0 <= self.task_weight <= 1.0:
-            raise ValueError(f"task_weight must lie between 0 and 1; got {self.task_weight}.")
-
-
-@dataclass
-class RetrievalArguments:
-    """Which classes are trained on, and which are only searched for."""
-
-    train_classes: int | None = field(
-        default=None,
-        metadata=described(
-            "Pool both splits, train on the first so many classes and evaluate on the others; the splits' own classes "
-            "if not set."
-        ),
-    )
-
-
-@dataclass
-class ImageDataArguments:
-    """Which images, and how they are prepared."""
-
-    dataset_name: str = field(
-        default="digits", metadata=described("Id on the Hub, a folder, or the embedded `digits` or `two_clusters`.")
-    )
-    dataset_config_name: str | None = field(default=None, metadata=described("Configuration of the data set."))
-    train_split: str = field(default="train", metadata=described("Split to train on."))
-    eval_split: str | None = field(
-        default=None, metadata=described("Split to report results on; `test`, else `validation`, if not set.")
-    )
-    validation_fraction: float = field(
-        default=0.0,
-        metadata=described(
-            "Share of the training split held out, stratified, to choose the best epoch and to stop on."
-        ),
-    )
-    image_column_name: str | None = field(default=None, metadata=described("Column of the images; found if not set."))
-    label_column_name: str | None = field(default=None, metadata=described("Column of the labels; found if not set."))
-    image_size: list[int] | None = field(
-        default=None, metadata=described("Side in pixels, or height and width; that of the first image if not set.")
-    )
-    num_channels: int | None = field(default=None, metadata=described("1 or 3; that of the first image if not set."))
-    image_mean: list[float] | None = field(
-        default=None, metadata=described("Mean a channel on the scale 0 to 1; measured if not set.")
-    )
-    image_std: list[float] | None = field(
-        default=None, metadata=described("Standard deviation a channel; measured if not set.")
-    )
-    crop_padding: int = field(default=0, metadata=described("Pixels of zero padding before a random crop in training."))
-    horizontal_flip: bool = field(default=False, metadata=described("Mirror half of the training images."))
-    rotation: float = field(default=0.0, metadata=described("Largest random rotation of training images, degrees."))
-    random_resized_crop: float | None = field(
-        default=None,
-        metadata=described("Train on random parts of the images; the smallest share of the area, for instance 0.08."),
-    )
-    episode_classes: int | None = field(
-        default=None, metadata=described("Make each training batch of so many classes, in place of a batch size.")
-    )
-    episode_examples: int | None = field(default=None, metadata=described("Images of each class in such a batch."))
-    episodes_per_epoch: int | None = field(
-        default=None, metadata=described("Such batches an epoch, over all processes.")
-    )
-    max_train_samples: int | None = field(default=None, metadata=described("Use only so many training images."))
-    max_eval_samples: int | None = field(default=None, metadata=described("Use only so many evaluation images."))
-    skip_corrupt_images: bool = field(default=False, metadata=described("Leave out images that cannot be decoded."))
-    cache_dir: str | None = field(
-        default=None, metadata=described("Folder for decoded images; below the Hugging Face home if not set.")
-    )
-    dataloader_num_workers: int | None = field(
-        default=None, metadata=described("Decoding processes; one a core if not set.")
-    )
-
-    def __post_init__(self) -> None:
-        names = ("episode_classes", "episode_examples", "episodes_per_epoch")
-        given = [name for name in names if getattr(self, name) is not None]
-        if given and len(given) < len(names):
-            missing = ", ".join(name for name in names if name not in given)
-            raise ValueError(f"{', '.join(given)} is given without {missing}; episodes need all three.")
-
-    @property
-    def episodes(self) -> Episodes | None:
-        """What an epoch of episodes is made of, if there are any."""
-        if self.episode_classes is None or self.episode_examples is None or self.episodes_per_epoch is None:
-            return None
-        return Episodes(self.episode_classes, self.episode_examples, self.episodes_per_epoch)
 
 
 @dataclass
@@ -262,12 +98,26 @@ class TrainingArguments:
     early_stopping_patience: int | None = field(
         default=None, metadata=described("Stop after so many epochs without gain.")
     )
+    metric_for_best_model: str | None = field(
+        default=None,
+        metadata=described(
+            "What chooses the best epoch, stops early and drives `plateau`, for instance train_loss (of names that end "
+            "in loss, error or perplexity less is better); the recipe's own measure if not set."
+        ),
+    )
     load_best_model_at_end: bool = field(
         default=False, metadata=described("Report and keep the best epoch's model instead of the last one's.")
     )
     save_epochs: int = field(default=1, metadata=described("Epochs between checkpoints."))
     save_steps: int | None = field(default=None, metadata=described("Optimiser steps between further checkpoints."))
     save_total_limit: int = field(default=2, metadata=described("Checkpoints to keep."))
+    snapshot_epochs: int | None = field(
+        default=None,
+        metadata=described("Keep the weights (snapshots/) of the initialisation, every so many epochs, and the end."),
+    )
+    snapshot_until: int | None = field(
+        default=None, metadata=described("Keep the weights of every epoch up to this one as well.")
+    )
     logging_steps: int = field(default=50, metadata=described("Steps between updates of bar, trackers and checks."))
     radial_logging_steps: int | None = field(
         default=None,
@@ -284,6 +134,7 @@ class TrainingArguments:
         at_least_one = ["per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"]
         at_least_one += ["save_epochs", "save_total_limit", "logging_steps", "lr_step_epochs"]
         at_least_one += ["max_steps", "save_steps", "early_stopping_patience", "radial_logging_steps"]
+        at_least_one += ["snapshot_epochs", "snapshot_until"]
         for name in at_least_one:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")

@@ -3,13 +3,15 @@
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+
+from hf_sphere.snapshot_files import SNAPSHOT_FOLDER
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +165,7 @@ def claim_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None
     """
     check_output_dir(output_dir, overwrite=overwrite, resume=resume)
     if not resume:
-        for mark in [*_marks_of_a_run(output_dir), output_dir / "best"]:
+        for mark in [*_marks_of_a_run(output_dir), output_dir / "best", output_dir / SNAPSHOT_FOLDER]:
             if mark.is_dir():
                 shutil.rmtree(mark)
             else:
@@ -171,6 +173,32 @@ def claim_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None
     for unfinished in output_dir.glob(f".{PREFIX}*.unfinished"):
         shutil.rmtree(unfinished, ignore_errors=True)
     output_dir.mkdir(parents=True, exist_ok=True)
+
+
+def holds_same_run(output_dir: Path, settings: Mapping[str, Any], *, free: Collection[str], overwrite: bool) -> bool:
+    """Tell whether a folder holds a run with these settings, which then goes on.
+
+    Args:
+        output_dir: The folder.
+        settings: All settings by name.
+        free: Those that may differ, since no result depends on them.
+        overwrite: Whether what it holds will be replaced.
+
+    Raises:
+        FileExistsError: If it holds another run that is not to be replaced.
+    """
+    if overwrite or not _marks_of_a_run(output_dir):
+        return False
+    noted = output_dir / RUN_FILE
+    before = json.loads(noted.read_text(encoding="utf-8")) if noted.is_file() else {}
+    now = json.loads(json.dumps({name: value for name, value in settings.items() if name not in free}))
+    changed = [name for name, value in now.items() if name not in before or before[name] != value]
+    if changed:
+        raise FileExistsError(
+            f"{output_dir} holds another run, which differs in {', '.join(changed[:5])}. Choose another --output_dir, "
+            "or replace it with --overwrite_output_dir."
+        )
+    return True
 
 
 def restore_replaced(output_dir: Path) -> None:

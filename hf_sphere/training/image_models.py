@@ -10,7 +10,8 @@ from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPr
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.nn.heads.base import option_names
 from hf_sphere.prototypes import Placement
-from hf_sphere.training.arguments import ImageDataArguments, ModelArguments, RegressionArguments, TrainingArguments
+from hf_sphere.training.arguments import TrainingArguments
+from hf_sphere.training.image_arguments import ImageDataArguments, ModelArguments, RegressionArguments
 from hf_sphere.training.tasks import ImageTask
 
 

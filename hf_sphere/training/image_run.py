@@ -5,20 +5,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
 from huggingface_hub import HfApi
 
 from hf_sphere.data import Augmentation, ImageData, load_image_data
 from hf_sphere.models import SphereVisionConfig
-from hf_sphere.training.arguments import (
+from hf_sphere.training.arguments import TrainingArguments, parse_arguments
+from hf_sphere.training.evaluation import calibrate_head, fit_confidence
+from hf_sphere.training.image_arguments import (
     ImageDataArguments,
     JointArguments,
     ModelArguments,
     RegressionArguments,
     RetrievalArguments,
-    TrainingArguments,
-    parse_arguments,
 )
-from hf_sphere.training.evaluation import calibrate_head, fit_confidence
 from hf_sphere.training.image_models import (
     adopt_image_settings,
     build_model,
@@ -27,7 +27,7 @@ from hf_sphere.training.image_models import (
     describe,
 )
 from hf_sphere.training.recipe import Description, Script, carry_out
-from hf_sphere.training.run import Run, start_run
+from hf_sphere.training.run import start_run
 from hf_sphere.training.tasks import ImageTask
 
 ARGUMENTS: dict[str, tuple[type, ...]] = {
@@ -53,10 +53,13 @@ def train_images(
     """
     model_args, data_args, args, *rest = parse_arguments(ARGUMENTS[task.name], argv, description)
     value_args = next((part for part in rest if isinstance(part, RegressionArguments)), RegressionArguments())
+    if data_args.sample_classes or data_args.label_noise or data_args.shuffled_pixels:
+        # Noted in run.json, so that the same corruption comes back whatever happens to the seed.
+        data_args.corruption_seed = args.seed if data_args.corruption_seed is None else data_args.corruption_seed
     run = start_run(args, model_args, data_args, *rest)
     if model_args.model_name_or_path is not None:
         adopt_image_settings(data_args, model_args.model_name_or_path)
-    data = load_data(task, data_args, args, run, *rest)
+    data = load_data(task, data_args, args, run.accelerator, *rest)
     model = build_model(task, model_args, value_args, args, data).to(run.accelerator.device)
     check_values(model, data)
     if args.resume_from_checkpoint is None:
@@ -87,11 +90,10 @@ def load_data(
     task: ImageTask,
     data_args: ImageDataArguments,
     args: TrainingArguments,
-    run: Run,
+    accelerator: Accelerator,
     target_args: RegressionArguments | RetrievalArguments | None = None,
 ) -> ImageData:
     """Load the data set; the main process decodes first, the others read its cache."""
-    accelerator = run.accelerator
     targets: dict[str, Any] = {}
     if isinstance(target_args, RegressionArguments):
         targets = {"value_column": target_args.value_column_name, "computed_value": target_args.computed_value}
@@ -125,6 +127,10 @@ def load_data(
             mean=data_args.image_mean,
             std=data_args.image_std,
             augmentation=augmentation,
+            sample_classes=data_args.sample_classes,
+            label_noise=data_args.label_noise,
+            shuffled_pixels=data_args.shuffled_pixels,
+            corruption_seed=data_args.corruption_seed,
             max_train_samples=data_args.max_train_samples,
             max_eval_samples=data_args.max_eval_samples,
             skip_corrupt=data_args.skip_corrupt_images,

@@ -56,7 +56,8 @@ class TrainingLoop:
         save_best: Called when the metric has improved.
         measure: Further training metrics of one batch, each a scalar tensor, from the output and the batch.
         derive: Metrics that follow from the means over an epoch, for instance a perplexity from the loss.
-        metric: The metric that chooses the best epoch, stops early and drives `plateau`.
+        snapshot: Called with the model and how many epochs it has trained: before the first and after each whole one.
+        metric: The metric, of training or of `evaluate`, that chooses the best epoch, stops early and drives `plateau`.
         higher_is_better: Whether larger values of `metric` are better.
 
     Attributes:
@@ -75,6 +76,7 @@ class TrainingLoop:
         save_best: Callable[[nn.Module], None] = lambda model: None,
         measure: Callable[[Any, Batch], Mapping[str, Tensor]] = lambda output, batch: {},
         derive: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda means: {},
+        snapshot: Callable[[nn.Module, int], None] = lambda model, epoch: None,
         metric: str = "accuracy",
         higher_is_better: bool = True,
     ) -> None:
@@ -87,6 +89,7 @@ class TrainingLoop:
         self.save_best = save_best
         self.measure = measure
         self.derive = derive
+        self.snapshot = snapshot
         self.metric = metric
         self.higher_is_better = higher_is_better
         self.output_dir = Path(args.output_dir)
@@ -141,6 +144,8 @@ class TrainingLoop:
             dynamic_ncols=True,
         )
         with bar, self._catch_signals():
+            if self.state.step == 0:
+                self.snapshot(self.accelerator.unwrap_model(self.model), 0)
             while (
                 self.state.epoch < self.args.num_train_epochs
                 and self.state.step < self.total_steps
@@ -216,12 +221,11 @@ class TrainingLoop:
         seconds = time.perf_counter() - started
         state.seconds += seconds
         self.model.eval()
-        entry = {"epoch": state.epoch + state.batch / len(self.batches), "step": state.step, **train}
-        entry |= {"learning_rate": self._learning_rate()}
+        epoch = state.epoch + state.batch / len(self.batches)
+        entry = {"epoch": epoch, "step": state.step, **train, "learning_rate": self._learning_rate()}
         self._check_weights()
         self._share_buffers()
-        evaluated = dict(self.evaluate(self.accelerator.unwrap_model(self.model)))
-        entry |= evaluated
+        entry |= self.evaluate(self.accelerator.unwrap_model(self.model))
         state.history.append(entry)
         self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=state.step)
         shown = "  ".join(
@@ -230,8 +234,8 @@ class TrainingLoop:
             if key not in ("epoch", "step") and "_num_" not in key
         )
         if self.accelerator.is_main_process:
-            bar.write(f"epoch {_epoch_number(entry['epoch'])}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
-        value = evaluated[self.metric]
+            bar.write(f"epoch {_epoch_number(epoch)}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
+        value = self._chosen_by(entry)
         if self._is_better(value):
             state.best_metric, state.best_epoch = value, state.epoch + 1
             self.save_best(self.accelerator.unwrap_model(self.model))
@@ -240,9 +244,16 @@ class TrainingLoop:
                 self.scheduler.step(value)
             state.epoch, state.batch = state.epoch + 1, 0
             self._totals = {}
+            self.snapshot(self.accelerator.unwrap_model(self.model), state.epoch)
         finished = state.epoch == self.args.num_train_epochs or state.step == self.total_steps
         if finished or state.epoch % self.args.save_epochs == 0 or self._stops_early():
             self._save()
+
+    def _chosen_by(self, entry: Mapping[str, float]) -> float:
+        if self.metric not in entry:
+            known = ", ".join(name for name in entry if name not in ("epoch", "step", "learning_rate"))
+            raise ValueError(f"metric_for_best_model is {self.metric!r}; this run measures: {known}.")
+        return entry[self.metric]
 
     def _is_better(self, value: float) -> bool:
         best = self.state.best_metric

@@ -11,10 +11,13 @@ from huggingface_hub import HfApi
 from torch import nn
 
 from hf_sphere.model_card import write_model_card
+from hf_sphere.snapshot_files import SNAPSHOT_FOLDER
+from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.checkpoints import RunState, written_whole
 from hf_sphere.training.loop import TrainingLoop
 from hf_sphere.training.measures import Measure, show_metric
 from hf_sphere.training.run import Run
+from hf_sphere.training.snapshots import Snapshots
 
 
 class Task(Protocol):
@@ -150,6 +153,8 @@ def carry_out(
     """
     args = run.args
     chosen_on, prefix = (data.evaluation, "eval") if data.validation is None else (data.validation, "validation")
+    metric, higher_is_better = _choosing_metric(task, args, prefix)
+    snapshots = Snapshots(run, {"model": description.title, "dataset": description.dataset})
     loop = TrainingLoop(
         model,
         data.train,
@@ -159,10 +164,13 @@ def carry_out(
         save_best=functools.partial(save, run, processor, run.output_dir / "best"),
         measure=task.measure,
         derive=task.derive,
-        metric=f"{prefix}_{task.metric}",
-        higher_is_better=task.higher_is_better,
+        snapshot=snapshots.after_epoch,
+        metric=metric,
+        higher_is_better=higher_is_better,
     )
+    snapshots.forget_after(loop.state.epoch)
     state = loop.run()
+    snapshots.at_end(run.accelerator.unwrap_model(loop.model), state)
     trained = run.accelerator.unwrap_model(loop.model)
     if args.load_best_model_at_end and state.best_epoch is not None:
         if not (run.output_dir / "best" / "config.json").is_file():
@@ -170,6 +178,7 @@ def carry_out(
         trained.load_state_dict(type(model).from_pretrained(run.output_dir / "best").state_dict())
     finish(trained)
     results = _collect_results(task, trained, data, state, run)
+    results |= {f"best_{metric.removeprefix(f'{prefix}_')}": state.best_metric, "best_epoch": state.best_epoch}
     save(run, processor, run.output_dir, trained)
     run.write_results(results)
     if run.accelerator.is_main_process:
@@ -193,9 +202,7 @@ def carry_out(
             settings=script.changed(run.settings),
             command=["accelerate", "launch", script.path, *script.words],
             seconds=state.seconds,
-            selection_note=_selection_note(
-                task, run, state, results, description.held_out if data.validation is not None else None
-            ),
+            selection_note=_selection_note(metric, run, results, description.held_out),
             tags=description.tags,
             packages=description.packages,
         )
@@ -229,8 +236,6 @@ def _collect_results(task: Task, model: nn.Module, data: Data, state: RunState, 
     last = state.history[-1] if state.history else {}
     results |= {name: value for name, value in last.items() if name.startswith("train_")}
     results |= {
-        f"best_{task.metric}": state.best_metric,
-        "best_epoch": state.best_epoch,
         "epoch": last.get("epoch", 0),
         "steps": state.step,
         "train_runtime": state.seconds,
@@ -240,16 +245,31 @@ def _collect_results(task: Task, model: nn.Module, data: Data, state: RunState, 
     return results
 
 
-def _selection_note(task: Task, run: Run, state: RunState, results: Mapping[str, Any], held_out: str | None) -> str:
+def _choosing_metric(task: Task, args: TrainingArguments, prefix: str) -> tuple[str, bool]:
+    """The metric that chooses the best epoch, and whether larger values of it are better."""
+    if args.metric_for_best_model is None:
+        return f"{prefix}_{task.metric}", task.higher_is_better
+    if not args.metric_for_best_model.startswith(("train_", f"{prefix}_")):
+        raise ValueError(
+            f"metric_for_best_model must be of training or of what is measured after each epoch, such as train_loss or "
+            f"{prefix}_{task.metric}; got {args.metric_for_best_model!r}."
+        )
+    return args.metric_for_best_model, not args.metric_for_best_model.endswith(("loss", "error", "perplexity"))
+
+
+def _selection_note(metric: str, run: Run, results: Mapping[str, Any], held_out: str) -> str:
     """How the reported epoch was chosen."""
     args = run.args
+    prefix, _, name = metric.partition("_")
+    where = {"train": "the training images", "validation": held_out}.get(prefix, "the evaluation split itself")
     if args.load_best_model_at_end:
-        where = held_out or "the evaluation split itself (optimistic)"
+        optimism = " (optimistic)" if prefix == "eval" else ""
         return (
-            f"The model is that of epoch {state.best_epoch}, chosen by its {task.metric.replace('_', ' ')} on {where}."
+            f"The model is that of epoch {results['best_epoch']}, chosen by its {name.replace('_', ' ')} on "
+            f"{where}{optimism}."
         )
     followed = args.early_stopping_patience is not None or args.lr_scheduler_type == "plateau"
-    where = "its end or learning rate followed" if followed and held_out is None else "nothing was chosen on"
+    where = "its end or learning rate followed" if followed and prefix == "eval" else "nothing was chosen on"
     return f"The model is that of the last epoch, {results['epoch']:g}; {where} the evaluation split."
 
 
@@ -258,7 +278,7 @@ def _upload(run: Run, hub: HfApi, repo: str) -> None:
     hub.upload_folder(
         repo_id=repo,
         folder_path=run.output_dir,
-        ignore_patterns=["checkpoint-*", ".checkpoint-*", "best/*", "logs/*"],
+        ignore_patterns=["checkpoint-*", ".checkpoint-*", "best/*", "logs/*", f"{SNAPSHOT_FOLDER}/*"],
         commit_message="Upload trained model",
     )
     run.print(f"uploaded to {repo}")

@@ -34,7 +34,7 @@ _FREE_TO_CHANGE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "disable_tqdm", "report_to", "logging_steps"),
     *("save_epochs", "save_steps", "save_total_limit", "per_device_eval_batch_size", "cache_dir", "max_steps"),
     *("dataloader_num_workers", "push_to_hub", "hub_model_id", "early_stopping_patience", "load_best_model_at_end"),
-    *("radial_logging_steps", "preprocessing_num_workers"),
+    *("radial_logging_steps", "preprocessing_num_workers", "snapshot_epochs", "snapshot_until"),
 }
 
 

@@ -1,14 +1,22 @@
-"""Pictures of embeddings, of training, of analogies and of how far confidences can be trusted (extra `plots`)."""
+"""Pictures of embeddings, training, analogies, confidences and what layers have learned (extra `plots`)."""
 
 from hf_sphere.visualization.analogies import plot_analogy_accuracies
 from hf_sphere.visualization.cosines import plot_cosines
 from hf_sphere.visualization.curves import plot_training_curves
+from hf_sphere.visualization.projection_histograms import plot_projection_histograms
+from hf_sphere.visualization.projection_masses import plot_projection_masses
+from hf_sphere.visualization.projections_along_training import plot_projections_along_training
+from hf_sphere.visualization.reinitialization import plot_reinitialization
 from hf_sphere.visualization.reliability import plot_reliability, plot_risk_coverage
 from hf_sphere.visualization.sphere import plot_sphere, project_to_sphere
 
 __all__ = [
     "plot_analogy_accuracies",
     "plot_cosines",
+    "plot_projection_histograms",
+    "plot_projection_masses",
+    "plot_projections_along_training",
+    "plot_reinitialization",
     "plot_reliability",
     "plot_risk_coverage",
     "plot_sphere",

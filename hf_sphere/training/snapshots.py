@@ -1,0 +1,60 @@
+"""Which snapshots a training leaves, beside its checkpoints."""
+
+from collections.abc import Mapping
+
+from safetensors import SafetensorError
+from torch import nn
+
+from hf_sphere.snapshot_files import SNAPSHOT_FOLDER, list_snapshots, save_snapshot
+from hf_sphere.training.checkpoints import CheckpointError, RunState
+from hf_sphere.training.run import Run
+
+
+class Snapshots:
+    """The snapshots of a run; see `hf_sphere.snapshot_files`.
+
+    Kept are the initialisation, every `snapshot_epochs`-th epoch, all epochs up to `snapshot_until`, and the last one;
+    none at all if neither is set.
+
+    Args:
+        run: Its arguments say which, its folder where.
+        metadata: What each file says of itself, beside seed and epoch.
+    """
+
+    def __init__(self, run: Run, metadata: Mapping[str, str]) -> None:
+        self.every, self.until = run.args.snapshot_epochs, run.args.snapshot_until
+        self.folder = run.output_dir / SNAPSHOT_FOLDER
+        self.accelerator = run.accelerator
+        self.metadata = {**metadata, "seed": str(run.args.seed)}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there are to be any."""
+        return self.every is not None or self.until is not None
+
+    def after_epoch(self, model: nn.Module, epoch: int) -> None:
+        """Keep the weights after an epoch (0 for the initialisation) if they are among those to keep."""
+        regular = self.every is not None and epoch % self.every == 0
+        early = epoch <= (self.until or 0)
+        if self.wanted and (regular or early):
+            self._save(model, epoch)
+
+    def at_end(self, model: nn.Module, state: RunState) -> None:
+        """Keep the weights of the last epoch, unless training has ended in the middle of one."""
+        if self.wanted and state.batch == 0:
+            self._save(model, state.epoch)
+
+    def forget_after(self, epoch: int) -> None:
+        """Remove those of later epochs: they are of a continuation that was given up for an earlier checkpoint."""
+        if self.accelerator.is_main_process:
+            for snapshot in list_snapshots(self.folder):
+                if snapshot.epoch > epoch:
+                    snapshot.path.unlink()
+
+    def _save(self, model: nn.Module, epoch: int) -> None:
+        if self.accelerator.is_main_process:
+            try:
+                save_snapshot(model, self.folder, epoch, self.metadata)
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(f"could not write the snapshot of epoch {epoch}: {error}") from error
+        self.accelerator.wait_for_everyone()

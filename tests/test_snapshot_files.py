@@ -1,0 +1,71 @@
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from hf_sphere.snapshot_files import SNAPSHOT_FOLDER, list_snapshots, read_snapshot, save_snapshot
+
+
+def test_a_snapshot_holds_every_parameter_and_buffer_of_the_model(tmp_path):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    written = load_file(save_snapshot(model, tmp_path, 3))
+    assert written.keys() == model.state_dict().keys()
+    assert all(torch.equal(written[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_snapshot_says_its_epoch_and_what_it_was_told(tmp_path):
+    snapshot = read_snapshot(save_snapshot(nn.Linear(2, 2), tmp_path, 12, {"seed": "5"}))
+    assert snapshot.epoch == 12
+    assert snapshot.metadata["seed"] == "5"
+    assert snapshot.path.name == "epoch-0012.safetensors"
+
+
+def test_tied_weights_are_written_once(tmp_path):
+    model = nn.ModuleDict({"first": nn.Linear(2, 2, bias=False), "second": nn.Linear(2, 2, bias=False)})
+    model["second"].weight = model["first"].weight
+    assert len(load_file(save_snapshot(model, tmp_path, 0))) == 1
+
+
+@pytest.mark.parametrize("inner", [".", SNAPSHOT_FOLDER])
+def test_snapshots_are_listed_by_epoch_from_a_run_or_from_their_folder(inner, tmp_path):
+    for epoch in (10, 0, 10_000, 2):
+        save_snapshot(nn.Linear(1, 1), tmp_path / inner, epoch)
+    save_file({"weight": torch.ones(1)}, tmp_path / "model.safetensors")
+    assert [snapshot.epoch for snapshot in list_snapshots(tmp_path)] == [0, 2, 10, 10_000]
+
+
+def test_a_file_without_metadata_is_known_by_its_name(tmp_path):
+    save_file({"weight": torch.ones(1)}, tmp_path / "epoch-7.safetensors")
+    assert read_snapshot(tmp_path / "epoch-7.safetensors").epoch == 7
+
+
+def test_a_failed_write_leaves_what_was_there_before(tmp_path, monkeypatch):
+    path = save_snapshot(nn.Linear(1, 1), tmp_path, 1)
+    before = path.read_bytes()
+
+    def fail(model, file, metadata):
+        open(file, "wb").close()
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("hf_sphere.snapshot_files.save_model", fail)
+    with pytest.raises(OSError, match="no space"):
+        save_snapshot(nn.Linear(1, 1), tmp_path, 1)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes() == before
+
+
+def test_a_missing_snapshot_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"epoch-0003"):
+        read_snapshot(tmp_path / "epoch-0003.safetensors")
+
+
+def test_a_damaged_snapshot_is_named(tmp_path):
+    (tmp_path / "epoch-0003.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"epoch-0003\.safetensors is no whole safetensors file"):
+        read_snapshot(tmp_path / "epoch-0003.safetensors")
+
+
+def test_a_file_that_does_not_say_its_epoch_is_refused(tmp_path):
+    save_file({"weight": torch.ones(1)}, tmp_path / "weights.safetensors")
+    with pytest.raises(ValueError, match="does not say after which epoch"):
+        read_snapshot(tmp_path / "weights.safetensors")

@@ -1,0 +1,399 @@
+import itertools
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import beta, kstest
+
+from hf_sphere.analysis import projection_statistics
+from hf_sphere.visualization import (
+    plot_projection_histograms,
+    plot_projection_masses,
+    plot_projections_along_training,
+)
+from hf_sphere.visualization.layer_names import choose_evenly, shorten_layer_names
+
+
+@pytest.fixture(autouse=True)
+def _needs_matplotlib() -> None:
+    pytest.importorskip("matplotlib")
+
+
+def layer(*projections: float, dim: int = 9, **more: Any) -> dict[str, Any]:
+    """A layer as `hf_sphere.analysis` describes it, which no test tells from a random one."""
+    mass = sum(value <= 0 for value in projections) / len(projections) if projections else None
+    low, high = (0.3, 0.7) if projections else (None, None)
+    numbers = {"num_filters": len(projections), "num_dead": 0, "dim": dim, "mass": mass}
+    band = {"null_mass_low": low, "null_mass_high": high}
+    p_values = {"ks_p_value_adjusted": 0.5, "sign_p_value_adjusted": 0.5}
+    return {**numbers, **band, **p_values, "projections": list(projections), **more}
+
+
+def statistics(layers: dict[str, Any], **more: Any) -> dict[str, Any]:
+    everything = [value for each in layers.values() for value in each["projections"]]
+    return {"normalized": True, "layers": layers, "net": layer(*everything), **more}
+
+
+def random_layer(filters: int, dim: int, seed: int = 0) -> dict[str, Any]:
+    rows = np.random.default_rng(seed).normal(size=(filters, dim))
+    return layer(*(rows.sum(1) / np.linalg.norm(rows, axis=1) / math.sqrt(dim)), dim=dim)
+
+
+def numbered(count: int) -> dict[str, Any]:
+    return {f"conv{number}": random_layer(20, 27, number) for number in range(count)}
+
+
+def epoch(number: int, layers: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"epoch": number, "projections": statistics(layers), **more}
+
+
+def legend_of(holder) -> list[str]:
+    return [text.get_text() for text in holder.get_texts()]
+
+
+class TestMasses:
+    def bars(self, figure, label: str) -> list[tuple[float, float, float]]:
+        """Middle, start and end of the bars that a label names, whether they stand or lie."""
+        (found,) = [bars for bars in figure.axes[0].containers if bars.get_label() == label]
+        boxes = [bar.get_bbox() for bar in found]
+        if found.orientation == "vertical":
+            return [((box.x0 + box.x1) / 2, box.y0, box.y1) for box in boxes]
+        return [((box.y0 + box.y1) / 2, box.x0, box.x1) for box in boxes]
+
+    def names(self, axis) -> list[str]:
+        return [tick.get_text() for tick in axis.get_ticklabels()]
+
+    def test_a_bar_is_the_mass_of_a_layer_and_the_last_one_the_networks(self):
+        figure = plot_projection_masses(statistics({"a": layer(-1, 1), "b": layer(-1, -1, 1, -1)}))
+        assert self.bars(figure, "no difference shown") == [
+            pytest.approx((0, 0, 0.5)),
+            pytest.approx((1, 0, 0.75)),
+            pytest.approx((2.5, 0, 4 / 6)),
+        ]
+        assert self.names(figure.axes[0].xaxis) == ["a", "b", "network"]
+
+    def test_behind_each_bar_lies_the_range_of_random_filters(self):
+        figure = plot_projection_masses(statistics({"a": layer(-1, 1, null_mass_low=0.4, null_mass_high=0.6)}))
+        ranges, bars = figure.axes[0].containers
+        assert self.bars(figure, "95 % range of random filters")[0] == pytest.approx((0, 0.4, 0.6))
+        assert ranges[0].get_zorder() < bars[0].get_zorder()
+        assert ranges[0].get_width() > bars[0].get_width()
+
+    @pytest.mark.parametrize("test", ["sign_p_value_adjusted", "ks_p_value_adjusted"])
+    def test_layers_that_either_test_tells_from_random_ones_differ_in_colour_and_hatch(self, test):
+        layers = {"a": layer(-1, 1), "b": layer(-1, 1, **{test: 0.049}), "c": layer(-1, 1, **{test: 0.05})}
+        figure = plot_projection_masses(statistics(layers))
+        _, different, alike = figure.axes[0].containers
+        assert [middle for middle, *_ in self.bars(figure, "unlike random filters (adjusted p < 0.05)")] == [1]
+        assert different[0].get_facecolor() != alike[0].get_facecolor()
+        assert different[0].get_hatch() != alike[0].get_hatch()
+        assert len(legend_of(figure.legends[0])) == 3
+
+    def test_half_is_marked(self):
+        lines = plot_projection_masses(statistics({"a": layer(-1, 1)})).axes[0].get_lines()
+        assert [set(line.get_ydata()) for line in lines] == [{0.5}]
+
+    def test_a_mass_of_zero_is_seen(self):
+        axes = plot_projection_masses(statistics({"a": layer(1, 1)})).axes[0]
+        ends = [segment[:, 1].tolist() for lines in axes.collections for segment in lines.get_segments()]
+        assert ends == [[0, 0], [0, 0]]
+
+    def test_dead_filters_are_noted_beside_their_layer(self):
+        layers = {"a": layer(-1, 1), "b": layer(-1, 1, num_filters=5, num_dead=3)}
+        (note,) = plot_projection_masses(statistics(layers)).axes[0].texts
+        assert (note.get_position()[0], note.get_text()) == (1, "3 dead\nof 5")
+
+    def test_a_layer_of_dead_filters_has_no_bar(self):
+        dead = layer(num_filters=4, num_dead=4, sign_p_value_adjusted=None, ks_p_value_adjusted=None)
+        figure = plot_projection_masses(statistics({"a": dead, "b": layer(-1, 1)}))
+        assert [middle for middle, *_ in self.bars(figure, "no difference shown")] == [1, 2.5]
+        assert [middle for middle, *_ in self.bars(figure, "95 % range of random filters")] == [1, 2.5]
+
+    @pytest.mark.parametrize(
+        "names", [["a" * 24, "b" * 24, "c" * 24, "d"], list(map(str, range(60)))], ids=["long", "many"]
+    )
+    def test_long_or_many_names_stand_beside_lying_bars_the_first_on_top(self, names):
+        figure = plot_projection_masses(statistics({name: layer(-1, 1, num_dead=1) for name in names}))
+        assert self.names(figure.axes[0].yaxis) == [*names, "network"]
+        assert figure.axes[0].yaxis_inverted()
+        assert self.bars(figure, "no difference shown")[0] == pytest.approx((0, 0, 0.5))
+
+    def test_sixty_names_do_not_overlap(self):
+        figure = plot_projection_masses(statistics(numbered(60)))
+        figure.draw_without_rendering()
+        boxes = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
+        assert all(above.y0 >= below.y1 for above, below in itertools.pairwise(boxes))
+
+    def test_statistics_of_a_network_can_be_drawn(self):
+        network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 12, 3))
+        figure = plot_projection_masses(projection_statistics(network).to_dict(), title="network")
+        assert self.names(figure.axes[0].xaxis) == ["0", "1", "network"]
+        assert figure.get_suptitle() == "network"
+
+    def test_no_layer_is_refused(self):
+        with pytest.raises(ValueError, match="there is no layer to draw"):
+            plot_projection_masses(statistics({}))
+
+
+class TestHistograms:
+    def grid(self, figure) -> list[tuple[str, str]]:
+        """Layer and epoch of each part, as the first of the row and the top of the column say."""
+        rows = [axes.get_ylabel().split("\n")[0] for axes in figure.axes if axes.get_ylabel()]
+        columns = [axes.get_title() for axes in figure.axes if axes.get_title()]
+        return [(row, column) for row in rows for column in columns]
+
+    def stairs(self, axes) -> dict[str, Any]:
+        return {patch.get_label(): patch.get_data() for patch in axes.patches}
+
+    def test_a_row_is_a_layer_and_a_column_an_epoch(self):
+        training = {"epochs": [epoch(0, numbered(2)), epoch(5, numbered(2))]}
+        figure = plot_projection_histograms(training)
+        expected = [("conv0", "epoch 0"), ("conv0", "epoch 5"), ("conv1", "epoch 0"), ("conv1", "epoch 5")]
+        assert self.grid(figure) == expected
+        assert len(figure.axes) == 4
+
+    def test_bars_are_a_density_of_projections_in_standard_deviations_of_random_ones(self):
+        one = random_layer(500, 16)
+        (axes,) = plot_projection_histograms(statistics({"a": one})).axes
+        sides = self.stairs(axes)
+        edges = np.concatenate([sides["projection ≤ 0"].edges[:-1], sides["projection > 0"].edges])
+        heights = np.concatenate([sides["projection ≤ 0"].values, sides["projection > 0"].values])
+        expected, _ = np.histogram(4 * np.array(one["projections"]), edges, density=True)
+        assert heights == pytest.approx(expected)
+        assert (heights * np.diff(edges)).sum() == pytest.approx(1)
+
+    def test_the_area_left_of_zero_is_the_mass(self):
+        one = layer(-0.5, 0.0, 0.0, 0.25, 0.5)
+        (axes,) = plot_projection_histograms(statistics({"a": one})).axes
+        left = self.stairs(axes)["projection ≤ 0"]
+        assert left.edges[-1] == 0
+        assert (left.values * np.diff(left.edges)).sum() == pytest.approx(0.6)
+
+    def test_the_line_is_the_density_of_random_filters(self):
+        dim = 10
+        (axes,) = plot_projection_histograms(statistics({"a": random_layer(50, dim)})).axes
+        x, density = axes.get_lines()[0].get_data()
+        samples = random_layer(4000, dim, seed=1)["projections"]
+        steps = np.concatenate([[0], np.cumsum((density[1:] + density[:-1]) / 2 * np.diff(x))])
+        result = kstest(math.sqrt(dim) * np.array(samples), lambda at: np.interp(at, x, steps))
+        assert result.pvalue > 1e-3
+        assert density[100] == pytest.approx(beta.pdf(0.5, 4.5, 4.5) / 2 / math.sqrt(dim))
+
+    @pytest.mark.parametrize("dim", [1, 2, 3])
+    def test_filters_of_few_weights_can_be_drawn(self, dim):
+        (axes,) = plot_projection_histograms(statistics({"a": layer(-1, 1, 1, dim=dim)})).axes
+        assert len(axes.get_lines()) == (dim > 1)
+        assert axes.get_ylim()[1] < 2
+
+    def test_at_most_eight_layers_and_six_epochs_are_drawn_the_first_and_the_last_among_them(self):
+        training = {"epochs": [epoch(number, numbered(20)) for number in range(11)]}
+        grid = self.grid(plot_projection_histograms(training))
+        assert len(grid) == 48
+        assert (grid[0], grid[-1]) == (("conv0", "epoch 0"), ("conv19", "epoch 10"))
+        assert [column for row, column in grid if row == "conv0"] == [f"epoch {n}" for n in (0, 2, 4, 6, 8, 10)]
+
+    def test_layers_and_epochs_that_are_named_are_drawn(self):
+        training = {"epochs": [epoch(number, numbered(3)) for number in range(3)]}
+        figure = plot_projection_histograms(training, layers=["conv2", "conv0"], epochs=[1])
+        assert self.grid(figure) == [("conv2", "epoch 1"), ("conv0", "epoch 1")]
+
+    def test_epochs_without_projections_are_passed_over(self):
+        training = {"epochs": [{"epoch": 0, "eval_accuracy": 0.1}, epoch(1, numbered(1))]}
+        assert self.grid(plot_projection_histograms(training)) == [("conv0", "epoch 1")]
+
+    def test_all_parts_share_axes_of_which_only_the_outer_are_labelled(self):
+        figure = plot_projection_histograms({"epochs": [epoch(0, numbered(2)), epoch(1, numbered(2))]})
+        figure.draw_without_rendering()
+        assert len({(axes.get_xlim(), axes.get_ylim()) for axes in figure.axes}) == 1
+        assert [bool(axes.get_xticklabels()) for axes in figure.axes] == [False, False, True, True]
+        assert [bool(axes.get_yticklabels()) for axes in figure.axes] == [True, False, True, False]
+
+    def test_projections_far_out_do_not_set_the_scale_but_are_counted(self):
+        far = layer(*random_layer(999, 10_000)["projections"], 0.9, dim=10_000)
+        figure = plot_projection_histograms(statistics({"a": far}))
+        right = self.stairs(figure.axes[0])["projection > 0"]
+        assert right.edges[-1] < 5
+        assert "those further out in the outermost bars" in figure.legends[0].get_title().get_text()
+        assert (right.values * np.diff(right.edges)).sum() == pytest.approx(1 - far["mass"])
+
+    def test_a_layer_of_dead_filters_is_said_to_be_dead(self):
+        figure = plot_projection_histograms(statistics({"a": layer(num_dead=4), "b": layer(-0.1, 0.1)}))
+        assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [["all dead"], []]
+        assert legend_of(figure.legends[0]) == ["projection ≤ 0", "projection > 0", "random filters"]
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"layers": ["conv7"]}, "layers conv7 cannot be drawn; there are: conv0, conv1"),
+            ({"epochs": [0, 3, 4]}, "epochs 3, 4 cannot be drawn; there are: 0, 2"),
+            ({"epochs": []}, "epochs none cannot be drawn; there are: 0, 2"),
+        ],
+        ids=str,
+    )
+    def test_what_is_not_there_is_named_with_what_there_is(self, options, message):
+        training = {"epochs": [epoch(0, numbered(2)), epoch(2, numbered(2))]}
+        with pytest.raises(ValueError, match=message):
+            plot_projection_histograms(training, **options)
+
+    def test_epochs_of_a_single_model_are_not_known(self):
+        with pytest.raises(ValueError, match="epochs 0 cannot be drawn"):
+            plot_projection_histograms(statistics(numbered(1)), epochs=[0])
+
+    def test_raw_projections_are_refused(self):
+        with pytest.raises(ValueError, match=r"not normalised.*projection_statistics\(\.\.\., normalize=True\)"):
+            plot_projection_histograms(statistics(numbered(1), normalized=False))
+
+    @pytest.mark.parametrize("training", [{"epochs": []}, {"epochs": [{"epoch": 0}]}, statistics({})], ids=str)
+    def test_where_there_is_nothing_to_draw_it_says_so(self, training):
+        with pytest.raises(ValueError, match="there are no projections to draw"):
+            plot_projection_histograms(training)
+
+
+class TestAlongTraining:
+    def training(self, count: int = 2, **more: Any) -> dict[str, Any]:
+        layers = [{f"conv{n}": layer(*[-1] * (n + e), *[1] * 5) for n in range(count)} for e in range(3)]
+        return {"epochs": [epoch(number, each, **more) for number, each in enumerate(layers)]}
+
+    def lines(self, axes) -> dict[str, list[tuple[float, float]]]:
+        return {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.get_lines()}
+
+    def test_a_line_goes_through_the_masses_of_a_layer(self):
+        (axes,) = plot_projections_along_training(self.training()).axes
+        assert self.lines(axes)["conv0"] == [(0, 0.0), (1, pytest.approx(1 / 6)), (2, pytest.approx(2 / 7))]
+
+    def test_the_thick_line_is_the_network_and_half_is_marked(self):
+        (axes,) = plot_projections_along_training(self.training()).axes
+        widths = {line.get_label(): line.get_linewidth() for line in axes.get_lines()}
+        assert widths["network"] == max(widths.values()) > 1.5 * widths["conv0"]
+        assert self.lines(axes)["network"][0] == (0, pytest.approx(1 / 11))
+        assert [0.5, 0.5] in [list(line.get_ydata()) for line in axes.get_lines()]
+
+    def test_accuracies_stand_above_in_percent(self):
+        above, _ = plot_projections_along_training(self.training(train_accuracy=0.5, eval_accuracy=0.25)).axes
+        assert self.lines(above) == {
+            "training": [(0, 50), (1, 50), (2, 50)],
+            "evaluation": [(0, 25), (1, 25), (2, 25)],
+        }
+        assert legend_of(above.get_legend()) == ["training", "evaluation"]
+
+    def test_one_accuracy_is_enough(self):
+        above, _ = plot_projections_along_training(self.training(eval_accuracy=0.25)).axes
+        assert list(self.lines(above)) == ["evaluation"]
+
+    def test_distances_stand_below_in_the_colours_of_their_layers(self):
+        distances = {"layers": {name: {"l2": 1.5, "l_inf": 2.0, "relative": True} for name in ("conv0", "conv1")}}
+        masses, below = plot_projections_along_training(self.training(distances=distances)).axes
+        assert self.lines(below)["conv1"] == [(0, 1.5), (1, 1.5), (2, 1.5)]
+        colors = [{line.get_label(): line.get_color() for line in axes.get_lines()} for axes in (masses, below)]
+        assert all(colors[0][name] == colors[1][name] for name in ("conv0", "conv1"))
+
+    def test_absolute_distances_are_left_out_and_counted(self):
+        distances = {"layers": {f"conv{n}": {"l2": 1.5, "l_inf": 2.0, "relative": n == 0} for n in range(2)}}
+        below = plot_projections_along_training(self.training(distances=distances)).axes[-1]
+        assert list(self.lines(below)) == ["conv0"]
+        assert below.get_title(loc="left") == "1 of 2 layers have no relative distance"
+
+    def test_epochs_and_layers_without_a_value_leave_a_gap(self):
+        training = self.training(1)
+        training["epochs"].insert(1, {"epoch": 0.5, "eval_accuracy": 0.5})
+        training["epochs"][2]["projections"]["layers"]["conv0"]["mass"] = None
+        above, axes = plot_projections_along_training(training).axes
+        assert self.lines(above)["evaluation"] == [(0.5, 50)]
+        assert [place for place, _ in self.lines(axes)["conv0"]] == [0, 2]
+
+    def test_epochs_are_drawn_in_their_order(self):
+        training = self.training()
+        training["epochs"].reverse()
+        (axes,) = plot_projections_along_training(training).axes
+        assert [place for place, _ in self.lines(axes)["conv0"]] == [0, 1, 2]
+
+    def test_one_epoch_can_be_drawn(self):
+        (axes,) = plot_projections_along_training({"epochs": [epoch(3, numbered(1))]}).axes
+        assert axes.get_xticks().tolist() == [3]
+        assert len(self.lines(axes)["conv0"]) == 1
+
+    def test_few_layers_are_all_named_and_differ_in_stroke(self):
+        (axes,) = plot_projections_along_training(self.training(4)).axes
+        assert legend_of(axes.get_legend()) == ["conv0", "conv1", "conv2", "conv3", "network"]
+        assert len({line.get_linestyle() for line in axes.get_lines() if line.get_label().startswith("conv")}) == 4
+
+    def test_of_many_layers_some_are_named(self):
+        (axes,) = plot_projections_along_training(self.training(53)).axes
+        names = legend_of(axes.get_legend())
+        assert (len(names), names[0], names[-2:]) == (10, "conv0", ["conv52", "network"])
+        assert axes.get_legend().get_title().get_text() == "layers (9 of 53 named)"
+        assert len(axes.get_lines()) == 53 + 2
+
+    @pytest.mark.parametrize("training", [{"epochs": []}, {"epochs": [{"epoch": 0, "eval_accuracy": 0.5}]}], ids=str)
+    def test_where_there_is_nothing_to_draw_it_says_so(self, training):
+        with pytest.raises(ValueError, match="there are no projections to draw"):
+            plot_projections_along_training(training)
+
+
+class TestLayerNames:
+    def test_names_that_fit_stay(self):
+        assert shorten_layer_names(["features.0", "features.3"]) == ["features.0", "features.3"]
+
+    def test_what_all_start_with_goes_but_not_the_word_before_a_number(self):
+        names = ["model.vision_tower.features.0", "model.vision_tower.features.13"]
+        assert shorten_layer_names(names) == ["features.0", "features.13"]
+
+    def test_of_a_path_the_end_stays_that_no_other_has(self):
+        names = ["model.backbone.conv1", "model.backbone.layer1.0.conv1", "model.backbone.layer2.0.conv1", "model.head"]
+        assert shorten_layer_names(names) == ["backbone.conv1", "layer1.0.conv1", "layer2.0.conv1", "head"]
+
+    def test_words_are_shortened_but_numbers_stay(self):
+        names = ["encoder.stages.0.layers.9.q_projection", "encoder.stages.0.layers.10.q_projection"]
+        assert shorten_layer_names(names, 16) == ["layer.9.q_proje", "layer.10.q_proje"]
+
+    def test_a_name_that_starts_another_is_kept(self):
+        names = ["backbone.stage_of_the_network", "backbone.stage_of_the_network.convolution"]
+        assert shorten_layer_names(names, 20) == ["stage_of_the_network", "convolution"]
+
+    def test_where_no_word_can_go_names_are_numbered(self):
+        names = [start + ".y" * 20 for start in "abcd"]
+        short = shorten_layer_names(names, 10)
+        assert [name[:2] for name in short] == ["1…", "2…", "3…", "4…"]
+
+    @given(
+        names=st.lists(st.from_regex(r"[a-z_]{1,12}(\.([a-z]{1,12}|[0-9]{1,2})){0,6}", fullmatch=True), unique=True),
+        longest=st.integers(8, 30),
+    )
+    def test_names_fit_and_no_two_are_the_same(self, names, longest):
+        short = shorten_layer_names(names, longest)
+        assert len(set(short)) == len(names)
+        assert all(0 < len(name) <= longest for name in short)
+
+    @given(count=st.integers(1, 200), most=st.integers(2, 20))
+    def test_chosen_items_are_evenly_spaced_with_both_ends(self, count, most):
+        chosen = choose_evenly(range(count), most)
+        assert len(chosen) == min(count, most)
+        assert (chosen[0], chosen[-1]) == (0, count - 1)
+        gaps = np.diff(chosen)
+        assert gaps.size == 0 or (gaps.min() > 0 and gaps.max() - gaps.min() <= 1)
+
+
+PLOTS = [
+    (plot_projection_masses, statistics(numbered(2))),
+    (plot_projection_histograms, statistics(numbered(2))),
+    (plot_projections_along_training, {"epochs": [epoch(0, numbered(2))]}),
+]
+
+
+@pytest.mark.parametrize(("plot", "content"), PLOTS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
+def test_the_picture_is_written_also_into_a_new_folder(plot, content, name, start, tmp_path):
+    plot(content, title="digits", path=tmp_path / "new" / name)
+    assert (tmp_path / "new" / name).read_bytes().startswith(start)
+
+
+@pytest.mark.parametrize(("plot", "content"), PLOTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_missing_matplotlib_names_the_extra(plot, content, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
+        plot(content)
