@@ -1,9 +1,11 @@
 import pytest
 import timm
 import torch
+import torchvision
 from torch import nn
 
 import hf_sphere.models.backbones as backbones_package
+from hf_sphere.models import SphereVisionConfig, SphereVisionModel
 from hf_sphere.models.backbones import EmbeddingNet, create_backbone
 from hf_sphere.models.backbones.vgg import CONVOLUTIONS_PER_STAGE
 
@@ -11,12 +13,17 @@ from hf_sphere.models.backbones.vgg import CONVOLUTIONS_PER_STAGE
 BACKBONES = {
     "linear_embedding": (1, (1, 2), 1, 2),
     "simple_fnn": (1, 28, 300, 785 * 500 + 501 * 300),
+    "mlp": (1, 28, 4096, 785 * 4096),
     "lenet5": (1, 28, 84, 26 * 6 + 151 * 16 + 257 * 120 + 121 * 84),
     "lenet5_bn": (1, 28, 120, 26 * 6 + 151 * 16 + 785 * 120 + 2 * (6 + 16 + 120)),
+    "lenet9": (1, 28, 84, 10 * 6 + 55 * 22 + 145 * 80 + 577 * 64 + 577 * 120 + 121 * 84),
     "cnn9": (3, 32, 256, 3_859_136),
     "conv4": (3, 84, 64, 28 * 64 + 3 * 577 * 64 + 1601 * 64 + 5 * 128),
     "visualization_cnn": (1, 28, 256, 1_893_216),
+    "alexnet": (3, 64, 4096, 61_100_840 - 4097 * 1000),
+    "alexnet_cifar": (3, 32, 256, 364 * 64 + 1601 * 192 + 1729 * 384 + 3457 * 256 + 2305 * 256),
     "vgg11_cifar": (3, 32, 4096, 28_108_544),
+    "vgg13_cifar": (3, 32, 4096, 28_108_544 + 577 * 64 + 2 * 64 + 1153 * 128 + 2 * 128),
     "vgg16_cifar": (3, 32, 4096, 33_605_696 + 0),
     "vgg19_cifar": (3, 32, 4096, 38_917_952),
     "vgg11_gray": (1, 32, 4096, 28_107_392),
@@ -99,7 +106,7 @@ def test_the_normalised_lenet_refuses_images_that_pool_to_nothing():
         create_backbone("lenet5_bn", num_channels=1, image_size=3)
 
 
-@pytest.mark.parametrize(("depth", "layers"), [(11, 8), (16, 13), (19, 16)])
+@pytest.mark.parametrize(("depth", "layers"), [(11, 8), (13, 10), (16, 13), (19, 16)])
 def test_vgg_has_as_many_layers_as_its_name_says(depth, layers):
     assert sum(CONVOLUTIONS_PER_STAGE[depth]) == layers == depth - 3  # and three linear ones
 
@@ -135,10 +142,112 @@ def test_larger_images_are_averaged_by_vgg():
     assert net(torch.randn(2, 3, 64, 64)).shape == (2, 4096)
 
 
-@pytest.mark.parametrize("name", ["lenet5", "vgg11_cifar", "conv4"])
+@pytest.mark.parametrize("name", ["lenet5", "vgg11_cifar", "conv4", "alexnet", "alexnet_cifar"])
 def test_images_too_small_for_the_pooling_are_refused(name):
     with pytest.raises(ValueError, match=f"backbone '{name}' needs images of at least"):
         create_backbone(name, num_channels=3, image_size=8)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("lenet9", 8), ("alexnet_cifar", 29), ("alexnet_cifar", 64), ("alexnet", 63)]
+)
+def test_these_nets_take_images_from_the_smallest_size_on(name, size):
+    net = create_backbone(name, num_channels=1, image_size=size).eval()
+    assert net(torch.randn(2, 1, size, size)).shape == (2, BACKBONES[name][2])
+
+
+def layers_of(net: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
+    return [module for module in net.modules() if isinstance(module, kind)]
+
+
+def test_the_lenet_of_nine_layers_has_six_convolutions_of_three_pixels():
+    net = build("lenet9")
+    convolutions = [(m.out_channels, m.kernel_size, m.padding) for m in layers_of(net, nn.Conv2d)]
+    assert convolutions == [(width, (3, 3), (1, 1)) for width in (6, 6, 16, 16, 64, 64)]
+    assert [m.out_features for m in layers_of(net, nn.Linear)] == [120, 84]
+
+
+def test_the_fully_connected_net_may_have_a_bottleneck():
+    net = build("mlp", widths=[12, 5]).eval()
+    assert [type(m) for m in net.layers] == [nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]
+    assert [tuple(m.weight.shape) for m in layers_of(net, nn.Linear)] == [(12, 784), (5, 12)]
+    assert net(images("mlp")).shape == (2, 5) == (2, net.num_features)
+
+
+@pytest.mark.parametrize("widths", [[], [0], [12, -1]])
+def test_a_fully_connected_net_without_hidden_units_is_refused(widths):
+    with pytest.raises(ValueError, match=r"mlp takes widths, the units of each hidden layer, .*got \["):
+        build("mlp", widths=widths)
+
+
+def test_alexnet_computes_what_torchvisions_does():
+    theirs, ours = torchvision.models.AlexNet(num_classes=7).eval(), timm.create_model("alexnet", num_classes=7).eval()
+    ours.load_state_dict(dict(zip(ours.state_dict(), theirs.state_dict().values(), strict=True)))
+    x = torch.randn(2, 3, 80, 80)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+def test_the_dropout_of_alexnet_can_be_left_out():
+    assert {m.p for m in layers_of(build("alexnet", drop_rate=0.0), nn.Dropout)} == {0.0}
+    assert [m.p for m in layers_of(build("alexnet").layers, nn.Dropout)] == [0.5, 0.5]
+
+
+# Without batch norm
+
+VGGS = [name for name in BACKBONES if name.startswith("vgg")]
+WITHOUT_NORM = {name: {"batch_norm": False, "hidden": 0, "drop_rate": 0.0} for name in VGGS} | {
+    "lenet9": {},
+    "alexnet_cifar": {},
+    "mlp": {"widths": (300, 100)},
+}
+"""Nets initialised for ReLU, and their options here."""
+
+
+@pytest.mark.parametrize("name", VGGS)
+def test_vgg_without_batch_norm_has_the_same_convolutions_and_no_norm(name):
+    plain, normalised = build(name, batch_norm=False, hidden=8), build(name, hidden=8)
+    assert not layers_of(plain, nn.BatchNorm2d)
+    assert len(layers_of(normalised, nn.BatchNorm2d)) == len(layers_of(normalised, nn.Conv2d))
+    shapes = [[m.weight.shape for m in layers_of(net, nn.Conv2d)] for net in (plain, normalised)]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize(("name", "options"), [*WITHOUT_NORM.items(), ("vgg11_cifar", {"batch_norm": False})])
+def test_nets_without_batch_norm_start_with_the_variance_that_relu_asks_for(name, options):
+    for layer in layers_of(build(name, **options), (nn.Conv2d, nn.Linear)):
+        count, inputs = layer.weight.numel(), layer.weight[0].numel()
+        # The mean of count squared normal numbers has the relative deviation sqrt(2 / count).
+        assert layer.weight.square().mean().item() * inputs / 2 == pytest.approx(1, abs=5 * (2 / count) ** 0.5)
+        assert layer.bias.abs().max() == 0
+
+
+@pytest.mark.parametrize(("name", "options"), WITHOUT_NORM.items())
+def test_a_model_keeps_the_initialisation_of_its_backbone(name, options):
+    channels, size, _, _ = BACKBONES[name]
+    torch.manual_seed(0)
+    backbone = build(name, **options)
+    torch.manual_seed(0)
+    config = SphereVisionConfig(backbone=name, backbone_kwargs=options, num_channels=channels, image_size=size)
+    torch.testing.assert_close(SphereVisionModel(config).backbone.state_dict(), backbone.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("name", "options"), WITHOUT_NORM.items())
+def test_a_net_without_batch_norm_learns_a_few_images_by_heart(name, options):
+    torch.manual_seed(0)
+    if name in VGGS:
+        options = {**options, "widths": (16, 32, 64, 64)}
+    net = nn.Sequential(build(name, **options), nn.LazyLinear(2))
+    x, labels = images(name, 6), torch.arange(6) % 2
+    net(x)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    for _ in range(150):
+        loss = nn.functional.cross_entropy(net(x), labels)
+        if loss < 0.1:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.1
 
 
 def test_small_stem_resnets_keep_the_resolution_of_the_first_stage():

@@ -1,3 +1,4 @@
+import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from hf_sphere.training import (
     RETRIEVAL,
     ImageDataArguments,
     ImageTask,
+    ModelArguments,
     RegressionArguments,
     calibrate_head,
     parse_arguments,
@@ -34,7 +36,9 @@ from hf_sphere.training.text_run import load_data as load_text
 
 CONFIGS = Path(__file__).parent.parent.parent / "recipes" / "configs"
 LANGUAGE = sorted((CONFIGS / "language").glob("*.yaml"))
-RUNS = sorted(set(CONFIGS.rglob("*.yaml")) - set(LANGUAGE))
+CORRUPTIONS = sorted((CONFIGS / "hyperplanes" / "corruptions").glob("*.yaml"))
+"""No runs, but a second file for one."""
+RUNS = sorted(set(CONFIGS.rglob("*.yaml")) - set(LANGUAGE) - set(CORRUPTIONS))
 """Those that train on images."""
 
 # What the data sets look like: image column, label column, shape as PIL wants it, classes.
@@ -48,6 +52,7 @@ DATA = {
     "data/prepared/cub200": ("image", "label", (24, 30, 3), 200),
     "data/prepared/omniart": ("image", "label", (30, 24, 3), 46),
     "tanganke/stanford_cars": ("image", "label", (24, 30, 3), 196),
+    "ILSVRC/imagenet-1k": ("image", "label", (24, 30, 3), 1000),
     # So many in each split; the real ones have more.
     "data/prepared/sop": ("image", "label", (24, 24, 3), 60),
     "data/prepared/omniglot": ("image", "label", (105, 105), 60),
@@ -56,6 +61,7 @@ OPEN_SETS = {"data/prepared/sop", "data/prepared/omniglot"}
 """Those whose splits have no class in common."""
 
 
+@functools.cache
 def made_up(name: str, config_name: str | None = None) -> DatasetDict:
     if name in EMBEDDED:
         return EMBEDDED[name]()
@@ -69,7 +75,7 @@ def made_up(name: str, config_name: str | None = None) -> DatasetDict:
     train = test = Dataset.from_dict(rows, features=features)
     if name in OPEN_SETS:
         test = Dataset.from_dict(rows | {label: list(range(classes, 2 * classes))}, features=features)
-    return DatasetDict({"train": train, "test": test})
+    return DatasetDict({"train": train, "test": test, "validation": test})
 
 
 def test_every_data_set_of_the_configurations_is_described_above():
@@ -82,30 +88,39 @@ def task_of(run: Path) -> ImageTask:
     return next(named, CLASSIFICATION)
 
 
-def parse(run: Path) -> tuple:
+def parse(run: Path, *overlays: Path) -> tuple:
     """Arguments of the model, the data and the training, and those that the task has besides."""
     kinds = TEXT_ARGUMENTS if run in LANGUAGE else ARGUMENTS[task_of(run).name]
-    return parse_arguments(kinds, ["--config", str(run)])
+    return parse_arguments(kinds, [word for path in (run, *overlays) for word in ("--config", str(path))])
 
 
-def make_small(task: ImageTask, data_args: ImageDataArguments) -> None:
+def make_small(task: ImageTask, model_args: ModelArguments, data_args: ImageDataArguments) -> None:
     """Leave of large images, of large batches and of a held-out part what eight images allow."""
     if data_args.image_size is not None and max(data_args.image_size) > 96:
-        data_args.image_size = [32]
+        data_args.image_size = [64] if model_args.backbone == "alexnet" else [32]
+        if str(model_args.backbone).startswith("vgg"):
+            model_args.backbone_kwargs["mlp_ratio"] = 1 / 64  # 100 million weights are in the first hidden layer
     if data_args.episodes is not None:
         data_args.episode_classes, data_args.episode_examples, data_args.episodes_per_epoch = 2, 2, 2
     if not task.is_open_set:
         data_args.validation_fraction = 0.0  # every class would need two images
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
-def test_a_configuration_builds_and_takes_two_steps(run, tmp_path, monkeypatch):
+HYPERPLANES = [run for run in RUNS if run.parent.name == "hyperplanes"]
+CORRUPTED = [(CONFIGS / "hyperplanes" / "mnist-lenet9.yaml", corruption) for corruption in CORRUPTIONS]
+
+
+@pytest.mark.parametrize(
+    "files", [*((run,) for run in RUNS), *CORRUPTED], ids=lambda files: "-".join(path.stem for path in files)
+)
+def test_a_configuration_builds_and_takes_two_steps(files, tmp_path, monkeypatch):
     monkeypatch.setattr(data_images, "load_splits", made_up)
+    run = files[0]
     task = task_of(run)
-    model_args, data_args, args, *rest = parse(run)
+    model_args, data_args, args, *rest = parse(*files)
     value_args = next((part for part in rest if isinstance(part, RegressionArguments)), RegressionArguments())
     model_args.pretrained_backbone = False  # the Hub has the weights
-    make_small(task, data_args)
+    make_small(task, model_args, data_args)
     data_args.cache_dir = str(tmp_path)
     data_args.max_train_samples = 8
     data_args.max_eval_samples = 8
@@ -113,7 +128,7 @@ def test_a_configuration_builds_and_takes_two_steps(run, tmp_path, monkeypatch):
     args.per_device_train_batch_size = 4
     args.output_dir = str(tmp_path / "run")
     start = start_run(args, model_args, data_args, *rest)
-    data = load_data(task, data_args, args, start, *rest)
+    data = load_data(task, data_args, args, start.accelerator, *rest)
     if model_args.prototypes_file is not None:
         model_args.prototypes_file = str(tmp_path / "prototypes.safetensors")
         place_prototypes(
@@ -243,6 +258,56 @@ def test_an_episode_has_no_more_classes_than_the_run_trains_on(run):
         classes = rest[0].train_classes or classes
         classes -= round(data.validation_fraction * classes)
     assert data.episode_classes <= classes
+
+
+def test_every_data_set_of_the_study_of_hyperplanes_has_all_its_nets():
+    vggs = {f"vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "-bn")}
+    small = {"lenet9", "alexnet", "mlp", "mlp-bottleneck"} | vggs
+    names = {f"{data}-{net}" for data in ("mnist", "cifar10", "cifar100") for net in small}
+    assert {run.stem for run in HYPERPLANES} == names | {f"imagenet-{net}" for net in {"alexnet"} | vggs}
+
+
+@pytest.mark.parametrize("run", HYPERPLANES, ids=lambda path: path.stem)
+def test_a_run_on_hyperplanes_has_the_net_of_its_name_on_clean_data_and_leaves_snapshots(run):
+    model, data, training = parse(run)
+    _, net, *kind = run.stem.split("-")
+    normalised = model.backbone.endswith("_bn") if "imagenet" in run.stem else "batch_norm" not in model.backbone_kwargs
+    assert model.backbone.split("_")[0] == net
+    if net.startswith("vgg"):
+        assert normalised == (kind == ["bn"])
+    assert (model.head, data.label_noise, data.shuffled_pixels) == ("softmax", 0.0, None)
+    assert not any((data.crop_padding, data.horizontal_flip, data.rotation, data.random_resized_crop))
+    assert (training.snapshot_epochs, training.snapshot_until) == (10, 5)
+
+
+@pytest.mark.parametrize("run", [run for run in HYPERPLANES if run.stem.endswith("-bn")], ids=lambda path: path.stem)
+def test_a_run_with_batch_norm_differs_from_the_one_without_only_in_that_and_the_learning_rate(run):
+    model, data, training = parse(run)
+    plain_model, plain_data, plain = parse(run.with_stem(run.stem.removesuffix("-bn")))
+    options = {name: value for name, value in plain_model.backbone_kwargs.items() if name != "batch_norm"}
+    assert replace(model, backbone=plain_model.backbone) == replace(plain_model, backbone_kwargs=options)
+    assert data == plain_data
+    assert replace(training, learning_rate=plain.learning_rate, output_dir=plain.output_dir) == plain
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS, ids=lambda path: path.stem)
+def test_a_corruption_goes_with_every_run_on_hyperplanes(corruption):
+    name, _, share = corruption.stem.partition("-")
+    for run in HYPERPLANES:
+        model, data, training = parse(run)
+        corrupted_model, corrupted, memorising = parse(run, corruption)
+        expected = {"label_noise": float(share)} if share else {name: "per_image"}
+        assert model == corrupted_model
+        assert corrupted == replace(data, **expected)
+        assert memorising == replace(
+            training, weight_decay=0.0, num_train_epochs=300, lr_scheduler_type="plateau", lr_patience=10,
+            metric_for_best_model="train_loss", early_stopping_patience=25,
+        )  # fmt: skip
+
+
+def test_a_corruption_writes_nowhere_of_its_own():
+    assert len(CORRUPTIONS) == 3
+    assert not any("output_dir" in path.read_text(encoding="utf-8") for path in CORRUPTIONS)
 
 
 # Language models

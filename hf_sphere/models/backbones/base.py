@@ -76,6 +76,27 @@ def conv_norm_relu(in_channels: int, out_channels: int) -> list[nn.Module]:
     return [nn.Conv2d(in_channels, out_channels, 3, padding=1), nn.BatchNorm2d(out_channels), nn.ReLU()]
 
 
+def conv_relu(in_channels: int, out_channels: int) -> list[nn.Module]:
+    """3x3 convolution, ReLU."""
+    return [nn.Conv2d(in_channels, out_channels, 3, padding=1), nn.ReLU()]
+
+
+def initialize_for_relu(net: nn.Module) -> None:
+    """Draw the weights of convolutions and linear maps anew, so that a deep net without batch norm trains.
+
+    Normal with variance 2 / (inputs of a unit), which keeps the size of the signal through ReLUs; biases are zero.
+    torch's own draws are uniform with a sixth of that variance: after sixteen layers nothing is left of the image.
+
+    Reference:
+        He, Zhang, Ren and Sun, "Delving deep into rectifiers", ICCV 2015, section 2.2.
+    """
+    for module in net.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
 def feature_side(name: str, img_size: ImageSize, least: int, halvings: int) -> tuple[int, int]:
     """Height and width of a map after `halvings` poolings, or an error if the image has fewer than `least` pixels."""
     height, width = to_2tuple(img_size)

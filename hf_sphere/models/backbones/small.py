@@ -1,5 +1,7 @@
-"""Small networks: fully connected, LeNet-5, CNN9, Conv4, and the network of the pictures on the sphere."""
+"""Small networks: fully connected, LeNets, CNN9, Conv4, and the network of the pictures on the sphere."""
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from timm.layers import to_2tuple
@@ -9,7 +11,9 @@ from hf_sphere.models.backbones.base import (
     EmbeddingNet,
     ImageSize,
     conv_norm_relu,
+    conv_relu,
     feature_side,
+    initialize_for_relu,
     register_backbone,
 )
 
@@ -31,6 +35,22 @@ def simple_fnn(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Em
 
 
 @register_backbone
+def mlp(*, img_size: ImageSize = 28, in_chans: int = 3, widths: Sequence[int] = (4096,), **net: Any) -> EmbeddingNet:
+    """Fully connected network, pixels-`widths` with ReLU between: (4096,), or with a bottleneck (4096, 1024)."""
+    if not widths or min(widths) < 1:
+        raise ValueError(f"mlp takes widths, the units of each hidden layer, at least one; got {list(widths)}.")
+    height, breadth = to_2tuple(img_size)
+    sizes = [in_chans * height * breadth, *widths]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in itertools.pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    layers.pop()  # the final activation is the net's own
+    perceptron = EmbeddingNet(nn.Sequential(*layers), sizes[-1], **net)
+    initialize_for_relu(perceptron.layers)
+    return perceptron
+
+
+@register_backbone
 def lenet5(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> EmbeddingNet:
     """LeNet-5: two 5x5 convolutions of 6 and 16 channels with max pooling, then 120 and 84 units."""
     feature_side("lenet5", img_size, least=16, halvings=0)
@@ -48,6 +68,28 @@ def lenet5(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Embedd
         nn.Linear(120, 84),
     )
     return EmbeddingNet(layers, 84, **net)
+
+
+@register_backbone
+def lenet9(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> EmbeddingNet:
+    """Nine layers: three stages of two 3x3 convolutions (6, 16, 64 channels) with max pooling, 120 and 84 units.
+
+    Made for the statistics of hyperplanes, which a LeNet-5 has too few convolutions for: each is followed by ReLU, none
+    by batch norm.
+
+    Reference:
+        Gamba, Azizpour, Carlsson and Björkman, "Hyperplane arrangements of trained ConvNets are biased",
+        arXiv:2003.07797.
+    """
+    height, breadth = feature_side("lenet9", img_size, least=8, halvings=3)
+    layers: list[nn.Module] = []
+    for width in (6, 16, 64):
+        layers += [*conv_relu(in_chans, width), *conv_relu(width, width), nn.MaxPool2d(2)]
+        in_chans = width
+    layers += [nn.Flatten(), nn.Linear(64 * height * breadth, 120), nn.ReLU(), nn.Linear(120, 84)]
+    lenet = EmbeddingNet(nn.Sequential(*layers), 84, **net)
+    initialize_for_relu(lenet.layers)
+    return lenet
 
 
 @register_backbone

@@ -1,4 +1,4 @@
-"""VGG with batch norm for images of 32 pixels, with free channel widths and the full 4096-4096 classifier or none."""
+"""VGG for images of 32 pixels, with free channel widths, the full 4096-4096 classifier or none, batch norm or none."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,13 @@ from hf_sphere.models.backbones.base import (
     EmbeddingNet,
     ImageSize,
     conv_norm_relu,
+    conv_relu,
     feature_side,
+    initialize_for_relu,
     register_backbone,
 )
 
-CONVOLUTIONS_PER_STAGE = {11: (1, 1, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
+CONVOLUTIONS_PER_STAGE = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 
 def _vgg(
@@ -23,6 +25,7 @@ def _vgg(
     in_chans: int = 3,
     widths: Sequence[int] = (64, 128, 256, 512),
     hidden: int = 4096,
+    batch_norm: bool = True,
     drop_rate: float = 0.5,
     pool: type[nn.Module] = nn.MaxPool2d,
     **net: Any,
@@ -33,34 +36,44 @@ def _vgg(
     if hidden < 0:
         raise ValueError(f"{name} takes hidden, the width of its two hidden layers, or 0 for none; got {hidden}.")
     feature_side(name, img_size, least=32, halvings=5)
+    convolution = conv_norm_relu if batch_norm else conv_relu
     layers: list[nn.Module] = []
     for convolutions, width in zip(CONVOLUTIONS_PER_STAGE[depth], [*widths, widths[-1]], strict=True):
         for _ in range(convolutions):
-            layers += conv_norm_relu(in_chans, width)
+            layers += convolution(in_chans, width)
             in_chans = width
         layers.append(pool(2))
     # At 32 pixels the map is 1 x 1 already; larger images are averaged to it.
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     if hidden:
         layers += [nn.Linear(in_chans, hidden), nn.ReLU(), nn.Dropout(drop_rate), nn.Linear(hidden, hidden)]
-    return EmbeddingNet(nn.Sequential(*layers), hidden or in_chans, drop_rate=drop_rate, **net)
+    vgg = EmbeddingNet(nn.Sequential(*layers), hidden or in_chans, drop_rate=drop_rate, **net)
+    if not batch_norm:
+        initialize_for_relu(vgg.layers)
+    return vgg
 
 
 @register_backbone
 def vgg11_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
-    """VGG-11 with batch norm, four stage widths and a 4096-4096 classifier."""
+    """VGG-11, four stage widths and a 4096-4096 classifier (`hidden=0` for none); `batch_norm=False` for none."""
     return _vgg(11, img_size=img_size, **options)
 
 
 @register_backbone
+def vgg13_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
+    """VGG-13, with the options of VGG-11."""
+    return _vgg(13, img_size=img_size, **options)
+
+
+@register_backbone
 def vgg16_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
-    """VGG-16 with batch norm, four stage widths and a 4096-4096 classifier (`hidden=0` for none)."""
+    """VGG-16, with the options of VGG-11."""
     return _vgg(16, img_size=img_size, **options)
 
 
 @register_backbone
 def vgg19_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
-    """VGG-19 with batch norm, four stage widths and a 4096-4096 classifier."""
+    """VGG-19, with the options of VGG-11."""
     return _vgg(19, img_size=img_size, **options)
 
 

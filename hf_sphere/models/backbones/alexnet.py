@@ -1,0 +1,51 @@
+"""AlexNet: torchvision's for photographs, and the usual small one for images of 32 pixels."""
+
+from typing import Any
+
+from torch import nn
+from torchvision.models import AlexNet
+
+from hf_sphere.models.backbones.base import (
+    EmbeddingNet,
+    ImageSize,
+    conv_relu,
+    feature_side,
+    initialize_for_relu,
+    register_backbone,
+)
+
+
+@register_backbone
+def alexnet(*, img_size: ImageSize = 224, in_chans: int = 3, drop_rate: float = 0.5, **net: Any) -> EmbeddingNet:
+    """AlexNet for images of 224 pixels, five convolutions and a 4096-4096 classifier, of torchvision's layers."""
+    feature_side("alexnet", img_size, least=63, halvings=0)
+    whole = AlexNet(num_classes=1, dropout=drop_rate)
+    if in_chans != 3:
+        whole.features[0] = nn.Conv2d(in_chans, 64, 11, stride=4, padding=2)
+    hidden = list(whole.classifier)[:-2]  # without the last activation, which is the net's own, and the classifier
+    layers = nn.Sequential(*whole.features, whole.avgpool, nn.Flatten(), *hidden)
+    return EmbeddingNet(layers, 4096, **net)
+
+
+@register_backbone
+def alexnet_cifar(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) -> EmbeddingNet:
+    """AlexNet's five convolutions for images of 32 pixels, without hidden layers after them."""
+    feature_side("alexnet_cifar", img_size, least=29, halvings=0)
+    layers = nn.Sequential(
+        nn.Conv2d(in_chans, 64, 11, stride=4, padding=5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 192, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        *conv_relu(192, 384),
+        *conv_relu(384, 256),
+        nn.Conv2d(256, 256, 3, padding=1),
+        nn.MaxPool2d(2),  # ReLU comes after it, as the net's final activation: the two commute
+        # At 32 pixels the map is 1 x 1 already; larger images are averaged to it.
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    alexnet = EmbeddingNet(layers, 256, **net)
+    initialize_for_relu(alexnet.layers)
+    return alexnet
