@@ -4,6 +4,7 @@ A checkpoint is there to go on from and is soon replaced; snapshots hold the mod
 `hf_sphere.training` writes them to the folder `snapshots` of a run, `hf_sphere.analysis` reads them.
 """
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ from torch import nn
 
 SNAPSHOT_FOLDER = "snapshots"
 """Where a run keeps them."""
+
+ORDER_KEY = "order"
+"""Of the header: the names of the tensors in the order of the model, which safetensors files do not keep."""
 
 _NAME = re.compile(r"epoch-(\d+)\.safetensors")
 
@@ -53,7 +57,9 @@ def save_snapshot(
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        save_model(model, str(unfinished), metadata={**(metadata or {}), "format": "pt", "epoch": str(epoch)})
+        order = json.dumps(list(model.state_dict()))
+        about = {**(metadata or {}), "format": "pt", "epoch": str(epoch), ORDER_KEY: order}
+        save_model(model, str(unfinished), metadata=about)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hf_sphere.training.evaluation import calibrate_head, evaluate, evaluate_retrieval
     from hf_sphere.training.image_arguments import (
         ImageDataArguments,
+        ImageSourceArguments,
         JointArguments,
         ModelArguments,
         RegressionArguments,
@@ -28,7 +29,8 @@ _MODULES = {
     "checkpoints": ("CheckpointError", "RunState", "claim_output_dir", "written_whole"),
     "evaluation": ("calibrate_head", "evaluate", "evaluate_retrieval"),
     "image_arguments": (
-        *("ImageDataArguments", "JointArguments", "ModelArguments", "RegressionArguments", "RetrievalArguments"),
+        *("ImageDataArguments", "ImageSourceArguments", "JointArguments", "ModelArguments", "RegressionArguments"),
+        "RetrievalArguments",
     ),
     "loop": ("TrainingDivergedError", "TrainingInterruptedError", "TrainingLoop"),
     "run": ("Run", "start_run"),
@@ -46,6 +48,7 @@ __all__ = [
     "RETRIEVAL",
     "CheckpointError",
     "ImageDataArguments",
+    "ImageSourceArguments",
     "ImageTask",
     "JointArguments",
     "ModelArguments",

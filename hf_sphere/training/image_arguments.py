@@ -101,8 +101,8 @@ class RetrievalArguments:
 
 
 @dataclass
-class ImageDataArguments:
-    """Which images, and how they are prepared."""
+class ImageSourceArguments:
+    """Which images, of what size, with which labels."""
 
     dataset_name: str = field(
         default="digits", metadata=described("Id on the Hub, a folder, or the embedded `digits` or `two_clusters`.")
@@ -129,20 +129,6 @@ class ImageDataArguments:
     )
     image_std: list[float] | None = field(
         default=None, metadata=described("Standard deviation a channel; measured if not set.")
-    )
-    crop_padding: int = field(default=0, metadata=described("Pixels of zero padding before a random crop in training."))
-    horizontal_flip: bool = field(default=False, metadata=described("Mirror half of the training images."))
-    rotation: float = field(default=0.0, metadata=described("Largest random rotation of training images, degrees."))
-    random_resized_crop: float | None = field(
-        default=None,
-        metadata=described("Train on random parts of the images; the smallest share of the area, for instance 0.08."),
-    )
-    episode_classes: int | None = field(
-        default=None, metadata=described("Make each training batch of so many classes, in place of a batch size.")
-    )
-    episode_examples: int | None = field(default=None, metadata=described("Images of each class in such a batch."))
-    episodes_per_epoch: int | None = field(
-        default=None, metadata=described("Such batches an epoch, over all processes.")
     )
     sample_classes: int | None = field(
         default=None, metadata=described("Use only the images of so many classes, drawn by corruption_seed.")
@@ -171,17 +157,39 @@ class ImageDataArguments:
     )
 
     def __post_init__(self) -> None:
-        names = ("episode_classes", "episode_examples", "episodes_per_epoch")
-        given = [name for name in names if getattr(self, name) is not None]
-        if given and len(given) < len(names):
-            missing = ", ".join(name for name in names if name not in given)
-            raise ValueError(f"{', '.join(given)} is given without {missing}; episodes need all three.")
-
         corruptions = (self.sample_classes, self.label_noise, self.shuffled_pixels)
         if self.corruption_seed is not None and not any(corruptions):
             raise ValueError(
                 "corruption_seed is for sample_classes, label_noise and shuffled_pixels, none of which is given."
             )
+
+
+@dataclass
+class ImageDataArguments(ImageSourceArguments):
+    """Which images, and how they are changed and put together in training."""
+
+    crop_padding: int = field(default=0, metadata=described("Pixels of zero padding before a random crop in training."))
+    horizontal_flip: bool = field(default=False, metadata=described("Mirror half of the training images."))
+    rotation: float = field(default=0.0, metadata=described("Largest random rotation of training images, degrees."))
+    random_resized_crop: float | None = field(
+        default=None,
+        metadata=described("Train on random parts of the images; the smallest share of the area, for instance 0.08."),
+    )
+    episode_classes: int | None = field(
+        default=None, metadata=described("Make each training batch of so many classes, in place of a batch size.")
+    )
+    episode_examples: int | None = field(default=None, metadata=described("Images of each class in such a batch."))
+    episodes_per_epoch: int | None = field(
+        default=None, metadata=described("Such batches an epoch, over all processes.")
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = ("episode_classes", "episode_examples", "episodes_per_epoch")
+        given = [name for name in names if getattr(self, name) is not None]
+        if given and len(given) < len(names):
+            missing = ", ".join(name for name in names if name not in given)
+            raise ValueError(f"{', '.join(given)} is given without {missing}; episodes need all three.")
 
     @property
     def episodes(self) -> Episodes | None:

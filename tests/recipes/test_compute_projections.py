@@ -1,0 +1,190 @@
+import json
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file, save_model
+from torch import nn
+from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClassification
+
+from hf_sphere.analysis import ProjectionStatistics, projection_statistics
+from hf_sphere.snapshot_files import list_snapshots
+
+# LeNet with nine layers on the embedded digits: an epoch of 200 images in 4 steps.
+TRAIN = ["--dataset_name", "digits", "--max_train_samples", "200", "--max_eval_samples", "100", "--backbone", "lenet9"]
+TRAIN += ["--head", "softmax", "--optimizer", "sgd", "--per_device_train_batch_size", "50", "--disable_tqdm"]
+TRAIN += ["--num_train_epochs", "3", "--snapshot_epochs", "1"]
+
+
+@pytest.fixture(scope="module")
+def recipe(load_recipe):
+    return load_recipe("compute_projections")
+
+
+@pytest.fixture(scope="module")
+def trained(load_recipe, run_quickly, tmp_path_factory):
+    """The folder of a training with snapshots; to be read only."""
+    train = run_quickly(load_recipe("train_image_classification"), TRAIN)
+    return train(tmp_path_factory.mktemp("trained") / "digits-lenet9")
+
+
+@pytest.fixture(scope="module")
+def followed(recipe, trained, tmp_path_factory):
+    """What the recipe writes of that training; to be read only."""
+    folder = tmp_path_factory.mktemp("followed") / "projections"
+    words = ["--model_name_or_path", str(trained), "--output_dir", str(folder), "--by_stage", "--disable_tqdm"]
+    recipe.main(words)
+    return folder
+
+
+def compute(recipe, model, folder, *words):
+    recipe.main(["--model_name_or_path", str(model), "--output_dir", str(folder), *words])
+    return json.loads((folder / "all_results.json").read_text())
+
+
+def test_what_is_written_is_what_the_function_computes(followed, trained):
+    saved = ProjectionStatistics.load(followed / "projections.json")
+    assert saved == projection_statistics(list_snapshots(trained)[-1])
+
+
+def test_a_training_is_followed_snapshot_by_snapshot(followed, trained):
+    entries = json.loads((followed / "training.json").read_text())["epochs"]
+    assert [entry["epoch"] for entry in entries] == [0, 1, 2, 3]
+    for entry, snapshot in zip(entries, list_snapshots(trained), strict=True):
+        assert entry["projections"]["net"]["mean"] == projection_statistics(snapshot).net.mean
+
+
+def test_distances_are_from_the_first_snapshot(followed, trained):
+    entries = json.loads((followed / "training.json").read_text())["epochs"]
+    assert all(layer["l2"] == 0 for layer in entries[0]["distances"]["layers"].values())
+    name = "sphere_vision.backbone.layers.0"
+    first, last = (load_file(list_snapshots(trained)[at].path)[f"{name}.weight"].double() for at in (0, -1))
+    expected = (last - first).norm() / first.norm()
+    assert entries[-1]["distances"]["layers"][name]["l2"] == pytest.approx(expected.item())
+
+
+def test_accuracies_are_those_of_the_run(followed, trained, results_of):
+    entries = json.loads((followed / "training.json").read_text())["epochs"]
+    history = results_of(trained)["history"]
+    assert "eval_accuracy" not in entries[0]
+    assert [entry["eval_accuracy"] for entry in entries[1:]] == [entry["eval_accuracy"] for entry in history]
+    assert [entry["train_accuracy"] for entry in entries[1:]] == [entry["train_accuracy"] for entry in history]
+
+
+def test_stages_are_filed_as_by_the_original_program(followed):
+    stages = json.loads((followed / "stages.json").read_text())
+    assert {stage: list(blocks) for stage, blocks in stages.items() if stage != "net"} == {
+        "0": ["0", "1"],
+        "1": ["0", "1"],
+        "2": ["0", "1"],
+    }
+    assert {"projections", "mass", "mean", "l2_dist", "l_inf_dist"} <= set(stages["2"]["1"])
+
+
+@pytest.mark.parametrize("picture", ["masses.png", "histograms.png", "along_training.png"])
+def test_pictures_can_be_opened(picture, followed):
+    with Image.open(followed / picture) as image:
+        assert image.width > 500
+
+
+@pytest.mark.parametrize("picture", ["masses.svg", "histograms.svg", "along_training.svg"])
+def test_pictures_are_there_as_vectors_too(picture, followed):
+    assert "<svg" in (followed / picture).read_text()[:1000]
+
+
+def test_the_summary_says_of_what_it_is(followed):
+    summary = json.loads((followed / "all_results.json").read_text())
+    assert summary["backbone"] == "lenet9"
+    assert summary["dataset_name"] == "digits"
+    assert summary["num_layers"] == 6
+    assert summary["num_filters"] == 2 * (6 + 16 + 64)
+
+
+def test_the_table_names_the_layers_and_says_the_result_in_words(recipe, trained, tmp_path, capsys):
+    compute(recipe, trained / "model.safetensors", tmp_path / "out")
+    shown = capsys.readouterr().out
+    assert "backbone.layers.12" in shown
+    assert " <= 0 (isotropic: " in shown
+
+
+def test_a_saved_model_of_transformers_needs_no_model_to_be_built(recipe, tmp_path, monkeypatch):
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+    ResNetForImageClassification(config).save_pretrained(tmp_path / "resnet")
+    monkeypatch.setattr(nn.Conv2d, "__init__", lambda *args, **kwargs: pytest.fail("a layer was built"))
+    assert compute(recipe, tmp_path / "resnet", tmp_path / "out")["num_layers"] == 5
+
+
+def test_a_model_of_timm_is_taken_by_its_name(recipe, tmp_path):
+    words = ["--random_weights", "--layers", "linear"]
+    result = compute(recipe, "timm:test_resnet", tmp_path / "out", *words)
+    assert result["num_filters"] == timm.create_model("test_resnet").num_classes
+
+
+def test_a_model_of_torchvision_is_taken_by_its_name(recipe, tmp_path):
+    assert compute(recipe, "torchvision:squeezenet1_1", tmp_path / "out", "--random_weights")["num_layers"] == 9
+
+
+def test_a_text_model_has_linear_layers(recipe, tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=50, **sizes)).save_pretrained(tmp_path / "bert")
+    assert compute(recipe, tmp_path / "bert", tmp_path / "out", "--layers", "linear")["num_layers"] == 13
+
+
+def test_raw_projections_have_no_histograms(recipe, trained, tmp_path):
+    compute(recipe, trained, tmp_path / "out", "--normalize", "false", "--disable_tqdm")
+    assert (tmp_path / "out" / "masses.png").is_file()
+    assert not (tmp_path / "out" / "histograms.png").exists()
+
+
+def test_missing_snapshots_are_named_and_the_others_done(recipe, trained, tmp_path, caplog):
+    paths = [str(snapshot.path) for snapshot in list_snapshots(trained)]
+    absent = str(tmp_path / "epoch-0009.safetensors")
+    compute(recipe, trained, tmp_path / "out", "--disable_tqdm", "--snapshots", paths[0], absent, paths[2])
+    entries = json.loads((tmp_path / "out" / "training.json").read_text())["epochs"]
+    assert [entry["epoch"] for entry in entries] == [0, 2]
+    assert absent in caplog.text
+
+
+def test_snapshots_that_are_all_missing_are_an_error(recipe, trained, tmp_path):
+    with pytest.raises(FileNotFoundError, match="none of the snapshots"):
+        compute(recipe, trained, tmp_path / "out", "--snapshots", str(tmp_path / "epoch-0009.safetensors"))
+
+
+def test_a_distance_is_from_the_model_that_was_named(recipe, trained, tmp_path, capsys):
+    first = str(list_snapshots(trained)[0].path)
+    compute(recipe, trained / "model.safetensors", tmp_path / "out", "--initial_model", first)
+    assert "Distance from the initialisation" in capsys.readouterr().out
+
+
+def test_an_initial_model_of_another_architecture_is_refused_with_layer_and_shapes(recipe, trained, tmp_path):
+    tensors = load_file(trained / "model.safetensors")
+    tensors["sphere_vision.backbone.layers.2.weight"] = torch.zeros(6, 5, 3, 3)
+    save_file(tensors, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match=r"layers\.2 has the filters \(6, 54\), but \(6, 45\)"):
+        compute(recipe, trained, tmp_path / "out", "--initial_model", str(tmp_path / "other.safetensors"))
+
+
+def test_a_model_without_convolutions_is_refused_with_what_it_has(recipe, tmp_path):
+    save_model(nn.Sequential(nn.Linear(3, 2)), tmp_path / "linear.safetensors")
+    with pytest.raises(ValueError, match="linear"):
+        compute(recipe, tmp_path / "linear.safetensors", tmp_path / "out")
+
+
+def test_nothing_is_written_where_nothing_can_be_computed(recipe, tmp_path):
+    save_model(nn.Sequential(nn.Linear(3, 2)), tmp_path / "linear.safetensors")
+    with pytest.raises(ValueError, match="linear"):
+        compute(recipe, tmp_path / "linear.safetensors", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_are_replaced_only_if_asked(recipe, trained, tmp_path):
+    compute(recipe, trained / "model.safetensors", tmp_path / "out")
+    with pytest.raises(FileExistsError, match="--overwrite_output_dir"):
+        compute(recipe, trained / "model.safetensors", tmp_path / "out")
+    compute(recipe, trained / "model.safetensors", tmp_path / "out", "--overwrite_output_dir")
+
+
+def test_stages_of_bare_weights_that_do_not_say_them_need_the_model(recipe, trained, tmp_path):
+    with pytest.raises(ValueError, match="no model can be built of"):
+        compute(recipe, trained / "model.safetensors", tmp_path / "out", "--by_stage")

@@ -1,0 +1,216 @@
+import json
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from hf_sphere.analysis import ReinitializationRobustness
+from hf_sphere.model_sources import load_classifier
+from hf_sphere.snapshot_files import list_snapshots
+
+# LeNet with nine layers on the embedded digits: an epoch of 200 images in 4 steps.
+TRAIN = ["--dataset_name", "digits", "--max_train_samples", "200", "--max_eval_samples", "100", "--backbone", "lenet9"]
+TRAIN += ["--head", "softmax", "--optimizer", "adam", "--per_device_train_batch_size", "50", "--disable_tqdm"]
+TRAIN += ["--num_train_epochs", "6", "--learning_rate", "0.003", "--snapshot_epochs", "3", "--label_noise", "0.5"]
+
+
+@pytest.fixture(scope="module")
+def recipe(load_recipe):
+    return load_recipe("reinitialize_layers")
+
+
+@pytest.fixture(scope="module")
+def trained(load_recipe, run_quickly, tmp_path_factory):
+    """The folder of a training with snapshots, half of its labels random; to be read only."""
+    train = run_quickly(load_recipe("train_image_classification"), TRAIN)
+    return train(tmp_path_factory.mktemp("trained") / "digits-lenet9")
+
+
+@pytest.fixture(scope="module")
+def measure(recipe, run_main, cache):
+    """Run the recipe on a model into a folder, and return what it has written there."""
+
+    def run(model, folder, *words):
+        words = ["--model_name_or_path", str(model), "--output_dir", str(folder), "--disable_tqdm", *cache, *words]
+        run_main(recipe, words)
+        return ReinitializationRobustness.load(folder / "reinitialization.json")
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def measured(measure, trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("measured") / "reinitialization"
+    measure(trained, folder, "--num_random", "2")
+    return folder
+
+
+def test_the_untouched_model_has_the_accuracy_of_its_run(measured, trained, results_of):
+    result = ReinitializationRobustness.load(measured / "reinitialization.json")
+    assert result.accuracy == pytest.approx(results_of(trained)["eval_accuracy"])
+
+
+def test_every_layer_gets_every_snapshot_and_every_draw(measured):
+    layers = json.loads((measured / "reinitialization.json").read_text())["layers"]
+    assert len(layers) == 9
+    for layer in layers.values():
+        assert list(layer["snapshots"]) == ["0", "3", "6"]
+        assert len(layer["random"]["values"]) == 2
+
+
+def test_the_last_snapshot_changes_nothing(measured):
+    result = json.loads((measured / "reinitialization.json").read_text())
+    assert all(layer["snapshots"]["6"] == result["accuracy"] for layer in result["layers"].values())
+
+
+def test_a_cell_is_the_accuracy_of_the_model_with_that_layer_put_back(measured, trained, recipe, monkeypatch, tmp_path):
+    layer = "sphere_vision.backbone.layers.2"
+    model = tmp_path / "by-hand"
+    tensors = load_file(trained / "model.safetensors")
+    first = load_file(list_snapshots(trained)[0].path)
+    tensors |= {name: value for name, value in first.items() if name.startswith(f"{layer}.")}
+    model.mkdir()
+    for file in ("config.json", "preprocessor_config.json", "run.json"):
+        (model / file).write_text((trained / file).read_text())
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    by_hand = recipe.load_classifier(str(model))
+    args, data_args = recipe.parse_arguments(
+        (recipe.RobustnessArguments, recipe.ImageSourceArguments),
+        ["--model_name_or_path", str(model), "--disable_tqdm"],
+    )
+    recipe.adopt(args, data_args, by_hand)
+    accelerator = recipe.Accelerator()
+    accuracy = recipe.Accuracy(recipe.load_batches(args, data_args, accelerator), None, accelerator)
+    cells = json.loads((measured / "reinitialization.json").read_text())["layers"]
+    assert accuracy(by_hand.model) == cells[layer]["snapshots"]["0"]
+
+
+def test_training_images_are_measured_with_the_labels_that_they_had(measure, trained, tmp_path, results_of):
+    on_train = measure(trained, tmp_path / "train", "--split", "train", "--layers", "linear", "--num_random", "0")
+    on_eval = measure(trained, tmp_path / "eval", "--layers", "linear", "--num_random", "0")
+    # The loop's own number is a mean along the last epoch, while weights change.
+    assert on_train.accuracy == pytest.approx(results_of(trained)["train_accuracy"], abs=0.12)
+    assert on_train.accuracy < on_eval.accuracy
+
+
+def test_the_first_so_many_images_are_enough(measure, trained, tmp_path):
+    result = measure(trained, tmp_path / "out", "--max_samples", "16", "--layers", "linear")
+    assert 16 * result.accuracy == pytest.approx(round(16 * result.accuracy))
+
+
+def test_the_heat_map_can_be_opened(measured):
+    with Image.open(measured / "reinitialization.png") as image:
+        assert image.width > 500
+    assert "<svg" in (measured / "reinitialization.svg").read_text()[:1000]
+
+
+def test_critical_layers_are_named(measured, capsys):
+    summary = json.loads((measured / "all_results.json").read_text())
+    cells = json.loads((measured / "reinitialization.json").read_text())["layers"]
+    lost = {name: summary["accuracy"] - layer["snapshots"]["0"] for name, layer in cells.items()}
+    assert set(summary["critical_layers"]) == {name for name, drop in lost.items() if drop > 0.05} != set()
+
+
+def test_a_finished_run_is_not_measured_again(measured, measure, trained, monkeypatch, recipe):
+    before = (measured / "cells.jsonl").read_text()
+    monkeypatch.setattr(recipe.Accuracy, "__call__", lambda *_: pytest.fail("a model was run"))
+    measure(trained, measured, "--num_random", "2")
+    assert (measured / "cells.jsonl").read_text() == before
+
+
+def test_a_stopped_run_goes_on_with_the_same_command(measured, measure, trained, monkeypatch, recipe, tmp_path, capsys):
+    whole, calls = recipe.Accuracy.__call__, []
+
+    def stop_at_the_fifth(accuracy, model):
+        calls.append(model)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return whole(accuracy, model)
+
+    monkeypatch.setattr(recipe.Accuracy, "__call__", stop_at_the_fifth)
+    with pytest.raises(SystemExit) as stopped:
+        measure(trained, tmp_path / "out", "--num_random", "2")
+    assert stopped.value.code == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    kept = (tmp_path / "out" / "cells.jsonl").read_text()
+    assert kept
+    monkeypatch.setattr(recipe.Accuracy, "__call__", whole)
+    measure(trained, tmp_path / "out", "--num_random", "2")
+    assert (tmp_path / "out" / "cells.jsonl").read_text().startswith(kept)
+    names = ["reinitialization.json", "all_results.json"]
+    assert all((tmp_path / "out" / name).read_text() == (measured / name).read_text() for name in names)
+
+
+def test_a_line_that_a_kill_has_cut_is_measured_again(recipe, tmp_path):
+    (tmp_path / "cells.jsonl").write_text('{"a@0": 0.5}\n{"b@0": 0.')
+    cells = recipe.Cells(tmp_path / "cells.jsonl", writes=True)
+    assert dict(cells) == {"a@0": 0.5}
+    cells["b@0"] = 0.25
+    assert dict(recipe.Cells(tmp_path / "cells.jsonl", writes=True)) == {"a@0": 0.5, "b@0": 0.25}
+
+
+@pytest.mark.parametrize("words", [["--layers", "conv"], ["--seed", "5"], ["--num_random", "1"]])
+def test_a_folder_of_other_measurements_is_refused(words, measured, measure, trained):
+    words = words if "--num_random" in words else [*words, "--num_random", "2"]
+    with pytest.raises(FileExistsError, match=f"differs in .*{words[0][2:]}"):
+        measure(trained, measured, *words)
+
+
+def test_other_weights_of_the_same_name_are_not_mixed_with_these(measured, measure, trained, tmp_path):
+    snapshots = [str(snapshot.path) for snapshot in list_snapshots(trained)]
+    with pytest.raises(FileExistsError, match=r"differs in .*weights"):
+        measure(trained, measured, "--num_random", "2", "--snapshots", *snapshots[:2])
+
+
+def test_missing_snapshots_are_named_and_the_others_done(measure, trained, tmp_path):
+    absent = str(tmp_path / "epoch-0009.safetensors")
+    words = ["--snapshots", str(list_snapshots(trained)[0].path), absent, "--num_random", "0", "--layers", "linear"]
+    with pytest.warns(UserWarning, match="epoch-0009"):
+        result = measure(trained, tmp_path / "out", *words)
+    assert [*result.missing] == [absent]
+    assert all(list(layer.snapshots) == ["0"] for layer in result.layers.values())
+
+
+def test_a_snapshot_of_another_architecture_is_refused_with_layer_and_shapes(measure, trained, tmp_path):
+    tensors = load_file(list_snapshots(trained)[0].path)
+    tensors["sphere_vision.backbone.layers.2.weight"] = torch.zeros(6, 5, 3, 3)
+    save_file(tensors, tmp_path / "epoch-0.safetensors")
+    with pytest.raises(ValueError, match=r"layers\.2.*\(6, 5, 3, 3\)"):
+        measure(trained, tmp_path / "out", "--snapshots", str(tmp_path / "epoch-0.safetensors"))
+
+
+def test_a_model_of_timm_needs_no_snapshots(measure, tmp_path, monkeypatch, recipe):
+    untrained = load_classifier("timm:test_resnet", random_weights=True)  # the Hub has the others
+    monkeypatch.setattr(recipe, "load_classifier", lambda name: untrained)
+    words = ["--dataset_name", "digits", "--max_eval_samples", "20", "--layers", "linear", "--num_random", "2"]
+    result = measure("timm:test_resnet", tmp_path / "out", *words)
+    assert len(result.layers["fc"].random) == 2
+
+
+def test_data_of_more_classes_than_the_model_has_is_refused(measure, trained, tmp_path, monkeypatch, recipe):
+    smaller = replace(load_classifier(str(trained)), num_classes=5)
+    monkeypatch.setattr(recipe, "load_classifier", lambda name: smaller)
+    with pytest.raises(ValueError, match=r"labels up to 9, but .* has 5 classes"):
+        measure(trained, tmp_path / "out")
+
+
+def test_validation_images_are_refused_where_none_were_held_out(measure, trained, tmp_path):
+    with pytest.raises(ValueError, match="no images were held out"):
+        measure(trained, tmp_path / "out", "--split", "validation")
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_process_of_its_own_keeps_what_is_finished(start, trained, tmp_path, root):
+    words = ["--model_name_or_path", trained, "--output_dir", tmp_path / "out", "--num_random", "30"]
+    process = start(root / "recipes" / "reinitialize_layers.py", *words)
+    cells = tmp_path / "out" / "cells.jsonl"
+    while process.poll() is None and not (cells.is_file() and cells.read_text()):
+        pass
+    process.send_signal(signal.SIGINT)
+    shown, _ = process.communicate()
+    assert process.returncode == 130
+    assert "the same command goes on" in shown
+    assert cells.read_text()
