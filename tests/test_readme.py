@@ -52,3 +52,12 @@ def test_the_distribution_example_prints_what_its_comments_say(root):
     result = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == re.findall(r"# (.+)", example)
+
+
+def test_the_example_of_hyperplanes_says_in_words_whether_they_are_biased(root):
+    examples = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
+    (example,) = (text for text in examples if "projection_statistics" in text)
+    result = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "layer1.0.conv1" in result.stdout
+    assert re.search(r"^(No bias|The arrangement)", result.stdout, re.MULTILINE)

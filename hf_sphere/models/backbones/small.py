@@ -78,7 +78,7 @@ def lenet9(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Embedd
     by batch norm.
 
     Reference:
-        Gamba, Azizpour, Carlsson and Björkman, "Hyperplane arrangements of trained ConvNets are biased",
+        Gamba, Carlsson, Azizpour and Björkman, "Hyperplane arrangements of trained ConvNets are biased",
         arXiv:2003.07797.
     """
     height, breadth = feature_side("lenet9", img_size, least=8, halvings=3)
