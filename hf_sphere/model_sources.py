@@ -4,6 +4,7 @@
 file or folder if it is there, and otherwise a repository of the Hub.
 """
 
+import difflib
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -113,8 +114,7 @@ def _build_timm(name: str, pretrained: bool) -> tuple[nn.Module, dict[str, Any]]
     import timm
 
     if not timm.is_model(name.split(".")[0]):
-        close = timm.list_models(f"*{name.split('.')[0].split('_')[0]}*")[:8] or timm.list_models()[:8]
-        raise ValueError(f"timm has no model {name!r}; it has, among others, {', '.join(close)}.")
+        raise _unknown("timm", name, timm.list_models())
     model = timm.create_model(name, pretrained=pretrained)
     return model, {"num_classes": model.num_classes, **_from_timm(timm.data.resolve_model_data_config(model))}
 
@@ -123,8 +123,7 @@ def _build_torchvision(name: str, pretrained: bool) -> tuple[nn.Module, dict[str
     from torchvision.models import get_model, get_model_builder, get_model_weights, list_models
 
     if name not in list_models():
-        close = [known for known in list_models() if known.startswith(name[:4])] or list_models()[:8]
-        raise ValueError(f"torchvision has no model {name!r}; it has, among others, {', '.join(close)}.")
+        raise _unknown("torchvision", name, list_models())
     weights = get_model_weights(name).DEFAULT
     options: dict[str, Any] = {"weights": weights if pretrained else None}
     if not pretrained and "weights_backbone" in inspect.signature(get_model_builder(name)).parameters:
@@ -139,6 +138,11 @@ def _build_torchvision(name: str, pretrained: bool) -> tuple[nn.Module, dict[str
         "std": list(getattr(transform, "std", _IMAGENET_STD)),
     }
     return get_model(name, **options), about
+
+
+def _unknown(library: str, name: str, known: list[str]) -> ValueError:
+    close = difflib.get_close_matches(name, known, n=5) or known[:5]
+    return ValueError(f"{library} has no model {name!r}; it has, among others, {', '.join(close)}.")
 
 
 def _from_timm(config: Mapping[str, Any]) -> dict[str, Any]:

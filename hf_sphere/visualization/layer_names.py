@@ -43,7 +43,7 @@ def _tails(names: Sequence[str]) -> list[str]:
     ends = Counter(".".join(path[start:]) for path in paths for start in range(len(path)))
 
     def tail(path: list[str]) -> str:
-        for start in range(len(path) - 1, 0, -1):
+        for start in range(len(path) - 2, 0, -1):  # a last part alone says little
             end = ".".join(path[start:])
             if ends[end] == 1 and not path[start].isdecimal():
                 return end

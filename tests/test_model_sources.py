@@ -1,0 +1,142 @@
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import (
+    ConvNextImageProcessor,
+    ResNetConfig,
+    ResNetForImageClassification,
+    TimmWrapperConfig,
+    TimmWrapperForImageClassification,
+    ViTImageProcessor,
+)
+
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
+from hf_sphere.model_sources import file_name, find_weights, load_classifier
+
+
+@pytest.fixture
+def resnet(tmp_path):
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic", num_labels=4)
+    ResNetForImageClassification(config).save_pretrained(tmp_path / "resnet")
+    return tmp_path / "resnet"
+
+
+def test_a_file_or_folder_that_is_there_is_itself(tmp_path):
+    save_file({"weight": torch.ones(1)}, tmp_path / "model.safetensors")
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        assert find_weights(str(path)) == path
+
+
+@pytest.mark.parametrize("name", ["timm:test_resnet", "torchvision:squeezenet1_1"])
+def test_a_model_of_a_library_is_built_with_random_weights_if_asked(name):
+    assert isinstance(find_weights(name, random_weights=True), nn.Module)
+
+
+def test_a_segmentation_model_without_weights_fetches_none_for_its_backbone(monkeypatch):
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda *_, **__: pytest.fail("weights were fetched"))
+    assert isinstance(find_weights("torchvision:lraspp_mobilenet_v3_large", random_weights=True), nn.Module)
+
+
+def test_a_repository_of_the_hub_gives_its_weights_and_configuration_alone(tmp_path, monkeypatch):
+    asked = {}
+
+    def fetch(name, allow_patterns):
+        asked.update(name=name, patterns=allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("hf_sphere.model_sources.snapshot_download", fetch)
+    assert find_weights("timm/resnet50.a1_in1k") == tmp_path
+    assert asked["name"] == "timm/resnet50.a1_in1k"
+    assert not any("bin" in pattern or pattern == "*" for pattern in asked["patterns"])
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "no such folder/at all/here"])
+def test_a_name_that_is_nowhere_is_refused_with_what_there_may_be(name, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(FileNotFoundError, match=r"repository of the Hub, timm:<name> or torchvision:<name>"):
+        find_weights(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("timm:resnet51", "resnet50"), ("torchvision:resnet51", "resnet50"), ("timm:zzz", "among others")],
+)
+def test_an_unknown_model_of_a_library_is_refused_with_others(name, expected):
+    with pytest.raises(ValueError, match=expected):
+        find_weights(name, random_weights=True)
+
+
+@pytest.mark.parametrize("load", [find_weights, load_classifier])
+def test_random_weights_of_a_folder_are_refused(load, tmp_path):
+    with pytest.raises(ValueError, match="random weights are for timm"):
+        load(str(tmp_path), random_weights=True)
+
+
+def test_one_of_our_models_says_how_it_wants_its_images(tmp_path):
+    config = SphereVisionConfig(backbone="lenet5", head="softmax", num_channels=1, image_size=[28, 30], num_labels=3)
+    SphereVisionForImageClassification(config).save_pretrained(tmp_path)
+    SphereVisionImageProcessor(
+        num_channels=1, size={"height": 28, "width": 30}, image_mean=[0.2], image_std=[0.4]
+    ).save_pretrained(tmp_path)
+    found = load_classifier(str(tmp_path))
+    assert (found.num_classes, found.num_channels, found.image_size) == (3, 1, (28, 30))
+    assert (found.mean, found.std) == ([0.2], [0.4])
+    assert found.model(torch.zeros(1, 1, 28, 30)).logits.shape == (1, 3)
+
+
+def test_a_fresh_model_has_other_weights_and_the_same_shape(resnet):
+    ViTImageProcessor().save_pretrained(resnet)
+    found = load_classifier(str(resnet))
+    fresh = found.fresh().state_dict()
+    for name, value in found.model.state_dict().items():
+        assert fresh[name].shape == value.shape
+    assert any(not torch.equal(fresh[name], value) for name, value in found.model.state_dict().items())
+
+
+def test_images_are_of_the_size_after_a_crop(resnet):
+    processor = ConvNextImageProcessor(size={"shortest_edge": 48}, do_center_crop=True, crop_size=40)
+    processor.save_pretrained(resnet)
+    assert load_classifier(str(resnet)).image_size == (40, 40)
+
+
+def test_images_are_square_where_only_their_shortest_edge_is_said(resnet):
+    ConvNextImageProcessor(size={"shortest_edge": 48}).save_pretrained(resnet)
+    assert load_classifier(str(resnet)).image_size == (48, 48)
+
+
+def test_a_model_of_timm_in_a_repository_says_how_it_wants_its_images(tmp_path):
+    about = {"input_size": (3, 40, 48), "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.5, 0.5)}
+    config = TimmWrapperConfig(architecture="test_resnet", num_labels=7, pretrained_cfg=about)
+    TimmWrapperForImageClassification(config).save_pretrained(tmp_path)
+    found = load_classifier(str(tmp_path))
+    assert (found.num_channels, found.image_size) == (3, (40, 48))
+    assert found.mean == [0.1, 0.2, 0.3]
+    assert found.model(torch.zeros(1, 3, 40, 48)).logits.shape == (1, found.num_classes)
+
+
+@pytest.mark.parametrize("name", ["timm:test_resnet", "torchvision:squeezenet1_1"])
+def test_a_library_says_how_its_model_wants_images(name):
+    found = load_classifier(name, random_weights=True)
+    with torch.inference_mode():
+        logits = found.model(torch.zeros(1, found.num_channels, *found.image_size))
+    assert logits.shape == (1, found.num_classes)
+    assert not found.model.training
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("timm/resnet50.a1_in1k", "timm-resnet50.a1_in1k"),
+        ("torchvision:vgg11", "torchvision-vgg11"),
+        ("../..", "model"),
+    ],
+)
+def test_a_name_becomes_that_of_a_folder(name, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert file_name(name) == expected
+
+
+def test_a_path_becomes_its_last_part(tmp_path):
+    (tmp_path / "run-1").mkdir()
+    assert file_name(str(tmp_path / "run-1")) == "run-1"
