@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
@@ -86,7 +86,7 @@ class RobustnessArguments:
     drop: float = field(
         default=0.05, metadata={"help": "A layer is critical if putting it back costs more accuracy than this."}
     )
-    batch_size: int = field(default=250, metadata={"help": "Images a batch and process."})
+    batch_size: int = field(default=250, metadata={"help": "Images a batch."})
     reuse_activations: bool = field(
         default=True, metadata={"help": "Compute what comes before the changed layer once, where that can be."}
     )
@@ -116,6 +116,10 @@ def measure(args: RobustnessArguments, data_args: ImageSourceArguments) -> None:
     run = Path(args.model_name_or_path)
     output_dir = Path(args.output_dir or f"outputs/reinitialization/{file_name(args.model_name_or_path)}")
     accelerator = Accelerator()
+    if accelerator.num_processes > 1:
+        raise ValueError(
+            f"this recipe runs in one process, and was started in {accelerator.num_processes}: use python."
+        )
     classifier = load_classifier(args.model_name_or_path)
     adopt(args, data_args, classifier)
     snapshots = args.snapshots if args.snapshots is not None else [one.path for one in list_snapshots(run)]
@@ -128,17 +132,15 @@ def measure(args: RobustnessArguments, data_args: ImageSourceArguments) -> None:
             f"the images have labels up to {int(batches.labels.max())}, but {args.model_name_or_path} has "
             f"{classifier.num_classes} classes; name the data that it was trained for with --dataset_name."
         )
-    if accelerator.is_main_process:
-        claim_output_dir(output_dir, overwrite=args.overwrite_output_dir, resume=goes_on)
-        if not goes_on:
-            (output_dir / CELLS_FILE).unlink(missing_ok=True)
-        write_json(output_dir / RUN_FILE, settings)
-    accelerator.wait_for_everyone()
+    claim_output_dir(output_dir, overwrite=args.overwrite_output_dir, resume=goes_on)
+    if not goes_on:
+        (output_dir / CELLS_FILE).unlink(missing_ok=True)
+    write_json(output_dir / RUN_FILE, settings)
 
     result = reinitialization_robustness(
         classifier.model.to(accelerator.device),
         snapshots,
-        Accuracy(batches, args.max_samples, accelerator),
+        Accuracy(batches, args.max_samples),
         layers=args.layers,
         include_1x1=args.include_1x1,
         include_batch_norm=args.include_batch_norm,
@@ -147,11 +149,10 @@ def measure(args: RobustnessArguments, data_args: ImageSourceArguments) -> None:
         fresh=classifier.fresh,
         reuse_activations=args.reuse_activations,
         max_cached_bytes=int(args.cached_gigabytes * 2**30),
-        finished=Cells(output_dir / CELLS_FILE, writes=accelerator.is_main_process),
-        progress=accelerator.is_main_process and not args.disable_tqdm,
+        finished=Cells(output_dir / CELLS_FILE),
+        progress=not args.disable_tqdm,
     )
-    if accelerator.is_main_process:
-        report(result, args, output_dir)
+    report(result, args, output_dir)
 
 
 def adopt(args: RobustnessArguments, data_args: ImageSourceArguments, classifier: Classifier) -> None:
@@ -191,9 +192,7 @@ def load_batches(args: RobustnessArguments, data_args: ImageSourceArguments, acc
             batch_size=args.batch_size,
             device=accelerator.device,
             seed=args.seed or 0,
-            process_index=accelerator.process_index,
-            num_processes=accelerator.num_processes,
-            progress=accelerator.is_main_process and not args.disable_tqdm,
+            progress=not args.disable_tqdm,
         ).batches
     sizes = {"per_device_train_batch_size": args.batch_size, "per_device_eval_batch_size": args.batch_size}
     training = TrainingArguments(output_dir="", seed=args.seed or 0, disable_tqdm=args.disable_tqdm, **sizes)
@@ -212,36 +211,32 @@ def _digest(path: Path) -> str:
 
 
 class Accuracy:
-    """The share of images that a model classifies as labelled, over all processes.
+    """The share of images that a model classifies as labelled.
 
     Args:
         batches: The images; always in the order of the first epoch, without augmentation.
         max_samples: Only so many of them; all if None.
-        accelerator: Sums over the processes.
     """
 
-    def __init__(self, batches: ImageBatches, max_samples: int | None, accelerator: Accelerator) -> None:
+    def __init__(self, batches: ImageBatches, max_samples: int | None) -> None:
         self.batches = batches
-        self.share = None if max_samples is None else -(-max_samples // accelerator.num_processes)
-        self.accelerator = accelerator
+        self.max_samples = max_samples
 
     @torch.inference_mode()
     def __call__(self, model: nn.Module) -> float:
         """Measure a model that is in eval mode."""
-        counts = torch.zeros(2, device=self.accelerator.device)  # exact up to 16 million images
+        right: Any = 0
         seen = 0
         for batch in self.batches.epoch(augment=False):
-            left = None if self.share is None else self.share - seen
-            pixels, labels = batch["pixel_values"][:left], batch["labels"][:left]
-            output = model(pixels)
+            left = None if self.max_samples is None else self.max_samples - seen
+            labels = batch["labels"][:left]
+            output = model(batch["pixel_values"][:left])
             logits = output.logits if hasattr(output, "logits") else output
-            right = (logits.argmax(-1) == labels).sum()
-            counts += torch.stack([right, right.new_tensor(len(labels))])
+            right += (logits.argmax(-1) == labels).sum()
             seen += len(labels)
-            if seen == self.share:
+            if seen == self.max_samples:
                 break
-        right, total = self.accelerator.reduce(counts, "sum").tolist()
-        return right / total
+        return int(right) / seen
 
 
 class Cells(MutableMapping[str, float]):
@@ -249,19 +244,17 @@ class Cells(MutableMapping[str, float]):
 
     Args:
         path: A file of JSON lines; read if it is there.
-        writes: Whether this process writes to it.
     """
 
-    def __init__(self, path: Path, writes: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.writes = writes
         self.known: dict[str, float] = {}
         if path.is_file():
             text = path.read_text(encoding="utf-8")
             whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last line
             for line in whole.splitlines():
                 self.known |= json.loads(line)
-            if writes and whole != text:
+            if whole != text:
                 path.write_text(whole, encoding="utf-8")
 
     def __getitem__(self, name: str) -> float:
@@ -269,9 +262,8 @@ class Cells(MutableMapping[str, float]):
 
     def __setitem__(self, name: str, value: float) -> None:
         self.known[name] = value
-        if self.writes:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({name: value}) + "\n")
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({name: value}) + "\n")
 
     def __delitem__(self, name: str) -> None:
         raise TypeError("what has been measured is not forgotten")

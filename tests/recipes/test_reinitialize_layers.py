@@ -82,8 +82,7 @@ def test_a_cell_is_the_accuracy_of_the_model_with_that_layer_put_back(measured, 
         ["--model_name_or_path", str(model), "--disable_tqdm"],
     )
     recipe.adopt(args, data_args, by_hand)
-    accelerator = recipe.Accelerator()
-    accuracy = recipe.Accuracy(recipe.load_batches(args, data_args, accelerator), None, accelerator)
+    accuracy = recipe.Accuracy(recipe.load_batches(args, data_args, recipe.Accelerator()), None)
     cells = json.loads((measured / "reinitialization.json").read_text())["layers"]
     assert accuracy(by_hand.model) == cells[layer]["snapshots"]["0"]
 
@@ -146,10 +145,10 @@ def test_a_stopped_run_goes_on_with_the_same_command(measured, measure, trained,
 
 def test_a_line_that_a_kill_has_cut_is_measured_again(recipe, tmp_path):
     (tmp_path / "cells.jsonl").write_text('{"a@0": 0.5}\n{"b@0": 0.')
-    cells = recipe.Cells(tmp_path / "cells.jsonl", writes=True)
+    cells = recipe.Cells(tmp_path / "cells.jsonl")
     assert dict(cells) == {"a@0": 0.5}
     cells["b@0"] = 0.25
-    assert dict(recipe.Cells(tmp_path / "cells.jsonl", writes=True)) == {"a@0": 0.5, "b@0": 0.25}
+    assert dict(recipe.Cells(tmp_path / "cells.jsonl")) == {"a@0": 0.5, "b@0": 0.25}
 
 
 @pytest.mark.parametrize("words", [["--layers", "conv"], ["--seed", "5"], ["--num_random", "1"]])
