@@ -1,0 +1,65 @@
+"""Re-initialisation of VGG-11, its 8 convolutions x 5 snapshots, with activations reused and with the whole network.
+
+python benchmarks/reinitialization.py
+"""
+
+import timm
+import torch
+from common import ratio, report, row, time_in_turn
+from torch import Tensor, nn
+
+import hf_sphere  # noqa: F401  makes the backbone known to timm
+from hf_sphere.analysis.reinitialization import reinitialization_robustness
+from hf_sphere.analysis.robustness import ReinitializationRobustness
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NUM_IMAGES, BATCH, NUM_SNAPSHOTS = 1000, 250, 5
+
+
+def main() -> None:
+    net = new_net(0)
+    snapshots = [new_net(1 + number).state_dict() for number in range(NUM_SNAPSHOTS)]
+    images = torch.randn(NUM_IMAGES, 3, 32, 32, device=DEVICE)
+    with torch.no_grad():
+        labels = torch.cat([net(batch).argmax(-1) for batch in images.split(BATCH)])
+    labels[::2] = torch.randint(10, (NUM_IMAGES // 2,), device=DEVICE)  # half right, so that accuracies say something
+    tables: dict[bool, ReinitializationRobustness] = {}
+
+    def fill(reuse: bool) -> None:
+        tables[reuse] = reinitialization_robustness(
+            net, snapshots, lambda model: accuracy(model, images, labels), layers="conv", reuse_activations=reuse
+        )
+
+    seconds = time_in_turn({"reused": lambda: fill(True), "whole": lambda: fill(False)}, rounds=1, warmup=0)
+    difference = max(
+        abs(cell - other)
+        for name, layer in tables[True].layers.items()
+        for cell, other in zip(layer.snapshots.values(), tables[False].layers[name].snapshots.values(), strict=True)
+    )
+    gain = ratio(seconds["whole"], seconds["reused"])
+    rows = [
+        row("whole network for each cell / activations reused, time", gain, at_least=1.6),
+        row("largest difference of accuracies", difference, at_most=0),
+        row("seconds of the table, activations reused", seconds["reused"][0]),
+    ]
+    report("reinitialization", rows, images=NUM_IMAGES, batch_size=BATCH, snapshots=NUM_SNAPSHOTS)
+
+
+def new_net(seed: int) -> nn.Module:
+    """VGG-11 with batch norm and random weights, statistics of batch norms included."""
+    torch.manual_seed(seed)
+    net = timm.create_model("vgg11_cifar", hidden=0, num_classes=10, in_chans=3).to(DEVICE)
+    for _ in range(3):
+        net.train()(torch.randn(100, 3, 32, 32, device=DEVICE))
+    return net.eval()
+
+
+@torch.inference_mode()
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    """Share of right answers."""
+    right = sum((model(x).argmax(-1) == y).sum() for x, y in zip(images.split(BATCH), labels.split(BATCH), strict=True))
+    return float(right) / len(labels)
+
+
+if __name__ == "__main__":
+    main()

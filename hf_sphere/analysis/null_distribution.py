@@ -1,0 +1,110 @@
+"""What projections would be if nothing preferred a direction: the null that trained filters are held against.
+
+For an isotropic filter w in N dimensions, and with the unit vector 1 / sqrt(N), the normalised projection
+p = sum(w) / (|w| sqrt(N)) is the cosine of a random angle: (p + 1) / 2 is Beta((N-1)/2, (N-1)/2), exactly.
+
+Isotropic is initialisation with i.i.d. normal weights, and each single filter of an orthogonal one. The default of
+torch draws i.i.d. uniform weights, whose projections have nearly that law: the distribution functions differ by at
+most 0.056 / N (0.0063, 0.0022, 0.0021 and 0.00074 at N = 9, 25, 27 and 75, measured on 10 to 40 million filters, with
+an error of 0.0001). At N = 576 that is 0.0001, too little to be measured so; 0.055 / N is also what the Edgeworth
+expansion gives. The Kolmogorov-Smirnov test at level 0.05 sees that in 80 % of the cases from about 350 N^2 filters
+on: 30,000 at N = 9, 240,000 at N = 25 and 27 (measured), hence 2 million at N = 75 and 120 million at N = 576. Hardly
+a layer has so many. The sign test is exact for any weights that are symmetric about zero.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import bdtr, betainc
+from scipy.stats import binom, kstwo
+
+Floats = NDArray[np.float64]
+
+
+def projection_cdf(projections: Floats, dim: int) -> Floats:
+    """Probability that the normalised projection of an isotropic filter is at most so much.
+
+    Args:
+        projections: (...), in [-1, 1]; rounding beyond that is cut off.
+        dim: N, at least 2. In one dimension the projection is -1 or 1 and has no continuous law.
+
+    Returns:
+        (...), in [0, 1]: I_x((N-1)/2, (N-1)/2) of the regularised incomplete beta function at x = (p + 1) / 2.
+
+    Raises:
+        ValueError: If `dim` is below 2.
+    """
+    if dim < 2:
+        raise ValueError(f"projections have a continuous law in 2 dimensions or more; got dim={dim}.")
+    shape = (dim - 1) / 2
+    return betainc(shape, shape, (np.clip(projections, -1, 1) + 1) / 2)
+
+
+def kolmogorov_smirnov(uniform: Floats) -> tuple[float, float] | tuple[None, None]:
+    """Test whether numbers are uniform on [0, 1].
+
+    Args:
+        uniform: (n,), the distribution function of the null at each observation.
+
+    Returns:
+        The largest distance D of the empirical distribution function, and the probability of at least that distance
+        under the null (exact; Simard & L'Ecuyer, "Computing the Two-Sided Kolmogorov-Smirnov Distribution", 2011).
+        None for both without observations.
+    """
+    count = len(uniform)
+    if count == 0:
+        return None, None
+    ordered = np.sort(uniform)
+    steps = np.arange(count + 1) / count
+    distance = float(max((steps[1:] - ordered).max(), (ordered - steps[:-1]).max()))
+    return distance, float(kstwo.sf(distance, count))
+
+
+def sign_test(projections: Floats) -> float | None:
+    """Test whether both signs are as probable, two-sided and exact.
+
+    Args:
+        projections: (n,), of any scale; zeros have no sign and are dropped.
+
+    Returns:
+        The p-value; None if there is no sign.
+    """
+    negative, positive = int((projections < 0).sum()), int((projections > 0).sum())
+    if negative + positive == 0:
+        return None
+    return min(2 * float(bdtr(min(negative, positive), negative + positive, 0.5)), 1.0)  # both tails are alike
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Correct p-values for their number (Holm, 1979): below alpha only with probability alpha if all nulls are true.
+
+    Args:
+        p_values: Of several tests, dependent or not; None where there was none, which does not count.
+
+    Returns:
+        The adjusted ones, in the same order.
+    """
+    adjusted: list[float | None] = [None] * len(p_values)
+    known = sorted((value, at) for at, value in enumerate(p_values) if value is not None)
+    largest = 0.0
+    for rank, (value, at) in enumerate(known):
+        largest = max(largest, min(value * (len(known) - rank), 1.0))
+        adjusted[at] = largest
+    return adjusted
+
+
+def mass_band(count: int, confidence: float = 0.95) -> tuple[float, float] | tuple[None, None]:
+    """Return between which shares of projections <= 0 so many isotropic filters stay.
+
+    Args:
+        count: Number of filters.
+        confidence: How probable that is, at least.
+
+    Returns:
+        Binomial quantiles, divided by the number; None for both without filters.
+    """
+    if count == 0:
+        return None, None
+    tail = (1 - confidence) / 2
+    return float(binom.ppf(tail, count, 0.5)) / count, float(binom.ppf(1 - tail, count, 0.5)) / count

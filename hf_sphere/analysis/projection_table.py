@@ -1,0 +1,70 @@
+"""Projection statistics as a table of text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+SIGNIFICANT = 0.05
+LAYER_WIDTH = 28
+
+HEADER = (
+    f"{'layer':<{LAYER_WIDTH}} {'filters':>7} {'dead':>5} {'N':>6} {'mean':>8} {'mass':>6} {'isotropic':>11} "
+    f"{'p KS':>8} {'p sign':>8}"
+)
+
+
+def projection_table(statistics: Mapping[str, Any]) -> str:
+    """Format what `ProjectionStatistics.to_dict` returns, 100 columns wide at most.
+
+    Masses stand beside the band that isotropic filters stay in 95 times of 100. P-values are corrected for the number
+    of layers; a star marks lines in which one is below 0.05.
+    """
+    lines = [HEADER]
+    lines += [_line(_shortened(name), layer) for name, layer in statistics["layers"].items()]
+    lines += ["-" * len(HEADER), _line("all layers", statistics["net"]), _verdict(statistics["net"])]
+    return "\n".join(lines)
+
+
+def _line(name: str, row: Mapping[str, Any]) -> str:
+    if row["mass"] is None:
+        numbers = f"{'-':>8} {'-':>6} {'-':>11}"
+    else:
+        band = f"{row['null_mass_low']:.3f}-{row['null_mass_high']:.3f}"
+        numbers = f"{row['mean']:>8.{_decimals(row['mean'])}} {row['mass']:>6.3f} {band:>11}"
+    p_values = [row["ks_p_value_adjusted"], row["sign_p_value_adjusted"]]
+    star = " *" if any(p is not None and p < SIGNIFICANT for p in p_values) else ""
+    return (
+        f"{name:<{LAYER_WIDTH}} {row['num_filters']:>7} {row['num_dead']:>5} {row.get('dim', ''):>6} {numbers} "
+        f"{_p_value(p_values[0]):>8} {_p_value(p_values[1]):>8}{star}"
+    )
+
+
+def _verdict(net: Mapping[str, Any]) -> str:
+    """Say in a sentence whether the arrangement is biased and to which side."""
+    if net["mass"] is None:
+        return "There is no live filter: nothing can be said of the arrangement."
+    negative = f"{net['mass']:.1%} are <= 0"
+    expected = f"isotropic: {net['null_mass_low']:.1%} to {net['null_mass_high']:.1%}"
+    sign, ks = net["sign_p_value"], net["ks_p_value"]
+    if sign is not None and sign < SIGNIFICANT:
+        side = "negative" if net["mass"] > 0.5 else "positive"
+        return f"The arrangement is biased to {side} projections: {negative} ({expected})."
+    if ks is not None and ks < SIGNIFICANT:
+        return f"The arrangement is not isotropic, but has no side: {negative} ({expected})."
+    return f"No bias is seen in the projections: {negative} ({expected})."
+
+
+def _shortened(name: str) -> str:
+    """Shorten a path from the left, where paths are alike."""
+    return name if len(name) <= LAYER_WIDTH else f"..{name[2 - LAYER_WIDTH :]}"
+
+
+def _p_value(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value < 1e-300:  # also what is too small for a number
+        return "<1e-300"
+    return f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"
+
+
+def _decimals(value: float) -> str:
+    return "4f" if abs(value) < 100 else "3g"

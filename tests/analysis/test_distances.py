@@ -1,0 +1,137 @@
+import copy
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_model
+from torch import nn
+
+from hf_sphere.analysis import Distances, LayerDistance, distance_from_initialization, distances_along_training
+from hf_sphere.snapshot_files import Snapshot, save_snapshot
+
+
+@pytest.fixture
+def model():
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 4, 3), nn.Linear(4, 2))
+
+
+def changed(model, factor):
+    other = copy.deepcopy(model)
+    for parameter in other.parameters():
+        parameter.data *= factor
+    return other
+
+
+@pytest.fixture
+def snapshots(model, tmp_path):
+    return [save_snapshot(changed(model, 1 + epoch), tmp_path, epoch) for epoch in (0, 1, 3)]
+
+
+def test_values_are_those_of_the_original(root):
+    folder = root / "tests" / "golden"
+    known = json.loads((folder / "projections.json").read_text())["raw"]
+    tensors = load_file(folder / "projections.safetensors")
+    initial, trained = (
+        {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items() if name.startswith(part)}
+        for part in ("init", "trained")
+    )
+    distances = distance_from_initialization(trained, initial).layers
+    cells = {"features.0": known["0"]["0"], "features.2": known["0"]["1"], "features.7": known["1"]["0"]}
+    assert distances.keys() == cells.keys()
+    for name, cell in cells.items():
+        assert distances[name].l2 == pytest.approx(cell["l2_dist"], abs=1e-6)
+        assert distances[name].l_inf == pytest.approx(cell["l_inf_dist"], abs=1e-6)
+
+
+def test_a_layer_that_began_at_zero_has_absolute_distances(model):
+    initial = copy.deepcopy(model)
+    initial[0].weight.data.zero_()
+    distances = distance_from_initialization(model, initial).layers
+    weight = model[0].weight.detach().double()
+    assert distances["0"] == LayerDistance(
+        pytest.approx(weight.norm().item()), pytest.approx(weight.abs().max().item()), relative=False
+    )
+    assert distances["1"] == LayerDistance(0, 0, relative=True)
+
+
+def test_biases_are_no_part_of_it(model):
+    other = copy.deepcopy(model)
+    other[0].bias.data += 1
+    assert distance_from_initialization(other, model).layers["0"].l2 == 0
+
+
+def test_forms_may_be_mixed_and_dtypes_too(model, tmp_path):
+    save_model(model, str(tmp_path / "model.safetensors"))
+    trained = changed(model, 1.5)
+    expected = distance_from_initialization(trained, model, "all").to_dict()
+    assert distance_from_initialization(trained, tmp_path, "all").to_dict() == expected
+    assert distance_from_initialization(trained.state_dict(), model, "all").to_dict() == expected
+    snapshot = Snapshot(tmp_path / "model.safetensors", 0)
+    assert distance_from_initialization(trained, snapshot, "all").to_dict() == expected
+    half = distance_from_initialization(copy.deepcopy(model).bfloat16(), model, "all").layers
+    assert all(0 < layer.l2 < 0.01 for layer in half.values())
+
+
+def test_another_shape_is_named(model):
+    other = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 5, 3), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"1 has the filters \(4, 27\), but \(5, 27\)"):
+        distance_from_initialization(model, other)
+
+
+def test_a_layer_that_one_side_lacks_is_named(model):
+    with pytest.raises(ValueError, match=r"only the model has the layer 1; the other side has 0\."):
+        distance_from_initialization(model, model[:1])
+    with pytest.raises(ValueError, match="only its initialisation has the layer 1"):
+        distance_from_initialization(model[:1], model)
+
+
+def test_weights_that_are_not_finite_are_refused(model):
+    other = copy.deepcopy(model)
+    other[1].weight.data[0] = torch.nan
+    with pytest.raises(ValueError, match="1 has a weight that is nan"):
+        distance_from_initialization(other, model)
+
+
+def test_distances_along_a_training_are_from_the_first_snapshot(snapshots):
+    distances = distances_along_training(snapshots)
+    assert {epoch: one.layers["1"].l2 for epoch, one in distances.items()} == pytest.approx({0: 0, 1: 1, 3: 3})
+
+
+def test_distances_along_a_training_may_be_from_another_model(model, snapshots):
+    distances = distances_along_training(snapshots[1:], initial=changed(model, 2))
+    assert {epoch: one.layers["1"].l2 for epoch, one in distances.items()} == pytest.approx({1: 0, 3: 1})
+
+
+def test_missing_snapshots_are_named_and_the_others_done(snapshots):
+    snapshots[1].unlink()
+    with pytest.warns(UserWarning, match=r"1 of 3 snapshots are not there: .*epoch-0001"):
+        assert distances_along_training(snapshots).keys() == {0, 3}
+
+
+def test_without_its_start_a_training_asks_for_another(snapshots):
+    snapshots[0].unlink()
+    with pytest.raises(FileNotFoundError, match="Give `initial`"):
+        distances_along_training(snapshots)
+    with pytest.raises(FileNotFoundError, match="none of the 0 snapshots"):
+        distances_along_training([])
+
+
+def test_a_snapshot_of_another_architecture_is_named(snapshots):
+    with pytest.raises(
+        ValueError, match=r"snapshot epoch-0000\.safetensors: only its initialisation has the layer weight"
+    ):
+        distances_along_training(
+            snapshots,
+            initial=nn.ModuleDict({"weight": nn.Conv2d(1, 1, 3), "0": nn.Conv2d(2, 3, 3), "1": nn.Conv2d(3, 4, 3)}),
+        )
+
+
+def test_what_was_saved_is_loaded_again(model, tmp_path):
+    distances = distance_from_initialization(changed(model, 1.3), model, "all")
+    distances.save(tmp_path / "distances.json")
+    assert Distances.load(tmp_path / "distances.json") == distances
+    assert "L inf" in str(distances)
+    assert repr(distances) == "Distances(3 layers)"
+    (tmp_path / "other.json").write_text('{"layers": {"0": {"l2": 1}}}')
+    with pytest.raises(ValueError, match="no distances"):
+        Distances.load(tmp_path / "other.json")

@@ -1,0 +1,234 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import nn
+
+from hf_sphere.analysis import ProjectionStatistics, projection_statistics
+
+
+@pytest.fixture(scope="module")
+def known(root):
+    return json.loads((root / "tests" / "golden" / "projections.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def golden_model(root):
+    """The network of the golden file, by its part: `init` or `trained`."""
+
+    def build(part):
+        layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 12, 3), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(12, 16, 1), nn.ReLU(), nn.Conv2d(16, 20, 3), nn.ReLU()]
+        model = nn.ModuleDict({"features": nn.Sequential(*layers)})
+        tensors = load_file(root / "tests" / "golden" / "projections.safetensors")
+        model.load_state_dict(
+            {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(part)}
+        )
+        return model
+
+    return build
+
+
+def linear(weight):
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
+    layer.weight = nn.Parameter(weight)
+    return layer
+
+
+def statistics_of(weight, **options):
+    """Statistics of a single layer with these filters."""
+    return projection_statistics(linear(weight), "linear", **options).layers[""]
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_values_are_those_of_the_original(known, golden_model, normalize):
+    found = projection_statistics(golden_model("trained"), normalize=normalize).by_stage()
+    expected = known["normalized" if normalize else "raw"]
+    assert found.keys() == expected.keys()
+    cells = [("net",), *((stage, block) for stage in ("0", "1") for block in expected[stage])]
+    for cell in cells:
+        ours, theirs = found, expected
+        for key in cell:
+            ours, theirs = ours[key], theirs[key]
+        for key in ("projections", "mean", "mass"):
+            assert ours[key] == pytest.approx(theirs[key], abs=1e-6), (cell, key)
+    assert sum(len(found[stage]) for stage in ("0", "1")) == len(cells) - 1
+
+
+def test_p_values_are_uniform_on_random_initialisations():
+    torch.manual_seed(3)
+    layers = [nn.Conv2d(2 + number % 9, 40, 3, bias=False) for number in range(200)]
+    for layer in layers:
+        nn.init.normal_(layer.weight)
+    statistics = projection_statistics(nn.ModuleList(layers))
+    p_values = [layer.ks_p_value for layer in statistics.layers.values()]
+    assert scipy.stats.kstest(p_values, "uniform").pvalue > 0.01
+    assert min(layer.ks_p_value_adjusted for layer in statistics.layers.values()) > 0.05
+    # The sign test has few values; under the null its p-values are rarely smaller than they should be.
+    assert np.mean([layer.sign_p_value <= 0.05 for layer in statistics.layers.values()]) <= 0.1
+
+
+def test_a_biased_layer_is_found_among_others():
+    model = nn.Sequential(*(nn.Conv2d(16, 64, 3) for _ in range(4)))
+    for layer in model:
+        nn.init.normal_(layer.weight)
+    model[2].weight.data -= 0.2
+    statistics = projection_statistics(model)
+    found = {name for name, layer in statistics.layers.items() if layer.ks_p_value_adjusted < 1e-6}
+    assert found == {name for name, layer in statistics.layers.items() if layer.sign_p_value_adjusted < 1e-6} == {"2"}
+    assert statistics.layers["2"].mass > statistics.layers["2"].null_mass_high
+    assert statistics.net.ks_p_value < 1e-6
+    assert "biased to negative projections" in str(statistics)
+    model[2].weight.data *= -1
+    assert "biased to positive projections" in str(projection_statistics(model))
+
+
+def test_the_net_pools_layers_of_any_dimension():
+    model = nn.Sequential(nn.Conv2d(1, 200, (1, 2)), nn.Conv2d(200, 200, 3), nn.Conv2d(200, 30, (2, 1)))
+    for layer in model:
+        nn.init.normal_(layer.weight)
+    net = projection_statistics(model).net
+    assert net.num_filters == 430
+    assert len(net.projections) == 430
+    assert 0.01 < net.ks_p_value == net.ks_p_value_adjusted
+
+
+weights = st.integers(0, 2**31).map(
+    lambda seed: torch.randn(6, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+)
+
+
+@settings(max_examples=30)
+@given(weights, st.floats(-250, 250))
+def test_the_length_of_a_filter_is_of_no_consequence(weight, exponent):
+    scaled = statistics_of(weight * 10.0**exponent)
+    assert scaled.projections == pytest.approx(statistics_of(weight).projections, abs=1e-12)
+    assert scaled.num_dead == 0
+
+
+@settings(max_examples=30)
+@given(weights)
+def test_the_other_side_has_the_other_sign(weight):
+    ours, other = statistics_of(weight), statistics_of(-weight)
+    assert other.projections == pytest.approx([-value for value in ours.projections], abs=1e-15)
+    assert other.mass == pytest.approx(1 - ours.mass)
+    assert other.sign_p_value == ours.sign_p_value
+
+
+@settings(max_examples=30)
+@given(weights, st.permutations(range(8)))
+def test_the_order_inside_of_a_filter_is_of_no_consequence(weight, order):
+    assert statistics_of(weight[:, order]).projections == pytest.approx(statistics_of(weight).projections, abs=1e-12)
+
+
+def test_equal_weights_face_the_vector_itself():
+    layer = statistics_of(torch.full((2, 7), 0.1) * torch.tensor([[1.0], [-1.0]]))
+    assert layer.projections == pytest.approx((1, -1), abs=1e-15)
+    assert max(map(abs, layer.projections)) <= 1
+
+
+def test_dead_filters_are_counted_and_left_out():
+    weight = torch.randn(5, 4)
+    expected = statistics_of(weight[[0, 2, 4]])
+    weight[[1, 3]] = 0
+    layer = statistics_of(weight)
+    assert (layer.num_filters, layer.num_dead, layer.dead) == (5, 2, (1, 3))
+    for name in ("projections", "mean", "mass", "ks_p_value", "sign_p_value", "null_mass_low"):
+        assert getattr(layer, name) == getattr(expected, name)
+
+
+def test_a_layer_of_dead_filters_has_no_statistics():
+    statistics = projection_statistics(linear(torch.zeros(3, 4)), "linear")
+    layer = statistics.layers[""]
+    assert (layer.num_dead, layer.projections, layer.mean, layer.mass, layer.ks_p_value) == (3, (), None, None, None)
+    assert "no live filter" in str(statistics)
+    assert "NaN" not in json.dumps(statistics.to_dict())
+
+
+def test_a_single_filter_is_enough():
+    layer = statistics_of(torch.tensor([[1.0, 2.0, -5.0]]))
+    assert layer.projections == pytest.approx((-2 / math.sqrt(90),))
+    assert layer.mass == 1
+    assert layer.sign_p_value == 1
+    assert layer.ks_p_value == pytest.approx(1 - abs(layer.projections[0]), abs=1e-12)  # N = 3 is uniform
+
+
+def test_one_dimension_has_only_signs():
+    statistics = projection_statistics(linear(torch.tensor([[2.0], [-1.0], [-3.0]])), "linear")
+    layer = statistics.layers[""]
+    assert layer.projections == (1, -1, -1)
+    assert layer.ks_p_value is layer.ks_p_value_adjusted is None
+    assert layer.sign_p_value == 1
+    assert statistics.net.ks_p_value is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_with_in_double(dtype):
+    weight = torch.randn(4, 3000).mul_(100).to(dtype)  # the sum of squares is beyond the range of float16
+    assert statistics_of(weight).projections == statistics_of(weight.double()).projections
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_refused_by_layer(value):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight.data[1, 2] = value
+    with pytest.raises(ValueError, match=f"1 has a weight that is {value}"):
+        projection_statistics(model, "linear")
+
+
+def test_many_filters_are_computed_as_few_are(monkeypatch):
+    weight = torch.randn(50, 30)
+    expected = statistics_of(weight)
+    monkeypatch.setattr("hf_sphere.analysis.sources.NUMBERS_AT_A_TIME", 100)
+    assert statistics_of(weight).projections == pytest.approx(expected.projections, abs=1e-15)
+
+
+def test_tests_are_of_the_normalised_projections_in_both_cases():
+    weight = torch.randn(20, 9) * torch.rand(20, 1)
+    raw, normalized = statistics_of(weight, normalize=False), statistics_of(weight)
+    assert raw.ks_p_value == normalized.ks_p_value
+    assert raw.mass == normalized.mass
+    assert raw.projections == pytest.approx(weight.double().sum(1).tolist())
+
+
+def test_what_was_saved_is_loaded_again(tmp_path):
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.MaxPool2d(2), nn.Conv2d(5, 4, 3), nn.Linear(1, 3))
+    model[2].weight.data[1] = 0
+    statistics = projection_statistics(model, "all")
+    statistics.save(tmp_path / "projections.json")
+    loaded = ProjectionStatistics.load(tmp_path / "projections.json")
+    assert loaded == statistics
+    assert str(loaded) == str(statistics)
+
+
+def test_another_file_is_refused(tmp_path):
+    (tmp_path / "other.json").write_text('{"layers": {}}')
+    with pytest.raises(ValueError, match="no projection statistics"):
+        ProjectionStatistics.load(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize("mean", [-1, 0, 1])
+def test_the_verdict_fits_a_terminal(mean):
+    weight = torch.randn(2000, 9) + mean
+    weight[:1000, 4:] *= 0.01 if mean == 0 else 1
+    text = str(projection_statistics(linear(weight), "linear"))
+    expected = {-1: "biased to negative", 0: "not isotropic, but has no side", 1: "biased to positive"}
+    assert expected[mean] in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_the_table_fits_a_terminal():
+    model = nn.ModuleDict({"a_long_name_" * 4: nn.Conv2d(3, 5, 3), "short": nn.Linear(1, 2)})
+    model["short"].weight.data *= 1e8
+    statistics = projection_statistics(model, "all", normalize=False)
+    lines = str(statistics).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) == 6
+    assert len(repr(statistics)) < 150
+    assert len(repr(statistics.net)) < 100

@@ -1,0 +1,428 @@
+import json
+import statistics
+import warnings
+from collections import Counter
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.utils.parametrizations import orthogonal
+from transformers import BertConfig, BertForSequenceClassification
+
+from hf_sphere.analysis.reinitialization import reinitialization_robustness
+from hf_sphere.analysis.robustness import LayerRobustness, ReinitializationRobustness
+from hf_sphere.analysis.swapping import named_tensors
+from hf_sphere.snapshot_files import read_snapshot, save_snapshot
+
+IMAGES = torch.randn(23, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Net(nn.Module):
+    def __init__(self, classes=3, width=6):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(3, width, 3), nn.BatchNorm2d(width)
+        self.conv2, self.drop, self.fc = nn.Conv2d(width, 6, 1), nn.Dropout(0.5), nn.Linear(6, classes)
+
+    def forward(self, x):
+        x = self.conv2(self.norm1(self.conv1(x)).relu())
+        return self.fc(self.drop(x.relu().mean((2, 3))))
+
+
+LAYERS = ["conv1", "conv2", "fc"]
+
+
+def new_net(seed=0, **options):
+    """A net with statistics of batch norms; with `seed` its weights differ from those of every other."""
+    torch.manual_seed(seed)
+    net = Net(**options)
+    for _ in range(3):
+        net(3 * torch.randn(20, 3, 8, 8) + 1)
+    return net
+
+
+def share(model):
+    """Something in [0, 1] that all weights show in."""
+    dtype = next(model.parameters()).dtype
+    with torch.inference_mode():
+        return torch.cat([model(x.to(dtype)) for x in IMAGES.split(10)]).float().softmax(-1)[:, 0].mean().item()
+
+
+def plain_share(net, other, names):
+    """The same of a copy whose tensors of these names are those of another net."""
+    mixed = Net(classes=net.fc.out_features)
+    state = other.state_dict()
+    mixed.load_state_dict({name: state[name] if name in names else value for name, value in net.state_dict().items()})
+    return share(mixed.eval())
+
+
+def names_of(net, *modules):
+    return {name for name in net.state_dict() if name.split(".")[0] in modules}
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+@pytest.mark.parametrize("with_norm", [True, False])
+def test_each_layer_alone_gets_the_weights_of_each_snapshot(reuse, with_norm):
+    net, others = new_net(), [new_net(1), new_net(2)]
+    result = reinitialization_robustness(
+        net, [others[0], others[1].state_dict()], share, include_batch_norm=with_norm, reuse_activations=reuse
+    )
+    assert result.accuracy == pytest.approx(share(net.eval()), abs=1e-7)
+    assert list(result.layers) == LAYERS
+    for layer in LAYERS:
+        names = names_of(net, layer, *(["norm1"] if with_norm and layer == "conv1" else []))
+        expected = {str(place): plain_share(net, other, names) for place, other in enumerate(others)}
+        assert result.layers[layer].snapshots == pytest.approx(expected, abs=1e-6)
+        assert min(abs(value - result.accuracy) for value in expected.values()) > 1e-4
+
+
+def test_activations_are_reused():
+    net, runs = new_net(), Counter()
+    forward = net.conv1.forward
+    net.conv1.forward = lambda x: runs.update(["conv1"]) or forward(x)
+    counts = {}
+    for reuse in (True, False):
+        runs.clear()
+        reinitialization_robustness(net, [new_net(1), new_net(2)], share, reuse_activations=reuse)
+        counts[reuse] = runs["conv1"]
+    assert counts[False] == 3 * (1 + 3 * 2)
+    assert counts[True] <= 3 * (1 + 2) + 20  # the others are trials on two examples
+
+
+def everything_of(net):
+    """All that must not change: tensors by identity and value, modes, hooks, attributes."""
+    tensors = {name: (id(value), value.detach().clone()) for name, value in named_tensors(net).items()}
+    modules = {
+        name: (module.training, list(module.__dict__), list(module._forward_hooks), list(module._forward_pre_hooks))
+        for name, module in net.named_modules()
+    }
+    return tensors, modules
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("reuse", [True, False])
+def test_the_model_is_left_as_it_was(error, reuse):
+    net, calls = new_net().train(), []
+    net.drop.eval()
+
+    def evaluate(model):
+        calls.append(1)
+        if error is not None and len(calls) == 4:
+            with torch.no_grad():
+                model(IMAGES[:10])  # in the middle of a pass
+            raise error
+        return share(model)
+
+    tensors, modules = everything_of(net)
+    try:
+        reinitialization_robustness(net, [new_net(1)], evaluate, num_random=1, reuse_activations=reuse)
+    except BaseException as raised:
+        assert type(raised) is error  # noqa: PT017
+    after, modules_after = everything_of(net)
+    assert modules_after == modules
+    assert list(after) == list(tensors)
+    for name, (identity, value) in tensors.items():
+        assert after[name][0] == identity
+        assert torch.equal(after[name][1], value)
+
+
+def test_shuffled_batches_are_refused_where_activations_are_reused():
+    def evaluate(model):
+        with torch.no_grad():
+            return model(IMAGES[torch.randperm(len(IMAGES))]).softmax(-1)[:, 0].mean()
+
+    with pytest.raises(ValueError, match="without shuffling"):
+        reinitialization_robustness(new_net(), [new_net(1)], evaluate)
+    assert reinitialization_robustness(new_net(), [new_net(1)], evaluate, reuse_activations=False).accuracy > 0
+
+
+@pytest.mark.parametrize("room", [0, 30_000])
+def test_room_for_nothing_or_a_part_gives_the_same(room):
+    net, others = new_net(), [new_net(1), new_net(2)]
+    results = [reinitialization_robustness(net, others, share, max_cached_bytes=size) for size in (room, 2**30)]
+    for layer in LAYERS:
+        assert results[0].layers[layer].snapshots == pytest.approx(results[1].layers[layer].snapshots, abs=1e-6)
+
+
+def test_files_are_called_by_their_epochs_and_missing_ones_are_named(tmp_path):
+    net, others = new_net(), [new_net(1), new_net(2)]
+    paths = [save_snapshot(other, tmp_path, 10 * epoch) for epoch, other in enumerate(others)]
+    gone = tmp_path / "epoch-0005.safetensors"
+    with pytest.warns(UserWarning, match=r"1 snapshots are missing.*epoch-0005"):
+        result = reinitialization_robustness(net, [read_snapshot(paths[0]), gone, str(paths[1])], share)
+    expected = reinitialization_robustness(net, others, share)
+    assert result.missing == [str(gone)]
+    for layer in LAYERS:
+        assert list(result.layers[layer].snapshots) == ["0", "10"]
+        values = list(expected.layers[layer].snapshots.values())
+        assert list(result.layers[layer].snapshots.values()) == pytest.approx(values, abs=1e-7)
+    assert "epoch-0005" in str(result)
+    with pytest.warns(UserWarning, match="missing"), pytest.raises(ValueError, match="nothing to put"):
+        reinitialization_robustness(net, [gone], share)
+
+
+def test_snapshots_of_one_epoch_are_told_apart_by_nobody(tmp_path):
+    paths = [save_snapshot(new_net(), tmp_path / name, 3) for name in "ab"]
+    with pytest.raises(ValueError, match="several snapshots are called 3"):
+        reinitialization_robustness(new_net(), paths, share)
+
+
+def test_a_list_is_asked_for(tmp_path):
+    with pytest.raises(TypeError, match="must be a list"):
+        reinitialization_robustness(new_net(), str(tmp_path), share)
+    with pytest.raises(TypeError, match=r"a path, a state dict or a module; got a int"):
+        reinitialization_robustness(new_net(), [3], share)
+
+
+def test_another_architecture_is_refused_before_any_evaluation(tmp_path):
+    def evaluate(model):
+        raise AssertionError("evaluated")
+
+    path = save_snapshot(new_net(width=5), tmp_path, 7)
+    with pytest.raises(
+        ValueError, match=r"snapshot 7 .*has conv1.weight of shape \(5, 3, 3, 3\).*'conv1'.*\(6, 3, 3, 3\)"
+    ):
+        reinitialization_robustness(new_net(), [path], evaluate)
+    with pytest.raises(ValueError, match=r"has no conv1.weight, .*'conv1'.*\(6, 3, 3, 3\)"):
+        reinitialization_robustness(new_net(), [{"other": torch.zeros(3)}], evaluate)
+    without_norm = {name: value for name, value in new_net(1).state_dict().items() if "norm" not in name}
+    with pytest.raises(ValueError, match="norm1"):
+        reinitialization_robustness(new_net(), [without_norm], evaluate)
+
+
+def test_a_tied_weight_is_found_in_a_file_that_holds_it_under_its_other_name(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(self.first(x).tanh())
+
+    net, other = Tied(), Tied()
+    save_file(
+        {"first.bias": other.first.bias, "second.weight": other.first.weight, "second.bias": other.second.bias},
+        tmp_path / "epoch-0001.safetensors",
+    )
+
+    def evaluate(model):
+        return model(IMAGES[:, 0, 0, :4]).sigmoid().mean().item()
+
+    result = reinitialization_robustness(net, [tmp_path / "epoch-0001.safetensors"], evaluate)
+    expected = reinitialization_robustness(net, [other], evaluate, reuse_activations=False)
+    assert result.layers["first"].snapshots["1"] == pytest.approx(expected.layers["first"].snapshots["0"], abs=1e-7)
+    assert result.layers["first"].snapshots["1"] != pytest.approx(result.accuracy, abs=1e-5)
+
+
+def test_fresh_draws_are_those_of_the_seed_and_leave_the_random_state_alone():
+    net = new_net()
+    state = torch.random.get_rng_state()
+    first = reinitialization_robustness(net, [], share, num_random=3, seed=5)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.manual_seed(99)
+    again = reinitialization_robustness(net, [], share, num_random=3, seed=5, layers="linear")
+    other = reinitialization_robustness(net, [], share, num_random=3, seed=6)
+    for layer in LAYERS:
+        values = first.layers[layer].random
+        assert len(set(values)) == 3
+        assert values != other.layers[layer].random
+        assert first.layers[layer].random_mean == pytest.approx(statistics.fmean(values))
+        assert first.layers[layer].random_deviation == pytest.approx(statistics.stdev(values))
+    assert again.layers["fc"].random == first.layers["fc"].random  # whatever else is drawn
+
+
+def test_fresh_draws_come_from_the_function_that_builds_the_model():
+    net, built = new_net(), []
+
+    def build():
+        built.append(Net())
+        return built[-1]
+
+    result = reinitialization_robustness(net, [], share, num_random=2, fresh=build)
+    assert len(built) == 2
+    for layer in LAYERS:
+        names = names_of(net, layer, *(["norm1"] if layer == "conv1" else []))
+        expected = [plain_share(net, other, names) for other in built]
+        assert result.layers[layer].random == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_model_of_transformers_is_drawn_from_its_configuration():
+    config = BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12, num_labels=2
+    )
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(config)
+    ids = torch.arange(20).view(4, 5)
+
+    def evaluate(model):
+        return model(input_ids=ids).logits.softmax(-1)[:, 0].mean()
+
+    result = reinitialization_robustness(model, [], evaluate, num_random=2)
+    assert len(result.layers) == 8  # three projections, three dense layers, pooler, classifier
+    assert len(set(result.layers["classifier"].random)) == 2
+
+
+def test_a_layer_that_cannot_draw_itself_asks_for_the_function():
+    net = nn.Sequential(nn.Flatten(), orthogonal(nn.Linear(192, 3)))
+    with pytest.raises(ValueError, match=r"the layer '1', a ParametrizedLinear, cannot draw.*pass fresh"):
+        reinitialization_robustness(net, [], share, num_random=1)
+
+
+def test_equal_weights_need_no_evaluation():
+    net, calls = new_net(), []
+    state = new_net(1).state_dict()
+    state |= {name: value for name, value in net.state_dict().items() if name.startswith("conv2")}
+    result = reinitialization_robustness(net, [state], lambda model: calls.append(1) or share(model))
+    assert result.layers["conv2"].snapshots["0"] == result.accuracy
+    assert len(calls) == 3
+
+
+def test_what_is_finished_is_not_computed_again():
+    net, known, calls = new_net(), {}, []
+
+    def evaluate(model):
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return share(model)
+
+    with pytest.raises(KeyboardInterrupt):
+        reinitialization_robustness(net, [new_net(1), new_net(2)], evaluate, num_random=1, finished=known)
+    assert list(known) == ["baseline", "conv1@0", "conv1@1", "conv1@random0"]
+    result = reinitialization_robustness(net, [new_net(1), new_net(2)], evaluate, num_random=1, finished=known)
+    assert len(calls) == 5 + 1 + 6
+    assert result == reinitialization_robustness(net, [new_net(1), new_net(2)], share, num_random=1)
+    reinitialization_robustness(net, [new_net(1), new_net(2)], evaluate, num_random=1, finished=known)
+    assert len(calls) == 12
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_snapshots_are_cast_to_the_model(dtype):
+    net, other = new_net().to(dtype), new_net(1)
+    result = reinitialization_robustness(net, [other], share)
+    whole = reinitialization_robustness(net, [other], share, reuse_activations=False)
+    for layer in LAYERS:
+        assert result.layers[layer].snapshots["0"] == pytest.approx(whole.layers[layer].snapshots["0"], abs=1e-6)
+    assert {value.dtype for value in net.parameters()} == {dtype}
+    assert {value.dtype for value in other.parameters()} == {torch.float32}
+
+
+def test_a_residual_net_has_the_same_table_with_and_without_reuse():
+    nets = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        nets.append(timm.create_model("resnet10t", num_classes=3, zero_init_last=False))
+        nets[-1].train()(torch.randn(8, 3, 32, 32))
+    images = torch.randn(6, 3, 32, 32)
+
+    def evaluate(model):
+        with torch.inference_mode():
+            return torch.cat([model(x) for x in images.split(4)]).softmax(-1)[:, 0].mean()
+
+    tables = [reinitialization_robustness(nets[0], nets[1:], evaluate, reuse_activations=reuse) for reuse in (1, 0)]
+    for name, layer in tables[0].layers.items():
+        assert layer.snapshots == pytest.approx(tables[1].layers[name].snapshots, abs=1e-6)
+        assert layer.snapshots["0"] != tables[0].accuracy
+
+
+def test_one_layer_one_snapshot_two_classes():
+    net, other = nn.Linear(4, 2), nn.Linear(4, 2)
+    x, y = torch.randn(10, 4), torch.randint(2, (10,))
+
+    def evaluate(model):
+        return (model(x).argmax(-1) == y).float().mean()
+
+    result = reinitialization_robustness(net, [other], evaluate)
+    assert result.layers == {"": LayerRobustness({"0": evaluate(other).item()})}
+    assert "(the model)" in str(result)
+
+
+@pytest.mark.parametrize("value", [91.3, -0.1, float("nan"), "much", None, torch.zeros(2)])
+def test_what_is_no_share_is_refused(value):
+    with pytest.raises(ValueError, match="evaluate must return the accuracy"):
+        reinitialization_robustness(new_net(), [new_net(1)], lambda model: value)
+
+
+@pytest.mark.parametrize("options", [{"num_random": -1}, {"max_cached_bytes": -1}])
+def test_negative_numbers_are_refused(options):
+    with pytest.raises(ValueError, match="cannot be negative"):
+        reinitialization_robustness(new_net(), [new_net(1)], share, **options)
+
+
+def test_batch_norms_of_a_model_that_is_not_seen_running_must_be_left_out():
+    net = new_net()
+    compiled = torch.compile(net, backend="eager")
+    with pytest.raises(ValueError, match="include_batch_norm=False"):
+        reinitialization_robustness(net, [new_net(1)], lambda model: share(compiled))
+    result = reinitialization_robustness(net, [new_net(1)], lambda model: share(compiled), include_batch_norm=False)
+    expected = reinitialization_robustness(net, [new_net(1)], share, include_batch_norm=False)
+    for layer in LAYERS:
+        assert result.layers[layer].snapshots == pytest.approx(expected.layers[layer].snapshots, abs=1e-6)
+
+
+def test_a_bar_says_what_is_done(capsys):
+    reinitialization_robustness(new_net(), [new_net(1)], share, progress=True)
+    assert "fc of 0" in capsys.readouterr().err
+
+
+@pytest.fixture
+def result():
+    layers = {
+        "stem": LayerRobustness({"0": 0.5, "5": 0.9}, [0.2, 0.4]),
+        "body": LayerRobustness({"0": 0.88, "5": 0.9}, [0.1, 0.3]),
+        "head": LayerRobustness({"0": 0.1, "5": 0.2}, [0.5, 0.5]),
+    }
+    return ReinitializationRobustness(0.9, layers, ["epoch-0003.safetensors"])
+
+
+def test_a_result_comes_back_from_a_file(result, tmp_path):
+    result.save(tmp_path / "result.json")
+    assert ReinitializationRobustness.load(tmp_path / "result.json") == result
+    stored = json.loads((tmp_path / "result.json").read_text())
+    assert stored["layers"]["stem"] == {
+        "snapshots": {"0": 0.5, "5": 0.9},
+        "random": {"mean": pytest.approx(0.3), "deviation": pytest.approx(0.2**0.5 / 10**0.5), "values": [0.2, 0.4]},
+    }
+
+
+def test_without_draws_there_is_no_mean():
+    layer = LayerRobustness({"0": 0.5})
+    stored = ReinitializationRobustness(0.9, {"fc": layer}).to_dict()
+    assert stored["layers"]["fc"]["random"] is None
+    assert ReinitializationRobustness.from_dict(stored).layers["fc"] == layer
+    assert LayerRobustness(random=[0.5]).random_deviation is None
+
+
+def test_critical_layers_are_those_whose_reset_costs_most(result):
+    assert result.critical_layers() == ["head", "stem"]
+    assert result.critical_layers(drop=0.5) == ["head"]
+    assert result.critical_layers(drop=0.01) == ["head", "stem", "body"]
+    draws = {name: LayerRobustness({}, layer.random) for name, layer in result.layers.items()}
+    assert ReinitializationRobustness(0.9, draws).critical_layers() == ["body", "stem", "head"]
+
+
+@pytest.mark.parametrize("count", [0, 2, 40])
+def test_the_table_is_no_wider_than_a_terminal(count):
+    layers = {
+        f"model.encoder.stages.{n}.layers.0.a_rather_long_name.of_a_convolution.{n}": LayerRobustness(
+            {str(epoch): 0.5 for epoch in range(count)}, [0.1, 0.2]
+        )
+        for n in range(9)
+    }
+    text = str(ReinitializationRobustness(0.9, layers, ["a" * 20] * 9))
+    assert max(map(len, text.splitlines())) <= 100
+    if count:
+        assert text.splitlines()[2 if count == 40 else 1].split()[-2] == str(count - 1)
+
+
+def test_the_table_says_in_words_what_is_critical(result):
+    assert "critical): head, stem" in str(result)
+    assert "no more than that: body" in str(result)
+
+
+def test_no_warning_without_a_cause():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        reinitialization_robustness(new_net(), [new_net(1)], share, num_random=1)

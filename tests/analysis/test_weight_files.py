@@ -1,0 +1,231 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetModel
+
+from hf_sphere.analysis import iterate_layers
+from hf_sphere.analysis.weight_files import open_tensors
+from hf_sphere.snapshot_files import save_snapshot
+
+
+def small_gpt2():
+    return GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=11, n_positions=6))
+
+
+def small_bert():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
+    return BertModel(BertConfig(**sizes, vocab_size=11, max_position_embeddings=6))
+
+
+def small_resnet():
+    return ResNetModel(ResNetConfig(embedding_size=4, hidden_sizes=[8, 8], depths=[1, 2], layer_type="basic"))
+
+
+def read(source, layers="all"):
+    return {layer.name: layer for layer in iterate_layers(source, layers, include_1x1=True)}
+
+
+def assert_same(found, expected, prefix=""):
+    assert found.keys() == {name.removeprefix(prefix) for name in expected}
+    for name, layer in expected.items():
+        same = found[name.removeprefix(prefix)]
+        assert (same.kind, same.dim) == (layer.kind, layer.dim)
+        assert torch.equal(same.weight, layer.weight)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write tensors to model.safetensors and return the folder."""
+
+    def write_tensors(tensors=None, config=None):
+        save_file(tensors or {"conv.weight": torch.randn(2, 3, 3, 3)}, tmp_path / "model.safetensors")
+        if config is not None:
+            (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return write_tensors
+
+
+@pytest.mark.parametrize("build", [small_bert, small_resnet])
+@pytest.mark.parametrize("max_shard_size", ["5GB", "3KB"])
+def test_files_have_the_layers_of_their_model(build, max_shard_size, tmp_path):
+    model = build()
+    model.save_pretrained(tmp_path, max_shard_size=max_shard_size)
+    assert (tmp_path / "model.safetensors.index.json").is_file() == (max_shard_size == "3KB")
+    assert_same(read(tmp_path), read(model))
+    assert_same(read(model.state_dict()), read(model))
+
+
+def test_the_linear_layers_of_gpt2_are_turned(tmp_path):
+    model = small_gpt2()
+    model.save_pretrained(tmp_path)
+    expected = read(model)
+    tied = expected.pop("lm_head")  # its weight is the embedding table, under whose name it is stored
+    assert tied.weight.shape == (11, 8)
+    assert "transformer.h.0.attn.c_proj" in expected  # square: told by what is beside it
+    assert_same(read(tmp_path), expected)
+
+
+def test_a_square_layer_is_taken_for_what_is_nearest():
+    turned = {"a.x.weight": torch.randn(2, 6), "a.x.bias": torch.randn(6)}
+    plain = {"b.x.weight": torch.randn(6, 2), "b.x.bias": torch.randn(6)}
+    square = {
+        f"{name}.y.{key}": torch.randn(*[4] * axes) for name in "abc" for key, axes in (("weight", 2), ("bias", 1))
+    }
+    layers = read({**turned, **plain, **square})
+    assert torch.equal(layers["a.y"].weight, square["a.y.weight"].T)
+    assert torch.equal(layers["b.y"].weight, square["b.y.weight"])
+    assert torch.equal(layers["c.y"].weight, square["c.y.weight"])
+    assert layers["a.x"].weight.shape == layers["b.x"].weight.shape == (6, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_layer"),
+    [
+        ("embeddings.word_embeddings", False),
+        ("model.embed_tokens", False),
+        ("wte", False),
+        ("shared", False),
+        ("decoder.relative_attention_bias", False),
+        ("embeddings_project", True),
+        ("embed_out", True),
+        ("patch_embed.proj", True),
+        ("lm_head", True),
+    ],
+)
+def test_embedding_tables_are_no_linear_layers(name, is_layer):
+    state = {f"{name}.weight": torch.randn(4, 3), "other.weight": torch.randn(2, 2)}
+    assert (name in read(state)) == is_layer
+
+
+def test_names_are_ordered_by_their_numbers(write):
+    folder = write({f"layers.{number}.weight": torch.randn(2, 2) for number in (10, 9, 1)})
+    assert list(read(folder)) == ["layers.1", "layers.9", "layers.10"]
+
+
+def test_a_bare_layer_has_no_name(write):
+    assert list(read(write(nn.Linear(2, 3).state_dict()))) == [""]
+
+
+def test_tied_tensors_of_a_state_dict_count_once():
+    weight = torch.randn(3, 3)
+    assert list(read({"first.weight": weight, "second.weight": weight, "third.weight": weight.clone()})) == [
+        "first",
+        "third",
+    ]
+
+
+def test_a_file_an_index_or_a_folder_may_be_given(tmp_path):
+    small_bert().save_pretrained(tmp_path, max_shard_size="3KB")
+    index = tmp_path / "model.safetensors.index.json"
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) == 2
+    assert read(tmp_path).keys() == read(index).keys() == read(str(index)).keys()
+    parts = [read(shard).keys() for shard in shards if any("dense" in name for name in open_tensors(shard))]
+    assert set().union(*parts) == read(index).keys()
+
+
+def test_what_is_nowhere_is_told_from_a_hub_id():
+    with pytest.raises(FileNotFoundError, match=r"neither a file nor a folder.*snapshot_download"):
+        read("timm/resnet18.a1_in1k")
+
+
+def test_pickled_weights_are_not_read(tmp_path):
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    for path in (tmp_path, tmp_path / "pytorch_model.bin"):
+        with pytest.raises(ValueError, match=r"pickled.*save_pretrained"):
+            read(path)
+
+
+def test_an_empty_folder_is_told(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no \*\.safetensors"):
+        read(tmp_path)
+
+
+def test_one_of_several_checkpoints_must_be_chosen(tmp_path):
+    for name in ("a", "b"):
+        save_file({"x.weight": torch.ones(2, 2)}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(ValueError, match=r"several checkpoints: a\.safetensors, b\.safetensors"):
+        read(tmp_path)
+    assert list(read(tmp_path / "a.safetensors")) == ["x"]
+
+
+def test_missing_shards_are_named(tmp_path):
+    small_bert().save_pretrained(tmp_path, max_shard_size="3KB")
+    gone = sorted(tmp_path.glob("*.safetensors"))[1]
+    gone.unlink()
+    with pytest.raises(FileNotFoundError, match=f"not there: {gone.name}"):
+        read(tmp_path)
+
+
+def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path):
+    small_bert().save_pretrained(tmp_path, max_shard_size="3KB")
+    index = tmp_path / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["pooler.other.weight"] = content["weight_map"]["pooler.dense.weight"]
+    index.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"pooler\.other\.weight is in model-.*, but it is not"):
+        read(index)
+    index.write_text("{}")
+    with pytest.raises(ValueError, match="no weight_map"):
+        read(index)
+    index.write_text("{")
+    with pytest.raises(ValueError, match="no JSON"):
+        read(index)
+
+
+@pytest.mark.parametrize("size", [0, 5, 200])
+def test_damaged_files_are_refused(write, size):
+    path = write() / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        read(path)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_quantised_tensors_are_refused(write, dtype):
+    folder = write({"conv.weight": torch.ones(2, 3, 3, 3), "fc.weight": torch.ones(4, 3).to(dtype)})
+    with pytest.raises(ValueError, match=r"fc\.weight is quantised"):
+        read(folder)
+    assert list(read(folder, "conv")) == ["conv"]
+
+
+def test_quantised_checkpoints_are_refused(write):
+    with pytest.raises(ValueError, match="quantization_config: bitsandbytes"):
+        read(write(config={"quantization_config": {"quant_method": "bitsandbytes"}}))
+    with pytest.raises(ValueError, match="fc is quantised"):
+        read({"fc.qweight": torch.ones(4, dtype=torch.int32), "conv.weight": torch.ones(1, 1, 3, 3)})
+
+
+@pytest.mark.parametrize("normalise", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
+def test_weights_in_parts_ask_for_the_model(normalise, write):
+    model = nn.Sequential(normalise(nn.Conv1d(2, 3, 3)))
+    with pytest.raises(ValueError, match=r"weight of 0 is stored in parts.*Give the model"):
+        read(write(model.state_dict()))
+    assert list(read(model)) == ["0"]
+
+
+def test_a_file_without_such_a_layer_is_told_what_it_has(write):
+    with pytest.raises(ValueError, match=r"has no linear layer; it has 1 convolution\. Choose layers='conv'"):
+        read(write(), "linear")
+
+
+def test_offloaded_tensors_are_refused():
+    with pytest.raises(ValueError, match="meta device"):
+        read(nn.Linear(2, 2, device="meta").state_dict())
+
+
+def test_other_sources_are_refused():
+    with pytest.raises(TypeError, match="got int"):
+        read(3)
+    with pytest.raises(ValueError, match="got the keys model"):
+        read({"model": {"fc.weight": torch.ones(2, 2)}})
+
+
+def test_layers_of_a_snapshot_come_in_the_order_of_the_model(tmp_path):
+    model = nn.ModuleDict({"stem": nn.Conv2d(3, 4, 3), "body": nn.Conv2d(4, 4, 3), "a_head": nn.Linear(4, 2)})
+    found = [layer.name for layer in iterate_layers(save_snapshot(model, tmp_path, 0), "all")]
+    assert found == ["stem", "body", "a_head"]
