@@ -33,6 +33,8 @@ bench: $(READY)  ## side-by-side measurements; tables here, JSON in benchmarks/r
 	$(RUN) benchmarks/vmf.py
 	$(RUN) benchmarks/retrieval.py
 	$(RUN) benchmarks/analogy.py
+	$(RUN) benchmarks/projections.py
+	$(RUN) benchmarks/reinitialization.py
 	$(RUN) benchmarks/import_time.py
 
 $(READY): pyproject.toml

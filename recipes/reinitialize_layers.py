@@ -277,7 +277,7 @@ class Cells(MutableMapping[str, float]):
 
 def report(result: ReinitializationRobustness, args: RobustnessArguments, output_dir: Path) -> None:
     """Print, write and draw."""
-    print(result)
+    print(result.table(args.drop))
     result.save(output_dir / "reinitialization.json")
     critical = result.critical_layers(args.drop)
     summary = {"model": args.model_name_or_path, "split": args.split, "accuracy": result.accuracy}

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from hf_sphere.analysis.layers import LayerSelection
 from hf_sphere.analysis.sources import LayerWeight, Source, open_layers
-from hf_sphere.snapshot_files import Snapshot, read_snapshot
+from hf_sphere.snapshot_files import Snapshot, find_snapshots
 
 
 @dataclass(frozen=True)
@@ -131,27 +131,25 @@ def distances_along_training(
         FileNotFoundError: If none is there, or the first one is not and `initial` was left out.
         ValueError: As `distance_from_initialization` does.
     """
-    paths = [Path(one.path if isinstance(one, Snapshot) else one) for one in snapshots]
-    missing = [path for path in paths if not path.is_file()]
-    if len(missing) == len(paths):
-        raise FileNotFoundError(f"none of the {len(paths)} snapshots is there{f', not {paths[0]}' if paths else ''}.")
+    found, missing = find_snapshots(snapshots)
+    if not found:
+        raise FileNotFoundError(f"none of the {len(missing)} snapshots is there: {', '.join(map(str, missing))}.")
     if initial is None:
-        if paths[0] in missing:
+        first = Path(snapshots[0].path if isinstance(snapshots[0], Snapshot) else snapshots[0])
+        if first in missing:
             raise FileNotFoundError(
-                f"{paths[0]} is not there, which the distances are to be measured from. Give `initial`: the model "
-                "before training, or another snapshot."
+                f"{first} is not there, which the distances are to be measured from. Give `initial`: the model before "
+                "training, or another snapshot."
             )
-        initial = paths[0]
+        initial = found[0]
     if missing:
-        names = ", ".join(str(path) for path in missing)
-        warnings.warn(f"{len(missing)} of {len(paths)} snapshots are not there: {names}.", stacklevel=2)
+        warnings.warn(f"snapshots that are not there are left out: {', '.join(map(str, missing))}.", stacklevel=2)
     distances = {}
-    for path in paths:
-        if path not in missing:
-            try:
-                distances[read_snapshot(path).epoch] = distance_from_initialization(path, initial, layers, include_1x1)
-            except ValueError as error:
-                raise ValueError(f"snapshot {path.name}: {error}") from error
+    for snapshot in found:
+        try:
+            distances[snapshot.epoch] = distance_from_initialization(snapshot, initial, layers, include_1x1)
+        except ValueError as error:
+            raise ValueError(f"snapshot {snapshot.path.name}: {error}") from error
     return distances
 
 

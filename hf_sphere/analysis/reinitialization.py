@@ -100,7 +100,6 @@ def reinitialization_robustness(
     norms = {path for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
     for weights in found:
         check_architecture(state, weights, [*modules, *(norms if include_batch_norm else ())])
-    draws = FreshWeights(model, seed, fresh, modules) if num_random else None
     draw_labels = [f"random{number}" for number in range(num_random)]
     columns: dict[str, Column] = {weights.label: partial(_same, weights) for weights in found}
     if num_random:

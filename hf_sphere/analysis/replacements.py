@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hf_sphere.analysis.swapping import named_tensors
 from hf_sphere.data.seeds import mix_seed
-from hf_sphere.snapshot_files import Snapshot, read_snapshot
+from hf_sphere.snapshot_files import Snapshot, find_snapshots
 
 SnapshotLike = Snapshot | str | PathLike | Mapping[str, Tensor] | nn.Module
 
@@ -69,12 +69,9 @@ def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[list[Weights], li
         elif isinstance(snapshot, Mapping):
             found.append(Weights(str(place), snapshot))
         elif isinstance(snapshot, Snapshot | str | PathLike):
-            path = Path(snapshot.path if isinstance(snapshot, Snapshot) else snapshot)
-            try:
-                epoch = read_snapshot(path).epoch
-                found.append(Weights(str(snapshot.epoch if isinstance(snapshot, Snapshot) else epoch), path))
-            except FileNotFoundError:
-                missing.append(str(path))
+            present, absent = find_snapshots([snapshot])
+            found += [Weights(str(one.epoch), one.path) for one in present]
+            missing += map(str, absent)
         else:
             raise TypeError(
                 f"a snapshot is a Snapshot, a path, a state dict or a module; got a {type(snapshot).__name__}."

@@ -93,7 +93,16 @@ class ReinitializationRobustness:
         return cls.from_dict(json.loads(Path(path).read_text()))
 
     def __str__(self) -> str:
-        """A line a layer, a column a snapshot; of many snapshots those that fit, the first and the last among them."""
+        return self.table()
+
+    def table(self, drop: float = 0.05) -> str:
+        """Return a line a layer, a column a snapshot, and in words which layers are critical.
+
+        Of many snapshots those are shown that fit, the first and the last among them.
+
+        Args:
+            drop: As of `critical_layers`.
+        """
         labels = list(next(iter(self.layers.values())).snapshots)
         random = any(layer.random for layer in self.layers.values())
         name_width = min(max(len("layer"), *(len(_name(name)) for name in self.layers)), WIDTH // 2)
@@ -113,11 +122,11 @@ class ReinitializationRobustness:
             if layer.random_deviation is not None:
                 cells += f" ± {layer.random_deviation:.4f}"
             lines.append(f"{_shorten(_name(name), name_width):<{name_width}}{cells}")
-        critical = self.critical_layers()
+        critical = self.critical_layers(drop)
         others = [_name(name) for name in self.layers if name not in critical]
         reset = f"snapshot {labels[0]}" if labels else "fresh random weights"
         for what, names in (
-            (f"lose more than 0.05 with {reset} (critical)", [_name(name) for name in critical]),
+            (f"lose more than {drop:g} with {reset} (critical)", [_name(name) for name in critical]),
             ("lose no more than that", others),
         ):
             lines += textwrap.wrap(f"{what}: {', '.join(names) or 'none'}", WIDTH, subsequent_indent="  ")
