@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from accelerate import Accelerator
 from torch import nn
 
@@ -104,6 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print, write and draw."""
     args, data_args = parse_arguments((RobustnessArguments, ImageSourceArguments), argv, __doc__ or "")
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    transformers.utils.logging.disable_progress_bar()  # one bar is enough: that of the layers
     try:
         measure(args, data_args)
     except KeyboardInterrupt:

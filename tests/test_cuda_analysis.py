@@ -1,0 +1,53 @@
+import pytest
+import timm
+import torch
+
+from hf_sphere.analysis import distance_from_initialization, projection_statistics, reinitialization_robustness
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return timm.create_model("vgg11_cifar", hidden=0, num_classes=10, in_chans=3).eval()
+
+
+def test_statistics_of_a_model_on_the_device_are_those_of_its_copy_on_the_cpu(model):
+    on_cpu = projection_statistics(model, "all")
+    assert projection_statistics(model.cuda(), "all") == on_cpu
+
+
+def test_half_precision_on_the_device_is_read_as_it_is(model):
+    model = model.half()
+    on_cpu = projection_statistics(model)
+    assert projection_statistics(model.cuda()) == on_cpu
+
+
+def test_a_distance_may_be_from_the_cpu_to_the_device(model):
+    initial = {name: value.clone() for name, value in model.state_dict().items()}
+    distances = distance_from_initialization(model.cuda(), initial)
+    assert all(layer.l2 == 0 for layer in distances.layers.values())
+
+
+@pytest.mark.parametrize("budget", [2**31, 2**22])
+def test_layers_put_back_on_the_device_cost_the_same_with_and_without_reuse(model, budget):
+    model = model.cuda()
+    torch.manual_seed(1)
+    images = torch.randn(200, 3, 32, 32, device="cuda")
+    with torch.inference_mode():
+        labels = torch.cat([model(batch).argmax(-1) for batch in images.split(64)])
+    snapshot = timm.create_model("vgg11_cifar", hidden=0, num_classes=10, in_chans=3).state_dict()
+
+    @torch.inference_mode()
+    def accuracy(net):
+        pairs = zip(images.split(64), labels.split(64), strict=True)
+        return float(sum((net(x).argmax(-1) == y).sum() for x, y in pairs) / len(labels))
+
+    options = {"layers": "conv", "num_random": 1, "max_cached_bytes": budget}
+    reused = reinitialization_robustness(model, [snapshot], accuracy, **options)
+    whole = reinitialization_robustness(model, [snapshot], accuracy, reuse_activations=False, **options)
+    assert reused.accuracy == whole.accuracy == 1.0
+    for name, layer in reused.layers.items():
+        assert layer.snapshots["0"] == pytest.approx(whole.layers[name].snapshots["0"], abs=0.01)
+        assert layer.random == pytest.approx(whole.layers[name].random, abs=0.01)
