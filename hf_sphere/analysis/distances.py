@@ -1,6 +1,5 @@
 """How far the filters of each layer went from their initialisation."""
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hf_sphere.analysis.layers import LayerSelection
+from hf_sphere.analysis.saved_results import SavedResult
 from hf_sphere.analysis.sources import LayerWeight, Source, open_layers
 from hf_sphere.snapshot_files import Snapshot, find_snapshots
 
@@ -29,7 +29,7 @@ class LayerDistance:
 
 
 @dataclass(frozen=True, repr=False)
-class Distances:
+class Distances(SavedResult):
     """Distances of all layers. `str()` of it is a table.
 
     Attributes:
@@ -64,19 +64,6 @@ class Distances:
             return cls({name: LayerDistance(**layer) for name, layer in content["layers"].items()})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"these are no distances as to_dict returns them: {error!r}.") from error
-
-    def save(self, path: str | PathLike) -> None:
-        """Write JSON, without loss."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: str | PathLike) -> Self:
-        """Read what `save` wrote.
-
-        Raises:
-            ValueError: If it is something else.
-        """
-        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
 
 
 def distance_from_initialization(

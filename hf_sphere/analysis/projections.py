@@ -4,12 +4,9 @@ After Gamba, Carlsson, Azizpour, Bjorkman, "Hyperplane Arrangements of Trained C
 trained networks are biased to negative projections, those of random ones are not.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from os import PathLike
-from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -25,6 +22,7 @@ from hf_sphere.analysis.null_distribution import (
     sign_test,
 )
 from hf_sphere.analysis.projection_table import projection_table
+from hf_sphere.analysis.saved_results import SavedResult
 from hf_sphere.analysis.sources import LayerWeight, Source, iterate_layers
 
 
@@ -90,7 +88,7 @@ Kind = TypeVar("Kind", bound=Projections)
 
 
 @dataclass(frozen=True, repr=False)
-class ProjectionStatistics:
+class ProjectionStatistics(SavedResult):
     """Projections of all layers of a network. `str()` of it is a table.
 
     Attributes:
@@ -150,19 +148,6 @@ class ProjectionStatistics:
             return cls(bool(content["normalized"]), layers, _parsed(Projections, content["net"]))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"these are no projection statistics as to_dict returns them: {error!r}.") from error
-
-    def save(self, path: str | PathLike) -> None:
-        """Write JSON, without loss."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: str | PathLike) -> Self:
-        """Read what `save` wrote.
-
-        Raises:
-            ValueError: If it is something else.
-        """
-        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
 
 
 def projection_statistics(

@@ -1,13 +1,12 @@
 """Accuracies of a model with one of its layers put back to other weights, as a table."""
 
-import json
 import statistics
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from os import PathLike
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from hf_sphere.analysis.saved_results import SavedResult
 
 WIDTH = 100
 """Columns of the printed table."""
@@ -44,7 +43,7 @@ class LayerRobustness:
 
 
 @dataclass(frozen=True)
-class ReinitializationRobustness:
+class ReinitializationRobustness(SavedResult):
     """What the layers' own weights are worth; prints as a table.
 
     Attributes:
@@ -75,22 +74,20 @@ class ReinitializationRobustness:
         return {"accuracy": self.accuracy, "layers": layers, "missing": self.missing}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "ReinitializationRobustness":
-        """Make it of what `to_dict` gave."""
-        layers = {
-            name: LayerRobustness(dict(layer["snapshots"]), list((layer["random"] or {"values": []})["values"]))
-            for name, layer in values["layers"].items()
-        }
-        return cls(values["accuracy"], layers, list(values["missing"]))
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """Make it of what `to_dict` returned.
 
-    def save(self, path: str | PathLike) -> None:
-        """Write a JSON file."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n")
-
-    @classmethod
-    def load(cls, path: str | PathLike) -> "ReinitializationRobustness":
-        """Read a file that `save` wrote."""
-        return cls.from_dict(json.loads(Path(path).read_text()))
+        Raises:
+            ValueError: If something is missing.
+        """
+        try:
+            layers = {
+                name: LayerRobustness(dict(layer["snapshots"]), list((layer["random"] or {"values": []})["values"]))
+                for name, layer in content["layers"].items()
+            }
+            return cls(content["accuracy"], layers, list(content["missing"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"this is no robustness as to_dict returns it: {error!r}.") from error
 
     def __str__(self) -> str:
         return self.table()
