@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import snapshot_download
 from torch import nn
 
@@ -44,12 +45,13 @@ class Classifier:
     std: list[float]
 
 
-def find_weights(name: str, *, random_weights: bool = False) -> nn.Module | Path:
+def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> nn.Module | Path:
     """Find the weights that a name stands for, without building a model where a file has them.
 
     Args:
         name: See the module.
         random_weights: Take a model of timm or torchvision with its random initialisation.
+        seed: Seed of that.
 
     Returns:
         A file or folder of safetensors, or a model of timm or torchvision.
@@ -60,13 +62,13 @@ def find_weights(name: str, *, random_weights: bool = False) -> nn.Module | Path
     """
     library, _, inner = name.partition(":")
     if library in LIBRARIES and inner:
-        return _build(library, inner, pretrained=not random_weights)[0]
+        return _build(library, inner, pretrained=not random_weights, seed=seed)[0]
     if random_weights:
         raise ValueError(f"random weights are for timm:<name> and torchvision:<name>; got {name}.")
     if Path(name).exists():
         return Path(name)
     try:
-        return Path(snapshot_download(name, allow_patterns=_WEIGHT_FILES))
+        return Path(snapshot_download(name, allow_patterns=_WEIGHT_FILES, ignore_patterns=["*/*"]))
     except (OSError, ValueError) as error:  # no such repository, no network, no name of the Hub
         raise FileNotFoundError(
             f"{name} is no file or folder here, and not to be had from the Hub ({_first_line(error)}). Give a file or "
@@ -74,12 +76,13 @@ def find_weights(name: str, *, random_weights: bool = False) -> nn.Module | Path
         ) from error
 
 
-def load_classifier(name: str, *, random_weights: bool = False) -> Classifier:
+def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -> Classifier:
     """Load an image classifier with what its preprocessing says.
 
     Args:
         name: See the module; of the Hub and of folders, what `AutoModelForImageClassification` loads.
-        random_weights: Start from the random initialisation of a model of timm or torchvision.
+        random_weights: Take a model of timm or torchvision with its random initialisation.
+        seed: Seed of that.
 
     Raises:
         ValueError: If there is no such model.
@@ -87,13 +90,16 @@ def load_classifier(name: str, *, random_weights: bool = False) -> Classifier:
     """
     library, _, inner = name.partition(":")
     if library in LIBRARIES and inner:
-        model, about = _build(library, inner, pretrained=not random_weights)
+        model, about = _build(library, inner, pretrained=not random_weights, seed=seed)
         return Classifier(model.eval(), lambda: _build(library, inner, pretrained=False)[0], **about)
     if random_weights:
         raise ValueError(f"random weights are for timm:<name> and torchvision:<name>; got {name}.")
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-    model = AutoModelForImageClassification.from_pretrained(name).eval()
+    try:
+        model = AutoModelForImageClassification.from_pretrained(name).eval()
+    except RuntimeError as error:  # weights of another kind of model
+        raise ValueError(f"{name} cannot be loaded as an image classifier: {_first_line(error)}.") from error
     processor = AutoImageProcessor.from_pretrained(name)
     about = _from_timm(processor.data_config) if hasattr(processor, "data_config") else _from_processor(processor)
     about["num_channels"] = getattr(model.config, "num_channels", about["num_channels"])
@@ -105,9 +111,17 @@ def file_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", Path(name).name if Path(name).exists() else name).strip("-.") or "model"
 
 
-def _build(library: str, name: str, *, pretrained: bool) -> tuple[nn.Module, dict[str, Any]]:
-    """Build a model of a library, and say how many classes it has and how it wants its images."""
-    return (_build_timm if library == "timm" else _build_torchvision)(name, pretrained)
+def _build(library: str, name: str, *, pretrained: bool, seed: int | None = None) -> tuple[nn.Module, dict[str, Any]]:
+    """Build a model of a library, and say how many classes it has and how it wants its images.
+
+    Random weights are drawn by the seed, or without one by the caller's random state.
+    """
+    build = _build_timm if library == "timm" else _build_torchvision
+    if seed is None:
+        return build(name, pretrained)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build(name, pretrained)
 
 
 def _build_timm(name: str, pretrained: bool) -> tuple[nn.Module, dict[str, Any]]:

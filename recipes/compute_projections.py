@@ -25,11 +25,12 @@ from hf_sphere.analysis import (
     distance_from_initialization,
     projection_statistics,
 )
-from hf_sphere.analysis.projection_table import SIGNIFICANT
+from hf_sphere.analysis.null_distribution import is_significant
 from hf_sphere.model_sources import file_name, find_weights, load_classifier
-from hf_sphere.snapshot_files import find_snapshots, list_snapshots
-from hf_sphere.training import claim_output_dir, parse_arguments
-from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE, check_output_dir
+from hf_sphere.snapshot_files import Snapshot, find_snapshots, list_snapshots
+from hf_sphere.training import parse_arguments
+from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
+from hf_sphere.training.results_folders import check_results_dir, claim_results_dir
 from hf_sphere.training.run import run_recipe, write_json
 from hf_sphere.visualization import (
     plot_projection_histograms,
@@ -41,6 +42,12 @@ logger = logging.getLogger(__name__)
 
 NOTED = ("backbone", "dataset_name", "seed", "label_noise", "shuffled_pixels", "sample_classes", "corruption_seed")
 """Settings of a training run that are noted beside the results."""
+
+
+SUFFIXES = (".png", ".svg")
+PICTURES = [f"{name}{suffix}" for name in ("masses", "histograms", "along_training") for suffix in SUFFIXES]
+FILES = ["projections.json", "training.json", "stages.json", RESULTS_FILE, *PICTURES]
+"""All that may be written."""
 
 
 @dataclass
@@ -76,71 +83,81 @@ class ProjectionArguments:
     random_weights: bool = field(
         default=False, metadata={"help": "Take the random initialisation of a model of timm or torchvision."}
     )
+    seed: int = field(default=0, metadata={"help": "Seed of this."})
     disable_tqdm: bool = field(default=False, metadata={"help": "Show no progress bar."})
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Compute, print, write and draw."""
     (args,) = parse_arguments((ProjectionArguments,), argv, __doc__ or "")
-    source = find_weights(args.model_name_or_path, random_weights=args.random_weights)
-    output_dir = Path(args.output_dir or f"outputs/projections/{file_name(args.model_name_or_path)}")
-    check_output_dir(output_dir, overwrite=args.overwrite_output_dir, resume=False)
-    training = follow(args, source)
-    last = training["epochs"][-1]
-    statistics = ProjectionStatistics.from_dict(last["projections"])
-    stages = by_stage(args, statistics, last.get("distances")) if args.by_stage else None
-
-    claim_output_dir(output_dir, overwrite=args.overwrite_output_dir, resume=False)
-    print(statistics)
-    if "distances" in last:
-        print(f"\nDistance from the initialisation\n{Distances.from_dict(last['distances'])}")
-    statistics.save(output_dir / "projections.json")
-    if len(training["epochs"]) > 1:
-        write_json(output_dir / "training.json", training)
-    if stages is not None:
-        write_json(output_dir / "stages.json", stages)
-    draw(args, training, output_dir)
-    write_json(
-        output_dir / RESULTS_FILE, {"model": args.model_name_or_path, **training["metadata"], **sums(statistics)}
-    )
-    print(f"\nResults in {output_dir}")
-
-
-def follow(args: ProjectionArguments, source: nn.Module | Path) -> dict[str, Any]:
-    """Statistics of every snapshot, or of the model alone where there are none, beside what the run says of itself."""
-    if args.snapshots is not None:
-        snapshots, missing = find_snapshots(args.snapshots)
-        if missing:
-            logger.warning("Snapshots that are not there are left out: %s.", ", ".join(map(str, missing)))
-        if not snapshots:
-            raise FileNotFoundError(f"none of the snapshots is there: {', '.join(args.snapshots)}.")
-    else:
-        snapshots = list_snapshots(source) if isinstance(source, Path) and source.is_dir() else []
+    name = args.model_name_or_path
+    output_dir = Path(args.output_dir or f"outputs/projections/{file_name(name)}")
+    check_results_dir(output_dir, overwrite=args.overwrite_output_dir)
+    source: Any = find_weights(name, random_weights=args.random_weights, seed=args.seed)
+    snapshots = snapshots_of(args, source)
     initial: Any = next((one for one in snapshots if one.epoch == 0), None)
     if args.initial_model is not None:
         initial = find_weights(args.initial_model)
+    if snapshots and not has_weights(source):
+        source = snapshots[-1]
+        print(f"{name} has no model yet; this is its snapshot of epoch {source.epoch}.\n")
+    result = measure(args, source, initial)
+    metadata, accuracies = read_run(Path(name))
+    bar = tqdm(snapshots, unit="snapshot", disable=args.disable_tqdm)
+    entries = [{"epoch": one.epoch, **accuracies.get(one.epoch, {}), **measure(args, one, initial)} for one in bar]
+    statistics = ProjectionStatistics.from_dict(result["projections"])
+    stages = by_stage(args, statistics, result.get("distances")) if args.by_stage else None
+
+    claim_results_dir(output_dir, FILES, overwrite=args.overwrite_output_dir)
+    print(statistics)
+    if "distances" in result:
+        print(f"\nDistance from the initialisation\n{Distances.from_dict(result['distances'])}")
+    statistics.save(output_dir / "projections.json")
+    training = {"metadata": metadata, "epochs": entries}
+    if len(entries) > 1:
+        write_json(output_dir / "training.json", training)
+    if stages is not None:
+        write_json(output_dir / "stages.json", stages)
+    draw(args, result["projections"], training, output_dir)
+    write_json(output_dir / RESULTS_FILE, {"model": name, **metadata, **sums(statistics)})
+    print(f"\nResults in {output_dir}")
+
+
+def snapshots_of(args: ProjectionArguments, source: nn.Module | Path) -> list[Snapshot]:
+    """The snapshots that were named, else those that the run has kept."""
+    if args.snapshots is None:
+        return list_snapshots(source) if isinstance(source, Path) and source.is_dir() else []
+    snapshots, missing = find_snapshots(args.snapshots)
+    if missing:
+        logger.warning("Snapshots that are not there are left out: %s.", ", ".join(map(str, missing)))
+    if not snapshots:
+        raise FileNotFoundError(f"none of the snapshots is there: {', '.join(args.snapshots)}.")
+    return snapshots
+
+
+def has_weights(source: nn.Module | Path) -> bool:
+    """Whether there is a model, and not only snapshots on the way to one."""
+    return not isinstance(source, Path) or source.is_file() or any(source.glob("*.safetensors*"))
+
+
+def measure(args: ProjectionArguments, source: Any, initial: Any) -> dict[str, Any]:
+    """Statistics of some weights, and their distances from the initial ones if those are known."""
     chosen = {"layers": args.layers, "include_1x1": args.include_1x1}
-    metadata, accuracies = read_run(source)
-    steps: list[tuple[int | None, Any]] = [(one.epoch, one) for one in snapshots] or [(None, source)]
-    entries = []
-    for epoch, weights in tqdm(steps, unit="snapshot", disable=args.disable_tqdm or len(steps) == 1):
-        entry: dict[str, Any] = {"epoch": epoch, **accuracies.get(epoch, {})}
-        entry["projections"] = projection_statistics(weights, normalize=args.normalize, **chosen).to_dict()
-        if initial is not None:
-            entry["distances"] = distance_from_initialization(weights, initial, **chosen).to_dict()
-        entries.append(entry)
-    return {"metadata": metadata, "epochs": entries}
+    result = {"projections": projection_statistics(source, normalize=args.normalize, **chosen).to_dict()}
+    if initial is not None:
+        result["distances"] = distance_from_initialization(source, initial, **chosen).to_dict()
+    return result
 
 
-def read_run(source: nn.Module | Path) -> tuple[dict[str, Any], dict[int | None, dict[str, float]]]:
-    """What the folder of a run says of itself, and the accuracies after each epoch; nothing for other sources."""
-    if not isinstance(source, Path) or not (source / RUN_FILE).is_file():
+def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
+    """What the folder of a run says of itself, and the accuracies after each epoch; nothing of other models."""
+    if not (folder / RUN_FILE).is_file():
         return {}, {}
-    settings = json.loads((source / RUN_FILE).read_text(encoding="utf-8"))
+    settings = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
     metadata = {name: settings[name] for name in NOTED if settings.get(name) is not None}
-    accuracies: dict[int | None, dict[str, float]] = {}
-    if (source / RESULTS_FILE).is_file():
-        for entry in json.loads((source / RESULTS_FILE).read_text(encoding="utf-8"))["history"]:
+    accuracies: dict[int, dict[str, float]] = {}
+    if (folder / RESULTS_FILE).is_file():
+        for entry in json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))["history"]:
             found = {"train_accuracy": entry.get("train_accuracy")}
             found["eval_accuracy"] = entry.get("eval_accuracy", entry.get("validation_accuracy"))
             accuracies[entry["epoch"]] = {name: value for name, value in found.items() if value is not None}
@@ -150,34 +167,38 @@ def read_run(source: nn.Module | Path) -> tuple[dict[str, Any], dict[int | None,
 def by_stage(
     args: ProjectionArguments, statistics: ProjectionStatistics, distances: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The results under stage and block, from the names of layers or else from the model."""
+    """The results under stage and block: of the model, which knows where it pools, or else of the names of layers."""
     try:
-        filed = statistics.by_stage()
-    except ValueError as unknown:  # where poolings are is not in the weights
-        try:
-            model = load_classifier(args.model_name_or_path).model
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{unknown} And no model can be built of {args.model_name_or_path}: {error}") from error
+        model = load_classifier(args.model_name_or_path, random_weights=args.random_weights, seed=args.seed).model
         statistics = projection_statistics(model, args.layers, args.normalize, args.include_1x1)
-        filed = statistics.by_stage()
+    except (OSError, ValueError) as error:
+        if any(layer.stage is None for layer in statistics.layers.values()):
+            raise ValueError(
+                f"the stages are not in the names of the layers, and no model can be built of "
+                f"{args.model_name_or_path}: {error}"
+            ) from error
+    filed = statistics.by_stage()
     for name, layer in statistics.layers.items():
-        if distances is not None:
-            distance = distances["layers"][name]
+        # A file may leave out the start of a module's path.
+        fits = (d for other, d in (distances or {"layers": {}})["layers"].items() if f".{name}".endswith(f".{other}"))
+        for distance in fits:
             filed[str(layer.stage)][str(layer.block)] |= {"l2_dist": distance["l2"], "l_inf_dist": distance["l_inf"]}
     return filed
 
 
-def draw(args: ProjectionArguments, training: Mapping[str, Any], output_dir: Path) -> None:
+def draw(
+    args: ProjectionArguments, projections: Mapping[str, Any], training: Mapping[str, Any], output_dir: Path
+) -> None:
     """Draw what there is, each as PNG and SVG."""
     title = Path(args.model_name_or_path).name
-    last = training["epochs"][-1]["projections"]
-    shown = training if len(training["epochs"]) > 1 else last
+    followed = len(training["epochs"]) > 1
     try:
-        for suffix in (".png", ".svg"):
-            plot_projection_masses(last, title=title, path=output_dir / f"masses{suffix}")
+        for suffix in SUFFIXES:
+            plot_projection_masses(projections, title=title, path=output_dir / f"masses{suffix}")
             if args.normalize:
+                shown = training if followed else projections
                 plot_projection_histograms(shown, title=title, path=output_dir / f"histograms{suffix}")
-            if shown is training:
+            if followed:
                 plot_projections_along_training(training, title=title, path=output_dir / f"along_training{suffix}")
     except ImportError as error:
         print(f"no picture: {error}")
@@ -186,10 +207,12 @@ def draw(args: ProjectionArguments, training: Mapping[str, Any], output_dir: Pat
 def sums(statistics: ProjectionStatistics) -> dict[str, Any]:
     """The network as a whole, and how many of its layers are biased."""
     net = statistics.net
-    p_values = [layer.sign_p_value_adjusted for layer in statistics.layers.values()]
+    sign = {name for name, one in statistics.layers.items() if is_significant(one.sign_p_value_adjusted)}
+    ks = {name for name, one in statistics.layers.items() if is_significant(one.ks_p_value_adjusted)}
     return {
         "num_layers": len(statistics.layers),
-        "num_layers_biased": sum(p is not None and p < SIGNIFICANT for p in p_values),
+        "num_layers_biased": len(sign),
+        "num_layers_unlike_isotropic": len(sign | ks),
         "num_filters": net.num_filters,
         "num_dead": net.num_dead,
         "mean": net.mean,

@@ -6,15 +6,16 @@ python recipes/reinitialize_layers.py --model_name_or_path timm:resnet18.a1_in1k
 
 One layer at a time gets its weights of each snapshot of the run, and fresh random ones; the others stay trained. Data
 and snapshots of a run are found in its folder; other models are named as for `compute_projections.py`, and have no
-snapshots but random weights. Writes `reinitialization.json`, `all_results.json` and the heat map as PNG and SVG.
-Stopped by Ctrl-C, the same command goes on.
+snapshots but random weights; their images are stretched to the size that they want, without a crop. Writes
+`reinitialization.json`, `all_results.json` and the heat map as PNG and SVG. Stopped by Ctrl-C, the same command goes
+on.
 """
 
 import hashlib
 import json
 import logging
 import sys
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -34,15 +35,20 @@ from hf_sphere.training import (
     ImageDataArguments,
     ImageSourceArguments,
     TrainingArguments,
-    claim_output_dir,
     parse_arguments,
 )
-from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE, holds_same_run
+from hf_sphere.training.arguments import named_arguments
+from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
 from hf_sphere.training.image_run import load_data
+from hf_sphere.training.results_folders import check_results_dir, claim_results_dir, holds_same_run
 from hf_sphere.training.run import run_recipe, write_json
 from hf_sphere.visualization import plot_reinitialization
 
 CELLS_FILE = "cells.jsonl"
+TABLE_FILE = "reinitialization.json"
+PICTURES = ("reinitialization.png", "reinitialization.svg")
+FILES = (CELLS_FILE, TABLE_FILE, *PICTURES, RESULTS_FILE, RUN_FILE)
+"""All that may be written."""
 FREE_TO_CHANGE = {
     *("output_dir", "overwrite_output_dir", "drop", "batch_size", "reuse_activations", "cached_gigabytes"),
     *("disable_tqdm", "cache_dir", "dataloader_num_workers"),
@@ -71,7 +77,7 @@ class RobustnessArguments:
             "they had there, or those held out."
         },
     )
-    max_samples: int | None = field(default=None, metadata={"help": "Measure on the first so many of them."})
+    max_samples: int | None = field(default=None, metadata={"help": "Measure on so many of them, drawn at random."})
     layers: Literal["conv", "linear", "all"] = field(default="all", metadata={"help": "Which kinds of layers."})
     include_1x1: bool = field(default=True, metadata={"help": "Convolutions whose kernel is one point as well."})
     include_batch_norm: bool = field(
@@ -81,8 +87,8 @@ class RobustnessArguments:
         default=None, metadata={"help": "Files of snapshots of the model; those in the run's folder if not set."}
     )
     num_random: int = field(default=1, metadata={"help": "Draws of fresh random weights of each layer."})
-    seed: int | None = field(
-        default=None, metadata={"help": "Seed of these, and of the choice of images; that of the run if not set."}
+    seed: int = field(
+        default=0, metadata={"help": "Seed of these draws, and of the choice of images for a model that is of no run."}
     )
     drop: float = field(
         default=0.05, metadata={"help": "A layer is critical if putting it back costs more accuracy than this."}
@@ -107,73 +113,102 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     transformers.utils.logging.disable_progress_bar()  # one bar is enough: that of the layers
     try:
-        measure(args, data_args)
+        measure(args, data_args, given=named_arguments(argv))
     except KeyboardInterrupt:
-        print("\nStopped. What is finished is kept: the same command goes on from here.", file=sys.stderr)
+        command = "the same command" + (" without --overwrite_output_dir" if args.overwrite_output_dir else "")
+        print(f"\nStopped. What is finished is kept: {command} goes on from here.", file=sys.stderr)
         sys.exit(130)
 
 
-def measure(args: RobustnessArguments, data_args: ImageSourceArguments) -> None:
+def measure(args: RobustnessArguments, data_args: ImageSourceArguments, given: set[str]) -> None:
     """Put every layer back to everything, and write what that costs."""
-    run = Path(args.model_name_or_path)
     output_dir = Path(args.output_dir or f"outputs/reinitialization/{file_name(args.model_name_or_path)}")
+    check_results_dir(output_dir, overwrite=args.overwrite_output_dir, resume=True)
     accelerator = Accelerator()
     if accelerator.num_processes > 1:
         raise ValueError(
             f"this recipe runs in one process, and was started in {accelerator.num_processes}: use python."
         )
+    run = find_run(args.model_name_or_path)
     classifier = load_classifier(args.model_name_or_path)
-    adopt(args, data_args, classifier)
-    snapshots = args.snapshots if args.snapshots is not None else [one.path for one in list_snapshots(run)]
-    settings = asdict(data_args) | asdict(args)
+    seed = adopt(args, data_args, run, classifier, given)
+    kept = run or Path(args.model_name_or_path)
+    snapshots = args.snapshots or [one.path for one in (list_snapshots(kept) if kept.is_dir() else [])]
+    settings = asdict(data_args) | asdict(args) | {"data_seed": seed}
     settings["weights"] = digest_weights(classifier.model, [_digest(Path(path)) for path in snapshots])
     goes_on = holds_same_run(output_dir, settings, free=FREE_TO_CHANGE, overwrite=args.overwrite_output_dir)
-    batches = load_batches(args, data_args, accelerator)
-    if int(batches.labels.max()) >= classifier.num_classes:
+    batches = load_batches(args, data_args, seed, accelerator)
+    lowest, highest = int(batches.labels.min()), int(batches.labels.max())
+    if lowest < 0:
+        raise ValueError(f"the images of {data_args.dataset_name} have no labels, so there is no accuracy to measure.")
+    if highest >= classifier.num_classes:
         raise ValueError(
-            f"the images have labels up to {int(batches.labels.max())}, but {args.model_name_or_path} has "
-            f"{classifier.num_classes} classes; name the data that it was trained for with --dataset_name."
+            f"the images have labels up to {highest}, but {args.model_name_or_path} has {classifier.num_classes} "
+            "classes; name the data that it was trained for with --dataset_name."
         )
-    claim_output_dir(output_dir, overwrite=args.overwrite_output_dir, resume=goes_on)
-    if not goes_on:
-        (output_dir / CELLS_FILE).unlink(missing_ok=True)
-    write_json(output_dir / RUN_FILE, settings)
+    accuracy = Accuracy(batches, args.max_samples)
+    images = f"{accuracy.num_images:,} images of {data_args.dataset_name}, {args.split}"
+    print(f"measuring on {images}")
+
+    def begin() -> None:
+        claim_results_dir(output_dir, FILES, overwrite=args.overwrite_output_dir, resume=goes_on)
+        write_json(output_dir / RUN_FILE, settings)
 
     result = reinitialization_robustness(
         classifier.model.to(accelerator.device),
         snapshots,
-        Accuracy(batches, args.max_samples),
+        accuracy,
         layers=args.layers,
         include_1x1=args.include_1x1,
         include_batch_norm=args.include_batch_norm,
         num_random=args.num_random,
-        seed=args.seed or 0,
+        seed=args.seed,
         fresh=classifier.fresh,
         reuse_activations=args.reuse_activations,
         max_cached_bytes=int(args.cached_gigabytes * 2**30),
-        finished=Cells(output_dir / CELLS_FILE),
+        finished=Cells(output_dir / CELLS_FILE, begin, read=goes_on),
         progress=not args.disable_tqdm,
     )
-    report(result, args, output_dir)
+    report(result, args, images, output_dir)
 
 
-def adopt(args: RobustnessArguments, data_args: ImageSourceArguments, classifier: Classifier) -> None:
-    """Take what is not said from the run that trained the model, and from the model."""
-    noted = Path(args.model_name_or_path) / RUN_FILE
-    run = json.loads(noted.read_text(encoding="utf-8")) if noted.is_file() else {}
+def find_run(model: str) -> Path | None:
+    """The folder of the run that a model is of: its own, or that around `best` or a checkpoint."""
+    path = Path(model)
+    return next((folder for folder in (path, path.parent) if (folder / RUN_FILE).is_file()), None)
+
+
+def adopt(
+    args: RobustnessArguments,
+    data_args: ImageSourceArguments,
+    run: Path | None,
+    classifier: Classifier,
+    given: set[str],
+) -> int:
+    """Take what is not given from the run that trained the model, and from the model; return the images' seed."""
+    settings: dict[str, Any] = {}
+    if run is not None:
+        settings = json.loads((run / RUN_FILE).read_text(encoding="utf-8"))
+        if "train_classes" in settings or "value_column_name" in settings:
+            raise ValueError(f"{run} is no run of train_image_classification.py, and what it learnt has no accuracy.")
+    elif "dataset_name" not in given:
+        raise ValueError("the model is not in the folder of a run, so name its images with --dataset_name.")
     for one in fields(data_args):
-        if one.name in run and getattr(data_args, one.name) in (one.default, {}):
-            setattr(data_args, one.name, run[one.name])
-    args.seed = run.get("seed", 0) if args.seed is None else args.seed
+        if one.name in settings and one.name not in given:
+            setattr(data_args, one.name, settings[one.name])
     data_args.image_size = data_args.image_size or list(classifier.image_size)
     data_args.num_channels = data_args.num_channels or classifier.num_channels
     data_args.image_mean = data_args.image_mean or classifier.mean
     data_args.image_std = data_args.image_std or classifier.std
+    return settings.get("seed", args.seed)
 
 
-def load_batches(args: RobustnessArguments, data_args: ImageSourceArguments, accelerator: Accelerator) -> ImageBatches:
-    """Load the images to measure on as the run saw them."""
+def load_batches(
+    args: RobustnessArguments, data_args: ImageSourceArguments, seed: int, accelerator: Accelerator
+) -> ImageBatches:
+    """Load the images to measure on as the run saw them; the seed is that of the run, which chose them."""
     if args.split == "eval":  # without the training images, which may be many
+        limits = [limit for limit in (args.max_samples, data_args.max_eval_samples) if limit is not None]
         return load_image_split(
             data_args.dataset_name,
             data_args.eval_split,
@@ -182,9 +217,10 @@ def load_batches(args: RobustnessArguments, data_args: ImageSourceArguments, acc
             config_name=data_args.dataset_config_name,
             image_column=data_args.image_column_name,
             label_column=data_args.label_column_name,
+            train_split=data_args.train_split,
             image_size=data_args.image_size,
             num_channels=data_args.num_channels,
-            max_samples=data_args.max_eval_samples,
+            max_samples=min(limits, default=None),  # drawn by one seed, fewer images are among the more
             shuffled_pixels=data_args.shuffled_pixels,
             sample_classes=data_args.sample_classes,
             corruption_seed=data_args.corruption_seed,
@@ -193,15 +229,19 @@ def load_batches(args: RobustnessArguments, data_args: ImageSourceArguments, acc
             num_workers=data_args.dataloader_num_workers,
             batch_size=args.batch_size,
             device=accelerator.device,
-            seed=args.seed or 0,
+            seed=seed,
             progress=not args.disable_tqdm,
         ).batches
     sizes = {"per_device_train_batch_size": args.batch_size, "per_device_eval_batch_size": args.batch_size}
-    training = TrainingArguments(output_dir="", seed=args.seed or 0, disable_tqdm=args.disable_tqdm, **sizes)
+    training = TrainingArguments(output_dir="", seed=seed, disable_tqdm=args.disable_tqdm, **sizes)
     data = load_data(CLASSIFICATION, ImageDataArguments(**asdict(data_args)), training, accelerator)
-    if args.split == "validation" and data.validation is None:
+    if args.split == "train":
+        return data.train
+    if data.validation is None:
         raise ValueError("no images were held out: --validation_fraction is 0. Choose --split eval or train.")
-    return data.train if data.validation is None or args.split == "train" else data.validation
+    if args.max_samples is not None:
+        raise ValueError("--max_samples is for --split eval and train; those held out are measured all.")
+    return data.validation
 
 
 def _digest(path: Path) -> str:
@@ -217,12 +257,15 @@ class Accuracy:
 
     Args:
         batches: The images; always in the order of the first epoch, without augmentation.
-        max_samples: Only so many of them; all if None.
+        max_samples: Only the first so many of them; all if None.
+
+    Attributes:
+        num_images: How many are measured on.
     """
 
     def __init__(self, batches: ImageBatches, max_samples: int | None) -> None:
         self.batches = batches
-        self.max_samples = max_samples
+        self.num_images = min(max_samples or batches.examples_per_epoch, batches.examples_per_epoch)
 
     @torch.inference_mode()
     def __call__(self, model: nn.Module) -> float:
@@ -230,13 +273,12 @@ class Accuracy:
         right: Any = 0
         seen = 0
         for batch in self.batches.epoch(augment=False):
-            left = None if self.max_samples is None else self.max_samples - seen
-            labels = batch["labels"][:left]
-            output = model(batch["pixel_values"][:left])
+            labels = batch["labels"][: self.num_images - seen]
+            output = model(batch["pixel_values"][: self.num_images - seen])
             logits = output.logits if hasattr(output, "logits") else output
             right += (logits.argmax(-1) == labels).sum()
             seen += len(labels)
-            if seen == self.max_samples:
+            if seen == self.num_images:
                 break
         return int(right) / seen
 
@@ -245,13 +287,16 @@ class Cells(MutableMapping[str, float]):
     """Accuracies by name, kept in a file line by line, so that a stopped run goes on.
 
     Args:
-        path: A file of JSON lines; read if it is there.
+        path: A file of JSON lines.
+        begin: Called once, before the first line is written.
+        read: Whether to read those that are there, and go on with them.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, begin: Callable[[], None], *, read: bool) -> None:
         self.path = path
+        self.begin: Callable[[], None] | None = begin
         self.known: dict[str, float] = {}
-        if path.is_file():
+        if read and path.is_file():
             text = path.read_text(encoding="utf-8")
             whole = text[: text.rfind("\n") + 1]  # a kill may have cut the last line
             for line in whole.splitlines():
@@ -263,6 +308,9 @@ class Cells(MutableMapping[str, float]):
         return self.known[name]
 
     def __setitem__(self, name: str, value: float) -> None:
+        if self.begin is not None:
+            self.begin()
+            self.begin = None
         self.known[name] = value
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({name: value}) + "\n")
@@ -277,17 +325,17 @@ class Cells(MutableMapping[str, float]):
         return len(self.known)
 
 
-def report(result: ReinitializationRobustness, args: RobustnessArguments, output_dir: Path) -> None:
+def report(result: ReinitializationRobustness, args: RobustnessArguments, images: str, output_dir: Path) -> None:
     """Print, write and draw."""
     print(result.table(args.drop))
-    result.save(output_dir / "reinitialization.json")
+    result.save(output_dir / TABLE_FILE)
     critical = result.critical_layers(args.drop)
-    summary = {"model": args.model_name_or_path, "split": args.split, "accuracy": result.accuracy}
+    summary = {"model": args.model_name_or_path, "images": images, "accuracy": result.accuracy}
     write_json(output_dir / RESULTS_FILE, summary | {"drop": args.drop, "critical_layers": critical})
     try:
-        for suffix in (".png", ".svg"):
+        for picture in PICTURES:
             title = Path(args.model_name_or_path).name
-            plot_reinitialization(result.to_dict(), title=title, path=output_dir / f"reinitialization{suffix}")
+            plot_reinitialization(result.to_dict(), title=title, path=output_dir / picture)
     except ImportError as error:
         print(f"no picture: {error}")
     print(f"\nResults in {output_dir}")

@@ -41,7 +41,7 @@ def test_a_segmentation_model_without_weights_fetches_none_for_its_backbone(monk
 def test_a_repository_of_the_hub_gives_its_weights_and_configuration_alone(tmp_path, monkeypatch):
     asked = {}
 
-    def fetch(name, allow_patterns):
+    def fetch(name, allow_patterns, ignore_patterns):
         asked.update(name=name, patterns=allow_patterns)
         return str(tmp_path)
 

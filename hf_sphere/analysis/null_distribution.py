@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, betainc
 from scipy.stats import binom, kstwo
 
+SIGNIFICANT = 0.05
+"""Level of the tests."""
+
 Floats = NDArray[np.float64]
 
 
@@ -74,6 +77,11 @@ def sign_test(projections: Floats) -> float | None:
     if negative + positive == 0:
         return None
     return min(2 * float(bdtr(min(negative, positive), negative + positive, 0.5)), 1.0)  # both tails are alike
+
+
+def is_significant(p_value: float | None) -> bool:
+    """Tell whether a p-value, corrected if it is one of several, is below `SIGNIFICANT`."""
+    return p_value is not None and p_value < SIGNIFICANT
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-SIGNIFICANT = 0.05
+from hf_sphere.analysis.null_distribution import is_significant
+
 LAYER_WIDTH = 28
 
 HEADER = (
@@ -31,7 +32,7 @@ def _line(name: str, row: Mapping[str, Any]) -> str:
         band = f"{row['null_mass_low']:.3f}-{row['null_mass_high']:.3f}"
         numbers = f"{row['mean']:>8.{_decimals(row['mean'])}} {row['mass']:>6.3f} {band:>11}"
     p_values = [row["ks_p_value_adjusted"], row["sign_p_value_adjusted"]]
-    star = " *" if any(p is not None and p < SIGNIFICANT for p in p_values) else ""
+    star = " *" if any(map(is_significant, p_values)) else ""
     return (
         f"{name:<{LAYER_WIDTH}} {row['num_filters']:>7} {row['num_dead']:>5} {row.get('dim', ''):>6} {numbers} "
         f"{_p_value(p_values[0]):>8} {_p_value(p_values[1]):>8}{star}"
@@ -45,10 +46,10 @@ def _verdict(net: Mapping[str, Any]) -> str:
     negative = f"{net['mass']:.1%} are <= 0"
     expected = f"isotropic: {net['null_mass_low']:.1%} to {net['null_mass_high']:.1%}"
     sign, ks = net["sign_p_value"], net["ks_p_value"]
-    if sign is not None and sign < SIGNIFICANT:
+    if is_significant(sign):
         side = "negative" if net["mass"] > 0.5 else "positive"
         return f"The arrangement is biased to {side} projections: {negative} ({expected})."
-    if ks is not None and ks < SIGNIFICANT:
+    if is_significant(ks):
         return f"The arrangement is not isotropic, but has no side: {negative} ({expected})."
     return f"No bias is seen in the projections: {negative} ({expected})."
 

@@ -113,7 +113,9 @@ class TrainingArguments:
     save_total_limit: int = field(default=2, metadata=described("Checkpoints to keep."))
     snapshot_epochs: int | None = field(
         default=None,
-        metadata=described("Keep the weights (snapshots/) of the initialisation, every so many epochs, and the end."),
+        metadata=described(
+            "Keep the weights (snapshots/) of the initialisation, every so many epochs, and the last whole epoch."
+        ),
     )
     snapshot_until: int | None = field(
         default=None, metadata=described("Keep the weights of every epoch up to this one as well.")
@@ -177,6 +179,16 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
     if unknown:
         parser.error(f"unknown argument {unknown[0]!r}.{_hint(unknown[0].lstrip('-').replace('-', '_'), names)}")
     return tuple(parsed)
+
+
+def named_arguments(argv: Sequence[str] | None = None) -> set[str]:
+    """Return the names of the arguments that the command line and its configurations give, whatever their values."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    known, _ = _config_parser().parse_known_args(words)
+    names = {word[2:].split("=")[0] for word in words if word.startswith("--")}
+    for path in known.config:
+        names |= set(yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_YamlLoader) or {})
+    return {name.removeprefix("no_") for name in names}
 
 
 def _config_parser() -> HfArgumentParser:

@@ -3,7 +3,7 @@
 import json
 import logging
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ STATE_FILE = "trainer_state.json"
 PREFIX = "checkpoint-"
 RUN_FILE = "run.json"
 RESULTS_FILE = "all_results.json"
+BEST_FOLDER = "best"
 
 
 class CheckpointError(RuntimeError):
@@ -40,6 +41,7 @@ class RunState:
         scheduler: State of the learning-rate schedule.
         history: One entry of metrics an epoch.
         num_processes: How many processes share the batches.
+        metric: Name of the selection metric.
     """
 
     step: int = 0
@@ -52,6 +54,7 @@ class RunState:
     scheduler: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
     num_processes: int = 1
+    metric: str = ""
 
 
 def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState, keep: int) -> Path:
@@ -149,7 +152,7 @@ def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None
     """
     if output_dir.exists() and not output_dir.is_dir():
         raise FileExistsError(f"{output_dir} is a file and no folder; choose another --output_dir.")
-    taken = _marks_of_a_run(output_dir)
+    taken = marks_of_a_run(output_dir)
     if taken and not resume and not overwrite:
         raise FileExistsError(
             f"{output_dir} holds another run ({taken[0].name}). Choose another --output_dir, continue that run "
@@ -165,7 +168,7 @@ def claim_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None
     """
     check_output_dir(output_dir, overwrite=overwrite, resume=resume)
     if not resume:
-        for mark in [*_marks_of_a_run(output_dir), output_dir / "best", output_dir / SNAPSHOT_FOLDER]:
+        for mark in marks_of_a_run(output_dir):
             if mark.is_dir():
                 shutil.rmtree(mark)
             else:
@@ -173,32 +176,6 @@ def claim_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None
     for unfinished in output_dir.glob(f".{PREFIX}*.unfinished"):
         shutil.rmtree(unfinished, ignore_errors=True)
     output_dir.mkdir(parents=True, exist_ok=True)
-
-
-def holds_same_run(output_dir: Path, settings: Mapping[str, Any], *, free: Collection[str], overwrite: bool) -> bool:
-    """Tell whether a folder holds a run with these settings, which then goes on.
-
-    Args:
-        output_dir: The folder.
-        settings: All settings by name.
-        free: Those that may differ, since no result depends on them.
-        overwrite: Whether what it holds will be replaced.
-
-    Raises:
-        FileExistsError: If it holds another run that is not to be replaced.
-    """
-    if overwrite or not _marks_of_a_run(output_dir):
-        return False
-    noted = output_dir / RUN_FILE
-    before = json.loads(noted.read_text(encoding="utf-8")) if noted.is_file() else {}
-    now = json.loads(json.dumps({name: value for name, value in settings.items() if name not in free}))
-    changed = [name for name, value in now.items() if name not in before or before[name] != value]
-    if changed:
-        raise FileExistsError(
-            f"{output_dir} holds another run, which differs in {', '.join(changed[:5])}. Choose another --output_dir, "
-            "or replace it with --overwrite_output_dir."
-        )
-    return True
 
 
 def restore_replaced(output_dir: Path) -> None:
@@ -217,6 +194,8 @@ def _room(folder: Path) -> str:
     return f"{shutil.disk_usage(existing).free / 2**20:.1f} MiB free"
 
 
-def _marks_of_a_run(output_dir: Path) -> list[Path]:
-    marks = [*list_checkpoints(output_dir), output_dir / RUN_FILE, output_dir / RESULTS_FILE]
+def marks_of_a_run(output_dir: Path) -> list[Path]:
+    """Return the files and folders that say that a folder holds a run."""
+    names = (RUN_FILE, RESULTS_FILE, BEST_FOLDER, SNAPSHOT_FOLDER)
+    marks = [*list_checkpoints(output_dir), *(output_dir / name for name in names)]
     return [mark for mark in marks if mark.exists()]

@@ -144,7 +144,7 @@ class ImageSourceArguments:
         ),
     )
     corruption_seed: int | None = field(
-        default=None, metadata=described("Seed of the last three, so that it may stay while `seed` varies; `seed`.")
+        default=None, metadata=described("Seed of these three; that of the run if not set.")
     )
     max_train_samples: int | None = field(default=None, metadata=described("Use only so many training images."))
     max_eval_samples: int | None = field(default=None, metadata=described("Use only so many evaluation images."))
@@ -155,13 +155,6 @@ class ImageSourceArguments:
     dataloader_num_workers: int | None = field(
         default=None, metadata=described("Decoding processes; one a core if not set.")
     )
-
-    def __post_init__(self) -> None:
-        corruptions = (self.sample_classes, self.label_noise, self.shuffled_pixels)
-        if self.corruption_seed is not None and not any(corruptions):
-            raise ValueError(
-                "corruption_seed is for sample_classes, label_noise and shuffled_pixels, none of which is given."
-            )
 
 
 @dataclass
@@ -184,7 +177,11 @@ class ImageDataArguments(ImageSourceArguments):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        corruptions = (self.sample_classes, self.label_noise, self.shuffled_pixels)
+        if self.corruption_seed is not None and not any(corruptions):
+            raise ValueError(
+                "corruption_seed is for sample_classes, label_noise and shuffled_pixels, none of which is given."
+            )
         names = ("episode_classes", "episode_examples", "episodes_per_epoch")
         given = [name for name in names if getattr(self, name) is not None]
         if given and len(given) < len(names):

@@ -1,5 +1,6 @@
 """A run of an image recipe from its arguments to the saved model: what the recipes for images share."""
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from huggingface_hub import HfApi
 from hf_sphere.data import Augmentation, ImageData, load_image_data
 from hf_sphere.models import SphereVisionConfig
 from hf_sphere.training.arguments import TrainingArguments, parse_arguments
+from hf_sphere.training.checkpoints import RUN_FILE
 from hf_sphere.training.evaluation import calibrate_head, fit_confidence
 from hf_sphere.training.image_arguments import (
     ImageDataArguments,
@@ -54,8 +56,7 @@ def train_images(
     model_args, data_args, args, *rest = parse_arguments(ARGUMENTS[task.name], argv, description)
     value_args = next((part for part in rest if isinstance(part, RegressionArguments)), RegressionArguments())
     if data_args.sample_classes or data_args.label_noise or data_args.shuffled_pixels:
-        # Noted in run.json, so that the same corruption comes back whatever happens to the seed.
-        data_args.corruption_seed = args.seed if data_args.corruption_seed is None else data_args.corruption_seed
+        data_args.corruption_seed = _corruption_seed(data_args, args)
     run = start_run(args, model_args, data_args, *rest)
     if model_args.model_name_or_path is not None:
         adopt_image_settings(data_args, model_args.model_name_or_path)
@@ -66,7 +67,6 @@ def train_images(
         calibrate_head(model, data.train)
     processor = build_processor(model.config, data)
     run.print(describe(model, data))
-    run.claim()
 
     def finish(trained: Any) -> None:
         if data.validation is not None and not task.is_open_set:
@@ -84,6 +84,17 @@ def train_images(
         hub=HfApi(),
         finish=finish,
     )
+
+
+def _corruption_seed(data_args: ImageDataArguments, args: TrainingArguments) -> int:
+    """The seed that is given; else that of the run that goes on, so that its corruption stays; else that of the run."""
+    if data_args.corruption_seed is not None:
+        return data_args.corruption_seed
+    noted = Path(args.output_dir, RUN_FILE)
+    before = None
+    if args.resume_from_checkpoint is not None and noted.is_file():
+        before = json.loads(noted.read_text(encoding="utf-8")).get("corruption_seed")
+    return args.seed if before is None else before
 
 
 def load_data(

@@ -112,6 +112,7 @@ class TrainingLoop:
         self._stop_signal = 0
         if args.resume_from_checkpoint:
             self._resume(find_checkpoint(args.resume_from_checkpoint, self.output_dir))
+        self.state.metric = metric
 
     def _few_examples(self) -> Batch:
         """Enough of a batch to tell which weights are radially invariant, the same on every process."""
@@ -234,7 +235,8 @@ class TrainingLoop:
             if key not in ("epoch", "step") and "_num_" not in key
         )
         if self.accelerator.is_main_process:
-            bar.write(f"epoch {_epoch_number(epoch)}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
+            number = f"{epoch:.0f}" if float(epoch).is_integer() else f"{epoch:.2f}"
+            bar.write(f"epoch {number}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")
         value = self._chosen_by(entry)
         if self._is_better(value):
             state.best_metric, state.best_epoch = value, state.epoch + 1
@@ -337,7 +339,10 @@ class TrainingLoop:
                 f"{checkpoint} was written in mid-epoch by {self.state.num_processes} process(es); go on with as many, "
                 f"not with {self.accelerator.num_processes}."
             )
-        self.scheduler.load_state_dict(self.state.scheduler)
+        if self.state.metric not in ("", self.metric):  # its best value says nothing of that of another
+            self.state.best_metric = self.state.best_epoch = None
+        if self.state.metric in ("", self.metric) or not isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.load_state_dict(self.state.scheduler)
         self._adopt_settings(asked)
         kind = torch.float32 if self.accelerator.device.type == "mps" else torch.float64
         device = self.accelerator.device
@@ -393,7 +398,3 @@ class TrainingLoop:
             f"stopped at step {self.state.step} of {self.total_steps}; the state is in {checkpoint}. Go on with the "
             "same command and --resume_from_checkpoint latest."
         )
-
-
-def _epoch_number(epoch: float) -> str:
-    return f"{epoch:.0f}" if float(epoch).is_integer() else f"{epoch:.2f}"

@@ -141,7 +141,7 @@ def carry_out(
     """Train a model, evaluate and save it, and upload it if told.
 
     Args:
-        run: Folder and processes; claimed already.
+        run: Folder and processes; the folder is claimed here.
         task: What to train for.
         model: A model of transformers, on its device.
         data: What to train and evaluate on.
@@ -154,6 +154,7 @@ def carry_out(
     args = run.args
     chosen_on, prefix = (data.evaluation, "eval") if data.validation is None else (data.validation, "validation")
     metric, higher_is_better = _choosing_metric(task, args, prefix)
+    run.claim()
     snapshots = Snapshots(run, {"model": description.title, "dataset": description.dataset})
     loop = TrainingLoop(
         model,
@@ -249,10 +250,11 @@ def _choosing_metric(task: Task, args: TrainingArguments, prefix: str) -> tuple[
     """The metric that chooses the best epoch, and whether larger values of it are better."""
     if args.metric_for_best_model is None:
         return f"{prefix}_{task.metric}", task.higher_is_better
-    if not args.metric_for_best_model.startswith(("train_", f"{prefix}_")):
+    measures = dict.fromkeys([task.metric, *task.headline, "loss"])
+    known = [f"{where}_{measure}" for where in (prefix, "train") for measure in measures]
+    if args.metric_for_best_model not in known:
         raise ValueError(
-            f"metric_for_best_model must be of training or of what is measured after each epoch, such as train_loss or "
-            f"{prefix}_{task.metric}; got {args.metric_for_best_model!r}."
+            f"metric_for_best_model must be one of {', '.join(known)}; got {args.metric_for_best_model!r}."
         )
     return args.metric_for_best_model, not args.metric_for_best_model.endswith(("loss", "error", "perplexity"))
 

@@ -41,7 +41,8 @@ class Snapshots:
 
     def at_end(self, model: nn.Module, state: RunState) -> None:
         """Keep the weights of the last epoch, unless training has ended in the middle of one."""
-        if self.wanted and state.batch == 0:
+        kept = {snapshot.epoch for snapshot in list_snapshots(self.folder)}
+        if self.wanted and state.batch == 0 and state.epoch not in kept:
             self._save(model, state.epoch)
 
     def forget_after(self, epoch: int) -> None:

@@ -45,7 +45,6 @@ def train_masked_lm(argv: Sequence[str] | None, *, recipe: str, card_template: P
     if model_args.calibrate and args.resume_from_checkpoint is None:
         for fit in calibrate(model, model_args, data):
             run.print(f"          calibrated {fit}")
-    run.claim()
     carry_out(
         run,
         MASKED_LM,

@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import timm
@@ -45,7 +46,44 @@ def compute(recipe, model, folder, *words):
 
 def test_what_is_written_is_what_the_function_computes(followed, trained):
     saved = ProjectionStatistics.load(followed / "projections.json")
-    assert saved == projection_statistics(list_snapshots(trained)[-1])
+    assert saved == projection_statistics(trained / "model.safetensors")
+
+
+def test_the_model_that_was_kept_is_measured_and_not_the_last_snapshot(recipe, trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.copy(list_snapshots(trained)[1].path, tmp_path / "run" / "model.safetensors")
+    compute(recipe, tmp_path / "run", tmp_path / "out", "--disable_tqdm")
+    saved = ProjectionStatistics.load(tmp_path / "out" / "projections.json")
+    assert saved.net.mean == projection_statistics(list_snapshots(trained)[1]).net.mean
+
+
+def test_a_run_that_is_not_finished_is_measured_at_its_last_snapshot(recipe, trained, tmp_path, capsys):
+    shutil.copytree(trained / "snapshots", tmp_path / "run" / "snapshots")
+    compute(recipe, tmp_path / "run", tmp_path / "out", "--disable_tqdm")
+    assert "snapshot of epoch 3" in capsys.readouterr().out
+    saved = ProjectionStatistics.load(tmp_path / "out" / "projections.json")
+    assert saved.net.mean == projection_statistics(list_snapshots(trained)[-1]).net.mean
+
+
+@pytest.mark.parametrize("words", [[], ["--overwrite_output_dir"]])
+def test_results_never_go_into_the_folder_of_a_model(words, recipe, trained):
+    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
+    with pytest.raises(FileExistsError, match="holds a model or its training"):
+        compute(recipe, trained, trained, *words)
+    assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
+
+
+def test_nothing_of_an_earlier_call_stays(recipe, trained, tmp_path):
+    compute(recipe, trained, tmp_path / "out", "--by_stage", "--disable_tqdm")
+    compute(recipe, trained / "model.safetensors", tmp_path / "out", "--overwrite_output_dir")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert not names & {"training.json", "stages.json", "along_training.png"}
+
+
+def test_random_weights_are_the_same_each_time(recipe, tmp_path):
+    words = ["--random_weights", "--layers", "all"]
+    first, second = (compute(recipe, "timm:test_resnet", tmp_path / name, *words) for name in ("a", "b"))
+    assert first == second
 
 
 def test_a_training_is_followed_snapshot_by_snapshot(followed, trained):

@@ -7,7 +7,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from hf_sphere import SphereVisionForImageClassification
 from hf_sphere.analysis import ReinitializationRobustness
+from hf_sphere.data import load_image_data
 from hf_sphere.model_sources import load_classifier
 from hf_sphere.snapshot_files import list_snapshots
 
@@ -81,23 +83,128 @@ def test_a_cell_is_the_accuracy_of_the_model_with_that_layer_put_back(measured, 
         (recipe.RobustnessArguments, recipe.ImageSourceArguments),
         ["--model_name_or_path", str(model), "--disable_tqdm"],
     )
-    recipe.adopt(args, data_args, by_hand)
-    accuracy = recipe.Accuracy(recipe.load_batches(args, data_args, recipe.Accelerator()), None)
+    seed = recipe.adopt(args, data_args, model, by_hand, set())
+    accuracy = recipe.Accuracy(recipe.load_batches(args, data_args, seed, recipe.Accelerator()), None)
     cells = json.loads((measured / "reinitialization.json").read_text())["layers"]
     assert accuracy(by_hand.model) == cells[layer]["snapshots"]["0"]
 
 
-def test_training_images_are_measured_with_the_labels_that_they_had(measure, trained, tmp_path, results_of):
-    on_train = measure(trained, tmp_path / "train", "--split", "train", "--layers", "linear", "--num_random", "0")
-    on_eval = measure(trained, tmp_path / "eval", "--layers", "linear", "--num_random", "0")
-    # The loop's own number is a mean along the last epoch, while weights change.
-    assert on_train.accuracy == pytest.approx(results_of(trained)["train_accuracy"], abs=0.12)
-    assert on_train.accuracy < on_eval.accuracy
+@pytest.fixture(scope="module")
+def corrupted(load_recipe, run_quickly, tmp_path_factory):
+    """A run with a seed of its own that held images out, on some of the classes, with half of the labels random."""
+    train = run_quickly(load_recipe("train_image_classification"), TRAIN)
+    words = ["--seed", "3", "--validation_fraction", "0.3", "--sample_classes", "6", "--max_train_samples", "150"]
+    return train(tmp_path_factory.mktemp("corrupted") / "run", *words)
 
 
-def test_the_first_so_many_images_are_enough(measure, trained, tmp_path):
+@pytest.fixture(scope="module")
+def by_hand(corrupted):
+    """The accuracies of that run on each part of its images, from the functions that load models and data."""
+    settings = json.loads((corrupted / "run.json").read_text())
+    data = load_image_data(
+        "digits",
+        seed=3,
+        validation_fraction=0.3,
+        sample_classes=6,
+        label_noise=0.5,
+        corruption_seed=settings["corruption_seed"],
+        max_train_samples=150,
+        max_eval_samples=100,
+        progress=False,
+    )
+    model = SphereVisionForImageClassification.from_pretrained(corrupted).eval()
+
+    @torch.no_grad()
+    def accuracy(batches):
+        right = sum(
+            int((model(batch["pixel_values"]).logits.argmax(-1) == batch["labels"]).sum())
+            for batch in batches.epoch(augment=False)
+        )
+        return right / batches.examples_per_epoch
+
+    parts = {"train": data.train, "eval": data.evaluation, "validation": data.validation}
+    return {name: accuracy(batches) for name, batches in parts.items()}
+
+
+@pytest.mark.parametrize("split", ["train", "eval", "validation"])
+@pytest.mark.parametrize("words", [[], ["--seed", "8"]])
+def test_the_images_are_those_of_the_run_with_the_labels_that_they_had(
+    split, words, measure, corrupted, by_hand, tmp_path
+):
+    result = measure(corrupted, tmp_path / "out", "--split", split, "--layers", "linear", "--num_random", "0", *words)
+    assert result.accuracy == pytest.approx(by_hand[split])
+
+
+def test_what_is_given_has_the_last_word_also_where_it_is_a_default(measure, corrupted, by_hand, tmp_path):
+    words = ["--split", "train", "--layers", "linear", "--num_random", "0", "--label_noise", "0"]
+    assert measure(corrupted, tmp_path / "out", *words).accuracy != pytest.approx(by_hand["train"])
+
+
+def test_the_best_model_of_a_run_is_measured_as_its_last(measure, corrupted, by_hand, tmp_path):
+    result = measure(corrupted / "best", tmp_path / "out", "--layers", "linear", "--num_random", "0")
+    assert len(result.layers["head.linear"].snapshots) == 3
+
+
+def test_a_model_of_no_run_needs_the_name_of_its_images(measure, corrupted, tmp_path):
+    for file in ("config.json", "preprocessor_config.json", "model.safetensors"):
+        (tmp_path / file).write_bytes((corrupted / file).read_bytes())
+    with pytest.raises(ValueError, match="--dataset_name"):
+        measure(tmp_path, tmp_path / "out")
+
+
+def test_of_the_images_so_many_are_drawn(measure, trained, tmp_path, capsys):
     result = measure(trained, tmp_path / "out", "--max_samples", "16", "--layers", "linear")
-    assert 16 * result.accuracy == pytest.approx(round(16 * result.accuracy))
+    assert "measuring on 16 images of digits, eval" in capsys.readouterr().out
+    assert 16 * result.accuracy == round(16 * result.accuracy)
+
+
+def test_fewer_images_are_of_all_classes(recipe, trained):
+    """The data may be sorted by class."""
+    kinds = recipe.RobustnessArguments, recipe.ImageSourceArguments
+    words = ["--model_name_or_path", str(trained), "--max_samples", "40", "--disable_tqdm"]
+    args, data_args = recipe.parse_arguments(kinds, words)
+    seed = recipe.adopt(args, data_args, trained, load_classifier(str(trained)), set())
+    few = recipe.load_batches(args, data_args, seed, recipe.Accelerator())
+    args.max_samples = None
+    all_of_them = recipe.load_batches(args, data_args, seed, recipe.Accelerator())
+    assert few.num_examples == 40
+    assert set(few.epoch_rows().tolist()) < set(all_of_them.epoch_rows().tolist())
+    assert few.epoch_rows().tolist() != all_of_them.epoch_rows()[:40].tolist()
+
+
+@pytest.mark.parametrize("words", [[], ["--overwrite_output_dir"]])
+def test_results_never_go_into_the_folder_of_a_model(words, measure, trained):
+    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
+    with pytest.raises(FileExistsError, match="holds a model or its training"):
+        measure(trained, trained, *words)
+    assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
+
+
+def test_a_call_that_fails_leaves_the_folder_to_the_next(measure, trained, tmp_path):
+    tensors = load_file(list_snapshots(trained)[0].path)
+    tensors["sphere_vision.backbone.layers.2.weight"] = torch.zeros(6, 5, 3, 3)
+    save_file(tensors, tmp_path / "epoch-0.safetensors")
+    with pytest.raises(ValueError, match=r"layers\.2"):
+        measure(trained, tmp_path / "out", "--snapshots", str(tmp_path / "epoch-0.safetensors"))
+    measure(trained, tmp_path / "out", "--layers", "linear")
+
+
+def test_a_run_of_another_task_is_refused(measure, load_recipe, run_quickly, tmp_path):
+    words = ["--dataset_name", "digits", "--max_train_samples", "60", "--train_classes", "5", "--backbone", "lenet9"]
+    words += ["--head", "softmax", "--num_train_epochs", "1", "--max_eval_samples", "60", "--disable_tqdm"]
+    run_quickly(load_recipe("train_image_retrieval"), words)(tmp_path / "retrieval")
+    with pytest.raises(ValueError, match=r"no run of train_image_classification"):
+        measure(tmp_path / "retrieval", tmp_path / "out")
+
+
+def test_results_are_replaced_only_if_asked(measured, measure, trained, tmp_path):
+    words = ["--layers", "linear", "--num_random", "0"]
+    measure(trained, tmp_path / "out", *words)
+    first = (tmp_path / "out" / "cells.jsonl").read_text()
+    measure(trained, tmp_path / "out", "--layers", "linear", "--num_random", "1", "--overwrite_output_dir")
+    second = (tmp_path / "out" / "cells.jsonl").read_text()
+    assert "@random0" not in first
+    assert "@random0" in second
 
 
 def test_the_heat_map_can_be_opened(measured):
@@ -145,10 +252,10 @@ def test_a_stopped_run_goes_on_with_the_same_command(measured, measure, trained,
 
 def test_a_line_that_a_kill_has_cut_is_measured_again(recipe, tmp_path):
     (tmp_path / "cells.jsonl").write_text('{"a@0": 0.5}\n{"b@0": 0.')
-    cells = recipe.Cells(tmp_path / "cells.jsonl")
+    cells = recipe.Cells(tmp_path / "cells.jsonl", lambda: None, read=True)
     assert dict(cells) == {"a@0": 0.5}
     cells["b@0"] = 0.25
-    assert dict(recipe.Cells(tmp_path / "cells.jsonl")) == {"a@0": 0.5, "b@0": 0.25}
+    assert dict(recipe.Cells(tmp_path / "cells.jsonl", lambda: None, read=True)) == {"a@0": 0.5, "b@0": 0.25}
 
 
 @pytest.mark.parametrize("words", [["--layers", "conv"], ["--seed", "5"], ["--num_random", "1"]])

@@ -1,6 +1,7 @@
 """What a run leaves of the weights along its way, and of the labels and pixels that it was given."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -96,20 +97,50 @@ def test_a_run_stops_on_a_plateau_of_the_training_loss(train, results_of):
     assert results["epoch"] == results["best_epoch"] + 2 < 9
 
 
-@pytest.mark.parametrize("name", ["accuracy", "validation_accuracy"])
-def test_a_metric_of_no_such_split_is_refused(name, train):
-    with pytest.raises(ValueError, match=rf"train_loss or eval_accuracy; got '{name}'"):
-        train("--metric_for_best_model", name)
+@pytest.mark.parametrize("name", ["accuracy", "validation_accuracy", "train_acuracy", "eval_r2"])
+def test_a_metric_that_is_not_measured_is_refused_before_anything_is_replaced(name, train):
+    folder = train(*KEPT)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with pytest.raises(ValueError, match=rf"one of eval_accuracy, eval_loss, train_accuracy, train_loss; got '{name}'"):
+        train("--metric_for_best_model", name, "--overwrite_output_dir")
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-def test_a_metric_that_is_not_measured_is_refused_with_those_that_are(train):
-    with pytest.raises(ValueError, match=r"'train_acuracy'; this run measures: train_loss, train_accuracy"):
-        train("--metric_for_best_model", "train_acuracy")
+def test_a_run_that_goes_on_by_another_metric_chooses_anew(train, results_of):
+    train("--num_train_epochs", "3")
+    words = ["--resume_from_checkpoint", "latest", "--num_train_epochs", "5", "--metric_for_best_model", "train_loss"]
+    results = results_of(train(*words))
+    late = min(results["history"][3:], key=lambda entry: entry["train_loss"])
+    assert results["best_train_loss"] == late["train_loss"]
+    assert results["best_epoch"] == late["epoch"]
 
 
 def test_the_seed_of_a_corruption_is_noted_with_the_run(train):
     folder = train("--label_noise", "0.5", "--seed", "7")
     assert json.loads((folder / "run.json").read_text())["corruption_seed"] == 7
+
+
+def test_a_run_that_goes_on_with_another_seed_keeps_its_corruption(train):
+    train("--label_noise", "0.5", "--seed", "7", "--num_train_epochs", "2")
+    folder = train("--label_noise", "0.5", "--seed", "8", "--resume_from_checkpoint", "latest")
+    assert json.loads((folder / "run.json").read_text())["corruption_seed"] == 7
+
+
+def test_snapshots_without_a_model_are_not_removed_by_a_run_that_was_not_told(train):
+    folder = train(*KEPT)
+    for path in folder.iterdir():
+        if path.name != SNAPSHOT_FOLDER:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(FileExistsError, match=SNAPSHOT_FOLDER):
+        train()
+    assert epochs_of(folder) == [0, 1, 4, 5]
+
+
+def test_a_finished_run_that_goes_on_leaves_its_snapshots_as_they_are(train):
+    folder = train(*KEPT)
+    before = [snapshot.path.read_bytes() for snapshot in list_snapshots(folder)]
+    train(*KEPT, "--resume_from_checkpoint", "latest")
+    assert [snapshot.path.read_bytes() for snapshot in list_snapshots(folder)] == before
 
 
 def test_a_run_without_corruption_notes_no_seed_of_one(finished):

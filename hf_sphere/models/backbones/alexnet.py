@@ -29,8 +29,9 @@ def alexnet(*, img_size: ImageSize = 224, in_chans: int = 3, drop_rate: float = 
 
 @register_backbone
 def alexnet_cifar(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) -> EmbeddingNet:
-    """AlexNet's five convolutions for images of 32 pixels, without hidden layers after them."""
-    feature_side("alexnet_cifar", img_size, least=29, halvings=0)
+    """AlexNet's five convolutions for images of 32 pixels (29 to 60), without hidden layers after them."""
+    if max(feature_side("alexnet_cifar", img_size, least=29, halvings=0)) > 60:
+        raise ValueError(f"alexnet_cifar takes images of 29 to 60 pixels a side, got {img_size}; alexnet takes larger.")
     layers = nn.Sequential(
         nn.Conv2d(in_chans, 64, 11, stride=4, padding=5),
         nn.ReLU(),
@@ -41,9 +42,7 @@ def alexnet_cifar(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) ->
         *conv_relu(192, 384),
         *conv_relu(384, 256),
         nn.Conv2d(256, 256, 3, padding=1),
-        nn.MaxPool2d(2),  # ReLU comes after it, as the net's final activation: the two commute
-        # At 32 pixels the map is 1 x 1 already; larger images are averaged to it.
-        nn.AdaptiveAvgPool2d(1),
+        nn.MaxPool2d(2),  # to one point; ReLU comes after it, as the net's final activation: the two commute
         nn.Flatten(),
     )
     alexnet = EmbeddingNet(layers, 256, **net)
