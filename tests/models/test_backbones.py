@@ -149,7 +149,7 @@ def test_images_too_small_for_the_pooling_are_refused(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("lenet9", 8), ("alexnet_cifar", 29), ("alexnet_cifar", 64), ("alexnet", 63)]
+    ("name", "size"), [("lenet9", 8), ("alexnet_cifar", 29), ("alexnet_cifar", 60), ("alexnet", 63)]
 )
 def test_these_nets_take_images_from_the_smallest_size_on(name, size):
     net = create_backbone(name, num_channels=1, image_size=size).eval()
@@ -292,3 +292,8 @@ def test_every_backbone_can_end_without_its_activation(name):
             nn.init.ones_(module.weight)  # timm starts residual branches at zero
     net.remove_final_activation()
     assert net(images(name, 4)).min() < 0
+
+
+def test_alexnet_for_small_images_sends_larger_ones_to_alexnet():
+    with pytest.raises(ValueError, match="29 to 60 pixels a side, got 64; alexnet takes larger"):
+        create_backbone("alexnet_cifar", num_channels=3, image_size=64)
