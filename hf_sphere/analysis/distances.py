@@ -20,7 +20,7 @@ class LayerDistance:
     Attributes:
         l2: |W - W0|_2 / |W0|_2, over all weights.
         l_inf: |W - W0|_inf / |W0|_inf, the largest change of a weight by the largest initial one.
-        relative: False where the initial weights are all zero: then both are not divided.
+        relative: False where the initial weights are all zero, or there are none: then both are not divided.
     """
 
     l2: float
@@ -115,12 +115,19 @@ def distances_along_training(
         Distances by epoch.
 
     Raises:
+        TypeError: If `snapshots` is a single one and no list.
         FileNotFoundError: If none is there, or the first one is not and `initial` was left out.
-        ValueError: As `distance_from_initialization` does.
+        ValueError: If two are of one epoch, and as `distance_from_initialization` does.
     """
+    if isinstance(snapshots, str | PathLike | Snapshot):
+        raise TypeError(f"snapshots must be a list, also of one; got a {type(snapshots).__name__}.")
     found, missing = find_snapshots(snapshots)
     if not found:
         raise FileNotFoundError(f"none of the {len(missing)} snapshots is there: {', '.join(map(str, missing))}.")
+    epochs = [snapshot.epoch for snapshot in found]
+    twice = sorted({epoch for epoch in epochs if epochs.count(epoch) > 1})
+    if twice:
+        raise ValueError(f"several snapshots are of epoch {', '.join(map(str, twice))}; give one of each epoch.")
     if initial is None:
         first = Path(snapshots[0].path if isinstance(snapshots[0], Snapshot) else snapshots[0])
         if first in missing:
@@ -148,6 +155,8 @@ def _distance(trained: LayerWeight, initial: LayerWeight) -> LayerDistance:
         )
     squares = initial_squares = largest = initial_largest = 0.0
     for after, before in zip(trained.chunks(), initial.chunks(), strict=True):
+        if not before.numel():  # a layer without inputs or outputs
+            continue
         change = after - before
         squares += float(change.square().sum())
         initial_squares += float(before.square().sum())

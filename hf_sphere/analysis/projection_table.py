@@ -16,8 +16,9 @@ HEADER = (
 def projection_table(statistics: Mapping[str, Any]) -> str:
     """Format what `ProjectionStatistics.to_dict` returns, 100 columns wide at most.
 
-    Masses stand beside the band that isotropic filters stay in 95 times of 100. P-values are corrected for the number
-    of layers; a star marks lines in which one is below 0.05.
+    Masses stand beside the band that isotropic filters stay in at least 95 times of 100. A star marks lines in which a
+    p-value is below 0.05. There are two tests, each corrected for the number of layers by itself and not for the other:
+    6 to 8 % of networks of isotropic filters have a star (measured, 2000 networks of each of several sizes).
     """
     lines = [HEADER]
     lines += [_line(_shortened(name), layer) for name, layer in statistics["layers"].items()]
@@ -45,10 +46,14 @@ def _verdict(net: Mapping[str, Any]) -> str:
         return "There is no live filter: nothing can be said of the arrangement."
     negative = f"{net['mass']:.1%} are <= 0"
     expected = f"isotropic: {net['null_mass_low']:.1%} to {net['null_mass_high']:.1%}"
-    sign, ks = net["sign_p_value"], net["ks_p_value"]
+    projections, sign, ks = net["projections"], net["sign_p_value"], net["ks_p_value"]
     if is_significant(sign):
-        side = "negative" if net["mass"] > 0.5 else "positive"
-        return f"The arrangement is biased to {side} projections: {negative} ({expected})."
+        below, above = sum(value < 0 for value in projections), sum(value > 0 for value in projections)
+        side = "negative" if below > above else "positive"  # not by the mass, which counts zeros
+        zeros = len(projections) - below - above
+        return f"The arrangement is biased to {side} projections: {negative} ({expected})." + (
+            f"\n{zeros} of the {len(projections)} projections are 0, on neither side." if zeros else ""
+        )
     if is_significant(ks):
         return f"The arrangement is not isotropic, but has no side: {negative} ({expected})."
     return f"No bias is seen in the projections: {negative} ({expected})."

@@ -15,12 +15,12 @@ from hf_sphere.analysis.layers import LayerKind, layer_kind
 NUMBERED = re.compile(
     r"(?:^|\.)(?:"
     r"(?:layer|stage|denseblock|transition)_?(?P<from_one>\d+)\."
-    r"|stages[._](?P<stages>\d+)\.|layers\.(?P<layers>\d+)\.blocks\.|blocks\.(?P<blocks>\d+)\.\d+\."
+    r"|stages[._](?P<stages>\d+)\.|layers\.(?P<layers>\d+)\.(?:blocks|downsample)\.|blocks\.(?P<blocks>\d+)\.\d+\."
     r")"
 )
 """`layer1.0.conv1`, `model.backbone.stage2.x`, `features.denseblock1.x`, `resnet.encoder.stages.0.layers.1.x`, Swin's
-`layers.0.blocks.1.x`, EfficientNet's `blocks.0.1.x`; not `encoder.layer.0.x` nor `blocks.0.x`, where layers of one kind
-are counted. What is itself called `layer1` is a layer and no stage."""
+`layers.0.blocks.1.x` and `layers.1.downsample.x`, EfficientNet's `blocks.0.1.x`; not `encoder.layer.0.x` nor
+`blocks.0.x`, where layers of one kind are counted. What is itself called `layer1` is a layer and no stage."""
 
 _ADAPTIVE = (pooling._AdaptiveAvgPoolNd, pooling._AdaptiveMaxPoolNd)
 _WINDOWED = (
@@ -50,6 +50,9 @@ def stages_of_model(model: nn.Module) -> dict[str, int]:
     average or adaptive) starts the next stage, from 0. Poolings that keep the resolution start none, as in an Inception
     block, and neither do adaptive ones to a single point with a convolution still to come, as in a block of squeeze and
     excitation.
+
+    In torchvision, ConvNeXt, Swin, EfficientNet and MobileNetV2 number no stages and reduce by strides: all but the
+    classifier is stage 0, and in MobileNetV2, whose pooling is no module, the classifier too.
     """
     kinds = {name: kind for name, module in model.named_modules() if (kind := layer_kind(module))}
     numbers = {name: numbered_stage(name) for name in kinds}
@@ -83,7 +86,9 @@ def stages_of_names(kinds: Mapping[str, LayerKind]) -> dict[str, int] | None:
 
     Returns:
         The stages that the names number. Of the other layers, convolutions are counted to the stem, stage 0, and linear
-        layers to the last stage. None if no name numbers a stage: poolings have no weights.
+        layers to the last stage: names do not say that a layer is between or after the stages. `conv_head` of timm's
+        EfficientNet, which comes after them, is stage 0 by its name; give the model, by which it is in the last stage.
+        None if no name numbers a stage: poolings have no weights.
     """
     numbers = {name: numbered_stage(name) for name in kinds}
     known = [number for number in numbers.values() if number is not None]

@@ -5,11 +5,14 @@ The rule:
 - A convolution is a tensor `<module>.weight` of three to five axes, outputs first. Transposed convolutions store inputs
   first and cannot be told from others: give the model where there are some.
 - A linear layer is a tensor `<module>.weight` of two axes, unless the last part of the module's name is that of an
-  embedding table: it ends with `embed`, `embeds`, `embedding`, `embeddings`, `embed_tokens`, `embed_positions` or
-  `embed_in`, or is `wte`, `wpe`, `shared` or `relative_attention_bias`.
+  embedding table: it ends with `emb`, `embed`, `embeds`, `embedding`, `embeddings`, `embed_tokens`, `embed_positions`,
+  `embed_in`, `embedding_table` or `codebook`, or is `wte`, `wpe`, `shared` or `relative_attention_bias`. Whatever its
+  name, what has a bias as long as one of the axes is no table.
 - The `Conv1D` of transformers (GPT-2) stores a linear layer with the inputs first. It is told by a bias as long as the
   second axis and not as the first; a square weight with a bias is taken for what the nearest others in the module tree
   are.
+- A layer normalisation over two axes, or three, has the shape of a linear layer, or a convolution, and so has
+  `nn.Bilinear`, of a convolution; they cannot be told from those. Give the model where there are some.
 """
 
 import json
@@ -38,7 +41,9 @@ from hf_sphere.analysis.layers import (
 )
 from hf_sphere.snapshot_files import ORDER_KEY
 
-EMBEDDING_TABLE = re.compile(r"(.*embed(ding)?s?|.*embed_(tokens|positions|in)|wte|wpe|shared|relative_attention_bias)")
+EMBEDDING_TABLE = re.compile(
+    r".*(emb|embed(ding)?s?|embed(_tokens|_positions|_in|ding_table)|codebook)|wte|wpe|shared|relative_attention_bias"
+)
 IN_PARTS = re.compile(r"(?:^|(.*)\.)(?:weight_(?:v|orig)|parametrizations\.weight\.original1?)")
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -88,7 +93,9 @@ def named_layers(
             continue
         if 3 <= len(tensor.shape) <= 5:
             kinds[name] = "conv"
-        elif len(tensor.shape) == 2 and not EMBEDDING_TABLE.fullmatch(name.rpartition(".")[2]):
+        elif len(tensor.shape) == 2 and (
+            not EMBEDDING_TABLE.fullmatch(name.rpartition(".")[2]) or _bias_length(name, tensors) in tensor.shape
+        ):
             kinds[name] = "linear"
         else:
             continue
@@ -184,7 +191,7 @@ def _open_file(path: Path) -> dict[str, StoredTensor]:
     tensors = {}
     try:
         with safe_open(path, framework="pt") as file:
-            order = {name: at for at, name in enumerate(json.loads((file.metadata() or {}).get(ORDER_KEY, "[]")))}
+            order = {name: at for at, name in enumerate(_order(file.metadata() or {}))}
             for name in sorted(file.keys(), key=lambda name: (order.get(name, len(order)), _natural(name))):
                 part = file.get_slice(name)
                 check = partial(_check_stored_dtype, name, part.get_dtype())
@@ -196,6 +203,15 @@ def _open_file(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def _order(metadata: Mapping[str, str]) -> list[str]:
+    """Return the names in the order of the model; none if the file does not say it, or means another thing by it."""
+    try:
+        names = json.loads(metadata.get(ORDER_KEY, "[]"))
+    except ValueError:
+        return []
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
+
+
 def _read_tensor(path: Path, name: str) -> Tensor:
     """Read a tensor by a mapping of its own, whose pages are given back with it: an open file would keep them all."""
     with safe_open(path, framework="pt") as file:
@@ -205,8 +221,11 @@ def _read_tensor(path: Path, name: str) -> Tensor:
 def _open_shards(index: Path) -> dict[str, StoredTensor]:
     content = _read_json(index)
     places = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(places, dict):
-        raise ValueError(f"{index} has no weight_map, so it is no index of safetensors files. Give a folder or a file.")
+    if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
+        raise ValueError(
+            f"{index} has no weight_map from names to files, so it is no index of safetensors files. Give a folder or "
+            "a file."
+        )
     names = sorted(set(places.values()))
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
@@ -248,18 +267,23 @@ def _refuse_other_forms(key: str, tensor: StoredTensor, layers: LayerSelection) 
         )
 
 
+def _bias_length(name: str, tensors: Mapping[str, StoredTensor]) -> int | None:
+    bias = tensors.get(f"{name}.bias" if name else "bias")
+    return bias.shape[0] if bias is not None and len(bias.shape) == 1 else None
+
+
 def _stored_inputs_first(tensors: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
     """Return which linear layers are stored as transformers' Conv1D; see the rule above."""
     turned: dict[str, bool] = {}
     square = []
     for name, (rows, columns) in shapes.items():
-        bias = tensors.get(f"{name}.bias" if name else "bias")
-        if bias is None or bias.shape not in ((rows,), (columns,)):
+        bias = _bias_length(name, tensors)
+        if bias not in (rows, columns):
             continue
         if rows == columns:
             square.append(name)
         else:
-            turned[name] = bias.shape == (columns,)
+            turned[name] = bias == columns
     found = {name for name, inputs_first in turned.items() if inputs_first}
     if found:
         found |= {name for name in square if _nearest(name, turned)}

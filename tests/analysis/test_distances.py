@@ -54,6 +54,14 @@ def test_a_layer_that_began_at_zero_has_absolute_distances(model):
     assert distances["1"] == LayerDistance(0, 0, relative=True)
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(0, 3), (3, 0)])
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_layer_without_weights_stays_where_it_is(inputs, outputs):
+    layer = nn.Linear(inputs, outputs)
+    distances = distance_from_initialization(layer, copy.deepcopy(layer), "linear")
+    assert distances.layers[""] == LayerDistance(0, 0, relative=False)
+
+
 def test_biases_are_no_part_of_it(model):
     other = copy.deepcopy(model)
     other[0].bias.data += 1
@@ -114,6 +122,18 @@ def test_without_its_start_a_training_asks_for_another(snapshots):
         distances_along_training(snapshots)
     with pytest.raises(FileNotFoundError, match="none of the 0 snapshots"):
         distances_along_training([])
+
+
+def test_two_snapshots_of_one_epoch_are_refused(snapshots):
+    with pytest.raises(ValueError, match=r"several snapshots are of epoch 1; give one of each epoch"):
+        distances_along_training([*snapshots, snapshots[1]])
+
+
+def test_a_single_snapshot_must_be_a_list(snapshots):
+    for single in (snapshots[0], str(snapshots[0]), Snapshot(snapshots[0], 0)):
+        with pytest.raises(TypeError, match="must be a list, also of one"):
+            distances_along_training(single)
+    assert distances_along_training(snapshots[:1]).keys() == {0}
 
 
 def test_a_snapshot_of_another_architecture_is_named(snapshots):

@@ -42,6 +42,14 @@ def test_random_directions_follow_it(dim):
     assert scipy.stats.kstest(projection_cdf(projections, dim), "uniform").pvalue > 0.01
 
 
+@pytest.mark.parametrize("dim", [2, 3, 4, 9])
+def test_uniform_weights_nearly_follow_it(dim):
+    weights = np.random.default_rng(dim).uniform(-1, 1, (200_000, dim))
+    projections = weights.sum(1) / (np.linalg.norm(weights, axis=1) * math.sqrt(dim))
+    distance, _ = kolmogorov_smirnov(projection_cdf(projections, dim))
+    assert distance < 0.06 / dim + 0.003  # the latter is chance; KS at level 0.05 or so
+
+
 def test_one_dimension_has_no_continuous_law():
     with pytest.raises(ValueError, match="dim=1"):
         projection_cdf(np.ones(1), 1)

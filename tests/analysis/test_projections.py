@@ -61,11 +61,12 @@ def test_values_are_those_of_the_original(known, golden_model, normalize):
     assert sum(len(found[stage]) for stage in ("0", "1")) == len(cells) - 1
 
 
-def test_p_values_are_uniform_on_random_initialisations():
+@pytest.mark.parametrize("initialise", [nn.init.normal_, lambda weight: weight], ids=["normal", "default of torch"])
+def test_p_values_are_uniform_on_random_initialisations(initialise):
     torch.manual_seed(3)
     layers = [nn.Conv2d(2 + number % 9, 40, 3, bias=False) for number in range(200)]
     for layer in layers:
-        nn.init.normal_(layer.weight)
+        initialise(layer.weight)
     statistics = projection_statistics(nn.ModuleList(layers))
     p_values = [layer.ks_p_value for layer in statistics.layers.values()]
     assert scipy.stats.kstest(p_values, "uniform").pvalue > 0.01
@@ -151,6 +152,16 @@ def test_a_layer_of_dead_filters_has_no_statistics():
     assert "NaN" not in json.dumps(statistics.to_dict())
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(0, 3), (3, 0)])
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_filters_without_weights_are_dead(inputs, outputs):
+    statistics = projection_statistics(nn.Sequential(nn.Linear(inputs, outputs), nn.Linear(2, 5)), "linear")
+    layer = statistics.layers["0"]
+    assert (layer.num_filters, layer.num_dead, layer.mass, layer.dim) == (outputs, outputs, None, inputs)
+    assert statistics.net.num_filters - statistics.net.num_dead == len(statistics.net.projections) == 5
+    assert "no live filter" not in str(statistics)
+
+
 def test_a_single_filter_is_enough():
     layer = statistics_of(torch.tensor([[1.0, 2.0, -5.0]]))
     assert layer.projections == pytest.approx((-2 / math.sqrt(90),))
@@ -211,6 +222,18 @@ def test_another_file_is_refused(tmp_path):
     (tmp_path / "other.json").write_text('{"layers": {}}')
     with pytest.raises(ValueError, match="no projection statistics"):
         ProjectionStatistics.load(tmp_path / "other.json")
+
+
+def test_zeros_are_on_neither_side():
+    zero_sum, positive = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([1.0, 2.0, 3.0])
+    weight = torch.cat([zero_sum.repeat(60, 1), positive.repeat(30, 1), -positive.repeat(10, 1)])
+    statistics = projection_statistics(linear(weight), "linear")
+    assert statistics.net.mass == 0.7
+    assert "biased to positive" in str(statistics)
+    assert str(statistics).endswith("60 of the 100 projections are 0, on neither side.")
+    statistics = projection_statistics(linear(-weight), "linear")
+    assert "biased to negative" in str(statistics)
+    assert max(map(len, str(statistics).splitlines())) <= 100
 
 
 @pytest.mark.parametrize("mean", [-1, 0, 1])

@@ -8,6 +8,7 @@ from safetensors.torch import save_model
 from torch import nn
 
 from hf_sphere.analysis import projection_statistics
+from hf_sphere.analysis.layers import layer_kind
 from hf_sphere.analysis.stages import blocks_of_stages, numbered_stage, stages_of_model, stages_of_names
 
 
@@ -23,6 +24,7 @@ from hf_sphere.analysis.stages import blocks_of_stages, numbered_stage, stages_o
         ("features.denseblock2.denselayer1.conv1", 2),
         ("features.transition2.conv", 2),
         ("layers.1.blocks.0.mlp.fc1", 2),
+        ("layers.1.downsample.reduction", 2),
         ("blocks.2.0.conv_dw", 3),
         ("conv1", None),
         ("layer1", None),
@@ -57,6 +59,12 @@ def by_stage(model):
             {0: 1, 1: 2, 2: 12, 3: 30, 4: 12, 5: 1},
         ),
         (lambda: torchvision.models.alexnet(), {0: 1, 1: 1, 2: 3, 3: 3}),
+        (lambda: timm.create_model("swin_tiny_patch4_window7_224"), {0: 1, 1: 8, 2: 9, 3: 25, 4: 10}),
+        (lambda: timm.create_model("efficientnet_b0"), {0: 1, 1: 4, 2: 10, 3: 10, 4: 15, 5: 15, 6: 20, 7: 7}),
+        (lambda: torchvision.models.convnext_tiny(), {0: 58, 1: 1}),
+        (lambda: torchvision.models.swin_t(), {0: 52, 1: 1}),
+        (lambda: torchvision.models.efficientnet_b0(), {0: 81, 1: 1}),
+        (lambda: torchvision.models.mobilenet_v2(), {0: 53}),
     ],
 )
 def test_stages_are_those_of_the_network(model, expected):
@@ -81,6 +89,26 @@ def test_blocks_count_within_a_stage():
 def test_names_without_stages_say_nothing():
     assert stages_of_names({"features.0": "conv", "classifier.1": "linear"}) is None
     assert stages_of_names({"stem": "conv", "layer2.0": "conv", "fc": "linear"}) == {"stem": 0, "layer2.0": 2, "fc": 2}
+
+
+def stages_by_both(name):
+    """Stages of the layers of a model of timm: by its modules, and by its names."""
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    kinds = {name: kind for name, module in model.named_modules() if (kind := layer_kind(module))}
+    return stages_of_model(model), stages_of_names(kinds)
+
+
+def test_names_say_of_swin_what_its_modules_say():
+    by_modules, by_names = stages_by_both("swin_tiny_patch4_window7_224")
+    assert by_names == by_modules
+    assert by_names["layers.1.downsample.reduction"] == 2
+
+
+def test_names_do_not_say_that_a_layer_comes_after_the_stages():
+    by_modules, by_names = stages_by_both("efficientnet_b0")
+    assert {name for name in by_names if by_names[name] != by_modules[name]} == {"conv_head"}
+    assert (by_modules["conv_head"], by_names["conv_head"]) == (7, 0)
 
 
 def test_a_file_has_the_stages_of_its_model(tmp_path):

@@ -90,6 +90,11 @@ def test_a_square_layer_is_taken_for_what_is_nearest():
         ("wte", False),
         ("shared", False),
         ("decoder.relative_attention_bias", False),
+        ("tok_emb", False),
+        ("rotary.emb", False),
+        ("quantizer.codebook", False),
+        ("embedding_table", False),
+        ("emb_proj", True),
         ("embeddings_project", True),
         ("embed_out", True),
         ("patch_embed.proj", True),
@@ -99,6 +104,13 @@ def test_a_square_layer_is_taken_for_what_is_nearest():
 def test_embedding_tables_are_no_linear_layers(name, is_layer):
     state = {f"{name}.weight": torch.randn(4, 3), "other.weight": torch.randn(2, 2)}
     assert (name in read(state)) == is_layer
+
+
+@pytest.mark.parametrize("name", ["class_embed", "time_embed", "shared"])
+def test_what_has_a_bias_is_no_embedding_table(name):
+    state = {f"{name}.weight": torch.randn(4, 3), "other.weight": torch.randn(2, 2)}
+    assert name in read({**state, f"{name}.bias": torch.randn(4)})
+    assert name not in read({**state, f"{name}.bias": torch.randn(5)})
 
 
 def test_names_are_ordered_by_their_numbers(write):
@@ -169,9 +181,10 @@ def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path):
     index.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"pooler\.other\.weight is in model-.*, but it is not"):
         read(index)
-    index.write_text("{}")
-    with pytest.raises(ValueError, match="no weight_map"):
-        read(index)
+    for content in ("{}", '{"weight_map": ["x"]}', '{"weight_map": {"x": 1}}', '{"weight_map": {"x": ["y"]}}'):
+        index.write_text(content)
+        with pytest.raises(ValueError, match="no weight_map"):
+            read(index)
     index.write_text("{")
     with pytest.raises(ValueError, match="no JSON"):
         read(index)
@@ -229,3 +242,10 @@ def test_layers_of_a_snapshot_come_in_the_order_of_the_model(tmp_path):
     model = nn.ModuleDict({"stem": nn.Conv2d(3, 4, 3), "body": nn.Conv2d(4, 4, 3), "a_head": nn.Linear(4, 2)})
     found = [layer.name for layer in iterate_layers(save_snapshot(model, tmp_path, 0), "all")]
     assert found == ["stem", "body", "a_head"]
+
+
+@pytest.mark.parametrize("order", ["by name", "3", "null", '{"b": 0}', "[1, [2]]", '"b"'])
+def test_an_order_that_is_no_list_of_names_is_none(order, tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file({f"{name}.weight": torch.ones(2, 2) for name in "ba"}, path, metadata={"order": order})
+    assert list(read(path)) == ["a", "b"]
