@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if len(entries) > 1:
         write_json(output_dir / "training.json", training)
     if stages is not None:
-        write_json(output_dir / "stages.json", stages)
+        write_json(output_dir / "stages.json", {"metadata": {"model": name, **metadata}, **stages})
     draw(args, result["projections"], training, output_dir)
     write_json(output_dir / RESULTS_FILE, {"model": name, **metadata, **sums(statistics)})
     print(f"\nResults in {output_dir}")
@@ -157,7 +157,9 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]
     metadata = {name: settings[name] for name in NOTED if settings.get(name) is not None}
     accuracies: dict[int, dict[str, float]] = {}
     if (folder / RESULTS_FILE).is_file():
-        for entry in json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))["history"]:
+        results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+        metadata["epoch"] = results["epoch"]
+        for entry in results["history"]:
             found = {"train_accuracy": entry.get("train_accuracy")}
             found["eval_accuracy"] = entry.get("eval_accuracy", entry.get("validation_accuracy"))
             accuracies[entry["epoch"]] = {name: value for name, value in found.items() if value is not None}

@@ -112,12 +112,14 @@ def test_accuracies_are_those_of_the_run(followed, trained, results_of):
 
 def test_stages_are_filed_as_by_the_original_program(followed):
     stages = json.loads((followed / "stages.json").read_text())
-    assert {stage: list(blocks) for stage, blocks in stages.items() if stage != "net"} == {
+    assert {stage: list(blocks) for stage, blocks in stages.items() if stage.isdigit()} == {
         "0": ["0", "1"],
         "1": ["0", "1"],
         "2": ["0", "1"],
     }
     assert {"projections", "mass", "mean", "l2_dist", "l_inf_dist"} <= set(stages["2"]["1"])
+    about = stages["metadata"]
+    assert (about["backbone"], about["dataset_name"], about["epoch"], about["seed"]) == ("lenet9", "digits", 3, 0)
 
 
 @pytest.mark.parametrize("picture", ["masses.png", "histograms.png", "along_training.png"])
