@@ -348,15 +348,19 @@ class TestLayerNames:
         assert shorten_layer_names(names) == ["backbone.conv1", "layer1.0.conv1", "layer2.0.conv1", "model.head"]
 
     def test_words_are_shortened_but_numbers_stay(self):
-        names = ["encoder.stages.0.layers.9.q_projection", "encoder.stages.0.layers.10.q_projection"]
-        assert shorten_layer_names(names, 16) == ["layer.9.q_proje", "layer.10.q_proje"]
+        names = ["encoder.stages.0.layers.9.q_projection", "encoder.stages.0.layers.10.k_projection"]
+        assert shorten_layer_names(names, 16) == ["layer.9.q_proje", "layer.10.k_proje"]
+
+    def test_what_all_end_with_goes_where_that_leaves_less(self):
+        names = ["vision.stages.0.layers.0.convolution", "vision.stages.1.layers.0.convolution"]
+        assert shorten_layer_names(names) == ["stages.0", "stages.1"]
 
     def test_a_name_that_starts_another_is_kept(self):
         names = ["backbone.stage_of_the_network", "backbone.stage_of_the_network.convolution"]
         assert shorten_layer_names(names, 20) == ["bac.sta_of_the_net", "sta_of_the_net.con"]
 
     def test_where_no_word_can_go_names_are_numbered(self):
-        names = [start + ".y" * 20 for start in "abcd"]
+        names = ["y." * place + "x" + ".y" * (20 - place) for place in (0, 7, 14, 20)]
         short = shorten_layer_names(names, 10)
         assert [name[:2] for name in short] == ["1…", "2…", "3…", "4…"]
 

@@ -13,8 +13,9 @@ _WORD = re.compile(r"[^\W\d_]+")
 def shorten_layer_names(names: Sequence[str], longest: int = 26) -> list[str]:
     """Shorten module paths of one model, all in the same way, as far as the longest of them needs it.
 
-    First go the starts that are not needed to tell them apart, then the ends of the words: `encoder.stages.0.layers.1`
-    becomes `stages.0.layers.1`, and that `sta.0.lay.1`. Numbers stay, since by them layers are told apart.
+    First go the starts that are not needed to tell them apart, or what all start and end with, whichever leaves less,
+    then the ends of the words: `encoder.stages.0.layers.1` becomes `stages.0.layers.1`, and that `sta.0.lay.1`. Numbers
+    stay, since by them layers are told apart.
 
     Args:
         names: Module paths, each once.
@@ -26,7 +27,7 @@ def shorten_layer_names(names: Sequence[str], longest: int = 26) -> list[str]:
     """
     if max(map(len, names), default=0) <= longest:
         return list(names)
-    names = _tails(names)
+    names = min(_tails(names), _without_common_ends(names), key=lambda short: max(map(len, short)))
     if max(map(len, names)) <= longest:
         return list(names)
     for letters in range(longest, 1, -1):
@@ -50,6 +51,21 @@ def _tails(names: Sequence[str]) -> list[str]:
         return ".".join(path)
 
     return [tail(path) for path in paths]
+
+
+def _without_common_ends(names: Sequence[str]) -> list[str]:
+    """Leave out the parts that all paths start or end with; what is left begins with a word, not with a number."""
+    paths = [name.split(".") for name in names]
+    spare = min(map(len, paths)) - 1  # parts that every path can do without
+    start = 0
+    while start < spare and len({path[start] for path in paths}) == 1:
+        start += 1
+    while start > 0 and any(path[start].isdecimal() for path in paths):
+        start -= 1
+    end = 0
+    while start + end < spare and len({path[-1 - end] for path in paths}) == 1:
+        end += 1
+    return [".".join(path[start : len(path) - end]) for path in paths]
 
 
 def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
