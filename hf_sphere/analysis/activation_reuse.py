@@ -1,20 +1,24 @@
 """What a model computes before a layer that changes, computed once and used for all its changes."""
 
 import contextlib
+import math
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from hf_sphere.analysis.cuts import CutFinder, Entry, recorded, replayed
-from hf_sphere.analysis.swapping import Forward, patched_forwards
-from hf_sphere.analysis.tensor_trees import close, tensors
+from hf_sphere.analysis.swapping import Forward, compiled_modules, left_as_it_was, patched_forwards
+from hf_sphere.analysis.tensor_trees import close, taken_apart, tensors
 
 INPUT_TOLERANCE = 1e-4
 """Up to this part of the largest projection in a batch its projections may differ: the order of sums, no more."""
+
+LARGEST_INPUT = 1e6
+"""Numbers beyond it, as masks hold them, count as this one in projections."""
 
 Run = Callable[[int, Forward, tuple, dict], Any]
 """Makes a call of the model: its number in the evaluation, the forward method, arguments and keywords."""
@@ -34,7 +38,7 @@ class ActivationReuse:
         changes: Names of the tensors that change with a layer, asked for once the model ran.
         max_cached_bytes: Room for recorded inputs. Cuts that do not fit are recorded by a later pass, which begins at
             the cut before; of a cut that does not even fit alone the first batches are recorded, the others run whole.
-        enabled: Whether to reuse anything; otherwise each evaluation runs whole.
+        enabled: Whether to reuse anything; otherwise each evaluation runs whole, and nothing is put into the model.
 
     Attributes:
         layers: The paths.
@@ -55,19 +59,21 @@ class ActivationReuse:
         self._model = model
         self._evaluation = evaluation
         self._changes = changes
-        self._enabled = enabled and not _is_compiled(model)
+        self._enabled = enabled and not compiled_modules(model)
         self._room = self._free = max_cached_bytes
         self._order: list[nn.Module] = []
         self._written: set[nn.Module] = set()  # cuts that need copies
         self._entries: dict[nn.Module, dict[int, Entry]] = {}  # by the number of the model's call; in order
         self._sizes: dict[nn.Module, dict[int, int]] = {}
-        self._inputs: list[tuple[list[torch.Size], list[Tensor]]] | None = None
+        self._inputs: list[_Given] | None = None
 
     def baseline(self) -> Any:
         """Evaluate the untouched model, find the cuts and record their inputs, as many as there is room for."""
+        if not self._enabled:
+            return self._evaluation(self._model)
 
         def run(number: int, forward: Forward, args: tuple, kwargs: dict) -> Any:
-            if number == 0 and self._enabled:
+            if number == 0:
                 self._find_cuts(forward, args, kwargs)
             with recorded(self._model, self._order, partial(self._record, number)):
                 return forward(*args, **kwargs)
@@ -116,7 +122,13 @@ class ActivationReuse:
     def _find_cuts(self, forward: Forward, args: tuple, kwargs: dict) -> None:
         """Find the cuts of all layers, in the middle of the model's first call."""
         enabled = torch.is_grad_enabled()
-        with torch.inference_mode(False), torch.set_grad_enabled(enabled):  # inference tensors do not count writes
+        devices = {tensor.device for tensor in [*self._model.parameters(), *self._model.buffers()]}
+        with (
+            torch.inference_mode(False),  # inference tensors do not count writes
+            torch.set_grad_enabled(enabled),
+            torch.random.fork_rng([device for device in devices if device.type == "cuda"]),
+            left_as_it_was(self._model),
+        ):
             finder = CutFinder(self._model, forward, args, kwargs)
             for layer in self.layers:
                 found = finder.find(layer, self._changes(layer))
@@ -164,17 +176,25 @@ class ActivationReuse:
             self._free += self._sizes[cut][number]
 
     def _evaluate(self, run: Run) -> Any:
-        """Evaluate with other calls of the model, and check that it is given what it was given the first time."""
-        inputs: list[tuple[list[torch.Size], list[Tensor]]] = []
+        """Evaluate with other calls of the model, and check that it is given what it was given the first time.
+
+        A call that is given something else than the first one, a keyword more for instance, may take another way than
+        the one that the cuts were tried on; it runs whole.
+        """
+        seen: list[_Given] = []
         before = self._inputs
 
         def call(forward: Forward) -> Forward:
             def called(*args: Any, **kwargs: Any) -> Any:
-                number = len(inputs)
-                shapes = [leaf.shape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-                inputs.append((shapes, _fingerprint((args, kwargs))))
-                if before is not None and (number >= len(before) or shapes != before[number][0]):
+                given = self._seen(args, kwargs)
+                if given is None:
+                    return forward(*args, **kwargs)
+                number = len(seen)
+                seen.append(given)
+                if before is not None and (number >= len(before) or not given.has_form_of(before[number])):
                     raise ValueError(_other_inputs(number))
+                if given.structure != seen[0].structure:
+                    return forward(*args, **kwargs)
                 return run(number, forward, args, kwargs)
 
             return called
@@ -182,25 +202,74 @@ class ActivationReuse:
         with patched_forwards({self._model: call}):
             result = self._evaluation(self._model)
         if before is None:
-            self._inputs = inputs
+            self._inputs = seen
             return result
         # Only now is the device waited for.
-        for number, ((_, new), (_, old)) in enumerate(zip(inputs, before, strict=False)):
-            if not all(close(a, b, INPUT_TOLERANCE) for a, b in zip(new, old, strict=True)):
+        for number, (new, old) in enumerate(zip(seen, before, strict=False)):
+            if not new.is_close_to(old):
                 raise ValueError(_other_inputs(number))
-        if len(inputs) < len(before):
-            raise ValueError(_other_inputs(len(inputs)))
+        if len(seen) < len(before) and self._enabled:
+            raise ValueError(_other_inputs(len(seen)))
         return result
 
+    def _seen(self, args: tuple, kwargs: dict) -> "_Given | None":
+        """Look at what the model is given; where that cannot be done, nothing is reused from now on."""
+        if self._enabled:
+            try:
+                return _Given.of((args, kwargs))
+            except Exception:  # an object with tensors inside, a sparse tensor; it may be another one the next time
+                self._enabled = False
+                self.cuts.clear()
+                self._entries.clear()
+        return None
 
-def _fingerprint(given: Any) -> list[Tensor]:
-    """Return of each tensor a random projection of every example, (B,), that tells one batch from another."""
-    found: list[Tensor] = []
-    for tensor in tree_leaves(given):
-        if isinstance(tensor, Tensor):
-            rows = tensor.detach().float().nan_to_num(0.0, 0.0, 0.0).reshape(len(tensor) if tensor.ndim else 1, -1)
-            found.append(rows @ _direction(rows.shape[1]).to(rows.device))
-    return found
+
+@dataclass(frozen=True)
+class _Given:
+    """What a call of the model was given, as much of it as tells it from another.
+
+    Attributes:
+        structure: All but the tensors.
+        shapes: Of the tensors.
+        projections: Of the tensors.
+    """
+
+    structure: tuple
+    shapes: list[torch.Size]
+    projections: list[Tensor]
+
+    @classmethod
+    def of(cls, given: Any) -> "_Given":
+        found, structure = taken_apart(given)
+        projections = [projection for tensor in found for projection in _projections(tensor)]
+        return cls(structure, [tensor.shape for tensor in found], projections)
+
+    def has_form_of(self, other: "_Given") -> bool:
+        return self.structure == other.structure and self.shapes == other.shapes
+
+    def is_close_to(self, other: "_Given") -> bool:
+        pairs = zip(self.projections, other.projections, strict=True)
+        return all(close(new, old, INPUT_TOLERANCE) for new, old in pairs)
+
+
+def _projections(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Project the examples of a batch.
+
+    Returns:
+        Of the first example, (1,), and of what each differs from the first by, (B,): what is large in all of them alike
+        does not hide that they changed places.
+
+    Raises:
+        TypeError: If it has no rows that can be projected.
+    """
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        raise TypeError(f"a tensor of layout {tensor.layout} and dtype {tensor.dtype} is not compared.")
+    values = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    values = values.float().nan_to_num(0.0).clamp(-LARGEST_INPUT, LARGEST_INPUT)
+    rows = values.reshape(1, 1) if not values.ndim else values.reshape(len(values), math.prod(values.shape[1:]))
+    direction = _direction(rows.shape[1]).to(rows.device)
+    with torch.autocast(rows.device.type, enabled=False):
+        return rows[:1] @ direction, (rows - rows[:1]) @ direction
 
 
 @lru_cache(maxsize=8)
@@ -214,12 +283,4 @@ def _other_inputs(number: int) -> str:
         f"evaluate did not give the model the same as the first time (from its call {number + 1} on), so that what was "
         "computed then cannot be reused. Give the same batches in the same order each time, without shuffling and "
         "random augmentation, or pass reuse_activations=False."
-    )
-
-
-def _is_compiled(model: nn.Module) -> bool:
-    """Tell whether a part of the model is what torch.compile made, which does not see the forward methods put in."""
-    return any(
-        getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
-        for module in model.modules()
     )

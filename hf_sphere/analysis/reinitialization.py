@@ -17,15 +17,28 @@ from hf_sphere.analysis.replacements import (
     SnapshotLike,
     Weights,
     check_architecture,
+    check_names,
     open_snapshots,
     read_for,
     tensor_names,
 )
 from hf_sphere.analysis.robustness import LayerRobustness, ReinitializationRobustness
-from hf_sphere.analysis.swapping import evaluation_mode, named_tensors, observed_batch_norms, swapped_tensors
+from hf_sphere.analysis.swapping import (
+    compiled_modules,
+    evaluation_mode,
+    left_as_it_was,
+    named_tensors,
+    observed_batch_norms,
+    swapped_tensors,
+)
 
 Column = Callable[[Sequence[str]], Weights]
 """Where the weights of a column of the table come from, given the paths of the modules that they are for."""
+
+_UNSEEN = (
+    "evaluate runs {} of the model where it cannot be seen which batch norms take their output (compiled?); let it run "
+    "the model that it is given, not compiled, or pass include_batch_norm=False."
+)
 
 
 def reinitialization_robustness(
@@ -49,14 +62,17 @@ def reinitialization_robustness(
     A layer is its weights and bias, all that its module holds. What the model computes before the layer is computed
     once and used again for each of its cells, where a trial on a few examples proves that this is right; elsewhere
     (a connection past the layer, weights that are used twice) the next outer module is tried, then the whole model
-    runs. The model is left as it was, the same tensors in the same places, also after an exception.
+    runs. The model is left as it was, the same tensors and attributes in the same places, also after an exception.
+    Trials take time: of a deep model and few images the table may be had sooner with `reuse_activations=False`.
 
     Args:
         model: The trained model, any module; on any device, of any dtype.
         snapshots: Snapshots, their paths, state dicts or modules, in order. A snapshot and a path are called by the
             epoch, the others by their place in the list. Of a file only the layer at hand is read.
         evaluate: Runs the model that it is given over its batches and returns the accuracy in [0, 1]. The batches and
-            their order must be the same each time.
+            their order must be the same each time. It may use only what the model returns: hooks see, and attributes
+            keep, nothing of the modules that do not run again. Weights that are kept outside of modules, in a list for
+            instance, are not put back.
         layers: Which layers: `conv`, `linear` or `all`.
         include_1x1: Also convolutions whose kernel is one point.
         include_batch_norm: A batch norm that takes the very output of a layer goes with the layer: its weights and its
@@ -68,16 +84,18 @@ def reinitialization_robustness(
         reuse_activations: False lets the whole model run for each cell.
         max_cached_bytes: Room for what is computed once, on the model's device.
         finished: Accuracies that are known already, by `<layer>@<label>`, `<layer>@random<draw>` and `baseline`; they
-            are not computed again, and new ones are put in one by one, so that a run can stop and go on.
+            are not computed again, and new ones are put in one by one, so that a run can stop and go on. The baseline
+            is measured again if any other is left to measure.
         progress: Show a bar.
 
     Returns:
         The accuracies.
 
     Raises:
-        ValueError: If the model has no such layer, no snapshot is there and nothing is drawn, a snapshot is of another
-            architecture, `evaluate` returns no share, or where activations are reused gives the model other inputs than
-            the first time, or a layer can only be drawn by `fresh` and that is not given.
+        ValueError: If the model has no such layer, or under other names in its state dict, no snapshot is there and
+            nothing is drawn, a snapshot is of another architecture, `evaluate` returns no share, or where activations
+            are reused gives the model other inputs than the first time, it cannot be seen which batch norms go with a
+            layer, or a layer can only be drawn by `fresh` and that is not given.
         TypeError: If a snapshot is none of the above.
 
     Reference:
@@ -97,9 +115,11 @@ def reinitialization_robustness(
     if not found and not num_random:
         raise ValueError("there is nothing to put into the layers; give snapshots that are there, or num_random.")
     state = named_tensors(model)
-    norms = {path for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    norms = {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    norms = norms if include_batch_norm else {}
+    check_names(state, modules | norms)
     for weights in found:
-        check_architecture(state, weights, [*modules, *(norms if include_batch_norm else ())])
+        check_architecture(state, weights, modules | norms)
     draw_labels = [f"random{number}" for number in range(num_random)]
     columns: dict[str, Column] = {weights.label: partial(_same, weights) for weights in found}
     if num_random:
@@ -108,7 +128,10 @@ def reinitialization_robustness(
     known = {} if finished is None else finished
     left = {layer: [label for label in columns if f"{layer}@{label}" not in known] for layer in modules}
     left = {layer: labels for layer, labels in left.items() if labels}
-    observed = modules if include_batch_norm and norms else {}
+    observed = modules if norms else {}
+    compiled = {inner for outer in compiled_modules(model) for inner in outer.modules()}
+    if unseen := [path for path, module in observed.items() if module in compiled]:
+        raise ValueError(_UNSEEN.format(f"the layer {unseen[0]!r}"))
 
     def paths(layer: str) -> list[str]:
         return [layer, *seen.get(layer, [])]
@@ -122,15 +145,12 @@ def reinitialization_robustness(
     reuse = ActivationReuse(model, measure, list(left), names, max_cached_bytes, reuse_activations)
     if left or "baseline" not in known:
         num_cells = 1 + sum(map(len, left.values()))
-        with tqdm(total=num_cells, desc="untouched model", disable=not progress) as bar, evaluation_mode(model):
+        bar = tqdm(total=num_cells, desc="untouched model", disable=not progress)
+        with bar, left_as_it_was(model), evaluation_mode(model):
             with observed_batch_norms(model, observed) as seen:
                 known["baseline"] = reuse.baseline()
             if observed and not seen:
-                raise ValueError(
-                    "evaluate ran no layer of the model itself (a compiled copy?), so that it cannot be seen which "
-                    "batch norms take their output; let it run the model that it is given, or pass "
-                    "include_batch_norm=False."
-                )
+                raise ValueError(_UNSEEN.format("no layer"))
             bar.update()
             for layer in reuse.layers:
                 reuse.enter(layer, len(left[layer]))

@@ -89,6 +89,26 @@ def tensor_names(state: Mapping[str, Tensor], path: str) -> list[str]:
     return [name for name in state if name.startswith(prefix)]
 
 
+def check_names(state: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+    """Refuse modules whose tensors go by other names, so that none of them would be replaced.
+
+    Args:
+        state: The model's tensors by their names.
+        modules: Modules of it by their paths.
+
+    Raises:
+        ValueError: If a tensor of a module is not to be found under the module's path.
+    """
+    for path, module in modules.items():
+        for name in named_tensors(module):
+            full = f"{path}.{name}" if path else name
+            if full not in state:
+                raise ValueError(
+                    f"the state dict of the model has no {full}, for something around the module {path!r} changes the "
+                    "names in it (a wrapper for activation checkpointing?). Give the model without it."
+                )
+
+
 def read_for(state: Mapping[str, Tensor], weights: Weights, names: Sequence[str]) -> dict[str, Tensor]:
     """Read tensors for a model, of its dtype and on its device; copies, so that the snapshot stays what it is."""
     shapes = weights.shapes()

@@ -19,7 +19,8 @@ class LayerRobustness:
     """Accuracies with other weights in one layer.
 
     Attributes:
-        snapshots: Label of a snapshot to the accuracy with its weights.
+        snapshots: Label of a snapshot, its epoch or its place in the list, to the accuracy with its weights; in the
+            order of the list.
         random: Accuracy with each fresh draw.
     """
 
@@ -38,7 +39,7 @@ class LayerRobustness:
 
     @property
     def reset(self) -> float | None:
-        """Accuracy with the earliest snapshot, or, if there is none, the mean over the draws."""
+        """Accuracy with the first snapshot, or, if there is none, the mean over the draws."""
         return next(iter(self.snapshots.values()), self.random_mean)
 
 
@@ -59,11 +60,11 @@ class ReinitializationRobustness(SavedResult):
     def critical_layers(self, drop: float = 0.05) -> list[str]:
         """Return the layers whose reset costs more accuracy than `drop`, the worst first.
 
-        A layer is reset to the earliest snapshot or, where there are none, to fresh draws, whose mean counts.
+        A layer is reset to the first snapshot of the list or, where there are none, to fresh draws, whose mean counts.
         """
         resets = {name: layer.reset for name, layer in self.layers.items()}
         costs = {name: self.accuracy - reset for name, reset in resets.items() if reset is not None}
-        return sorted((name for name, cost in costs.items() if cost > drop), key=lambda name: -costs[name])
+        return sorted((name for name, cost in costs.items() if cost > drop + 1e-9), key=lambda name: -costs[name])
 
     def to_dict(self) -> dict[str, Any]:
         """Return what JSON can hold."""
@@ -121,7 +122,7 @@ class ReinitializationRobustness(SavedResult):
             lines.append(f"{_shorten(_name(name), name_width):<{name_width}}{cells}")
         critical = self.critical_layers(drop)
         others = [_name(name) for name in self.layers if name not in critical]
-        reset = f"snapshot {labels[0]}" if labels else "fresh random weights"
+        reset = f"the first snapshot, {labels[0]}" if labels else "fresh random weights"
         for what, names in (
             (f"lose more than {drop:g} with {reset} (critical)", [_name(name) for name in critical]),
             ("lose no more than that", others),

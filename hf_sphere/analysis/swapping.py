@@ -1,14 +1,18 @@
 """Tensors and forward methods of a model, put in the place of others for a while and always taken out again."""
 
 import contextlib
+import copy
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from hf_sphere.analysis.tensor_trees import copied
 
 Forward = Callable[..., Any]
 Patch = Callable[[Forward], Forward]
@@ -31,7 +35,10 @@ def swapped_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[
         values: Tensors by their names in the state dict, of the shape, dtype and device of those they stand for.
     """
     named = named_tensors(model)
-    others = {id(named[name]): value for name, value in values.items()}
+    others: dict[int, Tensor] = {}
+    for name, value in values.items():
+        is_parameter = isinstance(named[name], nn.Parameter)
+        others[id(named[name])] = nn.Parameter(value.detach(), False) if is_parameter else value.detach()
     taken: list[tuple[dict[str, Any], str, Tensor]] = []
     try:
         for module in model.modules():
@@ -40,12 +47,37 @@ def swapped_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[
                 for key, tensor in place.items():
                     if tensor is not None and id(tensor) in others:
                         taken.append((place, key, tensor))
-                        value = others[id(tensor)].detach()
-                        place[key] = nn.Parameter(value, False) if isinstance(tensor, nn.Parameter) else value
+                        place[key] = others[id(tensor)]
         yield
     finally:
         for place, key, tensor in taken:
             place[key] = tensor
+
+
+@contextlib.contextmanager
+def left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Keep what a model computes from changing it, such as running statistics, counters and features that it keeps.
+
+    The model works with copies of its buffers and of the tensors among its attributes; what was tied stays tied. At the
+    end all buffers and attributes of its modules are the objects that they were, also after an exception.
+
+    Args:
+        model: Any module.
+    """
+    before = [(place, dict(place)) for module in model.modules() for place in (module._buffers, vars(module))]
+    own = [
+        {key: value for key, value in kept.items() if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)}
+        for _, kept in before
+    ]
+    try:
+        for (place, _), copies in zip(before, copied(own), strict=True):
+            place.update(copies)
+        yield
+    finally:
+        for place, kept in before:
+            place.update(kept)
+            for key in place.keys() - kept.keys():
+                del place[key]
 
 
 @contextlib.contextmanager
@@ -58,7 +90,7 @@ def patched_forwards(replacements: Mapping[nn.Module, Patch]) -> Iterator[None]:
     before = {module: module.__dict__.get("forward") for module in replacements}
     try:
         for module, replace in replacements.items():
-            module.__dict__["forward"] = _unless_compiling(module.forward, replace(module.forward))
+            module.__dict__["forward"] = _PutIn(module, before[module], replace(module.forward))
         yield
     finally:
         for module, forward in before.items():
@@ -68,15 +100,37 @@ def patched_forwards(replacements: Mapping[nn.Module, Patch]) -> Iterator[None]:
                 module.__dict__["forward"] = forward
 
 
-def _unless_compiling(original: Forward, replacement: Forward) -> Forward:
-    """Keep a replacement out of what torch.compile makes of a model."""
+class _PutIn:
+    """A forward method in the place of another, which torch.compile goes on to see.
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    A deep copy of the module gets the other one too, bound to the copy: what is put in belongs to the model.
+    """
+
+    def __init__(self, module: nn.Module, own: Forward | None, replacement: Forward) -> None:
+        self._module = module
+        self._own = own  # the method that was set on the instance
+        self._replacement = replacement
+        self.__wrapped__ = module.forward  # inspect.signature asks for it by this name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            return original(*args, **kwargs)
-        return replacement(*args, **kwargs)
+            return self.__wrapped__(*args, **kwargs)
+        return self._replacement(*args, **kwargs)
 
-    return forward
+    def __deepcopy__(self, memo: dict[int, Any]) -> Forward:
+        if self._own is not None:
+            return copy.deepcopy(self._own, memo)
+        twin = memo[id(self._module)]
+        return MethodType(type(twin).forward, twin)
+
+
+def compiled_modules(model: nn.Module) -> list[nn.Module]:
+    """Return what torch.compile made in a model; forward methods that are put in do not run in there."""
+    return [
+        module
+        for module in model.modules()
+        if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+    ]
 
 
 @contextlib.contextmanager
@@ -100,15 +154,27 @@ def observed_batch_norms(model: nn.Module, layers: Mapping[str, nn.Module]) -> I
         layers: Some of its modules by their paths.
 
     Yields:
-        Path of each layer that ran to those of the batch norms whose input was the very tensor that the layer gave;
-        filled as the model runs.
+        Path of each layer that ran to those of the batch norms whose input was the very tensor that the layer gave, and
+        that no other module took before, such as an activation that writes into it; filled as the model runs.
     """
     found: dict[str, list[str]] = {}
     outputs: dict[str, weakref.ref[Tensor]] = {}
 
+    def givers(given: Sequence[Any]) -> list[str]:
+        values = [value for value in given if isinstance(value, Tensor)]
+        return [name for name, output in outputs.items() if any(output() is value for value in values)]
+
+    def take(forward: Forward) -> Forward:
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            for name in givers([*args, *kwargs.values()]):
+                del outputs[name]
+            return forward(*args, **kwargs)
+
+        return observed
+
     def leave(name: str, forward: Forward) -> Forward:
         def observed(*args: Any, **kwargs: Any) -> Any:
-            output = forward(*args, **kwargs)
+            output = take(forward)(*args, **kwargs)
             found.setdefault(name, [])
             if isinstance(output, Tensor):
                 outputs[name] = weakref.ref(output)
@@ -118,17 +184,19 @@ def observed_batch_norms(model: nn.Module, layers: Mapping[str, nn.Module]) -> I
 
     def enter(norm: str, forward: Forward) -> Forward:
         def observed(*args: Any, **kwargs: Any) -> Any:
-            given = [*args, *kwargs.values()]
-            for name, output in outputs.items():
-                if output() is not None and output() is given[0] and norm not in found[name]:
+            for name in givers([*args, *kwargs.values()][:1]):
+                if norm not in found[name]:
                     found[name].append(norm)
             return forward(*args, **kwargs)
 
         return observed
 
-    patches: dict[nn.Module, Patch] = {module: partial(leave, name) for name, module in layers.items()}
+    patches: dict[nn.Module, Patch] = {}
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
             patches[module] = partial(enter, name)
+        elif not (list(module.children()) or isinstance(module, nn.Identity)):
+            patches[module] = take
+    patches |= {module: partial(leave, name) for name, module in layers.items()}
     with patched_forwards(patches):
         yield found

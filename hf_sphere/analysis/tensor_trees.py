@@ -7,28 +7,46 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 _PLAIN = (NoneType, bool, int, float, str, torch.dtype, torch.device, torch.Size)
 
 
-def tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in a value: in lists, tuples, mappings and dataclasses, one in another.
+def taken_apart(value: Any) -> tuple[list[Tensor], tuple]:
+    """Return the tensors in a value, in lists, tuples, mappings and dataclasses, one in another, and all the rest.
+
+    Returns:
+        The tensors, and what can be compared: where they were, their dtypes and numbers of axes, and everything else.
 
     Raises:
         TypeError: If there is something else in it that may hold tensors.
     """
     found: list[Tensor] = []
-    for leaf in tree_leaves(value):
+    rest: list[Any] = []
+    leaves, places = tree_flatten(value)
+    for leaf in leaves:
         if isinstance(leaf, Tensor):
             found.append(leaf)
-        elif isinstance(leaf, Mapping):
-            found += tensors(dict(leaf))
-        elif is_dataclass(leaf):
-            found += tensors([getattr(leaf, field.name) for field in fields(leaf)])
-        elif not isinstance(leaf, _PLAIN):
+            rest.append((Tensor, leaf.dtype, leaf.ndim))
+        elif isinstance(leaf, Mapping) or is_dataclass(leaf):
+            inner = dict(leaf) if isinstance(leaf, Mapping) else {f.name: getattr(leaf, f.name) for f in fields(leaf)}
+            inside, around = taken_apart(inner)
+            found += inside
+            rest.append((type(leaf), around))
+        elif isinstance(leaf, _PLAIN):
+            rest.append(leaf)
+        else:
             raise TypeError(f"a {type(leaf).__name__} may hold tensors.")
-    return found
+    return found, (places, rest)
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """Return the tensors that `taken_apart` finds.
+
+    Raises:
+        TypeError: If there is something else in it that may hold tensors.
+    """
+    return taken_apart(value)[0]
 
 
 def copied(value: Any) -> Any:
@@ -54,8 +72,13 @@ def first_examples(count: int, value: Any) -> Any:
 
 
 def flipped(value: Any) -> Any:
-    """Turn the last axis of each tensor: other examples, of which everything is as allowed as it was."""
-    return tree_map_only(Tensor, lambda tensor: tensor.flip(-1) if tensor.ndim else tensor, value)
+    """Make other examples, of which everything is as allowed as it was: the last axis turned, real numbers smaller."""
+
+    def flip(tensor: Tensor) -> Tensor:
+        tensor = tensor.flip(-1) if tensor.ndim else tensor
+        return 0.9 * tensor if tensor.is_floating_point() else tensor
+
+    return tree_map_only(Tensor, flip, value)
 
 
 def filled(like: Tensor, value: float) -> Tensor:

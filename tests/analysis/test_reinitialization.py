@@ -1,3 +1,4 @@
+import copy
 import json
 import statistics
 import warnings
@@ -8,10 +9,12 @@ import timm
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.utils.parametrizations import orthogonal
 from transformers import BertConfig, BertForSequenceClassification
 
 from hf_sphere.analysis.reinitialization import reinitialization_robustness
+from hf_sphere.analysis.replacements import FreshWeights
 from hf_sphere.analysis.robustness import LayerRobustness, ReinitializationRobustness
 from hf_sphere.analysis.swapping import named_tensors
 from hf_sphere.snapshot_files import read_snapshot, save_snapshot
@@ -127,6 +130,73 @@ def test_the_model_is_left_as_it_was(error, reuse):
         assert torch.equal(after[name][1], value)
 
 
+@pytest.mark.parametrize("reuse", [True, False])
+def test_buffers_that_the_model_writes_into_are_left_as_they_were(reuse):
+    class Range(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("peak", torch.ones(()))
+
+        def forward(self, x):
+            self.peak.copy_(0.99 * self.peak + 0.01 * x.abs().max())
+            return x / self.peak
+
+    class Residual(Net):
+        def __init__(self):
+            super().__init__()
+            self.range, self.same = Range(), nn.Conv2d(6, 6, 1)
+
+        def forward(self, x):
+            x = self.norm1(self.conv1(x)).relu()
+            return self.fc(self.range(self.same(self.conv2(x).relu()) + x).mean((2, 3)))
+
+    torch.manual_seed(0)
+    net, other = Residual(), Residual()
+    expected = share(copy.deepcopy(net).eval())
+    before = {name: (id(value), value.clone()) for name, value in named_tensors(net).items()}
+
+    def evaluate(model):
+        model.norm1.train()  # statistics of each batch; the running ones are written
+        share(model)
+        model.norm1.eval()
+        model.norm1.running_mean.zero_()
+        model.norm1.running_var.fill_(1.0)
+        model.range.peak.fill_(1.0)
+        return share(model)
+
+    result = reinitialization_robustness(net, [other], evaluate, reuse_activations=reuse)
+    assert result.accuracy == pytest.approx(expected, abs=1e-6)
+    after = named_tensors(net)
+    assert all(id(after[name]) == identity for name, (identity, _) in before.items())
+    assert all(torch.equal(after[name], value) for name, (_, value) in before.items())
+
+
+def test_a_copy_that_evaluate_makes_computes_as_itself():
+    def evaluate(model):
+        other = copy.deepcopy(model)
+        for parameter in other.parameters():
+            parameter.data *= 0.5
+        return share(other)
+
+    net, snapshot = new_net(), new_net(1)
+    expected = evaluate(copy.deepcopy(net).eval())
+    tables = [
+        reinitialization_robustness(net, [snapshot], evaluate, include_batch_norm=False, reuse_activations=reuse)
+        for reuse in (True, False)
+    ]
+    assert tables[0] == tables[1]
+    assert tables[0].accuracy == pytest.approx(expected, abs=1e-7)
+
+
+def test_a_wrapper_that_changes_names_is_refused_before_anything_is_evaluated():
+    def evaluate(model):
+        pytest.fail("too late")
+
+    net = nn.Sequential(checkpoint_wrapper(nn.Sequential(nn.Linear(4, 4))), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"has no 0._checkpoint_wrapped_module.0.weight.*wrapper"):
+        reinitialization_robustness(net, [copy.deepcopy(net)], evaluate)
+
+
 def test_shuffled_batches_are_refused_where_activations_are_reused():
     def evaluate(model):
         with torch.no_grad():
@@ -231,6 +301,14 @@ def test_fresh_draws_are_those_of_the_seed_and_leave_the_random_state_alone():
         assert first.layers[layer].random_mean == pytest.approx(statistics.fmean(values))
         assert first.layers[layer].random_deviation == pytest.approx(statistics.stdev(values))
     assert again.layers["fc"].random == first.layers["fc"].random  # whatever else is drawn
+
+
+def test_layers_of_one_shape_draw_different_weights():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    draws = FreshWeights(net, 0, None, {"0": net[0], "1": net[1]})
+    first, second = draws.draw(0, ["0"]), draws.draw(0, ["1"])
+    assert not torch.equal(first.read(["0.weight"])[0], second.read(["1.weight"])[0])
+    assert torch.equal(draws.draw(0, ["1", "0"]).read(["0.weight"])[0], first.read(["0.weight"])[0])
 
 
 def test_fresh_draws_come_from_the_function_that_builds_the_model():
@@ -362,6 +440,29 @@ def test_batch_norms_of_a_model_that_is_not_seen_running_must_be_left_out():
         assert result.layers[layer].snapshots == pytest.approx(expected.layers[layer].snapshots, abs=1e-6)
 
 
+@pytest.mark.parametrize("part", ["norm1", "conv1", "fc"])
+def test_batch_norms_of_layers_in_a_compiled_part_must_be_left_out(part):
+    net = new_net()
+    net.get_submodule(part).compile(backend="eager")
+    if part == "norm1":
+        reinitialization_robustness(net, [new_net(1)], share)  # no layer
+        return
+    with pytest.raises(ValueError, match=f"{part}.*include_batch_norm=False"):
+        reinitialization_robustness(net, [new_net(1)], share)
+    reinitialization_robustness(net, [new_net(1)], share, include_batch_norm=False)
+
+
+def test_a_layer_that_never_runs_costs_nothing():
+    class WithHead(Net):
+        def __init__(self):
+            super().__init__()
+            self.auxiliary = nn.Linear(6, 3)
+
+    result = reinitialization_robustness(WithHead(), [WithHead()], share)
+    assert result.layers["auxiliary"].snapshots["0"] == result.accuracy
+    assert result.layers["fc"].snapshots["0"] != result.accuracy
+
+
 def test_a_bar_says_what_is_done(capsys):
     reinitialization_robustness(new_net(), [new_net(1)], share, progress=True)
     assert "fc of 0" in capsys.readouterr().err
@@ -399,6 +500,9 @@ def test_critical_layers_are_those_whose_reset_costs_most(result):
     assert result.critical_layers() == ["head", "stem"]
     assert result.critical_layers(drop=0.5) == ["head"]
     assert result.critical_layers(drop=0.01) == ["head", "stem", "body"]
+    borderline = ReinitializationRobustness(0.9, {"layer": LayerRobustness({"0": 0.85})})
+    assert 0.9 - 0.85 > 0.05  # in floating point
+    assert borderline.critical_layers() == []
     draws = {name: LayerRobustness({}, layer.random) for name, layer in result.layers.items()}
     assert ReinitializationRobustness(0.9, draws).critical_layers() == ["body", "stem", "head"]
 

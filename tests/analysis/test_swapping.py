@@ -1,3 +1,7 @@
+import copy
+import inspect
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -5,6 +9,7 @@ from torch.nn.utils.parametrizations import orthogonal
 
 from hf_sphere.analysis.swapping import (
     evaluation_mode,
+    left_as_it_was,
     named_tensors,
     observed_batch_norms,
     patched_forwards,
@@ -109,3 +114,78 @@ def test_a_batch_norm_belongs_to_the_layer_whose_very_output_it_takes():
         net(torch.randn(2, 2, 4, 4))
     assert found == {"a": ["norms.1"], "b": ["norms.2"], "c": []}
     assert not any("forward" in module.__dict__ for module in net.modules())
+
+
+def test_an_activation_that_writes_into_the_output_is_between_it_and_the_batch_norm():
+    convolution = nn.Conv2d(2, 2, 1)
+    for between, norms in ((nn.ReLU(inplace=True), []), (nn.ReLU(), []), (nn.Identity(), ["2"])):
+        net = nn.Sequential(convolution, between, nn.BatchNorm2d(2)).eval()
+        with observed_batch_norms(net, {"0": convolution}) as found, torch.inference_mode():
+            net(torch.randn(2, 2, 4, 4))
+        assert found == {"0": norms}
+
+
+def test_a_deep_copy_computes_as_itself(net):
+    images = torch.randn(4, 2, 3, 3)
+    expected = net(images)
+    net[2].forward = partial(nn.Flatten.forward, net[2])  # as accelerate does it
+
+    def wrong(forward):
+        return lambda x: 0 * forward(x)
+
+    with patched_forwards(dict.fromkeys(net.modules(), wrong)), patched_forwards({net: wrong, net[3]: wrong}):
+        other = copy.deepcopy(net)
+        assert not net(images).any()
+        torch.testing.assert_close(other(images), expected, rtol=0, atol=0)
+        torch.testing.assert_close(other.double()(images.double()), expected.double())
+        assert list(inspect.signature(net.forward).parameters) == ["input"]
+    assert other[2].forward.args[0] is other[2]
+    assert not any(a is b for a, b in zip(net.parameters(), other.parameters(), strict=True))
+
+
+class Remembers(nn.Module):
+    """Changes in all the ways in which a forward method changes a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.utils.weight_norm(nn.Linear(2, 2))
+        self.register_buffer("peak", torch.zeros(2))
+        self.register_buffer("mean", torch.zeros(2), persistent=False)
+        self.inner = nn.Module()
+        self.inner.register_buffer("tied", self.peak)
+        self.calls, self.sum, self.unset = 0, torch.zeros(2), None
+
+    def forward(self, x):
+        x = self.layer(x)
+        self.peak.copy_(x.abs().amax(0))
+        assert self.inner.tied is self.peak
+        self.mean = self.mean + x.mean(0)
+        self.sum += x.sum(0)
+        self.calls += 1
+        self.features = self.unset = x
+        self.register_buffer("new", x)
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_a_model_is_left_as_it_was_whatever_it_writes_and_keeps(error):
+    def state():
+        places = [place for module in model.modules() for place in (vars(module), module._buffers)]
+        return [(key, id(value)) for place in places for key, value in place.items()]
+
+    model = Remembers().eval()
+    before, weight = state(), model.layer.weight.detach().clone()
+    try:
+        with left_as_it_was(model):
+            with swapped_tensors(model, {"layer.weight_v": torch.randn(2, 2), "peak": torch.ones(2)}):
+                model(torch.randn(3, 2))
+            model.train()(torch.randn(3, 2))
+            assert (model.calls, model.peak.any().item()) == (2, True)
+            if error is not None:
+                raise error
+    except KeyboardInterrupt:
+        assert error is not None
+    assert state() == before
+    assert torch.equal(model.layer.weight, weight)
+    assert not any(value.any() for value in (model.peak, model.mean, model.sum))
