@@ -140,13 +140,14 @@ def reinitialization_robustness(
         return list(dict.fromkeys(name for path in paths(layer) for name in tensor_names(state, path)))
 
     def measure(model: nn.Module) -> float:
-        return _check_accuracy(evaluate(model))
+        with left_as_it_was(model):  # so that no cell depends on those before it
+            return _check_accuracy(evaluate(model))
 
     reuse = ActivationReuse(model, measure, list(left), names, max_cached_bytes, reuse_activations)
     if left or "baseline" not in known:
         num_cells = 1 + sum(map(len, left.values()))
         bar = tqdm(total=num_cells, desc="untouched model", disable=not progress)
-        with bar, left_as_it_was(model), evaluation_mode(model):
+        with bar, evaluation_mode(model):
             with observed_batch_norms(model, observed) as seen:
                 known["baseline"] = reuse.baseline()
             if observed and not seen:

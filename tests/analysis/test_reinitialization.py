@@ -530,3 +530,29 @@ def test_no_warning_without_a_cause():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         reinitialization_robustness(new_net(), [new_net(1)], share, num_random=1)
+
+
+def test_a_cell_does_not_depend_on_those_before_it():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            self.seen += 1
+            return self.second(self.first(x)) + torch.tensor([float(self.seen), 0.0])
+
+    torch.manual_seed(0)
+    model, x = Counting(), torch.randn(64, 4)
+    snapshots = [Counting().state_dict() for _ in range(3)]
+
+    def share(net):
+        return float((net(x).argmax(-1) == 0).float().mean())
+
+    options = {"include_batch_norm": False, "reuse_activations": False}
+    forward = reinitialization_robustness(model, snapshots, share, **options)
+    backward = reinitialization_robustness(model, snapshots[::-1], share, **options)
+    for name, layer in forward.layers.items():
+        assert list(layer.snapshots.values()) == list(backward.layers[name].snapshots.values())[::-1]
+    assert model.seen == 0
