@@ -185,7 +185,7 @@ def named_arguments(argv: Sequence[str] | None = None) -> set[str]:
     """Return the names of the arguments that the command line and its configurations give, whatever their values."""
     words = list(sys.argv[1:] if argv is None else argv)
     known, _ = _config_parser().parse_known_args(words)
-    names = {word[2:].split("=")[0] for word in words if word.startswith("--")}
+    names = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     for path in known.config:
         names |= set(yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_YamlLoader) or {})
     return {name.removeprefix("no_") for name in names}

@@ -12,6 +12,7 @@ from hf_sphere.training import (
     TrainingArguments,
     parse_arguments,
 )
+from hf_sphere.training.arguments import named_arguments
 
 
 @pytest.fixture
@@ -292,3 +293,9 @@ def test_help_describes_every_argument(capsys):
     assert stop.value.code == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("--config", "--head_kwargs", "--crop_padding", "--early_stopping_patience"))
+
+
+def test_the_arguments_that_are_given_are_known_whatever_their_values(tmp_path):
+    (tmp_path / "run.yaml").write_text("seed: 0\nlabel_noise: 0.0\n")
+    words = ["--config", str(tmp_path / "run.yaml"), "--image-size", "8", "--eval_split=test", "--no_horizontal_flip"]
+    assert named_arguments(words) == {"config", "seed", "label_noise", "image_size", "eval_split", "horizontal_flip"}
