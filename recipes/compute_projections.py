@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import transformers
 from torch import nn
 from tqdm.auto import tqdm
 
@@ -90,6 +91,7 @@ class ProjectionArguments:
 def main(argv: Sequence[str] | None = None) -> None:
     """Compute, print, write and draw."""
     (args,) = parse_arguments((ProjectionArguments,), argv, __doc__ or "")
+    transformers.utils.logging.disable_progress_bar()  # one bar is enough: that of the snapshots
     name = args.model_name_or_path
     output_dir = Path(args.output_dir or f"outputs/projections/{file_name(name)}")
     check_results_dir(output_dir, overwrite=args.overwrite_output_dir)
