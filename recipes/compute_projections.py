@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{name} has no model yet; this is its snapshot of epoch {source.epoch}.\n")
     result = measure(args, source, initial)
     metadata, accuracies = read_run(Path(name))
-    bar = tqdm(snapshots, unit="snapshot", disable=args.disable_tqdm)
+    bar = tqdm(snapshots, unit="snapshot", disable=args.disable_tqdm or not snapshots)
     entries = [{"epoch": one.epoch, **accuracies.get(one.epoch, {}), **measure(args, one, initial)} for one in bar]
     statistics = ProjectionStatistics.from_dict(result["projections"])
     stages = by_stage(args, statistics, result.get("distances")) if args.by_stage else None

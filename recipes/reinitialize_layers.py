@@ -175,7 +175,8 @@ def measure(args: RobustnessArguments, data_args: ImageSourceArguments, given: s
 def find_run(model: str) -> Path | None:
     """The folder of the run that a model is of: its own, or that around `best` or a checkpoint."""
     path = Path(model)
-    return next((folder for folder in (path, path.parent) if (folder / RUN_FILE).is_file()), None)
+    folders = (path, path.parent) if path.exists() else ()
+    return next((folder for folder in folders if (folder / RUN_FILE).is_file()), None)
 
 
 def adopt(

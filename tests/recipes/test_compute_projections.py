@@ -171,6 +171,11 @@ def test_a_text_model_has_linear_layers(recipe, tmp_path):
     assert compute(recipe, tmp_path / "bert", tmp_path / "out", "--layers", "linear")["num_layers"] == 13
 
 
+def test_a_model_without_snapshots_shows_no_bar_of_them(recipe, trained, tmp_path, capsys):
+    compute(recipe, trained / "model.safetensors", tmp_path / "out")
+    assert "snapshot" not in capsys.readouterr().err
+
+
 def test_raw_projections_have_no_histograms(recipe, trained, tmp_path):
     compute(recipe, trained, tmp_path / "out", "--normalize", "false", "--disable_tqdm")
     assert (tmp_path / "out" / "masses.png").is_file()

@@ -152,6 +152,12 @@ def test_a_model_of_no_run_needs_the_name_of_its_images(measure, corrupted, tmp_
         measure(tmp_path, tmp_path / "out")
 
 
+def test_a_model_of_a_library_is_of_no_run_whatever_folder_one_stands_in(recipe, trained, monkeypatch):
+    monkeypatch.chdir(trained)
+    assert recipe.find_run("timm:test_resnet") is None
+    assert recipe.find_run(".").resolve() == trained
+
+
 def test_of_the_images_so_many_are_drawn(measure, trained, tmp_path, capsys):
     result = measure(trained, tmp_path / "out", "--max_samples", "16", "--layers", "linear")
     assert "measuring on 16 images of digits, eval" in capsys.readouterr().out
