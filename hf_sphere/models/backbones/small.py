@@ -1,12 +1,13 @@
 """Small networks: fully connected, LeNets, CNN9, Conv4, and the network of the pictures on the sphere."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from timm.layers import to_2tuple
 from torch import nn
 
+from hf_sphere.geometry import OPERATORS
 from hf_sphere.models.backbones.base import (
     EmbeddingNet,
     ImageSize,
@@ -16,6 +17,7 @@ from hf_sphere.models.backbones.base import (
     initialize_for_relu,
     register_backbone,
 )
+from hf_sphere.nn import AngularLinear, SphericalLinear
 
 
 @register_backbone
@@ -105,8 +107,19 @@ def lenet5_bn(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Emb
 
 
 @register_backbone
-def cnn9(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) -> EmbeddingNet:
-    """Nine layers: three stages of three 3x3 convolutions (128, 192, 256 channels) with pooling, then 256 units."""
+def cnn9(
+    *,
+    img_size: ImageSize = 32,
+    in_chans: int = 3,
+    hidden_layer: str = "plain",
+    hidden_kwargs: Mapping[str, Any] | None = None,
+    **net: Any,
+) -> EmbeddingNet:
+    """Nine layers: three stages of three 3x3 convolutions (128, 192, 256 channels) with pooling, then 256 units.
+
+    `hidden_layer` says what gives the 256 units: `plain`, a linear map with bias; `spherized`, `SphericalLinear` with
+    the options `hidden_kwargs`; or an angular operator by its name, `AngularLinear`.
+    """
     height, breadth = feature_side("cnn9", img_size, least=8, halvings=3)
     layers: list[nn.Module] = []
     for width in (128, 192, 256):
@@ -114,8 +127,20 @@ def cnn9(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) -> Embeddin
             layers += conv_norm_relu(in_chans, width)
             in_chans = width
         layers.append(nn.MaxPool2d(2))
-    layers += [nn.Flatten(), nn.Linear(256 * height * breadth, 256)]
+    layers += [nn.Flatten(), _hidden_layer(256 * height * breadth, 256, hidden_layer, hidden_kwargs)]
     return EmbeddingNet(nn.Sequential(*layers), 256, **net)
+
+
+def _hidden_layer(inputs: int, outputs: int, kind: str, options: Mapping[str, Any] | None) -> nn.Module:
+    if kind == "spherized":
+        return SphericalLinear(inputs, outputs, **(options or {}))
+    if options:
+        raise ValueError(f"hidden_kwargs are options of hidden_layer spherized; {kind} has none: leave them out.")
+    if kind == "plain":
+        return nn.Linear(inputs, outputs)
+    if kind not in OPERATORS:
+        raise ValueError(f"no hidden_layer {kind!r}; there are plain, spherized, {', '.join(OPERATORS)}.")
+    return AngularLinear(inputs, outputs, kind)
 
 
 @register_backbone

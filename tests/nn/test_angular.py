@@ -1,0 +1,242 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from hf_sphere.geometry import OPERATORS
+from hf_sphere.nn import AngularConv2d, AngularLinear, build_head
+
+DIRECT = [name for name, operator in OPERATORS.items() if operator.normalizes_input]
+LAYERS = [lambda operator: AngularLinear(8, 5, operator), lambda operator: AngularConv2d(2, 5, 2, operator)]
+
+
+def plain_response(x: Tensor, weight: Tensor, operator: str) -> Tensor:
+    """The paper's formulas for vectors (..., d) and weights (K, d), in float64."""
+    x, weight = x.double(), weight.double()
+    values = x @ weight.T / weight.norm(dim=-1)
+    if not operator.startswith("w_"):
+        values = values / x.norm(dim=-1, keepdim=True)
+    if operator.endswith("cosine"):
+        return values
+    angle = values.clamp(-1, 1).acos()
+    if operator.endswith("linear"):
+        return 1 - 2 * angle / math.pi
+    k = 0.3
+    end, here = math.exp(-math.pi / (2 * k)), torch.exp(angle / k - math.pi / (2 * k))
+    return (1 + end) / (1 - end) * (1 - here) / (1 + here)
+
+
+def plain_convolution(x: Tensor, layer: AngularConv2d, margins: list[int]) -> Tensor:
+    """The same on patches, cut out one by one."""
+    padded = F.pad(x, margins)
+    patches = F.unfold(padded, layer.kernel_size, dilation=layer.dilation, stride=layer.stride)  # (N, C k k, places)
+    answers = plain_response(patches.movedim(1, -1), layer.weight.flatten(1), layer.operator).movedim(-1, 1)
+    span = [d * (k - 1) + 1 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+    sides = [
+        (side - length) // step + 1 for side, length, step in zip(padded.shape[-2:], span, layer.stride, strict=True)
+    ]
+    return answers.unflatten(-1, sides)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_linear_layer_is_the_plain_formula(operator):
+    layer, x = AngularLinear(64, 10, operator), torch.randn(3, 7, 64)
+    answers = layer(x)
+    assert answers.dtype == torch.float32
+    torch.testing.assert_close(answers.double(), plain_response(x, layer.weight, operator), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("operator", DIRECT)
+def test_an_input_that_is_a_weight_is_answered_exactly(operator, sign):
+    linear, conv = AngularLinear(300, 20, operator), AngularConv2d(12, 20, 5, operator)
+    for answers in (linear(sign * linear.weight), conv(sign * conv.weight).flatten(1)):
+        torch.testing.assert_close(answers.diagonal(), torch.full((20,), sign), rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize(
+    ("options", "margins"),
+    [
+        ({}, [0, 0, 0, 0]),
+        ({"stride": 2, "padding": 1}, [1, 1, 1, 1]),
+        ({"stride": (2, 3), "padding": (2, 1)}, [1, 1, 2, 2]),
+        ({"dilation": (1, 2), "padding": 2}, [2, 2, 2, 2]),
+        ({"padding": "valid", "dilation": 2}, [0, 0, 0, 0]),
+        ({"padding": "same"}, [0, 1, 1, 1]),  # the kernel has three rows and two columns
+        ({"padding": "same", "dilation": 3}, [1, 2, 3, 3]),
+    ],
+    ids=str,
+)
+def test_a_convolution_is_the_plain_formula_on_every_patch(operator, options, margins):
+    layer, x = AngularConv2d(4, 6, (3, 2), operator, **options), torch.randn(2, 4, 9, 8)
+    expected = plain_convolution(x, layer, margins)
+    torch.testing.assert_close(layer(x).double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_convolution_takes_a_single_image():
+    layer, x = AngularConv2d(3, 4, 3, "sigmoid", padding=1), torch.randn(2, 3, 6, 6)
+    torch.testing.assert_close(layer(x[0]), layer(x)[0])
+
+
+@settings(deadline=None, max_examples=30)
+@given(power=st.integers(-35, 35), seed=st.integers(0, 2**31))
+def test_the_length_of_the_input_does_not_count_for_direct_operators(power, seed):
+    torch.manual_seed(seed)
+    for operator in DIRECT:
+        for layer, x in (
+            (AngularLinear(6, 3, operator), torch.randn(4, 6)),
+            (conv_of(operator), torch.randn(1, 2, 4, 4)),
+        ):
+            torch.testing.assert_close(layer(x * 10.0**power), layer(x), rtol=1e-5, atol=1e-6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(power=st.integers(-35, 35), seed=st.integers(0, 2**31))
+def test_the_length_of_a_weight_does_not_count_for_any_operator(power, seed):
+    torch.manual_seed(seed)
+    for operator in OPERATORS:
+        for layer, x in (
+            (AngularLinear(6, 3, operator), torch.randn(4, 6)),
+            (conv_of(operator), torch.randn(1, 2, 4, 4)),
+        ):
+            before = layer(x)
+            with torch.no_grad():
+                layer.weight *= 10.0**power
+            torch.testing.assert_close(layer(x), before, rtol=1e-5, atol=1e-6)
+
+
+def conv_of(operator: str) -> AngularConv2d:
+    return AngularConv2d(2, 3, 3, operator, padding=1)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_gradients_are_those_of_finite_differences(operator):
+    for layer, shape in (
+        (AngularLinear(4, 3, operator), (5, 4)),
+        (AngularConv2d(2, 2, 2, operator, stride=2), (1, 2, 4, 4)),
+    ):
+        layer, x = layer.double(), 0.4 * torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+        def answer(x: Tensor, weight: Tensor, layer: nn.Module = layer) -> Tensor:
+            return torch.func.functional_call(layer, {"weight": weight}, (x,))
+
+        assert torch.autograd.gradcheck(answer, (x, layer.weight))
+        assert torch.autograd.gradgradcheck(answer, (x, layer.weight))
+
+
+@pytest.mark.parametrize("operator", DIRECT)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_gradients_are_right_where_the_input_nearly_is_a_weight(operator, sign):
+    layer = AngularLinear(4, 1, operator).double()
+    x = (sign * layer.weight + 1e-3 * torch.randn(1, 4, dtype=torch.float64)).detach().requires_grad_()
+    assert torch.autograd.gradcheck(layer, x, eps=1e-8, atol=1e-5)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("layer_of", LAYERS)
+def test_nothing_explodes_where_the_input_is_a_weight(operator, layer_of):
+    layer = layer_of(operator)
+    x = layer.weight.detach().clone().requires_grad_()
+    layer(x).sum().backward()
+    for gradient, of in ((x.grad, x), (layer.weight.grad, layer.weight)):
+        # An angle turns by 1 / |x| where x moves by 1; the slope that w_ operators are bounded by is 100.
+        lengths = of.detach().flatten(1).norm(dim=-1)
+        steepest = 5 * 3 * (100 if operator.startswith("w_") else 1 / lengths.min())
+        assert gradient.isfinite().all()
+        assert gradient.abs().max() <= steepest
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("layer_of", LAYERS)
+def test_an_input_of_zero_is_answered_with_zero(operator, dtype, layer_of):
+    layer = layer_of(operator).to(dtype)
+    x = torch.zeros_like(layer.weight[:2]).requires_grad_()
+    answers = layer(x)
+    (gradient,) = torch.autograd.grad(answers.sum(), x)
+    assert answers.dtype == gradient.dtype == dtype
+    assert answers.abs().max() == 0
+    assert gradient.isfinite().all()
+    assert (gradient.abs().max() == 0) == (operator in DIRECT)
+
+
+@pytest.mark.parametrize("operator", DIRECT)
+def test_dead_units_beside_living_ones_disturb_neither_gradients_nor_second_ones(operator):
+    layer, x = conv_of(operator), torch.zeros(1, 2, 8, 8)
+    x[..., :3, :3] = torch.randn(3, 3)
+    x.requires_grad_()
+    (gradient,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    gradient.square().sum().backward()
+    for values in (gradient, x.grad):
+        assert values.isfinite().all()
+        assert values[..., 5:, 5:].abs().max() == 0
+        assert values[..., :3, :3].abs().max() > 0
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("layer_of", LAYERS)
+def test_under_autocast_the_answers_are_those_of_float32(operator, layer_of):
+    layer = layer_of(operator)
+    x = torch.randn_like(layer.weight[:3])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        answers, rounded = layer(x), layer(x.bfloat16())
+    assert torch.equal(answers, layer(x))
+    assert rounded.dtype == torch.bfloat16
+    assert torch.equal(rounded, layer(x.bfloat16().float()).bfloat16())
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_layers_compile_to_one_graph(operator):
+    for layer, x in ((AngularLinear(6, 3, operator), torch.randn(4, 6)), (conv_of(operator), torch.randn(2, 2, 6, 6))):
+        torch.compiler.reset()
+        compiled = torch.compile(layer, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(x), layer(x))
+
+
+def test_printing_shows_the_operator():
+    assert repr(AngularLinear(4, 3, "w_linear")).endswith("bias=False, operator=w_linear)")
+    assert repr(AngularConv2d(4, 3, 2)).endswith("bias=False, operator=cosine)")
+
+
+@pytest.mark.parametrize("layer_of", LAYERS)
+def test_an_unknown_operator_is_refused_with_the_list(layer_of):
+    with pytest.raises(ValueError, match=r"unknown operator 'tanh'; the operators are: cosine, .*w_sigmoid"):
+        layer_of("tanh")
+
+
+# The head
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_logits_of_the_head_are_the_answers_to_the_embeddings(operator):
+    head, x, labels = build_head("angular", 8, 4, operator=operator), torch.randn(5, 8), torch.arange(5) % 4
+    output, expected = head(x, labels), plain_response(x, head.linear.weight, operator)
+    torch.testing.assert_close(output.logits.double(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(output.loss.double(), F.cross_entropy(expected, labels))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_points_of_the_head_have_a_length_where_it_counts(operator):
+    x = torch.randn(5, 8)
+    points = build_head("angular", 8, 4, operator=operator)(x).points
+    torch.testing.assert_close(points, F.normalize(x, dim=-1) if operator in DIRECT else x)
+
+
+def test_the_class_weights_of_the_head_do_not_decay():
+    assert build_head("angular", 8, 4).parameter_options() == {"linear.weight": {}}
+
+
+def test_label_smoothing_reaches_the_loss_of_the_head():
+    head, x, labels = build_head("angular", 8, 4, label_smoothing=0.2), torch.randn(5, 8), torch.arange(5) % 4
+    torch.testing.assert_close(head(x, labels).loss, F.cross_entropy(head(x).logits, labels, label_smoothing=0.2))
+
+
+def test_the_head_refuses_an_unknown_operator():
+    with pytest.raises(ValueError, match="unknown operator 'relu'"):
+        build_head("angular", 8, 4, operator="relu")
