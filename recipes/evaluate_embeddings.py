@@ -1,4 +1,4 @@
-"""Measure embeddings: accuracy and calibration, retrieval, and how well strange images can be told from own ones.
+"""Measure embeddings: accuracy, calibration, retrieval, overlap of classes, and how well strange images stand out.
 
 python recipes/evaluate_embeddings.py --embeddings outputs/embeddings/mnist-test \
     --out_of_distribution outputs/embeddings/digits-test --ks 1 2 4 8
@@ -21,6 +21,7 @@ from hf_sphere.metrics import (
     ReliabilityBins,
     area_under_risk_coverage,
     calibration_errors,
+    class_overlap,
     detection_scores,
     reliability_bins,
     retrieval_scores,
@@ -59,6 +60,16 @@ class EvaluationArguments:
         default=10, metadata={"help": "Samples of each uncertain embedding for sampled retrieval; 0 leaves it out."}
     )
     num_bins: int = field(default=15, metadata={"help": "Bins of the picture; the calibration errors always have 15."})
+    overlap_threshold: float | None = field(
+        default=None,
+        metadata={
+            "help": "Count images whose embedding is nearer than this to one of another class, and the wrong answers "
+            "among them: degrees, or for --overlap_distance euclidean a distance. Left out if not set."
+        },
+    )
+    overlap_distance: Literal["angular", "euclidean"] | None = field(
+        default=None, metadata={"help": "Distance of --overlap_threshold; angular if not set."}
+    )
     max_samples: int | None = field(default=None, metadata={"help": "Use only so many embeddings of each data set."})
     seed: int = field(default=0, metadata={"help": "Seed of samples and of the choice of --max_samples."})
 
@@ -78,6 +89,15 @@ class EvaluationArguments:
             raise ValueError(
                 f"--curvature is for --distance hyperbolic; this one is {self.distance}. Leave one of them out."
             )
+        if self.overlap_threshold is not None:
+            self.overlap_distance = self.overlap_distance or "angular"
+            most, allowed = math.inf, "positive and finite"
+            if self.overlap_distance == "angular":
+                most, allowed = 180.0, "above 0 and up to 180 degrees"
+            if not (0 < self.overlap_threshold <= most and math.isfinite(self.overlap_threshold)):
+                raise ValueError(f"--overlap_threshold must be {allowed}; got {self.overlap_threshold:g}.")
+        elif self.overlap_distance is not None:
+            raise ValueError(f"--overlap_distance {self.overlap_distance} needs a threshold; give --overlap_threshold.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -94,13 +114,15 @@ def evaluate(args: EvaluationArguments) -> None:
     """Measure, write the results and draw."""
     output = choose_output(args)
     reading = {"split": args.split, "max_samples": args.max_samples, "seed": args.seed}
-    data = read_embeddings(args.embeddings, needed=["label"], **reading)
+    needed = ["label"] if args.overlap_threshold is None else ["label", "prediction"]
+    data = read_embeddings(args.embeddings, needed=needed, **reading)
     evaluation = Evaluation(data, args)
     strange = read_strange(args, data, reading)
     print(summarize(data))
     evaluation.measure_predictions()
     evaluation.measure_retrieval()
     evaluation.measure_sampled_retrieval()
+    evaluation.measure_overlap()
     evaluation.measure_detection(strange)
     output.mkdir(parents=True, exist_ok=True)
     for picture in PICTURES:
@@ -181,6 +203,7 @@ class Evaluation:
         self.data, self.args, self.labels = data, args, data.labels
         self.results: dict[str, Any] = {}
         self.notes: list[str] = []
+        self.known: Tensor | None = None
         self.correct: Tensor | None = None
         self.certain: dict[str, Tensor] = {}
         self.bins: ReliabilityBins | None = None
@@ -210,7 +233,7 @@ class Evaluation:
                 f"{unknown:,} of {len(known):,} labels are none of the model's classes; accuracy, calibration and risk "
                 "are of the others."
             )
-        self.correct = correct[known]
+        self.known, self.correct = known, correct[known]
         self.certain = {name: values[known] for name, values in certainties(self.data).items()}
         self.report(
             "eval_accuracy", self.correct.double().mean().item(), "accuracy", counted(len(self.correct), "image")
@@ -263,6 +286,30 @@ class Evaluation:
             self.results |= {f"eval_sampled_{name}_low": low, f"eval_sampled_{name}_high": high}
             detail = f"95 % of {self.args.num_samples} samples within {100 * low:.2f} to {100 * high:.2f} %"
             self.report(f"eval_sampled_{name}", scores[name]["mean"], f"sampled {readable(name)}", detail)
+
+    def measure_overlap(self) -> None:
+        """Measure how many images lie at one of another class, of those whose labels are classes of the model."""
+        threshold, distance = self.args.overlap_threshold, self.args.overlap_distance
+        if threshold is None or distance is None or self.correct is None:
+            return
+        points = self.data.embeddings[self.known]
+        zero = int((~points.any(-1)).sum())
+        if zero and distance == "angular":
+            vectors = counted(zero, "embedding is the zero vector", "embeddings are zero vectors")
+            self.notes.append(
+                f"{vectors}, without an angle to others, so there is no overlap; there would be with "
+                "--overlap_distance euclidean."
+            )
+            return
+        labels = self.labels[self.known]
+        counts = class_overlap(points, labels, self.correct, threshold=threshold, distance=distance)
+        self.results |= {f"overlap_{name}": count for name, count in counts.items()}
+        unit = " degrees" if distance == "angular" else ""
+        detail = (
+            f"{counts['num_errors']:,} of {counted(int(counts['num_overlaps']), 'image')} nearer than "
+            f"{threshold:g}{unit} to another class"
+        )
+        self.report("overlap_ratio", counts["ratio"], "wrong where classes overlap", detail)
 
     def retrieval_options(self) -> dict[str, Any]:
         """Distance and recalls, from the arguments or from what the embeddings say of themselves."""

@@ -13,6 +13,7 @@ from hf_sphere.embedding_files import written_embeddings
 from hf_sphere.metrics import (
     area_under_risk_coverage,
     calibration_errors,
+    class_overlap,
     detection_scores,
     retrieval_scores,
     sampled_retrieval_scores,
@@ -143,6 +144,49 @@ def test_uncertain_embeddings_are_sampled(write, measure, results_of):
 def test_sampling_is_left_out_if_told_and_off_the_sphere(write, measure, results_of, words):
     results = results_of(measure(write(columns_of()), *words))
     assert not [name for name in results if "sampled" in name]
+
+
+@pytest.mark.parametrize(
+    ("words", "threshold", "distance"),
+    [([], 10.5, "angular"), (["--overlap_distance", "euclidean"], 0.4, "euclidean")],
+)
+def test_the_overlap_of_classes_is_that_of_the_metric(write, measure, results_of, words, threshold, distance, capsys):
+    columns = columns_of()
+    results = results_of(measure(write(columns), "--overlap_threshold", threshold, *words))
+    correct = columns["prediction"] == columns["label"]
+    expected = class_overlap(columns["embedding"], columns["label"], correct, threshold=threshold, distance=distance)
+    assert expected["num_pairs"] > 0
+    assert {name: results[f"overlap_{name}"] for name in expected} == expected
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("wrong where classes overlap"))
+    assert f"{expected['num_errors']} of {expected['num_overlaps']} images nearer than {threshold}" in line
+    assert ("degrees" in line) == (distance == "angular")
+
+
+def test_overlap_is_measured_on_the_labels_that_the_model_knows(write, measure, results_of):
+    columns = columns_of()
+    known = columns["label"] != 2
+    correct = (columns["prediction"] == columns["label"])[known]
+    results = results_of(measure(write(columns, class_names=["a", "b", "z"]), "--overlap_threshold", 20))
+    expected = class_overlap(columns["embedding"][known], columns["label"][known], correct, threshold=20.0)
+    assert results["overlap_num_overlaps"] == expected["num_overlaps"]
+
+
+def test_without_a_threshold_there_is_no_overlap(write, measure, results_of):
+    assert not [name for name in results_of(measure(write(columns_of()))) if name.startswith("overlap")]
+
+
+def test_a_zero_embedding_leaves_out_the_overlap_by_angle_and_that_is_said(write, measure, results_of, capsys):
+    columns = columns_of(concentration=False)
+    columns["embedding"][5] = 0
+    results = results_of(measure(write(columns), "--overlap_threshold", 20))
+    assert "overlap_ratio" not in results
+    assert "1 embedding is the zero vector, without an angle to others" in capsys.readouterr().out
+
+
+def test_overlap_needs_predictions(write, measure):
+    bare = without(columns_of(), "prediction", "confidence", "concentration")
+    with pytest.raises(ValueError, match="has no column prediction; it has: embedding, label"):
+        measure(write(bare), "--overlap_threshold", 20)
 
 
 def test_strange_images_are_told_apart_by_every_certainty(write, measure, results_of):
@@ -381,6 +425,13 @@ def test_a_mistake_is_refused_before_any_measurement_and_leaves_no_results(write
         (["--num_bins", "0"], "--num_bins must be at least 1; got 0."),
         (["--num_samples", "-1"], "--num_samples must be at least 0; got -1."),
         (["--max_samples", "0"], "--max_samples must be at least 1; got 0."),
+        (["--overlap_threshold", "0"], "--overlap_threshold must be above 0 and up to 180 degrees; got 0."),
+        (["--overlap_threshold", "200"], "--overlap_threshold must be above 0 and up to 180 degrees; got 200."),
+        (
+            ["--overlap_threshold", "inf", "--overlap_distance", "euclidean"],
+            "--overlap_threshold must be positive and finite; got inf.",
+        ),
+        (["--overlap_distance", "angular"], "--overlap_distance angular needs a threshold; give --overlap_threshold."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,0 +1,66 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_sphere.metrics import effective_dimension
+
+
+def plain(points):
+    """The definition: eigenvalues of the covariance."""
+    eigenvalues = torch.linalg.eigvalsh(torch.atleast_2d(torch.cov(points.T)))
+    return (eigenvalues.sum() ** 2 / eigenvalues.square().sum()).item()
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(2, 30), dim=st.integers(1, 12))
+def test_it_is_the_participation_ratio_of_the_eigenvalues(seed, count, dim):
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.randn(count, dim, dtype=torch.float64, generator=generator) + 3.0
+    assert effective_dimension(points) == pytest.approx(plain(points))
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7])
+def test_points_that_vary_alike_in_all_directions_have_all_dimensions(dim):
+    corners = torch.cat([torch.eye(dim), -torch.eye(dim)])
+    assert effective_dimension(corners) == pytest.approx(dim)
+
+
+def test_points_on_a_line_have_one_dimension_wherever_it_is():
+    line = torch.linspace(-1, 1, 20)[:, None] * torch.tensor([1.0, -2.0, 0.5]) + torch.tensor([5.0, 0.0, 1.0])
+    assert effective_dimension(line) == pytest.approx(1.0)
+
+
+def test_two_variances_of_three_to_one_have_a_known_ratio():
+    points = torch.tensor([[3.0, 0.0], [-3.0, 0.0], [0.0, 3**0.5], [0.0, -(3**0.5)]])
+    assert effective_dimension(points) == pytest.approx((3 + 1) ** 2 / (3**2 + 1**2))
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_equal_points_have_no_dimension(count):
+    assert effective_dimension(torch.full((count, 3), 0.1)) == 0.0
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-150, 1e150, 1e300])
+def test_the_scale_does_not_matter(scale):
+    points = torch.randn(20, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert effective_dimension(scale * points) == pytest.approx(effective_dimension(points))
+
+
+def test_a_large_mean_does_not_hide_the_rest():
+    points = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert effective_dimension(points + 1e6) == pytest.approx(effective_dimension(points), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("points", "error", "message"),
+    [
+        (torch.tensor([[1.0, torch.inf]]), ValueError, "every embedding must be finite; 1 of 1"),
+        (torch.empty(0, 2), ValueError, r"shape \(N, d\) with N >= 1"),
+        (torch.ones(2, 2, dtype=torch.complex64), TypeError, "must be real"),
+    ],
+    ids=["infinite", "none", "complex"],
+)
+def test_what_has_no_covariance_is_refused(points, error, message):
+    with pytest.raises(error, match=message):
+        effective_dimension(points)

@@ -1,0 +1,123 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_sphere.metrics import class_overlap, overlap
+
+
+def plain_overlap(points, labels, correct, threshold: float, distance: str) -> dict[str, float]:
+    """The definition, pair by pair."""
+    points = points.double()
+    pairs = []
+    for i in range(len(points)):
+        for j in range(i + 1, len(points)):
+            apart = (points[i] - points[j]).norm().item()
+            if distance == "angular":
+                a, b = (points[k] / points[k].norm() for k in (i, j))
+                apart = math.degrees(2 * math.asin(min(1.0, (a - b).norm().item() / 2)))
+            if labels[i] != labels[j] and apart < threshold:
+                pairs.append((i, j))
+    overlapping = {index for pair in pairs for index in pair}
+    errors = [index for index in overlapping if not correct[index]]
+    ratio = len(errors) / len(overlapping) if overlapping else 0.0
+    return {"num_overlaps": len(overlapping), "num_pairs": len(pairs), "num_errors": len(errors), "ratio": ratio}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    count=st.integers(1, 30),
+    dim=st.integers(1, 5),
+    classes=st.integers(1, 4),
+    threshold=st.floats(0.01, 170),
+    seed=st.integers(0, 2**31),
+)
+def test_counts_are_those_of_the_definition(count, dim, classes, threshold, seed):
+    torch.manual_seed(seed)
+    points, labels = torch.randn(count, dim) + 1, torch.randint(classes, (count,))
+    correct = torch.rand(count) < 0.5
+    for distance, bound in (("angular", threshold), ("euclidean", threshold / 50)):
+        counts = class_overlap(points, labels, correct, threshold=bound, distance=distance)
+        assert counts == pytest.approx(plain_overlap(points, labels, correct, bound, distance))
+
+
+def test_blocks_count_the_same_as_the_whole(monkeypatch):
+    data = torch.randn(200, 3), torch.randint(4, (200,)), torch.rand(200) < 0.5
+    whole = class_overlap(*data, threshold=12.0)
+    monkeypatch.setattr(overlap, "BYTES_IN_MEMORY", 32 * 200 * 7)
+    assert class_overlap(*data, threshold=12.0) == whole
+    assert 0 < whole["num_overlaps"] < 200
+
+
+@pytest.mark.parametrize("degrees", [1e-12, 1e-7, 1e-3, 1.0, 90.0, 179.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_angles_of_every_size_are_told_from_the_threshold(degrees, dtype):
+    angle = math.radians(degrees)
+    points = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype=dtype)
+    exact = math.degrees(math.atan2(points[1, 1].item(), points[1, 0].item()))
+    for factor, near in ((1 - 1e-6, 0), (1 + 1e-6, 2)):
+        counts = class_overlap(points, torch.tensor([0, 1]), torch.ones(2), threshold=exact * factor)
+        assert counts["num_overlaps"] == near
+
+
+@pytest.mark.parametrize("distance", ["angular", "euclidean"])
+def test_far_from_the_origin_small_distances_are_told_apart(distance):
+    """1e-9 beside points of length 1e6 is lost in a difference of squares."""
+    points = torch.tensor([[1e6, 0.0], [1e6, 1e-9], [1e6, 1e-7]], dtype=torch.float64)
+    threshold = 2e-9 if distance == "euclidean" else math.degrees(2e-15)
+    counts = class_overlap(points, torch.tensor([0, 1, 2]), torch.ones(3), threshold=threshold, distance=distance)
+    assert (counts["num_overlaps"], counts["num_pairs"]) == (2, 1)
+
+
+def test_equal_points_of_one_class_do_not_overlap():
+    counts = class_overlap(torch.ones(5, 3), torch.zeros(5, dtype=torch.long), torch.zeros(5), threshold=10.0)
+    assert counts == {"num_overlaps": 0, "num_pairs": 0, "num_errors": 0, "ratio": 0.0}
+
+
+def test_equal_points_of_two_classes_overlap_in_every_pair():
+    labels, correct = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([1, 0, 1, 1, 0])
+    counts = class_overlap(torch.ones(5, 3), labels, correct, threshold=1e-9)
+    assert counts == {"num_overlaps": 5, "num_pairs": 6, "num_errors": 2, "ratio": 0.4}
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_the_lengths_of_points_do_not_count_for_angles(scale):
+    points, labels, correct = torch.randn(50, 3), torch.arange(50) % 3, torch.arange(50) % 2
+    scaled = points * torch.logspace(0, math.log10(scale), 50)[:, None]
+    assert class_overlap(scaled, labels, correct, threshold=20.0) == class_overlap(
+        points, labels, correct, threshold=20.0
+    )
+
+
+def test_equal_points_far_apart_in_number_do_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(overlap, "BYTES_IN_MEMORY", 2**12)
+    counts = class_overlap(torch.ones(90, 4), torch.arange(90), torch.ones(90), threshold=0.1, distance="euclidean")
+    assert counts["num_pairs"] == 90 * 89 / 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "said"),
+    [
+        ({"points": torch.zeros(4)}, ValueError, r"embeddings must have the shape \(N, d\).*got \(4,\)"),
+        ({"points": torch.zeros(0, 2)}, ValueError, r"embeddings must have the shape .*got \(0, 2\)"),
+        ({"points": torch.eye(4, dtype=torch.complex64)}, TypeError, "embeddings must be real"),
+        ({"points": torch.eye(4) / torch.tensor([1, 1, 0, 1])}, ValueError, "4 of 4 are not, the first is number 0"),
+        ({"points": torch.zeros(4, 4)}, ValueError, "a zero vector has no direction; 4 of 4 embeddings are zero"),
+        ({"labels": torch.zeros(3)}, ValueError, r"labels must have the shape \(4,\), one an embedding; got \(3,\)"),
+        ({"labels": torch.zeros(4)}, TypeError, "labels must be integers; got torch.float32"),
+        ({"correct": torch.zeros(3)}, ValueError, r"correct must have the shape \(4,\), one an embedding; got \(3,\)"),
+        ({"correct": torch.full((4,), 0.5)}, ValueError, "correct must be boolean, or 0 and 1"),
+        ({"threshold": 0.0}, ValueError, "angular distance must be in degrees, above 0 and up to 180; got 0"),
+        ({"threshold": 181.0}, ValueError, "above 0 and up to 180; got 181"),
+        ({"threshold": math.nan}, ValueError, "got nan"),
+        ({"threshold": -1.0, "distance": "euclidean"}, ValueError, "euclidean distance must be positive and finite"),
+        ({"distance": "cosine"}, ValueError, "no distance 'cosine'; there are angular, euclidean"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_refused(changed, error, said):
+    good = {"points": torch.eye(4), "labels": torch.arange(4), "correct": torch.ones(4), "threshold": 10.0}
+    with pytest.raises(error, match=said):
+        class_overlap(**(good | changed))

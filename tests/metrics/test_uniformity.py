@@ -1,0 +1,160 @@
+import importlib
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from scipy.special import hyp0f1
+
+from hf_sphere.metrics import alignment, uniformity
+
+MODULE = importlib.import_module("hf_sphere.metrics.uniformity")  # the function has the same name
+
+
+def unit(count, dim, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(count, dim, dtype=torch.float64, generator=generator), dim=1)
+
+
+def plain_alignment(points, labels, alpha):
+    """The definition, a pair at a time."""
+    unit = [point / point.norm() for point in points]
+    pairs = itertools.combinations(range(len(points)), 2)
+    values = [(unit[i] - unit[j]).norm().item() ** alpha for i, j in pairs if labels[i] == labels[j]]
+    return sum(values) / len(values)
+
+
+def plain_uniformity(points, t):
+    unit = [point / point.norm() for point in points]
+    values = [math.exp(-t * (x - y).norm().item() ** 2) for x, y in itertools.combinations(unit, 2)]
+    return math.log(sum(values) / len(values))
+
+
+class TestAlignment:
+    @settings(max_examples=30, deadline=None)
+    @given(seed=st.integers(0, 10**6), alpha=st.sampled_from([0.5, 1.0, 2.0, 3.0]), dim=st.integers(1, 5))
+    def test_it_is_the_mean_over_the_pairs_of_a_class(self, seed, alpha, dim):
+        generator = torch.Generator().manual_seed(seed)
+        points = torch.randn(20, dim, dtype=torch.float64, generator=generator)
+        labels = torch.randint(-1, 3, (20,), generator=generator)
+        assert alignment(points, labels, alpha=alpha) == pytest.approx(plain_alignment(points, labels, alpha))
+
+    def test_classes_at_one_place_each_are_aligned(self):
+        points = torch.eye(3).repeat_interleave(5, 0) * torch.rand(15, 1)
+        assert alignment(points, torch.arange(3).repeat_interleave(5)) == pytest.approx(0.0, abs=1e-12)
+
+    def test_opposite_points_are_as_far_as_can_be(self):
+        assert alignment([[1.0, 0.0], [-2.0, 0.0]], [4, 4], alpha=3.0) == pytest.approx(8.0)
+
+    def test_near_points_lose_no_digits(self):
+        angle = 1e-7
+        points = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype=torch.float64)
+        for alpha in (1.0, 2.0):
+            assert alignment(points, torch.zeros(2).long(), alpha=alpha) == pytest.approx(angle**alpha, rel=1e-6)
+
+    def test_blocks_change_nothing(self, monkeypatch):
+        points, labels = unit(60, 3), torch.arange(60) % 2
+        whole = alignment(points, labels, alpha=1.0)
+        monkeypatch.setattr(MODULE, "_NUMBERS_AT_A_TIME", 100)
+        assert alignment(points, labels, alpha=1.0) == pytest.approx(whole, rel=1e-12)
+
+    def test_no_class_with_two_members_is_refused(self):
+        with pytest.raises(ValueError, match="none of the 3 classes has two members"):
+            alignment(unit(3, 2), torch.arange(3))
+
+    @pytest.mark.parametrize("alpha", [0.0, -1.0, math.inf, math.nan])
+    def test_an_exponent_that_is_not_positive_is_refused(self, alpha):
+        with pytest.raises(ValueError, match="alpha must be finite and positive"):
+            alignment(unit(3, 2), torch.zeros(3).long(), alpha=alpha)
+
+    @pytest.mark.parametrize(
+        ("labels", "error", "message"),
+        [
+            (torch.zeros(2).long(), ValueError, r"labels must have the shape \(3,\), one an embedding; got \(2,\)"),
+            (torch.zeros(3), TypeError, "labels must be integers; got torch.float32"),
+        ],
+        ids=["too few", "real"],
+    )
+    def test_labels_that_do_not_fit_are_refused(self, labels, error, message):
+        with pytest.raises(error, match=message):
+            alignment(unit(3, 2), labels)
+
+
+class TestUniformity:
+    @settings(max_examples=30, deadline=None)
+    @given(seed=st.integers(0, 10**6), t=st.sampled_from([0.5, 2.0, 7.0]), dim=st.integers(1, 5))
+    def test_it_is_the_logarithm_of_the_mean_over_all_pairs(self, seed, t, dim):
+        generator = torch.Generator().manual_seed(seed)
+        points = torch.randn(20, dim, dtype=torch.float64, generator=generator)
+        assert uniformity(points, t=t) == pytest.approx(plain_uniformity(points, t))
+
+    @pytest.mark.parametrize("dim", [2, 3, 16])
+    def test_uniform_points_have_the_value_of_the_integral(self, dim):
+        # The mean of exp(2 t cos) over the sphere, by its density of angles and as a hypergeometric function.
+        t = 2.0
+        mass = quad(lambda angle: math.sin(angle) ** (dim - 2), 0, math.pi)[0]
+        mean = (
+            quad(lambda angle: math.exp(2 * t * math.cos(angle)) * math.sin(angle) ** (dim - 2), 0, math.pi)[0] / mass
+        )
+        assert mean == pytest.approx(hyp0f1(dim / 2, t**2))
+        assert uniformity(unit(4000, dim)) == pytest.approx(math.log(mean) - 2 * t, abs=0.02)
+
+    @pytest.mark.parametrize("count", [2, 5, 100])
+    def test_points_spaced_equally_on_the_circle_have_a_known_sum(self, count):
+        turn = 2 * math.pi * torch.arange(count, dtype=torch.float64) / count
+        values = [math.exp(-8 * math.sin(math.pi * k / count) ** 2) for k in range(1, count)]
+        expected = math.log(sum(values) / (count - 1))
+        assert uniformity(torch.stack([turn.cos(), turn.sin()], 1)) == pytest.approx(expected)
+
+    def test_points_at_one_place_have_the_largest_value(self):
+        assert uniformity(torch.ones(10, 4)) == pytest.approx(0.0, abs=1e-12)
+
+    def test_opposite_points_have_the_smallest_value_also_where_its_exponential_vanishes(self):
+        assert uniformity([[1.0, 0.0], [-1.0, 0.0]], t=1000.0) == pytest.approx(-4000.0)
+
+    def test_blocks_change_nothing(self, monkeypatch):
+        points = unit(61, 3)
+        whole = uniformity(points)
+        monkeypatch.setattr(MODULE, "_NUMBERS_AT_A_TIME", 200)
+        assert uniformity(points) == pytest.approx(whole, rel=1e-12)
+
+    def test_one_point_is_refused(self):
+        with pytest.raises(ValueError, match=r"shape \(N, d\) with N >= 2 and d >= 1; got \(1, 3\)"):
+            uniformity(torch.ones(1, 3))
+
+    @pytest.mark.parametrize("t", [0.0, -1.0, math.inf, math.nan])
+    def test_a_fall_that_is_not_positive_is_refused(self, t):
+        with pytest.raises(ValueError, match="t must be finite and positive"):
+            uniformity(unit(3, 2), t=t)
+
+
+@pytest.mark.parametrize("measure", [uniformity, lambda points: alignment(points, torch.zeros(len(points)).long())])
+class TestBoth:
+    @pytest.mark.parametrize("scale", [1e-200, 1e200])
+    def test_lengths_do_not_matter_at_any_scale(self, measure, scale):
+        points = unit(20, 4)
+        assert measure(scale * points) == pytest.approx(measure(points))
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+    def test_any_dtype_is_summed_in_float64(self, measure, dtype):
+        points = unit(20, 4).to(dtype)
+        assert measure(points) == measure(points.double())
+
+    @pytest.mark.parametrize(
+        ("points", "error", "message"),
+        [
+            (torch.tensor([[1.0, 0.0], [0.0, 0.0]]), ValueError, "a zero vector has no direction; 1 of 2 .* number 1"),
+            (torch.tensor([[1.0, torch.nan], [0.0, 1.0]]), ValueError, "every embedding must be finite; 1 of 2"),
+            (torch.empty(0, 2), ValueError, r"shape \(N, d\)"),
+            (torch.ones(3), ValueError, r"shape \(N, d\)"),
+            (torch.ones(2, 2, dtype=torch.complex64), TypeError, "must be real"),
+        ],
+        ids=["zero", "nan", "none", "one axis", "complex"],
+    )
+    def test_points_that_have_no_direction_are_refused(self, measure, points, error, message):
+        with pytest.raises(error, match=message):
+            measure(points)
