@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         SphereVisionForRegression,
         SphereVisionModel,
     )
+    from hf_sphere.models.sphere_vision.modeling_sphere_vision_few_shot import SphereVisionForFewShotClassification
     from hf_sphere.models.spherized_encoder.calibration import SpherizationFit, calibrate_spherization
 
 _PLACES = {
@@ -36,6 +37,7 @@ _PLACES = {
     "SphereRobertaForSequenceClassification": "sphere_roberta.modeling_sphere_roberta",
     "SphereRobertaModel": "sphere_roberta.modeling_sphere_roberta",
     "SphereVisionConfig": "sphere_vision.configuration_sphere_vision",
+    "SphereVisionForFewShotClassification": "sphere_vision.modeling_sphere_vision_few_shot",
     "SphereVisionForImageClassification": "sphere_vision.modeling_sphere_vision",
     "SphereVisionForJointPrediction": "sphere_vision.modeling_sphere_vision",
     "SphereVisionForRegression": "sphere_vision.modeling_sphere_vision",
@@ -55,6 +57,7 @@ __all__ = [
     "SphereRobertaForSequenceClassification",
     "SphereRobertaModel",
     "SphereVisionConfig",
+    "SphereVisionForFewShotClassification",
     "SphereVisionForImageClassification",
     "SphereVisionForJointPrediction",
     "SphereVisionForRegression",

@@ -1,12 +1,15 @@
 """Modules built on the geometry of the sphere."""
 
 from hf_sphere.nn import heads
+from hf_sphere.nn.angular import AngularConv2d, AngularLinear
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
 from hf_sphere.nn.pole_regression import PoleRegression
 from hf_sphere.nn.spherization import SphericalConv2d, SphericalLinear, Spherization
 
 __all__ = [
     "HEADS",
+    "AngularConv2d",
+    "AngularLinear",
     "Head",
     "HeadOutput",
     "PoleRegression",

@@ -8,6 +8,7 @@ import hf_sphere.models.backbones as backbones_package
 from hf_sphere.models import SphereVisionConfig, SphereVisionModel
 from hf_sphere.models.backbones import EmbeddingNet, create_backbone
 from hf_sphere.models.backbones.vgg import CONVOLUTIONS_PER_STAGE
+from hf_sphere.nn import AngularLinear, SphericalLinear
 
 # name -> channels, image size, features, parameters without classifier (counted by hand for the small ones)
 BACKBONES = {
@@ -19,6 +20,7 @@ BACKBONES = {
     "lenet9": (1, 28, 84, 10 * 6 + 55 * 22 + 145 * 80 + 577 * 64 + 577 * 120 + 121 * 84),
     "cnn9": (3, 32, 256, 3_859_136),
     "conv4": (3, 84, 64, 28 * 64 + 3 * 577 * 64 + 1601 * 64 + 5 * 128),
+    "resnet12": (3, 84, 640, 10 * (3 * 64 + 64 * 160 + 160 * 320 + 320 * 640) + 18 * 541_696 + 8 * 1184),
     "visualization_cnn": (1, 28, 256, 1_893_216),
     "alexnet": (3, 64, 4096, 61_100_840 - 4097 * 1000),
     "alexnet_cifar": (3, 32, 256, 364 * 64 + 1601 * 192 + 1729 * 384 + 3457 * 256 + 2305 * 256),
@@ -167,6 +169,46 @@ def test_the_lenet_of_nine_layers_has_six_convolutions_of_three_pixels():
     assert [m.out_features for m in layers_of(net, nn.Linear)] == [120, 84]
 
 
+HIDDEN_LAYERS = {
+    "plain": nn.Linear,
+    "spherized": SphericalLinear,
+    **dict.fromkeys(["cosine", "linear", "sigmoid", "w_cosine", "w_linear", "w_sigmoid"], AngularLinear),
+}
+
+
+@pytest.mark.parametrize("kind", HIDDEN_LAYERS)
+def test_the_hidden_layer_of_cnn9_is_of_the_kind_asked_for(kind):
+    net = build("cnn9", hidden_layer=kind).eval()
+    layer = net.layers[-1]
+    assert type(layer) is HIDDEN_LAYERS[kind]
+    assert getattr(layer, "operator", kind) == kind
+    assert net(images("cnn9")).shape == (2, 256)
+    # Without a bias, and of one input more where they are spherized, whose scaling is learned.
+    expected = {"plain": 4097 * 256, "spherized": 4097 * 256 + 1}.get(kind, 4096 * 256)
+    assert sum(p.numel() for p in layer.parameters()) == expected
+
+
+def test_the_hidden_layer_of_cnn9_takes_the_options_of_spherization():
+    layer = build("cnn9", hidden_layer="spherized", hidden_kwargs={"scaling": 2.0, "radius": 3.0}).layers[-1]
+    assert (layer.spherization.scaling.item(), layer.spherization.radius.item()) == (2.0, 3.0)
+
+
+@pytest.mark.parametrize("kind", ["plain", "w_cosine"])
+def test_options_of_a_hidden_layer_that_has_none_are_refused(kind):
+    with pytest.raises(ValueError, match=f"hidden_kwargs are options of hidden_layer spherized; {kind} has none"):
+        build("cnn9", hidden_layer=kind, hidden_kwargs={"scaling": 2.0})
+
+
+def test_an_unknown_option_of_the_hidden_layer_is_refused_and_named():
+    with pytest.raises(ValueError, match="unexpected keyword argument 'scale'"):
+        build("cnn9", hidden_layer="spherized", hidden_kwargs={"scale": 2.0})
+
+
+def test_an_unknown_hidden_layer_is_refused_with_the_list():
+    with pytest.raises(ValueError, match=r"no hidden_layer 'relu'; there are plain, spherized, cosine, .*w_sigmoid"):
+        build("cnn9", hidden_layer="relu")
+
+
 def test_the_fully_connected_net_may_have_a_bottleneck():
     net = build("mlp", widths=[12, 5]).eval()
     assert [type(m) for m in net.layers] == [nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]
@@ -297,3 +339,62 @@ def test_every_backbone_can_end_without_its_activation(name):
 def test_alexnet_for_small_images_sends_larger_ones_to_alexnet():
     with pytest.raises(ValueError, match="29 to 60 pixels a side, got 64; alexnet takes larger"):
         create_backbone("alexnet_cifar", num_channels=3, image_size=64)
+
+
+def resnet12(**options) -> nn.Module:
+    """With widths that take no time, and random scales and shifts of the batch norms."""
+    net = build("resnet12", **{"widths": (4, 6, 5, 7)} | options).eval()
+    for norm in layers_of(net, nn.BatchNorm2d):
+        for tensor in (norm.weight, norm.bias, norm.running_mean):
+            nn.init.normal_(tensor)
+        nn.init.uniform_(norm.running_var, 0.5, 2.0)
+    return net
+
+
+def resnet12_by_hand(net: nn.Module, x: torch.Tensor, *, final_activation: bool) -> torch.Tensor:
+    for number, block in enumerate(net.layers):
+        total, (convolution, norm) = x, block.shortcut
+        for place in (0, 3, 6):
+            total = block.residual[place + 1](nn.functional.conv2d(total, block.residual[place].weight, padding=1))
+            total = nn.functional.leaky_relu(total, 0.1) if place < 6 else total
+        total = total + norm(nn.functional.conv2d(x, convolution.weight))
+        if number < 3 or final_activation:
+            total = nn.functional.leaky_relu(total, 0.1)
+        x = nn.functional.max_pool2d(total, 2)
+    return x.mean(dim=(2, 3))
+
+
+@pytest.mark.parametrize("final_activation", [True, False])
+def test_resnet12_is_four_pooled_residual_blocks_and_their_average(final_activation):
+    net, x = resnet12(final_activation=final_activation), torch.randn(2, 3, 37, 52)
+    torch.testing.assert_close(net(x), resnet12_by_hand(net, x, final_activation=final_activation))
+
+
+def test_resnet12_without_its_activation_is_the_one_built_without():
+    net, x = resnet12(drop_rate=0.5), torch.randn(2, 3, 32, 32)
+    assert [m.p for m in layers_of(net, nn.Dropout)] == [0.5]
+    net.remove_final_activation()
+    assert not layers_of(net, nn.Dropout)
+    torch.testing.assert_close(net(x), resnet12_by_hand(net, x, final_activation=False))
+
+
+@pytest.mark.parametrize(("channels", "side"), [(1, 28), (1, 16), (3, 84)])
+def test_resnet12_takes_images_from_sixteen_pixels_on(channels, side):
+    net = create_backbone("resnet12", num_channels=channels, image_size=side).eval()
+    assert net(torch.randn(1, channels, side, side)).shape == (1, 640)
+
+
+def test_resnet12_refuses_images_that_pool_to_nothing():
+    with pytest.raises(ValueError, match="'resnet12' needs images of at least 16 pixels a side; got 15 x 15"):
+        create_backbone("resnet12", num_channels=1, image_size=15)
+
+
+@pytest.mark.parametrize("widths", [[64, 128], [64, 160, 320, 0]])
+def test_resnet12_without_four_widths_is_refused(widths):
+    with pytest.raises(ValueError, match=r"resnet12 takes widths, the channels of its four blocks; got \[64"):
+        build("resnet12", widths=widths)
+
+
+def test_resnet12_is_a_whole_classifier_with_timm():
+    net = timm.create_model("resnet12", num_classes=7, widths=(4, 6, 5, 7)).eval()
+    assert net(torch.randn(2, 3, 32, 32)).shape == (2, 7)

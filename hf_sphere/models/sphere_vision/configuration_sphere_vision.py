@@ -4,10 +4,16 @@
 # the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
 """Configuration of the image models."""
 
+import inspect
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
+from torch import nn
 from transformers import PreTrainedConfig
+
+from hf_sphere.nn.heads import HEADS
+from hf_sphere.nn.prototypical import PrototypicalClassifier
+from hf_sphere.nn.spherization import Spherization
 
 
 @strict
@@ -15,14 +21,18 @@ class SphereVisionConfig(PreTrainedConfig):
     """Configuration of `SphereVisionModel` and the models with a head on it.
 
     An image goes through a timm backbone to its pooled features, by one linear map to `embedding_dim` units where that
-    is set, and through a head.
+    is set, onto a sphere where `spherization` is set, and through a head.
 
     Args:
         backbone: Name of a timm model; `import hf_sphere` adds `lenet5`, `vgg11_cifar`, `resnet18_cifar` and others.
         backbone_kwargs: Options of the backbone, as in `timm.create_model`.
         num_channels: Channels of the images, 1 or 3.
         image_size: Side of the images in pixels, or [height, width].
-        embedding_dim: Length of the embeddings; None takes the backbone's features as they are.
+        embedding_dim: Units of the linear map to the embeddings; None takes the backbone's features as they are.
+        spherization: Options of `hf_sphere.nn.Spherization`, which then makes n + 1 coordinates of the n units; {} for
+            its defaults, None for embeddings that are not spherized.
+        final_activation: Whether the backbone ends with its last activation. None keeps it, unless the spherization or
+            the head takes its place.
         freeze_batch_norm: Whether the backbone's batch norms keep their statistics in training, as is usual where a
             pretrained backbone is trained on small batches; their scales and shifts are still trained.
         head: Name of a head, for instance `softmax`, `spherized` or `prototype`; None for models without classes.
@@ -30,6 +40,8 @@ class SphereVisionConfig(PreTrainedConfig):
         value_range: Lowest and highest value that a regression predicts.
         regression_kwargs: Options of the regression, see `PoleRegression`.
         task_weight: Weight w in [0, 1] of the classification in joint prediction; the regression has 1 - w.
+        few_shot_kwargs: Options of few-shot classification, `metric` and `temperature`, see
+            `hf_sphere.nn.PrototypicalClassifier`.
 
     Example:
         >>> config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28, head="spherized")
@@ -37,19 +49,22 @@ class SphereVisionConfig(PreTrainedConfig):
     """
 
     model_type = "sphere_vision"
-    keys_to_ignore_at_inference = ["embeddings", "concentration"]
+    keys_to_ignore_at_inference = ["embeddings", "concentration", "prototypes"]
 
     backbone: str = "resnet18_cifar"
     backbone_kwargs: dict[str, Any] | None = None
     num_channels: int = 3
     image_size: int | list[int] | tuple[int, ...] = 32
     embedding_dim: int | None = None
+    spherization: dict[str, Any] | None = None
+    final_activation: bool | None = None
     freeze_batch_norm: bool = False
     head: str | None = "spherized"
     head_kwargs: dict[str, Any] | None = None
     value_range: list[float | int] | tuple[float | int, ...] | None = None
     regression_kwargs: dict[str, Any] | None = None
     task_weight: float | int = 0.25
+    few_shot_kwargs: dict[str, Any] | None = None
 
     @property
     def input_size(self) -> tuple[int, int]:
@@ -58,6 +73,20 @@ class SphereVisionConfig(PreTrainedConfig):
             return self.image_size, self.image_size
         height, width = self.image_size
         return height, width
+
+    @property
+    def keeps_activation(self) -> bool:
+        """Whether the backbone ends with its last activation.
+
+        Raises:
+            ValueError: If there is no head of the configuration's name.
+        """
+        if self.head is not None and self.head not in HEADS:
+            raise ValueError(f"unknown head {self.head!r}; the heads are: {', '.join(HEADS)}.")
+        if self.final_activation is not None:
+            return self.final_activation
+        replaced = self.spherization is not None or (self.head is not None and HEADS[self.head].replaces_activation)
+        return self.embedding_dim is not None or not replaced
 
     def validate_images(self) -> None:
         """Refuse image shapes that no model of this family takes."""
@@ -79,6 +108,31 @@ class SphereVisionConfig(PreTrainedConfig):
         """Refuse embeddings without a coordinate."""
         if self.embedding_dim is not None and self.embedding_dim < 1:
             raise ValueError(f"embedding_dim must be at least 1, or None; got {self.embedding_dim}.")
+
+    def validate_spherization(self) -> None:
+        """Refuse options that the spherization does not take."""
+        options = self.spherization or {}
+        _check_options("spherization", options, Spherization)
+        Spherization(1, **options)
+
+    def validate_few_shot(self) -> None:
+        """Refuse options that few-shot classification does not take."""
+        options = self.few_shot_kwargs or {}
+        _check_options("few_shot_kwargs", options, PrototypicalClassifier)
+        PrototypicalClassifier(**options)
+
+
+def _check_options(field: str, options: dict[str, Any], module: type[nn.Module]) -> None:
+    """Refuse options whose name or kind the module does not know; it refuses values of the right kind itself."""
+    parameters = inspect.signature(module).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "dim"}
+    unknown = sorted(set(options) - set(defaults))
+    if unknown:
+        raise ValueError(f"{field} has no option {', '.join(unknown)}; its options are: {', '.join(defaults)}.")
+    for name, value in options.items():
+        expected = type(defaults[name])
+        if type(value) is not expected and not (expected is float and type(value) is int):
+            raise ValueError(f"{name} of {field} must be a {expected.__name__}; got {value!r}.")
 
 
 __all__ = ["SphereVisionConfig"]

@@ -22,7 +22,9 @@ from hf_sphere.models.sphere_vision.outputs_sphere_vision import (
     SphereVisionRegressionOutput,
 )
 from hf_sphere.nn.heads import HEADS, Head, build_head
+from hf_sphere.nn.heads.spherized import SpherizedHead
 from hf_sphere.nn.pole_regression import PoleRegression
+from hf_sphere.nn.spherization import Spherization
 
 logger = logging.get_logger(__name__)
 
@@ -75,35 +77,43 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         config: The configuration.
         pretrained: Whether to start from timm's pretrained weights of the backbone. Only this reaches the Hub (or
             timm's cache); `from_pretrained` never does it.
+
+    Attributes:
+        embedding_dim: Length of the embeddings, one more than before the spherization if there is one.
     """
 
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
         super().__init__(config)
+        keeps_activation = config.keeps_activation  # asked first: it refuses an unknown head
         self.backbone = _build_backbone(config, pretrained=pretrained)
         for tensor in _tensors(self.backbone).values():
             _mark_filled(tensor, not tensor.is_meta)
         # Some of timm's heads keep a hidden layer when the classifier is taken off; then this is its width.
         features: Any = getattr(self.backbone, "head_hidden_size", None) or self.backbone.num_features
         self.projection: nn.Module = nn.Identity()
-        if config.embedding_dim is not None:
-            self.projection = nn.Linear(features, config.embedding_dim)
-        elif config.head is not None and HEADS[config.head].replaces_activation:
-            self._make_room_for_head()
+        self.spherization: nn.Module = nn.Identity()
         self.embedding_dim: int = features if config.embedding_dim is None else config.embedding_dim
+        if config.embedding_dim is not None:
+            self.projection = nn.Linear(features, self.embedding_dim)
+        if not keeps_activation:
+            self._remove_activation()
+        if config.spherization is not None:
+            self.spherization = Spherization(self.embedding_dim, **config.spherization)
+            self.embedding_dim += 1
         self.supports_gradient_checkpointing = hasattr(self.backbone, "set_grad_checkpointing")
         self.post_init()
         self.train(self.training)  # freezes batch norms where that is asked for
 
-    def _make_room_for_head(self) -> None:
-        """Take off the backbone's last activation, whose place the head takes."""
+    def _remove_activation(self) -> None:
+        """Take off the backbone's last activation, where that can be done."""
         remove = getattr(self.backbone, "remove_final_activation", None)
         if remove is not None:
             remove()
-        else:
-            logger.warning_once(
-                f"Head {self.config.head!r} takes the place of an activation, but {self.config.backbone!r} keeps its "
-                "own last one. Set `embedding_dim` to put a linear map between them."
-            )
+            return
+        logger.warning_once(
+            "A head, a spherization or `final_activation` of the configuration takes off the backbone's last "
+            f"activation, but {self.config.backbone!r} keeps its own. Set `embedding_dim` to put a linear map behind."
+        )
 
     def train(self, mode: bool = True) -> "SphereVisionModel":
         """Set the mode; frozen batch norms stay in eval mode."""
@@ -139,7 +149,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
                 f"{tuple(pixel_values.shape)}. The model's image processor makes them from images."
             )
         features = self.backbone(pixel_values.to(self.dtype))
-        return SphereVisionModelOutput(embeddings=self.projection(features))
+        return SphereVisionModelOutput(embeddings=self.spherization(self.projection(features)))
 
 
 class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
@@ -170,6 +180,11 @@ class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
             raise ValueError(
                 f"the model needs a head for its classes: {', '.join(HEADS)}. A regression has none "
                 "and is a SphereVisionForRegression."
+            )
+        if config.spherization is not None and issubclass(HEADS[config.head], SpherizedHead):
+            raise ValueError(
+                f"head {config.head!r} would spherize embeddings that the configuration's spherization has put on the "
+                "sphere already. Leave one of them out: spherization=None, or another head such as 'softmax'."
             )
         return build_head(config.head, embedding_dim, config.num_labels, **(config.head_kwargs or {}))
 
@@ -326,6 +341,12 @@ def _build_regression(config: SphereVisionConfig, pretrained: bool) -> tuple[Sph
             "regression on the sphere needs embedding_dim (the sphere's dimension plus one, for instance 2) and "
             f"value_range (lowest and highest value); got {config.embedding_dim} and {config.value_range}."
         )
+    if config.spherization is not None:
+        raise ValueError(
+            "a regression cannot work on spherized embeddings: they have no negative coordinates, so that values below "
+            "the middle of the range could not be predicted. Set spherization to None; the regression puts embeddings "
+            "on the sphere itself."
+        )
     low, high = config.value_range
     options = config.regression_kwargs or {}
     unknown = sorted(set(options) - {"out_of_range", "reduction"})
@@ -350,8 +371,6 @@ def _mark_filled(tensor: Tensor, filled: bool) -> None:
 def _build_backbone(config: SphereVisionConfig, *, pretrained: bool = False) -> nn.Module:
     from hf_sphere.models.backbones import create_backbone  # brings timm, which text models do without
 
-    if config.head is not None and config.head not in HEADS:
-        raise ValueError(f"unknown head {config.head!r}; the heads are: {', '.join(HEADS)}.")
     return create_backbone(
         config.backbone,
         num_channels=config.num_channels,

@@ -15,7 +15,7 @@ class SphereVisionModelOutput(ModelOutput):
     """Output of `SphereVisionModel`.
 
     Attributes:
-        embeddings: (B, d), what a head receives.
+        embeddings: (B, d), what a head receives; on the sphere with the configuration's `spherization`.
     """
 
     embeddings: Tensor | None = None
@@ -68,3 +68,20 @@ class SphereVisionJointOutput(ModelOutput):
     logits: Tensor | None = None
     predictions: Tensor | None = None
     embeddings: Tensor | None = None
+
+
+@dataclass
+class SphereVisionFewShotOutput(ModelOutput):
+    """Output of `SphereVisionForFewShotClassification`; without the axis of episodes E if the images had none.
+
+    Attributes:
+        loss: Scalar, if labels were given.
+        logits: (E, Q, way); `argmax` is the prediction, `softmax` the confidence.
+        embeddings: (E, Q, d), of the queries.
+        prototypes: (E, way, d), the mean embedding of each class.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    embeddings: Tensor | None = None
+    prototypes: Tensor | None = None

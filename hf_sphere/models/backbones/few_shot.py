@@ -1,0 +1,97 @@
+"""ResNet-12, the larger of the two usual encoders of few-shot classification; the smaller is `conv4`."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from timm.layers import SelectAdaptivePool2d
+from torch import Tensor, nn
+
+from hf_sphere.models.backbones.base import EmbeddingNet, ImageSize, feature_side, register_backbone
+
+SLOPE = 0.1
+"""Of the leaky ReLUs below 0."""
+
+
+class PooledBlock(nn.Module):
+    """Three 3x3 convolutions with batch norm beside a 1x1 one, leaky ReLU, and 2x2 max pooling.
+
+    Args:
+        in_channels: Channels of the map that comes in.
+        out_channels: Channels of all convolutions.
+        activation: Whether the sum is followed by leaky ReLU.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, *, activation: bool = True) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for inputs in (in_channels, out_channels, out_channels):
+            convolution = nn.Conv2d(inputs, out_channels, 3, padding=1, bias=False)
+            layers += [convolution, nn.BatchNorm2d(out_channels), nn.LeakyReLU(SLOPE)]
+        layers.pop()  # the last activation comes after the sum
+        self.residual = nn.Sequential(*layers)
+        self.shortcut = nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, bias=False), nn.BatchNorm2d(out_channels))
+        self.activation = nn.LeakyReLU(SLOPE) if activation else nn.Identity()
+        self.pool = nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute (B, in_channels, H, W) -> (B, out_channels, H // 2, W // 2)."""
+        return self.pool(self.activation(self.residual(x) + self.shortcut(x)))
+
+
+class ResNet12(EmbeddingNet):
+    """A chain of blocks, the average of whose last map is the embedding; `forward_features` gives that map.
+
+    The final activation is that of the last block. It stands behind the block's pooling here, which comes to the same:
+    the largest value of a window stays the largest. Without it, where a spherization or a head takes its place, the
+    embedding is the average of the pooled values before activation: these go as far down as up.
+
+    Args:
+        blocks: The blocks, the last one without activation.
+        num_features: Channels of the last map.
+        num_classes: See `EmbeddingNet`.
+        drop_rate: Dropout of the embedding; it goes with the final activation.
+        final_activation: Whether the last block has an activation.
+    """
+
+    def __init__(
+        self,
+        blocks: nn.Sequential,
+        num_features: int,
+        *,
+        num_classes: int = 1000,
+        drop_rate: float = 0.0,
+        final_activation: bool = True,
+    ) -> None:
+        super().__init__(blocks, num_features, num_classes=num_classes, final_activation=False)
+        self.remove_final_activation()
+        if final_activation:
+            pooled = (nn.LeakyReLU(SLOPE), self.final_activation, nn.Dropout(drop_rate))
+            self.final_activation = nn.Sequential(*pooled)
+
+    def remove_final_activation(self) -> None:
+        """End with the average of the last map before its activation."""
+        self.final_activation = SelectAdaptivePool2d(pool_type="avg", flatten=True)
+
+
+@register_backbone
+def resnet12(
+    *, img_size: ImageSize = 84, in_chans: int = 3, widths: Sequence[int] = (64, 160, 320, 640), **net: Any
+) -> ResNet12:
+    """ResNet-12 of few-shot learning: four residual blocks of `widths` channels, each pooled, and their average.
+
+    It has no DropBlock, with which some train it, but `drop_rate`, dropout of the embedding.
+
+    Reference:
+        Oreshkin, Rodriguez and Lacoste, "TADAM", NeurIPS 2018; the widths are those of Lee, Maji, Ravichandran and
+        Soatto, "Meta-learning with differentiable convex optimization", CVPR 2019.
+    """
+    if len(widths) != 4 or min(widths) < 1:
+        raise ValueError(f"resnet12 takes widths, the channels of its four blocks; got {list(widths)}.")
+    feature_side("resnet12", img_size, least=16, halvings=4)
+    pairs = itertools.pairwise([in_chans, *widths])
+    blocks = nn.Sequential(*(PooledBlock(*pair, activation=place < 3) for place, pair in enumerate(pairs)))
+    for module in blocks.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, a=SLOPE, mode="fan_out", nonlinearity="leaky_relu")
+    return ResNet12(blocks, widths[-1], **net)

@@ -1,0 +1,130 @@
+"""Few-shot classification by prototypes: a class is the mean of its examples' embeddings."""
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hf_sphere.geometry.coordinates import is_batched
+
+COSINE_SCALE = 1000.0
+"""Logits of the cosine metric are this many times the cosine minus one: spherized embeddings are close together."""
+
+
+class PrototypicalOutput(NamedTuple):
+    """What `PrototypicalClassifier` answers.
+
+    Attributes:
+        logits: (..., Q, way), 0 for a query at the prototype and negative elsewhere; float32 or better.
+        loss: Scalar, if labels were given.
+        prototypes: (..., way, d), of the support's dtype.
+    """
+
+    logits: Tensor
+    loss: Tensor | None
+    prototypes: Tensor
+
+
+class PrototypicalClassifier(nn.Module):
+    """Compares embedded queries with the mean embedding of each class of their episode; it has nothing to learn.
+
+    With q a query and p a prototype, the logits are `-|q - p|^2 / temperature` for the `euclidean` metric and
+    `1000 (cos(q, p) - 1) / temperature` for the `cosine` one. The loss is the mean cross-entropy. The cosine of a zero
+    vector, which has no direction, counts as 1/2.
+
+    Args:
+        metric: `euclidean` or `cosine`.
+        temperature: Positive; larger ones make the confidences softer.
+
+    Raises:
+        ValueError: If the metric is unknown or the temperature is not positive.
+
+    Reference:
+        Snell, Swersky and Zemel, "Prototypical networks for few-shot learning", NeurIPS 2017, equations 1 and 2; the
+        cosine metric is that of Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022.
+
+    Example:
+        >>> classifier = PrototypicalClassifier("cosine")
+        >>> queries, support = torch.randn(75, 64), torch.randn(5, 1, 64)  # 5 classes with one example each
+        >>> classifier(queries, support).logits.shape
+        torch.Size([75, 5])
+    """
+
+    def __init__(self, metric: Literal["euclidean", "cosine"] = "euclidean", temperature: float = 1.0) -> None:
+        super().__init__()
+        if metric not in ("euclidean", "cosine"):
+            raise ValueError(f"metric must be 'euclidean' or 'cosine'; got {metric!r}.")
+        if not 0.0 < temperature < math.inf:
+            raise ValueError(f"temperature must be a positive number; got {temperature}.")
+        self.metric = metric
+        self.temperature = temperature
+
+    def forward(self, query: Tensor, support: Tensor, labels: Tensor | None = None) -> PrototypicalOutput:
+        """Classify queries by the examples of their own episode.
+
+        Args:
+            query: (..., Q, d), embeddings to be classified; leading axes are episodes.
+            support: (..., way, shot, d), embeddings of the examples of each class.
+            labels: (..., Q), integers from 0 to way - 1, in the order of the support's classes.
+
+        Raises:
+            ValueError: If shapes do not fit each other, or a label is of no class (looked at where that costs no wait
+                for a device, that is on the CPU).
+        """
+        self._check_shapes(query, support)
+        dtype = torch.promote_types(torch.promote_types(query.dtype, support.dtype), torch.float32)
+        prototypes = support.to(dtype).mean(dim=-2)
+        logits = self._compare(query.to(dtype), prototypes)
+        loss = None
+        if labels is not None:
+            self._check_labels(labels, logits)
+            loss = F.cross_entropy(logits.flatten(end_dim=-2), labels.flatten().long())
+        return PrototypicalOutput(logits, loss, prototypes.to(support.dtype))
+
+    def _compare(self, query: Tensor, prototypes: Tensor) -> Tensor:
+        scale = 1.0
+        if self.metric == "cosine":
+            # Of unit vectors |q - p|^2 = 2 (1 - cos), without the cancellation that 1 - cos has for small angles.
+            query, prototypes, scale = F.normalize(query, dim=-1), F.normalize(prototypes, dim=-1), COSINE_SCALE / 2
+        # Differences, not |q|^2 - 2 q.p + |p|^2, which loses the digits of small distances; episodes have few classes.
+        squares = (query.unsqueeze(-2) - prototypes.unsqueeze(-3)).square().sum(dim=-1)
+        return squares * (-scale / self.temperature)
+
+    @staticmethod
+    def _check_shapes(query: Tensor, support: Tensor) -> None:
+        fits = query.ndim >= 2 and support.ndim == query.ndim + 1
+        if not fits or (query.shape[:-2], query.shape[-1]) != (support.shape[:-3], support.shape[-1]):
+            raise ValueError(
+                "expected query embeddings of shape (..., queries, d) and support embeddings of shape (..., way, shot, "
+                f"d), with the same episodes in front and the same d; got {tuple(query.shape)} and "
+                f"{tuple(support.shape)}."
+            )
+        if 0 in support.shape[-3:-1]:
+            raise ValueError(
+                f"a prototype is the mean of at least one example; got support embeddings of {tuple(support.shape)}, "
+                f"that is {support.shape[-3]} classes with {support.shape[-2]} examples each."
+            )
+
+    @staticmethod
+    def _check_labels(labels: Tensor, logits: Tensor) -> None:
+        if labels.shape != logits.shape[:-1] or labels.is_floating_point():
+            raise ValueError(
+                f"expected integer labels of shape {tuple(logits.shape[:-1])}, one a query; got {labels.dtype} of "
+                f"shape {tuple(labels.shape)}."
+            )
+        unreadable = labels.device.type != "cpu" or torch.compiler.is_compiling() or is_batched(labels)
+        if unreadable or labels.numel() == 0:
+            return
+        way = logits.shape[-1]
+        low, high = labels.aminmax()
+        if low < 0 or high >= way:
+            raise ValueError(
+                f"labels run from {low} to {high}, but the support has {way} classes (0 to {way - 1}). The labels of "
+                "an episode are the places of its classes in the support, not their numbers in the data set."
+            )
+
+    def extra_repr(self) -> str:
+        """Describe the module in a printed model."""
+        return f"metric={self.metric!r}, temperature={self.temperature:g}"

@@ -1,0 +1,372 @@
+"""The model that classifies by a few examples, and encoders whose embeddings are spherized."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
+from transformers import logging as transformers_logging
+
+from hf_sphere import (
+    SphereVisionConfig,
+    SphereVisionForFewShotClassification,
+    SphereVisionForImageClassification,
+    SphereVisionForJointPrediction,
+    SphereVisionForRegression,
+    SphereVisionModel,
+)
+from hf_sphere.models.sphere_vision import modeling_sphere_vision as modeling
+from hf_sphere.nn import HEADS, Spherization
+
+
+def small_config(**options: Any) -> SphereVisionConfig:
+    """Images of 8 x 8 pixels, to 12 units through ReLU."""
+    own: dict[str, Any] = {"backbone": "mlp", "backbone_kwargs": {"widths": [12]}, "num_channels": 1, "image_size": 8}
+    return SphereVisionConfig(**own | {"num_labels": 4} | options)
+
+
+def small_model(**options: Any) -> SphereVisionForFewShotClassification:
+    return SphereVisionForFewShotClassification(small_config(**options)).eval()
+
+
+def episodes(*count: int, channels: int = 1, side: int = 8) -> dict[str, Tensor]:
+    """Episodes of 3 classes with 2 examples each, and 6 queries."""
+    return {
+        "pixel_values": torch.randn(*count, 6, channels, side, side),
+        "support_pixel_values": torch.randn(*count, 3, 2, channels, side, side),
+        "labels": torch.randint(3, (*count, 6)),
+    }
+
+
+def pictures(count: int = 5) -> Tensor:
+    return torch.randn(count, 1, 8, 8)
+
+
+def equal(one: Any, other: Any) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
+
+
+# Episodes
+
+
+@pytest.mark.parametrize("count", [(), (1,), (4,)])
+def test_the_output_has_the_shapes_of_the_episodes(count):
+    output = small_model()(**episodes(*count))
+    assert output.loss.shape == ()
+    assert output.logits.shape == (*count, 6, 3)
+    assert output.embeddings.shape == (*count, 6, 12)
+    assert output.prototypes.shape == (*count, 3, 12)
+
+
+@pytest.mark.parametrize("spherization", [None, {"radius": 5.0}])
+@pytest.mark.parametrize("few_shot_kwargs", [None, {"metric": "cosine", "temperature": 64.0}])
+def test_an_episode_is_embedded_and_compared_with_its_examples(spherization, few_shot_kwargs):
+    model, episode = small_model(spherization=spherization, few_shot_kwargs=few_shot_kwargs), episodes()
+    output = model(**episode)
+    queries = model.sphere_vision(episode["pixel_values"]).embeddings
+    prototypes = [model.sphere_vision(examples).embeddings.mean(0) for examples in episode["support_pixel_values"]]
+    prototypes = torch.stack(prototypes)
+    if few_shot_kwargs is None:
+        expected = -(queries[:, None] - prototypes).square().sum(-1)
+    else:
+        expected = 1000 * (F.cosine_similarity(queries[:, None], prototypes, dim=-1) - 1) / 64
+    torch.testing.assert_close(output.logits, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(output.loss, F.cross_entropy(output.logits, episode["labels"]))
+    torch.testing.assert_close(output.embeddings, queries)
+    torch.testing.assert_close(output.prototypes, prototypes)
+
+
+def test_the_logits_of_an_episode_are_the_same_alone_and_in_a_batch():
+    model, batch = small_model(backbone="lenet5_bn", backbone_kwargs=None), episodes(3)
+    alone = [model(**{name: value[i] for name, value in batch.items()}).logits for i in range(3)]
+    torch.testing.assert_close(model(**batch).logits, torch.stack(alone))
+
+
+def test_without_labels_there_is_no_loss():
+    episode = episodes(2)
+    del episode["labels"]
+    assert set(small_model()(**episode)) == {"logits", "embeddings", "prototypes"}
+
+
+def test_all_images_go_through_the_encoder_at_once():
+    model, seen = small_model(), []
+    model.sphere_vision.register_forward_hook(lambda module, given, output: seen.append(given[0].shape))
+    model(**episodes(4))
+    assert seen == [(4 * (6 + 3 * 2), 1, 8, 8)]
+
+
+def test_embeddings_computed_before_are_classified_without_the_encoder():
+    model, episode = small_model(), episodes()
+    encode = model.base_model
+    queries = encode(episode["pixel_values"]).embeddings
+    support = encode(episode["support_pixel_values"].flatten(0, 1)).embeddings.unflatten(0, (3, 2))
+    again = model.classifier(queries, support, episode["labels"])
+    torch.testing.assert_close(again.logits, model(**episode).logits)
+
+
+def test_a_tuple_is_returned_when_asked_for():
+    model, episode = small_model(), episodes()
+    assert torch.equal(model(**episode, return_dict=False)[1], model(**episode).logits)
+
+
+def test_the_model_learns_classes_it_is_shown():
+    model = small_model(spherization={}, few_shot_kwargs={"metric": "cosine", "temperature": 64.0}).train()
+    optimizer, marks = torch.optim.Adam(model.parameters(), lr=3e-3), torch.randn(5, 1, 8, 8)
+    losses = []
+    for _ in range(40):
+        classes = torch.randperm(5)[:3]
+        labels = torch.arange(6) % 3
+        support = marks[classes][:, None] + torch.randn(3, 2, 1, 8, 8)
+        output = model(marks[classes][labels] + torch.randn(6, 1, 8, 8), support, labels)
+        optimizer.zero_grad()
+        output.loss.backward()
+        optimizer.step()
+        losses.append(output.loss.item())
+    assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
+
+
+def test_the_model_runs_in_bfloat16():
+    output = small_model(spherization={}).to(torch.bfloat16)(**episodes(2))
+    assert (output.logits.dtype, output.embeddings.dtype) == (torch.float32, torch.bfloat16)
+    assert output.loss.isfinite()
+
+
+def test_the_model_compiles_to_one_graph():
+    model, episode = small_model(spherization={}), episodes(2)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(**episode).logits, model(**episode).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_checkpointing_changes_no_gradient():
+    options = {"backbone": "resnet20_cifar", "backbone_kwargs": None, "num_channels": 3, "spherization": {}}
+    model, episode = small_model(**options).train(), episodes(channels=3)
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable()
+        model.zero_grad()
+        model(**episode).loss.backward()
+        gradients.append(model.sphere_vision.backbone.conv1.weight.grad.clone())
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("backbone", ["conv4", "resnet12"])
+@pytest.mark.parametrize(("channels", "side"), [(1, 28), (3, 84)])
+def test_the_encoders_of_the_papers_classify_an_episode(backbone, channels, side):
+    options = {"backbone": backbone, "backbone_kwargs": None, "num_channels": channels, "image_size": side}
+    model = small_model(spherization={}, **options)
+    shape = (channels, side, side)
+    output = model(torch.randn(2, *shape), torch.randn(2, 1, *shape), torch.tensor([0, 1]))
+    assert output.logits.shape == (2, 2)
+    torch.testing.assert_close(output.embeddings.norm(dim=-1), torch.ones(2))
+
+
+def test_the_loss_is_a_mean():
+    assert small_model().loss_reduction == "mean"
+
+
+@pytest.mark.parametrize(
+    ("queries", "examples"),
+    [
+        ((6, 1, 8, 8), (6, 1, 8, 8)),
+        ((6, 1, 8, 8), (2, 3, 2, 1, 8, 8)),
+        ((2, 6, 1, 8, 8), (3, 2, 1, 8, 8)),
+        ((2, 6, 1, 8, 8), (3, 3, 2, 1, 8, 8)),
+        ((6, 1, 8, 8), (3, 2, 1, 8, 9)),
+        ((1, 8, 8), (2, 1, 8, 8)),
+    ],
+)
+def test_images_that_make_no_episode_are_refused(queries, examples):
+    with pytest.raises(ValueError, match=r"expected pixel_values of shape \(episodes, queries, .*; got \("):
+        small_model()(torch.randn(queries), torch.randn(examples))
+
+
+def test_a_wrong_number_of_channels_is_refused():
+    with pytest.raises(ValueError, match=r"expected pixel_values of shape \(batch, 1, height, width\); got"):
+        small_model()(**episodes(channels=3))
+
+
+def test_labels_that_are_no_place_in_the_support_are_refused():
+    episode = episodes() | {"labels": torch.full((6,), 3)}
+    with pytest.raises(ValueError, match="labels run from 3 to 3, but the support has 3 classes"):
+        small_model()(**episode)
+
+
+# Saving and loading
+
+
+@pytest.mark.parametrize("spherization", [None, {"scaling": 2.0, "learn_radius": True}])
+def test_a_saved_model_classifies_the_same(spherization, tmp_path):
+    model, episode = small_model(spherization=spherization, few_shot_kwargs={"metric": "cosine"}), episodes(2)
+    if spherization is not None:
+        nn.init.constant_(model.sphere_vision.spherization.scaling, 0.7)
+    model.save_pretrained(tmp_path)
+    loaded, info = SphereVisionForFewShotClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values())
+    assert equal(loaded.eval()(**episode), model(**episode))
+
+
+def test_its_configuration_survives_a_round_trip_and_names_no_head(tmp_path):
+    config = small_model(spherization={"delta": 1e-5}, few_shot_kwargs={"temperature": 2}).config
+    config.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert loaded.to_diff_dict() == config.to_diff_dict()
+    assert loaded.head is None
+
+
+def test_the_encoder_loads_alone(tmp_path):
+    model, x = small_model(spherization={}), pictures()
+    model.save_pretrained(tmp_path)
+    encoder = AutoModel.from_pretrained(tmp_path).eval()
+    assert type(encoder) is SphereVisionModel
+    assert torch.equal(encoder(x).embeddings, model.sphere_vision(x).embeddings)
+
+
+KINDS: dict[str, tuple[type, dict[str, Any]]] = {
+    "encoder": (SphereVisionModel, {}),
+    "spherized encoder": (SphereVisionModel, {"spherization": {"radius": 3.0}}),
+    "classifier after ReLU": (SphereVisionForImageClassification, {"head": "softmax"}),
+    "classifier instead of ReLU": (SphereVisionForImageClassification, {"head": "cosine"}),
+    "regression": (SphereVisionForRegression, {"embedding_dim": 5, "value_range": [0.0, 1.0]}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_takes_the_encoder_of_another_model_without_a_complaint(kind, tmp_path, monkeypatch):
+    model_class, options = KINDS[kind]
+    other, x = model_class(small_config(**options)).eval(), pictures()
+    other.save_pretrained(tmp_path)
+    said: list[Any] = []
+    monkeypatch.setattr(transformers_logging.get_logger("transformers.modeling_utils"), "warning", said.append)
+    model = SphereVisionForFewShotClassification.from_pretrained(tmp_path).eval()
+    assert said == []
+    assert torch.equal(model.base_model(x).embeddings, other.base_model(x).embeddings)
+    model.save_pretrained(tmp_path / "again")  # its configuration names no head any more
+    again = SphereVisionModel.from_pretrained(tmp_path / "again").eval()
+    assert torch.equal(again(x).embeddings, other.base_model(x).embeddings)
+
+
+def test_an_encoder_can_be_spherized_when_it_is_taken(tmp_path):
+    other, x = SphereVisionForImageClassification(small_config(head="softmax")).eval(), pictures()
+    other.save_pretrained(tmp_path)
+    model = SphereVisionForFewShotClassification.from_pretrained(tmp_path, spherization={"radius": 2.0}).eval()
+    features = other.sphere_vision.backbone.forward_features(x)
+    torch.testing.assert_close(model.base_model(x).embeddings, Spherization(12, radius=2.0)(features))
+
+
+# Spherized embeddings
+
+
+def spherized(**options: Any) -> SphereVisionModel:
+    return SphereVisionModel(small_config(spherization={}, **options)).eval()
+
+
+def test_spherized_embeddings_are_the_spherized_features_without_the_last_activation():
+    model, x = spherized(), pictures()
+    nn.init.constant_(model.spherization.scaling, 1.5)
+    expected = Spherization(12, scaling=1.5)(model.backbone.forward_features(x))
+    torch.testing.assert_close(model(x).embeddings, expected)
+    assert model.embedding_dim == 13
+
+
+def test_a_linear_map_to_the_embeddings_comes_before_the_spherization():
+    model, x = spherized(embedding_dim=3), pictures()
+    features = model.backbone(x)
+    assert features.min() == 0  # the activation stays where the linear map follows it
+    torch.testing.assert_close(model(x).embeddings, Spherization(3)(model.projection(features)))
+    assert model.embedding_dim == 4
+
+
+@pytest.mark.parametrize("head", sorted(set(HEADS) - {"spherized"}))
+def test_other_heads_classify_spherized_embeddings(head, tmp_path):
+    config, x = small_config(head=head, spherization={"radius": 5.0}), pictures()
+    model = SphereVisionForImageClassification(config).eval()
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path).eval()
+    assert loaded(x).logits.shape == (5, 4)
+    assert torch.equal(loaded(x).logits, model(x).logits)
+
+
+def test_a_missing_spherization_starts_with_its_own_values(tmp_path):
+    model = small_model(spherization={"scaling": 3.0, "radius": 2.0})
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if "spherization" not in name}
+    assert len(weights) - len(kept) == 2
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    layer = SphereVisionForFewShotClassification.from_pretrained(tmp_path).sphere_vision.spherization
+    assert (layer.scaling.item(), layer.radius.item()) == (3.0, 2.0)
+
+
+def test_a_model_without_numbers_can_be_printed():
+    with torch.device("meta"):
+        text = repr(small_model(spherization={"radius": 5.0}))
+    assert "Spherization(12 -> 13, scaling=1 (learned), radius=5" in text
+    assert "PrototypicalClassifier(metric='euclidean', temperature=1)" in text
+
+
+def test_embeddings_spherized_twice_are_refused():
+    with pytest.raises(
+        ValueError, match=r"head .spherized. would spherize embeddings .* Leave one of them out: .*None"
+    ):
+        SphereVisionForImageClassification(small_config(head="spherized", spherization={}))
+
+
+@pytest.mark.parametrize("model_class", [SphereVisionForRegression, SphereVisionForJointPrediction])
+def test_a_regression_of_which_half_could_not_be_reached_is_refused(model_class):
+    config = small_config(spherization={}, embedding_dim=4, value_range=[0.0, 1.0], head="softmax")
+    with pytest.raises(ValueError, match="a regression cannot work on spherized embeddings"):
+        model_class(config)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("options", [{"head": None}, {"head": "cosine"}, {"spherization": {}}, {"embedding_dim": 3}])
+def test_the_last_activation_stays_or_goes_as_the_configuration_says(keeps, options):
+    backbone = SphereVisionModel(small_config(final_activation=keeps, **options)).eval().backbone
+    assert (backbone(pictures()).min() == 0) == keeps
+
+
+def test_a_backbone_that_keeps_its_activation_is_remarked_on(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(modeling.logger, "warning_once", said.append)
+    options = {"backbone": "resnet10t", "num_channels": 3, "image_size": 64, "head": None, "spherization": {}}
+    SphereVisionModel(SphereVisionConfig(**options, embedding_dim=8))
+    assert said == []
+    SphereVisionModel(SphereVisionConfig(**options))
+    assert "'resnet10t' keeps its own. Set `embedding_dim`" in said[0]
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"spherization": {"slope": 2.0}}, "spherization has no option slope; its options are: scaling, radius, delta"),
+        ({"spherization": {"dim": 1}}, "spherization has no option dim; its options are"),
+        ({"spherization": {"in_features": 1}}, "spherization has no option in_features"),
+        ({"spherization": {"delta": "1e-6"}}, "delta of spherization must be a float; got '1e-6'"),
+        ({"spherization": {"learn_scaling": 1}}, "learn_scaling of spherization must be a bool; got 1"),
+        ({"spherization": {"radius": True}}, "radius of spherization must be a float; got True"),
+        ({"spherization": {"radius": 0.0}}, "radius must be positive; got 0"),
+        ({"spherization": {"delta": 1.0}}, "delta must lie between 0 and 1"),
+        ({"few_shot_kwargs": {"way": 5}}, "few_shot_kwargs has no option way; its options are: metric, temperature"),
+        ({"few_shot_kwargs": {"metric": "l1"}}, "metric must be 'euclidean' or 'cosine'; got 'l1'"),
+        ({"few_shot_kwargs": {"metric": 1}}, "metric of few_shot_kwargs must be a str; got 1"),
+        ({"few_shot_kwargs": {"temperature": 0}}, "temperature must be a positive number; got 0"),
+    ],
+)
+def test_options_that_nothing_takes_are_refused(options, message):
+    with pytest.raises(StrictDataclassClassValidationError, match=message):
+        small_config(**options)
+
+
+@pytest.mark.parametrize("options", [{"spherization": True}, {"few_shot_kwargs": "cosine"}, {"final_activation": "no"}])
+def test_options_of_another_kind_are_refused(options):
+    with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(options))):
+        small_config(**options)
