@@ -55,6 +55,7 @@ class Embeddings:
         predicted_names: Names of the model's classes.
         confidences: (N,), in [0, 1], if there are predictions.
         concentrations: (N,), at least 0, if the embeddings have them.
+        indices: (N,) rows of the data set that was embedded, if they are known.
         about: What `embeddings.json` says; empty without it.
     """
 
@@ -67,6 +68,7 @@ class Embeddings:
     predicted_names: list[str]
     confidences: Tensor | None
     concentrations: Tensor | None
+    indices: Tensor | None
     about: dict[str, Any]
 
     def judge_predictions(self) -> tuple[Tensor, Tensor]:
@@ -208,6 +210,7 @@ def read_embeddings(
         predicted_names=predicted_names,
         confidences=confidences,
         concentrations=concentrations,
+        indices=torch.tensor(rows["index"][:]) if rows.features.get("index") in SIGNED else None,
         about=json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {},
     )
 

@@ -10,35 +10,26 @@ accelerate launch recipes/extract_embeddings.py --config <run>.yaml
 labels, and models without a head, have fewer of them. `recipes/evaluate_embeddings.py` measures how good they are.
 """
 
-import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import transformers
 from accelerate import Accelerator
-from accelerate.utils import gather_object
-from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import AutoConfig
 
-from hf_sphere.data import ImageBatches, ImageSplit, load_image_split
-from hf_sphere.embedding_files import ABOUT_FILE, DATA_FOLDER, Columns, written_embeddings
-from hf_sphere.models import (
-    SphereVisionConfig,
-    SphereVisionForImageClassification,
-    SphereVisionImageProcessor,
-    SphereVisionModel,
-)
+from hf_sphere.data import ImageSplit, load_image_split
+from hf_sphere.embedding_files import ABOUT_FILE, DATA_FOLDER, written_embeddings
+from hf_sphere.models import SphereVisionConfig
 from hf_sphere.training import parse_arguments
+from hf_sphere.training.embedding import class_names_of, embed, find_preparation, in_order, load_embedder
 from hf_sphere.training.run import run_recipe
 
-EVALUATION_FOLDER = "evaluation"
-MODELS = {kind.__name__: kind for kind in (SphereVisionForImageClassification, SphereVisionModel)}
+RESULTS_FOLDERS = {"evaluation", "pictures"}
+"""Where the recipes that measure and draw embeddings put what they find, unless told otherwise."""
 
 
 @dataclass
@@ -46,7 +37,7 @@ class ExtractionArguments:
     """Which model sees which images."""
 
     model_name_or_path: str = field(
-        metadata={"help": "A saved SphereVisionForImageClassification or SphereVisionModel: folder or Hub id."}
+        metadata={"help": "A saved classifier, encoder or few-shot model of sphere_vision: folder or Hub id."}
     )
     dataset_name: str = field(metadata={"help": "Id on the Hub, a folder, or the embedded `digits` or `two_clusters`."})
     output_dir: str = field(metadata={"help": "Folder to write."})
@@ -105,7 +96,7 @@ def extract(args: ExtractionArguments, accelerator: Accelerator) -> None:
     """Embed the images and write what came out."""
     output = Path(args.output_dir)
     check_output(output, overwrite=args.overwrite_output_dir)
-    model = load_model(args.model_name_or_path).to(accelerator.device).eval()
+    model = load_embedder(args.model_name_or_path).to(accelerator.device).eval()
     data = load_data(args, model.config, accelerator)
     about = describe(args, model, data)
     accelerator.print(summarize(about, data, model))
@@ -118,7 +109,8 @@ def extract(args: ExtractionArguments, accelerator: Accelerator) -> None:
             write = stack.enter_context(written_embeddings(output, split, about, **names))
         hidden = args.disable_tqdm or not accelerator.is_main_process
         bar = stack.enter_context(tqdm(total=data.num_images, desc="Embedding", unit="image", disable=hidden))
-        for columns in in_order(embed(model, data, accelerator), data.batches):
+        rows = embed(model, data.batches, accelerator, labelled=bool(data.class_names))
+        for columns in in_order(rows, data.batches):
             seen = list(columns)
             bar.update(len(columns["index"]))
             if write is not None:
@@ -130,29 +122,18 @@ def extract(args: ExtractionArguments, accelerator: Accelerator) -> None:
 
 
 def check_output(output: Path, *, overwrite: bool) -> None:
-    """Refuse to replace anything but embeddings (with their evaluation), and that only if asked to."""
+    """Refuse to replace anything but embeddings (with what was found out about them), and that only if asked to."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
-    own = {ABOUT_FILE, DATA_FOLDER, EVALUATION_FOLDER}
+    own = {ABOUT_FILE, DATA_FOLDER, *RESULTS_FOLDERS}
     other = [path for path in output.iterdir() if path.name not in own] if output.is_dir() else [output]
     if other:
         raise FileExistsError(f"{output} is not replaced: {other[0]} is no embeddings. Choose another --output_dir.")
     if not overwrite:
         raise FileExistsError(
-            f"{output} holds embeddings. Choose another --output_dir, or replace them, and their evaluation if there "
-            "is one, with --overwrite_output_dir."
+            f"{output} holds embeddings. Choose another --output_dir, or replace them, and what was measured and drawn "
+            "of them, with --overwrite_output_dir."
         )
-
-
-def load_model(name: str) -> Any:
-    """Load a classifier or an encoder, whichever was saved."""
-    config = AutoConfig.from_pretrained(name)
-    if not isinstance(config, SphereVisionConfig):
-        raise ValueError(f"{name} is a model of type {config.model_type}; this recipe embeds images by sphere_vision.")
-    built = (config.architectures or ["model of an unknown class"])[0]
-    if built not in MODELS:
-        raise ValueError(f"{name} is a {built}; this recipe takes a {' or a '.join(MODELS)}.")
-    return MODELS[built].from_pretrained(name)
 
 
 def load_data(args: ExtractionArguments, config: SphereVisionConfig, accelerator: Accelerator) -> ImageSplit:
@@ -163,7 +144,7 @@ def load_data(args: ExtractionArguments, config: SphereVisionConfig, accelerator
         return load_image_split(
             args.dataset_name,
             args.split,
-            **preparation(args, config),
+            **find_preparation(args.model_name_or_path, config, args.image_mean, args.image_std),
             config_name=args.dataset_config_name,
             image_column=args.image_column_name,
             label_column=args.label_column_name,
@@ -180,32 +161,6 @@ def load_data(args: ExtractionArguments, config: SphereVisionConfig, accelerator
             num_processes=accelerator.num_processes,
             progress=accelerator.is_main_process and not args.disable_tqdm,
         )
-
-
-def preparation(args: ExtractionArguments, config: SphereVisionConfig) -> dict[str, Any]:
-    """Find out how the model wants its images: from its image processor, or from its configuration and the arguments.
-
-    The configuration knows the size but not the statistics, and guessed ones would make other embeddings.
-    """
-    given = [name for name in ("image_mean", "image_std") if getattr(args, name) is not None]
-    try:
-        processor = SphereVisionImageProcessor.from_pretrained(args.model_name_or_path)
-    except OSError as error:
-        if len(given) < 2:
-            raise ValueError(
-                f"{args.model_name_or_path} has no image processor that says how images are normalised. Give "
-                "--image_mean and --image_std of its training images."
-            ) from error
-        size, channels = list(config.input_size), config.num_channels
-        return {"image_size": size, "num_channels": channels, "mean": args.image_mean, "std": args.image_std}
-    if given:
-        raise ValueError(f"{args.model_name_or_path} has an image processor that says --{given[0]}; leave it out.")
-    return {
-        "image_size": [processor.size["height"], processor.size["width"]],
-        "num_channels": processor.num_channels,
-        "mean": processor.image_mean,
-        "std": processor.image_std,
-    }
 
 
 def describe(args: ExtractionArguments, model: Any, data: ImageSplit) -> dict[str, Any]:
@@ -226,12 +181,6 @@ def describe(args: ExtractionArguments, model: Any, data: ImageSplit) -> dict[st
     }
 
 
-def class_names_of(model: Any) -> list[str]:
-    """Names of the classes that a model predicts, by index; none without a head."""
-    labels = model.config.id2label
-    return [labels[index] for index in range(len(labels))] if hasattr(model, "head") else []
-
-
 def summarize(about: dict[str, Any], data: ImageSplit, model: Any) -> str:
     """Sum up model and data in two lines."""
     head = f"{about['head']} head, {len(class_names_of(model))} classes" if about["head"] else "no head"
@@ -240,49 +189,6 @@ def summarize(about: dict[str, Any], data: ImageSplit, model: Any) -> str:
         f"model     {about['model']}: {about['backbone']}, {head}, on {model.device}\n"
         f"data      {about['dataset']}, split {about['split']}: {data.num_images:,} images, {labels}"
     )
-
-
-@torch.inference_mode()
-def embed(model: Any, data: ImageSplit, accelerator: Accelerator) -> Iterator[Columns]:
-    """Yield the columns of each batch of this process."""
-    rows = data.batches.epoch_rows().split(data.batches.batch_size)
-    for batch, index in zip(data.batches.epoch(), rows, strict=True):
-        with accelerator.autocast():
-            output = model(pixel_values=batch["pixel_values"])
-        columns = {"embedding": output.embeddings.float().cpu()}
-        if data.class_names:
-            columns["label"] = batch["labels"].cpu()
-        if "logits" in output:
-            logits = output.logits.float().cpu()
-            confidence, prediction = logits.softmax(-1).max(-1)
-            columns |= {"prediction": prediction, "confidence": confidence, "logits": logits}
-        if output.get("concentration") is not None:
-            columns["concentration"] = output.concentration.float().cpu()
-        check_finite(columns, index)
-        yield {**columns, "index": index}
-
-
-def check_finite(columns: Columns, index: Tensor) -> None:
-    """Refuse what is not a number: it would spoil every measure later."""
-    for name, values in columns.items():
-        wrong = ~values.isfinite().reshape(len(index), -1).all(-1)
-        if wrong.any():
-            raise ValueError(
-                f"{name} of image {int(index[wrong][0])} is not finite. Is the model a trained one? With "
-                "--mixed_precision fp16 values may be too large: try bf16, or no."
-            )
-
-
-def in_order(own: Iterator[Columns], batches: ImageBatches) -> Iterator[Columns]:
-    """Yield the rows of all processes in the order of the split, on each process, one batch of each at a time.
-
-    Processes have every n-th image, so their batches of one number make a piece of the split without gaps.
-    """
-    longest = math.ceil(batches.num_examples / batches.num_processes)
-    for _ in range(math.ceil(longest / batches.batch_size)):
-        parts = [part for part in gather_object([next(own, None)]) if part is not None]
-        order = torch.cat([part["index"] for part in parts]).argsort()
-        yield {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ python recipes/prepare_images.py imagenet200 --source data/tiny-imagenet-200 --o
 python recipes/prepare_images.py omniart --source data/omniart --output data/prepared/omniart --skip_missing
 python recipes/prepare_images.py cub200 --source data/CUB_200_2011 --output data/prepared/cub200
 python recipes/prepare_images.py sop --source data/Stanford_Online_Products --output data/prepared/sop
+python recipes/prepare_images.py class_split --source data/mini_imagenet --output data/prepared/mini_imagenet
 
 imagenet200  {train,test}/<class>/*.jpg, or train/<class>/images/*.JPEG with val/images and val/val_annotations.txt,
              whose val becomes the test split. Columns image, label.
@@ -13,9 +14,12 @@ cub200       images/<class>/*.jpg with images.txt, image_class_labels.txt, train
              Columns image, label.
 sop          <super class>_final/*.JPG with Ebay_train.txt and Ebay_test.txt, whose classes differ. Columns image, label
              (the number of the class) and super_class.
+class_split  images/*.jpg with train.csv, val.csv and test.csv, beside images or in a folder split, whose first line is
+             filename,label and whose classes differ: mini-ImageNet and other sets as they are distributed for few-shot
+             learning. Splits train, validation and test; columns image, label (the name of the class).
 
 Image files are stored as they are, byte for byte. The output is written whole or not at all, and only if the numbers of
-classes and images are those published.
+classes and images are those published, of class_split whatever they are.
 """
 
 import io
@@ -40,7 +44,7 @@ from hf_sphere.training.run import run_recipe
 class PrepareArguments:
     """What to turn into what."""
 
-    kind: Literal["imagenet200", "omniart", "cub200", "sop"] = field(
+    kind: Literal["imagenet200", "omniart", "cub200", "sop", "class_split"] = field(
         metadata={"help": "Which data set; its name can also stand first, without --kind."}
     )
     source: str = field(
@@ -48,7 +52,8 @@ class PrepareArguments:
             "help": "Folder of the data as published. It holds, of imagenet200, the folders train and test or val; of "
             "omniart, the folders train and test, train_complete.csv and test_complete.csv; of cub200, the folder "
             "images, images.txt, image_class_labels.txt, train_test_split.txt and classes.txt; of sop, a folder for "
-            "each super class, Ebay_train.txt and Ebay_test.txt."
+            "each super class, Ebay_train.txt and Ebay_test.txt; of class_split, the folder images, and train.csv, "
+            "val.csv and test.csv beside it or in a folder split."
         }
     )
     output: str = field(metadata={"help": "Folder to write, for --dataset_name of the training recipes."})
@@ -69,6 +74,7 @@ RUNS = {
     "omniart": ("train_joint_prediction", "prototypes/omniart-joint-w0.25"),
     "cub200": ("train_image_classification", "prototypes/cub200-resnet34-d50"),
     "sop": ("train_image_retrieval", "vmf/sop-retrieval-vmf"),
+    "class_split": ("train_few_shot", "few_shot/mini_imagenet-conv4-5shot-plain-cosine"),
 }
 """A recipe and a configuration to go on with."""
 
@@ -121,7 +127,7 @@ def check_counts(args: PrepareArguments, splits: Splits, features: Features, *, 
     published, wrong = PUBLISHED[args.kind], []
     images = {split: Counter(row.values["label"] for row in rows) for split, rows in splits.items()}
     classes = len(set().union(*images.values()))
-    if classes != published.classes:
+    if published.classes is not None and classes != published.classes:
         wrong.append(f"{published.classes:,} classes expected, {classes:,} found")
     for split, found in images.items():
         for what, expected, number in (
@@ -181,11 +187,11 @@ def write_split(
 
 def describe(args: PrepareArguments, splits: Splits, reader: Reader) -> str:
     """Say what was written, what was left out, and how to use it."""
-    lines = [f"{'split':<8}{'images':>10}{'classes':>10}{'size':>12}"]
+    lines = [f"{'split':<11}{'images':>10}{'classes':>10}{'size':>12}"]
     for split, rows in splits.items():
         size = sum(path.stat().st_size for path in Path(args.output).glob(f"{split}-*.parquet"))
         classes = len({row.values["label"] for row in rows})
-        lines.append(f"{split:<8}{len(rows):>10,}{classes:>10,}{size / 1e6:>9,.1f} MB")
+        lines.append(f"{split:<11}{len(rows):>10,}{classes:>10,}{size / 1e6:>9,.1f} MB")
     lines += [f"Left out: {count:,} {rows}." for rows, count in reader.left_out.items() if count]
     recipe, run = RUNS[args.kind]
     command = f"python recipes/{recipe}.py --config recipes/configs/{run}.yaml --dataset_name {args.output}"

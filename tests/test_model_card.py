@@ -104,6 +104,12 @@ def test_the_code_to_load_the_model_runs_but_for_the_model(write):
     assert hasattr(hf_sphere, "SphereVisionImageProcessor")
 
 
+def test_a_few_shot_model_shows_how_it_is_given_support(write):
+    code = write(model_class="SphereVisionForFewShotClassification", pipeline_tag=None).text.split("```python\n")[1]
+    compile(code.split("```")[0], "card", "exec")
+    assert "support_pixel_values=support" in code
+
+
 def test_a_model_of_a_pipeline_shows_it(write):
     assert 'pipeline("image-classification", model="someone/a-model")' in write().text
 

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from hf_sphere.data.computed_values import COMPUTED_VALUES
     from hf_sphere.data.decoding import CorruptImageError, ImageShape
     from hf_sphere.data.episodes import Episodes, EpisodeSampler
-    from hf_sphere.data.images import ImageData, ImageSplit, load_image_data, load_image_split
+    from hf_sphere.data.few_shot import FewShotBatches, FewShotData
+    from hf_sphere.data.image_split import ImageSplit, load_image_split
+    from hf_sphere.data.images import ImageData, load_image_data
     from hf_sphere.data.text import TextData, load_text_data
     from hf_sphere.data.text_batches import Masking, TextBatches, Vocabulary
 
@@ -19,7 +21,9 @@ _MODULES = {
     "computed_values": ("COMPUTED_VALUES",),
     "decoding": ("CorruptImageError", "ImageShape"),
     "episodes": ("EpisodeSampler", "Episodes"),
-    "images": ("ImageData", "ImageSplit", "load_image_data", "load_image_split"),
+    "few_shot": ("FewShotBatches", "FewShotData"),
+    "image_split": ("ImageSplit", "load_image_split"),
+    "images": ("ImageData", "load_image_data"),
     "text": ("TextData", "load_text_data"),
     "text_batches": ("Masking", "TextBatches", "Vocabulary"),
 }
@@ -31,6 +35,8 @@ __all__ = [
     "CorruptImageError",
     "EpisodeSampler",
     "Episodes",
+    "FewShotBatches",
+    "FewShotData",
     "ImageBatches",
     "ImageData",
     "ImageShape",

@@ -21,7 +21,7 @@ class ImageBatches:
 
     Order and augmentation follow from (`seed`, epoch, batch), so any batch can be made again by itself: that is what
     lets a run resume in the middle of an epoch. Several processes get interleaved parts of the same order, of equal
-    length in training; in evaluation every image is seen once. With episodes these are the batches of an epoch, and
+    length in training; in evaluation every image is seen once. With episodes these make the batches of an epoch, and
     processes share them as `EpisodeSampler` says.
 
     Args:
@@ -108,9 +108,8 @@ class ImageBatches:
         for number, (images, indices) in enumerate(zip(self._fetch(batches), batches, strict=True), start):
             if self.augmentation is not None and augment:
                 images = self.augmentation(images, self._generator(epoch, number))
-            pixels = images.to(torch.float32).mul_(self._scale).add_(self._shift)
             used = indices.to(self.device)
-            batch = {"pixel_values": pixels, "labels": self.labels[used]}
+            batch = {"pixel_values": self._normalize(images), "labels": self.labels[used]}
             if self.regression_labels is not None:
                 batch["regression_labels"] = self.regression_labels[used]
             yield batch
@@ -118,6 +117,32 @@ class ImageBatches:
     def epoch_rows(self, epoch: int = 0) -> Tensor:
         """Return the row of the data set of each image of an epoch, in the order of the batches, int64 on the CPU."""
         return self._rows[self._order(epoch)[: len(self) * self.batch_size]]
+
+    def take(self, indices: Tensor, batch_size: int) -> Iterator[Tensor]:
+        """Yield images by their index, (N,) on the CPU, without random changes: float32 (`batch_size`, C, H, W)."""
+        if len(indices):
+            yield from map(self._normalize, self._fetch(list(indices.split(batch_size))))
+
+    @property
+    def episodes(self) -> Episodes | None:
+        """What an epoch is made of, if of episodes."""
+        return None if self._episodes is None else self._episodes.episodes
+
+    def episode_indices(self, epoch: int = 0) -> Tensor:
+        """Return the index of each image of each episode of an epoch, all processes' episodes, int64 on the CPU.
+
+        Returns:
+            (count, classes, examples).
+
+        Raises:
+            ValueError: If the epoch is not made of episodes.
+        """
+        if self._episodes is None:
+            raise ValueError("these batches are not made of episodes; make them with `episodes`.")
+        return self._episodes.all_indices(epoch).unflatten(1, (self._episodes.episodes.classes, -1))
+
+    def _normalize(self, images: Tensor) -> Tensor:
+        return images.to(torch.float32).mul_(self._scale).add_(self._shift)
 
     def _fetch(self, batches: list[Tensor]) -> Iterator[Tensor]:
         """Yield uint8 images (B, C, H, W) on the device for each batch of indices."""
@@ -130,7 +155,7 @@ class ImageBatches:
 
     def _share(self) -> int:
         if self._episodes is not None:
-            return len(self._episodes) * self.batch_size
+            return self._episodes.num_episodes * self._episodes.episodes.size
         if self.shuffle:
             return math.ceil(len(self.labels) / self.num_processes)
         return len(range(self.process_index, len(self.labels), self.num_processes))
@@ -205,7 +230,7 @@ def _choose_batch_size(given: int | None, episodes: Episodes | None) -> int:
         return given
     if given not in (None, episodes.batch_size):
         raise ValueError(
-            f"episodes of {episodes.classes} classes with {episodes.examples} images each are batches of "
-            f"{episodes.batch_size}; got batch_size={given}. Leave it out."
+            f"{episodes.per_batch} episode(s) of {episodes.classes} classes with {episodes.examples} images each are "
+            f"batches of {episodes.batch_size}; got batch_size={given}. Leave it out."
         )
     return episodes.batch_size

@@ -75,9 +75,9 @@ class Corruption:
                 f"--sample_classes {self.sample_classes} keeps classes, and regression has none: leave it out; "
                 "--max_train_samples keeps some of the images."
             )
-        if task == "retrieval" and self.sample_classes is not None:
+        if task in ("retrieval", "few_shot") and self.sample_classes is not None:
             raise ValueError(
-                f"--sample_classes {self.sample_classes} keeps the same classes in both splits, and retrieval is "
+                f"--sample_classes {self.sample_classes} keeps the same classes in both splits, and {task} is "
                 "about others: use --train_classes, which trains on some classes and evaluates on the rest."
             )
 

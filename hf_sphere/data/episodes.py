@@ -26,30 +26,70 @@ class Episodes:
         classes: Different classes in an episode.
         examples: Images of each of them.
         count: Episodes an epoch, over all processes.
+        per_batch: Episodes a batch and process; the last batch of an epoch may hold fewer.
+        distinct: Refuse classes with fewer images than `examples`, instead of repeating theirs within an episode.
     """
 
     classes: int
     examples: int
     count: int
+    per_batch: int = 1
+    distinct: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("classes", "examples", "count"):
+        for name in ("classes", "examples", "count", "per_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} of episodes must be at least 1; got {getattr(self, name)}.")
 
     @property
-    def batch_size(self) -> int:
+    def size(self) -> int:
         """Images in an episode."""
         return self.classes * self.examples
+
+    @property
+    def batch_size(self) -> int:
+        """Images in a batch."""
+        return self.size * self.per_batch
+
+
+def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | None = None, what: str = "an") -> None:
+    """Refuse episodes that cannot be drawn.
+
+    Args:
+        labels: (N,) class of each image, integers.
+        episodes: The episodes.
+        names: Name of each class, by label, for the message.
+        what: Which episode, for the message: the words before it.
+
+    Raises:
+        ValueError: If there are fewer classes, or where images must be distinct, fewer images in a class.
+    """
+    classes, counts = labels.unique(return_counts=True)
+    if episodes.classes > len(classes):
+        raise ValueError(
+            f"{what} episode of {episodes.classes} different classes cannot be drawn from {len(classes)}; ask for at "
+            "most as many as there are."
+        )
+    too_small = int((counts < episodes.examples).sum())
+    if episodes.distinct and too_small:
+        order = counts.argsort(stable=True)[: min(too_small, _NAMED)].tolist()
+        smallest = [(classes[place].item(), counts[place].item()) for place in order]
+        named = ", ".join(f"{names[label] if names else f'class {label}'} has {count}" for label, count in smallest)
+        raise ValueError(
+            f"{what} episode takes {episodes.examples} different images of a class, but {too_small} of {len(classes)} "
+            f"classes have fewer ({named}{', ...' if too_small > _NAMED else ''}). Ask for at most "
+            f"{int(counts.min())}, or leave these classes out."
+        )
 
 
 class EpisodeSampler(Sampler[list[int]]):
     """Draws episodes, a class behind the other; usable as `batch_sampler` of a `DataLoader`.
 
-    The classes of an episode differ, and so do the images of a class, unless the class has too few of them: then each
-    of its images occurs, and none more than once more often than another, of which a warning tells when the sampler is
-    made. An episode follows from (`seed`, epoch, its number) alone. Several processes get interleaved episodes of the
-    same list, equally many each, for which the list is continued from its start if need be.
+    The classes of an episode differ, and so do the images of a class, unless the class has too few of them. That is an
+    error where they must be distinct; otherwise each of its images occurs, and none more than once more often than
+    another, of which a warning tells when the sampler is made. An episode follows from (`seed`, epoch, its number)
+    alone. Several processes get interleaved episodes of the same list, equally many each, for which the list is
+    continued from its start if need be; each takes so many of its own as a batch has.
 
     Args:
         labels: (N,) class of each image, integers of any kind; classes are those that occur.
@@ -59,8 +99,8 @@ class EpisodeSampler(Sampler[list[int]]):
         num_processes: How many processes share the episodes.
 
     Raises:
-        ValueError: If labels are not integers, episodes ask for more classes than there are, or there is no such
-            process.
+        ValueError: If labels are not integers, episodes ask for more classes than there are or for more distinct
+            images than a class has, or there is no such process.
     """
 
     def __init__(
@@ -83,12 +123,8 @@ class EpisodeSampler(Sampler[list[int]]):
                 f"episodes are drawn by class, from integer labels of shape (N,); got {labels.dtype} of shape "
                 f"{tuple(labels.shape)}."
             )
+        check_episodes(labels, episodes)
         classes, counts = labels.unique(return_counts=True)
-        if episodes.classes > len(classes):
-            raise ValueError(
-                f"an episode of {episodes.classes} different classes cannot be drawn from {len(classes)}; ask for at "
-                "most as many as there are."
-            )
         self.episodes = episodes
         self.seed = seed
         self.epoch = 0
@@ -102,13 +138,19 @@ class EpisodeSampler(Sampler[list[int]]):
             self._warn_of_small_classes(classes, counts)
 
     def __len__(self) -> int:
-        """Episodes an epoch and process."""
-        return len(self._numbers)
+        """Batches an epoch and process."""
+        return math.ceil(self.num_episodes / self.episodes.per_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the indices of one episode after another, drawn when they are asked for."""
-        for number in self._numbers:
-            yield self._draw(self.epoch, number).tolist()
+        """Yield the indices of one batch after another, drawn when they are asked for."""
+        for start in range(0, self.num_episodes, self.episodes.per_batch):
+            numbers = self._numbers[start : start + self.episodes.per_batch]
+            yield [index for number in numbers for index in self._draw(self.epoch, number).tolist()]
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes an epoch and process."""
+        return len(self._numbers)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose which epoch's episodes come next."""
@@ -117,6 +159,10 @@ class EpisodeSampler(Sampler[list[int]]):
     def indices(self, epoch: int) -> Tensor:
         """Draw all episodes of an epoch for this process, int64 of shape (episodes, classes x examples)."""
         return torch.stack([self._draw(epoch, number) for number in self._numbers])
+
+    def all_indices(self, epoch: int) -> Tensor:
+        """Draw all episodes of an epoch, whatever the processes, int64 of shape (count, classes x examples)."""
+        return torch.stack([self._draw(epoch, number) for number in range(self.episodes.count)])
 
     def _draw(self, epoch: int, number: int) -> Tensor:
         # `sample` takes time in proportion to what it draws, a permutation in proportion to the size of the class.

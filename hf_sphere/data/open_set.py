@@ -70,14 +70,15 @@ def number_classes(labels: Tensor, names: Sequence[str]) -> tuple[Tensor, list[s
     return numbered, [names[index] for index in classes.tolist()]
 
 
-def warn_of_shared_classes(train: Tensor, evaluation: Tensor) -> None:
-    """Say if class indices of two splits, (N,) and (M,), have some in common."""
+def warn_of_shared_classes(train: Tensor, evaluation: Tensor, what: str = "evaluation") -> None:
+    """Say if class indices of two splits, (N,) and (M,), have some in common; `what` names the second one."""
     trained, evaluated = train.unique(), evaluation.unique()
     shared = int(torch.isin(evaluated, trained).sum())
     if shared:
         logger.warning(
-            "%d of the %d classes of the evaluation split are trained on, so this is not an open set; --train_classes "
+            "%d of the %d classes of the %s split are trained on, so this is not an open set; --train_classes "
             "makes one by dividing the classes.",
             shared,
             len(evaluated),
+            what,
         )

@@ -1,10 +1,11 @@
 """Image data sets in the folders and lists that they are published as.
 
-ImageNet-200, OmniArt, CUB-200-2011 and Stanford Online Products.
+ImageNet-200, OmniArt, CUB-200-2011, Stanford Online Products, and sets for few-shot learning.
 """
 
 import contextlib
 import csv
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ FIRST_YEAR, LAST_YEAR = 1000, 1932
 """The years that OmniArt is published to span."""
 PRODUCT_COLUMNS = ["image_id", "class_id", "super_class_id", "path"]
 """The first line of both lists of Stanford Online Products."""
+CLASS_LISTS = {"train": "train.csv", "validation": "val.csv", "test": "test.csv"}
+"""The list of each split of a set for few-shot learning."""
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,14 @@ class Published:
     """Numbers that a data set is published with.
 
     Attributes:
-        classes: Classes in all.
+        classes: Classes in all; None for a layout of many data sets.
         classes_of_a_split: Classes of each split where the splits do not have the same; empty if they do.
         images: Images a split; empty if not known.
         images_of_a_class: Images of each class a split; empty if they differ.
         size: Width and height of every image in pixels; None if they differ.
     """
 
-    classes: int
+    classes: int | None
     classes_of_a_split: dict[str, int] = field(default_factory=dict)
     images: dict[str, int] = field(default_factory=dict)
     images_of_a_class: dict[str, int] = field(default_factory=dict)
@@ -45,6 +48,7 @@ PUBLISHED = {
     "omniart": Published(46),
     "cub200": Published(200, images={"train": 5994, "test": 5794}),
     "sop": Published(22_634, {"train": 11_318, "test": 11_316}, images={"train": 59_551, "test": 60_502}),
+    "class_split": Published(None),
 }
 
 
@@ -254,11 +258,42 @@ def _read_products(reader: Reader, name: str) -> list[Row]:
     return rows
 
 
+def read_class_split(reader: Reader) -> tuple[Splits, Features]:
+    """Read three lists of images whose classes differ, as sets for few-shot learning are distributed.
+
+    Classes stay names and become no `ClassLabel`, which would say that each split has each class.
+    """
+    folder = "split/" if (reader.source / "split").is_dir() else ""
+    listed = {split: _read_list(reader, folder + name) for split, name in CLASS_LISTS.items()}
+    classes = {split: {row.values["label"] for row in rows} for split, rows in listed.items()}
+    for one, other in itertools.combinations(classes, 2):
+        if shared := sorted(classes[one] & classes[other]):
+            raise ValueError(
+                f"the classes of {CLASS_LISTS[one]} must not be those of {CLASS_LISTS[other]}; {len(shared):,} are in "
+                f"both: {', '.join(shared[:5])}{' ...' if len(shared) > 5 else ''}. Take the lists of a split by "
+                "classes, as few-shot learning needs it."
+            )
+    splits = {split: reader.present(rows, split) for split, rows in listed.items()}
+    return splits, Features({"image": Image(), "label": Value("string")})
+
+
+def _read_list(reader: Reader, name: str) -> list[Row]:
+    lines = reader.lines(name, ",", 2)
+    if lines[:1] != [["filename", "label"]]:
+        first = f"got {','.join(lines[0])!r}" if lines else "it is empty"
+        raise ValueError(f"{name} must begin with the line 'filename,label'; {first}.")
+    empty = [cells for cells in lines if not all(cells)]
+    if empty:
+        raise ValueError(f"a row of {name} must have a file and its class; got {','.join(empty[0])!r}.")
+    return [Row(reader.source / "images" / file, {"label": label}) for file, label in lines[1:]]
+
+
 READERS: dict[str, Callable[[Reader], tuple[Splits, Features]]] = {
     "imagenet200": read_imagenet200,
     "omniart": read_omniart,
     "cub200": read_cub200,
     "sop": read_sop,
+    "class_split": read_class_split,
 }
 
 

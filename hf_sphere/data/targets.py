@@ -1,6 +1,6 @@
 """What is to be learned of each image: its class, a real number, or both."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import pyarrow as pa
 import torch
@@ -11,9 +11,12 @@ from hf_sphere.data.computed_values import COMPUTED_VALUES
 from hf_sphere.data.episodes import Episodes
 from hf_sphere.data.sources import VALUE_COLUMNS, find_column
 
-Task = Literal["classification", "regression", "joint", "retrieval"]
-"""What `labels` are: classes, real numbers, classes with real numbers beside them, or classes of which those of the
-evaluation split are numbered by themselves."""
+Task = Literal["classification", "regression", "joint", "retrieval", "few_shot"]
+"""What `labels` are: classes, real numbers, classes with real numbers beside them, or (the last two) classes of which
+those of each split are numbered by themselves."""
+
+OPEN_SETS = ("retrieval", "few_shot")
+"""Tasks whose splits may have classes of their own."""
 
 
 def check_task(
@@ -25,18 +28,18 @@ def check_task(
     episodes: Episodes | None = None,
 ) -> None:
     """Refuse a task that does not exist, or a choice of targets or episodes that does not go with it."""
-    if task not in ("classification", "regression", "joint", "retrieval"):
-        raise ValueError(f"task must be classification, regression, joint or retrieval; got {task!r}.")
+    if task not in get_args(Task):
+        raise ValueError(f"task must be classification, regression, joint, retrieval or few_shot; got {task!r}.")
     given = [f"--value_column_name {value_column}"] if value_column is not None else []
     given += [f"--computed_value {computed_value}"] if computed_value is not None else []
     if len(given) == 2:
         raise ValueError(f"{' and '.join(given)} are two sources of one value; give one of them.")
-    if given and task in ("classification", "retrieval"):
+    if given and task in ("classification", *OPEN_SETS):
         raise ValueError(f"{given[0]} has no use in {task}: leave it out, or choose task regression or joint.")
-    if train_classes is not None and task != "retrieval":
+    if train_classes is not None and task not in OPEN_SETS:
         raise ValueError(
             f"--train_classes {train_classes} has no use in {task}, where all classes are trained on: leave it out, or "
-            "choose task retrieval."
+            "choose task retrieval or few_shot."
         )
     if episodes is not None and task == "regression":
         raise ValueError("episodes are drawn by class, and regression has no classes: leave them out.")

@@ -9,32 +9,35 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hf_sphere.training.arguments import TrainingArguments, parse_arguments
     from hf_sphere.training.checkpoints import CheckpointError, RunState, claim_output_dir, written_whole
-    from hf_sphere.training.evaluation import calibrate_head, evaluate, evaluate_retrieval
+    from hf_sphere.training.evaluation import calibrate_head, evaluate, evaluate_few_shot, evaluate_retrieval
     from hf_sphere.training.image_arguments import (
+        EncoderArguments,
+        FewShotArguments,
         ImageDataArguments,
         ImageSourceArguments,
         JointArguments,
         ModelArguments,
         RegressionArguments,
         RetrievalArguments,
+        TrainingImageArguments,
     )
     from hf_sphere.training.loop import TrainingDivergedError, TrainingInterruptedError, TrainingLoop
     from hf_sphere.training.run import Run, start_run
-    from hf_sphere.training.tasks import CLASSIFICATION, JOINT, REGRESSION, RETRIEVAL, ImageTask
+    from hf_sphere.training.tasks import CLASSIFICATION, FEW_SHOT, JOINT, REGRESSION, RETRIEVAL, ImageTask
     from hf_sphere.training.text_arguments import TextDataArguments, TextModelArguments, TextTrainingArguments
     from hf_sphere.training.text_tasks import MASKED_LM, TextTask
 
 _MODULES = {
     "arguments": ("TrainingArguments", "parse_arguments"),
     "checkpoints": ("CheckpointError", "RunState", "claim_output_dir", "written_whole"),
-    "evaluation": ("calibrate_head", "evaluate", "evaluate_retrieval"),
+    "evaluation": ("calibrate_head", "evaluate", "evaluate_few_shot", "evaluate_retrieval"),
     "image_arguments": (
-        *("ImageDataArguments", "ImageSourceArguments", "JointArguments", "ModelArguments", "RegressionArguments"),
-        "RetrievalArguments",
+        *("EncoderArguments", "FewShotArguments", "ImageDataArguments", "ImageSourceArguments", "JointArguments"),
+        *("ModelArguments", "RegressionArguments", "RetrievalArguments", "TrainingImageArguments"),
     ),
     "loop": ("TrainingDivergedError", "TrainingInterruptedError", "TrainingLoop"),
     "run": ("Run", "start_run"),
-    "tasks": ("CLASSIFICATION", "JOINT", "REGRESSION", "RETRIEVAL", "ImageTask"),
+    "tasks": ("CLASSIFICATION", "FEW_SHOT", "JOINT", "REGRESSION", "RETRIEVAL", "ImageTask"),
     "text_arguments": ("TextDataArguments", "TextModelArguments", "TextTrainingArguments"),
     "text_tasks": ("MASKED_LM", "TextTask"),
 }
@@ -42,11 +45,14 @@ _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "CLASSIFICATION",
+    "FEW_SHOT",
     "JOINT",
     "MASKED_LM",
     "REGRESSION",
     "RETRIEVAL",
     "CheckpointError",
+    "EncoderArguments",
+    "FewShotArguments",
     "ImageDataArguments",
     "ImageSourceArguments",
     "ImageTask",
@@ -62,11 +68,13 @@ __all__ = [
     "TextTrainingArguments",
     "TrainingArguments",
     "TrainingDivergedError",
+    "TrainingImageArguments",
     "TrainingInterruptedError",
     "TrainingLoop",
     "calibrate_head",
     "claim_output_dir",
     "evaluate",
+    "evaluate_few_shot",
     "evaluate_retrieval",
     "parse_arguments",
     "start_run",

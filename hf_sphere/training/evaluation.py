@@ -1,5 +1,6 @@
 """Evaluation of models, and what is measured of images before training."""
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,10 @@ from hf_sphere.training.measures import Batch, Measure, measure_classification
 
 if TYPE_CHECKING:  # text is evaluated here too, and does without what images need
     from hf_sphere.data.batches import ImageBatches
+    from hf_sphere.data.few_shot import FewShotBatches
+
+_NUMBERS_AT_ONCE = 1 << 24
+"""Coordinates of embeddings that episodes are classified by at once, each counted for each class: 64 MB."""
 
 
 @torch.inference_mode()
@@ -67,6 +72,53 @@ def evaluate_retrieval(model: nn.Module, batches: "ImageBatches", accelerator: A
     options = {"curvature": head.curvature} if head.distance == "hyperbolic" else {}
     scores = retrieval_scores(head.represent(embeddings), labels, distance=head.distance, **options)
     return {name: float(value) for name, value in scores.items() if name != "num_queries"}
+
+
+@torch.inference_mode()
+def evaluate_few_shot(model: nn.Module, batches: "FewShotBatches", accelerator: Accelerator) -> dict[str, float]:
+    """Classify the queries of every episode of the first epoch, the same episodes whatever the number of processes.
+
+    In eval mode an embedding does not depend on the episode: each image that occurs is embedded once, and the episodes
+    are drawn from the embeddings.
+
+    Args:
+        model: A few-shot model: an encoder as `base_model` and a `classifier` of embeddings; put into eval mode.
+        batches: The episodes.
+        accelerator: Gathers over the processes.
+
+    Returns:
+        Means over the episodes: `accuracy` in [0, 1] and `loss`; `accuracy_interval`, the half-width of the accuracy's
+        95 % interval, 1.96 standard errors (NaN for a single episode); and `num_episodes`.
+    """
+    any_model: Any = model.eval()
+    used, episodes = batches.episode_indices().unique(return_inverse=True)
+    embeddings = _gather_images(any_model, batches, used, accelerator)
+    numbers = batches.way * batches.query * batches.way * embeddings.shape[1]
+    accuracies, loss = [], 0.0
+    for some in episodes.split(max(1, _NUMBERS_AT_ONCE // numbers)):
+        support, query = batches.divide(embeddings[some.to(embeddings.device)])
+        labels = batches.labels(len(some))
+        output = any_model.classifier(query, support, labels)
+        accuracies.append((output.logits.argmax(dim=-1) == labels).sum(dim=-1).cpu().double() / labels.shape[1])
+        loss += output.loss.item() * len(some)
+    shares = torch.cat(accuracies)
+    return {
+        "accuracy": shares.mean().item(),
+        "accuracy_interval": 1.96 * shares.std().item() / len(shares) ** 0.5 if len(shares) > 1 else math.nan,
+        "loss": loss / len(shares),
+        "num_episodes": len(shares),
+    }
+
+
+def _gather_images(model: Any, batches: "FewShotBatches", indices: Tensor, accelerator: Accelerator) -> Tensor:
+    """Embed the images of these indices, (N,): (N, d) in float32, all processes' shares in the order asked for."""
+    order = torch.arange(len(indices))
+    mine = order[accelerator.process_index :: accelerator.num_processes]
+    seen = [model.base_model(pixels).embeddings.float().cpu() for pixels in batches.each_image(indices[mine])]
+    # A process without an image has nothing to give, not even the length of an embedding.
+    shares = gather_object([(mine, torch.cat(seen))] if seen else [])
+    places, embeddings = zip(*shares, strict=True)
+    return torch.cat(embeddings)[torch.cat(places).argsort()].to(accelerator.device)
 
 
 def _gather_embeddings(model: Any, batches: "ImageBatches", accelerator: Accelerator) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,8 @@ from hf_sphere.training.arguments import Options, described
 
 
 @dataclass
-class ModelArguments:
-    """Which image model."""
+class EncoderArguments:
+    """Which image encoder."""
 
     model_name_or_path: str | None = field(
         default=None,
@@ -28,15 +28,21 @@ class ModelArguments:
     embedding_dim: int | None = field(
         default=None, metadata=described("Length of the embeddings; the backbone's own if not set.")
     )
-    head: str | None = field(
-        default=None,
-        metadata=described(f"Name of the head: {', '.join(HEADS)}; if not set `spherized`, with values `prototype`."),
-    )
     freeze_batch_norm: bool | None = field(
         default=None,
         metadata=described(
             "Keep the statistics of the backbone's batch norms, as for pretrained ones; no, if not set."
         ),
+    )
+
+
+@dataclass
+class ModelArguments(EncoderArguments):
+    """Which image model: an encoder with a head."""
+
+    head: str | None = field(
+        default=None,
+        metadata=described(f"Name of the head: {', '.join(HEADS)}; if not set `spherized`, with values `prototype`."),
     )
     head_kwargs: Options = field(default_factory=Options, metadata=described("Options of the head, a mapping."))
     prototypes_file: str | None = field(
@@ -101,6 +107,55 @@ class RetrievalArguments:
 
 
 @dataclass
+class FewShotArguments(RetrievalArguments):
+    """Of what episodes are made, and how their queries are classified."""
+
+    way: int = field(default=5, metadata=described("Classes of an episode."))
+    shot: int = field(default=5, metadata=described("Support images of each class, whose mean is its prototype."))
+    query: int = field(default=15, metadata=described("Query images of each class, to be classified."))
+    episodes_per_epoch: int = field(default=100, metadata=described("Training episodes, over all processes."))
+    episodes_per_step: int = field(
+        default=1, metadata=described("Training episodes a process that a forward pass takes together.")
+    )
+    validation_episodes: int = field(
+        default=500, metadata=described("Episodes that the epoch is chosen on, the same ones after each epoch.")
+    )
+    eval_episodes: int = field(default=600, metadata=described("Episodes that results are reported on."))
+    metric: Literal["euclidean", "cosine"] | None = field(
+        default=None,
+        metadata=described(
+            "What a query and a prototype are compared by; that of the saved model to start from, else euclidean, if "
+            "not set."
+        ),
+    )
+    temperature: float | None = field(
+        default=None,
+        metadata=described("What similarities are divided by; that of a saved model, else 1, if not set."),
+    )
+    spherization: Options | None = field(
+        default=None,
+        metadata=described(
+            "Put the embeddings on a sphere, with these options (`{}` for the usual ones); as a saved model has it, "
+            "else not, if not set."
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        for name, least in (("validation_episodes", 2), ("eval_episodes", 2), ("way", 2)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}.")
+        for name in ("shot", "query", "episodes_per_epoch", "episodes_per_step"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        if self.temperature is not None and not self.temperature > 0:
+            raise ValueError(f"temperature must be positive; got {self.temperature}.")
+
+    def episodes(self, count: int, per_batch: int = 1) -> Episodes:
+        """So many episodes, in which no image is both support and query."""
+        return Episodes(self.way, self.shot + self.query, count, per_batch, distinct=True)
+
+
+@dataclass
 class ImageSourceArguments:
     """Which images, of what size, with which labels."""
 
@@ -112,10 +167,13 @@ class ImageSourceArguments:
     eval_split: str | None = field(
         default=None, metadata=described("Split to report results on; `test`, else `validation`, if not set.")
     )
+    validation_split: str | None = field(
+        default=None, metadata=described("Split to choose the best epoch and to stop on, if there is one for that.")
+    )
     validation_fraction: float = field(
         default=0.0,
         metadata=described(
-            "Share of the training split held out, stratified, to choose the best epoch and to stop on."
+            "Instead, the share of the training split held out for that: stratified, or of the classes in an open set."
         ),
     )
     image_column_name: str | None = field(default=None, metadata=described("Column of the images; found if not set."))
@@ -158,8 +216,8 @@ class ImageSourceArguments:
 
 
 @dataclass
-class ImageDataArguments(ImageSourceArguments):
-    """Which images, and how they are changed and put together in training."""
+class TrainingImageArguments(ImageSourceArguments):
+    """Which images, and how they are changed in training."""
 
     crop_padding: int = field(default=0, metadata=described("Pixels of zero padding before a random crop in training."))
     horizontal_flip: bool = field(default=False, metadata=described("Mirror half of the training images."))
@@ -168,6 +226,19 @@ class ImageDataArguments(ImageSourceArguments):
         default=None,
         metadata=described("Train on random parts of the images; the smallest share of the area, for instance 0.08."),
     )
+
+    def __post_init__(self) -> None:
+        corruptions = (self.sample_classes, self.label_noise, self.shuffled_pixels)
+        if self.corruption_seed is not None and not any(corruptions):
+            raise ValueError(
+                "corruption_seed is for sample_classes, label_noise and shuffled_pixels, none of which is given."
+            )
+
+
+@dataclass
+class ImageDataArguments(TrainingImageArguments):
+    """Which images, and how they are changed and put together in training."""
+
     episode_classes: int | None = field(
         default=None, metadata=described("Make each training batch of so many classes, in place of a batch size.")
     )
@@ -177,11 +248,7 @@ class ImageDataArguments(ImageSourceArguments):
     )
 
     def __post_init__(self) -> None:
-        corruptions = (self.sample_classes, self.label_noise, self.shuffled_pixels)
-        if self.corruption_seed is not None and not any(corruptions):
-            raise ValueError(
-                "corruption_seed is for sample_classes, label_noise and shuffled_pixels, none of which is given."
-            )
+        super().__post_init__()
         names = ("episode_classes", "episode_examples", "episodes_per_epoch")
         given = [name for name in names if getattr(self, name) is not None]
         if given and len(given) < len(names):

@@ -1,5 +1,6 @@
 """From arguments and data to an image model: built anew or loaded, and always fitting the data."""
 
+from dataclasses import fields
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +12,12 @@ from hf_sphere.nn.heads import HEADS
 from hf_sphere.nn.heads.base import option_names
 from hf_sphere.prototypes import Placement
 from hf_sphere.training.arguments import TrainingArguments
-from hf_sphere.training.image_arguments import ImageDataArguments, ModelArguments, RegressionArguments
+from hf_sphere.training.image_arguments import (
+    EncoderArguments,
+    ModelArguments,
+    RegressionArguments,
+    TrainingImageArguments,
+)
 from hf_sphere.training.tasks import ImageTask
 
 
@@ -63,7 +69,7 @@ def _load_model(
     own, built = task.model_class.__name__, (config.architectures or [None])[0]
     if built not in (own, SphereVisionModel.__name__, None):
         raise ValueError(f"{saved} is a {built}, but this recipe trains a {own}; use the recipe of that model.")
-    _check_same_architecture(model_args, config)
+    check_same_architecture(model_args, config)
     if model_args.freeze_batch_norm is not None:
         config.freeze_batch_norm = model_args.freeze_batch_norm
     losses = _loss_options(config.head, args)
@@ -104,7 +110,7 @@ def check_values(model: SphereVisionPreTrainedModel, data: ImageData) -> None:
             )
 
 
-def adopt_image_settings(data_args: ImageDataArguments, saved: str) -> None:
+def adopt_image_settings(data_args: TrainingImageArguments, saved: str) -> None:
     """Prepare images as a saved model wants them, where the arguments do not say otherwise."""
     processor = SphereVisionImageProcessor.from_pretrained(saved)
     data_args.image_size = data_args.image_size or [processor.size["height"], processor.size["width"]]
@@ -130,12 +136,16 @@ def describe(model: SphereVisionPreTrainedModel, data: ImageData) -> str:
     held_out = f", {data.validation.num_examples:,} held out" if data.validation is not None else ""
     targets = [f"{len(data.class_names)} classes"] if data.class_names else []
     if data.eval_class_names not in ([], data.class_names):
-        targets.append(f"{len(data.eval_class_names)} classes to search in")
+        targets.append(f"{len(data.eval_class_names)} other classes to evaluate on")
     heads = [f"{config.head} head"] if config.head is not None else []
     regression: Any = getattr(model, "regression", None)
     if regression is not None:
         targets.append(f"values {regression.low:g} to {regression.high:g}")
         heads.append("regression on a pole")
+    classifier: Any = getattr(model, "classifier", None)
+    if classifier is not None:
+        heads += ["spherized"] if config.spherization is not None else []
+        heads.append(f"{classifier.metric} prototypes")
     return (
         f"data      {data.train.num_examples:,} training images{held_out}, {data.evaluation.num_examples:,} for "
         f"evaluation, {shape.channels} x {shape.height} x {shape.width}, {', '.join(targets)}\n"
@@ -209,13 +219,16 @@ def _label_names(data: ImageData) -> dict[str, dict]:
     }
 
 
-def _check_same_architecture(model_args: ModelArguments, saved: SphereVisionConfig) -> None:
+def check_same_architecture(model_args: EncoderArguments, saved: SphereVisionConfig) -> None:
     """Refuse settings of the architecture that differ from those of the saved model to start from."""
-    default = ModelArguments()
+    default = type(model_args)()
+    known = {field.name for field in fields(model_args)}
     for name in ("backbone", "backbone_kwargs", "embedding_dim", "head", "head_kwargs"):
+        if name not in known:
+            continue
         asked, have = getattr(model_args, name), getattr(saved, name) or getattr(default, name)
         if asked not in (getattr(default, name), have):
             raise ValueError(f"{name} is {asked} but {model_args.model_name_or_path} has {have}; leave {name} out.")
     for name, what in (("pretrained_backbone", "weights"), ("prototypes_file", "prototypes")):
-        if getattr(model_args, name):
+        if name in known and getattr(model_args, name):
             raise ValueError(f"{name} has no meaning for a saved model, which brings its {what}; leave it out.")

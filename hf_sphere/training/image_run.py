@@ -9,17 +9,22 @@ from typing import Any
 from accelerate import Accelerator
 from huggingface_hub import HfApi
 
-from hf_sphere.data import Augmentation, ImageData, load_image_data
+from hf_sphere.data import Augmentation, FewShotData, ImageData, load_image_data
 from hf_sphere.models import SphereVisionConfig
+from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
 from hf_sphere.training.arguments import TrainingArguments, parse_arguments
 from hf_sphere.training.checkpoints import RUN_FILE
 from hf_sphere.training.evaluation import calibrate_head, fit_confidence
+from hf_sphere.training.few_shot_models import build_few_shot_model
 from hf_sphere.training.image_arguments import (
+    EncoderArguments,
+    FewShotArguments,
     ImageDataArguments,
     JointArguments,
     ModelArguments,
     RegressionArguments,
     RetrievalArguments,
+    TrainingImageArguments,
 )
 from hf_sphere.training.image_models import (
     adopt_image_settings,
@@ -37,6 +42,7 @@ ARGUMENTS: dict[str, tuple[type, ...]] = {
     "regression": (ModelArguments, ImageDataArguments, TrainingArguments, RegressionArguments),
     "joint": (ModelArguments, ImageDataArguments, TrainingArguments, JointArguments),
     "retrieval": (ModelArguments, ImageDataArguments, TrainingArguments, RetrievalArguments),
+    "few_shot": (EncoderArguments, TrainingImageArguments, TrainingArguments, FewShotArguments),
 }
 """Argument dataclasses of each task."""
 
@@ -54,14 +60,13 @@ def train_images(
         description: Shown by `--help`.
     """
     model_args, data_args, args, *rest = parse_arguments(ARGUMENTS[task.name], argv, description)
-    value_args = next((part for part in rest if isinstance(part, RegressionArguments)), RegressionArguments())
     if data_args.sample_classes or data_args.label_noise or data_args.shuffled_pixels:
         data_args.corruption_seed = _corruption_seed(data_args, args)
     run = start_run(args, model_args, data_args, *rest)
     if model_args.model_name_or_path is not None:
         adopt_image_settings(data_args, model_args.model_name_or_path)
     data = load_data(task, data_args, args, run.accelerator, *rest)
-    model = build_model(task, model_args, value_args, args, data).to(run.accelerator.device)
+    model = build(task, model_args, args, data, *rest).to(run.accelerator.device)
     check_values(model, data)
     if args.resume_from_checkpoint is None:
         calibrate_head(model, data.train)
@@ -72,21 +77,39 @@ def train_images(
         if data.validation is not None and not task.is_open_set:
             fit_confidence(trained, data.validation, run.accelerator)
 
+    few_shot = next((part for part in rest if isinstance(part, FewShotArguments)), None)
     words = list(sys.argv[1:] if argv is None else argv)
     carry_out(
         run,
         task,
         model,
-        data,
+        data
+        if few_shot is None
+        else FewShotData.of(data, few_shot.shot, eval_batch_size=args.per_device_eval_batch_size),
         processor=processor,
         script=Script(recipe, words, ARGUMENTS[task.name], card_template),
-        description=_description(task, model.config, data_args.dataset_name),
+        description=_description(task, model.config, data_args, few_shot),
         hub=HfApi(),
         finish=finish,
     )
 
 
-def _corruption_seed(data_args: ImageDataArguments, args: TrainingArguments) -> int:
+def build(
+    task: ImageTask,
+    model_args: EncoderArguments,
+    args: TrainingArguments,
+    data: ImageData,
+    target_args: RegressionArguments | RetrievalArguments | None = None,
+) -> SphereVisionPreTrainedModel:
+    """Build the model of a task from its arguments, those of `ARGUMENTS`."""
+    if isinstance(target_args, FewShotArguments):
+        return build_few_shot_model(model_args, target_args, args, data)
+    assert isinstance(model_args, ModelArguments)  # as every other task has
+    value_args = target_args if isinstance(target_args, RegressionArguments) else RegressionArguments()
+    return build_model(task, model_args, value_args, args, data)
+
+
+def _corruption_seed(data_args: TrainingImageArguments, args: TrainingArguments) -> int:
     """The seed that is given; else that of the run that goes on, so that its corruption stays; else that of the run."""
     if data_args.corruption_seed is not None:
         return data_args.corruption_seed
@@ -99,7 +122,7 @@ def _corruption_seed(data_args: ImageDataArguments, args: TrainingArguments) -> 
 
 def load_data(
     task: ImageTask,
-    data_args: ImageDataArguments,
+    data_args: TrainingImageArguments,
     args: TrainingArguments,
     accelerator: Accelerator,
     target_args: RegressionArguments | RetrievalArguments | None = None,
@@ -110,7 +133,12 @@ def load_data(
         targets = {"value_column": target_args.value_column_name, "computed_value": target_args.computed_value}
     elif target_args is not None:
         targets = {"train_classes": target_args.train_classes}
-    episodes, batch_size = data_args.episodes, args.per_device_train_batch_size
+    episodes = data_args.episodes if isinstance(data_args, ImageDataArguments) else None
+    if isinstance(target_args, FewShotArguments):
+        episodes = target_args.episodes(target_args.episodes_per_epoch, target_args.episodes_per_step)
+        targets["validation_episodes"] = target_args.episodes(target_args.validation_episodes)
+        targets["eval_episodes"] = target_args.episodes(target_args.eval_episodes)
+    batch_size = args.per_device_train_batch_size
     if episodes is not None and batch_size not in (TrainingArguments.per_device_train_batch_size, episodes.batch_size):
         raise ValueError(
             f"per_device_train_batch_size {batch_size} does not go with episodes of {episodes.classes} classes and "
@@ -129,6 +157,7 @@ def load_data(
             config_name=data_args.dataset_config_name,
             train_split=data_args.train_split,
             eval_split=data_args.eval_split,
+            validation_split=data_args.validation_split,
             validation_fraction=data_args.validation_fraction,
             image_column=data_args.image_column_name,
             label_column=data_args.label_column_name,
@@ -158,22 +187,35 @@ def load_data(
         )
 
 
-def _description(task: ImageTask, config: SphereVisionConfig, dataset: str) -> Description:
+def _description(
+    task: ImageTask, config: SphereVisionConfig, data_args: TrainingImageArguments, few_shot: FewShotArguments | None
+) -> Description:
     """What the card says of the model."""
     parts = {"backbone": f"`{config.backbone}` {config.backbone_kwargs or ''}"}
-    if task.has_classes:
+    goals = [f"{config.num_labels} classes"] if task.has_classes else []
+    goals += ["a real value"] if task.has_values else []
+    head = f"{config.head} head" if task.has_classes else "regression"
+    tag = config.head or "regression"
+    if few_shot is not None:
+        compared = config.few_shot_kwargs or {}
+        metric, temperature = compared["metric"], compared["temperature"]
+        if config.spherization is not None:
+            parts["spherization"] = f"of the embeddings {config.spherization or ''}"
+        parts["episodes"] = f"{few_shot.way}-way {few_shot.shot}-shot, {few_shot.query} queries of each class"
+        parts["comparison"] = f"with the mean embedding of each class, `{metric}`, temperature {temperature:g}"
+        goals, head, tag = ["classes that it has not seen in training"], f"{metric} prototypes", "few-shot"
+    elif task.has_classes:
         parts["head"] = f"`{config.head}` {config.head_kwargs or ''}"
     if task.has_values:
         parts["values"] = f"{' to '.join(f'{end:g}' for end in config.value_range or ())}, read off the angle to a pole"
     parts["images"] = f"{config.num_channels} x {config.input_size[0]} x {config.input_size[1]}"
-    goals = [f"{config.num_labels} classes"] if task.has_classes else []
-    goals += ["a real value"] if task.has_values else []
-    head = f"{config.head} head" if task.has_classes else "regression"
+    chosen_on = {} if data_args.validation_split is None else {"held_out": f"the split {data_args.validation_split}"}
     return Description(
-        title=f"{config.backbone} with {head} on {Path(dataset).name}",
+        title=f"{config.backbone} with {head} on {Path(data_args.dataset_name).name}",
         summary=f"Image model for {' and '.join(goals)}: a `{config.backbone}` backbone and the {head} of hf_sphere.",
         model=parts,
-        dataset=dataset,
-        tags=[config.head or "regression"],
+        dataset=data_args.dataset_name,
+        tags=[tag],
         packages=["timm"],
+        **chosen_on,
     )

@@ -29,7 +29,7 @@ from hf_sphere.training.checkpoints import (
     load_checkpoint,
     save_checkpoint,
 )
-from hf_sphere.training.measures import show_metric
+from hf_sphere.training.measures import show_metric, show_metrics
 from hf_sphere.training.optimization import build_optimizer, build_scheduler
 
 logger = logging.getLogger(__name__)
@@ -229,11 +229,7 @@ class TrainingLoop:
         entry |= self.evaluate(self.accelerator.unwrap_model(self.model))
         state.history.append(entry)
         self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=state.step)
-        shown = "  ".join(
-            f"{key} {show_metric(key, value)}"
-            for key, value in entry.items()
-            if key not in ("epoch", "step") and "_num_" not in key
-        )
+        shown = "  ".join(show_metrics({k: v for k, v in entry.items() if k not in ("epoch", "step")}))
         if self.accelerator.is_main_process:
             number = f"{epoch:.0f}" if float(epoch).is_integer() else f"{epoch:.2f}"
             bar.write(f"epoch {number}/{self.args.num_train_epochs}  {shown}  {seconds:.1f} s")

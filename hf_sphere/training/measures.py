@@ -1,7 +1,7 @@
 """What is measured of a batch, and how it is shown."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -43,10 +43,25 @@ def _mean(values: Tensor) -> Tensor:
     return values.float().mean() if values.device.type == "mps" else values.double().mean()
 
 
-def show_metric(name: str, value: float) -> str:
-    """Write a measure for the console: accuracy and recall in percent, counts as such, anything else in four digits."""
+INTERVAL = "_interval"
+"""End of the name of a measure that is the half-width of another one's 95 % interval."""
+
+
+def show_metrics(metrics: Mapping[str, float]) -> Iterator[str]:
+    """Write measures for the console, each with its interval if there is one; counts are left out."""
+    for name, value in metrics.items():
+        if not name.endswith(INTERVAL) and "_num_" not in name:
+            yield f"{name} {show_metric(name, value, metrics.get(f'{name}{INTERVAL}'))}"
+
+
+def show_metric(name: str, value: float, interval: float | None = None) -> str:
+    """Write a measure for the console: accuracy and recall in percent, counts as such, anything else in four digits.
+
+    With the half-width of an interval that stands behind it: `95.31 ± 0.22 %`.
+    """
     if any(share in name for share in ("accuracy", "recall", "precision", "map_at_r")):
-        return f"{100 * value:.2f} %"
+        around = "" if interval is None else f" ± {100 * interval:.2f}"
+        return f"{100 * value:.2f}{around} %"
     if "num_" in name:
         return f"{value:g}"
     return f"{value:.3g}" if "rate" in name else f"{value:.4g}"

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from hf_sphere.snapshot_files import SNAPSHOT_FOLDER
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.checkpoints import RunState, written_whole
 from hf_sphere.training.loop import TrainingLoop
-from hf_sphere.training.measures import Measure, show_metric
+from hf_sphere.training.measures import INTERVAL, Measure, show_metrics
 from hf_sphere.training.run import Run
 from hf_sphere.training.snapshots import Snapshots
 
@@ -99,8 +99,9 @@ class Script:
 
     def changed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Those settings that are not the defaults."""
-        defaults = {f.name: f.default for kind in self.arguments for f in fields(kind)}
-        return {k: v for k, v in settings.items() if v != defaults.get(k) and v != {} and k != "output_dir"}
+        known = [f for kind in self.arguments for f in fields(kind)]
+        defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in known}
+        return {k: v for k, v in settings.items() if v != defaults.get(k) and k != "output_dir"}
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,9 @@ def carry_out(
         )
         if args.push_to_hub:
             _upload(run, hub, name)
-    reached = "  ".join(f"eval_{name} {show_metric(name, results[f'eval_{name}'])}" for name in task.headline)
+    headline = [f"eval_{name}" for name in task.headline]
+    named = {key: results[key] for name in headline for key in (name, f"{name}{INTERVAL}") if key in results}
+    reached = "  ".join(show_metrics(named))
     run.print(f"{reached}  (model and results in {run.output_dir})")
     run.accelerator.end_training()
 

@@ -2,19 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from accelerate import Accelerator
 from torch import nn
 
-from hf_sphere.data.batches import ImageBatches
+from hf_sphere.data.targets import OPEN_SETS
 from hf_sphere.models import (
+    SphereVisionForFewShotClassification,
     SphereVisionForImageClassification,
     SphereVisionForJointPrediction,
     SphereVisionForRegression,
 )
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
-from hf_sphere.training.evaluation import evaluate, evaluate_retrieval
+from hf_sphere.training.evaluation import evaluate, evaluate_few_shot, evaluate_retrieval
 from hf_sphere.training.measures import Measure, measure_classification, measure_joint, measure_regression
 
 
@@ -32,7 +33,7 @@ class ImageTask:
         pipeline_tag: The pipeline of transformers that runs the model, if there is one.
     """
 
-    name: Literal["classification", "regression", "joint", "retrieval"]
+    name: Literal["classification", "regression", "joint", "retrieval", "few_shot"]
     model_class: type[SphereVisionPreTrainedModel]
     measure: Measure
     metric: str
@@ -53,11 +54,13 @@ class ImageTask:
     @property
     def is_open_set(self) -> bool:
         """Whether what is evaluated may have other classes than what is trained on."""
-        return self.name == "retrieval"
+        return self.name in OPEN_SETS
 
-    def evaluate(self, model: nn.Module, batches: ImageBatches, accelerator: Accelerator) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, batches: Any, accelerator: Accelerator) -> dict[str, float]:
         """Measure a model over all processes' shares of a split."""
-        if self.is_open_set:
+        if self.name == "few_shot":
+            return evaluate_few_shot(model, batches, accelerator)
+        if self.name == "retrieval":
             return evaluate_retrieval(model, batches, accelerator)
         return evaluate(model, batches, accelerator, self.measure)
 
@@ -98,4 +101,12 @@ RETRIEVAL = ImageTask(
     metric="recall_at_1",
     higher_is_better=True,
     headline=("recall_at_1", "map_at_r"),
+)
+FEW_SHOT = ImageTask(
+    name="few_shot",
+    model_class=SphereVisionForFewShotClassification,
+    measure=measure_classification,
+    metric="accuracy",
+    higher_is_better=True,
+    headline=("accuracy",),
 )

@@ -144,8 +144,48 @@ class TestSmallClasses:
         assert not caplog.records
 
 
+class TestDistinctImages:
+    @pytest.mark.parametrize("counts", [[6, 3, 6, 1, 4], [5, 5, 4]])
+    def test_a_class_with_too_few_is_an_error_that_names_the_smallest_first(self, counts):
+        with pytest.raises(ValueError, match="takes 5 different images of a class") as refusal:
+            EpisodeSampler(labels_of(counts), Episodes(2, 5, 3, distinct=True))
+        smallest = min(range(len(counts)), key=counts.__getitem__)
+        assert f"(class {3 * smallest + 5} has {counts[smallest]}" in str(refusal.value)
+        assert f"Ask for at most {min(counts)}" in str(refusal.value)
+
+    def test_classes_that_are_just_large_enough_will_do(self):
+        drawn = EpisodeSampler(labels_of([4, 5]), Episodes(2, 4, 3, distinct=True)).indices(0)
+        assert all(len(episode.unique()) == 8 for episode in drawn)
+
+
+class TestSeveralABatch:
+    @without_deadline
+    @given(count=st.integers(1, 20), processes=st.integers(1, 4), per_batch=st.integers(1, 6), epoch=st.integers(0, 9))
+    def test_batches_are_the_episodes_of_a_process_in_order(self, count, processes, per_batch, epoch):
+        sampler = EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, count, per_batch), process_index=0, num_processes=processes)
+        sampler.set_epoch(epoch)
+        batches = list(sampler)
+        assert len(batches) == len(sampler) == -(-sampler.num_episodes // per_batch)
+        assert [len(batch) for batch in batches[:-1]] == [12 * per_batch] * (len(batches) - 1)
+        assert [index for batch in batches for index in batch] == sampler.indices(epoch).flatten().tolist()
+
+    @pytest.mark.parametrize("start", range(4))
+    def test_an_epoch_of_images_can_begin_at_any_batch(self, start):
+        of = batches(episodes=Episodes(4, 3, 7, per_batch=3), augmentation=Augmentation(crop_padding=2))
+        resumed, whole = list(of.epoch(2, start=start)), list(of.epoch(2))
+        assert ([len(batch["labels"]) for batch in whole], len(of)) == ([36, 36, 12], 3)
+        assert len(resumed) == 3 - start
+        for one, other in zip(resumed, whole[start:], strict=True):
+            assert all(torch.equal(one[name], other[name]) for name in one)
+
+    @pytest.mark.parametrize(("processes", "examples"), [(1, 84), (2, 96), (3, 108)])
+    def test_they_change_nothing_about_how_many_images_an_epoch_has(self, processes, examples):
+        of = batches(episodes=Episodes(4, 3, 7, per_batch=3), num_processes=processes)
+        assert (of.batch_size, of.examples_per_epoch) == (36, examples)
+
+
 class TestBadInput:
-    @pytest.mark.parametrize("name", ["classes", "examples", "count"])
+    @pytest.mark.parametrize("name", ["classes", "examples", "count", "per_batch"])
     @pytest.mark.parametrize("value", [0, -2])
     def test_a_number_below_one_is_an_error_that_names_it(self, name, value):
         with pytest.raises(ValueError, match=f"{name} of episodes must be at least 1; got {value}"):

@@ -150,7 +150,7 @@ class TestClassification:
 
     def test_an_unknown_task_is_an_error_that_lists_the_tasks(self, make_valued, load):
         with pytest.raises(
-            ValueError, match="task must be classification, regression, joint or retrieval; got 'ranking'"
+            ValueError, match="task must be classification, regression, joint, retrieval or few_shot; got 'ranking'"
         ):
             load(make_valued([1.0, 2.0]), task="ranking")
 

@@ -1,6 +1,7 @@
 import functools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,25 +11,28 @@ from PIL import Image as PILImage
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import AutoTokenizer, RobertaConfig, RobertaForMaskedLM
 
+from hf_sphere.data import FewShotData
 from hf_sphere.data import images as data_images
 from hf_sphere.data import text as data_text
 from hf_sphere.data.sources import EMBEDDED
 from hf_sphere.prototypes import place_prototypes
 from hf_sphere.training import (
     CLASSIFICATION,
+    FEW_SHOT,
     JOINT,
     REGRESSION,
     RETRIEVAL,
+    EncoderArguments,
+    FewShotArguments,
     ImageDataArguments,
     ImageTask,
-    ModelArguments,
-    RegressionArguments,
+    TrainingImageArguments,
     calibrate_head,
     parse_arguments,
     start_run,
 )
-from hf_sphere.training.image_models import build_model, check_values
-from hf_sphere.training.image_run import ARGUMENTS, load_data
+from hf_sphere.training.image_models import check_values
+from hf_sphere.training.image_run import ARGUMENTS, build, load_data
 from hf_sphere.training.optimization import build_optimizer, build_scheduler
 from hf_sphere.training.text_models import build_language_model, load_tokenizer
 from hf_sphere.training.text_run import ARGUMENTS as TEXT_ARGUMENTS
@@ -56,9 +60,14 @@ DATA = {
     # So many in each split; the real ones have more.
     "data/prepared/sop": ("image", "label", (24, 24, 3), 60),
     "data/prepared/omniglot": ("image", "label", (105, 105), 60),
+    "data/prepared/mini_imagenet": ("image", "label", (24, 24, 3), 6),
+    "data/prepared/tiered_imagenet": ("image", "label", (24, 24, 3), 6),
+    "data/prepared/cub": ("image", "label", (24, 24, 3), 6),
 }
-OPEN_SETS = {"data/prepared/sop", "data/prepared/omniglot"}
+OPEN_SETS = {f"data/prepared/{name}" for name in ("sop", "omniglot", "mini_imagenet", "tiered_imagenet", "cub")}
 """Those whose splits have no class in common."""
+IMAGES_OF_A_CLASS = dict.fromkeys(OPEN_SETS - {"data/prepared/sop"}, 4)
+"""In each split, where it is not one: few-shot episodes take several of each."""
 
 
 @functools.cache
@@ -66,16 +75,20 @@ def made_up(name: str, config_name: str | None = None) -> DatasetDict:
     if name in EMBEDDED:
         return EMBEDDED[name]()
     image, label, shape, classes = DATA[name]
-    pixels = np.random.default_rng(0).integers(0, 256, (classes, *shape), dtype=np.uint8)
-    features = Features({image: Image(), label: ClassLabel(num_classes=2 * classes if name in OPEN_SETS else classes)})
-    rows = {image: [PILImage.fromarray(p) for p in pixels], label: list(range(classes))}
+    labels = [index for index in range(classes) for _ in range(IMAGES_OF_A_CLASS.get(name, 1))]
+    pixels = np.random.default_rng(0).integers(0, 256, (len(labels), *shape), dtype=np.uint8)
+    features = Features({image: Image(), label: ClassLabel(num_classes=3 * classes if name in OPEN_SETS else classes)})
+    rows = {image: [PILImage.fromarray(p) for p in pixels], label: labels}
     if name.endswith("omniart"):
         features["year"] = Value("float32")
-        rows["year"] = np.linspace(980.0, 1932.0, classes).tolist()
-    train = test = Dataset.from_dict(rows, features=features)
+        rows["year"] = np.linspace(980.0, 1932.0, len(labels)).tolist()
+    train = test = validation = Dataset.from_dict(rows, features=features)
     if name in OPEN_SETS:
-        test = Dataset.from_dict(rows | {label: list(range(classes, 2 * classes))}, features=features)
-    return DatasetDict({"train": train, "test": test, "validation": test})
+        test, validation = (
+            Dataset.from_dict(rows | {label: [n * classes + index for index in labels]}, features=features)
+            for n in (1, 2)
+        )
+    return DatasetDict({"train": train, "test": test, "validation": validation})
 
 
 def test_every_data_set_of_the_configurations_is_described_above():
@@ -84,6 +97,8 @@ def test_every_data_set_of_the_configurations_is_described_above():
 
 
 def task_of(run: Path) -> ImageTask:
+    if run.parent.name == "few_shot":
+        return FEW_SHOT
     named = (task for task in (REGRESSION, JOINT, RETRIEVAL) if f"-{task.name}" in run.stem)
     return next(named, CLASSIFICATION)
 
@@ -94,13 +109,19 @@ def parse(run: Path, *overlays: Path) -> tuple:
     return parse_arguments(kinds, [word for path in (run, *overlays) for word in ("--config", str(path))])
 
 
-def make_small(task: ImageTask, model_args: ModelArguments, data_args: ImageDataArguments) -> None:
-    """Leave of large images, of large batches and of a held-out part what eight images allow."""
+def make_small(task: ImageTask, model_args: EncoderArguments, data_args: TrainingImageArguments, *rest: Any) -> None:
+    """Leave of large images, of large batches and of a held-out part what a few images allow."""
     if data_args.image_size is not None and max(data_args.image_size) > 96:
         data_args.image_size = [64] if model_args.backbone == "alexnet" else [32]
         if str(model_args.backbone).startswith("vgg"):
             model_args.backbone_kwargs["mlp_ratio"] = 1 / 64  # 100 million weights are in the first hidden layer
-    if data_args.episodes is not None:
+    for few_shot in (part for part in rest if isinstance(part, FewShotArguments)):
+        few_shot.way, few_shot.shot, few_shot.query = 2, 2, 2
+        few_shot.episodes_per_epoch = 2 * few_shot.episodes_per_step
+        few_shot.validation_episodes, few_shot.eval_episodes = 3, 4
+        if model_args.backbone == "resnet12":
+            data_args.image_size = [16]
+    if isinstance(data_args, ImageDataArguments) and data_args.episodes is not None:
         data_args.episode_classes, data_args.episode_examples, data_args.episodes_per_epoch = 2, 2, 2
     if not task.is_open_set:
         data_args.validation_fraction = 0.0  # every class would need two images
@@ -118,25 +139,27 @@ def test_a_configuration_builds_and_takes_two_steps(files, tmp_path, monkeypatch
     run = files[0]
     task = task_of(run)
     model_args, data_args, args, *rest = parse(*files)
-    value_args = next((part for part in rest if isinstance(part, RegressionArguments)), RegressionArguments())
     model_args.pretrained_backbone = False  # the Hub has the weights
-    make_small(task, model_args, data_args)
+    make_small(task, model_args, data_args, *rest)
     data_args.cache_dir = str(tmp_path)
-    data_args.max_train_samples = 8
-    data_args.max_eval_samples = 8
     data_args.dataloader_num_workers = 0
-    args.per_device_train_batch_size = 4
+    if task is not FEW_SHOT:
+        data_args.max_train_samples = 8
+        data_args.max_eval_samples = 8
+        args.per_device_train_batch_size = 4
     args.output_dir = str(tmp_path / "run")
     start = start_run(args, model_args, data_args, *rest)
     data = load_data(task, data_args, args, start.accelerator, *rest)
-    if model_args.prototypes_file is not None:
+    if getattr(model_args, "prototypes_file", None) is not None:
         model_args.prototypes_file = str(tmp_path / "prototypes.safetensors")
         place_prototypes(
             len(data.class_names), model_args.embedding_dim, method="sgd", max_iterations=1
         ).save(model_args.prototypes_file)  # fmt: skip
-    model = build_model(task, model_args, value_args, args, data).train()
+    model = build(task, model_args, args, data, *rest).train()
     check_values(model, data)
     calibrate_head(model, data.train)
+    if task is FEW_SHOT:
+        data = FewShotData.of(data, rest[0].shot)
     optimizer = build_optimizer(model, args, next(data.train.epoch()))
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train))
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -205,7 +228,8 @@ def test_a_run_of_the_table_differs_from_its_sgd_run_only_in_the_optimiser(run):
 
 
 def test_spherized_and_plain_runs_come_in_pairs_that_differ_only_in_the_head():
-    spherized = [run for run in RUNS if run.stem.endswith("-spherized")]
+    apart = ("few_shot", "angular", "visualization")  # the first have no head, the others more rows than these two
+    spherized = [run for run in RUNS if run.stem.endswith("-spherized") and run.parent.name not in apart]
     assert spherized
     for run in spherized:
         plain = parse(run.with_stem(run.stem.replace("-spherized", "-plain")))
@@ -250,7 +274,9 @@ def test_a_run_of_the_comparison_has_the_head_of_its_name_and_differs_in_nothing
     assert replace(training, **{name: getattr(vmf, name) for name in tuned}) == vmf
 
 
-@pytest.mark.parametrize("run", [run for run in RUNS if parse(run)[1].episodes], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "run", [run for run in RUNS if getattr(parse(run)[1], "episodes", None)], ids=lambda path: path.stem
+)
 def test_an_episode_has_no_more_classes_than_the_run_trains_on(run):
     _, data, _, *rest = parse(run)
     classes = 10 if data.dataset_name in EMBEDDED else DATA[data.dataset_name][3]
@@ -258,6 +284,31 @@ def test_an_episode_has_no_more_classes_than_the_run_trains_on(run):
         classes = rest[0].train_classes or classes
         classes -= round(data.validation_fraction * classes)
     assert data.episode_classes <= classes
+
+
+FEW_SHOT_RUNS = [run for run in RUNS if task_of(run) is FEW_SHOT]
+
+
+@pytest.mark.parametrize("run", [run for run in FEW_SHOT_RUNS if "-spherized-" in run.stem], ids=lambda path: path.stem)
+def test_a_spherized_few_shot_run_differs_from_its_plain_run_only_in_that(run):
+    model, data, training, few_shot = parse(run)
+    plain_model, plain_data, plain, plain_few_shot = parse(run.with_stem(run.stem.replace("-spherized-", "-plain-")))
+    assert few_shot.spherization == {"scaling": 5.0, "radius": 5.0}
+    assert plain_few_shot == replace(few_shot, spherization=None)
+    # Where the spherization takes the place of an activation that the plain embeddings do without.
+    options = {name: value for name, value in plain_model.backbone_kwargs.items() if name != "final_activation"}
+    assert (model, data) == (replace(plain_model, backbone_kwargs=options), plain_data)
+    assert ("final_activation" in plain_model.backbone_kwargs) == (model.backbone != "resnet12")
+    assert replace(training, output_dir="") == replace(plain, output_dir="")
+
+
+@pytest.mark.parametrize("run", FEW_SHOT_RUNS, ids=lambda path: path.stem)
+def test_a_few_shot_run_has_the_net_the_shots_and_the_metric_of_its_name(run):
+    model, data, _, few_shot = parse(run)
+    name, net, shots, _, metric = run.stem.split("-")
+    assert Path(data.dataset_name).name == name
+    assert model.backbone.startswith(net)
+    assert (f"{few_shot.shot}shot", few_shot.metric) == (shots, metric)
 
 
 def test_every_data_set_of_the_study_of_hyperplanes_has_all_its_nets():
@@ -380,3 +431,45 @@ def test_a_spherized_language_model_differs_from_its_plain_run_only_in_that(run)
     assert replace(model, spherized=False, spherized_layers=None, spherization_kwargs={}) == plain_model
     assert data == plain_data
     assert replace(training, output_dir="") == replace(plain, output_dir="")
+
+
+ANGULAR = [run for run in RUNS if run.parent.name == "angular"]
+
+
+def test_the_rows_of_the_angular_comparison_are_all_there():
+    operators = ("cosine", "linear", "sigmoid", "w_cosine", "w_linear", "w_sigmoid", "spherized")
+    rows = {"plain", *(f"{layer}-{operator}" for layer in ("fc10", "fc256") for operator in operators)}
+    assert {run.stem.removeprefix("cifar10-cnn9-") for run in ANGULAR} == rows
+
+
+@pytest.mark.parametrize("run", ANGULAR, ids=lambda path: path.stem)
+def test_a_row_of_the_angular_comparison_differs_from_the_plain_one_only_in_its_layer(run):
+    model, data, training = parse(run)
+    plain_model, plain_data, plain = parse(run.with_stem("cifar10-cnn9-plain"))
+    row = run.stem.removeprefix("cifar10-cnn9-")
+    layer, _, operator = row.partition("-")
+    own = {"fc10": {"operator": operator}, "fc256": {"hidden_layer": operator}}.get(layer, {})
+    spherized = {"scaling": 5.0, "radius": 5.0}
+    if operator == "spherized":
+        own = {"fc10": spherized, "fc256": {"hidden_layer": operator, "hidden_kwargs": spherized}}[layer]
+    in_head = layer == "fc10"
+    head = ("spherized" if operator == "spherized" else "angular") if in_head else "softmax"
+    backbone = plain_model.backbone_kwargs | ({} if in_head else own)
+    assert (model.head, model.head_kwargs) == (head, own if in_head else {})
+    assert model.backbone_kwargs == backbone
+    assert replace(model, head=None, head_kwargs={}, backbone_kwargs={}) == replace(
+        plain_model, head=None, head_kwargs={}, backbone_kwargs={}
+    )
+    assert data == plain_data
+    assert replace(training, output_dir="") == replace(plain, output_dir="")
+
+
+PICTURES = [run for run in RUNS if run.parent.name == "visualization"]
+
+
+@pytest.mark.parametrize("run", PICTURES, ids=lambda path: path.stem)
+def test_a_network_of_the_pictures_has_as_many_coordinates_as_its_name_says(run):
+    model, _, training = parse(run)
+    spherized = model.head == "spherized"
+    assert f"mnist-{model.embedding_dim + spherized}d-" in run.stem
+    assert training.snapshot_epochs == 1

@@ -18,6 +18,7 @@ from transformers import (
 
 from hf_sphere import (
     SphereVisionConfig,
+    SphereVisionForFewShotClassification,
     SphereVisionForImageClassification,
     SphereVisionForRegression,
     SphereVisionImageProcessor,
@@ -117,6 +118,20 @@ def gray(value: int) -> np.ndarray:
 
 def rows_of(folder: Path, split: str = "test") -> Dataset:
     return load_dataset(str(folder))[split].with_format("torch")
+
+
+# What is embedded
+
+
+def test_of_a_few_shot_model_the_encoder_embeds(extract, save):
+    few_shot = SphereVisionForFewShotClassification(config_of(head=None, spherization={}))
+    folder = save(few_shot)
+    rows = rows_of(extract(model=folder))
+    assert set(rows.column_names) == {"embedding", "label", "index"}
+    pixels = AutoImageProcessor.from_pretrained(folder)(load_splits("digits")["test"]["image"][:4], return_tensors="pt")
+    with torch.no_grad():
+        expected = few_shot.eval().base_model(**pixels).embeddings
+    assert torch.allclose(rows[:4]["embedding"], expected, atol=1e-6)
 
 
 # What is written

@@ -142,6 +142,23 @@ def put_products(source: Path) -> None:
             put(source / row.split()[-1], number, size=(10 + number, 9))
 
 
+BIRDS = {
+    "train": {1: "wren/a.jpg,Wren", 2: "wren/b.jpg,Wren", 3: "tit/a.jpg,Great tit"},
+    "val": {4: "crow.png,Crow"},
+    "test": {5: "jay_0.jpg,Jay", 6: "jay_1.jpg,Jay", 7: "kite.jpg,Kite"},
+}
+"""The lines of each list, by the gray value of the image."""
+
+
+def put_class_split(source: Path, folder: str = "", **changed: dict[int, str]) -> None:
+    """Seven photographs of five birds, with their lists beside the images or in a folder."""
+    (source / folder).mkdir(exist_ok=True)
+    for split, rows in (BIRDS | changed).items():
+        (source / folder / f"{split}.csv").write_text("\n".join(["filename,label", *rows.values()]) + "\n")
+        for number, row in rows.items():
+            put(source / "images" / row.split(",")[0], number)
+
+
 class TestImagenet200:
     def test_folders_of_classes_load_with_their_labels(self, source, prepare, load):
         put_imagenet(source)
@@ -453,6 +470,84 @@ class TestProducts:
             prepare("sop")
 
 
+class TestClassSplit:
+    @pytest.mark.parametrize("folder", ["", "split"])
+    def test_three_lists_load_as_splits_of_their_own_classes(self, folder, source, prepare, output):
+        put_class_split(source, folder)
+        prepare("class_split")
+        expected = {
+            "train": (["Great tit", "Wren"], [(1, 1), (2, 1), (3, 0)]),
+            "validation": (["Crow"], [(4, 0)]),
+            "test": (["Jay", "Kite"], [(5, 0), (6, 0), (7, 1)]),
+        }
+        assert set(load_dataset(str(output))) == set(expected)
+        for split, (names, pairs) in expected.items():
+            loaded = load_image_split(str(output), split, mean=[0.0], std=[1.0], image_size=8, num_workers=0)
+            assert (loaded.class_names, seen(loaded.batches)) == (names, pairs)
+
+    def test_the_data_load_for_a_task_with_classes_of_their_own(self, source, prepare, load, caplog):
+        put_class_split(source)
+        prepare("class_split")
+        with caplog.at_level(logging.WARNING):
+            data = load(task="retrieval", image_size=8)
+        assert (data.class_names, data.eval_class_names) == (["Great tit", "Wren"], ["Jay", "Kite"])
+        assert not caplog.records  # classes in common would be warned of
+
+    def test_any_number_of_classes_and_images_is_expected(self, source, prepare, capsys):
+        put_class_split(source)
+        prepare("class_split", expect_counts=True)
+        assert "Warning" not in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("changed", "said"),
+        [
+            (
+                {"val": {4: "crow.png,Wren"}},
+                r"classes of train\.csv must not be those of val\.csv; 1 are in both: Wren\.",
+            ),
+            (
+                {"test": {4: "x.jpg,Crow", 5: "y.jpg,Jay"}},
+                r"classes of val\.csv .* of test\.csv; 1 are in both: Crow\.",
+            ),
+            ({"test": {5: "x.jpg,Wren", 6: "y.jpg,Great tit"}}, r"train\.csv .*; 2 are in both: Great tit, Wren\."),
+        ],
+    )
+    def test_a_class_in_two_lists_is_an_error_that_names_it(self, changed, said, source, prepare, output):
+        put_class_split(source, **changed)
+        with pytest.raises(ValueError, match=said):
+            prepare("class_split")
+        assert not output.exists()
+
+    @pytest.mark.parametrize("name", ["train.csv", "val.csv", "test.csv"])
+    def test_a_missing_list_is_an_error_that_names_it(self, name, source, prepare):
+        put_class_split(source)
+        (source / name).unlink()
+        with pytest.raises(ValueError, match=rf"{name} is not there; .*source holds images"):
+            prepare("class_split")
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("", r"val\.csv must begin with the line 'filename,label'; it is empty"),
+            ("crow.png,Crow\n", r"val\.csv must begin with the line 'filename,label'; got 'crow\.png,Crow'"),
+            ("filename,label\ncrow.png\n", r"line 2 of .*val\.csv must have 2 columns; got 'crow\.png'"),
+            ("filename,label\ncrow.png,\n", r"a row of val\.csv must have a file and its class; got 'crow\.png,'"),
+            ("filename,label\n", "found no image of the validation split"),
+        ],
+    )
+    def test_a_corrupt_list_is_an_error_that_says_where(self, text, said, source, prepare):
+        put_class_split(source)
+        (source / "val.csv").write_text(text)
+        with pytest.raises(ValueError, match=said):
+            prepare("class_split")
+
+    def test_a_missing_image_is_an_error_that_names_it(self, source, prepare):
+        put_class_split(source)
+        (source / "images" / "wren" / "b.jpg").unlink()
+        with pytest.raises(ValueError, match=r"1 of 3 rows of the train split have no image file.*b\.jpg"):
+            prepare("class_split")
+
+
 class TestCounts:
     @pytest.mark.parametrize(
         ("kind", "put_data", "said"),
@@ -540,7 +635,13 @@ class TestOutput:
 
     @pytest.mark.parametrize(
         ("kind", "put_data"),
-        [("imagenet200", put_imagenet), ("omniart", put_omniart), ("cub200", put_cub), ("sop", put_products)],
+        [
+            ("imagenet200", put_imagenet),
+            ("omniart", put_omniart),
+            ("cub200", put_cub),
+            ("sop", put_products),
+            ("class_split", put_class_split),
+        ],
     )
     def test_the_command_is_of_a_recipe_and_a_configuration_that_exist(
         self, kind, put_data, source, prepare, root, capsys

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import hf_sphere
-from hf_sphere.training import CLASSIFICATION, JOINT, REGRESSION, RETRIEVAL
+from hf_sphere.training import CLASSIFICATION, FEW_SHOT, JOINT, REGRESSION, RETRIEVAL
 from hf_sphere.training.image_run import ARGUMENTS
 from hf_sphere.training.tasks import measure_classification, measure_joint, measure_regression
 
-TASKS = [CLASSIFICATION, REGRESSION, JOINT, RETRIEVAL]
+TASKS = [CLASSIFICATION, REGRESSION, JOINT, RETRIEVAL, FEW_SHOT]
 every_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 
 LOGITS = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0], [5.0, 0.0]])
@@ -46,7 +46,8 @@ def test_the_model_class_is_one_of_the_librarys(task):
 def test_each_task_has_its_arguments(task):
     names = {argument.__name__ for argument in ARGUMENTS[task.name]}
     assert ("RegressionArguments" in names or "JointArguments" in names) == task.has_values
-    assert ("RetrievalArguments" in names) == task.is_open_set
+    assert bool({"RetrievalArguments", "FewShotArguments"} & names) == task.is_open_set
+    assert ("ModelArguments" in names) == (task is not FEW_SHOT)  # it has no head
 
 
 @pytest.mark.parametrize(
@@ -56,14 +57,15 @@ def test_each_task_has_its_arguments(task):
         (REGRESSION, (False, True)),
         (JOINT, (True, True)),
         (RETRIEVAL, (True, False)),
+        (FEW_SHOT, (True, False)),
     ],
 )
 def test_a_task_knows_its_targets(task, expected):
     assert (task.has_classes, task.has_values) == expected
 
 
-def test_only_retrieval_may_evaluate_on_other_classes():
-    assert [task for task in TASKS if task.is_open_set] == [RETRIEVAL]
+def test_only_retrieval_and_few_shot_may_evaluate_on_other_classes():
+    assert [task for task in TASKS if task.is_open_set] == [RETRIEVAL, FEW_SHOT]
 
 
 @pytest.mark.parametrize("task", [task for task in TASKS if not task.is_open_set], ids=lambda task: task.name)

@@ -1,0 +1,57 @@
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, DatasetDict, Features, Image
+from PIL.Image import fromarray
+
+from hf_sphere.data import sources
+from hf_sphere.data.sources import load_splits
+from hf_sphere.data.thumbnails import load_thumbnails
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch):
+    monkeypatch.setenv("TQDM_DISABLE", "1")
+
+
+@pytest.fixture
+def load(tmp_path):
+    return lambda *words, **options: load_thumbnails(*words, cache_dir=tmp_path, progress=False, **options)
+
+
+def offer(monkeypatch, *images) -> str:
+    cells = [{"bytes": i, "path": None} if isinstance(i, bytes) else fromarray(i) for i in images]
+    rows = Dataset.from_dict({"image": cells}, features=Features({"image": Image()}))
+    monkeypatch.setitem(sources.EMBEDDED, "made_up", lambda: DatasetDict(test=rows))
+    return "made_up"
+
+
+def test_small_images_come_as_they_are_in_the_order_of_the_rows(load):
+    images = load_splits("digits")["test"]["image"]
+    thumbnails = load("digits", ["test"], torch.tensor([7, 0, 7]))
+    expected = np.stack([np.asarray(images[row]) for row in (7, 0, 7)])
+    assert thumbnails.dtype == torch.uint8
+    assert np.array_equal(thumbnails[:, 0].numpy(), expected)
+
+
+def test_rows_of_two_splits_go_on_counting(load):
+    splits = load_splits("digits")
+    first_of_test = load("digits", ["train", "test"], torch.tensor([len(splits["train"])]))
+    assert np.array_equal(first_of_test[0, 0].numpy(), np.asarray(splits["test"]["image"][0]))
+
+
+def test_large_images_shrink_to_the_longest_side_and_keep_their_shape(load, monkeypatch):
+    large = np.zeros((100, 50, 3), dtype=np.uint8)
+    assert load(offer(monkeypatch, large), ["test"], torch.tensor([0]), side=20).shape == (1, 3, 20, 10)
+
+
+def test_an_image_that_cannot_be_decoded_is_black(load, monkeypatch):
+    name = offer(monkeypatch, np.full((8, 8), 200, dtype=np.uint8), b"no picture", np.full((8, 8), 90, dtype=np.uint8))
+    thumbnails = load(name, ["test"], torch.tensor([2, 1, 0]))
+    assert thumbnails[:, 0, 0, 0].tolist() == [90, 0, 200]
+
+
+@pytest.mark.parametrize("row", [-1, 355])
+def test_rows_that_are_not_there_are_refused(row, load):
+    with pytest.raises(ValueError, match=rf"rows run from {row} to {row}, but digits has 355 images in test"):
+        load("digits", ["test"], torch.tensor([row]))

@@ -1,0 +1,103 @@
+"""A split of its own for choosing epochs, for every task."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from hf_sphere.data import ImageData, load_image_data
+
+Load = Callable[..., ImageData]
+
+
+@pytest.fixture
+def load_three(tmp_path, embed, make_dataset) -> Load:
+    """Load three splits of twelve images: `train`, `val` and `test`, whose pixels are 0, 100 and 200."""
+
+    def make_split(pixel: int, classes: list[int]) -> Dataset:
+        images = [np.full((3, 3), pixel, np.uint8)] * 12
+        # One more class than occurs, so that all splits have the same classes by name.
+        split = make_dataset(images, [classes[i % len(classes)] for i in range(12)])
+        return split.add_column("value", [float(pixel + i) for i in range(12)])
+
+    def load(classes=((0, 1, 2), (0, 1, 2), (0, 1, 2)), **options) -> ImageData:
+        splits = {
+            n: make_split(p, list(c)) for n, p, c in zip(("train", "val", "test"), (0, 100, 200), classes, strict=True)
+        }
+        most = max(splits.values(), key=lambda split: split.features["label"].num_classes).features["label"]
+        splits = {name: split.cast_column("label", most) for name, split in splits.items()}
+        defaults = {"mean": [0.0], "std": [1.0], "cache_dir": tmp_path, "num_workers": 0, "progress": False}
+        return load_image_data(embed(**splits), **(defaults | {"validation_split": "val"} | options))
+
+    return load
+
+
+def pixels_of(batches) -> set[int]:
+    return {round(value * 255) for batch in batches.epoch() for value in batch["pixel_values"].flatten().tolist()}
+
+
+@pytest.mark.parametrize("task", ["classification", "regression", "joint", "retrieval", "few_shot"])
+def test_every_task_has_its_validation_images_from_that_split(load_three, task):
+    data = load_three(task=task)
+    assert [pixels_of(part) for part in (data.train, data.validation, data.evaluation)] == [{0}, {100}, {200}]
+    assert data.validation.num_examples == 12
+
+
+@pytest.mark.parametrize("task", ["retrieval", "few_shot"])
+def test_in_an_open_set_its_classes_are_numbered_on_their_own(load_three, task):
+    data = load_three(classes=((0, 1), (3, 5, 6), (2, 4)), task=task)
+    assert next(data.validation.epoch())["labels"].unique().tolist() == [0, 1, 2]
+    assert (data.class_names, data.eval_class_names) == (["0", "1"], ["2", "4"])
+
+
+def test_its_values_belong_to_it(load_three):
+    values = next(load_three(task="regression").validation.epoch())["labels"]
+    assert values.tolist() == [100.0 + i for i in range(12)]
+
+
+def test_the_range_of_values_is_still_that_of_the_training_images(load_three):
+    assert load_three(task="regression").value_range == (0.0, 11.0)
+
+
+def test_classes_are_sampled_in_it_too(load_three):
+    data = load_three(sample_classes=2)
+    assert {*next(data.validation.epoch())["labels"].tolist()} == {0, 1}
+
+
+def test_labels_in_it_have_no_noise(load_three):
+    labels = next(load_three(label_noise=1.0).validation.epoch())["labels"]
+    assert labels.tolist() == [i % 3 for i in range(12)]
+
+
+def test_classes_that_are_trained_on_are_warned_of(load_three, caplog):
+    load_three(classes=((0, 1), (1, 2), (3, 4)), task="retrieval")
+    assert "1 of the 2 classes of the validation split are trained on" in caplog.text
+
+
+def test_a_class_that_the_training_split_lacks_is_an_error(embed, make_dataset):
+    from datasets import Value
+
+    def named(names):
+        images = [np.zeros((3, 3), np.uint8)] * len(names)
+        return make_dataset(images, names, feature=Value("string"))
+
+    name = embed(train=named(["a", "b"]), val=named(["a", "c"]), test=named(["a", "b"]))
+    with pytest.raises(ValueError, match="split 'val' has classes that the training split lacks: c"):
+        load_image_data(name, validation_split="val", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"validation_fraction": 0.2}, r"--validation_split val and --validation_fraction 0.2 are two sources"),
+        ({"validation_split": "test"}, r"--validation_split test is the split of --eval_split too"),
+        ({"validation_split": "train"}, r"--validation_split train is the split of --train_split too"),
+        ({"validation_split": "dev"}, r"no split 'dev'; the data has train, val, test.*--validation_split"),
+        ({"task": "retrieval", "train_classes": 2}, r"--train_classes 2 divides the classes of all images"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_meant_is_an_error_that_says_what_can(load_three, options, expected):
+    with pytest.raises(ValueError, match=expected):
+        load_three(**options)

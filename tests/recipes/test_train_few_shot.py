@@ -1,0 +1,373 @@
+"""Few-shot learning from the command line: trained on episodes of some classes, evaluated on those of others."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+from huggingface_hub import ModelCard
+from huggingface_hub.errors import StrictDataclassError
+from PIL.Image import fromarray
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hf_sphere import SphereVisionForFewShotClassification, SphereVisionImageProcessor
+from hf_sphere.data import images as data_images
+from hf_sphere.data.sources import load_splits
+
+# Six digits to train on and four to be told apart: an epoch of 12 episodes in 6 steps.
+QUICK = ["--dataset_name", "digits", "--train_classes", "6", "--max_train_samples", "300", "--disable_tqdm"]
+QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 16}", "--learning_rate", "0.003"]
+QUICK += ["--way", "3", "--shot", "2", "--query", "5", "--episodes_per_epoch", "12", "--episodes_per_step", "2"]
+QUICK += ["--validation_episodes", "40", "--eval_episodes", "60", "--num_train_epochs", "2"]
+COSINE = ["--metric", "cosine", "--temperature", "64", "--spherization", "{scaling: 5.0, radius: 5.0}"]
+# All that depends on random numbers: episodes, dropout, augmentation, samples.
+RANDOM = ["--backbone_kwargs", "{width: 16, drop_rate: 0.3}", "--crop_padding", "1", "--validation_fraction", "0.5"]
+
+Train = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def recipe(load_recipe):
+    return load_recipe("train_few_shot")
+
+
+@pytest.fixture(scope="module")
+def run_in(recipe, run_quickly) -> Train:
+    """Run the recipe, quickly, into a given folder."""
+    return run_quickly(recipe, QUICK)
+
+
+@pytest.fixture(scope="module")
+def finished(run_in, tmp_path_factory) -> Path:
+    """The folder of a finished run, spherized and with the cosine metric; to be read only."""
+    return run_in(tmp_path_factory.mktemp("finished") / "run", *COSINE)
+
+
+@pytest.fixture(scope="module")
+def held_out(run_in, tmp_path_factory) -> Path:
+    """The folder of a run whose last epochs spoil the model, and which keeps the best one; to be read only."""
+    words = ["--validation_fraction", "0.5", "--load_best_model_at_end", "--num_train_epochs", "4"]
+    words += ["--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_gamma", "1e4"]
+    return run_in(tmp_path_factory.mktemp("held_out") / "run", *words)
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    """Whether tensors are bit-for-bit the same."""
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def load(folder: Path) -> SphereVisionForFewShotClassification:
+    return SphereVisionForFewShotClassification.from_pretrained(folder).eval()
+
+
+# What a run leaves behind
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "config.json", "preprocessor_config.json", "README.md", "all_results.json", "run.json"],
+)
+def test_a_run_writes_its_files(finished, name):
+    assert (finished / name).is_file()
+
+
+def test_digits_that_were_never_seen_are_told_apart_better_than_by_chance(finished, results_of):
+    """One in three by chance."""
+    results = results_of(finished)
+    assert results["eval_accuracy"] - results["eval_accuracy_interval"] > 0.5
+    assert results["eval_num_episodes"] == 60
+
+
+@torch.no_grad()
+def test_the_saved_model_and_processor_reach_the_reported_accuracy_on_episodes_drawn_otherwise(finished, results_of):
+    """By the library's public doors alone: raw images, processor, model; other episodes, so about the same."""
+    draws, processor, model = (
+        np.random.default_rng(0),
+        SphereVisionImageProcessor.from_pretrained(finished),
+        load(finished),
+    )
+    of_class: dict[int, list] = {label: [] for label in range(6, 10)}
+    for split in load_splits("digits").values():
+        for row in split.filter(lambda label: label >= 6, input_columns="label"):
+            of_class[row["label"]].append(row["image"])
+    right = []
+    for _ in range(60):
+        drawn = [
+            [of_class[label][index] for index in draws.choice(len(of_class[label]), 7, replace=False)]
+            for label in draws.choice(list(of_class), 3, replace=False)
+        ]
+        pixels = torch.stack([processor(images, return_tensors="pt")["pixel_values"] for images in drawn])
+        logits = model(pixels[:, 2:].flatten(0, 1), pixels[:, :2]).logits
+        right.append((logits.argmax(-1) == torch.arange(3).repeat_interleave(5)).double().mean())
+    assert torch.stack(right).mean().item() == pytest.approx(results_of(finished)["eval_accuracy"], abs=0.08)
+
+
+def test_the_model_says_how_queries_are_compared_and_that_it_is_spherized(finished):
+    config = load(finished).config
+    assert config.few_shot_kwargs == {"metric": "cosine", "temperature": 64.0}
+    assert config.spherization == {"scaling": 5.0, "radius": 5.0}
+    assert config.head is None
+
+
+def test_without_a_word_of_it_the_metric_is_euclidean_and_embeddings_are_not_spherized(held_out):
+    config = load(held_out).config
+    assert config.few_shot_kwargs == {"metric": "euclidean", "temperature": 1.0}
+    assert config.spherization is None
+
+
+def test_the_results_tell_the_course_of_the_run(finished, results_of):
+    results = results_of(finished)
+    assert (results["epoch"], results["steps"], len(results["history"])) == (2.0, 12, 2)
+    assert results["best_accuracy"] == max(entry["eval_accuracy"] for entry in results["history"])
+    assert 0 < results["train_accuracy"] <= 1
+
+
+def test_the_card_reports_the_accuracy_and_how_it_was_measured(finished, results_of):
+    card = ModelCard.load(finished / "README.md")
+    (reported,) = card.data.eval_results
+    assert (reported.metric_type, reported.metric_value) == (
+        "accuracy",
+        round(results_of(finished)["eval_accuracy"], 6),
+    )
+    for line in (
+        "| episodes | 3-way 2-shot, 5 queries of each class |",
+        "| comparison | with the mean embedding of each class, `cosine`, temperature 64 |",
+        "| spherization | of the embeddings {'scaling': 5.0, 'radius': 5.0} |",
+        "| eval_accuracy_interval |",
+        "| train_classes | 6 |",
+    ):
+        assert line in card.content
+
+
+def test_the_last_line_shows_the_accuracy_with_its_interval(train, capsys, results_of):
+    results = results_of(train("--num_train_epochs", "1"))
+    accuracy, interval = 100 * results["eval_accuracy"], 100 * results["eval_accuracy_interval"]
+    assert (
+        capsys.readouterr().out.splitlines()[-1].startswith(f"eval_accuracy {accuracy:.2f} ± {interval:.2f} %  (model")
+    )
+
+
+def test_a_spherization_of_no_option_is_one_with_the_usual_ones(train):
+    folder = train("--spherization", "{}", "--num_train_epochs", "1")
+    assert load(folder).config.spherization == {}
+    assert "| spherization | {} |" in (folder / "README.md").read_text()
+
+
+def test_the_settings_of_a_run_are_kept(finished):
+    settings = json.loads((finished / "run.json").read_text())
+    assert (settings["way"], settings["shot"], settings["query"], settings["metric"]) == (3, 2, 5, "cosine")
+
+
+# Which epoch
+
+
+def test_the_best_epoch_is_chosen_by_the_accuracy_of_the_held_out_classes(held_out, results_of):
+    results = results_of(held_out)
+    best = max(results["history"], key=lambda entry: entry["validation_accuracy"])
+    assert results["best_epoch"] == best["epoch"] <= 2
+    assert results["validation_num_episodes"] == 40
+    assert same(weights(held_out), weights(held_out / "best"))
+
+
+def test_the_chosen_model_is_measured_on_the_same_validation_episodes_again(held_out, results_of):
+    """To the last digit: with others the mean of forty would be another one."""
+    results = results_of(held_out)
+    best = max(results["history"], key=lambda entry: entry["validation_accuracy"])
+    assert results["validation_accuracy"] == best["validation_accuracy"]
+
+
+def test_the_card_says_by_what_the_epoch_was_chosen(held_out):
+    assert "chosen by its accuracy on a held-out part of the training split" in (held_out / "README.md").read_text()
+
+
+def made_up(name: str, config_name: str | None = None) -> DatasetDict:
+    """Three splits of three classes each, eight images of each class: its own pattern with noise."""
+    draws = np.random.default_rng(0)
+    patterns = draws.integers(0, 200, (9, 6, 6))
+    features = Features({"image": Image(), "label": ClassLabel(names=[*"abcdefghi"])})
+    splits = {}
+    for number, split in enumerate(("train", "validation", "test")):
+        labels = [label for label in range(3 * number, 3 * number + 3) for _ in range(8)]
+        pixels = (patterns[labels] + draws.integers(0, 55, (len(labels), 6, 6))).astype(np.uint8)
+        splits[split] = Dataset.from_dict(
+            {"image": [fromarray(image) for image in pixels], "label": labels}, features=features
+        )
+    return DatasetDict(splits)
+
+
+def test_a_split_of_its_own_can_choose_the_epoch(run_main, recipe, cache, tmp_path, monkeypatch, results_of):
+    monkeypatch.setattr(data_images, "load_splits", made_up)
+    words = [*QUICK, *cache, "--validation_split", "validation", "--load_best_model_at_end", "--shot", "3"]
+    del words[2:4]  # train_classes
+    run_main(recipe, ["--dataset_name", "patterns", *words[2:], "--output_dir", str(tmp_path / "run")])
+    results = results_of(tmp_path / "run")
+    assert results["validation_accuracy"] > 0.5
+    assert results["eval_accuracy"] > 0.5
+    assert "on the split validation." in (tmp_path / "run" / "README.md").read_text()
+
+
+# Randomness, resuming, starting from a saved model
+
+
+def test_the_same_seed_gives_the_same_model(train):
+    assert same(weights(train(*RANDOM, name="a")), weights(train(*RANDOM, name="b")))
+
+
+@pytest.mark.parametrize("steps", ["4", "6", "9"])
+def test_a_run_resumed_after_max_steps_ends_with_the_model_of_one_without_a_break(train, steps, results_of):
+    unbroken = train(*RANDOM, name="unbroken")
+    train(*RANDOM, "--max_steps", steps)
+    resumed = train(*RANDOM, "--resume_from_checkpoint", "latest")
+    assert same(weights(unbroken), weights(resumed))
+    assert results_of(unbroken)["validation_accuracy"] == results_of(resumed)["validation_accuracy"]
+
+
+def test_a_run_of_no_epoch_measures_a_saved_model_as_it_was_compared(train, finished, results_of):
+    folder = train("--model_name_or_path", str(finished), "--num_train_epochs", "0")
+    assert same(weights(folder), weights(finished))
+    assert results_of(folder)["eval_accuracy"] == results_of(finished)["eval_accuracy"]
+    assert load(folder).config.few_shot_kwargs == {"metric": "cosine", "temperature": 64.0}
+
+
+def test_a_saved_model_can_be_compared_otherwise(train, finished):
+    words = ["--model_name_or_path", str(finished), "--num_train_epochs", "0", "--metric", "euclidean"]
+    assert load(train(*words)).config.few_shot_kwargs == {"metric": "euclidean", "temperature": 64.0}
+
+
+@pytest.fixture(scope="module")
+def classifier(load_recipe, run_quickly, tmp_path_factory) -> Path:
+    """The folder of a classifier of digits; to be read only."""
+    words = ["--dataset_name", "digits", "--max_train_samples", "100", "--disable_tqdm", "--num_train_epochs", "1"]
+    words += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 16}", "--head", "softmax"]
+    return run_quickly(load_recipe("train_image_classification"), words)(tmp_path_factory.mktemp("classifier") / "run")
+
+
+@pytest.mark.parametrize("spherization", [[], ["--spherization", "{scaling: 5.0}"]])
+def test_the_encoder_of_a_classifier_is_taken_and_may_be_spherized(train, classifier, spherization):
+    folder = train("--model_name_or_path", str(classifier), "--num_train_epochs", "0", *spherization)
+    before, after = weights(classifier), weights(folder)
+    encoder = {name: value for name, value in before.items() if name.startswith("sphere_vision.")}
+    assert encoder
+    assert all(torch.equal(after[name], value) for name, value in encoder.items())
+    assert load(folder).config.spherization == ({"scaling": 5.0} if spherization else None)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--way", "7"], ["a training episode of 7 different classes cannot be drawn from 6"]),
+        (["--way", "5"], ["an evaluation episode of 5 different classes cannot be drawn from 4"]),
+        (["--way", "4", "--validation_fraction", "0.5"], ["a training episode of 4 different classes", "from 3"]),
+        (
+            ["--shot", "50", "--query", "50"],
+            ["a training episode takes 100 different images of a class, but 6 of 6 classes have fewer", "Ask for"],
+        ),
+        (["--max_eval_samples", "20"], ["an evaluation episode takes 7 different images of a class", "Ask for"]),
+        (["--per_device_train_batch_size", "20"], ["20 does not go with episodes of 3 classes and 7 images"]),
+        (["--label_smoothing_factor", "0.1"], ["label_smoothing_factor is for models with a head"]),
+        (["--loss_reduction", "sum"], ["loss_reduction sum is not for a few-shot model"]),
+        (["--sample_classes", "4"], ["few_shot is about others", "--train_classes"]),
+        (["--spherization", "{scale: 5.0}"], ["spherization has no option scale", "scaling"]),
+        (["--validation_split", "test"], ["--train_classes 6 divides the classes of all images"]),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if value[0].startswith("--") else "",
+)
+def test_what_cannot_be_meant_is_answered_with_what_can(train, words, expected):
+    with pytest.raises((ValueError, StrictDataclassError)) as refusal:
+        train(*words)
+    assert [part for part in expected if part not in str(refusal.value)] == [], str(refusal.value)
+
+
+def test_another_spherization_than_that_of_the_saved_model_is_refused(train, finished):
+    with pytest.raises(ValueError, match=rf"spherization is {{'scaling': 1.0}} but {finished} has"):
+        train("--model_name_or_path", str(finished), "--spherization", "{scaling: 1.0}")
+
+
+def test_another_backbone_than_that_of_the_saved_model_is_refused(train, finished):
+    with pytest.raises(ValueError, match="backbone is conv4 but"):
+        train("--model_name_or_path", str(finished), "--backbone", "conv4")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--head", "vmf"], "unknown argument '--head'"),
+        (["--prototypes_file", "p"], "unknown argument '--prototypes_file'"),
+        (["--episode_classes", "4"], "unknown argument '--episode_classes'"),
+        (["--metric", "manhattan"], "invalid choice: 'manhattan'"),
+        (["--temperature", "0"], "temperature must be positive; got 0"),
+        (["--way", "1"], "way must be at least 2; got 1"),
+        (["--query", "0"], "query must be at least 1; got 0"),
+        (["--eval_episodes", "1"], "eval_episodes must be at least 2; got 1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_argument_of_no_use_is_a_usage_error(train, capsys, words, expected):
+    with pytest.raises(SystemExit):
+        train(*words)
+    assert expected in capsys.readouterr().err
+
+
+# Real characters
+
+
+def test_characters_of_other_alphabets_are_told_apart(real_data, run_main, recipe, root, tmp_path, results_of):
+    """One in five by chance; a few steps with the settings of the configuration."""
+    words = ["--config", str(root / "recipes/configs/few_shot/omniglot-conv4-1shot-plain-euclidean.yaml")]
+    words += ["--dataset_name", str(real_data("brendenlake/omniglot")), "--cache_dir", str(tmp_path / "decoded")]
+    words += ["--max_steps", "5", "--validation_episodes", "20", "--eval_episodes", "20", "--disable_tqdm"]
+    words += ["--dataloader_num_workers", "0", "--output_dir", str(tmp_path / "run")]
+    run_main(recipe, words)
+    results = results_of(tmp_path / "run")
+    assert results["eval_accuracy"] > 0.3
+    assert results["validation_accuracy"] > 0.3
+
+
+# The recipe as a process of its own
+
+SCRIPT = "recipes/train_few_shot.py"
+
+
+@pytest.fixture(scope="module")
+def two_processes(start, cache, tmp_path_factory) -> Path:
+    """The folder of a run of two processes, which share twelve episodes an epoch."""
+    folder = tmp_path_factory.mktemp("two_processes") / "run"
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    process = start(*launch, SCRIPT, *QUICK, *cache, *COSINE, "--output_dir", folder)
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    (folder / "printed.txt").write_text(printed)
+    return folder
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_training_episodes(two_processes, results_of):
+    assert results_of(two_processes)["steps"] == 2 * 12 / 2 / 2
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_on_the_episodes_of_one(two_processes, train, results_of):
+    """Half of them, or some of them twice, would have another accuracy and interval."""
+    one = results_of(train("--model_name_or_path", str(two_processes), "--num_train_epochs", "0"))
+    both = results_of(two_processes)
+    assert both["eval_num_episodes"] == 60
+    for name in ("eval_accuracy", "eval_accuracy_interval", "eval_loss"):
+        assert both[name] == pytest.approx(one[name], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_print_each_epoch_once(two_processes):
+    lines = (two_processes / "printed.txt").read_text().splitlines()
+    assert sum(line.startswith("epoch 1/2") for line in lines) == 1

@@ -1,0 +1,169 @@
+"""Few-shot evaluation: episodes drawn from embeddings that are computed once."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from hf_sphere import SphereVisionConfig, SphereVisionForFewShotClassification
+from hf_sphere.data import Augmentation, Episodes, FewShotBatches, ImagesInMemory
+from hf_sphere.training import FEW_SHOT, evaluate_few_shot, evaluation
+from hf_sphere.training.measures import show_metric, show_metrics
+
+LABELS = torch.arange(6).repeat(10)
+
+
+def make_model(**options: Any) -> SphereVisionForFewShotClassification:
+    torch.manual_seed(0)
+    config = SphereVisionConfig(
+        backbone="lenet5_bn", num_channels=1, image_size=6, embedding_dim=5, head=None, **options
+    )  # fmt: skip
+    model = SphereVisionForFewShotClassification(config).train()
+    with torch.no_grad():  # statistics that are not those of an untrained batch norm
+        model(torch.randn(2, 9, 1, 6, 6), torch.randn(2, 3, 2, 1, 6, 6))
+    return model
+
+
+def make_batches(count: int = 9, *, shot: int = 2, eval_batch_size: int = 16, **options: Any) -> FewShotBatches:
+    """Episodes of 3 classes with 4 queries each, of noisy images in six classes."""
+    noise = torch.randint(0, 150, (60, 1, 6, 6), generator=torch.Generator().manual_seed(3))
+    images = (noise + 100 * ((LABELS[:, None, None, None] + torch.arange(6)) % 3 == 0)).to(torch.uint8)
+    episodes = Episodes(3, shot + 4, count, distinct=True)
+    defaults = {"mean": [0.5], "std": [0.3], "episodes": episodes, "seed": 11}
+    return FewShotBatches(ImagesInMemory(images, LABELS, **(defaults | options)), shot, eval_batch_size=eval_batch_size)
+
+
+def evaluate(model: Any, batches: FewShotBatches) -> dict[str, float]:
+    return evaluate_few_shot(model, batches, Accelerator(cpu=True))
+
+
+@torch.no_grad()
+def plainly(model: Any, batches: FewShotBatches) -> dict[str, float]:
+    """One forward pass for each episode, and the mean and interval in plain numbers."""
+    model.eval()
+    accuracies, losses = [], []
+    for batch in batches.epoch():
+        output = model(**batch)
+        accuracies.append((output.logits.argmax(-1) == batch["labels"]).double().mean().item())
+        losses.append(output.loss.item())
+    n, mean = len(accuracies), math.fsum(accuracies) / len(accuracies)
+    deviation = math.sqrt(math.fsum((a - mean) ** 2 for a in accuracies) / (n - 1))
+    return {
+        "accuracy": mean,
+        "accuracy_interval": 1.96 * deviation / math.sqrt(n),
+        "loss": math.fsum(losses) / n,
+        "num_episodes": n,
+    }
+
+
+@pytest.mark.parametrize("shot", [1, 5])
+@pytest.mark.parametrize(
+    "options", [{}, {"spherization": {"scaling": 2.0}, "few_shot_kwargs": {"metric": "cosine", "temperature": 50.0}}]
+)
+def test_it_is_that_of_one_forward_pass_for_each_episode(shot, options):
+    model, batches = make_model(**options), make_batches(shot=shot)
+    expected = plainly(model, batches)
+    assert 1 / 3 < expected["accuracy"] < 1
+    assert evaluate(model, batches) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("eval_batch_size", [1, 7, 100])
+def test_it_does_not_depend_on_how_many_images_are_embedded_at_once(eval_batch_size):
+    model = make_model()
+    measured = evaluate(model, make_batches(eval_batch_size=eval_batch_size))
+    assert measured == pytest.approx(evaluate(model, make_batches()), rel=1e-5)
+
+
+def test_it_does_not_depend_on_how_many_episodes_are_classified_at_once(monkeypatch):
+    model = make_model()
+    expected = evaluate(model, make_batches())
+    monkeypatch.setattr(evaluation, "_NUMBERS_AT_ONCE", 2 * 3 * 4 * 3 * 5)
+    assert evaluate(model, make_batches()) == pytest.approx(expected, rel=1e-6)
+
+
+def test_an_image_is_embedded_once_and_only_if_an_episode_has_it(monkeypatch):
+    model, batches = make_model(), make_batches(count=2)
+    embedded = []
+    encode = model.base_model.forward
+    monkeypatch.setattr(model.base_model, "forward", lambda pixels: embedded.append(len(pixels)) or encode(pixels))
+    evaluate(model, batches)
+    assert sum(embedded) == len(batches.episode_indices().unique()) < 2 * 3 * 6
+
+
+def test_random_changes_of_training_images_have_no_part_in_it():
+    model = make_model()
+    changed = make_batches(augmentation=Augmentation(crop_padding=2, rotation=40.0), shuffle=True)
+    assert evaluate(model, changed) == pytest.approx(evaluate(model, make_batches()))
+
+
+def test_the_same_episodes_are_classified_again():
+    model, batches = make_model(), make_batches()
+    assert evaluate(model, batches) == evaluate(model, batches)
+
+
+def test_a_single_episode_has_no_interval():
+    measured = evaluate(make_model(), make_batches(count=1))
+    assert math.isnan(measured["accuracy_interval"])
+    assert measured["num_episodes"] == 1
+
+
+def test_it_puts_the_model_into_eval_mode_and_leaves_it_as_it_is():
+    model, before = make_model().train(), torch.get_rng_state()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.set_rng_state(before)
+    evaluate(model, make_batches())
+    assert not model.training
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_model_that_tells_the_classes_apart_has_them_all_right():
+    """Images of one grey value a class, and their mean as embedding."""
+    images = (LABELS * 40).to(torch.uint8)[:, None, None, None].expand(-1, 1, 2, 2).contiguous()
+    options = {"mean": [0.0], "std": [1.0], "episodes": Episodes(4, 5, 6, distinct=True)}
+    model = make_model()
+    model.base_model.forward = lambda pixels: SimpleNamespace(embeddings=pixels.mean((2, 3)))
+    measured = evaluate(model, FewShotBatches(ImagesInMemory(images, LABELS, **options), 1))
+    assert (measured["accuracy"], measured["accuracy_interval"]) == (1.0, 0.0)
+
+
+def test_the_task_is_measured_so():
+    model, batches = make_model(), make_batches()
+    assert FEW_SHOT.evaluate(model, batches, Accelerator(cpu=True)) == evaluate(model, batches)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_embed_each_image_once_between_them_and_have_all_in_order(processes, monkeypatch):
+    model, batches = make_model().eval(), make_batches()
+    used = batches.episode_indices().unique()
+    alone = evaluation._gather_images(model, batches, used, Accelerator(cpu=True))
+    given: list = []
+    monkeypatch.setattr(evaluation, "gather_object", lambda share: given.extend(share) or given)
+    for rank in reversed(range(processes)):
+        process = SimpleNamespace(process_index=rank, num_processes=processes, device="cpu")
+        together = evaluation._gather_images(model, batches, used, process)
+    assert torch.cat([places for places, _ in given]).sort().values.tolist() == list(range(len(used)))
+    torch.testing.assert_close(together, alone)
+
+
+def test_a_process_without_an_image_gives_nothing(monkeypatch):
+    model, batches = make_model().eval(), make_batches()
+    given = [(torch.tensor([0]), torch.ones(1, 5))]
+    monkeypatch.setattr(evaluation, "gather_object", lambda share: given + share)
+    idle = SimpleNamespace(process_index=1, num_processes=2, device="cpu")
+    assert torch.equal(evaluation._gather_images(model, batches, torch.tensor([4]), idle), torch.ones(1, 5))
+
+
+# How it is shown
+
+
+def test_a_share_is_shown_with_its_interval():
+    assert show_metric("eval_accuracy", 0.95312, 0.00218) == "95.31 ± 0.22 %"
+
+
+def test_of_several_measures_intervals_stand_with_theirs_and_counts_are_left_out():
+    measured = {"eval_accuracy": 0.5, "eval_accuracy_interval": 0.01, "eval_loss": 2.0, "eval_num_episodes": 600}
+    assert list(show_metrics(measured)) == ["eval_accuracy 50.00 ± 1.00 %", "eval_loss 2"]
