@@ -35,6 +35,9 @@ bench: $(READY)  ## side-by-side measurements; tables here, JSON in benchmarks/r
 	$(RUN) benchmarks/analogy.py
 	$(RUN) benchmarks/projections.py
 	$(RUN) benchmarks/reinitialization.py
+	$(RUN) benchmarks/angular.py
+	$(RUN) benchmarks/few_shot.py
+	$(RUN) benchmarks/interactive_sphere.py
 	$(RUN) benchmarks/import_time.py
 
 $(READY): pyproject.toml

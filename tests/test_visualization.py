@@ -1,60 +1,292 @@
+import itertools
+import math
 import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from hf_sphere.visualization import plot_sphere, project_to_sphere
+from hf_sphere.distributions import VonMisesFisher
+from hf_sphere.visualization import View, choose_view, plot_sphere, project_to_sphere
+from hf_sphere.visualization.class_marks import LARGEST_LEGEND, mark_of, place_apart
+from hf_sphere.visualization.projection import share_kept
 
-
-def test_projected_points_have_unit_norm():
-    shown, _ = project_to_sphere(torch.randn(50, 8))
-    torch.testing.assert_close(shown.norm(dim=-1), torch.ones(50, dtype=torch.float64))
-
-
-def test_points_on_a_small_sphere_keep_their_angles():
-    points = torch.nn.functional.normalize(torch.randn(50, 3, dtype=torch.float64), dim=-1)
-    frame = torch.linalg.qr(torch.randn(8, 3, dtype=torch.float64)).Q
-    shown, _ = project_to_sphere(7.0 * points @ frame.T)
-    torch.testing.assert_close(shown @ shown.T, points @ points.T)
+ABC = ["a", "b", "c"]
+EDGES = torch.zeros(2), torch.full((2,), 100.0)
 
 
-def test_more_dimensions_than_there_are_is_refused():
-    with pytest.raises(ValueError, match="points of 2 coordinates cannot be shown in 3 dimensions"):
-        project_to_sphere(torch.randn(5, 2))
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
 
 
-def test_a_picture_is_written(tmp_path):
+def unit(*shape: int) -> torch.Tensor:
+    return F.normalize(torch.randn(*shape, dtype=torch.float64), dim=-1)
+
+
+def names_in(axes) -> dict[str, object]:
+    return {text.get_text(): text for text in axes.texts}
+
+
+def count_covered(texts) -> int:
+    """Pairs of texts that cover each other, by more than a pixel."""
+    boxes = [text.get_window_extent().padded(-1) for text in texts]
+    return sum(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
+
+
+class TestProjection:
+    def test_projected_points_have_unit_norm(self):
+        shown, _ = project_to_sphere(torch.randn(50, 8))
+        torch.testing.assert_close(shown.norm(dim=-1), torch.ones(50, dtype=torch.float64))
+
+    @pytest.mark.parametrize("dim", [2, 3])
+    def test_points_on_a_small_sphere_keep_their_angles(self, dim):
+        points = unit(50, dim)
+        frame = torch.linalg.qr(torch.randn(8, dim, dtype=torch.float64)).Q
+        shown, basis = project_to_sphere(7.0 * points @ frame.T, dim)
+        torch.testing.assert_close(shown @ shown.T, points @ points.T)
+        assert share_kept(points @ frame.T, basis) == pytest.approx(1.0)
+
+    def test_no_basis_keeps_more_of_the_second_moment(self):
+        points = unit(200, 6) * torch.tensor([3.0, 2.0, 1.5, 1.0, 0.5, 0.2], dtype=torch.float64)
+        kept = share_kept(points, project_to_sphere(points)[1])
+        directions = F.normalize(points, dim=1)
+        assert kept == pytest.approx(torch.linalg.svdvals(directions)[:3].square().sum().item() / 200)
+
+    def test_a_given_basis_is_the_one_projected_on(self):
+        basis = torch.linalg.qr(torch.randn(8, 3, dtype=torch.float64)).Q
+        points = torch.randn(50, 8)
+        shown, used = project_to_sphere(points, basis=basis)
+        torch.testing.assert_close(used, basis)
+        torch.testing.assert_close(shown, F.normalize(points.double() @ basis, dim=1))
+
+    @pytest.mark.parametrize("scale", [1e-200, 1e200])
+    def test_lengths_do_not_matter_at_any_scale(self, scale):
+        points = torch.randn(50, 8, dtype=torch.float64)
+        torch.testing.assert_close(project_to_sphere(scale * points)[0], project_to_sphere(points)[0])
+
+    def test_more_dimensions_than_there_are_is_refused(self):
+        with pytest.raises(ValueError, match="points of 2 coordinates cannot be shown in 3 dimensions"):
+            project_to_sphere(torch.randn(5, 2))
+
+    @pytest.mark.parametrize(
+        ("points", "message"),
+        [
+            (torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0]]), "a point at the origin has no direction; 1 of 2 are there"),
+            (torch.tensor([[1.0, 0, 0, torch.nan]]), "points must be finite; 1 of 1 are not, the first is number 0"),
+            (torch.empty(0, 4), r"points must have the shape \(N, d\)"),
+            (torch.ones(4), r"points must have the shape \(N, d\)"),
+        ],
+        ids=["zero", "nan", "none", "one axis"],
+    )
+    def test_points_that_have_no_place_are_refused(self, points, message):
+        with pytest.raises(ValueError, match=message):
+            project_to_sphere(points)
+
+    def test_a_basis_of_another_shape_is_refused(self):
+        with pytest.raises(ValueError, match=r"the basis must have the shape \(8, 3\); got \(8, 2\)"):
+            project_to_sphere(torch.randn(5, 8), basis=torch.eye(8)[:, :2])
+
+    def test_a_basis_that_is_not_orthonormal_is_refused(self):
+        with pytest.raises(ValueError, match="orthonormal columns"):
+            project_to_sphere(torch.randn(5, 8), basis=torch.randn(8, 3))
+
+
+class TestView:
+    @given(elevation=st.floats(-90, 90), azimuth=st.floats(-360, 360))
+    def test_its_axes_are_a_right_handed_frame(self, elevation, azimuth):
+        axes = View(elevation, azimuth).axes()
+        torch.testing.assert_close(axes.T @ axes, torch.eye(3, dtype=torch.float64))
+        assert torch.linalg.det(axes).item() == pytest.approx(1.0)
+
+    def test_it_looks_from_where_it_says(self):
+        towards = View(30.0, 60.0).axes()[:, 2]
+        expected = torch.tensor([math.cos(math.pi / 6) / 2, math.cos(math.pi / 6) * math.sin(math.pi / 3), 0.5])
+        torch.testing.assert_close(towards, expected.double())
+
+    def test_from_behind_left_and_right_change_sides(self):
+        front, back = View(30.0, 60.0).axes(), View(30.0, 60.0).from_behind().axes()
+        torch.testing.assert_close(back[:, 2], -front[:, 2])
+        torch.testing.assert_close(back[:, 0], -front[:, 0])
+        torch.testing.assert_close(back[:, 1], front[:, 1])
+
+    def test_the_positive_octant_is_looked_at_straight_and_fills_the_picture(self):
+        view = choose_view(unit(100, 3).abs())
+        torch.testing.assert_close(view.axes()[:, 2], torch.full((3,), 3**-0.5, dtype=torch.float64))
+        assert math.degrees(math.acos(3**-0.5)) < view.reach < 60
+        assert not view.both_sides
+
+    def test_a_crowd_is_looked_at_from_where_it_is_and_from_near(self):
+        middle = F.normalize(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64), dim=0)
+        points = VonMisesFisher(middle, torch.tensor(200.0, dtype=torch.float64)).sample((500,))
+        view = choose_view(points)
+        assert view.axes()[:, 2] @ middle > 0.99
+        assert 15 <= view.reach < 30
+
+    def test_points_on_all_sides_are_seen_from_both(self):
+        view = choose_view(unit(500, 3))
+        assert (view.reach, view.both_sides) == (90.0, True)
+
+    @pytest.mark.parametrize("options", [{"reach": 0.0}, {"reach": 100.0}, {"reach": 40.0, "both_sides": True}])
+    def test_a_view_that_cannot_be_drawn_is_refused(self, options):
+        with pytest.raises(ValueError, match="reach"):
+            View(0.0, 0.0, **options)
+
+
+class TestNames:
+    @settings(max_examples=30, deadline=None)
+    @given(seed=st.integers(0, 10**6), count=st.integers(1, 26))
+    def test_names_with_room_do_not_cover_each_other(self, seed, count):
+        generator = torch.Generator().manual_seed(seed)
+        places = 400 + 20 * torch.randn(count, 2, dtype=torch.float64, generator=generator)
+        sizes = torch.tensor([60.0, 15.0], dtype=torch.float64).expand(count, 2)
+        moved, kept = place_apart(places, sizes, torch.zeros(2), torch.full((2,), 800.0))
+        assert kept.all()
+        for first, second in itertools.combinations(moved, 2):
+            assert ((first - second).abs() >= sizes[0] - 1e-9).any()
+
+    def test_names_apart_stay_where_they_are(self):
+        places, sizes = torch.tensor([[100.0, 100.0], [300.0, 100.0]]).double(), torch.full((2, 2), 50.0)
+        moved, _ = place_apart(places, sizes, torch.zeros(2), torch.full((2,), 400.0))
+        assert torch.equal(moved, places)
+
+    def test_a_name_beyond_the_edge_is_moved_inside(self):
+        moved, _ = place_apart(torch.tensor([[-5.0, 99.0]]), torch.tensor([[40.0, 10.0]]), *EDGES)
+        assert moved.tolist() == [[20.0, 95.0]]
+
+    def test_of_names_without_room_the_first_stay(self):
+        frame = torch.zeros(2), torch.tensor([25.0, 10.0])
+        _, kept = place_apart(torch.full((3, 2), 5.0), torch.full((3, 2), 10.0), *frame)
+        assert kept.tolist() == [True, True, False]
+
+    def test_thirty_classes_have_thirty_marks(self):
+        assert len({mark_of(index, range(10)) for index in range(30)}) == 30
+
+
+@pytest.fixture(scope="class")
+def _needs_matplotlib() -> None:
     pytest.importorskip("matplotlib")
-    plot_sphere(torch.randn(30, 5), torch.arange(30) % 3, ["a", "b", "c"], path=tmp_path / "sphere.png")
-    assert (tmp_path / "sphere.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_class_is_in_the_legend_and_the_projection_is_said():
-    pytest.importorskip("matplotlib")
-    figure = plot_sphere(torch.randn(30, 5), torch.arange(30) % 3, ["a", "b", "c"])
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["a", "b", "c"]
-    assert "5 coordinates, projected" in figure.get_supxlabel()
+@pytest.mark.usefixtures("_needs_matplotlib")
+class TestPicture:
+    def test_a_picture_is_written(self, tmp_path):
+        plot_sphere(torch.randn(30, 5), torch.arange(30) % 3, ABC, path=tmp_path / "new" / "sphere.png")
+        assert (tmp_path / "new" / "sphere.png").read_bytes().startswith(b"\x89PNG")
 
+    def test_every_class_is_in_the_legend_and_the_projection_is_said(self):
+        points = torch.randn(30, 5)
+        figure = plot_sphere(points, torch.arange(30) % 3, ABC, title="digits")
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == ABC
+        kept = 100 * share_kept(points, project_to_sphere(points)[1])
+        assert f"5 coordinates, projected on the three leading principal directions, which keep {kept:.0f} %" in (
+            figure.get_supxlabel()
+        )
+        assert figure.get_suptitle() == "digits"
 
-def test_points_in_three_dimensions_are_not_said_to_be_projected():
-    pytest.importorskip("matplotlib")
-    figure = plot_sphere(torch.randn(30, 3), torch.arange(30) % 3, ["a", "b", "c"], directions=torch.eye(3))
-    assert figure.get_supxlabel() == ""
+    def test_points_in_three_dimensions_are_not_said_to_be_projected(self):
+        figure = plot_sphere(torch.randn(300, 3), torch.arange(300) % 3, ABC, directions=torch.eye(3))
+        assert figure.get_supxlabel() == ""
 
+    def test_every_point_is_drawn_on_one_side(self):
+        figure = plot_sphere(unit(500, 3), torch.arange(500) % 3, ABC)
+        assert sum(len(cloud.get_offsets()) for cloud in figure.axes[0].collections) == 500
 
-def test_directions_of_projected_points_are_refused():
-    pytest.importorskip("matplotlib")
-    with pytest.raises(ValueError, match="directions can be drawn only on points of 3 coordinates; these have 5"):
-        plot_sphere(torch.randn(3, 5), torch.arange(3), ["a", "b", "c"], directions=torch.randn(3, 5))
+    def test_points_that_are_turned_away_are_counted(self):
+        points = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0.8, 0.6, 0.0]])
+        figure = plot_sphere(points, torch.tensor([0, 1, 2]), ABC, view=View(0.0, 0.0))
+        assert figure.get_supxlabel() == "outside of the picture: 1 of 3 points"
 
+    def test_points_stand_where_the_view_shows_them(self):
+        figure = plot_sphere(torch.tensor([[3.0, 4.0, 0.0]]), torch.tensor([0]), ["a"], view=View(0.0, 0.0))
+        assert figure.axes[0].collections[0].get_offsets().tolist() == [[pytest.approx(0.8), pytest.approx(0.0)]]
 
-def test_points_on_a_circle_are_refused():
-    pytest.importorskip("matplotlib")
-    with pytest.raises(ValueError, match="points of at least 3 coordinates; got 2"):
-        plot_sphere(torch.randn(3, 2), torch.arange(3), ["a", "b", "c"])
+    def test_the_same_points_give_the_same_picture(self):
+        points, labels = unit(50, 3), torch.arange(50) % 3
+        first, second = (plot_sphere(points, labels, ABC).axes[0].collections[0].get_offsets() for _ in range(2))
+        assert (first == second).all()
 
+    def test_directions_are_projected_as_the_points_are(self):
+        points = torch.randn(40, 6, dtype=torch.float64)
+        directions = torch.randn(3, 6, dtype=torch.float64)
+        basis = project_to_sphere(points)[1]
+        view = View(20.0, 30.0, both_sides=True)
+        figure = plot_sphere(points, torch.arange(40) % 3, ABC, directions=directions, view=view)
+        markers = [line.get_xydata()[0].tolist() for line in figure.axes[0].lines if line.get_marker() == "D"]
+        turned = F.normalize(directions @ basis, dim=1)
+        expected = []
+        for side, shift in ((view, 0.0), (view.from_behind(), 2.16)):
+            seen = turned @ side.axes()
+            expected += [[x + shift, y] for x, y, depth in seen.tolist() if depth >= 0]
+        assert sorted(markers) == [pytest.approx(place) for place in sorted(expected)]
 
-def test_missing_matplotlib_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
-        plot_sphere(torch.randn(3, 3), torch.arange(3), ["a", "b", "c"])
+    def test_directions_that_are_turned_away_are_counted(self):
+        points, directions = torch.eye(3).repeat(5, 1), torch.cat([torch.eye(3)[:1], -torch.eye(3)[:2]])
+        figure = plot_sphere(points, torch.arange(15) % 3, ABC, directions=directions)
+        assert figure.get_supxlabel() == "outside of the picture: 2 of 3 class directions"
+
+    def test_the_basis_of_another_epoch_can_be_given(self):
+        points, basis = torch.randn(30, 5), torch.eye(5)[:, 1:4]
+        figure = plot_sphere(points, torch.arange(30) % 3, ABC, basis=basis)
+        assert "5 coordinates, projected on three given directions" in figure.get_supxlabel()
+
+    def test_names_of_near_classes_do_not_cover_each_other(self):
+        middles = F.normalize(torch.tensor([1.0, 0.0, 0.0]) + 0.02 * torch.randn(10, 3), dim=1)
+        names = [f"class {index}" for index in range(10)]
+        axes = plot_sphere(middles.repeat(3, 1), torch.arange(30) % 10, names, view=View(0.0, 0.0)).axes[0]
+        assert set(names_in(axes)) == set(names)
+        assert count_covered(axes.texts) == 0
+
+    def test_of_many_classes_there_is_no_legend_but_the_names(self):
+        names = [f"class {index}" for index in range(26)]
+        assert len(names) > LARGEST_LEGEND
+        figure = plot_sphere(unit(26, 3).repeat(5, 1), torch.arange(130) % 26, names)
+        assert figure.legends == []
+        assert set(names_in(figure.axes[0])) == set(names)
+
+    def test_names_without_room_are_counted(self):
+        names = [f"a class with a long name {index}" for index in range(150)]
+        points = F.normalize(torch.randn(150, 3) + torch.tensor([4.0, 0.0, 0.0]), dim=1)
+        axes = plot_sphere(points, torch.arange(150), names).axes[0]
+        *shown, note = axes.texts
+        assert count_covered(shown) == 0
+        assert note.get_text() == f"{150 - len(shown)} names left out for want of room"
+
+    @pytest.mark.parametrize("width", [1, 2])
+    def test_points_of_fewer_coordinates_are_refused(self, width):
+        with pytest.raises(ValueError, match=f"the sphere needs points of at least 3 coordinates; got {width}"):
+            plot_sphere(torch.randn(3, width), torch.arange(3), ABC)
+
+    @pytest.mark.parametrize(
+        ("labels", "message"),
+        [
+            (torch.tensor([0, 1, 3]), "labels must be from 0 to 2, one a class name; got 0 to 3"),
+            (torch.tensor([-1, 1, 2]), "labels must be from 0 to 2, one a class name; got -1 to 2"),
+            (torch.tensor([0, 1]), r"labels must have the shape \(3,\), one a point; got \(2,\)"),
+            (torch.tensor([0.0, 1.0, 2.0]), r"labels must be integers; got torch.float32"),
+        ],
+        ids=["too large", "negative", "too few", "real"],
+    )
+    def test_labels_that_do_not_fit_are_refused(self, labels, message):
+        with pytest.raises(ValueError, match=message):
+            plot_sphere(torch.randn(3, 3), labels, ABC)
+
+    @pytest.mark.parametrize(
+        ("directions", "message"),
+        [
+            (torch.randn(3, 3), "directions must have 5 coordinates as the points; got 3"),
+            (torch.randn(2, 5), "directions must be one a class, 3; got 2"),
+            (torch.zeros(3, 5), "a direction at the origin has no direction"),
+        ],
+        ids=["coordinates", "number", "zero"],
+    )
+    def test_directions_that_do_not_fit_are_refused(self, directions, message):
+        with pytest.raises(ValueError, match=message):
+            plot_sphere(torch.randn(3, 5), torch.arange(3), ABC, directions=directions)
+
+    def test_missing_matplotlib_names_the_extra(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
+            plot_sphere(torch.randn(3, 3), torch.arange(3), ABC)

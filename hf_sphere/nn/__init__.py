@@ -4,6 +4,7 @@ from hf_sphere.nn import heads
 from hf_sphere.nn.angular import AngularConv2d, AngularLinear
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
 from hf_sphere.nn.pole_regression import PoleRegression
+from hf_sphere.nn.prototypical import PrototypicalClassifier
 from hf_sphere.nn.spherization import SphericalConv2d, SphericalLinear, Spherization
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Head",
     "HeadOutput",
     "PoleRegression",
+    "PrototypicalClassifier",
     "SphericalConv2d",
     "SphericalLinear",
     "Spherization",

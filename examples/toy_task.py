@@ -1,0 +1,153 @@
+"""The toy task of the spherization paper, with a picture of its decision hyperplanes.
+
+python examples/toy_task.py [--output_dir outputs/toy_task] [--seed 1]
+
+Two clusters of 100 points in the plane, near (0, 0) and (1, 1), are told apart by a plain and by a spherized network.
+Both end in a linear map, whose two classes meet where (w1 - w0) x + b1 - b0 = 0. In the plain network that line may lie
+anywhere. After the spherization all points lie on a quarter of the unit circle and there is no bias: the line goes
+through the origin, and the angle is all that tells the classes apart. (With some seeds, 0 among them, the ReLUs of the
+plain network die in training, and it answers one class for all.)
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from safetensors.torch import load_model
+from torch import Tensor
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers.utils import logging
+
+import hf_sphere  # noqa: F401  (makes the models known to transformers)
+from hf_sphere.data import load_image_split
+from hf_sphere.snapshot_files import list_snapshots
+
+ROOT = Path(__file__).parent.parent
+KINDS = {"plain": ["--backbone_kwargs", "{width: 2}"], "spherized": []}
+"""The plain network gets two units, so that what its last layer sees is a plane as well."""
+COLOURS = ("#3f90da", "#ffa90e")
+
+
+def main() -> None:
+    """Train both networks and draw what they have learned."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", type=Path, default=Path("outputs/toy_task"))
+    parser.add_argument("--num_train_epochs", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    logging.disable_progress_bar()
+    figure = Figure(figsize=(12.5, 8.4), layout="constrained")
+    rows = figure.subplots(len(KINDS), 3)
+    headings = ("inputs, and the answers to them", "what the last layer sees, before training", "after training")
+    for axes, heading in zip(rows[0], headings, strict=True):
+        axes.set_title(heading)
+    for row, kind in zip(rows, KINDS, strict=True):
+        print(f"\nTraining, {kind}", flush=True)
+        train(kind, args.output_dir / kind, args.num_train_epochs, args.seed)
+        accuracy = json.loads((args.output_dir / kind / "all_results.json").read_text())["eval_accuracy"]
+        print(f"    test accuracy {100 * accuracy:.1f} %", flush=True)
+        draw(row, kind, args.output_dir / kind, accuracy)
+    path = args.output_dir / "hyperplanes.png"
+    figure.savefig(path, dpi=120)
+    print(f"\n{path}")
+
+
+def train(kind: str, output_dir: Path, epochs: int, seed: int) -> None:
+    """Run the recipe on a configuration, as a user would."""
+    command = [
+        *("recipes/train_image_classification.py", "--config", f"recipes/configs/spherization/toy-{kind}.yaml"),
+        *("--output_dir", str(output_dir), "--num_train_epochs", str(epochs), "--snapshot_epochs", str(epochs)),
+        *("--seed", str(seed)),
+        *KINDS[kind],
+    ]
+    print("    python " + " ".join(f'"{word}"' if " " in word else word for word in command), flush=True)
+    command = [str(ROOT / word) if word.startswith("recipes/") else word for word in command]
+    subprocess.run([sys.executable, *command, "--overwrite_output_dir"], check=True, stdout=subprocess.DEVNULL)
+
+
+@torch.inference_mode()
+def draw(row: Any, kind: str, run: Path, accuracy: float) -> None:
+    """Draw the plane of the inputs, and what the last layer sees before and after training."""
+    model = AutoModelForImageClassification.from_pretrained(run).eval()
+    processor = AutoImageProcessor.from_pretrained(run)
+    (batch,) = load_image_split(
+        "two_clusters", "test", mean=processor.image_mean, std=processor.image_std, batch_size=200
+    ).batches.epoch()
+    points, labels = batch["pixel_values"], batch["labels"]  # (200, 1, 1, 2): the two pixels are the coordinates
+
+    row[0].set_ylabel(kind, size="x-large", weight="bold")
+    draw_answers(row[0], model)
+    draw_points(row[0], points.flatten(1), labels)
+    row[0].set(xticks=[-0.5, 0, 0.5, 1, 1.5], yticks=[-0.5, 0, 0.5, 1, 1.5])
+    row[0].legend(loc="lower right")
+    snapshots = list_snapshots(run)
+    for axes, snapshot in ((row[1], snapshots[0]), (row[2], snapshots[-1])):
+        load_model(model, snapshot.path)
+        seen = model(points).embeddings
+        if kind == "spherized":
+            turn = torch.linspace(0, torch.pi / 2, 91)
+            axes.plot(turn.cos(), turn.sin(), color="0.8", linewidth=6, solid_capstyle="round", zorder=0)
+        limits = find_limits(seen) if kind == "plain" else (-0.55, 1.25)
+        axes.set(xlim=limits, ylim=limits)
+        draw_hyperplane(axes, *last_layer(model), limits)
+        draw_points(axes, seen, labels)
+    row[2].set_xlabel(f"test accuracy {100 * accuracy:.1f} %")
+    for axes in row:
+        axes.set_aspect("equal")
+        axes.axhline(0, color="0.85", linewidth=0.8, zorder=-1)
+        axes.axvline(0, color="0.85", linewidth=0.8, zorder=-1)
+
+
+def last_layer(model: Any) -> tuple[Tensor, Tensor]:
+    """Weights (2, 2) and biases (2,) of the classifier."""
+    linear = model.head.classifier.linear if model.config.head == "spherized" else model.head.linear
+    return linear.weight, torch.zeros(2) if linear.bias is None else linear.bias
+
+
+def find_limits(seen: Tensor) -> tuple[float, float]:
+    """A square round the points and the origin."""
+    reach = 1.3 * max(seen.abs().max().item(), 0.3)
+    return -0.4 * reach, reach
+
+
+def draw_points(axes: Any, points: Tensor, labels: Tensor) -> None:
+    """Draw points of the plane, coloured by class."""
+    for label, colour in enumerate(COLOURS):
+        chosen = points[labels == label]
+        name = f"class {label}, near ({label}, {label})"
+        axes.scatter(*chosen.T, s=22, color=colour, edgecolors="white", linewidths=0.4, label=name, zorder=3)
+
+
+def draw_answers(axes: Any, model: Any) -> None:
+    """Shade the plane of the inputs by the class that the model answers."""
+    side = torch.linspace(-0.5, 1.5, 201)
+    grid = torch.cartesian_prod(side, side)
+    answers = model(grid[:, None, None, :]).logits.argmax(-1).reshape(201, 201)
+    axes.contourf(side, side, answers.T, levels=[-0.5, 0.5, 1.5], colors=COLOURS, alpha=0.15)
+    if answers.unique().numel() == 2:
+        axes.contour(side, side, answers.T, levels=[0.5], colors="0.3", linewidths=1.5)
+
+
+def draw_hyperplane(axes: Any, weight: Tensor, bias: Tensor, limits: tuple[float, float]) -> None:
+    """Draw the class weights from the origin, and the line on which both classes are as likely."""
+    difference, offset = weight[1] - weight[0], (bias[1] - bias[0]).item()
+    nearest = -offset * difference / difference.dot(difference)
+    along = torch.stack([-difference[1], difference[0]]) / difference.norm()
+    line = torch.stack([nearest - 100 * along, nearest + 100 * along])
+    axes.plot(*line.T, color="0.3", linewidth=1.5, label="both classes as likely")
+    length = 0.35 * limits[1] / weight.norm(dim=1).max().item()
+    for label, colour in enumerate(COLOURS):
+        tip = length * weight[label]
+        axes.annotate("", tip.tolist(), (0, 0), arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 2})
+        beyond = (14 * tip / tip.norm()).tolist()  # the name stands in front of the arrow's tip
+        place = {"xytext": beyond, "textcoords": "offset points", "ha": "center", "va": "center"}
+        axes.annotate(f"$w_{label}$", tip.tolist(), color=colour, size=13, **place)
+
+
+if __name__ == "__main__":
+    main()

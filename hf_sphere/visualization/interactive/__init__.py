@@ -1,0 +1,5 @@
+"""Embeddings on a sphere to turn in the browser: one HTML file that needs no network (extra `plotly`)."""
+
+from hf_sphere.visualization.interactive.page import check_plotly, write_interactive_sphere
+
+__all__ = ["check_plotly", "write_interactive_sphere"]

@@ -1,0 +1,342 @@
+"use strict";
+
+const element = (id) => document.getElementById(id);
+
+/** Bytes of base64; browsers learned to do it themselves in 2025. */
+function decode(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const characters = atob(text);
+  const bytes = new Uint8Array(characters.length);
+  for (let index = 0; index < bytes.length; index++) bytes[index] = characters.charCodeAt(index);
+  return bytes;
+}
+
+/** The text that an element holds compressed. */
+async function unpack(id) {
+  const packed = new Blob([decode(element(id).textContent)]);
+  element(id).remove();
+  return new Response(packed.stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+/** Vectors (n, 3) from their packed coordinates. */
+function vectors(text) {
+  const steps = new Int16Array(decode(text).buffer);
+  return Array.from({length: steps.length / 3}, (_, row) => [0, 1, 2].map((axis) => steps[3 * row + axis] / 32767));
+}
+
+const scaled = (vector, length) => {
+  const norm = Math.hypot(...vector);
+  return vector.map((coordinate) => (norm > 0 ? (length * coordinate) / norm : 0));
+};
+const sum = (rows) => rows.reduce((total, row) => total.map((value, axis) => value + row[axis]), [0, 0, 0]);
+const columns = (rows) => ({x: rows.map((row) => row[0]), y: rows.map((row) => row[1]), z: rows.map((row) => row[2])});
+const gap = [null, null, null];
+const dot = (a, b) => a[0] * b[0] + a[1] * b[1] + a[2] * b[2];
+const cross = (a, b) => [a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]];
+const minus = (a, b) => [a[0] - b[0], a[1] - b[1], a[2] - b[2]];
+
+/** A name for the legend, cut where it is long; a space of no width keeps plotly from reading markup in it. */
+const forLegend = (name) => (name.length > 30 ? `${name.slice(0, 29)}…` : name).replace(/[<&]/g, "$&\u200b");
+
+const RANGE = 1.2;  // of each axis, to both sides
+const GLOBE = 0.97;  // radius of the ball that hides what is behind it
+const TIP = 1.13;  // where directions end
+const MOST_NAMES = 40;  // on the sphere at one time: more would hide the points
+
+const themeColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+const isSeen = (plot, index) => plot.data[index].visible !== "legendonly";
+
+// What is drawn
+
+/** The page's content with points grouped by class. */
+function grouped(content) {
+  const points = vectors(content.points);
+  const labels = new Int32Array(decode(content.labels).buffer);
+  const directions = content.directions && vectors(content.directions);
+  const classes = content.names.map((name, index) => ({
+    name, colour: content.colours[index], members: [], direction: directions ? directions[index] : null,
+  }));
+  points.forEach((_, index) => classes[labels[index]].members.push(index));
+  for (const one of classes) one.tip = scaled(one.direction || sum(one.members.map((index) => points[index])), TIP);
+  return {...content, points, classes: classes.filter((one) => one.members.length > 0 || one.direction)};
+}
+
+function classTrace(one, points) {
+  const rows = one.members.map((index) => points[index]);
+  return {
+    type: "scatter3d", mode: "markers", name: forLegend(one.name), hoverinfo: "none", showlegend: true,
+    // A class without points has a line in the legend all the same, for its direction.
+    ...columns(rows.length > 0 ? rows : [gap]),
+    marker: {size: points.length > 3000 ? 3.5 : 5, color: one.colour, line: {width: 0}},
+  };
+}
+
+const turn = Array.from({length: 97}, (_, step) => (2 * Math.PI * step) / 96);
+const onSphere = (latitude, longitude) => [
+  Math.cos(latitude) * Math.cos(longitude), Math.cos(latitude) * Math.sin(longitude), Math.sin(latitude),
+];
+
+/** Circles of latitude and longitude, 30 degrees apart. */
+function wireTrace() {
+  const rows = [];
+  for (let degree = -60; degree <= 60; degree += 30) {
+    rows.push(...turn.map((angle) => onSphere((degree * Math.PI) / 180, angle)), gap);
+  }
+  for (let degree = 0; degree < 180; degree += 30) {
+    rows.push(...turn.map((angle) => onSphere(angle, (degree * Math.PI) / 180)), gap);
+  }
+  return {
+    type: "scatter3d", mode: "lines", hoverinfo: "skip", showlegend: false, ...columns(rows),
+    line: {width: 1, color: themeColour("wire")},
+  };
+}
+
+/** A ball a little smaller than the sphere, which hides what is behind it. */
+function globeTrace() {
+  const [rows, i, j, k] = [[], [], [], []];
+  const [across, around] = [32, 64];
+  for (let north = 0; north <= across; north++) {
+    const latitude = (Math.PI * north) / across - Math.PI / 2;
+    for (let east = 0; east <= around; east++) {
+      const corner = rows.push(scaled(onSphere(latitude, (2 * Math.PI * east) / around), GLOBE)) - 1;
+      if (north < across && east < around) {
+        i.push(corner, corner + 1);
+        j.push(corner + 1, corner + around + 2);
+        k.push(corner + around + 1, corner + around + 1);
+      }
+    }
+  }
+  return {
+    type: "mesh3d", hoverinfo: "skip", showlegend: false, ...columns(rows), i, j, k, color: themeColour("globe"),
+    lighting: {ambient: 1, diffuse: 0, specular: 0, fresnel: 0},
+  };
+}
+
+/** Lines along the directions of classes. */
+function directionTrace(classes) {
+  const rows = classes.filter((one) => one.direction).flatMap((one) => [[0, 0, 0], one.tip, gap]);
+  const colours = classes.flatMap((one) => [one.colour, one.colour, one.colour]);
+  return {
+    type: "scatter3d", mode: "lines", hoverinfo: "skip", showlegend: false, ...columns(rows.length > 0 ? rows : [gap]),
+    line: {width: 5, color: colours},
+  };
+}
+
+function layout(points) {
+  const axis = {visible: false, showspikes: false, range: [-RANGE, RANGE]};
+  const [x, y, z] = scaled(sum(points), 1);
+  // Look from where most points are, a little from the side.
+  const [latitude, longitude] = [Math.asin(z) + 0.25, Math.atan2(y, x) + 0.25];
+  const eye = scaled(onSphere(Math.min(latitude, 1.5), longitude), 1.3);
+  return {
+    margin: {l: 0, r: 0, t: 0, b: 0}, showlegend: true, hovermode: "closest",
+    scene: {
+      xaxis: axis, yaxis: axis, zaxis: axis, aspectmode: "cube", dragmode: "orbit",
+      camera: {eye: {x: eye[0], y: eye[1], z: eye[2]}, center: {x: 0, y: 0, z: 0}, up: {x: 0, y: 0, z: 1}},
+    },
+    ...themed(),
+  };
+}
+
+const themed = () => ({
+  paper_bgcolor: themeColour("page"),
+  font: {family: getComputedStyle(document.body).fontFamily, size: 13, color: themeColour("ink")},
+  legend: {itemsizing: "constant", x: 1, xanchor: "right", y: 0.5, maxheight: 0.88, bgcolor: themeColour("page")},
+  modebar: {bgcolor: "rgba(0,0,0,0)", color: themeColour("faint"), activecolor: themeColour("ink")},
+});
+
+// Names of the classes
+
+/** The eye of a plotly camera, and three directions as seen from it. */
+function viewOf({eye, center, up}) {
+  const axes = ({x, y, z}) => [x, y, z];
+  const backward = scaled(minus(axes(eye), axes(center)), 1);
+  const right = scaled(cross(axes(up), backward), 1);
+  return {eye: axes(eye), backward, right, above: cross(backward, right)};
+}
+
+/** Where plotly shows a place, in pixels of the picture: it looks at a cube of side 1 at an angle of 45 degrees. */
+function seenAt(place, {eye, backward, right, above}, {width, height}) {
+  const offset = minus(place, eye);
+  const focal = height / 2 / Math.tan(Math.PI / 8) / -dot(offset, backward);
+  return [width / 2 + focal * dot(offset, right), height / 2 - focal * dot(offset, above)];
+}
+
+const inCube = (point) => point.map((coordinate) => coordinate / (2 * RANGE));
+
+/** Whether the ball stands between the eye and a place outside of it. */
+function isBehind(place, eye) {
+  const way = minus(place, eye);
+  const nearest = Math.min(Math.max(-dot(eye, way) / dot(way, way), 0), 1);
+  return Math.hypot(...eye.map((coordinate, axis) => coordinate + nearest * way[axis])) < GLOBE / (2 * RANGE);
+}
+
+/** Keeps the name of each class at its tip, nearest first; one that would cover another, or is hidden, is left out. */
+function nameClasses(plot, content) {
+  const tags = content.classes.map((one) => {
+    const tag = element("names").appendChild(document.createElement("span"));
+    tag.textContent = one.name;
+    return {tag, width: tag.offsetWidth, height: tag.offsetHeight, place: inCube(one.tip)};
+  });
+  const arrange = (camera) => {
+    const view = viewOf(camera);
+    const frame = plot.getBoundingClientRect();
+    const solid = element("solid").getAttribute("aria-pressed") === "true";
+    const distance = ({place}) => Math.hypot(...minus(place, view.eye));
+    const taken = [];
+    const order = tags.map((_, index) => index).sort((a, b) => distance(tags[a]) - distance(tags[b]));
+    for (const index of order) {
+      const {tag, width, height, place} = tags[index];
+      const [left, top] = seenAt(place, view, frame);
+      const covers = (other) => 2 * Math.abs(left - other.left) < width + other.width
+        && 2 * Math.abs(top - other.top) < height + other.height;
+      tag.hidden = !isSeen(plot, index) || (solid && isBehind(place, view.eye))
+        || taken.length === MOST_NAMES || taken.some(covers);
+      if (tag.hidden) continue;
+      tag.style.transform = `translate(${left - width / 2}px, ${top - height / 2}px)`;
+      taken.push({left, top, width, height});
+    }
+  };
+  const now = () => arrange(plot.layout.scene.camera);
+  plot.on("plotly_relayouting", (change) => change["scene.camera"] && arrange(change["scene.camera"]));
+  plot.on("plotly_relayout", now);
+  plot.on("plotly_restyle", now);
+  new ResizeObserver(now).observe(plot);
+}
+
+// What is shown of the point under the mouse
+
+/** Draws the thumbnail of a point on a canvas; sheets are decoded when first needed. */
+function thumbnailPainter(thumbnails, canvas) {
+  const {width, height, columns: across, per_sheet: perSheet, sheets} = thumbnails;
+  const decoded = [];
+  const enlarged = Math.max(128 / Math.max(width, height), 1);
+  [canvas.width, canvas.height] = [width, height];
+  canvas.style.width = `${Math.round(width * enlarged)}px`;
+  canvas.style.height = `${Math.round(height * enlarged)}px`;
+  let wanted = null;
+  return async (point) => {
+    wanted = point;
+    canvas.getContext("2d").clearRect(0, 0, width, height);
+    const [number, place] = [Math.floor(point / perSheet), point % perSheet];
+    decoded[number] ??= createImageBitmap(new Blob([decode(sheets[number])], {type: "image/webp"}));
+    const sheet = await decoded[number];
+    if (wanted !== point) return;
+    const [left, top] = [(place % across) * width, Math.floor(place / across) * height];
+    canvas.getContext("2d").drawImage(sheet, left, top, width, height, 0, 0, width, height);
+    canvas.dataset.point = point;
+  };
+}
+
+function showCards(plot, content) {
+  const [card, canvas] = [element("card"), element("thumbnail")];
+  canvas.hidden = !content.thumbnails;
+  const paint = content.thumbnails ? thumbnailPainter(content.thumbnails, canvas) : () => {};
+  // plotly does not say where the mouse is.
+  let mouse = {clientX: 0, clientY: 0};
+  for (const kind of ["pointermove", "pointerdown"]) {
+    plot.addEventListener(kind, (event) => { mouse = event; }, {capture: true});
+  }
+  const show = ({points: [hit]}) => {
+    const one = content.classes[hit.curveNumber];
+    const point = one.members[hit.pointNumber];
+    paint(point);
+    element("class").textContent = one.name;
+    element("swatch").style.background = one.colour;
+    element("text").textContent = content.texts ? content.texts[point] : "";
+    element("number").textContent = `point ${point}`;
+    card.hidden = false;
+    // Beside the mouse, on the side where there is room.
+    const {width, height} = card.getBoundingClientRect();
+    const left = mouse.clientX + 18 + width < innerWidth ? mouse.clientX + 18 : mouse.clientX - 18 - width;
+    const top = Math.min(Math.max(mouse.clientY - height / 2, 8), innerHeight - height - 8);
+    card.style.left = `${Math.max(left, 8)}px`;
+    card.style.top = `${top}px`;
+  };
+  const hide = () => { card.hidden = true; };
+  plot.on("plotly_hover", show);
+  plot.on("plotly_click", show);
+  plot.on("plotly_unhover", hide);
+  plot.on("plotly_relayouting", hide);
+  plot.addEventListener("mouseleave", hide);
+}
+
+// What can be pressed
+
+function filterClasses(plot, content) {
+  const all = content.classes.map((_, index) => index);
+  const lines = content.classes.length + 2;
+  const set = (visible) => Plotly.restyle(plot, {visible}, all);
+  element("all").onclick = () => set(true);
+  element("none").onclick = () => set("legendonly");
+  // Directions go with their classes, whoever hid them.
+  plot.on("plotly_restyle", ([change]) => {
+    if (!("visible" in change) || !content.directions) return;
+    const {x, y, z, line} = directionTrace(content.classes.filter((_, index) => isSeen(plot, index)));
+    Plotly.restyle(plot, {x: [x], y: [y], z: [z], "line.color": [line.color]}, [lines]);
+  });
+}
+
+function switchTheme(plot, content) {
+  const [globe, wires] = [content.classes.length, content.classes.length + 1];
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const apply = async (dark) => {
+    document.documentElement.dataset.theme = dark ? "dark" : "light";
+    element("theme").textContent = dark ? "Light" : "Dark";
+    if (!plot.data) return;
+    await Plotly.update(plot, {color: themeColour("globe")}, themed(), [globe]);
+    await Plotly.restyle(plot, {"line.color": themeColour("wire")}, [wires]);
+  };
+  const isDark = () => document.documentElement.dataset.theme === "dark";
+  system.addEventListener("change", () => apply(system.matches));
+  element("theme").onclick = () => apply(!isDark());
+  apply(system.matches);
+}
+
+function switchGlobe(plot, content) {
+  element("solid").onclick = ({target}) => {
+    const solid = target.getAttribute("aria-pressed") !== "true";
+    target.setAttribute("aria-pressed", solid);
+    Plotly.restyle(plot, {visible: solid}, [content.classes.length]);
+  };
+}
+
+async function main() {
+  const plot = element("sphere");
+  const content = grouped(JSON.parse(await unpack("content")));
+  const count = (number, one, many) => `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+  element("about").textContent =
+    `${count(content.points.length, "point", "points")}, ${count(content.names.length, "class", "classes")}`;
+  element("note").textContent = content.note;
+  switchTheme(plot, content);
+  const library = document.createElement("script");
+  library.textContent = await unpack("plotly");
+  document.head.append(library);
+  const traces = [
+    ...content.classes.map((one) => classTrace(one, content.points)),
+    globeTrace(), wireTrace(), directionTrace(content.classes),
+  ];
+  const start = layout(content.points);
+  const camera = structuredClone(start.scene.camera);
+  const home = {
+    name: "home", title: "Reset the view", icon: Plotly.Icons.home,
+    click: () => Plotly.relayout(plot, {"scene.camera": structuredClone(camera)}),
+  };
+  await Plotly.newPlot(plot, traces, start, {
+    responsive: true, displaylogo: false, plotGlPixelRatio: devicePixelRatio, modeBarButtons: [[home, "toImage"]],
+  });
+  nameClasses(plot, content);
+  showCards(plot, content);
+  filterClasses(plot, content);
+  switchGlobe(plot, content);
+  element("message").hidden = true;
+  // The picture is there once the browser has drawn a frame with it.
+  requestAnimationFrame(() => requestAnimationFrame(() => { document.documentElement.dataset.drawn = "true"; }));
+}
+
+main().catch((error) => {
+  element("message").hidden = false;
+  element("message").textContent = `The sphere could not be drawn: ${error.message}`;
+  throw error;
+});

@@ -1,0 +1,277 @@
+import importlib.util
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import datasets
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from hf_sphere.embedding_files import read_embeddings, written_embeddings
+from hf_sphere.snapshot_files import list_snapshots
+
+pytest.importorskip("matplotlib")
+SCRIPT = "recipes/visualize_embeddings.py"
+HAS_PLOTLY = importlib.util.find_spec("plotly") is not None
+needs_plotly = pytest.mark.skipif(not HAS_PLOTLY, reason="plotly is not installed")
+
+Draw = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _home_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf_datasets")
+
+
+@pytest.fixture(scope="module")
+def recipe(load_recipe) -> ModuleType:
+    return load_recipe("visualize_embeddings")
+
+
+@pytest.fixture(scope="module")
+def run_of_digits(load_recipe, run_quickly, tmp_path_factory) -> Path:
+    """Digits on the sphere of three coordinates, two epochs long, with a snapshot of each."""
+    words = ["--dataset_name", "digits", "--backbone", "simple_fnn", "--head", "spherized", "--embedding_dim", "2"]
+    words += ["--num_train_epochs", "2", "--snapshot_epochs", "1", "--disable_tqdm"]
+    run = run_quickly(load_recipe("train_image_classification"), words)
+    return run(tmp_path_factory.mktemp("run") / "digits")
+
+
+@pytest.fixture(scope="module")
+def embeddings(load_recipe, run_main, run_of_digits, cache, tmp_path_factory) -> Path:
+    """The test digits as that run embeds them; pictures go elsewhere."""
+    folder = tmp_path_factory.mktemp("embeddings") / "digits-test"
+    words = ["--model_name_or_path", str(run_of_digits), "--dataset_name", "digits", "--disable_tqdm", *cache]
+    run_main(load_recipe("extract_embeddings"), [*words, "--output_dir", str(folder)])
+    return folder
+
+
+@pytest.fixture
+def draw(recipe, run_main, cache, tmp_path) -> Draw:
+    """Run the recipe and return the folder of the pictures."""
+
+    def run(folder: Path, *words: object) -> Path:
+        given = [] if "--output_dir" in words else ["--output_dir", str(tmp_path / "pictures")]
+        run_main(recipe, ["--embeddings", str(folder), "--disable_tqdm", *cache, *given, *map(str, words)])
+        return tmp_path / "pictures"
+
+    return run
+
+
+def write(folder: Path, points: torch.Tensor, labels: torch.Tensor | None = None) -> Path:
+    """Embeddings that another program could have written."""
+    columns = {"embedding": points} | ({} if labels is None else {"label": labels})
+    with written_embeddings(folder, "test", {}, class_names=["a", "b", "c"]) as add:
+        add(columns)
+    return folder
+
+
+def clusters(dim: int, count: int = 90) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(count) % 3
+    return F.one_hot(labels, max(dim, 3))[:, :dim] + 0.2 * torch.randn(count, dim, generator=generator), labels
+
+
+def results_of(folder: Path) -> dict:
+    return json.loads((folder / "all_results.json").read_text())
+
+
+# What is drawn
+
+
+@needs_plotly
+def test_without_a_word_all_that_can_be_drawn_at_once_is_drawn(draw, embeddings):
+    folder = draw(embeddings)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"sphere.png", "angles.png", "sphere.html", "all_results.json", "run.json"}
+
+
+def test_pictures_go_beside_the_embeddings_unless_told_otherwise(recipe, run_main, tmp_path):
+    folder = write(tmp_path / "own", *clusters(3))
+    run_main(recipe, ["--embeddings", str(folder), "--pictures", "angles"])
+    assert (folder / "pictures" / "angles.png").is_file()
+
+
+@pytest.mark.parametrize(("dim", "name"), [(2, "circle.png"), (3, "sphere.png"), (7, "sphere.png")])
+def test_two_coordinates_lie_on_the_circle_and_more_on_the_sphere(dim, name, draw, tmp_path):
+    folder = draw(write(tmp_path / "own", *clusters(dim)), "--pictures", "sphere")
+    assert {path.name for path in folder.glob("*.png")} == {name}
+
+
+def test_dim_2_puts_any_embeddings_on_the_circle(draw, tmp_path):
+    folder = draw(write(tmp_path / "own", *clusters(7)), "--pictures", "sphere", "--dim", 2)
+    assert {path.name for path in folder.glob("*.png")} == {"circle.png"}
+
+
+def test_lengths_makes_another_picture_of_the_plane(draw, tmp_path):
+    own = write(tmp_path / "own", *clusters(2))
+    rose = (draw(own, "--pictures", "sphere") / "circle.png").read_bytes()
+    plane = draw(own, "--pictures", "sphere", "--lengths", "--overwrite_output_dir") / "circle.png"
+    assert plane.read_bytes() != rose
+
+
+def test_the_film_has_a_frame_a_snapshot(draw, embeddings, run_of_digits):
+    folder = draw(embeddings, "--pictures", "film", "--film_samples", 100, "--film_milliseconds", 120)
+    with Image.open(folder / "film.gif") as film:
+        assert film.n_frames == len(list_snapshots(run_of_digits)) == 3
+        assert film.info["duration"] == 120
+
+
+@needs_plotly
+def test_the_page_shows_images_unless_told_otherwise(draw, embeddings):
+    with_images = (draw(embeddings, "--pictures", "interactive") / "sphere.html").stat().st_size
+    words = ("--pictures", "interactive", "--no_thumbnails", "--overwrite_output_dir")
+    assert (draw(embeddings, *words) / "sphere.html").stat().st_size < with_images
+
+
+def test_the_directions_of_the_classes_are_in_the_picture_unless_told_otherwise(draw, embeddings):
+    with_directions = (draw(embeddings, "--pictures", "sphere") / "sphere.png").read_bytes()
+    words = ("--pictures", "sphere", "--no_directions", "--overwrite_output_dir")
+    assert (draw(embeddings, *words) / "sphere.png").read_bytes() != with_directions
+
+
+# What is measured
+
+
+def test_results_agree_with_plain_formulas(draw, embeddings):
+    results = results_of(draw(embeddings, "--pictures", "angles"))
+    data = read_embeddings(str(embeddings))
+    unit = F.normalize(data.embeddings.double(), dim=-1)
+    first, second = torch.triu_indices(len(unit), len(unit), 1)
+    square = (unit[first] - unit[second]).square().sum(-1)
+    degrees = (2 * (square.sqrt() / 2).clamp(max=1).asin()).rad2deg()
+    same = data.labels[first] == data.labels[second]
+    eigenvalues = torch.linalg.eigvalsh(data.embeddings.double().T.cov())
+    expected = {
+        "num_embeddings": len(unit),
+        "embedding_dim": 3,
+        "uniformity": (-2 * square).exp().mean().log().item(),
+        "alignment": square[same].mean().item(),
+        "effective_dimension": (eigenvalues.sum().square() / eigenvalues.square().sum()).item(),
+        "mean_angle_within": degrees[same].mean().item(),
+        "mean_angle_between": degrees[~same].mean().item(),
+    }
+    assert results == pytest.approx(expected, rel=1e-5)
+
+
+def test_without_labels_there_is_no_class_in_results_and_pictures(draw, tmp_path, capsys):
+    folder = draw(write(tmp_path / "own", clusters(3)[0]), "--pictures", "sphere", "angles")
+    assert {path.name for path in folder.glob("*.png")} == {"sphere.png"}
+    assert set(results_of(folder)) == {"num_embeddings", "embedding_dim", "uniformity", "effective_dimension"}
+    assert "without a column label" in capsys.readouterr().out
+
+
+def test_max_samples_takes_as_many(draw, embeddings):
+    assert results_of(draw(embeddings, "--pictures", "angles", "--max_samples", 50))["num_embeddings"] == 50
+
+
+# What is refused or left out
+
+
+def test_pictures_that_are_there_are_not_replaced_unasked(draw, tmp_path):
+    own = write(tmp_path / "own", *clusters(3))
+    draw(own, "--pictures", "sphere")
+    with pytest.raises(FileExistsError, match="overwrite_output_dir"):
+        draw(own, "--pictures", "sphere")
+    folder = draw(own, "--pictures", "angles", "--overwrite_output_dir")
+    assert {path.name for path in folder.glob("*.png")} == {"angles.png"}
+
+
+def test_a_film_needs_snapshots(draw, embeddings, run_of_digits, tmp_path, monkeypatch, recipe):
+    monkeypatch.setattr(recipe, "list_snapshots", lambda run: [])
+    with pytest.raises(ValueError, match=r"snapshots of a run, two at least.*has 0; train with --snapshot_epochs 1"):
+        draw(embeddings, "--pictures", "film")
+    assert not (tmp_path / "pictures").exists()
+
+
+def test_a_film_needs_to_know_its_run(draw, tmp_path):
+    with pytest.raises(ValueError, match="does not say which model embedded which data set"):
+        draw(write(tmp_path / "own", *clusters(3)), "--pictures", "film")
+
+
+@pytest.mark.parametrize(
+    ("dim", "words", "message"),
+    [
+        (1, (), "embeddings of 1 coordinate; pictures need 2 at least"),
+        (2, ("--dim", 3), "--dim 3 needs as many coordinates; .* has 2"),
+        (3, ("--lengths",), "--lengths draws embeddings of 2 coordinates where they are; .* have 3"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(dim, words, message, draw, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        draw(write(tmp_path / "own", *clusters(dim)), "--pictures", "sphere", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--lengths", "--dim", 3), "--lengths is for the plane"),
+        (("--max_samples", 0), "--max_samples must be at least 1; got 0"),
+        (("--film_milliseconds", 0), "--film_milliseconds must be at least 1; got 0"),
+        (("--pictures", "cube"), "--pictures are any of sphere, angles, interactive, film; got 'cube'"),
+    ],
+)
+def test_arguments_without_a_meaning_are_refused(words, message, draw, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        draw(tmp_path / "nowhere", *words)
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_named_where_its_picture_was_asked_for(draw, tmp_path, recipe, monkeypatch):
+    def miss() -> None:
+        raise ImportError("the interactive sphere needs plotly: pip install 'hf_sphere[plotly]'.")
+
+    monkeypatch.setitem(recipe.EXTRAS, "interactive", miss)
+    own = write(tmp_path / "own", *clusters(3))
+    with pytest.raises(ImportError, match=r"hf_sphere\[plotly\]"):
+        draw(own, "--pictures", "interactive")
+
+
+def test_a_missing_extra_is_noted_where_all_pictures_were_to_be_drawn(draw, tmp_path, recipe, monkeypatch, capsys):
+    def miss() -> None:
+        raise ImportError("the interactive sphere needs plotly: pip install 'hf_sphere[plotly]'.")
+
+    monkeypatch.setitem(recipe.EXTRAS, "interactive", miss)
+    folder = draw(write(tmp_path / "own", *clusters(3)))
+    assert {path.name for path in folder.iterdir()} == {"sphere.png", "angles.png", "all_results.json", "run.json"}
+    assert "Note: the interactive sphere needs plotly" in capsys.readouterr().out
+
+
+@needs_plotly
+def test_a_data_set_that_is_gone_costs_the_thumbnails_alone(draw, embeddings, tmp_path, capsys):
+    about = json.loads((embeddings / "embeddings.json").read_text())
+    moved = write(tmp_path / "own", *clusters(3))
+    (moved / "embeddings.json").write_text(json.dumps(about | {"dataset": str(tmp_path / "gone"), "model": "gone"}))
+    folder = draw(moved, "--pictures", "interactive")
+    assert (folder / "sphere.html").is_file()
+    assert "Note: no thumbnails" in capsys.readouterr().out
+
+
+def test_a_model_that_is_gone_costs_the_directions_alone(draw, embeddings, tmp_path, capsys):
+    about = json.loads((embeddings / "embeddings.json").read_text())
+    moved = write(tmp_path / "own", *clusters(3))
+    (moved / "embeddings.json").write_text(json.dumps(about | {"model": str(tmp_path / "gone")}))
+    folder = draw(moved, "--pictures", "sphere")
+    assert (folder / "sphere.png").is_file()
+    assert "Note: no directions of the classes" in capsys.readouterr().out
+
+
+def test_directions_of_other_classes_are_left_out(draw, embeddings, run_of_digits, tmp_path, capsys):
+    about = json.loads((embeddings / "embeddings.json").read_text())
+    other = write(tmp_path / "own", *clusters(3))
+    (other / "embeddings.json").write_text(json.dumps(about))
+    draw(other, "--pictures", "sphere")
+    assert "the classes of the data are not those of the model" in capsys.readouterr().out
+
+
+def test_the_script_runs_as_its_own_process(start, embeddings, tmp_path):
+    words = ("--embeddings", embeddings, "--output_dir", tmp_path / "pictures", "--pictures", "sphere", "angles")
+    process = start(SCRIPT, *words)
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, text
+    assert text.count("drew") == 2
+    assert math.isfinite(results_of(tmp_path / "pictures")["uniformity"])

@@ -1,0 +1,150 @@
+import itertools
+import math
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hf_sphere.visualization import plot_circle, project_to_sphere
+from hf_sphere.visualization.circle import ROSE_NOTE, _density
+
+ABC = ["a", "b", "c"]
+
+
+@pytest.fixture(autouse=True)
+def _needs_matplotlib() -> None:
+    pytest.importorskip("matplotlib")
+    torch.manual_seed(0)
+
+
+def at(*degrees: float) -> torch.Tensor:
+    turn = torch.tensor(degrees, dtype=torch.float64).deg2rad()
+    return torch.stack([turn.cos(), turn.sin()], dim=1)
+
+
+def directions_in(figure) -> list[list[float]]:
+    """Ends of the lines that start at the origin."""
+    lines = [line.get_xydata() for line in figure.axes[0].lines if line.get_zorder() > 2]  # not the axes of the plane
+    return [line[1].tolist() for line in lines if len(line) == 2 and (line[0] == 0).all()]
+
+
+def names_in(figure) -> dict[str, tuple[float, float]]:
+    return {text.get_text(): text.get_position() for text in figure.axes[0].texts}
+
+
+class TestCircle:
+    def test_a_density_is_the_share_of_points_in_each_direction(self):
+        density = _density(at(10.0, 10.0, 10.0, 200.0))
+        assert density.sum().item() == pytest.approx(1.0)
+        degrees = 360 * torch.arange(len(density)) / len(density)
+        for middle, share in ((10, 0.75), (200, 0.25)):
+            assert density[(degrees - middle).abs() < 5].sum().item() == pytest.approx(share, abs=1e-4)
+        assert degrees[density.argmax()].item() == pytest.approx(10.0, abs=0.25)
+
+    def test_a_density_goes_round_the_circle_without_a_seam(self):
+        density = _density(at(0.0))
+        torch.testing.assert_close(density[1:], density[1:].flip(0))
+
+    def test_the_highest_density_is_that_of_the_class_most_at_one_place(self):
+        points = torch.cat([at(*[40.0] * 50), at(*range(150, 250, 2))])
+        figure = plot_circle(points, torch.arange(2).repeat_interleave(50), ["a", "b"])
+        tops = [line.get_xydata() for line in figure.axes[0].lines if len(line.get_xydata()) > 2]
+        heights = [torch.as_tensor(top).norm(dim=1).nan_to_num(0).max().item() for top in tops]
+        assert heights[0] == pytest.approx(1.55, abs=0.01)
+        assert 1.0 < heights[1] < 1.3
+
+    def test_each_class_is_named_outside_of_its_points(self):
+        names = names_in(plot_circle(at(0, 1, 120, 121, 240, 241), torch.arange(3).repeat_interleave(2), ABC))
+        for name, degrees in zip(ABC, (0.5, 120.5, 240.5), strict=True):
+            x, y = names[name]
+            assert math.hypot(x, y) > 1.55
+            assert math.degrees(math.atan2(y, x)) % 360 == pytest.approx(degrees, abs=1.0)
+
+    def test_directions_are_lines_to_the_circle(self):
+        figure = plot_circle(at(0, 120, 240), torch.arange(3), ABC, directions=2 * at(10, 100, 200))
+        assert directions_in(figure) == [pytest.approx(end) for end in at(10, 100, 200).tolist()]
+
+    def test_directions_are_projected_as_the_points_are(self):
+        points, directions = torch.randn(30, 6, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
+        basis = project_to_sphere(points, 2)[1]
+        figure = plot_circle(points, torch.arange(30) % 3, ABC, directions=directions)
+        assert directions_in(figure) == [pytest.approx(end) for end in F.normalize(directions @ basis, dim=1).tolist()]
+        assert "6 coordinates, projected on the two leading principal directions" in figure.get_supxlabel()
+
+    def test_the_basis_of_another_epoch_can_be_given(self):
+        points, labels, basis = torch.randn(30, 6), torch.arange(30) % 3, torch.eye(6)[:, 2:4]
+        figure = plot_circle(points, labels, ABC, directions=torch.eye(6)[2:5] + torch.eye(6)[3], basis=basis)
+        assert directions_in(figure)[1:] == [pytest.approx([0.0, 1.0])] * 2
+        assert "two given directions" in figure.get_supxlabel()
+
+    def test_points_in_a_quarter_fill_the_picture(self):
+        left, _ = plot_circle(at(1, 45, 89), torch.arange(3), ABC).axes[0].get_xlim()
+        assert left > -0.2
+        left, _ = plot_circle(at(1, 45, 91), torch.arange(3), ABC).axes[0].get_xlim()
+        assert left < -1.5
+
+    def test_title_caption_and_legend_say_what_is_seen(self):
+        figure = plot_circle(at(0, 120, 240), torch.arange(3), ABC, title="digits")
+        assert (figure.get_suptitle(), figure.get_supxlabel()) == ("digits", ROSE_NOTE)
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == ABC
+
+    def test_names_of_thirty_classes_near_each_other_do_not_cover_each_other(self):
+        names = [f"class {index}" for index in range(30)]
+        figure = plot_circle(at(*torch.linspace(60, 110, 30).tolist()), torch.arange(30), names)
+        boxes = [text.get_window_extent().padded(-1) for text in figure.axes[0].texts]
+        assert len(boxes) == 30
+        assert not any(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
+
+    def test_points_on_a_line_are_refused(self):
+        with pytest.raises(ValueError, match="the circle needs points of at least 2 coordinates; got 1"):
+            plot_circle(torch.randn(3, 1), torch.arange(3), ABC)
+
+    def test_points_at_the_origin_are_refused(self):
+        with pytest.raises(ValueError, match="a point at the origin has no direction; 3 of 3"):
+            plot_circle(torch.zeros(3, 2), torch.arange(3), ABC)
+
+
+class TestPlane:
+    def test_points_stand_where_they_are(self):
+        points = torch.tensor([[3.0, -4.0], [0.0, 0.0], [50.0, 2.0]])
+        axes = plot_circle(points, torch.arange(3), ABC, lengths=True).axes[0]
+        assert sorted(axes.collections[0].get_offsets().tolist()) == sorted(points.tolist())
+
+    def test_both_axes_have_one_scale_and_the_origin_in_sight(self):
+        axes = plot_circle(torch.rand(30, 2) + 5, torch.arange(30) % 3, ABC, lengths=True).axes[0]
+        assert axes.get_aspect() == 1.0
+        for low, high in (axes.get_xlim(), axes.get_ylim()):
+            assert low < 0 < 6 < high
+
+    def test_directions_are_rays_beyond_the_edge(self):
+        points = 10 * torch.randn(30, 2)
+        figure = plot_circle(points, torch.arange(30) % 3, ABC, directions=at(0, 120, 240), lengths=True)
+        ends = torch.tensor(directions_in(figure), dtype=torch.float64)
+        torch.testing.assert_close(F.normalize(ends, dim=1), at(0, 120, 240))
+        assert (ends.norm(dim=1) > points.abs().max()).all()
+
+    def test_points_of_more_coordinates_are_refused(self):
+        with pytest.raises(ValueError, match="lengths can be drawn of points of 2 coordinates only; got 3"):
+            plot_circle(torch.randn(3, 3), torch.arange(3), ABC, lengths=True)
+
+    def test_a_basis_is_refused(self):
+        with pytest.raises(ValueError, match="no basis to project on"):
+            plot_circle(torch.randn(3, 2), torch.arange(3), ABC, lengths=True, basis=torch.eye(2))
+
+    def test_directions_must_be_one_a_class(self):
+        with pytest.raises(ValueError, match="directions must be one a class, 3; got 2"):
+            plot_circle(torch.randn(3, 2), torch.arange(3), ABC, lengths=True, directions=torch.eye(2))
+
+
+@pytest.mark.parametrize("lengths", [False, True])
+def test_the_picture_is_written_also_into_a_new_folder(tmp_path, lengths):
+    path = tmp_path / "new" / "circle.png"
+    plot_circle(torch.randn(30, 2), torch.arange(30) % 3, ABC, lengths=lengths, path=path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_missing_matplotlib_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
+        plot_circle(torch.randn(3, 2), torch.arange(3), ABC)

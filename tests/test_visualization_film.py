@@ -1,0 +1,147 @@
+import gc
+import sys
+import weakref
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hf_sphere.visualization import save_film
+
+COLOURS = [(255, 0, 0), (0, 128, 0), (10, 20, 250)]
+
+
+@pytest.fixture(autouse=True)
+def _needs_matplotlib() -> None:
+    pytest.importorskip("matplotlib")
+
+
+def frame(colour=(255, 0, 0), size=(1.0, 0.5)):
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=size, facecolor=[part / 255 for part in colour])
+
+
+def busy_frame(seed):
+    """A frame of many colours, so that compressed data are longer than a block."""
+    figure = frame((255, 255, 255), size=(3.0, 2.0))
+    axes = figure.subplots()
+    axes.imshow(np.random.default_rng(seed).random((40, 40, 3)))
+    axes.text(5, 5, f"frame {seed}", color="red")
+    return figure
+
+
+def failing_frames():
+    yield frame()
+    raise RuntimeError("no more memory")
+
+
+def test_a_gif_has_its_frames_in_order_with_their_colours(tmp_path):
+    save_film(map(frame, COLOURS), tmp_path / "new" / "film.gif")
+    with Image.open(tmp_path / "new" / "film.gif") as film:
+        assert (film.n_frames, film.size) == (3, (100, 50))
+        for number, colour in enumerate(COLOURS):
+            film.seek(number)
+            assert film.convert("RGB").getpixel((40, 20)) == colour
+
+
+def test_a_gif_starts_again_at_its_end_and_keeps_the_time(tmp_path):
+    save_film(map(frame, COLOURS), tmp_path / "film.gif", milliseconds=250)
+    with Image.open(tmp_path / "film.gif") as film:
+        for number in range(3):
+            film.seek(number)
+            assert film.info["duration"] == 250
+        assert film.info["loop"] == 0
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_busy_frames_keep_their_colours_in_a_gif(tmp_path, count):
+    save_film(map(busy_frame, range(count)), tmp_path / "film.gif")
+    save_film(map(busy_frame, range(count)), tmp_path / "frames")
+    with Image.open(tmp_path / "film.gif") as film:
+        for number in range(count):
+            film.seek(number)
+            exact = np.asarray(Image.open(tmp_path / "frames" / f"frame-{number + 1:04d}.png"), dtype=float)
+            difference = np.abs(np.asarray(film.convert("RGB")) - exact)
+            assert difference.mean() < 10
+            assert difference.max() < 80
+
+
+def test_a_folder_has_numbered_pictures(tmp_path):
+    save_film(map(frame, COLOURS), tmp_path / "new" / "frames")
+    files = sorted((tmp_path / "new" / "frames").iterdir())
+    assert [file.name for file in files] == ["frame-0001.png", "frame-0002.png", "frame-0003.png"]
+    assert [Image.open(file).getpixel((40, 20)) for file in files] == COLOURS
+
+
+@pytest.mark.parametrize("name", ["film.gif", "frames"])
+def test_one_figure_lives_at_a_time(tmp_path, name):
+    born = []
+
+    def figures():
+        for colour in COLOURS:
+            gc.collect()
+            assert not any(other() for other in born)
+            figure = frame(colour)
+            born.append(weakref.ref(figure))
+            yield figure
+            del figure
+
+    save_film(figures(), tmp_path / name)
+    assert len(born) == 3
+
+
+@pytest.mark.parametrize("name", ["film.gif", "frames"])
+def test_what_fails_leaves_nothing_behind(tmp_path, name):
+    with pytest.raises(RuntimeError, match="no more memory"):
+        save_film(failing_frames(), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["film.gif", "frames"])
+def test_what_fails_leaves_an_earlier_film_as_it_was(tmp_path, name):
+    save_film(map(frame, COLOURS), tmp_path / name)
+    with pytest.raises(RuntimeError, match="no more memory"):
+        save_film(failing_frames(), tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    frames = len(list((tmp_path / name).iterdir())) if name == "frames" else Image.open(tmp_path / name).n_frames
+    assert frames == 3
+
+
+@pytest.mark.parametrize("name", ["film.gif", "frames"])
+def test_an_earlier_film_is_replaced_whole(tmp_path, name):
+    save_film(map(frame, COLOURS), tmp_path / name)
+    save_film(map(frame, COLOURS[1:2]), tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    frames = len(list((tmp_path / name).iterdir())) if name == "frames" else Image.open(tmp_path / name).n_frames
+    assert frames == 1
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"notes\.txt would be replaced"):
+        save_film([frame()], tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("figures", "name", "options", "message"),
+    [
+        ([], "film.gif", {}, "a film needs one figure at least"),
+        ([], "frames", {}, "a film needs one figure at least"),
+        ([frame, lambda: frame(size=(2.0, 1.0))], "film.gif", {}, r"one size; got \(100, 50\) and \(200, 100\)"),
+        ([frame], "film.mp4", {}, r"a film is a \.gif, or a folder .*; got 'film.mp4'"),
+        ([frame], "film.gif", {"milliseconds": 10}, "20 milliseconds at least; got 10"),
+    ],
+    ids=["no frame", "no frame for a folder", "two sizes", "suffix", "time"],
+)
+def test_what_makes_no_film_is_refused(tmp_path, figures, name, options, message):
+    with pytest.raises(ValueError, match=message):
+        save_film((make() for make in figures), tmp_path / name, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_matplotlib_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
+        save_film([], tmp_path / "film.gif")

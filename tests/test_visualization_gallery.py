@@ -1,0 +1,104 @@
+import itertools
+import sys
+
+import pytest
+import torch
+
+from hf_sphere.visualization import Panel, plot_gallery
+from hf_sphere.visualization.circle import ROSE_NOTE
+
+ABC = ["a", "b", "c"]
+LABELS = torch.arange(30) % 3
+
+
+@pytest.fixture(autouse=True)
+def _needs_matplotlib() -> None:
+    pytest.importorskip("matplotlib")
+    torch.manual_seed(0)
+
+
+def panel(dim: int, **options) -> Panel:
+    return Panel(torch.randn(30, dim), LABELS, **options)
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_each_panel_is_a_part_under_its_heading(dim):
+    figure = plot_gallery({name: panel(dim) for name in ("cosine", "vmf")}, ABC, dim=dim, title="digits")
+    assert [axes.get_title() for axes in figure.axes] == ["cosine", "vmf"]
+    assert figure.get_suptitle() == "digits"
+
+
+def test_there_is_one_legend_of_all_classes_seen():
+    first, second = (Panel(torch.eye(3)[:2], torch.tensor(labels)) for labels in ([0, 1], [0, 2]))
+    (legend,) = plot_gallery({"first": first, "second": second}, [*ABC, "unseen"], dim=3).legends
+    assert [text.get_text() for text in legend.get_texts()] == ABC
+
+
+@pytest.mark.parametrize(("count", "columns", "parts"), [(1, 3, 1), (4, 3, 6), (4, 2, 4), (3, 1, 3)])
+def test_parts_stand_in_as_many_columns_as_asked_for(count, columns, parts):
+    figure = plot_gallery({f"{number}": panel(3) for number in range(count)}, ABC, dim=3, columns=columns)
+    assert len(figure.axes) == parts
+    assert [axes.get_visible() for axes in figure.axes] == [True] * count + [False] * (parts - count)
+    assert figure.axes[0].get_gridspec().ncols == min(columns, count)
+
+
+def test_a_projection_is_said_below_its_part():
+    figure = plot_gallery({"three": panel(3), "eight": panel(8)}, ABC, dim=3)
+    captions = [" ".join(text.get_text() for text in axes.texts).replace("\n", " ") for axes in figure.axes]
+    assert "coordinates" not in captions[0]
+    assert "8 coordinates, projected on the three leading principal directions" in captions[1]
+
+
+def test_lengths_are_drawn_in_a_plane_beside_a_circle():
+    figure = plot_gallery({"plain": panel(2, lengths=True), "cosine": panel(2)}, ABC, dim=2)
+    plane, circle = figure.axes
+    assert (plane.axison, circle.axison) == (True, False)
+    assert len(plane.collections[0].get_offsets()) == 30
+    assert figure.get_supxlabel() == ROSE_NOTE
+
+
+def test_planes_alone_need_no_word_about_circles():
+    assert plot_gallery({"plain": panel(2, lengths=True)}, ABC, dim=2).get_supxlabel() == ""
+
+
+def test_directions_are_drawn():
+    axes = plot_gallery({"cosine": panel(3, directions=torch.eye(3))}, ABC, dim=3).axes[0]
+    assert sum(line.get_marker() == "D" for line in axes.lines) == 3
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_names_do_not_cover_each_other(dim):
+    names = [f"class {index}" for index in range(10)]
+    points = torch.randn(30, dim).abs() + 3
+    figure = plot_gallery({"a": Panel(points, torch.arange(30) % 10)}, names, dim=dim)
+    boxes = [text.get_window_extent().padded(-1) for text in figure.axes[0].texts]
+    assert len(boxes) == 10
+    assert not any(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
+
+
+@pytest.mark.parametrize(
+    ("panels", "options", "message"),
+    [
+        ({}, {"dim": 3}, "no panel to draw"),
+        ({"plain": panel(3)}, {"dim": 4}, "a gallery has 2 or 3 dimensions; got 4"),
+        ({"plain": panel(3)}, {"dim": 3, "columns": 0}, "columns must be at least 1"),
+        ({"cosine": panel(3), "plain": panel(2)}, {"dim": 3}, "plain: the sphere needs points of at least 3"),
+        ({"plain": panel(3, lengths=True)}, {"dim": 3}, "plain: lengths are drawn in two dimensions only"),
+        ({"plain": panel(3, directions=torch.eye(3)[:2])}, {"dim": 3}, "plain: directions must be one a class"),
+    ],
+    ids=["none", "dimensions", "columns", "coordinates", "lengths", "directions"],
+)
+def test_what_cannot_be_drawn_is_refused(panels, options, message):
+    with pytest.raises(ValueError, match=message):
+        plot_gallery(panels, ABC, **options)
+
+
+def test_the_picture_is_written_also_into_a_new_folder(tmp_path):
+    plot_gallery({"cosine": panel(3)}, ABC, dim=3, path=tmp_path / "new" / "gallery.png")
+    assert (tmp_path / "new" / "gallery.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_missing_matplotlib_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plots\]'"):
+        plot_gallery({"cosine": panel(3)}, ABC, dim=3)

@@ -1,0 +1,423 @@
+import base64
+import gzip
+import io
+import json
+import re
+import shutil
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hf_sphere.visualization import write_interactive_sphere
+from hf_sphere.visualization.interactive import thumbnails
+from hf_sphere.visualization.interactive.colours import TEN, class_colours
+from hf_sphere.visualization.interactive.thumbnails import make_sheets
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+NAMES = [f"kind {index}" for index in range(10)]
+EVIL = '</script><b title="x">&amp;'
+
+
+@pytest.fixture(autouse=True)
+def _plotly():
+    pytest.importorskip("plotly")
+
+
+def spiral(count):
+    """Points all over the sphere, each far from the others."""
+    height = (torch.arange(count, dtype=torch.float64) + 0.5) / (count / 2) - 1
+    angle = 2.4 * torch.arange(count)
+    radius = (1 - height.square()).sqrt()
+    return torch.stack([radius * angle.cos(), radius * angle.sin(), height], dim=-1)
+
+
+def content_of(path):
+    page = path.read_text(encoding="utf-8")
+    packed = re.search(r'id="content">([^<]*)</script>', page)[1]
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+def unpack(text, kind):
+    return np.frombuffer(base64.b64decode(text), kind)
+
+
+# What stands in the file
+
+
+def test_points_are_unit_vectors_in_the_order_given(tmp_path):
+    points, labels = 7 * torch.randn(30, 3), torch.arange(30) % 3
+    content = content_of(write_interactive_sphere(tmp_path / "new" / "a.html", points, labels, "abc"))
+    shown = unpack(content["points"], "<i2").reshape(30, 3) / 32767
+    assert shown == pytest.approx(torch.nn.functional.normalize(points, dim=-1).numpy(), abs=2e-5)
+    assert unpack(content["labels"], "<i4").tolist() == labels.tolist()
+    assert content["note"] == ""
+
+
+def test_points_of_two_coordinates_lie_on_the_equator(tmp_path):
+    points = torch.tensor([[3.0, 0.0], [0.0, -2.0]])
+    content = content_of(
+        write_interactive_sphere(tmp_path / "a.html", points, torch.tensor([0, 1]), "ab", directions=points)
+    )
+    shown = unpack(content["points"], "<i2").reshape(2, 3) / 32767
+    assert shown.tolist() == [[1, 0, 0], [0, -1, 0]]
+    assert unpack(content["directions"], "<i2").tolist() == [32767, 0, 0, 0, -32767, 0]
+    assert "equator" in content["note"]
+
+
+def test_points_of_more_coordinates_are_projected_with_their_directions_and_the_page_says_so(tmp_path):
+    flat = torch.randn(50, 3, dtype=torch.float64)
+    frame = torch.linalg.qr(torch.randn(8, 3, dtype=torch.float64)).Q
+    content = content_of(
+        write_interactive_sphere(
+            tmp_path / "a.html", flat @ frame.T, torch.arange(50), NAMES * 5, directions=flat @ frame.T
+        )
+    )
+    assert content["directions"] == content["points"]
+    assert "8 coordinates, projected on the three leading principal directions" in content["note"]
+    assert "100 % of the second moment" in content["note"]
+
+
+def test_names_and_texts_and_the_title_are_no_markup(tmp_path):
+    path = write_interactive_sphere(
+        tmp_path / "a.html", torch.eye(3), torch.zeros(3).long(), [EVIL], texts=[EVIL] * 3, title=EVIL + "{{script}}"
+    )
+    page = path.read_text(encoding="utf-8")
+    assert '<b title="x">' not in page
+    assert page.count('"use strict";\n\nconst element') == 1
+    content = content_of(path)
+    assert content["names"] == [EVIL]
+    assert content["texts"] == [EVIL] * 3
+
+
+def test_the_same_arguments_give_the_same_file(tmp_path):
+    pages = [
+        write_interactive_sphere(tmp_path / name, torch.eye(4), torch.zeros(4).long(), ["a"]).read_bytes()
+        for name in ("a.html", "b.html")
+    ]
+    assert pages[0] == pages[1]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html"]
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
+def test_ten_thousand_points_with_the_worst_of_images_take_less_than_6_mb(tmp_path, shape):
+    noise = torch.randint(0, 256, (10_000, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    path = write_interactive_sphere(
+        tmp_path / "a.html", torch.randn(10_000, 64), torch.arange(10_000) % 10, NAMES, images=noise
+    )
+    assert path.stat().st_size < 6_000_000
+
+
+# Thumbnails
+
+
+def tiles_of(made):
+    """Every thumbnail of the sheets, in order: (N or more, h, w, 3)."""
+    for sheet in made["sheets"]:
+        pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(sheet))).convert("RGB")).astype(int)
+        rows = pixels.shape[0] // made["height"]
+        assert pixels.shape[1] == made["columns"] * made["width"]
+        tiles = pixels.reshape(rows, made["height"], made["columns"], made["width"], 3)
+        yield from tiles.transpose(0, 2, 1, 3, 4).reshape(-1, made["height"], made["width"], 3)
+
+
+def test_thumbnails_are_where_the_page_looks_for_them(monkeypatch):
+    monkeypatch.setattr(thumbnails, "SHEET_SIDE", 100)
+    images = (torch.arange(40, dtype=torch.uint8) * 6).view(40, 1, 1, 1).expand(40, 1, 16, 24)
+    made = make_sheets(images)
+    assert (made["width"], made["height"], made["columns"], made["per_sheet"]) == (24, 16, 4, 24)
+    assert len(made["sheets"]) == 2
+    seen = [tile[4:-4, 4:-4].mean() for tile in tiles_of(made)][:40]
+    assert seen == pytest.approx(images[:, 0, 0, 0].tolist(), abs=6)
+
+
+def test_colours_of_an_image_stay():
+    red = torch.tensor([220, 40, 40], dtype=torch.uint8).view(1, 3, 1, 1).expand(1, 3, 32, 32)
+    (tile,) = tiles_of(make_sheets(red))
+    assert tile.mean((0, 1)) == pytest.approx([220, 40, 40], abs=8)
+
+
+def test_large_images_are_shrunk_in_proportion():
+    made = make_sheets(torch.zeros(2, 3, 300, 600, dtype=torch.uint8))
+    assert (made["width"], made["height"]) == (128, 64)
+
+
+def test_many_images_are_shrunk():
+    made = make_sheets(torch.zeros(1, 1, 28, 28, dtype=torch.uint8).expand(40_000, 1, 28, 28))
+    assert made["width"] == 16
+
+
+# Colours
+
+
+def test_up_to_ten_classes_have_the_colours_of_the_other_pictures():
+    matplotlib = pytest.importorskip("matplotlib")
+    to_hex = pytest.importorskip("matplotlib.colors").to_hex
+    assert class_colours(10) == [to_hex(colour) for colour in matplotlib.color_sequences["petroff10"]]
+
+
+@pytest.mark.parametrize("count", [1, 11, 100, 1000, 3000])
+def test_every_class_has_a_colour(count):
+    colours = class_colours(count)
+    assert len(colours) == count
+    assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in colours)
+    assert len(set(colours)) == count or count > 1000
+    assert colours[: len(TEN)] == [f"#{colour}" for colour in TEN][:count]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"points": torch.ones(4, 1)}, "at least 2 coordinates; got 1"),
+        ({"points": torch.ones(4)}, "must have the shape"),
+        ({"points": torch.ones(0, 3), "labels": torch.ones(0).long()}, "must have the shape"),
+        ({"points": torch.full((4, 3), torch.nan)}, "must be finite"),
+        ({"points": torch.zeros(4, 3)}, "origin has no direction"),
+        ({"labels": torch.tensor([0, 1, 2, 0])}, "from 0 to 1"),
+        ({"labels": torch.tensor([0, 1, -1, 0])}, "from 0 to 1"),
+        ({"labels": torch.tensor([0, 1])}, "one a point"),
+        ({"labels": torch.zeros(4)}, "must be integers"),
+        ({"images": torch.zeros(3, 1, 8, 8, dtype=torch.uint8)}, "3 images for 4 points"),
+        ({"images": torch.zeros(4, 1, 8, 8)}, "give uint8"),
+        ({"images": torch.zeros(4, 2, 8, 8, dtype=torch.uint8)}, "C of 1 or 3"),
+        ({"images": torch.zeros(4, 8, 8, dtype=torch.uint8)}, "give uint8"),
+        ({"texts": ["a"]}, "1 texts for 4 points"),
+        ({"directions": torch.ones(3, 3)}, "3 directions for 2 class names"),
+        ({"directions": torch.ones(2, 4)}, "must have 3 coordinates"),
+        ({"directions": torch.zeros(2, 3)}, "origin has no direction"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_and_no_file_is_left(tmp_path, changed, message):
+    given = {"points": torch.ones(4, 3), "labels": torch.tensor([0, 1, 1, 0]), "class_names": ["a", "b"]}
+    with pytest.raises(ValueError, match=message):
+        write_interactive_sphere(tmp_path / "a.html", **(given | changed))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_plotly_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[plotly\]'"):
+        write_interactive_sphere(tmp_path / "a.html", torch.eye(3), torch.zeros(3).long(), ["a"])
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    playwright = pytest.importorskip("playwright.sync_api")
+    if BROWSER is None:
+        pytest.skip("needs Chromium or Chrome")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def open_page(chromium):
+    """Open a file and wait until it is drawn; `page.wrong` is what the browser complains of or asks the network for."""
+
+    def opened(path):
+        page = chromium.new_page(viewport={"width": 1000, "height": 700}, color_scheme="light")
+        page.set_default_timeout(60_000)
+        page.wrong = []
+        page.on("pageerror", lambda error: page.wrong.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and page.wrong.append(message.text))
+        page.on(
+            "request", lambda asked: asked.url.startswith(("file:", "blob:", "data:")) or page.wrong.append(asked.url)
+        )
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-drawn]")
+        return page
+
+    return opened
+
+
+@pytest.fixture(scope="module")
+def drawn(open_page, tmp_path_factory):
+    """Thirty points far from each other in ten classes, each point's image as gray as its number says."""
+    images = (torch.arange(30, dtype=torch.uint8) * 8).view(30, 1, 1, 1).expand(30, 1, 28, 28)
+    page = open_page(
+        write_interactive_sphere(
+            tmp_path_factory.mktemp("page") / "sphere.html",
+            spiral(30),
+            torch.arange(30) % 10,
+            [EVIL, *NAMES[1:]],
+            images=images,
+            directions=spiral(30)[:10],
+            texts=[f"number {index} <i>" for index in range(30)],
+            title=EVIL,
+        )
+    )
+    page.start = page.evaluate("element('sphere').layout.scene.camera")
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def page(drawn):
+    """The page as it was opened."""
+    yield drawn
+    drawn.emulate_media(color_scheme="light")
+    drawn.mouse.move(5, 5)
+    drawn.evaluate("camera => Plotly.relayout(element('sphere'), {'scene.camera': camera})", drawn.start)
+    drawn.evaluate("Plotly.restyle(element('sphere'), {visible: true})")
+
+
+IN_FRONT = """() => {
+  const plot = element("sphere"), view = viewOf(plot.layout.scene.camera), frame = plot.getBoundingClientRect();
+  let nearest = {distance: Infinity};
+  plot.data.slice(0, 10).forEach((trace, label) => trace.x.forEach((x, row) => {
+    const place = inCube([x, trace.y[row], trace.z[row]]), distance = Math.hypot(...minus(place, view.eye));
+    const [left, top] = seenAt(place, view, frame);
+    if (distance < nearest.distance)
+      nearest = {distance, point: label + 10 * row, x: frame.left + left, y: frame.top + top};
+  }));
+  return nearest;
+}"""
+"""Number of the point nearest to the eye, and where it is on the screen."""
+
+
+def visible_classes(page):
+    traces = page.evaluate("element('sphere').data.slice(0, 10).map((trace) => trace.visible ?? true)")
+    return [index for index, seen in enumerate(traces) if seen is True]
+
+
+def test_the_page_draws_every_class_and_nothing_goes_wrong(page):
+    traces = page.evaluate("element('sphere').data.map(({name, x, showlegend}) => [name, x.length, showlegend])")
+    assert [trace[0] for trace in traces if trace[2]][1:] == NAMES[1:]
+    assert [trace[1] for trace in traces if trace[2]] == [3] * 10
+    assert "30 points, 10 classes" in page.inner_text("header")
+    assert page.locator("#message").is_hidden()
+    assert page.wrong == []
+
+
+def test_names_stand_as_they_are_in_the_title_the_legend_and_on_the_sphere(page):
+    legend = page.locator(".legendtext").first.text_content().replace("\u200b", "")
+    assert legend == page.inner_text("h1") == page.title() == page.locator("#names span").first.text_content() == EVIL
+    assert page.locator("b").count() == 0
+
+
+def test_the_mouse_on_a_point_shows_its_image_and_words(page):
+    nearest = page.evaluate(IN_FRONT)
+    page.mouse.move(nearest["x"] - 3, nearest["y"] - 3)
+    page.mouse.move(nearest["x"], nearest["y"])
+    number = nearest["point"]
+    page.wait_for_selector(f"#thumbnail[data-point='{number}']")
+    words = page.inner_text("#card")
+    assert f"number {number} <i>" in words
+    assert f"point {number}" in words
+    assert ([EVIL, *NAMES[1:]])[number % 10] in words
+    gray = page.evaluate("[...element('thumbnail').getContext('2d').getImageData(14, 14, 1, 1).data]")
+    assert gray[:3] == pytest.approx([8 * number] * 3, abs=6)
+    page.mouse.move(5, 5)
+    page.wait_for_selector("#card", state="hidden")
+
+
+def test_a_click_in_the_legend_hides_a_class_its_name_and_its_direction(page):
+    front = page.evaluate(IN_FRONT)["point"] % 10
+    name = page.locator("#names span").nth(front)
+    before = page.evaluate("element('sphere').data[12].x.length")
+    assert name.is_visible()
+    page.locator(".legendtoggle").nth(front).click()
+    page.wait_for_function(f"element('sphere').data[{front}].visible === 'legendonly'")
+    page.wait_for_function(f"element('sphere').data[12].x.length === {before - 3}")
+    assert visible_classes(page) == [index for index in range(10) if index != front]
+    assert name.is_hidden()
+
+
+def test_a_double_click_in_the_legend_shows_a_class_alone(page):
+    page.locator(".legendtoggle").nth(4).dblclick()
+    page.wait_for_function("element('sphere').data[5].visible === 'legendonly'")
+    assert visible_classes(page) == [4]
+
+
+def test_buttons_hide_and_show_all_classes(page):
+    page.get_by_role("button", name="None").click()
+    page.wait_for_function("element('sphere').data[9].visible === 'legendonly'")
+    assert visible_classes(page) == []
+    assert page.locator("#names span:visible").count() == 0
+    page.get_by_role("button", name="All").click()
+    page.wait_for_function("element('sphere').data[9].visible === true")
+    assert visible_classes(page) == list(range(10))
+
+
+def colours_of(page):
+    return page.evaluate(
+        """[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,
+            getComputedStyle(document.querySelector(".legendtext")).fill, element("sphere").data[10].color,
+            element("sphere").data[11].line.color]"""
+    )
+
+
+def contrast(one, other):
+    """Contrast of two colours "rgb(r, g, b)" by WCAG 2, from 1 to 21."""
+
+    def luminance(colour):
+        share = np.array([int(part) for part in re.findall(r"\d+", colour)[:3]]) / 255
+        return np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
+
+    low, high = sorted([luminance(one), luminance(other)])
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_the_theme_follows_the_system_and_the_button_and_text_is_legible_in_both(page):
+    light = colours_of(page)
+    page.emulate_media(color_scheme="dark")
+    page.get_by_role("button", name="Light").wait_for()
+    page.wait_for_function(f"element('sphere').data[11].line.color !== '{light[4]}'")
+    dark = colours_of(page)
+    assert all(one != other for one, other in zip(light, dark, strict=True))
+    for paper, ink, legend, *_ in (light, dark):
+        assert contrast(paper, ink) > 7
+        assert contrast(paper, legend) > 7
+    page.get_by_role("button", name="Light").click()
+    page.wait_for_function(f"element('sphere').data[11].line.color === '{light[4]}'")
+    assert colours_of(page) == light
+
+
+def test_dragging_turns_the_sphere_and_its_names_and_home_turns_them_back(page):
+    before = page.evaluate("element('sphere').layout.scene.camera.eye")
+    places = "[...document.querySelectorAll('#names span:not([hidden])')].map((tag) => tag.style.transform)"
+    names = page.evaluate(places)
+    page.mouse.move(450, 350)
+    page.mouse.down()
+    page.mouse.move(520, 380, steps=4)
+    page.mouse.up()
+    page.wait_for_function(f"element('sphere').layout.scene.camera.eye.x !== {before['x']}")
+    after = page.evaluate("element('sphere').layout.scene.camera.eye")
+    lengths = [np.linalg.norm(list(eye.values())) for eye in (before, after)]
+    assert lengths[0] == pytest.approx(lengths[1], rel=1e-3)
+    assert page.evaluate(places) != names
+    page.locator("[data-title='Reset the view']").click()
+    page.wait_for_function(f"element('sphere').layout.scene.camera.eye.x === {before['x']}")
+    assert page.evaluate(places) == names
+
+
+def test_what_is_behind_is_hidden_or_shown(page):
+    solid = page.get_by_role("button", name="Solid")
+    names = page.locator("#names span:visible")
+    in_front = names.count()
+    solid.click()
+    page.wait_for_function("element('sphere').data[10].visible === false")
+    assert solid.get_attribute("aria-pressed") == "false"
+    assert names.count() > in_front
+    solid.click()
+    page.wait_for_function("element('sphere').data[10].visible === true")
+    assert names.count() == in_front
+
+
+def test_hundreds_of_classes_without_images_or_directions_are_drawn(open_page, tmp_path):
+    names = [f"class {index}" for index in range(300)]
+    points = torch.cat([spiral(300), spiral(300)])[:-1]
+    page = open_page(write_interactive_sphere(tmp_path / "a.html", points, torch.arange(599) % 300, names))
+    assert page.wrong == []
+    assert "599 points, 300 classes" in page.inner_text("header")
+    assert 0 < page.locator("#names span:visible").count() <= 40
+    page.close()
