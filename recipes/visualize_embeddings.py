@@ -1,6 +1,8 @@
 """Look at embeddings: on the circle, on the sphere, in a page to turn and touch, and along training.
 
 python recipes/visualize_embeddings.py --embeddings outputs/embeddings/mnist-test
+python recipes/visualize_embeddings.py --embeddings outputs/embeddings/mnist-vmf \
+    --beside outputs/embeddings/mnist-cosine outputs/embeddings/mnist-spherized
 python recipes/visualize_embeddings.py --embeddings outputs/embeddings/mnist-test --pictures film --dim 3
 
 The embeddings are those of `recipes/extract_embeddings.py`, or any data set with the column `embedding` (and `label`,
@@ -13,40 +15,40 @@ sphere        sphere.png or circle.png: embeddings by class, with the directions
 angles        angles.png: angles within and between classes
 interactive   sphere.html: one file to open in a browser: turn it, touch a point for its image, choose classes
 film          film.gif: the same along training
+gallery       gallery.png: these embeddings and those of --beside, side by side
 
 Alignment, uniformity, effective dimension and the mean angles are in `all_results.json`.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
 import transformers
-from accelerate import Accelerator
-from safetensors.torch import load_model
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from hf_sphere.data import load_image_split
-from hf_sphere.data.thumbnails import load_thumbnails
 from hf_sphere.embedding_files import Embeddings, read_embeddings
 from hf_sphere.metrics import alignment, class_angles, effective_dimension, uniformity
-from hf_sphere.snapshot_files import Snapshot, list_snapshots
+from hf_sphere.snapshot_files import Snapshot
 from hf_sphere.training import parse_arguments
 from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
-from hf_sphere.training.embedding import class_names_of, embed, find_preparation, in_order, load_embedder
+from hf_sphere.training.provenance import embed_snapshots, find_directions, find_snapshots_of, find_thumbnails
 from hf_sphere.training.results_folders import check_results_dir, claim_results_dir
 from hf_sphere.training.run import run_recipe, write_json
 from hf_sphere.visualization import (
+    Panel,
     check_matplotlib,
     check_plotly,
     choose_view,
     plot_circle,
     plot_class_angles,
+    plot_gallery,
     plot_sphere,
     project_to_sphere,
     save_film,
@@ -56,8 +58,14 @@ from hf_sphere.visualization import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FILES = ("sphere.png", "circle.png", "angles.png", "sphere.html", "film.gif", RESULTS_FILE, RUN_FILE)
-EXTRAS = {"sphere": check_matplotlib, "angles": check_matplotlib, "interactive": check_plotly, "film": check_matplotlib}
+FILES = ("sphere.png", "circle.png", "angles.png", "sphere.html", "film.gif", "gallery.png", RESULTS_FILE, RUN_FILE)
+EXTRAS = {
+    "sphere": check_matplotlib,
+    "angles": check_matplotlib,
+    "interactive": check_plotly,
+    "film": check_matplotlib,
+    "gallery": check_matplotlib,
+}
 """What a picture needs, and says if it is not there."""
 
 
@@ -73,9 +81,12 @@ class VisualizationArguments:
     pictures: list[str] | None = field(
         default=None,
         metadata={
-            "help": "What to draw of sphere, angles, interactive and film; if not set the first three, as far as their "
-            "extras are installed."
+            "help": "What to draw of sphere, angles, interactive, film and gallery; if not set the first three, as far "
+            "as their extras are installed, and the gallery where there is one."
         },
+    )
+    beside: list[str] = field(
+        default_factory=list, metadata={"help": "Further embeddings of the same classes, for the gallery."}
     )
     dim: Literal[2, 3] | None = field(
         default=None,
@@ -105,6 +116,8 @@ class VisualizationArguments:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be at least 1; got {value}.")
+        if self.pictures is not None and ("gallery" in self.pictures) != bool(self.beside):
+            raise ValueError("the gallery and --beside need each other; name further embeddings, or leave both out.")
         if self.lengths and self.dim == 3:
             raise ValueError("--lengths is for the plane, and --dim 3 asks for the sphere; leave one of them out.")
 
@@ -122,37 +135,46 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def visualize(args: VisualizationArguments) -> None:
     """Measure, write the results and draw."""
-    pictures = choose_pictures(args.pictures)
+    pictures = choose_pictures(args)
     output = choose_output(args)
-    data = read_embeddings(args.embeddings, split=args.split, max_samples=args.max_samples, seed=args.seed)
+    reading = {"split": args.split, "max_samples": args.max_samples, "seed": args.seed}
+    data = read_embeddings(args.embeddings, **reading)
     look = Look(data, args)
-    snapshots = find_film(data) if "film" in pictures else []
+    others = [Look(read_embeddings(name, needed=["label"], **reading), args) for name in args.beside]
+    check_same_classes([look, *others])
+    snapshots = find_snapshots_of(data) if "film" in pictures else []
     claim_results_dir(output, FILES, overwrite=args.overwrite_output_dir)
     write_json(output / RUN_FILE, asdict(args))
     write_json(output / RESULTS_FILE, look.measure())
     print(f"saved {output / RESULTS_FILE}")
-    draw = {"sphere": look.draw_sphere, "angles": look.draw_angles, "interactive": look.write_page}
+    draw = {
+        "sphere": look.draw_sphere,
+        "angles": look.draw_angles,
+        "interactive": look.write_page,
+        "film": partial(look.draw_film, snapshots=snapshots),
+        "gallery": partial(look.draw_gallery, others=others),
+    }
     for picture in pictures:
-        path = look.draw_film(output, snapshots) if picture == "film" else draw[picture](output)
+        path = draw[picture](output)
         if path is not None:
             print(f"drew  {path}")
     for note in look.notes:
         print(f"Note: {note}")
 
 
-def choose_pictures(asked: Sequence[str] | None) -> list[str]:
+def choose_pictures(args: VisualizationArguments) -> list[str]:
     """The pictures that were asked for, or those that the installed extras can draw.
 
     Raises:
         ImportError: If the extra of a picture that was asked for is missing, or all of them.
     """
-    if asked is not None:
-        for picture in dict.fromkeys(asked):
+    if args.pictures is not None:
+        for picture in args.pictures:
             EXTRAS[picture]()
-        return list(dict.fromkeys(asked))
+        return list(dict.fromkeys(args.pictures))
     chosen: list[str] = []
     missing: dict[str, ImportError] = {}
-    for picture in ("sphere", "angles", "interactive"):
+    for picture in ("sphere", "angles", "interactive", *(["gallery"] if args.beside else [])):
         try:
             EXTRAS[picture]()
             chosen.append(picture)
@@ -165,6 +187,22 @@ def choose_pictures(asked: Sequence[str] | None) -> list[str]:
     return chosen
 
 
+def check_same_classes(looks: Sequence["Look"]) -> None:
+    """Refuse a gallery of embeddings that cannot share a legend."""
+    first = looks[0]
+    for other in looks[1:]:
+        if other.class_names != first.class_names:
+            raise ValueError(
+                f"{other.data.name} and {first.data.name} have other classes, {shorten(other.class_names)} and "
+                f"{shorten(first.class_names)}; a gallery has one legend."
+            )
+
+
+def shorten(names: Sequence[str]) -> str:
+    """Name the first classes."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
 def choose_output(args: VisualizationArguments) -> Path:
     """Find the folder to write to, and refuse one with other results."""
     if args.output_dir is None and not Path(args.embeddings).is_dir():
@@ -175,27 +213,6 @@ def choose_output(args: VisualizationArguments) -> Path:
     output = Path(args.output_dir or Path(args.embeddings) / "pictures")
     check_results_dir(output, overwrite=args.overwrite_output_dir)
     return output
-
-
-def find_film(data: Embeddings) -> list[Snapshot]:
-    """Return the snapshots of the run that the embeddings come from.
-
-    Raises:
-        ValueError: If there are fewer than two, or the data set that was embedded is not known.
-    """
-    run, dataset = data.about.get("model"), data.about.get("dataset")
-    if run is None or dataset is None:
-        raise ValueError(
-            f"{data.name} does not say which model embedded which data set, so there is no film of it; "
-            "recipes/extract_embeddings.py notes that."
-        )
-    snapshots = list_snapshots(run)
-    if len(snapshots) < 2:
-        raise ValueError(
-            f"a film needs the snapshots of a run, two at least, and {run} has {len(snapshots)}; train with "
-            "--snapshot_epochs 1."
-        )
-    return snapshots
 
 
 class Look:
@@ -223,7 +240,9 @@ class Look:
         about = data.about
         known = [Path(about[name]).name for name in ("model", "dataset") if name in about]
         self.title = args.title if args.title is not None else ", ".join(known) or Path(data.name).name
-        self.directions = None if args.no_directions else self._find_directions()
+        self.directions: Tensor | None = None
+        if not args.no_directions:
+            self.directions = self._find("directions of the classes", partial(find_directions, data))
 
     def measure(self) -> dict[str, Any]:
         """Measure how the embeddings lie, print it and return it by name."""
@@ -262,12 +281,16 @@ class Look:
 
     def write_page(self, folder: Path) -> Path:
         """Write the interactive sphere."""
+        images = None
+        if not self.args.no_thumbnails:
+            options = {"cache_dir": self.args.cache_dir, "progress": not self.args.disable_tqdm}
+            images = self._find("thumbnails", partial(find_thumbnails, self.data, **options))
         return write_interactive_sphere(
             folder / "sphere.html",
             self.data.embeddings,
             self.labels,
             self.class_names,
-            images=None if self.args.no_thumbnails else self._find_thumbnails(),
+            images=images,
             directions=self.directions,
             texts=self._texts(),
             title=self.title,
@@ -277,6 +300,16 @@ class Look:
         """Draw the embeddings after each epoch, all in the view of the last one."""
         path = folder / "film.gif"
         save_film(self._frames(snapshots), path, milliseconds=self.args.film_milliseconds)
+        return path
+
+    def draw_gallery(self, folder: Path, others: Sequence["Look"]) -> Path:
+        """Draw these embeddings and others side by side."""
+        path = folder / "gallery.png"
+        panels: dict[str, Panel] = {}
+        for look in (self, *others):
+            name = look.title if look.title not in panels else look.data.name
+            panels[name] = Panel(look.data.embeddings, look.labels, look.directions, self.args.lengths)
+        plot_gallery(panels, self.class_names, dim=self.dim, columns=2 if self.dim == 3 else 3, path=path)
         return path
 
     def _figure(
@@ -289,80 +322,27 @@ class Look:
 
     def _frames(self, snapshots: Sequence[Snapshot]) -> Iterator["Figure"]:
         """Yield a picture a snapshot."""
-        about, accelerator = self.data.about, Accelerator()
-        model = load_embedder(about["model"]).to(accelerator.device).eval()
-        split = load_image_split(
-            about["dataset"],
-            about["split"].split("+")[-1],
-            **find_preparation(about["model"], model.config),
-            config_name=about.get("dataset_config_name"),
-            train_classes=about.get("train_classes"),
-            max_samples=self.args.film_samples,
-            seed=self.args.seed,
-            cache_dir=self.args.cache_dir,
-            device=accelerator.device,
-            progress=not self.args.disable_tqdm,
-        )
-
-        def see(snapshot: Snapshot) -> tuple[Tensor, Tensor, Tensor | None]:
-            load_model(model, snapshot.path, device=str(accelerator.device))
-            columns = list(in_order(embed(model, split.batches, accelerator), split.batches))
-            points, labels = (torch.cat([part[name] for part in columns]) for name in ("embedding", "label"))
-            return points, labels, self._directions_of(model)
-
+        args = self.args
+        reading = {"max_samples": args.film_samples, "seed": args.seed, "cache_dir": args.cache_dir}
+        (last,) = embed_snapshots(self.data, snapshots[-1:], **reading, progress=not args.disable_tqdm)
         options: dict[str, Any] = {}
-        last = see(snapshots[-1])[0]
-        if last.shape[1] > self.dim:
-            last, options["basis"] = project_to_sphere(last, self.dim)
+        shown = last.points
+        if shown.shape[1] > self.dim:
+            shown, options["basis"] = project_to_sphere(shown, self.dim)
         if self.dim == 3:
-            options["view"] = choose_view(F.normalize(last.double(), dim=-1))
-        for snapshot in tqdm(snapshots, desc="Filming", unit="epoch", disable=self.args.disable_tqdm):
-            yield self._figure(*see(snapshot), f"{self.title}: epoch {snapshot.epoch}", **options)
+            options["view"] = choose_view(F.normalize(shown.double(), dim=-1))
+        moments = embed_snapshots(self.data, snapshots, **reading, progress=False)
+        for now in tqdm(moments, desc="Filming", total=len(snapshots), unit="epoch", disable=args.disable_tqdm):
+            directions = None if args.no_directions else now.directions
+            title = f"{self.title}: epoch {now.epoch}"
+            yield self._figure(now.points, now.labels, directions, title, **options)
 
-    def _find_directions(self) -> Tensor | None:
-        """Directions or prototypes of the classes, from the model that the embeddings come from."""
-        name = self.data.about.get("model")
-        if name is None or self.data.about.get("head") is None:
-            return None
+    def _find(self, what: str, find: Callable[[], Tensor | None]) -> Tensor | None:
+        """Find what belongs to the embeddings, or note why it cannot be found."""
         try:
-            model = load_embedder(name)
+            return find()
         except (OSError, ValueError) as error:
-            self.notes.append(f"no directions of the classes: {str(error).splitlines()[0]}")
-            return None
-        return self._directions_of(model, told=True)
-
-    def _directions_of(self, model: Any, *, told: bool = False) -> Tensor | None:
-        if self.args.no_directions or not hasattr(model, "head"):
-            return None
-        directions = model.head.directions()
-        reason = None
-        if directions is None:
-            reason = f"those of a {model.config.head} head have none"
-        elif directions.shape[1] != self.data.embeddings.shape[1]:
-            reason = f"they have {directions.shape[1]} coordinates, and the embeddings {self.data.embeddings.shape[1]}"
-        elif class_names_of(model) != self.class_names:
-            reason = "the classes of the data are not those of the model"
-        if reason is not None and told:
-            self.notes.append(f"no directions of the classes: {reason}.")
-        return directions.float().cpu() if reason is None and directions is not None else None
-
-    def _find_thumbnails(self) -> Tensor | None:
-        """The images that were embedded, small, if their data set is at hand."""
-        about = self.data.about
-        if "dataset" not in about or self.data.indices is None:
-            self.notes.append(f"no thumbnails: {self.data.name} does not say which images were embedded.")
-            return None
-        try:
-            return load_thumbnails(
-                about["dataset"],
-                about["split"].split("+"),
-                self.data.indices,
-                config_name=about.get("dataset_config_name"),
-                cache_dir=self.args.cache_dir,
-                progress=not self.args.disable_tqdm,
-            )
-        except (OSError, ValueError) as error:
-            self.notes.append(f"no thumbnails: {str(error).splitlines()[0]}")
+            self.notes.append(f"no {what}: {str(error).splitlines()[0]}")
             return None
 
     def _texts(self) -> list[str] | None:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from hf_sphere.embedding_files import read_embeddings, written_embeddings
 from hf_sphere.snapshot_files import list_snapshots
+from hf_sphere.training import provenance
 
 pytest.importorskip("matplotlib")
 SCRIPT = "recipes/visualize_embeddings.py"
@@ -134,6 +135,12 @@ def test_the_directions_of_the_classes_are_in_the_picture_unless_told_otherwise(
     assert (draw(embeddings, *words) / "sphere.png").read_bytes() != with_directions
 
 
+def test_the_gallery_is_drawn_where_there_is_something_beside(draw, tmp_path):
+    both = [write(tmp_path / name, *clusters(dim)) for name, dim in (("one", 3), ("other", 5))]
+    folder = draw(both[0], "--beside", both[1])
+    assert (folder / "gallery.png").is_file()
+
+
 # What is measured
 
 
@@ -181,11 +188,16 @@ def test_pictures_that_are_there_are_not_replaced_unasked(draw, tmp_path):
     assert {path.name for path in folder.glob("*.png")} == {"angles.png"}
 
 
-def test_a_film_needs_snapshots(draw, embeddings, run_of_digits, tmp_path, monkeypatch, recipe):
-    monkeypatch.setattr(recipe, "list_snapshots", lambda run: [])
+def test_a_film_needs_snapshots(draw, embeddings, tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "list_snapshots", lambda run: [])
     with pytest.raises(ValueError, match=r"snapshots of a run, two at least.*has 0; train with --snapshot_epochs 1"):
         draw(embeddings, "--pictures", "film")
     assert not (tmp_path / "pictures").exists()
+
+
+def test_a_gallery_is_of_the_same_classes(draw, embeddings, tmp_path):
+    with pytest.raises(ValueError, match=r"other classes, 0, 1, 2, \.\.\. and a, b, c; a gallery has one legend"):
+        draw(write(tmp_path / "own", *clusters(3)), "--beside", embeddings)
 
 
 def test_a_film_needs_to_know_its_run(draw, tmp_path):
@@ -212,7 +224,9 @@ def test_what_cannot_be_drawn_is_said(dim, words, message, draw, tmp_path):
         (("--lengths", "--dim", 3), "--lengths is for the plane"),
         (("--max_samples", 0), "--max_samples must be at least 1; got 0"),
         (("--film_milliseconds", 0), "--film_milliseconds must be at least 1; got 0"),
-        (("--pictures", "cube"), "--pictures are any of sphere, angles, interactive, film; got 'cube'"),
+        (("--pictures", "cube"), "--pictures are any of sphere, angles, interactive, film, gallery; got 'cube'"),
+        (("--pictures", "gallery"), "the gallery and --beside need each other"),
+        (("--pictures", "sphere", "--beside", "x"), "the gallery and --beside need each other"),
     ],
 )
 def test_arguments_without_a_meaning_are_refused(words, message, draw, tmp_path, capsys):
