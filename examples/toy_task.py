@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from matplotlib.figure import Figure
 from safetensors.torch import load_model
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification
@@ -26,6 +25,7 @@ from transformers.utils import logging
 import hf_sphere  # noqa: F401  (makes the models known to transformers)
 from hf_sphere.data import load_image_split
 from hf_sphere.snapshot_files import list_snapshots
+from hf_sphere.visualization import check_matplotlib
 
 ROOT = Path(__file__).parent.parent
 KINDS = {"plain": ["--backbone_kwargs", "{width: 2}"], "spherized": []}
@@ -41,6 +41,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     logging.disable_progress_bar()
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(12.5, 8.4), layout="constrained")
     rows = figure.subplots(len(KINDS), 3)
     headings = ("inputs, and the answers to them", "what the last layer sees, before training", "after training")
@@ -127,10 +130,11 @@ def draw_answers(axes: Any, model: Any) -> None:
     """Shade the plane of the inputs by the class that the model answers."""
     side = torch.linspace(-0.5, 1.5, 201)
     grid = torch.cartesian_prod(side, side)
-    answers = model(grid[:, None, None, :]).logits.argmax(-1).reshape(201, 201)
-    axes.contourf(side, side, answers.T, levels=[-0.5, 0.5, 1.5], colors=COLOURS, alpha=0.15)
-    if answers.unique().numel() == 2:
-        axes.contour(side, side, answers.T, levels=[0.5], colors="0.3", linewidths=1.5)
+    logits = model(grid[:, None, None, :]).logits
+    lead = (logits[:, 1] - logits[:, 0]).reshape(201, 201).T  # of class 1 over class 0
+    axes.contourf(side, side, lead, levels=[-1e9, 0.0, 1e9], colors=COLOURS, alpha=0.15)
+    if lead.min() < 0 < lead.max():
+        axes.contour(side, side, lead, levels=[0.0], colors="0.3", linewidths=1.5)
 
 
 def draw_hyperplane(axes: Any, weight: Tensor, bias: Tensor, limits: tuple[float, float]) -> None:
@@ -139,7 +143,7 @@ def draw_hyperplane(axes: Any, weight: Tensor, bias: Tensor, limits: tuple[float
     nearest = -offset * difference / difference.dot(difference)
     along = torch.stack([-difference[1], difference[0]]) / difference.norm()
     line = torch.stack([nearest - 100 * along, nearest + 100 * along])
-    axes.plot(*line.T, color="0.3", linewidth=1.5, label="both classes as likely")
+    axes.plot(*line.T, color="0.3", linewidth=1.5)
     length = 0.35 * limits[1] / weight.norm(dim=1).max().item()
     for label, colour in enumerate(COLOURS):
         tip = length * weight[label]

@@ -290,7 +290,10 @@ class Evaluation:
     def measure_overlap(self) -> None:
         """Measure how many images lie at one of another class, of those whose labels are classes of the model."""
         threshold, distance = self.args.overlap_threshold, self.args.overlap_distance
-        if threshold is None or distance is None or self.correct is None:
+        if threshold is None or distance is None:
+            return
+        if self.correct is None:
+            self.notes.append("without a label that is a class of the model, there is no overlap.")
             return
         points = self.data.embeddings[self.known]
         zero = int((~points.any(-1)).sum())
@@ -303,13 +306,13 @@ class Evaluation:
             return
         labels = self.labels[self.known]
         counts = class_overlap(points, labels, self.correct, threshold=threshold, distance=distance)
-        self.results |= {f"overlap_{name}": count for name, count in counts.items()}
+        self.results |= {f"eval_overlap_{name}": count for name, count in counts.items()}
         unit = " degrees" if distance == "angular" else ""
         detail = (
             f"{counts['num_errors']:,} of {counted(int(counts['num_overlaps']), 'image')} nearer than "
             f"{threshold:g}{unit} to another class"
         )
-        self.report("overlap_ratio", counts["ratio"], "wrong where classes overlap", detail)
+        self.report("eval_overlap_ratio", counts["ratio"], "wrong where classes overlap", detail)
 
     def retrieval_options(self) -> dict[str, Any]:
         """Distance and recalls, from the arguments or from what the embeddings say of themselves."""

@@ -177,6 +177,10 @@ def describe(args: ExtractionArguments, model: Any, data: ImageSplit) -> dict[st
         "dataset_config_name": args.dataset_config_name,
         "split": data.name,
         "train_classes": args.train_classes,
+        "train_split": args.train_split,
+        "image_column_name": args.image_column_name,
+        "image_mean": args.image_mean,
+        "image_std": args.image_std,
         **distance,
     }
 

@@ -112,10 +112,13 @@ class VisualizationArguments:
         unknown = [name for name in self.pictures or [] if name not in EXTRAS]
         if unknown:
             raise ValueError(f"--pictures are any of {', '.join(EXTRAS)}; got {unknown[0]!r}.")
-        for name in ("max_samples", "film_samples", "film_milliseconds"):
+        for name, least in (("max_samples", 1), ("film_samples", 1), ("film_milliseconds", 20)):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name} must be at least 1; got {value}.")
+            if value is not None and value < least:
+                raise ValueError(f"--{name} must be at least {least}; got {value}.")
+        twice = [name for name in self.beside if [self.embeddings, *self.beside].count(name) > 1]
+        if twice:
+            raise ValueError(f"--beside names other embeddings, each once; got {twice[0]} twice.")
         if self.pictures is not None and ("gallery" in self.pictures) != bool(self.beside):
             raise ValueError("the gallery and --beside need each other; name further embeddings, or leave both out.")
         if self.lengths and self.dim == 3:
@@ -141,11 +144,12 @@ def visualize(args: VisualizationArguments) -> None:
     data = read_embeddings(args.embeddings, **reading)
     look = Look(data, args)
     others = [Look(read_embeddings(name, needed=["label"], **reading), args) for name in args.beside]
-    check_same_classes([look, *others])
+    check_gallery([look, *others])
     snapshots = find_snapshots_of(data) if "film" in pictures else []
+    results = look.measure()
     claim_results_dir(output, FILES, overwrite=args.overwrite_output_dir)
     write_json(output / RUN_FILE, asdict(args))
-    write_json(output / RESULTS_FILE, look.measure())
+    write_json(output / RESULTS_FILE, results)
     print(f"saved {output / RESULTS_FILE}")
     draw = {
         "sphere": look.draw_sphere,
@@ -158,8 +162,9 @@ def visualize(args: VisualizationArguments) -> None:
         path = draw[picture](output)
         if path is not None:
             print(f"drew  {path}")
-    for note in look.notes:
-        print(f"Note: {note}")
+    for one in (look, *others):
+        for note in one.notes:
+            print(f"Note: {note if one is look else f'{one.data.name}: {note}'}")
 
 
 def choose_pictures(args: VisualizationArguments) -> list[str]:
@@ -187,10 +192,12 @@ def choose_pictures(args: VisualizationArguments) -> list[str]:
     return chosen
 
 
-def check_same_classes(looks: Sequence["Look"]) -> None:
-    """Refuse a gallery of embeddings that cannot share a legend."""
+def check_gallery(looks: Sequence["Look"]) -> None:
+    """Refuse a gallery of embeddings that cannot share a legend, or a kind of picture."""
     first = looks[0]
     for other in looks[1:]:
+        if other.dim < first.dim:
+            raise ValueError(f"{other.data.name} has 2 coordinates; draw all on the circle, with --dim 2.")
         if other.class_names != first.class_names:
             raise ValueError(
                 f"{other.data.name} and {first.data.name} have other classes, {shorten(other.class_names)} and "
@@ -232,6 +239,14 @@ class Look:
             )
         if args.dim is not None and args.dim > coordinates:
             raise ValueError(f"--dim {args.dim} needs as many coordinates; {data.name} has {coordinates}.")
+        spoilt = ~data.embeddings.isfinite().all(-1)
+        if not args.lengths:
+            spoilt |= ~data.embeddings.any(-1)
+        if spoilt.any():
+            raise ValueError(
+                f"{int(spoilt.sum())} of {len(spoilt)} embeddings of {data.name} are zero or not finite and have no "
+                f"direction, the first one in row {int(spoilt.nonzero()[0, 0])}; leave them out."
+            )
         self.data, self.args = data, args
         self.notes: list[str] = []
         self.dim = args.dim or min(coordinates, 3)
@@ -239,31 +254,40 @@ class Look:
         self.class_names = data.class_names if data.labels is not None else ["embeddings"]
         about = data.about
         known = [Path(about[name]).name for name in ("model", "dataset") if name in about]
-        self.title = args.title if args.title is not None else ", ".join(known) or Path(data.name).name
+        self.name = ", ".join(known) or Path(data.name).name
+        self.title = self.name if args.title is None else args.title
         self.directions: Tensor | None = None
         if not args.no_directions:
             self.directions = self._find("directions of the classes", partial(find_directions, data))
 
     def measure(self) -> dict[str, Any]:
-        """Measure how the embeddings lie, print it and return it by name."""
-        points, about = self.data.embeddings, self.data
+        """Measure how the directions of the embeddings lie, print it and return it by name."""
+        points, labels = F.normalize(self.data.embeddings.double(), dim=-1), self.labels
         count, coordinates = points.shape
-        classes = f"{len(self.labels.unique())} classes" if about.labels is not None else "no labels"
-        print(f"{about.name}: {count:,} embeddings of {coordinates} coordinates, {classes}")
-        results: dict[str, Any] = {"num_embeddings": count, "embedding_dim": coordinates}
-        results["uniformity"] = uniformity(points)
-        print(f"{'uniformity':<22}{results['uniformity']:>9.4f}    log mean exp(-2 |x - y|^2): lower is more even")
-        results["effective_dimension"] = effective_dimension(points)
-        print(f"{'effective dimension':<22}{results['effective_dimension']:>9.2f}    of {coordinates}")
-        if about.labels is None:
+        number = len(labels.unique())
+        classes = "no labels" if self.data.labels is None else f"{number} {'class' if number == 1 else 'classes'}"
+        print(f"{self.data.name}: {count:,} embeddings of {coordinates} coordinates, {classes}")
+        self.results: dict[str, Any] = {"num_embeddings": count, "embedding_dim": coordinates}
+        self._measure("uniformity", lambda: uniformity(points), "log mean exp(-2 |x - y|^2): lower is more even")
+        self._measure("effective_dimension", lambda: effective_dimension(points), f"of {coordinates}")
+        if self.data.labels is None:
             self.notes.append("without a column label there are no classes: no colours, alignment and angles.")
-            return results
-        results["alignment"] = alignment(points, self.labels)
-        print(f"{'alignment':<22}{results['alignment']:>9.4f}    mean |x - y|^2 within classes: lower is tighter")
-        for name, angles in zip(("within", "between"), class_angles(points, self.labels), strict=True):
-            results[f"mean_angle_{name}"] = angles.mean().item()
-            print(f"{f'angle {name}':<22}{results[f'mean_angle_{name}']:>9.2f}    degrees, mean over pairs")
-        return results
+            return self.results
+        within = "mean |x - y|^2 within classes: lower is tighter"
+        self._measure("alignment", lambda: alignment(points, labels), within)
+        for place, name in enumerate(("mean_angle_within", "mean_angle_between")):
+            mean = partial(lambda place: class_angles(points, labels)[place].mean().item(), place)
+            self._measure(name, mean, "degrees, over pairs")
+        return self.results
+
+    def _measure(self, name: str, measure: Callable[[], float], detail: str) -> None:
+        """Keep a measure and print it, or note why there is none: too few points, a single class."""
+        try:
+            self.results[name] = measure()
+        except ValueError as error:
+            self.notes.append(f"no {name.replace('_', ' ')}: {error}")
+            return
+        print(f"{name.replace('_', ' '):<22}{self.results[name]:>9.4g}    {detail}")
 
     def draw_sphere(self, folder: Path) -> Path:
         """Draw the embeddings on the circle or on the sphere."""
@@ -276,7 +300,11 @@ class Look:
         if self.data.labels is None:
             return None
         path = folder / "angles.png"
-        plot_class_angles(self.data.embeddings, self.labels, title=self.title, path=path)
+        try:
+            plot_class_angles(self.data.embeddings, self.labels, title=self.title, path=path)
+        except ValueError as error:  # a single class has no other, single points have no pair
+            self.notes.append(f"no picture of angles: {error}")
+            return None
         return path
 
     def write_page(self, folder: Path) -> Path:
@@ -307,9 +335,16 @@ class Look:
         path = folder / "gallery.png"
         panels: dict[str, Panel] = {}
         for look in (self, *others):
-            name = look.title if look.title not in panels else look.data.name
+            name = look.name if look.name not in panels else look.data.name
             panels[name] = Panel(look.data.embeddings, look.labels, look.directions, self.args.lengths)
-        plot_gallery(panels, self.class_names, dim=self.dim, columns=2 if self.dim == 3 else 3, path=path)
+        plot_gallery(
+            panels,
+            self.class_names,
+            dim=self.dim,
+            columns=2 if self.dim == 3 else 3,
+            title=self.args.title or "",
+            path=path,
+        )
         return path
 
     def _figure(

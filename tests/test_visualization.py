@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.visualization import View, choose_view, plot_sphere, project_to_sphere
-from hf_sphere.visualization.class_marks import LARGEST_LEGEND, mark_of, place_apart
+from hf_sphere.visualization.class_marks import LARGEST_LEGEND, mark_of, place_apart, place_names, shorten
+from hf_sphere.visualization.figures import start_figure
 from hf_sphere.visualization.projection import share_kept
+from hf_sphere.visualization.scene import LARGEST_NAMED
 
 ABC = ["a", "b", "c"]
 EDGES = torch.zeros(2), torch.full((2,), 100.0)
@@ -161,6 +163,19 @@ class TestNames:
         _, kept = place_apart(torch.full((3, 2), 5.0), torch.full((3, 2), 10.0), *frame)
         assert kept.tolist() == [True, True, False]
 
+    @pytest.mark.parametrize(
+        ("name", "short"),
+        [
+            ("cat", "cat"),
+            ("x" * 24, "x" * 24),
+            ("x" * 25, "x" * 24 + "\u2026"),
+            ("tench, Tinca tinca, and other fish", "tench, Tinca tinca, and\u2026"),
+            ("two\nlines", "two lines"),
+        ],
+    )
+    def test_a_long_name_ends_with_an_ellipsis(self, name, short):
+        assert shorten(name) == short
+
     def test_thirty_classes_have_thirty_marks(self):
         assert len({mark_of(index, range(10)) for index in range(30)}) == 30
 
@@ -188,7 +203,7 @@ class TestPicture:
 
     def test_points_in_three_dimensions_are_not_said_to_be_projected(self):
         figure = plot_sphere(torch.randn(300, 3), torch.arange(300) % 3, ABC, directions=torch.eye(3))
-        assert figure.get_supxlabel() == ""
+        assert figure.get_supxlabel() == "lines and diamonds: directions of the classes"
 
     def test_every_point_is_drawn_on_one_side(self):
         figure = plot_sphere(unit(500, 3), torch.arange(500) % 3, ABC)
@@ -225,7 +240,49 @@ class TestPicture:
     def test_directions_that_are_turned_away_are_counted(self):
         points, directions = torch.eye(3).repeat(5, 1), torch.cat([torch.eye(3)[:1], -torch.eye(3)[:2]])
         figure = plot_sphere(points, torch.arange(15) % 3, ABC, directions=directions)
-        assert figure.get_supxlabel() == "outside of the picture: 2 of 3 class directions"
+        assert figure.get_supxlabel().splitlines() == [
+            "lines and diamonds: directions of the classes",
+            "outside of the picture: 2 of 3 class directions",
+        ]
+
+    def test_a_part_of_the_sphere_without_any_direction_is_said(self):
+        figure = plot_sphere(unit(30, 3).abs(), torch.arange(30) % 3, ABC, directions=-torch.eye(3))
+        assert figure.get_supxlabel() == "no class direction lies in this part of the sphere"
+        assert not any(line.get_marker() == "D" for line in figure.axes[0].lines)
+
+    def test_classes_without_points_have_no_direction(self):
+        figure = plot_sphere(torch.eye(3)[:2].repeat(5, 1), torch.arange(10) % 2, ABC, directions=torch.eye(3))
+        assert sum(line.get_marker() == "D" for line in figure.axes[0].lines) == 2
+        assert figure.get_supxlabel() == "lines and diamonds: directions of the classes"
+
+    @pytest.mark.parametrize("title", ["$a^$", "5 $ or 6 $", "a_b"])
+    def test_names_and_titles_are_no_formulas(self, tmp_path, title):
+        names = ["$a^$", "$", "_b"]
+        figure = plot_sphere(unit(30, 3), torch.arange(30) % 3, names, title=title, path=tmp_path / "sphere.png")
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == names
+        assert set(names_in(figure.axes[0])) == set(names)
+        assert not any(text.get_parse_math() for text in [figure._suptitle, *figure.axes[0].texts])
+
+    def test_glyphs_that_no_font_has_are_drawn_without_a_warning(self, tmp_path, recwarn):
+        names = ["\u732b", "\U0001f408", "\u0b87"]
+        plot_sphere(unit(30, 3), torch.arange(30) % 3, names, title=names[0], path=tmp_path / "sphere.png")
+        assert not recwarn.list
+
+    def test_long_names_leave_room_for_the_picture(self):
+        names = [letter * 300 for letter in "abc"]
+        figure = plot_sphere(unit(30, 3).abs(), torch.arange(30) % 3, names)
+        short = [letter * 24 + "\u2026" for letter in "abc"]
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == short
+        assert set(names_in(figure.axes[0])) == set(short)
+        assert figure.axes[0].get_window_extent().width > 0.5 * figure.bbox.width
+
+    def test_too_many_classes_have_neither_names_nor_directions(self):
+        count = LARGEST_NAMED + 1
+        points = unit(count, 3)
+        figure = plot_sphere(points, torch.arange(count), [f"{index}" for index in range(count)], directions=points)
+        assert not figure.axes[0].texts
+        assert not any(line.get_marker() == "D" for line in figure.axes[0].lines)
+        assert figure.get_supxlabel() == "51 classes: too many to draw their names and directions"
 
     def test_the_basis_of_another_epoch_can_be_given(self):
         points, basis = torch.randn(30, 5), torch.eye(5)[:, 1:4]
@@ -247,12 +304,14 @@ class TestPicture:
         assert set(names_in(figure.axes[0])) == set(names)
 
     def test_names_without_room_are_counted(self):
-        names = [f"a class with a long name {index}" for index in range(150)]
-        points = F.normalize(torch.randn(150, 3) + torch.tensor([4.0, 0.0, 0.0]), dim=1)
-        axes = plot_sphere(points, torch.arange(150), names).axes[0]
+        figure, colours = start_figure(3.0, 3.0)
+        axes = figure.subplots()
+        figure.draw_without_rendering()
+        place_names(axes, torch.rand(50, 2), range(50), [f"a long name {index}" for index in range(50)], colours, 13.0)
         *shown, note = axes.texts
         assert count_covered(shown) == 0
-        assert note.get_text() == f"{150 - len(shown)} names left out for want of room"
+        assert 0 < len(shown) < 50
+        assert note.get_text() == f"{50 - len(shown)} names left out for want of room"
 
     @pytest.mark.parametrize("width", [1, 2])
     def test_points_of_fewer_coordinates_are_refused(self, width):

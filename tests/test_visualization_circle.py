@@ -54,6 +54,13 @@ class TestCircle:
         assert heights[0] == pytest.approx(1.55, abs=0.01)
         assert 1.0 < heights[1] < 1.3
 
+    def test_four_times_the_density_is_twice_the_height(self):
+        points = torch.cat([at(40.0, 40.0, 40.0, 40.0), at(100.0, 160.0, 220.0, 280.0)])
+        figure = plot_circle(points, torch.arange(2).repeat_interleave(4), ["a", "b"])
+        tops = [torch.as_tensor(line.get_xydata()) for line in figure.axes[0].lines if len(line.get_xydata()) > 2]
+        first, second = (top.norm(dim=1).nan_to_num(0).max().item() - 1 for top in tops)
+        assert first == pytest.approx(2 * second)
+
     def test_each_class_is_named_outside_of_its_points(self):
         names = names_in(plot_circle(at(0, 1, 120, 121, 240, 241), torch.arange(3).repeat_interleave(2), ABC))
         for name, degrees in zip(ABC, (0.5, 120.5, 240.5), strict=True):
@@ -64,6 +71,30 @@ class TestCircle:
     def test_directions_are_lines_to_the_circle(self):
         figure = plot_circle(at(0, 120, 240), torch.arange(3), ABC, directions=2 * at(10, 100, 200))
         assert directions_in(figure) == [pytest.approx(end) for end in at(10, 100, 200).tolist()]
+
+    def test_lines_are_said_to_be_directions(self):
+        figure = plot_circle(at(0, 120, 240), torch.arange(3), ABC, directions=at(10, 100, 200))
+        assert figure.get_supxlabel().splitlines() == [ROSE_NOTE, "lines: directions of the classes"]
+
+    def test_directions_outside_of_a_quarter_are_counted(self):
+        figure = plot_circle(at(1, 45, 89), torch.arange(3), ABC, directions=at(10, 150, 240))
+        assert directions_in(figure) == [pytest.approx(at(10)[0].tolist())]
+        assert figure.get_supxlabel().splitlines()[1:] == [
+            "lines: directions of the classes",
+            "outside of the picture: 2 of 3 class directions",
+        ]
+
+    def test_a_quarter_without_any_direction_is_said(self):
+        figure = plot_circle(at(1, 45, 89), torch.arange(3), ABC, directions=at(170, 200, 240))
+        assert figure.get_supxlabel().splitlines()[1:] == ["no class direction lies in this part of the circle"]
+
+    def test_too_many_classes_have_neither_names_nor_directions(self):
+        points = at(*range(0, 360, 5))
+        names = [f"{index}" for index in range(72)]
+        figure = plot_circle(points, torch.arange(72), names, directions=points)
+        assert directions_in(figure) == []
+        assert names_in(figure) == {}
+        assert figure.get_supxlabel().splitlines()[1:] == ["72 classes: too many to draw their names and directions"]
 
     def test_directions_are_projected_as_the_points_are(self):
         points, directions = torch.randn(30, 6, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
@@ -135,6 +166,16 @@ class TestPlane:
     def test_directions_must_be_one_a_class(self):
         with pytest.raises(ValueError, match="directions must be one a class, 3; got 2"):
             plot_circle(torch.randn(3, 2), torch.arange(3), ABC, lengths=True, directions=torch.eye(2))
+
+
+@pytest.mark.parametrize("lengths", [False, True])
+def test_names_and_titles_are_no_formulas(tmp_path, lengths):
+    names = ["$a^$", "$b_$", "\u732b"]
+    points = torch.randn(30, 2)
+    figure = plot_circle(
+        points, torch.arange(30) % 3, names, title="$a^$", lengths=lengths, path=tmp_path / "circle.png"
+    )
+    assert set(names_in(figure)) == set(names)
 
 
 @pytest.mark.parametrize("lengths", [False, True])

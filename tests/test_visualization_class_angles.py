@@ -36,6 +36,11 @@ def test_the_means_are_marked_and_named():
     assert figure.get_suptitle() == "digits"
 
 
+def test_a_title_is_no_formula(tmp_path):
+    plot_class_angles(torch.randn(60, 3), torch.arange(60) % 3, title="$a^$", path=tmp_path / "angles.png")
+    assert (tmp_path / "angles.png").is_file()
+
+
 def test_classes_at_one_place_each_stand_at_the_ends_of_the_axis():
     points = torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [-3.0, 0.0]])
     first, _, second, _ = plot_class_angles(points, torch.tensor([0, 0, 1, 1])).axes[0].patches

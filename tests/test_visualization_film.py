@@ -4,9 +4,10 @@ import weakref
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from hf_sphere.visualization import save_film
+from hf_sphere.visualization import View, plot_sphere, save_film
 
 COLOURS = [(255, 0, 0), (0, 128, 0), (10, 20, 250)]
 
@@ -65,6 +66,38 @@ def test_busy_frames_keep_their_colours_in_a_gif(tmp_path, count):
             difference = np.abs(np.asarray(film.convert("RGB")) - exact)
             assert difference.mean() < 10
             assert difference.max() < 80
+
+
+def test_what_stands_still_does_not_flicker(tmp_path):
+    def spheres():
+        for seed in range(3):
+            points = torch.randn(300 * (seed + 1), 3, generator=torch.Generator().manual_seed(seed))
+            yield plot_sphere(points, torch.arange(len(points)) % 3, ["a", "b", "c"], view=View(20.0, 30.0))
+
+    save_film(spheres(), tmp_path / "film.gif")
+    save_film(spheres(), tmp_path / "frames")
+    exact = np.stack([np.asarray(Image.open(file)) for file in sorted((tmp_path / "frames").iterdir())])
+    assert len(np.unique(exact.reshape(-1, 3), axis=0)) > 256
+    with Image.open(tmp_path / "film.gif") as film:
+        drawn = []
+        for number in range(3):
+            film.seek(number)
+            drawn.append(np.asarray(film.convert("RGB")))
+    for colour in (255, 250):  # background and globe
+        of_colour = (exact == colour).all(-1)
+        assert of_colour.sum() > 10_000
+        assert (np.stack(drawn)[of_colour] == colour).all()
+    still = (exact == exact[0]).all((0, -1))
+    assert (np.stack(drawn)[:, still] == drawn[0][still]).all()
+    assert np.abs(np.stack(drawn) - exact.astype(float)).mean() < 1
+
+
+def test_a_film_of_few_colours_keeps_them_all(tmp_path):
+    save_film(map(frame, [(4 * value, value, 255 - value) for value in range(60)]), tmp_path / "film.gif")
+    with Image.open(tmp_path / "film.gif") as film:
+        for value in range(60):
+            film.seek(value)
+            assert film.convert("RGB").getpixel((40, 20)) == (4 * value, value, 255 - value)
 
 
 def test_a_folder_has_numbered_pictures(tmp_path):

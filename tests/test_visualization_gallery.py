@@ -67,6 +67,30 @@ def test_directions_are_drawn():
 
 
 @pytest.mark.parametrize("dim", [2, 3])
+@pytest.mark.parametrize(("dim", "marks"), [(2, "lines"), (3, "lines and diamonds")])
+def test_what_directions_are_is_said_once(dim, marks):
+    parts = {name: panel(dim, directions=torch.eye(3)[:, :dim] + 0.1) for name in ("cosine", "vmf")}
+    figure = plot_gallery(parts, ABC, dim=dim)
+    assert figure.get_supxlabel().splitlines()[-1] == f"{marks}: directions of the classes"
+    assert not any("lines" in text.get_text() for axes in figure.axes for text in axes.texts)
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_names_and_headings_are_no_formulas(tmp_path, dim):
+    figure = plot_gallery(
+        {"$a^$": panel(dim)}, ["$a^$", "$", "c"], dim=dim, title="$b_$", path=tmp_path / "gallery.png"
+    )
+    assert figure.axes[0].get_title() == "$a^$"
+
+
+@pytest.mark.parametrize("count", [31, 51])
+def test_too_many_classes_have_no_names(count):
+    points = torch.randn(count, 3)
+    figure = plot_gallery({"a": Panel(points, torch.arange(count))}, [f"{index}" for index in range(count)], dim=3)
+    (note,) = figure.axes[0].texts
+    assert f"{count} classes: too many to draw their names" in note.get_text().replace("\n", " ")
+
+
 def test_names_do_not_cover_each_other(dim):
     names = [f"class {index}" for index in range(10)]
     points = torch.randn(30, dim).abs() + 3

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 import torch
@@ -28,6 +28,7 @@ class Episodes:
         count: Episodes an epoch, over all processes.
         per_batch: Episodes a batch and process; the last batch of an epoch may hold fewer.
         distinct: Refuse classes with fewer images than `examples`, instead of repeating theirs within an episode.
+        origin: Which settings the numbers come from, a sentence for messages.
     """
 
     classes: int
@@ -35,6 +36,7 @@ class Episodes:
     count: int
     per_batch: int = 1
     distinct: bool = False
+    origin: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         for name in ("classes", "examples", "count", "per_batch"):
@@ -65,20 +67,26 @@ def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | No
         ValueError: If there are fewer classes, or where images must be distinct, fewer images in a class.
     """
     classes, counts = labels.unique(return_counts=True)
+    origin = f" {episodes.origin}" if episodes.origin else ""
     if episodes.classes > len(classes):
+        # An episode of one class has nothing to tell apart, so it is no advice.
+        advice = "ask for at most as many as there are" if len(classes) > 1 else "use images of more classes"
         raise ValueError(
-            f"{what} episode of {episodes.classes} different classes cannot be drawn from {len(classes)}; ask for at "
-            "most as many as there are."
+            f"{what} episode of {episodes.classes} different classes cannot be drawn from {len(classes)}; "
+            f"{advice}.{origin}"
         )
     too_small = int((counts < episodes.examples).sum())
     if episodes.distinct and too_small:
         order = counts.argsort(stable=True)[: min(too_small, _NAMED)].tolist()
         smallest = [(classes[place].item(), counts[place].item()) for place in order]
+        fewest = int(counts.min())
+        # Nor is one of a single image of each class, which has no other to be compared with.
+        ask = f"Ask for at most {fewest}, or leave these classes out"
+        advice = ask if fewest > 1 else "Leave these classes out, or use more images"
         named = ", ".join(f"{names[label] if names else f'class {label}'} has {count}" for label, count in smallest)
         raise ValueError(
             f"{what} episode takes {episodes.examples} different images of a class, but {too_small} of {len(classes)} "
-            f"classes have fewer ({named}{', ...' if too_small > _NAMED else ''}). Ask for at most "
-            f"{int(counts.min())}, or leave these classes out."
+            f"classes have fewer ({named}{', ...' if too_small > _NAMED else ''}). {advice}.{origin}"
         )
 
 

@@ -27,7 +27,7 @@ class AngularLinear(nn.Linear):
 
     Shape:
         - Input: (..., in_features).
-        - Output: (..., out_features), of the input's dtype; in [-1, 1], but for `w_cosine`.
+        - Output: (..., out_features), of the input's dtype; in [-1, 1] up to rounding, but for `w_cosine`.
 
     Raises:
         ValueError: If the operator is unknown.
@@ -75,8 +75,8 @@ class AngularConv2d(nn.Conv2d):
 
     Shape:
         - Input: (N, in_channels, H, W) or (in_channels, H, W).
-        - Output: (N, out_channels, H', W') or (out_channels, H', W'), of the input's dtype; in [-1, 1], but for
-          `w_cosine`.
+        - Output: (N, out_channels, H', W') or (out_channels, H', W'), of the input's dtype; in [-1, 1] up to
+          rounding, but for `w_cosine`.
 
     Raises:
         ValueError: If the operator is unknown.
@@ -134,6 +134,8 @@ class AngularConv2d(nn.Conv2d):
 
 def _widen(x: Tensor, weight: Tensor, operator: Operator) -> tuple[Tensor, Tensor]:
     """Bring both to the dtype that the operator is computed in."""
+    if not x.is_floating_point():
+        raise TypeError(f"expected an input of a floating dtype; got {x.dtype}. Convert it with .float().")
     dtype = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
     if operator.of_angle is not None:
         dtype = _exact(x)

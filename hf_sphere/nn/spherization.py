@@ -1,5 +1,7 @@
 """The spherization layer and the linear and convolution layers that follow it."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -48,8 +50,10 @@ class Spherization(nn.Module):
         super().__init__()
         if in_features < 1:
             raise ValueError(f"in_features must be at least 1; got {in_features}.")
-        if radius <= 0:
+        if not 0.0 < radius < math.inf:
             raise ValueError(f"radius must be positive; got {radius}.")
+        if not math.isfinite(scaling) or scaling == 0.0:
+            raise ValueError(f"scaling must be a number other than 0, at which all angles are equal; got {scaling}.")
         if not 0.0 < delta < 1.0:
             raise ValueError(f"delta must lie between 0 and 1, both excluded; got {delta}. The usual value is 1e-6.")
         self.in_features = in_features

@@ -1,7 +1,8 @@
 """Arguments of the image recipes: which model, which images, which targets."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from hf_sphere.data.episodes import Episodes
 from hf_sphere.nn.heads import HEADS
@@ -15,11 +16,15 @@ class EncoderArguments:
     model_name_or_path: str | None = field(
         default=None,
         metadata=described(
-            "Start from this saved model (folder or Hub id), which brings backbone, embedding and head."
+            "Start from this saved model (folder or Hub id), which brings its backbone and embedding; and its head, "
+            "but for few-shot."
         ),
     )
     backbone: str | None = field(
-        default=None, metadata=described("Name of a timm model or of a backbone of this library; `lenet5` if not set.")
+        default=None,
+        metadata=described(
+            "Name of a timm model or of a backbone of this library; `lenet5` if not set, for few-shot `conv4`."
+        ),
     )
     backbone_kwargs: Options = field(default_factory=Options, metadata=described("Options of the backbone, a mapping."))
     pretrained_backbone: bool = field(
@@ -106,6 +111,14 @@ class RetrievalArguments:
     )
 
 
+class SwitchableOptions(Options):
+    """A mapping for which the command line may say `null`, to take back what a YAML file gives."""
+
+    def __new__(cls, value: str | Iterable[tuple[str, Any]] = ()) -> "SwitchableOptions | None":  # type: ignore[misc]
+        """Make None of `null` or `none`."""
+        return None if value in ("null", "none") else super().__new__(cls)
+
+
 @dataclass
 class FewShotArguments(RetrievalArguments):
     """Of what episodes are made, and how their queries are classified."""
@@ -117,8 +130,12 @@ class FewShotArguments(RetrievalArguments):
     episodes_per_step: int = field(
         default=1, metadata=described("Training episodes a process that a forward pass takes together.")
     )
-    validation_episodes: int = field(
-        default=500, metadata=described("Episodes that the epoch is chosen on, the same ones after each epoch.")
+    validation_episodes: int | None = field(
+        default=None,
+        metadata=described(
+            "Episodes of the validation part, if there is one, that the epoch is chosen on, the same ones after each "
+            "epoch; 500 if not set."
+        ),
     )
     eval_episodes: int = field(default=600, metadata=described("Episodes that results are reported on."))
     metric: Literal["euclidean", "cosine"] | None = field(
@@ -132,17 +149,17 @@ class FewShotArguments(RetrievalArguments):
         default=None,
         metadata=described("What similarities are divided by; that of a saved model, else 1, if not set."),
     )
-    spherization: Options | None = field(
+    spherization: SwitchableOptions | None = field(
         default=None,
         metadata=described(
             "Put the embeddings on a sphere, with these options (`{}` for the usual ones); as a saved model has it, "
-            "else not, if not set."
+            "else not, if not set or `null`."
         ),
     )
 
     def __post_init__(self) -> None:
         for name, least in (("validation_episodes", 2), ("eval_episodes", 2), ("way", 2)):
-            if getattr(self, name) < least:
+            if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}.")
         for name in ("shot", "query", "episodes_per_epoch", "episodes_per_step"):
             if getattr(self, name) < 1:
@@ -152,7 +169,8 @@ class FewShotArguments(RetrievalArguments):
 
     def episodes(self, count: int, per_batch: int = 1) -> Episodes:
         """So many episodes, in which no image is both support and query."""
-        return Episodes(self.way, self.shot + self.query, count, per_batch, distinct=True)
+        origin = f"--way {self.way} is how many classes, --shot {self.shot} and --query {self.query} how many images"
+        return Episodes(self.way, self.shot + self.query, count, per_batch, distinct=True, origin=f"{origin} of each.")
 
 
 @dataclass

@@ -136,7 +136,8 @@ def describe(model: SphereVisionPreTrainedModel, data: ImageData) -> str:
     held_out = f", {data.validation.num_examples:,} held out" if data.validation is not None else ""
     targets = [f"{len(data.class_names)} classes"] if data.class_names else []
     if data.eval_class_names not in ([], data.class_names):
-        targets.append(f"{len(data.eval_class_names)} other classes to evaluate on")
+        other = "other " if set(data.class_names).isdisjoint(data.eval_class_names) else ""
+        targets.append(f"{len(data.eval_class_names)} {other}classes to evaluate on")
     heads = [f"{config.head} head"] if config.head is not None else []
     regression: Any = getattr(model, "regression", None)
     if regression is not None:

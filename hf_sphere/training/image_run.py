@@ -37,6 +37,9 @@ from hf_sphere.training.recipe import Description, Script, carry_out
 from hf_sphere.training.run import start_run
 from hf_sphere.training.tasks import ImageTask
 
+VALIDATION_EPISODES = 500
+"""Episodes that the epoch of a few-shot model is chosen on, where the arguments do not say."""
+
 ARGUMENTS: dict[str, tuple[type, ...]] = {
     "classification": (ModelArguments, ImageDataArguments, TrainingArguments),
     "regression": (ModelArguments, ImageDataArguments, TrainingArguments, RegressionArguments),
@@ -136,7 +139,14 @@ def load_data(
     episodes = data_args.episodes if isinstance(data_args, ImageDataArguments) else None
     if isinstance(target_args, FewShotArguments):
         episodes = target_args.episodes(target_args.episodes_per_epoch, target_args.episodes_per_step)
-        targets["validation_episodes"] = target_args.episodes(target_args.validation_episodes)
+        count = target_args.validation_episodes
+        if data_args.validation_split is not None or data_args.validation_fraction:
+            targets["validation_episodes"] = target_args.episodes(VALIDATION_EPISODES if count is None else count)
+        elif count is not None:
+            raise ValueError(
+                f"validation_episodes {count} needs images that they are drawn from: give --validation_split or "
+                "--validation_fraction, or leave it out."
+            )
         targets["eval_episodes"] = target_args.episodes(target_args.eval_episodes)
     batch_size = args.per_device_train_batch_size
     if episodes is not None and batch_size not in (TrainingArguments.per_device_train_batch_size, episodes.batch_size):
@@ -151,7 +161,7 @@ def load_data(
         random_resized_crop=data_args.random_resized_crop,
     )
     with accelerator.main_process_first():
-        return load_image_data(
+        data = load_image_data(
             data_args.dataset_name,
             task=task.name,
             config_name=data_args.dataset_config_name,
@@ -185,6 +195,14 @@ def load_data(
             num_processes=accelerator.num_processes,
             progress=accelerator.is_main_process and not args.disable_tqdm,
         )
+    # Only now it is known which split is evaluated on where none is named.
+    shared = targets.get("train_classes") is None and data.eval_split == data_args.train_split
+    if isinstance(target_args, FewShotArguments) and shared:
+        raise ValueError(
+            f"train_split and eval_split are both {data.eval_split}, so the classes to be told apart would be trained "
+            "on; name another split, or divide the classes of this one with --train_classes."
+        )
+    return data
 
 
 def _description(

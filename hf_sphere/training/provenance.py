@@ -7,6 +7,7 @@ or an `OSError` that says why.
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ def find_thumbnails(data: Embeddings, *, cache_dir: str | os.PathLike | None = N
         data.about["split"].split("+"),
         data.indices,
         config_name=data.about.get("dataset_config_name"),
+        image_column=data.about.get("image_column_name"),
         cache_dir=cache_dir,
         progress=progress,
     )
@@ -76,11 +78,13 @@ def find_snapshots_of(data: Embeddings) -> list[Snapshot]:
         ValueError: If there are fewer than two, or model or data set are not known.
     """
     run, dataset = data.about.get("model"), data.about.get("dataset")
-    if run is None or dataset is None:
+    if run is None or dataset is None or data.indices is None:
         raise ValueError(
-            f"{data.name} does not say which model embedded which data set, so there is no film of it; "
+            f"{data.name} does not say which model embedded which images of which data set, so there is no film of it; "
             "recipes/extract_embeddings.py notes that."
         )
+    if not Path(run).is_dir():
+        raise ValueError(f"a film needs the snapshots of a run, and {run} is no folder; was it moved?")
     snapshots = list_snapshots(run)
     if len(snapshots) < 2:
         raise ValueError(
@@ -99,12 +103,12 @@ def embed_snapshots(
     cache_dir: str | os.PathLike | None = None,
     progress: bool = True,
 ) -> Iterator[Moment]:
-    """Embed some images of the data set with the weights of each snapshot, the same images for all.
+    """Embed some of the images again with the weights of each snapshot, the same ones for all.
 
     Args:
         data: The embeddings whose run and data set these are.
         snapshots: Of that run.
-        max_samples: Images to embed.
+        max_samples: Images of the data set to take; those that are among the embeddings are shown.
         seed: Seed of their choice.
         cache_dir: Folder for decoded images; below the Hugging Face home if None.
         progress: Whether to show a progress bar while images are decoded.
@@ -114,9 +118,12 @@ def embed_snapshots(
     split = load_image_split(
         about["dataset"],
         about["split"].split("+")[-1],
-        **find_preparation(about["model"], model.config),
+        **find_preparation(about["model"], model.config, about.get("image_mean"), about.get("image_std")),
         config_name=about.get("dataset_config_name"),
+        image_column=about.get("image_column_name"),
         train_classes=about.get("train_classes"),
+        train_split=about.get("train_split") or "train",
+        skip_corrupt=True,
         max_samples=max_samples,
         seed=seed,
         cache_dir=cache_dir,
@@ -125,13 +132,25 @@ def embed_snapshots(
     )
     for snapshot in snapshots:
         load_model(model, snapshot.path, device=str(accelerator.device))
-        columns = list(in_order(embed(model, split.batches, accelerator), split.batches))
-        points, labels = (torch.cat([part[name] for part in columns]) for name in ("embedding", "label"))
+        columns = list(in_order(embed(model, split.batches, accelerator, labelled=False), split.batches))
+        points, rows = (torch.cat([part[name] for part in columns]) for name in ("embedding", "index"))
+        points, labels = _labelled(points, rows, data)
         try:
             directions = _directions_of(model, data)
         except ValueError:
             directions = None
         yield Moment(snapshot.epoch, points, labels, directions)
+
+
+def _labelled(points: Tensor, rows: Tensor, data: Embeddings) -> tuple[Tensor, Tensor]:
+    """Keep the points (N, d) whose rows (N,) are among the embeddings, and give them the labels that these have."""
+    known = data.indices
+    assert known is not None  # there are no snapshots of embeddings without
+    places = torch.full((int(max(known.max(), rows.max())) + 1,), -1)
+    places[known] = torch.arange(len(known))
+    places = places[rows]
+    labels = torch.zeros(len(known), dtype=torch.long) if data.labels is None else data.labels
+    return points[places >= 0], labels[places[places >= 0]]
 
 
 def _directions_of(model: Any, data: Embeddings) -> Tensor | None:

@@ -9,8 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.visualization.class_marks import add_legend, draw_points, mark_of, place_names, size_of_names
-from hf_sphere.visualization.figures import check_matplotlib, save_figure, start_figure
+from hf_sphere.visualization.class_marks import (
+    add_legend,
+    directions_notes,
+    draw_points,
+    mark_of,
+    place_names,
+    size_of_names,
+)
+from hf_sphere.visualization.figures import plain_text, save_figure, start_figure
 from hf_sphere.visualization.scene import Scene
 
 if TYPE_CHECKING:
@@ -28,9 +35,13 @@ _HEIGHT = 0.55
 _NAMES = 1.0 + _HEIGHT + 0.02
 """Radius at which the names stand."""
 
+_MARGIN = 0.12
+"""Of the picture of a quarter, beside the axes, in radii."""
+
 ROSE_NOTE = "height of a class outside of the circle: square root of its density"
 
 
+@plain_text()
 def plot_circle(
     points: Tensor,
     labels: Tensor,
@@ -66,7 +77,6 @@ def plot_circle(
         ValueError: If `points` have too few coordinates or, with `lengths`, more than two, a shape does not fit, a
             label has no name, or a point is not finite or, without `lengths`, zero.
     """
-    check_matplotlib()
     if lengths and basis is not None:
         raise ValueError("with lengths=True the plane is drawn as it is, so there is no basis to project on.")
     if lengths:
@@ -75,10 +85,9 @@ def plot_circle(
         scene = Scene.on_sphere(points, labels, class_names, 2, directions, basis)
     figure, colours = start_figure(7.6, 6.5)
     axes = figure.subplots()
-    draw_circle(axes, scene, colours, lengths=lengths)
-    notes = [scene.note, "" if lengths else ROSE_NOTE]
-    if any(notes):
-        figure.supxlabel("\n".join(filter(None, notes)), fontsize=9, color="0.35")
+    notes = draw_circle(axes, scene, colours, lengths=lengths)
+    if notes:
+        figure.supxlabel("\n".join(notes), fontsize=9, color="0.35")
     figure.suptitle(title)
     add_legend(figure, scene.present, class_names, colours)
     figure.draw_without_rendering()
@@ -87,17 +96,29 @@ def plot_circle(
     return figure
 
 
-def draw_circle(axes: Any, scene: Scene, colours: Sequence[Any], *, lengths: bool, scale: float = 1.0) -> None:
-    """Draw what is shown into empty axes, with markers `scale` times as large as usual; names come later."""
+def draw_circle(axes: Any, scene: Scene, colours: Sequence[Any], *, lengths: bool, scale: float = 1.0) -> list[str]:
+    """Draw what is shown into empty axes, with markers `scale` times as large as usual; names come later.
+
+    Returns:
+        What is to be said of it in words.
+    """
     axes.set_aspect("equal")
+    directions = len(scene.drawn_directions)
     if lengths:
         _draw_plane(axes, scene, colours, scale)
+        inside = directions
     else:
-        _draw_rose(axes, scene, colours)
+        inside = _draw_rose(axes, scene, colours)
+    notes = [scene.note, "" if lengths else ROSE_NOTE, *directions_notes("lines", inside, directions, "circle")]
+    if 0 < inside < directions:
+        notes.append(f"outside of the picture: {directions - inside} of {directions} class directions")
+    return [note for note in [*notes, scene.crowd_note] if note]
 
 
 def name_on_circle(axes: Any, scene: Scene, colours: Sequence[Any], size: float, *, lengths: bool) -> None:
     """Write the names of the classes into axes that `draw_circle` has drawn and that have been laid out."""
+    if scene.is_crowded:
+        return
     indices, names = scene.present, scene.class_names
     members = scene.members()
     means = F.normalize(torch.stack([F.normalize(own, dim=1).mean(0) for own in members]), dim=1)
@@ -117,18 +138,18 @@ def _draw_plane(axes: Any, scene: Scene, colours: Sequence[Any], scale: float) -
     axes.set_ylim((low - room)[1].item(), (high + room)[1].item())
     axes.axhline(0.0, color="0.8", linewidth=0.8, zorder=0)
     axes.axvline(0.0, color="0.8", linewidth=0.8, zorder=0)
-    if scene.directions is not None:
-        reach = 2.0 * torch.maximum(low.abs(), high.abs()).norm()  # beyond the edge of the picture
-        for index in scene.present:
-            x, y = (reach * scene.directions[index]).tolist()
-            colour, _ = mark_of(index, colours)
-            axes.plot((0.0, x), (0.0, y), color=colour, linewidth=1.6, zorder=3, scalex=False, scaley=False)
+    reach = 2.0 * torch.maximum(low.abs(), high.abs()).norm()  # beyond the edge of the picture
+    for index, direction in scene.drawn_directions.items():
+        x, y = (reach * direction).tolist()
+        colour, _ = mark_of(index, colours)
+        axes.plot((0.0, x), (0.0, y), color=colour, linewidth=1.6, zorder=3, scalex=False, scaley=False)
     axes.set_xlabel("first coordinate")
     axes.set_ylabel("second coordinate")
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_rose(axes: Any, scene: Scene, colours: Sequence[Any]) -> None:
+def _draw_rose(axes: Any, scene: Scene, colours: Sequence[Any]) -> int:
+    """Draw the densities, and the directions that end inside of the picture; return how many these are."""
     from matplotlib.patches import Circle
 
     axes.add_patch(Circle((0.0, 0.0), 1.0, facecolor="none", edgecolor="0.45", linewidth=1.0, zorder=1))
@@ -144,14 +165,20 @@ def _draw_rose(axes: Any, scene: Scene, colours: Sequence[Any]) -> None:
         axes.fill(*area.numpy(), color=colour, alpha=0.35, linewidth=0, zorder=2)
         outer[:, height < 0.004] = torch.nan
         axes.plot(*outer.numpy(), color=colour, linewidth=1.4, zorder=3)
-        if scene.directions is not None:
-            x, y = scene.directions[index].tolist()
-            axes.plot((0.0, x), (0.0, y), color=colour, linewidth=2.0, zorder=4, solid_capstyle="round")
     # A quarter of the circle with all points in it fills the picture.
     quarter = bool((scene.points >= -1e-6).all())
-    axes.set_xlim(-0.12 if quarter else -_NAMES - 0.45, _NAMES + 0.45)
-    axes.set_ylim(-0.12 if quarter else -_NAMES - 0.22, _NAMES + 0.22)
+    axes.set_xlim(-_MARGIN if quarter else -_NAMES - 0.45, _NAMES + 0.45)
+    axes.set_ylim(-_MARGIN if quarter else -_NAMES - 0.22, _NAMES + 0.22)
     axes.set_axis_off()
+    inside = 0
+    for index, direction in scene.drawn_directions.items():
+        if quarter and (direction < -_MARGIN).any():
+            continue
+        x, y = direction.tolist()
+        colour, _ = mark_of(index, colours)
+        axes.plot((0.0, x), (0.0, y), color=colour, linewidth=2.0, zorder=4, solid_capstyle="round")
+        inside += 1
+    return inside
 
 
 def _density(points: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.metrics.class_angles import MAX_PAIRS, class_angles
-from hf_sphere.visualization.figures import check_matplotlib, save_figure, start_figure
+from hf_sphere.visualization.figures import plain_text, save_figure, start_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _BINS = 180
 
 
+@plain_text()
 def plot_class_angles(points: Tensor, labels: Tensor, *, title: str = "", path: str | Path | None = None) -> "Figure":
     """Draw the histograms of the angles between points of one class and between points of two.
 
@@ -32,7 +33,6 @@ def plot_class_angles(points: Tensor, labels: Tensor, *, title: str = "", path: 
         TypeError: If the labels are not integers.
         ValueError: As `hf_sphere.metrics.class_angles` does.
     """
-    check_matplotlib()
     within, between = class_angles(points, labels)
     figure, colours = start_figure(7.2, 4.0)
     axes = figure.subplots()

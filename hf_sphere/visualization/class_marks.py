@@ -16,9 +16,11 @@ MARKERS = "o^sDvPX*<>"
 LARGEST_LEGEND = 20
 """Classes; of more only the names in the picture are legible."""
 
+LONGEST_NAME = 24
+"""Characters; a longer one would take the room of the picture."""
+
 _MOVED = 20.0
 """Pixels from its place beyond which a name is tied to it by a line."""
-
 
 _FARTHEST = 160.0
 """Pixels from its place up to which room is sought for a name."""
@@ -30,6 +32,19 @@ _BESIDE = 5.0
 def mark_of(index: int, colours: Sequence[Any]) -> tuple[Any, str]:
     """Colour and marker of a class."""
     return colours[index % len(colours)], MARKERS[index // len(colours) % len(MARKERS)]
+
+
+def shorten(name: str) -> str:
+    """Return the name of a class as pictures write it: on one line, and an ellipsis after `LONGEST_NAME` characters."""
+    name = " ".join(name.split())
+    return name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME].rstrip() + "…"
+
+
+def directions_notes(what: str, inside: int, count: int, part: str) -> list[str]:
+    """Say what the marks of directions are, if any of the `count` is inside of the picture of a part of the sphere."""
+    if not count:
+        return []
+    return [f"{what}: directions of the classes" if inside else f"no class direction lies in this part of the {part}"]
 
 
 def draw_points(axes: Any, places: Tensor, labels: Tensor, colours: Sequence[Any], *, scale: float = 1.0) -> None:
@@ -65,10 +80,10 @@ def add_legend(figure: "Figure", indices: Sequence[int], class_names: Sequence[s
     handles = []
     for index in indices:
         colour, marker = mark_of(index, colours)
-        handles.append(
-            Line2D([], [], linestyle="", marker=marker, markersize=8, color=colour, label=class_names[index])
-        )
-    figure.legend(handles=handles, loc="outside right center", frameon=False)
+        handles.append(Line2D([], [], linestyle="", marker=marker, markersize=8, color=colour))
+    figure.legend(
+        handles, [shorten(class_names[index]) for index in indices], loc="outside right center", frameon=False
+    )
 
 
 def place_names(
@@ -101,9 +116,8 @@ def place_names(
     texts = []
     for place, index in zip(places.tolist(), indices, strict=True):
         colour = [0.6 * part for part in to_rgb(mark_of(index, colours)[0])]  # legible on points of the same colour
-        text = axes.text(
-            *place, class_names[index], color=colour, weight="bold", size=size, ha="center", va="center", zorder=6
-        )
+        name = shorten(class_names[index])
+        text = axes.text(*place, name, color=colour, weight="bold", size=size, ha="center", va="center", zorder=6)
         text.set_path_effects([withStroke(linewidth=3, foreground="white")])
         text.set_in_layout(False)
         texts.append(text)

@@ -5,17 +5,21 @@ import io
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
-from hf_sphere.visualization.figures import check_matplotlib
+from hf_sphere.visualization.figures import check_matplotlib, plain_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from PIL.Image import Image
 
 _DOTS_PER_INCH = 100
+
+_EXACT = 64
+"""Colours of a GIF that are the most frequent ones of its film; the others stand for all the rest."""
 
 _LOOP = b"\x21\xff\x0bNETSCAPE2.0\x03\x01\x00\x00\x00"
 """The extension of GIF that makes a film start again at its end."""
@@ -25,7 +29,9 @@ def save_film(figures: "Iterable[Figure]", path: str | Path, *, milliseconds: in
     """Write figures as a film: a GIF that starts again at its end, or a folder of pictures.
 
     Each figure is drawn when it comes and then let go of, so a generator of any length takes the memory of one. The
-    film appears, or is replaced, when all of it has been written.
+    film appears, or is replaced, when all of it has been written. All frames of a GIF have the same 256 colours, so
+    that what stands still does not flicker: those of the film if it has no more, else its most frequent ones as they
+    are, and for the rest the nearest of some that are far apart.
 
     Args:
         figures: The frames, all of one size; at least one.
@@ -53,15 +59,68 @@ def save_film(figures: "Iterable[Figure]", path: str | Path, *, milliseconds: in
 
 
 def _save_gif(figures: "Iterable[Figure]", path: Path, milliseconds: int) -> None:
+    from PIL import Image
+
     unfinished = path.with_name(f".{path.name}.unfinished")
     try:
-        with unfinished.open("wb") as file:
-            for number, image in enumerate(_draw_frames(figures)):
-                _append_to_gif(file, image, milliseconds, first=number == 0)
+        # The colours are known after the last frame only; until then the frames wait on the disk.
+        with TemporaryDirectory(prefix=".film-", dir=path.parent) as folder, unfinished.open("wb") as file:
+            frames = Path(folder) / "frames"
+            _save_frames(figures, frames)
+            names = sorted(frames.iterdir(), key=lambda name: (len(name.name), name.name))
+            colours, palette, nearest = _choose_palette(Image.open(name) for name in names)
+            for number, name in enumerate(names):
+                with Image.open(name) as image:
+                    places = np.searchsorted(colours, _pack(image))
+                _append_to_gif(file, nearest[places], palette, milliseconds, first=number == 0)
             file.write(b"\x3b")
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _pack(image: "Image") -> np.ndarray:
+    """Colours of an RGB picture, one integer a pixel, (height, width)."""
+    red, green, blue = np.moveaxis(np.asarray(image, dtype=np.uint32), -1, 0)
+    return red << 16 | green << 8 | blue
+
+
+def _unpack(colours: np.ndarray) -> np.ndarray:
+    """(N,) packed colours as (N, 3) bytes."""
+    return np.stack([colours >> 16, colours >> 8 & 255, colours & 255], axis=-1).astype(np.uint8)
+
+
+def _choose_palette(images: "Iterable[Image]") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Choose at most 256 colours for pictures.
+
+    Returns:
+        All colours of the pictures, packed and sorted, (N,); the chosen ones, (256, 3) bytes, black behind the last;
+        and the index of the chosen one that is the nearest to each of all, (N,) bytes.
+    """
+    from PIL import Image
+
+    colours, counts = np.empty(0, np.uint32), np.empty(0, np.int64)
+    for image in images:
+        with image:
+            own, times = np.unique(_pack(image), return_counts=True)
+        colours, where = np.unique(np.concatenate([colours, own]), return_inverse=True)
+        counts = np.bincount(where, np.concatenate([counts, times])).astype(np.int64)
+    chosen = colours
+    if len(colours) > 256:
+        chosen = colours[np.argsort(-counts, kind="stable")[:_EXACT]]
+        # The method that keeps the colours of the names, which are few among so many points.
+        each = Image.fromarray(_unpack(colours)[None])
+        spread = each.quantize(256 - _EXACT, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).getpalette("RGB")
+        rest = _pack(np.asarray(spread, dtype=np.uint8).reshape(1, -1, 3))[0]
+        chosen = np.unique(np.concatenate([chosen, rest]))[:256]
+    palette = np.zeros((256, 3), np.uint8)
+    palette[: len(chosen)] = _unpack(chosen)
+    usable = palette[: len(chosen)].astype(np.int32)
+    nearest = np.empty(len(colours), np.uint8)
+    for start in range(0, len(colours), 4096):
+        some = _unpack(colours[start : start + 4096]).astype(np.int32)
+        nearest[start : start + 4096] = np.square(some[:, None] - usable).sum(-1).argmin(1)
+    return colours, palette, nearest
 
 
 def _save_frames(figures: "Iterable[Figure]", folder: Path) -> None:
@@ -93,7 +152,8 @@ def _draw_frames(figures: "Iterable[Figure]") -> "Iterator[Image]":
     while (figure := next(figures, None)) is not None:
         figure.set_dpi(_DOTS_PER_INCH)
         canvas = FigureCanvasAgg(figure)
-        canvas.draw()
+        with plain_text():
+            canvas.draw()
         image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
         del figure, canvas  # before the next one is made
         size = size or image.size
@@ -104,23 +164,22 @@ def _draw_frames(figures: "Iterable[Figure]") -> "Iterator[Image]":
         raise ValueError("a film needs one figure at least; got none.")
 
 
-def _append_to_gif(file: BinaryIO, image: "Image", milliseconds: int, *, first: bool) -> None:
-    """Write a frame with its own colours; before the first one what begins the file.
+def _append_to_gif(file: BinaryIO, pixels: np.ndarray, palette: np.ndarray, milliseconds: int, *, first: bool) -> None:
+    """Write a frame (height, width) of indices of the palette (256, 3); before the first one what begins the file.
 
     Pillow keeps all frames until the last one has come. So each is encoded as a GIF of its own, and what is in it is
     put behind what is in the others (GIF89a specification, Compuserve 1990).
     """
     from PIL import Image
 
+    image = Image.fromarray(pixels).convert("P")
+    image.putpalette(palette.tobytes())
     buffer = io.BytesIO()
-    # The method that keeps the colours of the names, which are few among so many points.
-    image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(buffer, "GIF", optimize=False)
+    image.save(buffer, "GIF", optimize=False)
     data = buffer.getvalue()
-    flags = data[10]
-    assert flags & 0x80  # Pillow writes the colours in front of all
-    bits = flags & 0x07
-    colours_end = 13 + 3 * 2 ** (bits + 1)
-    start = colours_end
+    start = 13 + palette.size
+    assert data[10] & 0x87 == 0x87  # Pillow writes all the colours in front
+    assert data[13:start] == palette.tobytes()
     while data[start] == 0x21:  # extensions, each a chain of blocks that an empty one ends
         start += 2
         while data[start]:
@@ -128,8 +187,6 @@ def _append_to_gif(file: BinaryIO, image: "Image", milliseconds: int, *, first: 
         start += 1
     assert data[start] == 0x2C
     if first:
-        file.write(b"GIF89a" + data[6:10] + b"\x70\x00\x00" + _LOOP)  # no colours that are shared
+        file.write(b"GIF89a" + data[6:10] + b"\xf7\x00\x00" + palette.tobytes() + _LOOP)  # 256 colours for all frames
     file.write(b"\x21\xf9\x04\x04" + round(milliseconds / 10).to_bytes(2, "little") + b"\x00\x00")
-    file.write(data[start : start + 9] + bytes([0x80 | (data[start + 9] & 0x40) | bits]))
-    file.write(data[13:colours_end])
-    file.write(data[start + 10 : -1])  # all but the end of the file
+    file.write(data[start:-1])  # all but the end of the file

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from hf_sphere.visualization.circle import ROSE_NOTE, draw_circle, name_on_circle
+from hf_sphere.visualization.circle import draw_circle, name_on_circle
 from hf_sphere.visualization.class_marks import add_legend
-from hf_sphere.visualization.figures import check_matplotlib, save_figure, start_figure
+from hf_sphere.visualization.figures import plain_text, save_figure, start_figure
 from hf_sphere.visualization.scene import Scene
 from hf_sphere.visualization.sphere import choose_view, draw_sphere, name_on_sphere
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _NAMES_SIZE = 10.0
 _LARGEST_NAMED = 30
 """Classes; more names than these find no room in a panel."""
+
+_OF_ALL = ("height of", "lines")
+"""How notes start that say what is drawn: once below all panels, rather than below each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +42,7 @@ class Panel:
     lengths: bool = False
 
 
+@plain_text()
 def plot_gallery(
     panels: Mapping[str, Panel],
     class_names: Sequence[str],
@@ -63,7 +67,6 @@ def plot_gallery(
         ValueError: If there is no panel, `dim` or `columns` is none of those, lengths are to be drawn in three
             dimensions, or as `plot_sphere` and `plot_circle` do, with the heading of the panel.
     """
-    check_matplotlib()
     if dim not in (2, 3):
         raise ValueError(f"a gallery has 2 or 3 dimensions; got {dim}.")
     if columns < 1:
@@ -79,19 +82,23 @@ def plot_gallery(
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes in grid[len(parts) :]:
         axes.set_visible(False)
+    legends = []
     for axes, (name, scene) in zip(grid, parts.items(), strict=False):
         if dim == 3:
             notes = draw_sphere(axes, scene, views[name], colours, scale=0.5)
         else:
-            draw_circle(axes, scene, colours, lengths=panels[name].lengths, scale=0.5)
-            notes = [scene.note] if scene.note else []
+            notes = draw_circle(axes, scene, colours, lengths=panels[name].lengths, scale=0.5)
+        if len(scene.present) > _LARGEST_NAMED and not scene.is_crowded:
+            notes.append(f"{len(scene.present)} classes: too many to draw their names")
         axes.set_title(name, fontsize=11)
-        if notes:
-            note = textwrap.fill("; ".join(notes), 55)
+        legends += [note for note in notes if note.startswith(_OF_ALL)]
+        own = [note for note in notes if not note.startswith(_OF_ALL)]
+        if own:
+            note = textwrap.fill("; ".join(own), 55)
             axes.text(0.5, -0.02, note, transform=axes.transAxes, ha="center", va="top", fontsize=8, color="0.35")
     figure.suptitle(title)
-    if dim == 2 and not all(panel.lengths for panel in panels.values()):
-        figure.supxlabel(ROSE_NOTE, fontsize=9, color="0.35")
+    if legends:
+        figure.supxlabel("\n".join(dict.fromkeys(legends)), fontsize=9, color="0.35")
     add_legend(figure, sorted({index for scene in parts.values() for index in scene.present}), class_names, colours)
     figure.draw_without_rendering()
     for axes, (name, scene) in zip(grid, parts.items(), strict=False):

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from hf_sphere.visualization.projection import check_directions, check_labels, check_points, show_on_sphere
 
+LARGEST_NAMED = 50
+"""Classes; names and directions of more cover the picture."""
+
 
 @dataclass(frozen=True, eq=False)
 class Scene:
@@ -30,6 +33,26 @@ class Scene:
     def present(self) -> list[int]:
         """Classes that have points."""
         return self.labels.unique().tolist()
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether there are too many classes to name them or to draw their directions."""
+        return len(self.present) > LARGEST_NAMED
+
+    @property
+    def drawn_directions(self) -> dict[int, Tensor]:
+        """Class to direction, (dim,), of the classes that have points; empty if there are none to draw."""
+        if self.directions is None or self.is_crowded:
+            return {}
+        return {index: self.directions[index] for index in self.present}
+
+    @property
+    def crowd_note(self) -> str:
+        """That names, and directions if there are any, are left out of a crowded picture; else empty."""
+        if not self.is_crowded:
+            return ""
+        what = "names" if self.directions is None else "names and directions"
+        return f"{len(self.present)} classes: too many to draw their {what}"
 
     def members(self) -> list[Tensor]:
         """Points of each class of `present`, (n, dim)."""

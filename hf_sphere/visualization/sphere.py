@@ -10,8 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.visualization.class_marks import add_legend, draw_points, mark_of, place_names, size_of_names
-from hf_sphere.visualization.figures import check_matplotlib, save_figure, start_figure
+from hf_sphere.visualization.class_marks import (
+    add_legend,
+    directions_notes,
+    draw_points,
+    mark_of,
+    place_names,
+    size_of_names,
+)
+from hf_sphere.visualization.figures import plain_text, save_figure, start_figure
 from hf_sphere.visualization.scene import Scene
 
 if TYPE_CHECKING:
@@ -77,6 +84,7 @@ def choose_view(points: Tensor) -> View:
     return replace(view, both_sides=bool((points @ middle < -0.02).double().mean() > 0.005))
 
 
+@plain_text()
 def plot_sphere(
     points: Tensor,
     labels: Tensor,
@@ -110,7 +118,6 @@ def plot_sphere(
         ValueError: If `points` have fewer than three coordinates, a shape does not fit, a label has no name, or a point
             is zero or not finite.
     """
-    check_matplotlib()
     scene = Scene.on_sphere(points, labels, class_names, 3, directions, basis)
     view = view or choose_view(scene.points)
     figure, colours = start_figure(12.0 if view.both_sides else 7.5, 6.3)
@@ -132,7 +139,7 @@ def draw_sphere(axes: Any, scene: Scene, view: View, colours: Sequence[Any], *, 
     Returns:
         What is to be said of it in words.
     """
-    points, labels = scene.points, scene.labels
+    points, labels, directions = scene.points, scene.labels, scene.drawn_directions
     marked = 0
     extent = math.sin(math.radians(view.reach)) * 1.04
     seen = torch.zeros(len(points), dtype=torch.bool)
@@ -142,14 +149,15 @@ def draw_sphere(axes: Any, scene: Scene, view: View, colours: Sequence[Any], *, 
         inside = front & (((places - torch.tensor([shift, 0.0])).abs() <= extent).all(1))
         seen |= inside
         draw_points(axes, places[inside], labels[inside], colours, scale=scale)
-        if scene.directions is not None:
-            ends, front = _look(scene.directions, side, shift)
-            for index in front.nonzero().squeeze(1).tolist():
-                colour, _ = mark_of(index, colours)
-                x, y = ends[index].tolist()
-                axes.plot((shift, x), (0.0, y), color=colour, linewidth=1.5, zorder=3)
-                axes.plot(x, y, "D", color=colour, markersize=7 * scale, markeredgecolor="black", zorder=4)
-                marked += max(abs(x - shift), abs(y)) <= extent
+        for index, direction in directions.items():
+            ends, front = _look(direction[None], side, shift)
+            if not front:
+                continue
+            colour, _ = mark_of(index, colours)
+            x, y = ends[0].tolist()
+            axes.plot((shift, x), (0.0, y), color=colour, linewidth=1.5, zorder=3)
+            axes.plot(x, y, "D", color=colour, markersize=7 * scale, markeredgecolor="black", zorder=4)
+            marked += max(abs(x - shift), abs(y)) <= extent
     axes.set_xlim(-extent, extent + (_APART if view.both_sides else 0.0))
     axes.set_ylim(-extent, extent)
     axes.set_aspect("equal")
@@ -157,9 +165,10 @@ def draw_sphere(axes: Any, scene: Scene, view: View, colours: Sequence[Any], *, 
     outside = []
     if not seen.all():
         outside.append(f"{int((~seen).sum())} of {len(labels)} points")
-    if scene.directions is not None and marked < len(scene.directions):
-        outside.append(f"{len(scene.directions) - marked} of {len(scene.directions)} class directions")
-    notes = [scene.note, "outside of the picture: " + " and ".join(outside) if outside else ""]
+    if 0 < marked < len(directions):
+        outside.append(f"{len(directions) - marked} of {len(directions)} class directions")
+    notes = [scene.note, *directions_notes("lines and diamonds", marked, len(directions), "sphere")]
+    notes += ["outside of the picture: " + " and ".join(outside) if outside else "", scene.crowd_note]
     return [note for note in notes if note]
 
 
@@ -168,6 +177,8 @@ def name_on_sphere(axes: Any, scene: Scene, view: View, colours: Sequence[Any], 
 
     They stand at the means of the points, which for some heads are far from the directions of the classes.
     """
+    if scene.is_crowded:
+        return
     indices = scene.present
     means = F.normalize(torch.stack([points.mean(0) for points in scene.members()]), dim=1)
     places, chosen = [], []

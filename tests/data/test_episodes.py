@@ -145,13 +145,22 @@ class TestSmallClasses:
 
 
 class TestDistinctImages:
-    @pytest.mark.parametrize("counts", [[6, 3, 6, 1, 4], [5, 5, 4]])
+    @pytest.mark.parametrize("counts", [[6, 3, 6, 2, 4], [5, 5, 4]])
     def test_a_class_with_too_few_is_an_error_that_names_the_smallest_first(self, counts):
         with pytest.raises(ValueError, match="takes 5 different images of a class") as refusal:
             EpisodeSampler(labels_of(counts), Episodes(2, 5, 3, distinct=True))
         smallest = min(range(len(counts)), key=counts.__getitem__)
         assert f"(class {3 * smallest + 5} has {counts[smallest]}" in str(refusal.value)
         assert f"Ask for at most {min(counts)}" in str(refusal.value)
+
+    def test_a_class_of_a_single_image_is_an_error_that_asks_for_no_episode_of_single_images(self):
+        with pytest.raises(ValueError, match=r"\(class 8 has 1\)\. Leave these classes out, or use more images\.$"):
+            EpisodeSampler(labels_of([6, 1]), Episodes(2, 5, 3, distinct=True))
+
+    @pytest.mark.parametrize("asked", [(3, 2), (2, 5)], ids=["classes", "images"])
+    def test_the_error_says_where_the_numbers_come_from(self, asked):
+        with pytest.raises(ValueError, match=r"\. So says the user\.$"):
+            EpisodeSampler(labels_of([4, 4]), Episodes(*asked, 3, distinct=True, origin="So says the user."))
 
     def test_classes_that_are_just_large_enough_will_do(self):
         drawn = EpisodeSampler(labels_of([4, 5]), Episodes(2, 4, 3, distinct=True)).indices(0)
@@ -195,6 +204,14 @@ class TestBadInput:
     def test_more_classes_than_there_are_is_an_error_that_says_both(self, labels, there_are):
         with pytest.raises(ValueError, match=f"11 different classes cannot be drawn from {there_are};"):
             EpisodeSampler(labels, Episodes(11, 2, 3))
+
+    @pytest.mark.parametrize(
+        ("there_are", "advice"),
+        [(1, "use images of more classes."), (2, "ask for at most as many as there are.")],
+    )
+    def test_more_classes_than_there_are_is_an_error_that_advises_what_is_possible(self, there_are, advice):
+        with pytest.raises(ValueError, match=f"cannot be drawn from {there_are}; {advice}"):
+            EpisodeSampler(labels_of([4] * there_are), Episodes(3, 2, 3))
 
     @pytest.mark.parametrize("labels", [torch.rand(8), torch.zeros(4, 2, dtype=torch.int64), torch.tensor(3)])
     def test_labels_that_are_no_row_of_integers_are_an_error(self, labels):

@@ -378,6 +378,13 @@ def test_resnet12_without_its_activation_is_the_one_built_without():
     torch.testing.assert_close(net(x), resnet12_by_hand(net, x, final_activation=False))
 
 
+@pytest.mark.parametrize("place", ["residual", "shortcut"])
+def test_resnet12_starts_with_the_variance_that_leaky_relu_asks_for(place):
+    convolution = getattr(build("resnet12").layers[1], place)[0]
+    fan_out = convolution.kernel_size[0] ** 2 * 160
+    assert convolution.weight.std().item() == pytest.approx((2 / (1 + 0.1**2) / fan_out) ** 0.5, rel=0.03)
+
+
 @pytest.mark.parametrize(("channels", "side"), [(1, 28), (1, 16), (3, 84)])
 def test_resnet12_takes_images_from_sixteen_pixels_on(channels, side):
     net = create_backbone("resnet12", num_channels=channels, image_size=side).eval()

@@ -370,3 +370,10 @@ def test_options_that_nothing_takes_are_refused(options, message):
 def test_options_of_another_kind_are_refused(options):
     with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(options))):
         small_config(**options)
+
+
+def test_building_a_model_leaves_the_configuration_of_the_caller_as_it_is():
+    config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28, head="spherized")
+    before = config.to_dict()
+    SphereVisionForFewShotClassification(config)
+    assert config.to_dict() == before

@@ -1,4 +1,5 @@
 import copy
+import math
 import os
 
 import pytest
@@ -194,3 +195,17 @@ def test_gradients_of_two_processes_equal_those_of_the_whole_batch(tmp_path, fre
         gradients = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         for name, parameter in layer.named_parameters():
             torch.testing.assert_close(gradients[name], parameter.grad)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"radius": math.inf}, "radius must be positive; got inf"),
+        ({"radius": math.nan}, "radius must be positive; got nan"),
+        ({"scaling": math.nan}, "scaling must be a number other than 0"),
+        ({"scaling": 0.0}, "scaling must be a number other than 0"),
+    ],
+)
+def test_numbers_that_make_no_sphere_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Spherization(4, **options)

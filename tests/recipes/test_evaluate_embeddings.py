@@ -156,7 +156,7 @@ def test_the_overlap_of_classes_is_that_of_the_metric(write, measure, results_of
     correct = columns["prediction"] == columns["label"]
     expected = class_overlap(columns["embedding"], columns["label"], correct, threshold=threshold, distance=distance)
     assert expected["num_pairs"] > 0
-    assert {name: results[f"overlap_{name}"] for name in expected} == expected
+    assert {name: results[f"eval_overlap_{name}"] for name in expected} == expected
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("wrong where classes overlap"))
     assert f"{expected['num_errors']} of {expected['num_overlaps']} images nearer than {threshold}" in line
     assert ("degrees" in line) == (distance == "angular")
@@ -168,7 +168,7 @@ def test_overlap_is_measured_on_the_labels_that_the_model_knows(write, measure, 
     correct = (columns["prediction"] == columns["label"])[known]
     results = results_of(measure(write(columns, class_names=["a", "b", "z"]), "--overlap_threshold", 20))
     expected = class_overlap(columns["embedding"][known], columns["label"][known], correct, threshold=20.0)
-    assert results["overlap_num_overlaps"] == expected["num_overlaps"]
+    assert results["eval_overlap_num_overlaps"] == expected["num_overlaps"]
 
 
 def test_without_a_threshold_there_is_no_overlap(write, measure, results_of):
@@ -179,8 +179,15 @@ def test_a_zero_embedding_leaves_out_the_overlap_by_angle_and_that_is_said(write
     columns = columns_of(concentration=False)
     columns["embedding"][5] = 0
     results = results_of(measure(write(columns), "--overlap_threshold", 20))
-    assert "overlap_ratio" not in results
+    assert "eval_overlap_ratio" not in results
     assert "1 embedding is the zero vector, without an angle to others" in capsys.readouterr().out
+
+
+def test_overlap_on_an_open_set_is_left_out_and_that_is_said(write, measure, results_of, capsys):
+    columns = columns_of(concentration=False)
+    results = results_of(measure(write(columns, class_names=["x", "y", "z"]), "--overlap_threshold", 20))
+    assert "eval_overlap_ratio" not in results
+    assert "there is no overlap" in capsys.readouterr().out
 
 
 def test_overlap_needs_predictions(write, measure):

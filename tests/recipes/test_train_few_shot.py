@@ -22,10 +22,11 @@ from hf_sphere.data.sources import load_splits
 QUICK = ["--dataset_name", "digits", "--train_classes", "6", "--max_train_samples", "300", "--disable_tqdm"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 16}", "--learning_rate", "0.003"]
 QUICK += ["--way", "3", "--shot", "2", "--query", "5", "--episodes_per_epoch", "12", "--episodes_per_step", "2"]
-QUICK += ["--validation_episodes", "40", "--eval_episodes", "60", "--num_train_epochs", "2"]
+QUICK += ["--eval_episodes", "60", "--num_train_epochs", "2"]
+HELD_OUT = ["--validation_fraction", "0.5", "--validation_episodes", "40"]
 COSINE = ["--metric", "cosine", "--temperature", "64", "--spherization", "{scaling: 5.0, radius: 5.0}"]
 # All that depends on random numbers: episodes, dropout, augmentation, samples.
-RANDOM = ["--backbone_kwargs", "{width: 16, drop_rate: 0.3}", "--crop_padding", "1", "--validation_fraction", "0.5"]
+RANDOM = ["--backbone_kwargs", "{width: 16, drop_rate: 0.3}", "--crop_padding", "1", *HELD_OUT]
 
 Train = Callable[..., Path]
 
@@ -50,7 +51,7 @@ def finished(run_in, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def held_out(run_in, tmp_path_factory) -> Path:
     """The folder of a run whose last epochs spoil the model, and which keeps the best one; to be read only."""
-    words = ["--validation_fraction", "0.5", "--load_best_model_at_end", "--num_train_epochs", "4"]
+    words = [*HELD_OUT, "--load_best_model_at_end", "--num_train_epochs", "4"]
     words += ["--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_gamma", "1e4"]
     return run_in(tmp_path_factory.mktemp("held_out") / "run", *words)
 
@@ -161,6 +162,13 @@ def test_a_spherization_of_no_option_is_one_with_the_usual_ones(train):
     assert "| spherization | {} |" in (folder / "README.md").read_text()
 
 
+@pytest.mark.parametrize("word", ["null", "none"])
+def test_the_command_line_can_switch_off_the_spherization_of_a_configuration(train, tmp_path, word):
+    (tmp_path / "run.yaml").write_text("spherization: {scaling: 5.0}")
+    folder = train("--config", str(tmp_path / "run.yaml"), "--num_train_epochs", "0", "--spherization", word)
+    assert load(folder).config.spherization is None
+
+
 def test_the_settings_of_a_run_are_kept(finished):
     settings = json.loads((finished / "run.json").read_text())
     assert (settings["way"], settings["shot"], settings["query"], settings["metric"]) == (3, 2, 5, "cosine")
@@ -211,6 +219,7 @@ def test_a_split_of_its_own_can_choose_the_epoch(run_main, recipe, cache, tmp_pa
     results = results_of(tmp_path / "run")
     assert results["validation_accuracy"] > 0.5
     assert results["eval_accuracy"] > 0.5
+    assert results["validation_num_episodes"] == 500
     assert "on the split validation." in (tmp_path / "run" / "README.md").read_text()
 
 
@@ -266,14 +275,22 @@ def test_the_encoder_of_a_classifier_is_taken_and_may_be_spherized(train, classi
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--way", "7"], ["a training episode of 7 different classes cannot be drawn from 6"]),
+        (
+            ["--way", "7"],
+            ["a training episode of 7 different classes cannot be drawn from 6", "--way 7 is how many classes"],
+        ),
         (["--way", "5"], ["an evaluation episode of 5 different classes cannot be drawn from 4"]),
         (["--way", "4", "--validation_fraction", "0.5"], ["a training episode of 4 different classes", "from 3"]),
         (
             ["--shot", "50", "--query", "50"],
-            ["a training episode takes 100 different images of a class, but 6 of 6 classes have fewer", "Ask for"],
+            [
+                "a training episode takes 100 different images of a class, but 6 of 6 classes have fewer",
+                "Ask for",
+                "--shot 50 and --query 50 how many images of each",
+            ],
         ),
         (["--max_eval_samples", "20"], ["an evaluation episode takes 7 different images of a class", "Ask for"]),
+        (["--validation_episodes", "9"], ["validation_episodes 9 needs images", "--validation_fraction"]),
         (["--per_device_train_batch_size", "20"], ["20 does not go with episodes of 3 classes and 7 images"]),
         (["--label_smoothing_factor", "0.1"], ["label_smoothing_factor is for models with a head"]),
         (["--loss_reduction", "sum"], ["loss_reduction sum is not for a few-shot model"]),
@@ -287,6 +304,17 @@ def test_what_cannot_be_meant_is_answered_with_what_can(train, words, expected):
     with pytest.raises((ValueError, StrictDataclassError)) as refusal:
         train(*words)
     assert [part for part in expected if part not in str(refusal.value)] == [], str(refusal.value)
+
+
+@pytest.mark.parametrize("words", [["--eval_split", "train"], ["--train_split", "test"]], ids=" ".join)
+def test_classes_that_are_trained_on_are_not_evaluated_on(run_main, recipe, cache, tmp_path, words):
+    undivided = [*QUICK[:2], *QUICK[4:], *cache, "--output_dir", str(tmp_path / "run")]
+    with pytest.raises(ValueError, match=r"train_split and eval_split are both t.* --train_classes"):
+        run_main(recipe, [*undivided, *words])
+
+
+def test_images_of_one_split_can_be_divided_by_their_classes(train, results_of):
+    assert results_of(train("--eval_split", "train", "--num_train_epochs", "0"))["eval_num_episodes"] == 60
 
 
 def test_another_spherization_than_that_of_the_saved_model_is_refused(train, finished):
@@ -309,6 +337,7 @@ def test_another_backbone_than_that_of_the_saved_model_is_refused(train, finishe
         (["--temperature", "0"], "temperature must be positive; got 0"),
         (["--way", "1"], "way must be at least 2; got 1"),
         (["--query", "0"], "query must be at least 1; got 0"),
+        (["--validation_episodes", "1"], "validation_episodes must be at least 2; got 1"),
         (["--eval_episodes", "1"], "eval_episodes must be at least 2; got 1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

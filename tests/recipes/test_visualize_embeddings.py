@@ -122,6 +122,14 @@ def test_the_film_has_a_frame_a_snapshot(draw, embeddings, run_of_digits):
         assert film.info["duration"] == 120
 
 
+def test_the_film_has_the_labels_of_the_embeddings(embeddings):
+    data = read_embeddings(str(embeddings))
+    (now,) = provenance.embed_snapshots(data, provenance.find_snapshots_of(data)[-1:], max_samples=50, progress=False)
+    nearest = torch.cdist(now.points.double(), data.embeddings.double()).min(1)
+    assert nearest.values.max() < 1e-4
+    assert torch.equal(data.labels[nearest.indices], now.labels)
+
+
 @needs_plotly
 def test_the_page_shows_images_unless_told_otherwise(draw, embeddings):
     with_images = (draw(embeddings, "--pictures", "interactive") / "sphere.html").stat().st_size
@@ -152,7 +160,7 @@ def test_results_agree_with_plain_formulas(draw, embeddings):
     square = (unit[first] - unit[second]).square().sum(-1)
     degrees = (2 * (square.sqrt() / 2).clamp(max=1).asin()).rad2deg()
     same = data.labels[first] == data.labels[second]
-    eigenvalues = torch.linalg.eigvalsh(data.embeddings.double().T.cov())
+    eigenvalues = torch.linalg.eigvalsh(unit.T.cov())
     expected = {
         "num_embeddings": len(unit),
         "embedding_dim": 3,
@@ -170,6 +178,32 @@ def test_without_labels_there_is_no_class_in_results_and_pictures(draw, tmp_path
     assert {path.name for path in folder.glob("*.png")} == {"sphere.png"}
     assert set(results_of(folder)) == {"num_embeddings", "embedding_dim", "uniformity", "effective_dimension"}
     assert "without a column label" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("labels", "missing"),
+    [
+        ([0] * 6, {"mean_angle_between", "mean_angle_within"}),
+        ([0, 1, 2], {"alignment", "mean_angle_within", "mean_angle_between"}),
+    ],
+    ids=["a single class", "single points"],
+)
+def test_what_cannot_be_measured_is_noted_and_the_rest_is_there(labels, missing, draw, tmp_path, capsys):
+    points = clusters(3)[0][: len(labels)]
+    folder = draw(write(tmp_path / "own", points, torch.tensor(labels)), "--pictures", "sphere", "angles")
+    assert (folder / "sphere.png").is_file()
+    assert missing.isdisjoint(results_of(folder))
+    assert "uniformity" in results_of(folder)
+    assert capsys.readouterr().out.count("Note: no ") == len(missing) + 1
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan])
+def test_points_without_a_direction_are_refused_by_row_before_anything_is_written(value, draw, tmp_path):
+    points, labels = clusters(3)
+    points[4] = value
+    with pytest.raises(ValueError, match=r"1 of 90 embeddings of .*own are zero or not finite .* in row 4; leave them"):
+        draw(write(tmp_path / "own", points, labels), "--pictures", "sphere")
+    assert not (tmp_path / "pictures").exists()
 
 
 def test_max_samples_takes_as_many(draw, embeddings):
@@ -201,7 +235,7 @@ def test_a_gallery_is_of_the_same_classes(draw, embeddings, tmp_path):
 
 
 def test_a_film_needs_to_know_its_run(draw, tmp_path):
-    with pytest.raises(ValueError, match="does not say which model embedded which data set"):
+    with pytest.raises(ValueError, match="does not say which model embedded which images of which data set"):
         draw(write(tmp_path / "own", *clusters(3)), "--pictures", "film")
 
 
@@ -223,7 +257,8 @@ def test_what_cannot_be_drawn_is_said(dim, words, message, draw, tmp_path):
     [
         (("--lengths", "--dim", 3), "--lengths is for the plane"),
         (("--max_samples", 0), "--max_samples must be at least 1; got 0"),
-        (("--film_milliseconds", 0), "--film_milliseconds must be at least 1; got 0"),
+        (("--film_milliseconds", 10), "--film_milliseconds must be at least 20; got 10"),
+        (("--beside", "x", "x"), "--beside names other embeddings, each once; got x twice"),
         (("--pictures", "cube"), "--pictures are any of sphere, angles, interactive, film, gallery; got 'cube'"),
         (("--pictures", "gallery"), "the gallery and --beside need each other"),
         (("--pictures", "sphere", "--beside", "x"), "the gallery and --beside need each other"),

@@ -1,6 +1,7 @@
 """Models that fit arguments and data: new ones, saved ones, and what is refused."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,20 @@ def test_the_description_names_targets_and_heads(task, expected):
     text = describe(build(task), make_data(task))
     assert [part for part in expected if part not in text] == []
     assert ", ," not in text
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "expected"),
+    [
+        (["emu", "fox"], "3 classes, 2 other classes to evaluate on\n"),
+        (["emu", "owl"], "3 classes, 2 classes to evaluate on\n"),
+        (NAMES, "3 classes\n"),
+    ],
+    ids=["disjoint", "shared", "the same"],
+)
+def test_the_description_calls_classes_other_ones_only_if_none_is_trained_on(evaluated, expected):
+    data = replace(make_data(CLASSIFICATION), eval_class_names=evaluated)
+    assert expected in describe(build(CLASSIFICATION), data)
 
 
 # Values outside of the range

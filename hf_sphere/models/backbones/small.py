@@ -118,7 +118,8 @@ def cnn9(
     """Nine layers: three stages of three 3x3 convolutions (128, 192, 256 channels) with pooling, then 256 units.
 
     `hidden_layer` says what gives the 256 units: `plain`, a linear map with bias; `spherized`, `SphericalLinear` with
-    the options `hidden_kwargs`; or an angular operator by its name, `AngularLinear`.
+    the options `hidden_kwargs`; or an angular operator by its name, `AngularLinear`. The map before it keeps its ReLU,
+    also before a spherization, as in the program of the paper that compares them.
     """
     height, breadth = feature_side("cnn9", img_size, least=8, halvings=3)
     layers: list[nn.Module] = []

@@ -4,6 +4,7 @@
 # the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
 """Few-shot classification of images: an encoder, and classes that are told by a few examples each."""
 
+import copy
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
     loss_reduction = "mean"
 
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
+        config = copy.deepcopy(config)  # what is changed here is no matter of the caller's
         if config.architectures and not config.keeps_activation:
             config.final_activation = False  # a saved encoder: without its head it must give the same embeddings
         config.head = None

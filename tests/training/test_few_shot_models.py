@@ -1,0 +1,107 @@
+"""Few-shot models that fit arguments and data: what of the arguments reaches a new model, and a saved encoder."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from hf_sphere.data import ImageData, ImageShape, ImagesInMemory
+from hf_sphere.models import SphereVisionConfig, SphereVisionForFewShotClassification, SphereVisionModel
+from hf_sphere.training import EncoderArguments, FewShotArguments, TrainingArguments
+from hf_sphere.training.arguments import Options
+from hf_sphere.training.few_shot_models import build_few_shot_model
+
+TINY: dict[str, Any] = {"backbone": "linear_embedding", "backbone_kwargs": Options([("width", 8)])}
+
+
+def make_data(side: int = 6) -> ImageData:
+    """Three gray images."""
+    images = torch.zeros(3, 1, side, side, dtype=torch.uint8)
+    batches = ImagesInMemory(images, torch.arange(3), batch_size=3, mean=[0.5], std=[0.3])
+    return ImageData(
+        train=batches,
+        evaluation=batches,
+        eval_split="test",
+        validation=None,
+        class_names=["cat", "dog", "owl"],
+        shape=ImageShape(1, side, side),
+        mean=[0.5],
+        std=[0.3],
+    )
+
+
+def build(
+    *, side: int = 6, few_shot: dict[str, Any] | None = None, **encoder: Any
+) -> SphereVisionForFewShotClassification:
+    arguments = EncoderArguments(**encoder), FewShotArguments(**few_shot or {})
+    return build_few_shot_model(*arguments, TrainingArguments(output_dir="unused"), make_data(side))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., str]:
+    """Save an encoder and return where it is."""
+
+    def save(**options: Any) -> str:
+        config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=[28, 28], head=None, **options)
+        SphereVisionModel(config).save_pretrained(tmp_path / "saved")
+        return str(tmp_path / "saved")
+
+    return save
+
+
+def test_a_new_model_has_conv4_if_no_backbone_is_named():
+    assert build(side=16).config.backbone == "conv4"
+
+
+def test_embeddings_have_the_length_that_is_asked_for():
+    model = build(**TINY, embedding_dim=5)
+    assert model.config.embedding_dim == 5
+    assert model.base_model.embedding_dim == 5
+
+
+@pytest.mark.parametrize("frozen", [None, False, True])
+def test_whether_batch_norms_are_frozen_reaches_a_new_model(frozen):
+    assert build(**TINY, freeze_batch_norm=frozen).config.freeze_batch_norm is bool(frozen)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "frozen"),
+    [(False, None, False), (True, None, True), (False, True, True), (True, False, False)],
+)
+def test_a_saved_encoder_has_its_batch_norms_frozen_as_before_or_as_told(before, now, frozen, saved):
+    folder = saved(freeze_batch_norm=before)
+    model = build(side=28, model_name_or_path=folder, freeze_batch_norm=now)
+    assert model.config.freeze_batch_norm is frozen
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_pretrained_weights_are_asked_of_timm_if_wanted(pretrained, monkeypatch):
+    asked = []
+    create = timm.create_model
+
+    def spy(*names: Any, pretrained: bool = False, **options: Any) -> nn.Module:
+        asked.append(pretrained)
+        return create(*names, **options)
+
+    monkeypatch.setattr(timm, "create_model", spy)
+    build(**TINY, pretrained_backbone=pretrained)
+    assert asked == [pretrained]
+
+
+@torch.no_grad()
+def test_a_saved_encoder_may_be_spherized_and_keeps_its_weights(saved):
+    folder = saved()
+    model = build(side=28, model_name_or_path=folder, few_shot={"spherization": Options([("radius", 3.0)])}).eval()
+    assert isinstance(model, SphereVisionForFewShotClassification)
+    assert model.config.spherization == {"radius": 3.0}
+    encoder = SphereVisionModel.from_pretrained(folder).state_dict()
+    assert encoder
+    assert all(torch.equal(model.base_model.state_dict()[name], value) for name, value in encoder.items())
+
+
+def test_without_a_word_of_it_a_saved_encoder_is_not_spherized(saved):
+    assert build(side=28, model_name_or_path=saved()).config.spherization is None
