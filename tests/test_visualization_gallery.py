@@ -66,7 +66,6 @@ def test_directions_are_drawn():
     assert sum(line.get_marker() == "D" for line in axes.lines) == 3
 
 
-@pytest.mark.parametrize("dim", [2, 3])
 @pytest.mark.parametrize(("dim", "marks"), [(2, "lines"), (3, "lines and diamonds")])
 def test_what_directions_are_is_said_once(dim, marks):
     parts = {name: panel(dim, directions=torch.eye(3)[:, :dim] + 0.1) for name in ("cosine", "vmf")}
@@ -91,6 +90,7 @@ def test_too_many_classes_have_no_names(count):
     assert f"{count} classes: too many to draw their names" in note.get_text().replace("\n", " ")
 
 
+@pytest.mark.parametrize("dim", [2, 3])
 def test_names_do_not_cover_each_other(dim):
     names = [f"class {index}" for index in range(10)]
     points = torch.randn(30, dim).abs() + 3

@@ -45,12 +45,9 @@ def plain_text() -> Iterator[None]:
     from matplotlib.font_manager import get_font_names
 
     installed = set(get_font_names())
-    options: dict[str, Any] = {
-        "text.parse_math": False,
-        "text.usetex": False,
-        "axes.formatter.use_mathtext": False,
-        "font.family": [*matplotlib.rcParams["font.family"], *(font for font in FALLBACK_FONTS if font in installed)],
-    }
+    fonts = [*matplotlib.rcParams["font.family"], *(font for font in FALLBACK_FONTS if font in installed)]
+    formulas = {"text.parse_math": False, "text.usetex": False, "axes.formatter.use_mathtext": False}
+    options: Any = formulas | {"font.family": fonts}
     with matplotlib.rc_context(options), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from", UserWarning)
         yield

@@ -67,11 +67,11 @@ def _save_gif(figures: "Iterable[Figure]", path: Path, milliseconds: int) -> Non
         with TemporaryDirectory(prefix=".film-", dir=path.parent) as folder, unfinished.open("wb") as file:
             frames = Path(folder) / "frames"
             _save_frames(figures, frames)
-            names = sorted(frames.iterdir(), key=lambda name: (len(name.name), name.name))
+            names = sorted(frames.iterdir(), key=lambda name: (len(name.name), name))  # 10000 behind 9999
             colours, palette, nearest = _choose_palette(Image.open(name) for name in names)
             for number, name in enumerate(names):
                 with Image.open(name) as image:
-                    places = np.searchsorted(colours, _pack(image))
+                    places = np.searchsorted(colours, _pack(np.asarray(image)))
                 _append_to_gif(file, nearest[places], palette, milliseconds, first=number == 0)
             file.write(b"\x3b")
         unfinished.replace(path)
@@ -79,9 +79,9 @@ def _save_gif(figures: "Iterable[Figure]", path: Path, milliseconds: int) -> Non
         unfinished.unlink(missing_ok=True)
 
 
-def _pack(image: "Image") -> np.ndarray:
-    """Colours of an RGB picture, one integer a pixel, (height, width)."""
-    red, green, blue = np.moveaxis(np.asarray(image, dtype=np.uint32), -1, 0)
+def _pack(pixels: np.ndarray) -> np.ndarray:
+    """(..., 3) bytes of red, green and blue as one integer a pixel, (...)."""
+    red, green, blue = np.moveaxis(pixels.astype(np.uint32), -1, 0)
     return red << 16 | green << 8 | blue
 
 
@@ -102,7 +102,7 @@ def _choose_palette(images: "Iterable[Image]") -> tuple[np.ndarray, np.ndarray, 
     colours, counts = np.empty(0, np.uint32), np.empty(0, np.int64)
     for image in images:
         with image:
-            own, times = np.unique(_pack(image), return_counts=True)
+            own, times = np.unique(_pack(np.asarray(image)), return_counts=True)
         colours, where = np.unique(np.concatenate([colours, own]), return_inverse=True)
         counts = np.bincount(where, np.concatenate([counts, times])).astype(np.int64)
     chosen = colours
@@ -111,7 +111,7 @@ def _choose_palette(images: "Iterable[Image]") -> tuple[np.ndarray, np.ndarray, 
         # The method that keeps the colours of the names, which are few among so many points.
         each = Image.fromarray(_unpack(colours)[None])
         spread = each.quantize(256 - _EXACT, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).getpalette("RGB")
-        rest = _pack(np.asarray(spread, dtype=np.uint8).reshape(1, -1, 3))[0]
+        rest = _pack(np.asarray(spread).reshape(-1, 3))
         chosen = np.unique(np.concatenate([chosen, rest]))[:256]
     palette = np.zeros((256, 3), np.uint8)
     palette[: len(chosen)] = _unpack(chosen)
