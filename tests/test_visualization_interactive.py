@@ -421,3 +421,27 @@ def test_hundreds_of_classes_without_images_or_directions_are_drawn(open_page, t
     assert "599 points, 300 classes" in page.inner_text("header")
     assert 0 < page.locator("#names span:visible").count() <= 40
     page.close()
+
+
+def test_names_and_layout_follow_a_turn_by_finger(chromium, drawn):
+    """plotly turns the sphere under a finger without a word."""
+    context = chromium.new_context(viewport={"width": 400, "height": 700}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    page.goto(drawn.url)
+    page.wait_for_selector("html[data-drawn]")
+    places = "[...document.querySelectorAll('#names span')].map((tag) => tag.hidden + tag.style.transform)"
+    before, start = page.evaluate(places), page.evaluate("element('sphere').layout.scene.camera.eye")
+    session = context.new_cdp_session(page)
+    for step in range(7):
+        kind = "touchMove" if step else "touchStart"
+        points = [{"x": 120 + 20 * step, "y": 300 + 5 * step}]
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+        page.wait_for_timeout(60)
+    session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    turned = "element('sphere').layout.scene.camera.eye"
+    page.wait_for_function(f"JSON.stringify({turned}) !== '{json.dumps(start, separators=(',', ':'))}'")
+    live = page.evaluate("element('sphere')._fullLayout.scene._scene.getCamera().eye")
+    assert page.evaluate(turned) == pytest.approx(live, abs=1e-6)
+    assert page.evaluate(places) != before
+    context.close()

@@ -128,7 +128,9 @@ function layout(points) {
   const [x, y, z] = scaled(sum(points), 1);
   // Look from where most points are, a little from the side.
   const [latitude, longitude] = [Math.asin(z) + 0.25, Math.atan2(y, x) + 0.25];
-  const eye = scaled(onSphere(Math.min(latitude, 1.5), longitude), 1.3);
+  // In a window higher than wide the sphere is to fit the width.
+  const {clientWidth, clientHeight} = element("sphere");
+  const eye = scaled(onSphere(Math.min(latitude, 1.5), longitude), 1.3 * Math.max(1, clientHeight / clientWidth));
   return {
     margin: {l: 0, r: 0, t: 0, b: 0}, showlegend: true, hovermode: "closest",
     scene: {
@@ -191,7 +193,8 @@ function nameClasses(plot, content) {
       const [left, top] = seenAt(place, view, frame);
       const covers = (other) => 2 * Math.abs(left - other.left) < width + other.width
         && 2 * Math.abs(top - other.top) < height + other.height;
-      tag.hidden = !isSeen(plot, index) || (solid && isBehind(place, view.eye))
+      const isBeside = dot(minus(place, view.eye), view.backward) >= 0;  // the eye may be inside of the sphere
+      tag.hidden = !isSeen(plot, index) || isBeside || (solid && isBehind(place, view.eye))
         || taken.length === MOST_NAMES || taken.some(covers);
       if (tag.hidden) continue;
       tag.style.transform = `translate(${left - width / 2}px, ${top - height / 2}px)`;
@@ -202,6 +205,17 @@ function nameClasses(plot, content) {
   plot.on("plotly_relayouting", (change) => change["scene.camera"] && arrange(change["scene.camera"]));
   plot.on("plotly_relayout", now);
   plot.on("plotly_restyle", now);
+  // Of turns by finger plotly says nothing, and the layout keeps the camera that was.
+  const live = () => plot._fullLayout.scene._scene.getCamera();
+  plot.addEventListener("touchmove", () => requestAnimationFrame(() => arrange(live())), {capture: true, passive: true});
+  for (const kind of ["touchend", "touchcancel"]) {
+    plot.addEventListener(kind, () => {
+      const camera = live();
+      const {eye} = plot.layout.scene.camera;
+      if (Math.hypot(camera.eye.x - eye.x, camera.eye.y - eye.y, camera.eye.z - eye.z) < 1e-6) return;
+      Plotly.relayout(plot, {"scene.camera": camera});
+    }, {capture: true, passive: true});
+  }
   new ResizeObserver(now).observe(plot);
 }
 
@@ -258,6 +272,7 @@ function showCards(plot, content) {
   plot.on("plotly_hover", show);
   plot.on("plotly_click", show);
   plot.on("plotly_unhover", hide);
+  plot.addEventListener("touchmove", hide, {capture: true, passive: true});
   plot.on("plotly_relayouting", hide);
   plot.addEventListener("mouseleave", hide);
 }
@@ -325,6 +340,7 @@ async function main() {
   };
   await Plotly.newPlot(plot, traces, start, {
     responsive: true, displaylogo: false, plotGlPixelRatio: devicePixelRatio, modeBarButtons: [[home, "toImage"]],
+    typesetMath: false,  // a class may have a dollar in its name
   });
   nameClasses(plot, content);
   showCards(plot, content);
