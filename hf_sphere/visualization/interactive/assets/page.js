@@ -128,9 +128,9 @@ function layout(points) {
   const [x, y, z] = scaled(sum(points), 1);
   // Look from where most points are, a little from the side.
   const [latitude, longitude] = [Math.asin(z) + 0.25, Math.atan2(y, x) + 0.25];
-  // In a window higher than wide the sphere is to fit the width.
+  // In a window higher than wide the sphere is to fit the width, beside the legend.
   const {clientWidth, clientHeight} = element("sphere");
-  const eye = scaled(onSphere(Math.min(latitude, 1.5), longitude), 1.3 * Math.max(1, clientHeight / clientWidth));
+  const eye = scaled(onSphere(Math.min(latitude, 1.5), longitude), 1.3 * Math.max(1, (1.2 * clientHeight) / clientWidth));
   return {
     margin: {l: 0, r: 0, t: 0, b: 0}, showlegend: true, hovermode: "closest",
     scene: {
@@ -179,6 +179,7 @@ function nameClasses(plot, content) {
   const tags = content.classes.map((one) => {
     const tag = element("names").appendChild(document.createElement("span"));
     tag.textContent = one.name;
+    tag.style.borderLeft = `4px solid ${one.colour}`;  // beside it lie points of other classes, too
     return {tag, width: tag.offsetWidth, height: tag.offsetHeight, place: inCube(one.tip)};
   });
   const arrange = (camera) => {
