@@ -55,8 +55,8 @@ class Embeddings:
         predicted_names: Names of the model's classes.
         confidences: (N,), in [0, 1], if there are predictions.
         concentrations: (N,), at least 0, if the embeddings have them.
-        indices: (N,) rows of the data set that was embedded, if they are known.
         about: What `embeddings.json` says; empty without it.
+        indices: (N,) rows of the data set that was embedded, if they are known.
     """
 
     name: str
@@ -68,8 +68,8 @@ class Embeddings:
     predicted_names: list[str]
     confidences: Tensor | None
     concentrations: Tensor | None
-    indices: Tensor | None
     about: dict[str, Any]
+    indices: Tensor | None = None
 
     def judge_predictions(self) -> tuple[Tensor, Tensor]:
         """Compare labels and predictions by the names of the classes.

@@ -283,3 +283,11 @@ def test_labels_and_predictions_are_compared_by_name(class_names, predicted_name
     known, correct = made.judge_predictions()
     assert known.tolist() == [label in predicted_names for label, _ in pairs]
     assert correct.tolist() == [label == prediction for label, prediction in pairs]
+
+
+def test_the_rows_that_were_embedded_are_known_where_they_were_noted(tmp_path):
+    for name, more, expected in (("with", {"index": torch.tensor([4, 2, 9])}, [4, 2, 9]), ("without", {}, None)):
+        with written_embeddings(tmp_path / name, "test", {}) as add:
+            add({"embedding": torch.eye(3), **more})
+        indices = read_embeddings(str(tmp_path / name)).indices
+        assert (indices if indices is None else indices.tolist()) == expected
