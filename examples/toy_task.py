@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 import hf_sphere  # noqa: F401  (makes the models known to transformers)
 from hf_sphere.data import load_image_split
-from hf_sphere.snapshot_files import list_snapshots
+from hf_sphere.utils.snapshots import list_snapshots
 from hf_sphere.visualization import check_matplotlib
 
 ROOT = Path(__file__).parent.parent

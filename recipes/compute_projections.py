@@ -26,13 +26,14 @@ from hf_sphere.analysis import (
     distance_from_initialization,
     projection_statistics,
 )
+from hf_sphere.analysis.model_sources import file_name, find_weights, load_classifier
 from hf_sphere.analysis.null_distribution import is_significant
-from hf_sphere.model_sources import file_name, find_weights, load_classifier
-from hf_sphere.snapshot_files import Snapshot, find_snapshots, list_snapshots
 from hf_sphere.training import parse_arguments
 from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
 from hf_sphere.training.results_folders import check_results_dir, claim_results_dir
-from hf_sphere.training.run import run_recipe, write_json
+from hf_sphere.training.run import run_recipe
+from hf_sphere.utils.files import write_json
+from hf_sphere.utils.snapshots import Snapshot, find_snapshots, list_snapshots
 from hf_sphere.visualization import (
     plot_projection_histograms,
     plot_projection_masses,

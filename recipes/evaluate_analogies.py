@@ -50,7 +50,8 @@ from hf_sphere.analogies.scoring.relation_embedding import RelationEmbedding
 from hf_sphere.training import claim_output_dir, parse_arguments
 from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
 from hf_sphere.training.results_folders import holds_same_run
-from hf_sphere.training.run import run_recipe, write_json
+from hf_sphere.training.run import run_recipe
+from hf_sphere.utils.files import write_json
 from hf_sphere.visualization import plot_analogy_accuracies
 
 FINISHED_FOLDER = "finished"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from hf_sphere.embedding_files import Embeddings, read_embeddings
+from hf_sphere.embeddings.store import Embeddings, read_embeddings
 from hf_sphere.metrics import (
     ReliabilityBins,
     area_under_risk_coverage,
@@ -30,7 +30,8 @@ from hf_sphere.metrics import (
 )
 from hf_sphere.training import parse_arguments
 from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
-from hf_sphere.training.run import run_recipe, write_json
+from hf_sphere.training.run import run_recipe
+from hf_sphere.utils.files import write_json
 from hf_sphere.visualization import plot_reliability, plot_risk_coverage
 
 PICTURES = ("reliability.png", "risk_coverage.png")

@@ -6,7 +6,7 @@ python recipes/extract_embeddings.py --model_name_or_path outputs/birds --datase
     --output_dir outputs/embeddings/birds-unseen
 accelerate launch recipes/extract_embeddings.py --config <run>.yaml
 
-`datasets.load_dataset(<output_dir>)` loads it; the columns are described in `hf_sphere.embedding_files`. Data without
+`datasets.load_dataset(<output_dir>)` loads it; the columns are described in `hf_sphere.embeddings.store`. Data without
 labels, and models without a head, have fewer of them. `recipes/evaluate_embeddings.py` measures how good they are.
 """
 
@@ -22,10 +22,10 @@ from accelerate import Accelerator
 from tqdm.auto import tqdm
 
 from hf_sphere.data import ImageSplit, load_image_split
-from hf_sphere.embedding_files import ABOUT_FILE, DATA_FOLDER, written_embeddings
+from hf_sphere.embeddings.extract import class_names_of, embed, find_preparation, in_order, load_embedder
+from hf_sphere.embeddings.store import ABOUT_FILE, DATA_FOLDER, written_embeddings
 from hf_sphere.models import SphereVisionConfig
 from hf_sphere.training import parse_arguments
-from hf_sphere.training.embedding import class_names_of, embed, find_preparation, in_order, load_embedder
 from hf_sphere.training.run import run_recipe
 
 RESULTS_FOLDERS = {"evaluation", "pictures"}

@@ -34,10 +34,11 @@ from datasets import Features
 from PIL import Image as PILImage
 from tqdm.auto import tqdm
 
-from hf_sphere.data.parquet import ParquetSplit, replaced_whole
+from hf_sphere.data.parquet import ParquetSplit
 from hf_sphere.data.published_layouts import PUBLISHED, READERS, Reader, Row, Splits
 from hf_sphere.training import parse_arguments
 from hf_sphere.training.run import run_recipe
+from hf_sphere.utils.files import atomic_folder
 
 
 @dataclass
@@ -101,7 +102,7 @@ def prepare(args: PrepareArguments) -> None:
     reader = Reader(source, skip_missing=args.skip_missing)
     splits, features = READERS[args.kind](reader)
     check_counts(args, splits, features)
-    with replaced_whole(output) as unfinished:
+    with atomic_folder(output) as unfinished:
         written = {
             split: write_split(unfinished, split, rows, features, args, reader) for split, rows in splits.items()
         }

@@ -26,10 +26,8 @@ from accelerate import Accelerator
 from torch import nn
 
 from hf_sphere.analysis import ReinitializationRobustness, reinitialization_robustness
+from hf_sphere.analysis.model_sources import Classifier, file_name, load_classifier
 from hf_sphere.data import ImageBatches, load_image_split
-from hf_sphere.model_digest import digest_weights
-from hf_sphere.model_sources import Classifier, file_name, load_classifier
-from hf_sphere.snapshot_files import list_snapshots
 from hf_sphere.training import (
     CLASSIFICATION,
     ImageDataArguments,
@@ -41,7 +39,10 @@ from hf_sphere.training.arguments import named_arguments
 from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
 from hf_sphere.training.image_run import load_data
 from hf_sphere.training.results_folders import check_results_dir, claim_results_dir, holds_same_run
-from hf_sphere.training.run import run_recipe, write_json
+from hf_sphere.training.run import run_recipe
+from hf_sphere.utils.digest import digest_weights
+from hf_sphere.utils.files import write_json
+from hf_sphere.utils.snapshots import list_snapshots
 from hf_sphere.visualization import plot_reinitialization
 
 CELLS_FILE = "cells.jsonl"

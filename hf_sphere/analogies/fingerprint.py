@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_sphere.model_digest import digest_weights
+from hf_sphere.utils.digest import digest_weights
 
 VOLATILE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 """Entries of a configuration that change with where it lies and who saved it; the weights tell their own dtype."""

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from hf_sphere.analogies.fingerprint import fingerprint_model, read_state
-from hf_sphere.input_length import longest_input
+from hf_sphere.utils.input_length import longest_input
 
 Kind = Literal["masked", "causal", "embedding"]
 

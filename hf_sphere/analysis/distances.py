@@ -10,7 +10,7 @@ from typing import Any, Self
 from hf_sphere.analysis.layers import LayerSelection
 from hf_sphere.analysis.saved_results import SavedResult
 from hf_sphere.analysis.sources import LayerWeight, Source, open_layers
-from hf_sphere.snapshot_files import Snapshot, find_snapshots
+from hf_sphere.utils.snapshots import Snapshot, find_snapshots
 
 
 @dataclass(frozen=True)

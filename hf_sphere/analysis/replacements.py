@@ -16,8 +16,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from hf_sphere.analysis.swapping import named_tensors
-from hf_sphere.data.seeds import mix_seed
-from hf_sphere.snapshot_files import Snapshot, find_snapshots
+from hf_sphere.utils.seeds import mix_seed
+from hf_sphere.utils.snapshots import Snapshot, find_snapshots
 
 SnapshotLike = Snapshot | str | PathLike | Mapping[str, Tensor] | nn.Module
 

@@ -6,6 +6,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
+from hf_sphere.utils.files import write_json
+
 
 class SavedResult:
     """What all results can; `to_dict` and `from_dict` are their own."""
@@ -25,7 +27,7 @@ class SavedResult:
 
     def save(self, path: str | PathLike) -> None:
         """Write JSON, without loss."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        write_json(path, self.to_dict())
 
     @classmethod
     def load(cls, path: str | PathLike) -> Self:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hf_sphere.analysis.layers import LayerKind, LayerSelection, check_selection, filters, find_layers, layer_kind
 from hf_sphere.analysis.stages import blocks_of_stages, stages_of_model, stages_of_names
 from hf_sphere.analysis.weight_files import named_layers, open_tensors, tensors_of_state_dict
-from hf_sphere.snapshot_files import Snapshot
+from hf_sphere.utils.snapshots import Snapshot
 
 Source = nn.Module | Mapping[str, Tensor] | str | PathLike | Snapshot
 """What has layers: a model, its state dict, safetensors files."""

@@ -39,7 +39,7 @@ from hf_sphere.analysis.layers import (
     quantised,
     readable,
 )
-from hf_sphere.snapshot_files import ORDER_KEY
+from hf_sphere.utils.snapshots import ORDER_KEY
 
 EMBEDDING_TABLE = re.compile(
     r".*(emb|embed(ding)?s?|embed(_tokens|_positions|_in|ding_table)|codebook)|wte|wpe|shared|relative_attention_bias"

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.decoding import EncodedImages, stack_images
 from hf_sphere.data.episodes import Episodes, EpisodeSampler
-from hf_sphere.data.seeds import mix_seed
+from hf_sphere.utils.seeds import mix_seed
 
 
 class ImageBatches:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.data.decoding import CorruptImageError, EncodedImages
-from hf_sphere.data.seeds import mix_seed
+from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,5 @@
 """From encoded images to uint8 tensors: in parallel, with a progress bar, cached on disk, corrupt images by index."""
 
-import contextlib
 import io
 import logging
 import os
@@ -22,7 +21,8 @@ from torch.utils.data import DataLoader
 from torchvision.transforms.v2 import functional as tvF
 from tqdm.auto import tqdm
 
-from hf_sphere.pixels import convert_picture
+from hf_sphere.utils.files import atomic_file
+from hf_sphere.utils.pixels import convert_picture
 
 logger = logging.getLogger(__name__)
 
@@ -240,12 +240,8 @@ def _read_cache(path: Path) -> dict[str, Tensor] | None:
 
 
 def _write_cache(path: Path, tensors: dict[str, Tensor]) -> None:
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, unfinished)
-        unfinished.replace(path)
+        with atomic_file(path) as unfinished:
+            save_file(tensors, unfinished)
     except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
         logger.warning("Could not write the cache of decoded images (%s); training goes on without it.", error)

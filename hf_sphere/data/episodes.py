@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from hf_sphere.data.seeds import mix_seed
+from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from hf_sphere.data.corruption import Corruption, PixelShuffling
 from hf_sphere.data.decoding import ImageShape
 from hf_sphere.data.episodes import Episodes, check_episodes
 from hf_sphere.data.open_set import first_classes, warn_of_shared_classes
-from hf_sphere.data.seeds import mix_seed
 from hf_sphere.data.sources import IMAGE_COLUMNS, LABEL_COLUMNS, choose_eval_split, find_column, find_split, load_splits
 from hf_sphere.data.splits import (
     Split,
@@ -40,6 +39,7 @@ from hf_sphere.data.targets import (
     read_labels,
     read_values,
 )
+from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
 

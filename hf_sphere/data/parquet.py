@@ -1,8 +1,5 @@
 """Writing image data sets as folders of parquet files that `datasets.load_dataset` loads."""
 
-import contextlib
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,23 +69,3 @@ class ParquetSplit:
         if self._writer is not None:
             self._writer.close()
         self._writer, self._bytes = None, 0
-
-
-@contextlib.contextmanager
-def replaced_whole(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write to; it takes the place of `folder` when all has been written, or else is removed."""
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    replaced = folder.with_name(f".{folder.name}.replaced")
-    if replaced.exists() and not folder.exists():  # a process was killed between two renames
-        replaced.rename(folder)
-    for leftover in (unfinished, replaced):
-        shutil.rmtree(leftover, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    try:
-        yield unfinished
-        if folder.exists():
-            folder.rename(replaced)
-        unfinished.rename(folder)
-        shutil.rmtree(replaced, ignore_errors=True)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hf_sphere.data.seeds import mix_seed
+from hf_sphere.utils.seeds import mix_seed
 
 IGNORED = -100
 """Label of a token that is no target, as in torch's cross-entropy and all language models of transformers."""

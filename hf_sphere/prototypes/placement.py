@@ -26,6 +26,7 @@ from hf_sphere.prototypes.ordering import (
     check_class_vectors,
     measure_order,
 )
+from hf_sphere.utils.files import atomic_file
 
 logger = logging.getLogger(__name__)
 
@@ -86,13 +87,10 @@ class Placement:
 
     def save(self, path: str | Path) -> None:
         """Write prototypes and facts to a safetensors file."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         facts: dict[str, Any] = {name: getattr(self, name) for name in _FACTS}
         facts["order"] = None if self.order is None else vars(self.order)
-        unfinished = path.with_name(f".{path.name}.unfinished")
-        save_file({"prototypes": self.prototypes.contiguous()}, unfinished, {"placement": json.dumps(facts)})
-        unfinished.replace(path)
+        with atomic_file(path) as unfinished:
+            save_file({"prototypes": self.prototypes.contiguous()}, unfinished, {"placement": json.dumps(facts)})
 
     @classmethod
     def load(cls, path: str | Path) -> "Placement":

@@ -11,7 +11,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from hf_sphere.snapshot_files import SNAPSHOT_FOLDER
+from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 
 logger = logging.getLogger(__name__)
 

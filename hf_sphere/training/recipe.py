@@ -10,14 +10,14 @@ from accelerate import Accelerator
 from huggingface_hub import HfApi
 from torch import nn
 
-from hf_sphere.model_card import write_model_card
-from hf_sphere.snapshot_files import SNAPSHOT_FOLDER
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.checkpoints import RunState, written_whole
 from hf_sphere.training.loop import TrainingLoop
 from hf_sphere.training.measures import INTERVAL, Measure, show_metrics
+from hf_sphere.training.model_card import write_model_card
 from hf_sphere.training.run import Run
 from hf_sphere.training.snapshots import Snapshots
+from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 
 
 class Task(Protocol):

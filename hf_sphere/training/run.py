@@ -26,6 +26,7 @@ from hf_sphere.training.checkpoints import (
     restore_replaced,
 )
 from hf_sphere.training.loop import TrainingDivergedError, TrainingInterruptedError
+from hf_sphere.utils.files import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -147,13 +148,6 @@ def run_recipe(main: Callable[[Sequence[str] | None], None]) -> None:
             raise
         print(f"\nError: {error}\n(HF_SPHERE_TRACEBACK=1 shows where.)", file=sys.stderr)
         sys.exit(1)
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a JSON file whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(json.dumps(values, indent=2, default=str) + "\n", encoding="utf-8")
-    unfinished.replace(path)
 
 
 def _is_no_news_of_tied_weights(record: logging.LogRecord) -> bool:

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from safetensors import SafetensorError
 from torch import nn
 
-from hf_sphere.snapshot_files import SNAPSHOT_FOLDER, list_snapshots, save_snapshot
 from hf_sphere.training.checkpoints import CheckpointError, RunState
 from hf_sphere.training.run import Run
+from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER, list_snapshots, save_snapshot
 
 
 class Snapshots:
-    """The snapshots of a run; see `hf_sphere.snapshot_files`.
+    """The snapshots of a run; see `hf_sphere.utils.snapshots`.
 
     Kept are the initialisation, every `snapshot_epochs`-th epoch, all epochs up to `snapshot_until`, and the last one;
     none at all if neither is set.

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_sphere.utils.files import atomic_file
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -64,5 +66,5 @@ def start_figure(width: float, height: float) -> tuple["Figure", Any]:
 def save_figure(figure: "Figure", path: str | Path | None) -> None:
     """Write a figure, its folder as well; nothing if `path` is None."""
     if path is not None:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150)
+        with atomic_file(path) as unfinished:
+            figure.savefig(unfinished, dpi=150, format=Path(path).suffix.removeprefix(".") or None)

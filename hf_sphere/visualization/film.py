@@ -1,8 +1,6 @@
 """Figures one after another as a film."""
 
-import contextlib
 import io
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,6 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
+from hf_sphere.utils.files import atomic_file, atomic_folder
 from hf_sphere.visualization.figures import check_matplotlib, plain_text
 
 if TYPE_CHECKING:
@@ -61,22 +60,21 @@ def save_film(figures: "Iterable[Figure]", path: str | Path, *, milliseconds: in
 def _save_gif(figures: "Iterable[Figure]", path: Path, milliseconds: int) -> None:
     from PIL import Image
 
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        # The colours are known after the last frame only; until then the frames wait on the disk.
-        with TemporaryDirectory(prefix=".film-", dir=path.parent) as folder, unfinished.open("wb") as file:
-            frames = Path(folder) / "frames"
-            _save_frames(figures, frames)
-            names = sorted(frames.iterdir(), key=lambda name: (len(name.name), name))  # 10000 behind 9999
-            colours, palette, nearest = _choose_palette(Image.open(name) for name in names)
-            for number, name in enumerate(names):
-                with Image.open(name) as image:
-                    places = np.searchsorted(colours, _pack(np.asarray(image)))
-                _append_to_gif(file, nearest[places], palette, milliseconds, first=number == 0)
-            file.write(b"\x3b")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    # The palette is known after the last frame only; until then the frames wait on the disk.
+    with (
+        atomic_file(path) as unfinished,
+        TemporaryDirectory(prefix=".film-", dir=path.parent) as folder,
+        unfinished.open("wb") as file,
+    ):
+        frames = Path(folder) / "frames"
+        _save_frames(figures, frames)
+        names = sorted(frames.iterdir(), key=lambda name: (len(name.name), name))  # 10000 behind 9999
+        colours, palette, nearest = _choose_palette(Image.open(name) for name in names)
+        for number, name in enumerate(names):
+            with Image.open(name) as image:
+                places = np.searchsorted(colours, _pack(np.asarray(image)))
+            _append_to_gif(file, nearest[places], palette, milliseconds, first=number == 0)
+        file.write(b"\x3b")
 
 
 def _pack(pixels: np.ndarray) -> np.ndarray:
@@ -129,17 +127,9 @@ def _save_frames(figures: "Iterable[Figure]", folder: Path) -> None:
         others += [file for file in folder.glob("*") if not file.match("frame-*.png")]
         if others:
             raise FileExistsError(f"{others[0]} would be replaced by a film's frames. Choose another folder.")
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    try:
+    with atomic_folder(folder) as unfinished:
         for number, image in enumerate(_draw_frames(figures), 1):
             image.save(unfinished / f"frame-{number:04d}.png")
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(folder)
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _draw_frames(figures: "Iterable[Figure]") -> "Iterator[Image]":

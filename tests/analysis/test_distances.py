@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_model
 from torch import nn
 
 from hf_sphere.analysis import Distances, LayerDistance, distance_from_initialization, distances_along_training
-from hf_sphere.snapshot_files import Snapshot, save_snapshot
+from hf_sphere.utils.snapshots import Snapshot, save_snapshot
 
 
 @pytest.fixture

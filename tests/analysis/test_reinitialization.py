@@ -17,7 +17,7 @@ from hf_sphere.analysis.reinitialization import reinitialization_robustness
 from hf_sphere.analysis.replacements import FreshWeights
 from hf_sphere.analysis.robustness import LayerRobustness, ReinitializationRobustness
 from hf_sphere.analysis.swapping import named_tensors
-from hf_sphere.snapshot_files import read_snapshot, save_snapshot
+from hf_sphere.utils.snapshots import read_snapshot, save_snapshot
 
 IMAGES = torch.randn(23, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 

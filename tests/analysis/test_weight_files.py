@@ -8,7 +8,7 @@ from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, Res
 
 from hf_sphere.analysis import iterate_layers
 from hf_sphere.analysis.weight_files import open_tensors
-from hf_sphere.snapshot_files import save_snapshot
+from hf_sphere.utils.snapshots import save_snapshot
 
 
 def small_gpt2():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_sphere.data import Augmentation, ImageBatches, ImagesFromDisk, ImageShape, ImagesInMemory
 from hf_sphere.data.decoding import EncodedImages, decode_all
-from hf_sphere.data.seeds import mix_seed
+from hf_sphere.utils.seeds import mix_seed
 
 without_deadline = settings(deadline=None, max_examples=60)
 """The machine may be busy with other things."""

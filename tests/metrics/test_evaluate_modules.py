@@ -32,15 +32,15 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module", params=["by name", "by path"])
+@pytest.fixture(scope="module", params=["from the root", "by absolute path"])
 def found(request, root, tmp_path_factory):
     """What the modules compute in a process of its own, whose caches are in a folder of the test."""
     home = tmp_path_factory.mktemp("home")
-    folders = ["calibration_error", "retrieval_scores"]
-    by_name = request.param == "by name"
+    folders = ["evaluate_modules/calibration_error", "evaluate_modules/retrieval_scores"]
+    from_root = request.param == "from the root"
     program = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *(folders if by_name else [str(root / folder) for folder in folders])],
-        cwd=root if by_name else home,
+        [sys.executable, "-c", PROGRAM, *(folders if from_root else [str(root / folder) for folder in folders])],
+        cwd=root if from_root else home,
         env={**os.environ, "HF_HOME": str(home), "HF_MODULES_CACHE": str(home), "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
@@ -64,5 +64,5 @@ def test_retrieval_scores_are_those_of_the_function(found):
 def test_they_say_what_they_are(found, root):
     assert found["described"] == [True, True]
     for folder in ("calibration_error", "retrieval_scores"):
-        card = (root / folder / "README.md").read_text().split("---\n")[1]
+        card = (root / "evaluate_modules" / folder / "README.md").read_text().split("---\n")[1]
         assert "- evaluate\n- metric\n" in card

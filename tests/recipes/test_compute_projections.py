@@ -10,7 +10,7 @@ from torch import nn
 from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClassification
 
 from hf_sphere.analysis import ProjectionStatistics, projection_statistics
-from hf_sphere.snapshot_files import list_snapshots
+from hf_sphere.utils.snapshots import list_snapshots
 
 # LeNet with nine layers on the embedded digits: an epoch of 200 images in 4 steps.
 TRAIN = ["--dataset_name", "digits", "--max_train_samples", "200", "--max_eval_samples", "100", "--backbone", "lenet9"]

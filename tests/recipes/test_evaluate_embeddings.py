@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from datasets import Dataset
 
-from hf_sphere.embedding_files import written_embeddings
+from hf_sphere.embeddings.store import written_embeddings
 from hf_sphere.metrics import (
     area_under_risk_coverage,
     calibration_errors,

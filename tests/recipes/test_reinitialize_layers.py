@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from hf_sphere import SphereVisionForImageClassification
 from hf_sphere.analysis import ReinitializationRobustness
+from hf_sphere.analysis.model_sources import load_classifier
 from hf_sphere.data import load_image_data
-from hf_sphere.model_sources import load_classifier
-from hf_sphere.snapshot_files import list_snapshots
+from hf_sphere.utils.snapshots import list_snapshots
 
 # LeNet with nine layers on the embedded digits: an epoch of 200 images in 4 steps.
 TRAIN = ["--dataset_name", "digits", "--max_train_samples", "200", "--max_eval_samples", "100", "--backbone", "lenet9"]

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hf_sphere.snapshot_files import SNAPSHOT_FOLDER, list_snapshots
 from hf_sphere.training import TrainingInterruptedError, TrainingLoop
+from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER, list_snapshots
 
 # A linear map to 32 units on the embedded digits: an epoch of 200 images in 10 steps.
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from hf_sphere.embedding_files import read_embeddings, written_embeddings
-from hf_sphere.snapshot_files import list_snapshots
+from hf_sphere.embeddings.store import read_embeddings, written_embeddings
 from hf_sphere.training import provenance
+from hf_sphere.utils.snapshots import list_snapshots
 
 pytest.importorskip("matplotlib")
 SCRIPT = "recipes/visualize_embeddings.py"

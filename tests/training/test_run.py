@@ -16,7 +16,8 @@ from hf_sphere.training import (
     start_run,
 )
 from hf_sphere.training.checkpoints import save_checkpoint
-from hf_sphere.training.run import Run, run_recipe, write_json
+from hf_sphere.training.run import Run, run_recipe
+from hf_sphere.utils.files import write_json
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_utils import PILImageResampling
 from transformers.processing_utils import ImagesKwargs, Unpack
 
-from hf_sphere.pixels import convert_picture
+from hf_sphere.utils.pixels import convert_picture
 
 
 class SphereVisionImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_sphere.utils.files import write_text
 from hf_sphere.visualization.interactive.colours import class_colours
 from hf_sphere.visualization.interactive.thumbnails import make_sheets
 from hf_sphere.visualization.projection import Shown, check_labels, show_on_sphere
@@ -86,7 +87,8 @@ def write_interactive_sphere(
         "content": _compressed(json.dumps(content)),
     }
     page = re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _asset("page.html"))
-    return _write_whole(Path(path), page)
+    write_text(path, page)
+    return Path(path)
 
 
 def _asset(name: str) -> str:
@@ -139,14 +141,3 @@ def _packed(values: Tensor) -> str:
 
 def _compressed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode("ascii")
-
-
-def _write_whole(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path

@@ -20,7 +20,7 @@ Returns:
     calibration_error_equal_width_l1 (float): 15 bins of one width, mean distance.
 
 Examples:
-    >>> metric = evaluate.load("calibration_error")
+    >>> metric = evaluate.load("evaluate_modules/calibration_error")
     >>> metric.compute(confidences=[0.9, 0.9, 0.6, 0.6], correct=[True, True, True, False])
 """
 

@@ -24,9 +24,10 @@ import torch
 from datasets import ClassLabel, Dataset, Features, List, Value
 from torch import Tensor
 
-from hf_sphere.data.parquet import ParquetSplit, replaced_whole
+from hf_sphere.data.parquet import ParquetSplit
 from hf_sphere.data.sources import find_split, load_splits
 from hf_sphere.data.targets import read_class_names, read_labels, read_values
+from hf_sphere.utils.files import atomic_folder, write_json
 
 ABOUT_FILE = "embeddings.json"
 """What was embedded, by what: beside the data."""
@@ -108,7 +109,7 @@ def written_embeddings(
     if re.fullmatch(r"\w+(\.\w+)*", split) is None:
         raise ValueError(f"a split is named by letters, digits, underscores and dots; got {split!r}.")
     names = {"label": class_names, "prediction": predicted_names}
-    with replaced_whole(folder) as unfinished, contextlib.ExitStack() as stack:
+    with atomic_folder(folder) as unfinished, contextlib.ExitStack() as stack:
         (unfinished / DATA_FOLDER).mkdir()
         parquet: ParquetSplit | None = None
         count = coordinates = 0
@@ -129,8 +130,7 @@ def written_embeddings(
         if count == 0:
             raise ValueError(f"there is no embedding to write to {folder}.")
         stack.close()
-        text = json.dumps({**about, "embedding_dim": coordinates, "num_images": count}, indent=2)
-        (unfinished / ABOUT_FILE).write_text(text + "\n", encoding="utf-8")
+        write_json(unfinished / ABOUT_FILE, {**about, "embedding_dim": coordinates, "num_images": count})
 
 
 def read_embeddings(

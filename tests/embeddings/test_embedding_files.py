@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hf_sphere.data import parquet
-from hf_sphere.embedding_files import Columns, Embeddings, read_embeddings, written_embeddings
+from hf_sphere.embeddings.store import Columns, Embeddings, read_embeddings, written_embeddings
 
 CLASSES = ["cat", "dog"]
 MODEL_CLASSES = ["dog", "cat", "bird"]

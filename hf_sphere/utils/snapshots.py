@@ -15,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_model
 from torch import nn
 
+from hf_sphere.utils.files import atomic_file
+
 SNAPSHOT_FOLDER = "snapshots"
 """Where a run keeps them."""
 
@@ -54,15 +56,10 @@ def save_snapshot(
         The path of the file.
     """
     path = Path(folder, f"epoch-{epoch:04d}.safetensors")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        order = json.dumps(list(model.state_dict()))
-        about = {**(metadata or {}), "format": "pt", "epoch": str(epoch), ORDER_KEY: order}
+    order = json.dumps(list(model.state_dict()))
+    about = {**(metadata or {}), "format": "pt", "epoch": str(epoch), ORDER_KEY: order}
+    with atomic_file(path) as unfinished:
         save_model(model, str(unfinished), metadata=about)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
     return path
 
 

@@ -7,7 +7,7 @@ import torch
 from huggingface_hub import ModelCard
 
 import hf_sphere
-from hf_sphere.model_card import write_model_card
+from hf_sphere.training.model_card import write_model_card
 
 
 @pytest.fixture

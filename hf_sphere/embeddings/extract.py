@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from hf_sphere.data import ImageBatches
-from hf_sphere.embedding_files import Columns
+from hf_sphere.embeddings.store import Columns
 from hf_sphere.models import (
     SphereVisionConfig,
     SphereVisionForImageClassification,
@@ -92,7 +92,7 @@ def find_preparation(
 
 @torch.inference_mode()
 def embed(model: Any, batches: ImageBatches, accelerator: Accelerator, *, labelled: bool = True) -> Iterator[Columns]:
-    """Yield the columns of each batch of this process, as `hf_sphere.embedding_files` describes them.
+    """Yield the columns of each batch of this process, as `hf_sphere.embeddings.store` describes them.
 
     Args:
         model: A model that `load_embedder` gives, in eval mode.

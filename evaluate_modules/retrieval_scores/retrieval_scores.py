@@ -27,7 +27,7 @@ Returns:
     num_excluded (int): Number of embeddings that are alone in their class.
 
 Examples:
-    >>> metric = evaluate.load("retrieval_scores")
+    >>> metric = evaluate.load("evaluate_modules/retrieval_scores")
     >>> metric.compute(embeddings=[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]], labels=[0, 0, 1, 1])
 """
 

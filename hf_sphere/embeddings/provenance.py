@@ -17,9 +17,9 @@ from torch import Tensor
 
 from hf_sphere.data import load_image_split
 from hf_sphere.data.thumbnails import load_thumbnails
-from hf_sphere.embedding_files import Embeddings
-from hf_sphere.snapshot_files import Snapshot, list_snapshots
-from hf_sphere.training.embedding import class_names_of, embed, find_preparation, in_order, load_embedder
+from hf_sphere.embeddings.extract import class_names_of, embed, find_preparation, in_order, load_embedder
+from hf_sphere.embeddings.store import Embeddings
+from hf_sphere.utils.snapshots import Snapshot, list_snapshots
 
 
 @dataclass(frozen=True)

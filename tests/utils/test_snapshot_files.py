@@ -3,7 +3,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from hf_sphere.snapshot_files import SNAPSHOT_FOLDER, list_snapshots, read_snapshot, save_snapshot
+from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER, list_snapshots, read_snapshot, save_snapshot
 
 
 def test_a_snapshot_holds_every_parameter_and_buffer_of_the_model(tmp_path):
@@ -47,7 +47,7 @@ def test_a_failed_write_leaves_what_was_there_before(tmp_path, monkeypatch):
         open(file, "wb").close()
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("hf_sphere.snapshot_files.save_model", fail)
+    monkeypatch.setattr("hf_sphere.utils.snapshots.save_model", fail)
     with pytest.raises(OSError, match="no space"):
         save_snapshot(nn.Linear(1, 1), tmp_path, 1)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]

@@ -12,7 +12,7 @@ from transformers import (
 )
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
-from hf_sphere.model_sources import file_name, find_weights, load_classifier
+from hf_sphere.analysis.model_sources import file_name, find_weights, load_classifier
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_repository_of_the_hub_gives_its_weights_and_configuration_alone(tmp_p
         asked.update(name=name, patterns=allow_patterns)
         return str(tmp_path)
 
-    monkeypatch.setattr("hf_sphere.model_sources.snapshot_download", fetch)
+    monkeypatch.setattr("hf_sphere.analysis.model_sources.snapshot_download", fetch)
     assert find_weights("timm/resnet50.a1_in1k") == tmp_path
     assert asked["name"] == "timm/resnet50.a1_in1k"
     assert not any("bin" in pattern or pattern == "*" for pattern in asked["patterns"])

@@ -1,0 +1,1 @@
+"""Predictions and embeddings of a split on disk: store, extract, provenance."""

@@ -1,0 +1,1 @@
+"""Files, seeds, digests and pixels: small helpers that know no data set and no model."""
