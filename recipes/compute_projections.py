@@ -28,10 +28,10 @@ from hf_sphere.analysis import (
 )
 from hf_sphere.analysis.model_sources import file_name, find_weights, load_classifier
 from hf_sphere.analysis.null_distribution import is_significant
-from hf_sphere.training import parse_arguments
 from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
+from hf_sphere.training.command_line import run_recipe
 from hf_sphere.training.results_folders import check_results_dir, claim_results_dir
-from hf_sphere.training.run import run_recipe
+from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.files import write_json
 from hf_sphere.utils.snapshots import Snapshot, find_snapshots, list_snapshots
 from hf_sphere.visualization import (

@@ -47,10 +47,11 @@ from hf_sphere.analogies.prompts import template_text
 from hf_sphere.analogies.questions import answers_of
 from hf_sphere.analogies.scoring import build_scoring
 from hf_sphere.analogies.scoring.relation_embedding import RelationEmbedding
-from hf_sphere.training import claim_output_dir, parse_arguments
+from hf_sphere.training import claim_output_dir
 from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
+from hf_sphere.training.command_line import run_recipe
 from hf_sphere.training.results_folders import holds_same_run
-from hf_sphere.training.run import run_recipe
+from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.files import write_json
 from hf_sphere.visualization import plot_analogy_accuracies
 

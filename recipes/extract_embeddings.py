@@ -25,8 +25,8 @@ from hf_sphere.data import ImageSplit, load_image_split
 from hf_sphere.embeddings.extract import class_names_of, embed, find_preparation, in_order, load_embedder
 from hf_sphere.embeddings.store import ABOUT_FILE, DATA_FOLDER, written_embeddings
 from hf_sphere.models import SphereVisionConfig
-from hf_sphere.training import parse_arguments
-from hf_sphere.training.run import run_recipe
+from hf_sphere.training.command_line import run_recipe
+from hf_sphere.utils.arguments import parse_arguments
 
 RESULTS_FOLDERS = {"evaluation", "pictures"}
 """Where the recipes that measure and draw embeddings put what they find, unless told otherwise."""

@@ -20,9 +20,10 @@ from torch import Tensor
 from hf_sphere.data.sources import LABEL_COLUMNS, find_column, find_split, load_splits
 from hf_sphere.data.targets import read_class_names
 from hf_sphere.prototypes import METHODS, Placement, embed_class_names, place_prototypes
-from hf_sphere.training import claim_output_dir, parse_arguments
+from hf_sphere.training import claim_output_dir
 from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE, check_output_dir
-from hf_sphere.training.run import run_recipe
+from hf_sphere.training.command_line import run_recipe
+from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.files import write_json
 from hf_sphere.visualization import plot_cosines
 

@@ -36,8 +36,8 @@ from tqdm.auto import tqdm
 
 from hf_sphere.data.parquet import ParquetSplit
 from hf_sphere.data.published_layouts import PUBLISHED, READERS, Reader, Row, Splits
-from hf_sphere.training import parse_arguments
-from hf_sphere.training.run import run_recipe
+from hf_sphere.training.command_line import run_recipe
+from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.files import atomic_folder
 
 

@@ -33,13 +33,12 @@ from hf_sphere.training import (
     ImageDataArguments,
     ImageSourceArguments,
     TrainingArguments,
-    parse_arguments,
 )
-from hf_sphere.training.arguments import named_arguments
 from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
+from hf_sphere.training.command_line import run_recipe
 from hf_sphere.training.image_run import load_data
 from hf_sphere.training.results_folders import check_results_dir, claim_results_dir, holds_same_run
-from hf_sphere.training.run import run_recipe
+from hf_sphere.utils.arguments import given_arguments, parse_arguments
 from hf_sphere.utils.digest import digest_weights
 from hf_sphere.utils.files import write_json
 from hf_sphere.utils.snapshots import list_snapshots
@@ -114,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     transformers.utils.logging.disable_progress_bar()  # one bar is enough: that of the layers
     try:
-        measure(args, data_args, given=named_arguments(argv))
+        measure(args, data_args, given=given_arguments(argv))
     except KeyboardInterrupt:
         command = "the same command" + (" without --overwrite_output_dir" if args.overwrite_output_dir else "")
         print(f"\nStopped. What is finished is kept: {command} goes on from here.", file=sys.stderr)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_sphere.training.checkpoints import RESULTS_FILE, list_checkpoints
-from hf_sphere.training.run import run_recipe
+from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.files import write_json
 from hf_sphere.visualization import plot_training_curves
 

@@ -9,8 +9,8 @@ Every argument can stand in the YAML file or on the command line, which has the 
 from collections.abc import Sequence
 from pathlib import Path
 
+from hf_sphere.training.command_line import run_recipe
 from hf_sphere.training.image_run import train_images
-from hf_sphere.training.run import run_recipe
 from hf_sphere.training.tasks import REGRESSION
 
 ROOT = Path(__file__).parent.parent

@@ -9,7 +9,7 @@ Every argument can stand in the YAML file or on the command line, which has the 
 from collections.abc import Sequence
 from pathlib import Path
 
-from hf_sphere.training.run import run_recipe
+from hf_sphere.training.command_line import run_recipe
 from hf_sphere.training.text_run import train_masked_lm
 
 ROOT = Path(__file__).parent.parent

@@ -36,10 +36,10 @@ from tqdm.auto import tqdm
 from hf_sphere.embeddings.provenance import embed_snapshots, find_directions, find_snapshots_of, find_thumbnails
 from hf_sphere.embeddings.store import Embeddings, read_embeddings
 from hf_sphere.metrics import alignment, class_angles, effective_dimension, uniformity
-from hf_sphere.training import parse_arguments
 from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
+from hf_sphere.training.command_line import run_recipe
 from hf_sphere.training.results_folders import check_results_dir, claim_results_dir
-from hf_sphere.training.run import run_recipe
+from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.files import write_json
 from hf_sphere.utils.snapshots import Snapshot
 from hf_sphere.visualization import (

@@ -1,20 +1,10 @@
 from .augmentation import Augmentation as Augmentation
-from .batches import ImageBatches as ImageBatches
-from .batches import ImagesFromDisk as ImagesFromDisk
-from .batches import ImagesInMemory as ImagesInMemory
+from .batches import ImageBatches as ImageBatches, ImagesFromDisk as ImagesFromDisk, ImagesInMemory as ImagesInMemory
 from .computed_values import COMPUTED_VALUES as COMPUTED_VALUES
-from .decoding import CorruptImageError as CorruptImageError
-from .decoding import ImageShape as ImageShape
-from .episodes import Episodes as Episodes
-from .episodes import EpisodeSampler as EpisodeSampler
-from .few_shot import FewShotBatches as FewShotBatches
-from .few_shot import FewShotData as FewShotData
-from .image_split import ImageSplit as ImageSplit
-from .image_split import load_image_split as load_image_split
-from .images import ImageData as ImageData
-from .images import load_image_data as load_image_data
-from .text import TextData as TextData
-from .text import load_text_data as load_text_data
-from .text_batches import Masking as Masking
-from .text_batches import TextBatches as TextBatches
-from .text_batches import Vocabulary as Vocabulary
+from .decoding import CorruptImageError as CorruptImageError, ImageShape as ImageShape
+from .episodes import Episodes as Episodes, EpisodeSampler as EpisodeSampler
+from .few_shot import FewShotBatches as FewShotBatches, FewShotData as FewShotData
+from .image_split import ImageSplit as ImageSplit, load_image_split as load_image_split
+from .images import ImageData as ImageData, load_image_data as load_image_data
+from .text import TextData as TextData, load_text_data as load_text_data
+from .text_batches import Masking as Masking, TextBatches as TextBatches, Vocabulary as Vocabulary

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from datasets import Dataset, Image
 from huggingface_hub.constants import HF_HOME
-from PIL import Image as PILImage
-from PIL import ImageOps
+from PIL import Image as PILImage, ImageOps
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor

@@ -1,47 +1,12 @@
-"""Arguments of the recipes: dataclasses, read from a YAML file, the command line, or both."""
+"""Arguments of training, under the names that transformers' `TrainingArguments` uses where it has them."""
 
-import difflib
-import json
-import re
-import sys
-from argparse import ArgumentTypeError
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any, Literal
-
-import yaml
-from transformers import HfArgumentParser
-
-
-class _YamlLoader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, as in YAML 1.2 and JSON; PyYAML wants 1.0e-3."""
-
-
-_YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
-)
-
-
-class Options(dict[str, Any]):
-    """A mapping that can be written as JSON or YAML on the command line: `'{scaling: 5.0}'`."""
-
-    def __init__(self, value: str | Iterable[tuple[str, Any]] = ()) -> None:
-        if isinstance(value, str):
-            try:
-                parsed = yaml.load(value, Loader=_YamlLoader)
-            except yaml.YAMLError:
-                parsed = None
-            if not isinstance(parsed, dict):
-                # The one error whose text argparse shows.
-                raise ArgumentTypeError(f"expected a mapping such as '{{scaling: 5.0}}'; got {value!r}.")
-            value = parsed.items()
-        super().__init__(value)
+from dataclasses import dataclass, field
+from typing import Literal
 
 
 def described(text: str) -> dict[str, str]:
-    """Metadata of an argument: what `--help` says of it."""
-    return {"help": text.replace("%", "%%")}
+    """Metadata of an argument: what `--help` shows."""
+    return {"help": text}
 
 
 @dataclass
@@ -153,77 +118,3 @@ class TrainingArguments:
             raise ValueError("radial_logging_steps logs to trackers; name one in report_to, for instance tensorboard.")
         if self.lr_scheduler_type == "plateau" and self.warmup_epochs:
             raise ValueError("lr_scheduler_type plateau takes no warmup_epochs.")
-
-
-def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, description: str = "") -> tuple[Any, ...]:
-    """Read argument dataclasses from `--config file.yaml` and the command line, which has the last word.
-
-    Args:
-        types: Dataclasses; one instance of each is returned.
-        argv: The command line without the program; `sys.argv[1:]` if None.
-        description: Shown by `--help`.
-
-    Raises:
-        SystemExit: On an unknown key or a value of the wrong kind, with a message that names it.
-    """
-    parser = HfArgumentParser(types, description=description, allow_abbrev=False)
-    parser.add_argument("--config", action="append", default=[], help="YAML file of arguments; may be repeated.")
-    words = list(sys.argv[1:] if argv is None else argv)
-    names = [f.name for cls in types for f in fields(cls)]
-    known, _ = _config_parser().parse_known_args(words)
-    try:
-        words = [word for path in known.config for word in _words_of(path, names)] + words
-        *parsed, _, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True)
-    except ValueError as error:
-        parser.error(str(error))
-    if unknown:
-        parser.error(f"unknown argument {unknown[0]!r}.{_hint(unknown[0].lstrip('-').replace('-', '_'), names)}")
-    return tuple(parsed)
-
-
-def named_arguments(argv: Sequence[str] | None = None) -> set[str]:
-    """Return the names of the arguments that the command line and its configurations give, whatever their values."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    known, _ = _config_parser().parse_known_args(words)
-    names = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    for path in known.config:
-        names |= set(yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_YamlLoader) or {})
-    return {name.removeprefix("no_") for name in names}
-
-
-def _config_parser() -> HfArgumentParser:
-    parser = HfArgumentParser((), add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", action="append", default=[])
-    return parser
-
-
-def _words_of(path: str, names: list[str]) -> list[str]:
-    """Turn a YAML file into command-line words, so that both are checked and converted in the same way."""
-    try:
-        values = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_YamlLoader)
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"cannot read the configuration {path}: {error}") from error
-    if values is None:
-        return []
-    if not isinstance(values, dict):
-        raise ValueError(f"the configuration {path} must be a mapping of arguments to values.")
-    words = []
-    for key, value in values.items():
-        if key not in names:
-            raise ValueError(f"unknown key {key!r} in {path}.{_hint(str(key), names)}")
-        if value is None:
-            continue
-        if key == "mixed_precision" and value is False:
-            value = "no"  # how YAML reads a bare `no`
-        words.append(f"--{key}")
-        if isinstance(value, list):
-            words += [str(item) for item in value]
-        else:
-            words.append(json.dumps(value) if isinstance(value, dict) else str(value))
-    return words
-
-
-def _hint(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=3)
-    guess = f" Did you mean {' or '.join(close)}?" if close else ""
-    return f"{guess} The keys are: {', '.join(sorted(names))}."

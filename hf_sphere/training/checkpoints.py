@@ -11,6 +11,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
+from hf_sphere.training.errors import CheckpointError
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 
 logger = logging.getLogger(__name__)
@@ -20,10 +21,6 @@ PREFIX = "checkpoint-"
 RUN_FILE = "run.json"
 RESULTS_FILE = "all_results.json"
 BEST_FOLDER = "best"
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that could not be written or read."""
 
 
 @dataclass

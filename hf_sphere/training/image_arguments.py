@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from hf_sphere.data.episodes import Episodes
 from hf_sphere.nn.heads import HEADS
-from hf_sphere.training.arguments import Options, described
+from hf_sphere.training.arguments import described
+from hf_sphere.utils.arguments import Options
 
 
 @dataclass

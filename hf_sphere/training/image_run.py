@@ -12,7 +12,7 @@ from huggingface_hub import HfApi
 from hf_sphere.data import Augmentation, FewShotData, ImageData, load_image_data
 from hf_sphere.models import SphereVisionConfig
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
-from hf_sphere.training.arguments import TrainingArguments, parse_arguments
+from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.checkpoints import RUN_FILE
 from hf_sphere.training.evaluation import calibrate_head, fit_confidence
 from hf_sphere.training.few_shot_models import build_few_shot_model
@@ -36,6 +36,7 @@ from hf_sphere.training.image_models import (
 from hf_sphere.training.recipe import Description, Script, carry_out
 from hf_sphere.training.run import start_run
 from hf_sphere.training.tasks import ImageTask
+from hf_sphere.utils.arguments import parse_arguments
 
 VALIDATION_EPISODES = 500
 """Episodes that the epoch of a few-shot model is chosen on, where the arguments do not say."""

@@ -22,25 +22,17 @@ from hf_sphere.optim.names import OPTIMIZERS
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.batches import Batch, Batches, count_targets, counts_targets, loss_is_sum
 from hf_sphere.training.checkpoints import (
-    CheckpointError,
     RunState,
     find_checkpoint,
     list_checkpoints,
     load_checkpoint,
     save_checkpoint,
 )
+from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.measures import show_metric, show_metrics
 from hf_sphere.training.optimization import build_optimizer, build_scheduler
 
 logger = logging.getLogger(__name__)
-
-
-class TrainingDivergedError(RuntimeError):
-    """The loss became NaN or infinite."""
-
-
-class TrainingInterruptedError(RuntimeError):
-    """Training was stopped by a signal, after a checkpoint was written."""
 
 
 class TrainingLoop:

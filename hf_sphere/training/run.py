@@ -2,30 +2,25 @@
 
 import json
 import logging
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import transformers
-from accelerate import Accelerator, PartialState
+from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration, set_seed
-from huggingface_hub.errors import StrictDataclassError
 from transformers.trainer_utils import enable_full_determinism
 
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.checkpoints import (
     RESULTS_FILE,
     RUN_FILE,
-    CheckpointError,
     check_output_dir,
     claim_output_dir,
     find_checkpoint,
     restore_replaced,
 )
-from hf_sphere.training.loop import TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.utils.files import write_json
 
 logger = logging.getLogger(__name__)
@@ -130,24 +125,6 @@ def _check_trackers(accelerator: Accelerator, asked: Sequence[str]) -> None:
             f"the package of tracker {', '.join(missing)} is not installed: pip install {' '.join(missing)} "
             "(tensorboard comes with 'hf_sphere[trackers]')."
         )
-
-
-def run_recipe(main: Callable[[Sequence[str] | None], None]) -> None:
-    """Call a recipe's `main`, and turn the errors a user can mend into one readable line and an exit status."""
-    try:
-        main(None)
-    except TrainingInterruptedError as stop:
-        if PartialState().is_main_process:
-            print(f"\n{str(stop)[:1].upper()}{str(stop)[1:]}", file=sys.stderr)
-        sys.exit(130)
-    except KeyboardInterrupt:
-        print("\nStopped at once; the last checkpoint is whole.", file=sys.stderr)
-        sys.exit(130)
-    except (ValueError, OSError, ImportError, StrictDataclassError, TrainingDivergedError, CheckpointError) as error:
-        if os.environ.get("HF_SPHERE_TRACEBACK"):
-            raise
-        print(f"\nError: {error}\n(HF_SPHERE_TRACEBACK=1 shows where.)", file=sys.stderr)
-        sys.exit(1)
 
 
 def _is_no_news_of_tied_weights(record: logging.LogRecord) -> bool:

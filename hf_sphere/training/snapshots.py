@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from safetensors import SafetensorError
 from torch import nn
 
-from hf_sphere.training.checkpoints import CheckpointError, RunState
+from hf_sphere.training.checkpoints import RunState
+from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.run import Run
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER, list_snapshots, save_snapshot
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hf_sphere.training.arguments import Options, TrainingArguments, described
+from hf_sphere.training.arguments import TrainingArguments, described
+from hf_sphere.utils.arguments import Options
 
 
 @dataclass

@@ -9,7 +9,6 @@ from huggingface_hub import HfApi
 
 from hf_sphere.data.text import TextData, load_text_data
 from hf_sphere.data.text_batches import Masking
-from hf_sphere.training.arguments import parse_arguments
 from hf_sphere.training.recipe import Description, Script, carry_out
 from hf_sphere.training.run import Run, start_run
 from hf_sphere.training.text_arguments import TextDataArguments, TextModelArguments, TextTrainingArguments
@@ -22,6 +21,7 @@ from hf_sphere.training.text_models import (
     load_tokenizer,
 )
 from hf_sphere.training.text_tasks import MASKED_LM
+from hf_sphere.utils.arguments import parse_arguments
 
 ARGUMENTS = (TextModelArguments, TextDataArguments, TextTrainingArguments)
 """Argument dataclasses."""

@@ -7,8 +7,7 @@ from concurrent import futures
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 

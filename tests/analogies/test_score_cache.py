@@ -4,8 +4,7 @@ import signal
 import sqlite3
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hf_sphere.analogies.score_cache import Score, ScoreCache, SentenceKey
 

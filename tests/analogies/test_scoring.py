@@ -4,8 +4,7 @@ import zlib
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hf_sphere.analogies.prompts import TEMPLATES
 from hf_sphere.analogies.questions import Question

@@ -2,8 +2,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hf_sphere.analogies.questions import Question
 from hf_sphere.analogies.scoring import (

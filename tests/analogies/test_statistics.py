@@ -4,8 +4,7 @@ import math
 import pytest
 import scipy.stats
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from hf_sphere.analogies import statistics
 from hf_sphere.analogies.search import SearchResult

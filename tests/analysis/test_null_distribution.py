@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from hf_sphere.analysis.null_distribution import holm, kolmogorov_smirnov, mass_band, projection_cdf, sign_test
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Value
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.stats import chisquare
 
 from hf_sphere.data import Augmentation, ImageData, ImagesFromDisk, ImagesInMemory, load_image_data, load_image_split

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Value
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hf_sphere.data import Augmentation, ImagesFromDisk, load_image_data, load_image_split
 from hf_sphere.data.open_set import first_classes, held_out_classes, number_classes

@@ -6,8 +6,7 @@ import datasets
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, List, Value, load_dataset
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hf_sphere.data import parquet
 from hf_sphere.embeddings.store import Columns, Embeddings, read_embeddings, written_embeddings

@@ -2,8 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.func import grad, vmap
 
 from hf_sphere.geometry import OPERATORS, angular_response

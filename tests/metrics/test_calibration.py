@@ -3,8 +3,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hf_sphere.metrics import calibration_errors, expected_calibration_error, reliability_bins
 

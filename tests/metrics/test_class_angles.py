@@ -4,8 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hf_sphere.metrics import class_angles
 from hf_sphere.metrics.class_angles import _draw_pairs

@@ -2,8 +2,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hf_sphere.metrics import area_under_risk_coverage, risk_coverage
 

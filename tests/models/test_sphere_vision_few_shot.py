@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassFieldValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
-from transformers import logging as transformers_logging
+from transformers import AutoConfig, AutoModel, AutoModelForImageClassification, logging as transformers_logging
 
 from hf_sphere import (
     SphereVisionConfig,

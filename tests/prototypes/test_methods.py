@@ -6,8 +6,7 @@ import torch.nn.functional as F
 
 from hf_sphere.geometry.codes import separation
 from hf_sphere.prototypes import METHODS, place_prototypes
-from hf_sphere.prototypes.methods import Candidate, Method, Task
-from hf_sphere.prototypes.methods import slsqp as slsqp_module
+from hf_sphere.prototypes.methods import Candidate, Method, Task, slsqp as slsqp_module
 from hf_sphere.prototypes.ordering import Ordering
 
 SHORT = {

@@ -4,8 +4,7 @@ import pytest
 import scipy.optimize
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hf_sphere.geometry.codes import separation, separation_bound
 from hf_sphere.prototypes import objectives

@@ -3,13 +3,17 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.stats import spearmanr
 
 from hf_sphere.geometry.codes import separation
-from hf_sphere.prototypes import OrderPreservation, measure_order, ordering, place_prototypes
-from hf_sphere.prototypes import ordering as ordering_module
+from hf_sphere.prototypes import (
+    OrderPreservation,
+    measure_order,
+    ordering,
+    ordering as ordering_module,
+    place_prototypes,
+)
 from hf_sphere.prototypes.ordering import Ordering, assign_to_classes, check_class_vectors, ranking_loss
 
 

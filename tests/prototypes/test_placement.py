@@ -4,8 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hf_sphere.geometry.codes import separation
 from hf_sphere.prototypes import METHODS, place_prototypes, placement

@@ -11,9 +11,7 @@ from PIL import Image as PILImage
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import AutoTokenizer, RobertaConfig, RobertaForMaskedLM
 
-from hf_sphere.data import FewShotData
-from hf_sphere.data import images as data_images
-from hf_sphere.data import text as data_text
+from hf_sphere.data import FewShotData, images as data_images, text as data_text
 from hf_sphere.data.sources import EMBEDDED
 from hf_sphere.prototypes import place_prototypes
 from hf_sphere.training import (
@@ -28,15 +26,14 @@ from hf_sphere.training import (
     ImageTask,
     TrainingImageArguments,
     calibrate_head,
-    parse_arguments,
     start_run,
 )
 from hf_sphere.training.image_models import check_values
 from hf_sphere.training.image_run import ARGUMENTS, build, load_data
 from hf_sphere.training.optimization import build_optimizer, build_scheduler
 from hf_sphere.training.text_models import build_language_model, load_tokenizer
-from hf_sphere.training.text_run import ARGUMENTS as TEXT_ARGUMENTS
-from hf_sphere.training.text_run import load_data as load_text
+from hf_sphere.training.text_run import ARGUMENTS as TEXT_ARGUMENTS, load_data as load_text
+from hf_sphere.utils.arguments import parse_arguments
 
 CONFIGS = Path(__file__).parent.parent.parent / "recipes" / "configs"
 LANGUAGE = sorted((CONFIGS / "language").glob("*.yaml"))

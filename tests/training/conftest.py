@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from hf_sphere.data import Augmentation, ImagesInMemory
 from hf_sphere.nn import HeadOutput
-from hf_sphere.training import TrainingArguments, TrainingLoop
-from hf_sphere.training import evaluate as evaluate_on
+from hf_sphere.training import TrainingArguments, TrainingLoop, evaluate as evaluate_on
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,8 @@ from hf_sphere.training import (
     ModelArguments,
     RetrievalArguments,
     TrainingArguments,
-    parse_arguments,
 )
-from hf_sphere.training.arguments import named_arguments
+from hf_sphere.utils.arguments import given_arguments, parse_arguments
 
 
 @pytest.fixture
@@ -298,4 +297,4 @@ def test_help_describes_every_argument(capsys):
 def test_the_arguments_that_are_given_are_known_whatever_their_values(tmp_path):
     (tmp_path / "run.yaml").write_text("seed: 0\nlabel_noise: 0.0\n")
     words = ["--config", str(tmp_path / "run.yaml"), "--image-size", "8", "--eval_split=test", "--no_horizontal_flip"]
-    assert named_arguments(words) == {"config", "seed", "label_noise", "image_size", "eval_split", "horizontal_flip"}
+    assert given_arguments(words) == {"config", "seed", "label_noise", "image_size", "eval_split", "horizontal_flip"}

@@ -15,9 +15,9 @@ from hf_sphere.training import (
     RETRIEVAL,
     ImageTask,
     calibrate_head,
+    evaluate as evaluate_on,
     evaluate_retrieval,
 )
-from hf_sphere.training import evaluate as evaluate_on
 from hf_sphere.training.evaluation import fit_confidence, loss_is_sum
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from hf_sphere.data import ImageData, ImageShape, ImagesInMemory
 from hf_sphere.models import SphereVisionConfig, SphereVisionForFewShotClassification, SphereVisionModel
 from hf_sphere.training import EncoderArguments, FewShotArguments, TrainingArguments
-from hf_sphere.training.arguments import Options
 from hf_sphere.training.few_shot_models import build_few_shot_model
+from hf_sphere.utils.arguments import Options
 
 TINY: dict[str, Any] = {"backbone": "linear_embedding", "backbone_kwargs": Options([("width", 8)])}
 

@@ -15,8 +15,13 @@ from hf_sphere.data import ImagesFromDisk, ImageShape
 from hf_sphere.data.decoding import EncodedImages
 from hf_sphere.data.sources import load_splits
 from hf_sphere.nn import HeadOutput
-from hf_sphere.training import CheckpointError, TrainingDivergedError, TrainingInterruptedError, TrainingLoop
-from hf_sphere.training import loop as loop_module
+from hf_sphere.training import (
+    CheckpointError,
+    TrainingDivergedError,
+    TrainingInterruptedError,
+    TrainingLoop,
+    loop as loop_module,
+)
 from hf_sphere.training.checkpoints import list_checkpoints
 
 # The small data is 40 images in batches of 8: 5 steps an epoch.

@@ -16,7 +16,8 @@ from hf_sphere.training import (
     start_run,
 )
 from hf_sphere.training.checkpoints import save_checkpoint
-from hf_sphere.training.run import Run, run_recipe
+from hf_sphere.training.command_line import run_recipe
+from hf_sphere.training.run import Run
 from hf_sphere.utils.files import write_json
 
 
@@ -189,7 +190,7 @@ def test_an_error_a_user_can_mend_is_one_line_and_status_1(capsys, monkeypatch, 
     with pytest.raises(SystemExit) as stop:
         run_recipe(failing(error))
     assert stop.value.code == 1
-    assert capsys.readouterr().err == f"\nError: {error}\n(HF_SPHERE_TRACEBACK=1 shows where.)\n"
+    assert capsys.readouterr().err == f"\nError: {error}\n(Set HF_SPHERE_TRACEBACK=1 for the traceback.)\n"
 
 
 def test_an_error_of_the_program_keeps_its_traceback():

@@ -5,8 +5,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.visualization import View, choose_view, plot_sphere, project_to_sphere

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
-from transformers import initialization as init
+from transformers import PreTrainedConfig, initialization as init
 
 from hf_sphere.nn.spherization import Spherization
 

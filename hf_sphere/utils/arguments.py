@@ -1,0 +1,185 @@
+"""Command-line arguments from dataclasses: declared once, given by YAML files, the command line, or both.
+
+Nothing heavy is imported here, so that `--help` and a mistyped argument return at once.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import json
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number, as in YAML 1.2 and JSON; PyYAML wants 1.0e-3."""
+
+
+_YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
+)
+
+
+class Options(dict[str, Any]):
+    """A mapping that can be written as JSON or YAML on the command line: `'{scaling: 5.0}'`."""
+
+    def __init__(self, value: str | Iterable[tuple[str, Any]] = ()) -> None:
+        if isinstance(value, str):
+            try:
+                parsed = yaml.load(value, Loader=_YamlLoader)
+            except yaml.YAMLError:
+                parsed = None
+            if not isinstance(parsed, dict):
+                # The one error whose text argparse shows.
+                raise argparse.ArgumentTypeError(f"expected a mapping such as '{{scaling: 5.0}}'; got {value!r}.")
+            value = parsed.items()
+        super().__init__(value)
+
+
+def argument(
+    default: Any = dataclasses.MISSING,
+    help: str = "",
+    *,
+    choices: Iterable[str] | Callable[[], Iterable[str]] | None = None,
+) -> Any:
+    """Declare a field of an argument dataclass.
+
+    Args:
+        default: The default; a class such as `list` or `Options` is called for a new one. Required if left out.
+        help: Shown by `--help`.
+        choices: Valid values, or a function that returns them when the command line is parsed. A field of type
+            `Literal` needs none.
+    """
+    metadata = {"help": help, "choices": choices}
+    if isinstance(default, type):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, description: str = "") -> tuple[Any, ...]:
+    """Read argument dataclasses from `--config file.yaml` and the command line, which takes precedence.
+
+    Args:
+        types: Dataclasses; one instance of each is returned.
+        argv: The command line without the program; `sys.argv[1:]` if None.
+        description: Shown by `--help`.
+
+    Raises:
+        SystemExit: On an unknown key or a value of the wrong type, with a message that names it.
+    """
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    parser.add_argument(
+        "--config", action="append", default=[], help="YAML file of arguments; of several, later ones take precedence."
+    )
+    for cls in types:
+        _add_arguments(parser.add_argument_group((cls.__doc__ or "").partition("\n")[0].rstrip(".")), cls)
+    names = [field.name for cls in types for field in dataclasses.fields(cls)]
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        given, unknown = parser.parse_known_args(
+            [w for path in _config_files(words) for w in _argv_of(path, names)] + words
+        )
+        if unknown:
+            parser.error(f"unknown argument {unknown[0]!r}.{_hint(unknown[0].lstrip('-').replace('-', '_'), names)}")
+        return tuple(cls(**{f.name: getattr(given, f.name) for f in dataclasses.fields(cls)}) for cls in types)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def given_arguments(argv: Sequence[str] | None = None) -> set[str]:
+    """Return the names of the arguments that the command line and its YAML files set, whatever their values."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    names = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    for path in _config_files(words):
+        names |= set(yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_YamlLoader) or {})
+    return {name.removeprefix("no_") for name in names}
+
+
+def _add_arguments(group: Any, cls: type) -> None:
+    hints = get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        options: dict[str, Any] = {"help": field.metadata.get("help", "").replace("%", "%%")}
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        if default is dataclasses.MISSING:
+            options["required"] = True
+        else:
+            options["default"] = default
+            if default is not None and default != {}:
+                options["help"] += f" (default: {str(default).replace('%', '%%')})"
+        kind = _without_none(hints[field.name])
+        choices = field.metadata.get("choices")
+        if get_origin(kind) is Literal:
+            choices = get_args(kind)
+            kind = str
+        if choices is not None:
+            options["choices"] = list(choices() if callable(choices) else choices)
+        if get_origin(kind) is list:
+            kind, options["nargs"] = get_args(kind)[0], "+"
+        flags = [f"--{field.name}"]
+        if "_" in field.name:
+            flags.append(f"--{field.name.replace('_', '-')}")
+        if kind is bool:
+            kind, options["nargs"], options["const"] = _boolean, "?", True
+            options["metavar"] = "true|false"
+            if default is True:
+                negated = [f"--no_{field.name}", f"--no-{field.name.replace('_', '-')}"]
+                group.add_argument(*negated, dest=field.name, action="store_false", help=argparse.SUPPRESS)
+        group.add_argument(*flags, type=kind, **options)
+
+
+def _without_none(hint: Any) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (part for part in get_args(hint) if part is not type(None))
+    return hint
+
+
+def _boolean(word: str) -> bool:
+    if word.lower() in ("true", "yes", "t", "y", "1"):
+        return True
+    if word.lower() in ("false", "no", "f", "n", "0"):
+        return False
+    raise argparse.ArgumentTypeError(f"expected true or false; got {word!r}.")
+
+
+def _config_files(words: Sequence[str]) -> list[str]:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", action="append", default=[])
+    return parser.parse_known_args(words)[0].config
+
+
+def _argv_of(path: str, names: list[str]) -> list[str]:
+    """Turn a YAML file into a command line, so that both are checked and converted in the same way."""
+    try:
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_YamlLoader)
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"cannot read the configuration {path}: {error}") from error
+    if values is None:
+        return []
+    if not isinstance(values, dict):
+        raise ValueError(f"the configuration {path} must be a mapping of arguments to values.")
+    words = []
+    for key, value in values.items():
+        if key not in names:
+            raise ValueError(f"unknown key {key!r} in {path}.{_hint(str(key), names)}")
+        if value is None:
+            continue
+        if key == "mixed_precision" and value is False:
+            value = "no"  # how YAML reads a bare `no`
+        words.append(f"--{key}")
+        if isinstance(value, list):
+            words += [str(item) for item in value]
+        else:
+            words.append(json.dumps(value) if isinstance(value, dict) else str(value))
+    return words
+
+
+def _hint(name: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=3)
+    guess = f" Did you mean {' or '.join(close)}?" if close else ""
+    return f"{guess} The keys are: {', '.join(sorted(names))}."
