@@ -22,7 +22,8 @@ from torchvision.transforms import v2
 from hf_sphere.data import ImagesInMemory
 from hf_sphere.data.decoding import EncodedImages, ImageShape, decode_all
 from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification
-from hf_sphere.training import CLASSIFICATION, TrainingArguments, TrainingLoop
+from hf_sphere.training import TrainingArguments, TrainingLoop
+from hf_sphere.training.measures import measure_classification
 
 BATCH = 128
 LOCAL = Path(__file__).parent.parent.parent / "shared" / "data" / "ylecun" / "mnist"
@@ -72,7 +73,7 @@ def library_epoch(images: torch.Tensor, labels: torch.Tensor) -> None:
             args,
             Accelerator(cpu=DEVICE == "cpu"),
             evaluate=lambda model: {"accuracy": 0.0},
-            measure=CLASSIFICATION.measure,
+            measure=measure_classification,
         ).run()
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import transformers
+from hf_sphere.training.results_folders import check_results_dir, claim_results_dir
 from torch import nn
 from tqdm.auto import tqdm
 
@@ -30,7 +31,6 @@ from hf_sphere.analysis.model_sources import file_name, find_weights, load_class
 from hf_sphere.analysis.null_distribution import is_significant
 from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.training.results_folders import check_results_dir, claim_results_dir
 from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.files import write_json
 from hf_sphere.utils.snapshots import Snapshot, find_snapshots, list_snapshots

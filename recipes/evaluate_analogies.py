@@ -30,6 +30,7 @@ from typing import Any, Literal
 import datasets
 import torch
 import transformers
+from hf_sphere.training.results_folders import holds_same_run
 from tqdm.auto import tqdm
 from transformers import AutoConfig
 
@@ -50,7 +51,6 @@ from hf_sphere.analogies.scoring.relation_embedding import RelationEmbedding
 from hf_sphere.training import claim_output_dir
 from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.training.results_folders import holds_same_run
 from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.files import write_json
 from hf_sphere.visualization import plot_analogy_accuracies

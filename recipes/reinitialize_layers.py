@@ -23,6 +23,8 @@ from typing import Any, Literal
 import torch
 import transformers
 from accelerate import Accelerator
+from hf_sphere.training.image_run import load_data
+from hf_sphere.training.results_folders import check_results_dir, claim_results_dir, holds_same_run
 from torch import nn
 
 from hf_sphere.analysis import ReinitializationRobustness, reinitialization_robustness
@@ -36,8 +38,6 @@ from hf_sphere.training import (
 )
 from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.training.image_run import load_data
-from hf_sphere.training.results_folders import check_results_dir, claim_results_dir, holds_same_run
 from hf_sphere.utils.arguments import given_arguments, parse_arguments
 from hf_sphere.utils.digest import digest_weights
 from hf_sphere.utils.files import write_json

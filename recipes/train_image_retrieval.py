@@ -3,28 +3,18 @@
 python recipes/train_image_retrieval.py --config recipes/configs/vmf/omniglot-retrieval-vmf.yaml
 accelerate launch recipes/train_image_retrieval.py --config <run>.yaml --learning_rate 0.01
 
-Every argument can stand in the YAML file or on the command line, which has the last word.
+Every argument can be set in the YAML file or on the command line, which takes precedence.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from hf_sphere.training.command_line import run_recipe
-from hf_sphere.training.image_run import train_images
-from hf_sphere.training.tasks import RETRIEVAL
-
-ROOT = Path(__file__).parent.parent
+from hf_sphere.training.command_line import run_recipe, train
+from hf_sphere.training.tasks.retrieval import ImageRetrieval
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, evaluate and save as the arguments say."""
-    train_images(
-        RETRIEVAL,
-        argv,
-        recipe=str(Path(__file__).resolve().relative_to(ROOT.resolve())),
-        card_template=ROOT / "hub_cards" / "model_card.md",
-        description="Train embeddings on some classes, and search among images of others.",
-    )
+    """Train, evaluate and save as the arguments define."""
+    train(ImageRetrieval, argv, script=__file__)
 
 
 if __name__ == "__main__":

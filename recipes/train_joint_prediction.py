@@ -3,28 +3,18 @@
 python recipes/train_joint_prediction.py --config recipes/configs/prototypes/digits-joint-slant.yaml
 accelerate launch recipes/train_joint_prediction.py --config <run>.yaml --learning_rate 0.01
 
-Every argument can stand in the YAML file or on the command line, which has the last word.
+Every argument can be set in the YAML file or on the command line, which takes precedence.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from hf_sphere.training.command_line import run_recipe
-from hf_sphere.training.image_run import train_images
-from hf_sphere.training.tasks import JOINT
-
-ROOT = Path(__file__).parent.parent
+from hf_sphere.training.command_line import run_recipe, train
+from hf_sphere.training.tasks.joint import JointPrediction
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, evaluate and save as the arguments say."""
-    train_images(
-        JOINT,
-        argv,
-        recipe=str(Path(__file__).resolve().relative_to(ROOT.resolve())),
-        card_template=ROOT / "hub_cards" / "model_card.md",
-        description="Train an image model for a class and a real value on one sphere.",
-    )
+    """Train, evaluate and save as the arguments define."""
+    train(JointPrediction, argv, script=__file__)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.nn.functional as F
 import transformers
+from hf_sphere.training.results_folders import check_results_dir, claim_results_dir
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -38,7 +39,6 @@ from hf_sphere.embeddings.store import Embeddings, read_embeddings
 from hf_sphere.metrics import alignment, class_angles, effective_dimension, uniformity
 from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.training.results_folders import check_results_dir, claim_results_dir
 from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.files import write_json
 from hf_sphere.utils.snapshots import Snapshot

@@ -1,6 +1,6 @@
-"""Training with Accelerate: arguments, the loop, checkpoints, evaluation. Every recipe uses it.
+"""Training with Accelerate: arguments, the loop, checkpoints, evaluation, tasks. Every recipe uses it.
 
-Imported at first use: text needs none of what images need.
+Modules are imported at first use: text tasks do without the dependencies of image tasks.
 """
 
 import lazy_loader

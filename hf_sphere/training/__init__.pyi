@@ -1,9 +1,5 @@
 from .arguments import TrainingArguments as TrainingArguments
-from .checkpoints import (
-    RunState as RunState,
-    claim_output_dir as claim_output_dir,
-    written_whole as written_whole,
-)
+from .checkpoints import RunState as RunState
 from .errors import (
     CheckpointError as CheckpointError,
     TrainingDivergedError as TrainingDivergedError,
@@ -15,32 +11,8 @@ from .evaluation import (
     evaluate_few_shot as evaluate_few_shot,
     evaluate_retrieval as evaluate_retrieval,
 )
-from .image_arguments import (
-    EncoderArguments as EncoderArguments,
-    FewShotArguments as FewShotArguments,
-    ImageDataArguments as ImageDataArguments,
-    ImageSourceArguments as ImageSourceArguments,
-    JointArguments as JointArguments,
-    ModelArguments as ModelArguments,
-    RegressionArguments as RegressionArguments,
-    RetrievalArguments as RetrievalArguments,
-    TrainingImageArguments as TrainingImageArguments,
-)
-from .loop import (
-    TrainingLoop as TrainingLoop,
-)
+from .loop import TrainingLoop as TrainingLoop
+from .output_dir import prepare_output_dir as prepare_output_dir
 from .run import Run as Run, start_run as start_run
-from .tasks import (
-    CLASSIFICATION as CLASSIFICATION,
-    FEW_SHOT as FEW_SHOT,
-    JOINT as JOINT,
-    REGRESSION as REGRESSION,
-    RETRIEVAL as RETRIEVAL,
-    ImageTask as ImageTask,
-)
-from .text_arguments import (
-    TextDataArguments as TextDataArguments,
-    TextModelArguments as TextModelArguments,
-    TextTrainingArguments as TextTrainingArguments,
-)
-from .text_tasks import MASKED_LM as MASKED_LM, TextTask as TextTask
+from .run_training import run_training as run_training
+from .tasks import Task as Task, find_task as find_task, task_names as task_names

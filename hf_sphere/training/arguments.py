@@ -1,101 +1,82 @@
-"""Arguments of training, under the names that transformers' `TrainingArguments` uses where it has them."""
+"""Arguments of every training recipe, under the names of transformers' `TrainingArguments` where it has them."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
+from hf_sphere.optim.names import OPTIMIZERS
+from hf_sphere.utils.arguments import argument
 
-def described(text: str) -> dict[str, str]:
-    """Metadata of an argument: what `--help` shows."""
-    return {"help": text}
+OPTIMIZER_HELP = "Optimizer; all but adam, adamw and sgd find the scale-invariant weights."
+
+
+def optimizer_names() -> Iterable[str]:
+    """Return the valid values of `--optimizer`."""
+    return ("adam", "adamw", "sgd", *OPTIMIZERS)
 
 
 @dataclass
 class TrainingArguments:
-    """How to train, under the names that transformers' `TrainingArguments` uses where it has them."""
+    """Training."""
 
-    output_dir: str = field(metadata=described("Folder for the model, checkpoints and results."))
-    overwrite_output_dir: bool = field(default=False, metadata=described("Replace the run that is in output_dir."))
-    resume_from_checkpoint: str | None = field(
-        default=None, metadata=described("`latest`, or the folder of a checkpoint to go on from.")
+    output_dir: str = argument(help="Directory for the model, checkpoints and results.")
+    overwrite_output_dir: bool = argument(False, "Replace the run in output_dir.")
+    resume_from_checkpoint: str | None = argument(None, "`latest`, or the folder of a checkpoint to resume from.")
+    seed: int = argument(0, "Seed of initial weights, order and augmentation.")
+    full_determinism: bool = argument(False, "Use only deterministic kernels, even where they are slower.")
+    num_train_epochs: int = argument(20, "Epochs to train.")
+    max_steps: int | None = argument(
+        None, "Stop after this many optimizer steps; the schedule still spans num_train_epochs."
     )
-    seed: int = field(default=0, metadata=described("Seed of initial weights, order and augmentation."))
-    full_determinism: bool = field(
-        default=False, metadata=described("Use only deterministic kernels, also where that is slower.")
+    per_device_train_batch_size: int = argument(128, "Training batch size per process.")
+    per_device_eval_batch_size: int = argument(512, "Evaluation batch size per process.")
+    gradient_accumulation_steps: int = argument(1, "Batches per optimizer step.")
+    mixed_precision: Literal["no", "fp16", "bf16"] | None = argument(
+        None, "Precision of the forward pass; the setting of `accelerate launch` if not set."
     )
-    num_train_epochs: int = field(default=20, metadata=described("Epochs to train."))
-    max_steps: int | None = field(
-        default=None,
-        metadata=described("Stop after so many optimiser steps; the schedule still spans num_train_epochs."),
+    optimizer: str = argument("adam", OPTIMIZER_HELP, choices=optimizer_names)
+    learning_rate: float = argument(1e-3, "Peak learning rate.")
+    weight_decay: float = argument(0.0, "Weight decay of weights; norms, biases and scalars have none.")
+    momentum: float = argument(0.9, "Momentum of sgd and sgd_mrt.")
+    nesterov: bool = argument(False, "Nesterov momentum of sgd.")
+    adam_beta1: float = argument(0.9, "First beta of Adam and its variants.")
+    adam_beta2: float = argument(0.999, "Second beta of Adam and its variants.")
+    adam_epsilon: float = argument(1e-8, "Epsilon of Adam and its variants.")
+    max_grad_norm: float | None = argument(None, "Clip gradients to this norm.")
+    label_smoothing_factor: float = argument(0.0, "Label smoothing of the cross-entropy.")
+    loss_reduction: Literal["mean", "sum"] | None = argument(
+        None, "Mean of the losses of a batch, or their sum as in the prototype paper; `mean` if not set."
     )
-    per_device_train_batch_size: int = field(default=128, metadata=described("Training batch a process."))
-    per_device_eval_batch_size: int = field(default=512, metadata=described("Evaluation batch a process."))
-    gradient_accumulation_steps: int = field(default=1, metadata=described("Batches an optimiser step."))
-    mixed_precision: Literal["no", "fp16", "bf16"] | None = field(
-        default=None, metadata=described("Precision of the forward pass; as `accelerate launch` says if not set.")
+    lr_scheduler_type: Literal["constant", "linear", "cosine", "step", "multistep", "plateau"] = argument(
+        "constant", "Learning-rate schedule after the warmup."
     )
-    optimizer: Literal["adam", "adamw", "sgd", "adam_s", "adam_srt", "adam_g", "sgd_mrt"] = field(
-        default="adam",
-        metadata=described("Optimiser; the last four act on the sphere, and find the scale-invariant weights."),
+    warmup_epochs: float = argument(0.0, "Epochs of linear warmup.")
+    lr_step_epochs: int = argument(30, "Epochs between two decays of `step`.")
+    lr_milestones: list[int] | None = argument(None, "Epochs of the decays of `multistep`.")
+    lr_gamma: float = argument(0.1, "Factor of one decay of step, multistep and plateau.")
+    lr_patience: int = argument(15, "Epochs without improvement before `plateau` decays.")
+    early_stopping_patience: int | None = argument(None, "Stop after this many epochs without improvement.")
+    metric_for_best_model: str | None = argument(
+        None,
+        "Metric that chooses the best epoch, stops early and drives `plateau`, for instance train_loss (of names that "
+        "end in loss, error or perplexity lower is better); the recipe's own metric if not set.",
     )
-    learning_rate: float = field(default=1e-3, metadata=described("Peak learning rate."))
-    weight_decay: float = field(
-        default=0.0, metadata=described("Weight decay of weights; norms, biases and scalars have none.")
+    load_best_model_at_end: bool = argument(False, "Report and keep the model of the best epoch, not of the last one.")
+    save_epochs: int = argument(1, "Epochs between checkpoints.")
+    save_steps: int | None = argument(None, "Optimizer steps between further checkpoints.")
+    save_total_limit: int = argument(2, "Checkpoints to keep.")
+    snapshot_epochs: int | None = argument(
+        None, "Keep the weights (snapshots/) at initialization, every this many epochs, and after the last full epoch."
     )
-    momentum: float = field(default=0.9, metadata=described("Momentum of sgd and sgd_mrt."))
-    nesterov: bool = field(default=False, metadata=described("Nesterov momentum of sgd."))
-    adam_beta1: float = field(default=0.9, metadata=described("First beta of the Adam kinds."))
-    adam_beta2: float = field(default=0.999, metadata=described("Second beta of the Adam kinds."))
-    adam_epsilon: float = field(default=1e-8, metadata=described("Epsilon of the Adam kinds."))
-    max_grad_norm: float | None = field(default=None, metadata=described("Clip gradients to this norm."))
-    label_smoothing_factor: float = field(default=0.0, metadata=described("Label smoothing of the cross-entropy."))
-    loss_reduction: Literal["mean", "sum"] | None = field(
-        default=None,
-        metadata=described("Mean of a batch's losses, or their sum as in the prototype paper; `mean` if not set."),
+    snapshot_until: int | None = argument(None, "Also keep the weights of every epoch up to this one.")
+    logging_steps: int = argument(50, "Steps between updates of progress bar, trackers and checks.")
+    radial_logging_steps: int | None = argument(
+        None, "Steps between logs of effective learning rate, step angle, norm and anisotropy per layer."
     )
-    lr_scheduler_type: Literal["constant", "linear", "cosine", "step", "multistep", "plateau"] = field(
-        default="constant", metadata=described("Course of the learning rate after the warm-up.")
-    )
-    warmup_epochs: float = field(default=0.0, metadata=described("Epochs of linear warm-up."))
-    lr_step_epochs: int = field(default=30, metadata=described("Epochs between two decays of `step`."))
-    lr_milestones: list[int] | None = field(default=None, metadata=described("Epochs of the decays of `multistep`."))
-    lr_gamma: float = field(default=0.1, metadata=described("Factor of one decay of step, multistep and plateau."))
-    lr_patience: int = field(default=15, metadata=described("Epochs without gain before `plateau` decays."))
-    early_stopping_patience: int | None = field(
-        default=None, metadata=described("Stop after so many epochs without gain.")
-    )
-    metric_for_best_model: str | None = field(
-        default=None,
-        metadata=described(
-            "What chooses the best epoch, stops early and drives `plateau`, for instance train_loss (of names that end "
-            "in loss, error or perplexity less is better); the recipe's own measure if not set."
-        ),
-    )
-    load_best_model_at_end: bool = field(
-        default=False, metadata=described("Report and keep the best epoch's model instead of the last one's.")
-    )
-    save_epochs: int = field(default=1, metadata=described("Epochs between checkpoints."))
-    save_steps: int | None = field(default=None, metadata=described("Optimiser steps between further checkpoints."))
-    save_total_limit: int = field(default=2, metadata=described("Checkpoints to keep."))
-    snapshot_epochs: int | None = field(
-        default=None,
-        metadata=described(
-            "Keep the weights (snapshots/) of the initialisation, every so many epochs, and the last whole epoch."
-        ),
-    )
-    snapshot_until: int | None = field(
-        default=None, metadata=described("Keep the weights of every epoch up to this one as well.")
-    )
-    logging_steps: int = field(default=50, metadata=described("Steps between updates of bar, trackers and checks."))
-    radial_logging_steps: int | None = field(
-        default=None,
-        metadata=described("Steps between logs of effective learning rate, step angle, norm and anisotropy a layer."),
-    )
-    report_to: list[str] | None = field(default=None, metadata=described("Trackers, for instance tensorboard, wandb."))
-    disable_tqdm: bool = field(default=False, metadata=described("Show no progress bars."))
-    push_to_hub: bool = field(default=False, metadata=described("Upload the model and its card at the end."))
-    hub_model_id: str | None = field(
-        default=None, metadata=described("Name on the Hub; that of output_dir if not set.")
-    )
+    report_to: list[str] | None = argument(None, "Trackers, for instance tensorboard, wandb.")
+    disable_tqdm: bool = argument(False, "Show no progress bars.")
+    push_to_hub: bool = argument(False, "Upload the model and its card at the end.")
+    hub_model_id: str | None = argument(None, "Name on the Hub; the name of output_dir if not set.")
 
     def __post_init__(self) -> None:
         at_least_one = ["per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"]

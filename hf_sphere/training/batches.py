@@ -1,4 +1,4 @@
-"""What training needs of batches, and what the loss of a batch is the mean over."""
+"""The interface of batches, and the number of targets that the loss of a batch is the mean over."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -9,10 +9,10 @@ Batch = dict[str, Tensor]
 
 
 class Batches(Protocol):
-    """What the loop and the evaluation need of data.
+    """What the loop and the evaluation require of data.
 
-    Batches whose loss is a mean over something else than their examples, as that of a language model over tokens, have
-    a method `num_targets(batch)` that counts it.
+    Batches whose loss is a mean over something other than their examples, such as the tokens of a language model, have
+    a method `num_targets(batch)` that returns their number.
     """
 
     def __len__(self) -> int: ...
@@ -23,12 +23,12 @@ class Batches(Protocol):
 
 
 def counts_targets(batches: Batches) -> bool:
-    """Whether batches count what their loss is the mean over."""
+    """Whether batches define the number of targets that their loss is the mean over."""
     return hasattr(batches, "num_targets")
 
 
 def count_targets(batches: Batches, batch: Batch) -> int | Tensor:
-    """What the loss of a batch is the mean over: its targets where they are counted, else its examples."""
+    """Return the number of targets that the loss of a batch is the mean over; its examples by default."""
     any_batches: Any = batches
     return any_batches.num_targets(batch) if counts_targets(batches) else len(next(iter(batch.values())))
 

@@ -1,10 +1,9 @@
-"""Checkpoints that are whole or not there: written under a temporary name, then renamed."""
+"""Checkpoints of a training run, written atomically."""
 
 import json
-import logging
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,23 +11,18 @@ from typing import Any
 from accelerate import Accelerator
 
 from hf_sphere.training.errors import CheckpointError
-from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
-
-logger = logging.getLogger(__name__)
+from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, list_checkpoints
+from hf_sphere.utils.files import REPLACED, UNFINISHED, atomic_files, atomic_folder, restore_folder, write_json
 
 STATE_FILE = "trainer_state.json"
-PREFIX = "checkpoint-"
-RUN_FILE = "run.json"
-RESULTS_FILE = "all_results.json"
-BEST_FOLDER = "best"
 
 
 @dataclass
 class RunState:
-    """Where a run is; everything that model, optimiser and random generators do not hold.
+    """The position of a run: everything that model, optimizer and random generators do not hold.
 
     Attributes:
-        step: Optimiser steps taken.
+        step: Optimizer steps taken.
         epoch: The current epoch, from 0.
         batch: Batches of the current epoch already trained on.
         totals: Sums over the current epoch's examples so far: their number, loss, further metrics.
@@ -36,7 +30,7 @@ class RunState:
         best_epoch: The epoch, from 1, that it was reached after.
         seconds: Time spent in training.
         scheduler: State of the learning-rate schedule.
-        history: One entry of metrics an epoch.
+        history: One entry of metrics per epoch.
         num_processes: How many processes share the batches.
         metric: Name of the selection metric.
     """
@@ -60,139 +54,81 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
     Raises:
         CheckpointError: If it cannot be written, for instance on a full disk; older checkpoints stay as they are.
     """
-    final = output_dir / f"{PREFIX}{state.step}"
-    unfinished = output_dir / f".{final.name}.unfinished"
+    final = output_dir / f"{CHECKPOINT_PREFIX}{state.step}"
+    is_main = accelerator.is_main_process
     try:
-        if accelerator.is_main_process:
-            shutil.rmtree(unfinished, ignore_errors=True)
-        accelerator.wait_for_everyone()
-        accelerator.save_state(str(unfinished))
-        accelerator.wait_for_everyone()
-        if accelerator.is_main_process:
-            (unfinished / STATE_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
-            replaced = output_dir / f".{final.name}.replaced"
-            if final.exists():
-                final.rename(replaced)
-            unfinished.rename(final)
-            shutil.rmtree(replaced, ignore_errors=True)
-            # Later steps are of a continuation that was given up for an earlier checkpoint.
+        # The other processes write their random states to the folder that the main process creates and renames.
+        shared = nullcontext(final.with_name(f".{final.name}{UNFINISHED}"))
+        with atomic_folder(final) if is_main else shared as unfinished:
+            accelerator.wait_for_everyone()
+            accelerator.save_state(str(unfinished))
+            accelerator.wait_for_everyone()
+            if is_main:
+                write_json(unfinished / STATE_FILE, asdict(state))
+        if is_main:
+            # Later steps belong to a continuation that was abandoned for an earlier checkpoint.
             present = list_checkpoints(output_dir)
             position = present.index(final)
             for old in [*present[: max(position + 1 - keep, 0)], *present[position + 1 :]]:
                 shutil.rmtree(old, ignore_errors=True)
     except Exception as error:  # torch, safetensors and the operating system each have their own for a full disk
-        shutil.rmtree(unfinished, ignore_errors=True)
         left = list_checkpoints(output_dir)
-        whole = f"The newest whole checkpoint is {left[-1]}." if left else "There is no earlier checkpoint."
-        raise CheckpointError(f"could not write {final}: {error} ({_room(output_dir)}). {whole}") from error
+        newest = f"The newest complete checkpoint is {left[-1]}." if left else "There is no earlier checkpoint."
+        raise CheckpointError(f"could not write {final}: {error} ({_free_space(output_dir)}). {newest}") from error
     accelerator.wait_for_everyone()
     return final
 
 
 @contextmanager
-def written_whole(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write files to; they replace those in `folder`, one by one, when all have been written.
+def write_model_files(folder: Path) -> Iterator[Path]:
+    """Yield a temporary folder for the files of a model; they replace those in `folder` when all have been written.
 
     Raises:
         CheckpointError: If they cannot be written, for instance on a full disk.
     """
-    unfinished = folder / ".unfinished"
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        yield unfinished
-        for file in unfinished.iterdir():
-            file.replace(folder / file.name)
+        with atomic_files(folder) as unfinished:
+            yield unfinished
     except Exception as error:  # see save_checkpoint
         raise CheckpointError(
-            f"could not write {folder}: {error} ({_room(folder)}). What was there before is unchanged."
+            f"could not write {folder}: {error} ({_free_space(folder)}). Earlier files are unchanged."
         ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
-    """Load model, optimiser and random generators, and return where the run was."""
+    """Load model, optimizer and random generators, and return the position of the run."""
     try:
         state = RunState(**json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8")))
         accelerator.load_state(str(checkpoint))
-    except Exception as error:  # as in writing; a damaged file shows as pickle's or safetensors' own error
+    except Exception as error:  # as in writing; a damaged file raises pickle's or safetensors' own error
         raise CheckpointError(f"cannot resume from {checkpoint}: {error}") from error
     return state
 
 
-def list_checkpoints(output_dir: Path) -> list[Path]:
-    """Return the whole checkpoints of a run, oldest first."""
-    found = [p for p in output_dir.glob(f"{PREFIX}*") if p.name[len(PREFIX) :].isdigit() and p.is_dir()]
-    return sorted(found, key=lambda path: int(path.name[len(PREFIX) :]))
-
-
 def find_checkpoint(name: str, output_dir: Path) -> Path:
-    """Resolve `latest` or a folder to a checkpoint that exists."""
+    """Resolve `latest` or a folder to a checkpoint that exists.
+
+    Raises:
+        CheckpointError: If there is none; the message lists the checkpoints of the run.
+    """
+    found = list_checkpoints(output_dir)
     if name == "latest":
-        found = list_checkpoints(output_dir)
         if not found:
             raise CheckpointError(f"there is no checkpoint in {output_dir} to resume from; start without resuming.")
         return found[-1]
     if not (Path(name) / STATE_FILE).is_file():
-        found = list_checkpoints(output_dir)
         have = f" The checkpoints of this run: {', '.join(str(p) for p in found)}." if found else ""
         raise CheckpointError(f"{name} is not a checkpoint: it has no {STATE_FILE}.{have}")
     return Path(name)
 
 
-def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None:
-    """Refuse a folder that holds another run.
-
-    Raises:
-        FileExistsError: If the folder holds a run and neither overwriting nor resuming was asked for.
-    """
-    if output_dir.exists() and not output_dir.is_dir():
-        raise FileExistsError(f"{output_dir} is a file and no folder; choose another --output_dir.")
-    taken = marks_of_a_run(output_dir)
-    if taken and not resume and not overwrite:
-        raise FileExistsError(
-            f"{output_dir} holds another run ({taken[0].name}). Choose another --output_dir, continue that run "
-            "with --resume_from_checkpoint latest, or replace it with --overwrite_output_dir."
-        )
+def restore_checkpoints(output_dir: Path) -> None:
+    """Restore a checkpoint whose replacement was interrupted."""
+    for replaced in output_dir.glob(f".{CHECKPOINT_PREFIX}*{REPLACED}"):
+        restore_folder(output_dir / replaced.name.removeprefix(".").removesuffix(REPLACED))
 
 
-def claim_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None:
-    """Make the folder of a run; what another run left there is removed if that was asked for.
-
-    Raises:
-        FileExistsError: See `check_output_dir`.
-    """
-    check_output_dir(output_dir, overwrite=overwrite, resume=resume)
-    if not resume:
-        for mark in marks_of_a_run(output_dir):
-            if mark.is_dir():
-                shutil.rmtree(mark)
-            else:
-                mark.unlink(missing_ok=True)
-    for unfinished in output_dir.glob(f".{PREFIX}*.unfinished"):
-        shutil.rmtree(unfinished, ignore_errors=True)
-    output_dir.mkdir(parents=True, exist_ok=True)
-
-
-def restore_replaced(output_dir: Path) -> None:
-    """Bring back a checkpoint that was set aside when a kill came before its successor had its name."""
-    for replaced in output_dir.glob(f".{PREFIX}*.replaced"):
-        final = output_dir / replaced.name[1 : -len(".replaced")]
-        if final.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-        else:
-            replaced.rename(final)
-
-
-def _room(folder: Path) -> str:
-    """Free space; a full disk is the usual reason, and torch's error does not say so."""
+def _free_space(folder: Path) -> str:
+    """Free disk space: a full disk is the usual reason, and torch's error does not mention it."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return f"{shutil.disk_usage(existing).free / 2**20:.1f} MiB free"
-
-
-def marks_of_a_run(output_dir: Path) -> list[Path]:
-    """Return the files and folders that say that a folder holds a run."""
-    names = (RUN_FILE, RESULTS_FILE, BEST_FOLDER, SNAPSHOT_FOLDER)
-    marks = [*list_checkpoints(output_dir), *(output_dir / name for name in names)]
-    return [mark for mark in marks if mark.exists()]

@@ -1,12 +1,53 @@
-"""What every recipe's script ends with: `run_recipe(main)`. Imports nothing heavy."""
+"""The entry point of every recipe. Imports nothing heavy, so that `--help` and a mistyped argument return at once."""
 
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from huggingface_hub.errors import StrictDataclassError
 
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
+from hf_sphere.utils.arguments import parse_arguments
+
+if TYPE_CHECKING:
+    from hf_sphere.training.tasks.base import Task
+
+
+@dataclass(frozen=True)
+class Command:
+    """The command that runs.
+
+    Attributes:
+        script: Path of the script in the repository.
+        argv: The command line without the program.
+        card_template: Template of the model card.
+    """
+
+    script: str
+    argv: Sequence[str]
+    card_template: Path
+
+
+def train(task: "type[Task]", argv: Sequence[str] | None, script: str) -> None:
+    """Parse the arguments of a task, and train as they define.
+
+    Args:
+        task: The task.
+        argv: The command line without the program; `sys.argv[1:]` if None.
+        script: The recipe's `__file__`.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parts = parse_arguments(task.arguments, argv, (task.__doc__ or "").partition("\n")[0])
+    path = Path(script).resolve()
+    root = path.parent.parent
+
+    from hf_sphere.training.run_training import run_training
+
+    command = Command(str(path.relative_to(root)), argv, root / "hub_cards" / "model_card.md")
+    run_training(task(*parts), command)
 
 
 def run_recipe(main: Callable[[Sequence[str] | None], None]) -> None:

@@ -1,4 +1,4 @@
-"""Evaluation of models, and what is measured of images before training."""
+"""Evaluation of models, and what is fitted to embeddings before and after training."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -14,12 +14,12 @@ from hf_sphere.metrics import retrieval_scores
 from hf_sphere.training.batches import Batches, count_targets, loss_is_sum
 from hf_sphere.training.measures import Batch, Measure, measure_classification
 
-if TYPE_CHECKING:  # text is evaluated here too, and does without what images need
+if TYPE_CHECKING:  # text tasks do without the dependencies of image tasks
     from hf_sphere.data.batches import ImageBatches
     from hf_sphere.data.few_shot import FewShotBatches
 
 _NUMBERS_AT_ONCE = 1 << 24
-"""Coordinates of embeddings that episodes are classified by at once, each counted for each class: 64 MB."""
+"""Elements of the query-prototype differences that are computed at once: 64 MB."""
 
 
 @torch.inference_mode()
@@ -35,8 +35,7 @@ def evaluate(
         measure: What to measure beside the loss.
 
     Returns:
-        The means over all images, or over all target tokens of a text, for instance `accuracy` in [0, 1], and `loss`,
-        also that a mean over them.
+        The means over all images, or over all target tokens of a text: `loss`, and for instance `accuracy` in [0, 1].
     """
     model.eval()
     kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
@@ -48,7 +47,7 @@ def evaluate(
         for name, value in {**measure(output, batch), "loss": loss}.items():
             sums[name] = sums.get(name, 0) + value.to(kind) * count
         sums["count"] += count
-    # As numbers by name: a process without a single batch knows no other names.
+    # As numbers by name: a process without a batch has no other names.
     shares = gather_object([{name: float(value) for name, value in sums.items()}])
     total = sum(share.pop("count") for share in shares)
     return {name: sum(share.get(name, 0.0) for share in shares) / total for name in max(shares, key=len)}
@@ -56,15 +55,15 @@ def evaluate(
 
 @torch.inference_mode()
 def evaluate_retrieval(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> dict[str, float]:
-    """Search every image of a split among the others, in the distance of the model's head.
+    """Retrieve for every image of a split its neighbors among the others, in the distance of the model's head.
 
     Args:
-        model: An image model with a head; put into eval mode. The head's classes have no part in this.
+        model: An image model with a head; put into eval mode. The head's classes are not used.
         batches: The split; labels of any classes.
         accelerator: Gathers over the processes.
 
     Returns:
-        `recall_at_1`, `r_precision`, `map_at_r` in [0, 1], and how many images have no other one of their class.
+        `recall_at_1`, `r_precision`, `map_at_r` in [0, 1], and the number of images without another one of their class.
     """
     any_model: Any = model.eval()
     embeddings, labels = _gather_embeddings(any_model, batches, accelerator)
@@ -78,8 +77,8 @@ def evaluate_retrieval(model: nn.Module, batches: "ImageBatches", accelerator: A
 def evaluate_few_shot(model: nn.Module, batches: "FewShotBatches", accelerator: Accelerator) -> dict[str, float]:
     """Classify the queries of every episode of the first epoch, the same episodes whatever the number of processes.
 
-    In eval mode an embedding does not depend on the episode: each image that occurs is embedded once, and the episodes
-    are drawn from the embeddings.
+    In eval mode an embedding does not depend on the episode, so each image is embedded once and the episodes are formed
+    from the embeddings.
 
     Args:
         model: A few-shot model: an encoder as `base_model` and a `classifier` of embeddings; put into eval mode.
@@ -111,18 +110,18 @@ def evaluate_few_shot(model: nn.Module, batches: "FewShotBatches", accelerator: 
 
 
 def _gather_images(model: Any, batches: "FewShotBatches", indices: Tensor, accelerator: Accelerator) -> Tensor:
-    """Embed the images of these indices, (N,): (N, d) in float32, all processes' shares in the order asked for."""
+    """Embed the images at indices (N,): (N, d) in float32, all processes' shares in the order of the indices."""
     order = torch.arange(len(indices))
     mine = order[accelerator.process_index :: accelerator.num_processes]
     seen = [model.base_model(pixels).embeddings.float().cpu() for pixels in batches.each_image(indices[mine])]
-    # A process without an image has nothing to give, not even the length of an embedding.
+    # A process without an image does not know the length of an embedding.
     shares = gather_object([(mine, torch.cat(seen))] if seen else [])
     places, embeddings = zip(*shares, strict=True)
     return torch.cat(embeddings)[torch.cat(places).argsort()].to(accelerator.device)
 
 
 def _gather_embeddings(model: Any, batches: "ImageBatches", accelerator: Accelerator) -> tuple[Tensor, Tensor]:
-    """What a model's head sees of a split, (N, d) in float32, and the labels (N,): all processes' shares."""
+    """Return the inputs of the model's head for a split, (N, d) in float32, and the labels (N,), of all processes."""
     seen = []
     for batch in batches.epoch():
         embeddings = model.base_model(batch["pixel_values"]).embeddings
@@ -133,7 +132,7 @@ def _gather_embeddings(model: Any, batches: "ImageBatches", accelerator: Acceler
 
 @torch.no_grad()
 def fit_confidence(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> None:
-    """Fit the confidence of a head that can do that to held-out images, all processes' shares of them."""
+    """Fit the confidence of a head that supports it to held-out images, over all processes."""
     head: Any = getattr(model, "head", None)
     if not hasattr(head, "fit_concentration"):
         return

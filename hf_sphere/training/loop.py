@@ -1,4 +1,4 @@
-"""The training loop that every recipe uses: any model whose output has a loss, on any number of processes."""
+"""The training loop of every recipe: any model whose output has a loss, on any number of processes."""
 
 import logging
 import math
@@ -21,22 +21,17 @@ from hf_sphere.optim import as_metrics, find_radial_weights, radial_diagnostics
 from hf_sphere.optim.names import OPTIMIZERS
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.batches import Batch, Batches, count_targets, counts_targets, loss_is_sum
-from hf_sphere.training.checkpoints import (
-    RunState,
-    find_checkpoint,
-    list_checkpoints,
-    load_checkpoint,
-    save_checkpoint,
-)
+from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, save_checkpoint
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.measures import show_metric, show_metrics
 from hf_sphere.training.optimization import build_optimizer, build_scheduler
+from hf_sphere.training.output_dir import list_checkpoints
 
 logger = logging.getLogger(__name__)
 
 
 class TrainingLoop:
-    """Trains a model and keeps its checkpoints.
+    """Trains a model and writes its checkpoints.
 
     Args:
         model: Called with the batch as keywords; its output has `loss`. Its `set_epoch`, if any, is called when an
@@ -44,16 +39,17 @@ class TrainingLoop:
         batches: Training batches.
         args: How to train.
         accelerator: Devices, processes and precision.
-        evaluate: Computes metrics of the model after each epoch; `accuracy` or whatever `metric` says is among them.
-        save_best: Called when the metric has improved.
-        measure: Further training metrics of one batch, each a scalar tensor, from the output and the batch.
-        derive: Metrics that follow from the means over an epoch, for instance a perplexity from the loss.
-        snapshot: Called with the model and how many epochs it has trained: before the first and after each whole one.
+        evaluate: Returns metrics of the model after each epoch.
+        save_best: Called with the model when `metric` has improved.
+        measure: Returns further training metrics of one batch, each a scalar tensor, from the output and the batch.
+        derive: Returns metrics that follow from the means over an epoch, for instance a perplexity from the loss.
+        snapshot: Called with the model and the number of epochs it has trained: before the first and after each full
+            epoch.
         metric: The metric, of training or of `evaluate`, that chooses the best epoch, stops early and drives `plateau`.
         higher_is_better: Whether larger values of `metric` are better.
 
     Attributes:
-        state: Where the run is.
+        state: The position of the run.
         model: The prepared model.
     """
 
@@ -93,11 +89,11 @@ class TrainingLoop:
         few = self._few_examples() if args.optimizer in OPTIMIZERS or args.radial_logging_steps else None
         optimizer = build_optimizer(model, args, few)
         self._radial = self._radial_weights(model, optimizer, few) if args.radial_logging_steps else {}
-        # Before `prepare`: the schedule counts optimiser steps by itself, whatever the number of processes.
+        # Before `prepare`: the schedule counts optimizer steps itself, whatever the number of processes.
         self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=higher_is_better)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         if accelerator.num_processes > 1:
-            set_seed(args.seed, device_specific=True)  # or every process would draw the same dropout masks
+            set_seed(args.seed, device_specific=True)  # otherwise every process would draw the same dropout masks
         self.state = RunState(num_processes=accelerator.num_processes)
         self._recent_losses: list[tuple[int, Tensor]] = []
         self._totals: dict[str, Tensor] = {}
@@ -107,13 +103,13 @@ class TrainingLoop:
         self.state.metric = metric
 
     def _few_examples(self) -> Batch:
-        """Enough of a batch to tell which weights are radially invariant, the same on every process."""
+        """A few examples to find the radially invariant weights with, the same on every process."""
         few = {name: value[:16] for name, value in next(iter(self.batches.epoch())).items()}
         return broadcast(few) if self.accelerator.num_processes > 1 else few
 
     @staticmethod
     def _radial_weights(model: nn.Module, optimizer: torch.optim.Optimizer, few: Batch | None) -> dict[str, Any]:
-        """Axes of the radially invariant weights, by name: the optimiser's, or those found where it has none."""
+        """Channel axes of the radially invariant weights, by name: those of the optimizer, else found here."""
         groups = [group for group in optimizer.param_groups if group.get("channel_dims") is not None]
         known = {name: group["channel_dims"] for group in groups for name in group["param_names"]}
         radial = known or find_radial_weights(model, few).channel_dims
@@ -182,13 +178,13 @@ class TrainingLoop:
         sizes = [count_targets(self.batches, batch) for batch in group]
         total: Any = sum(sizes)
         if counts_targets(self.batches):
-            # They differ between processes, over which gradients are averaged: each is weighed by its share of all.
+            # Their number differs between processes, over which gradients are averaged: each is weighted by its share.
             total = self.accelerator.reduce(total.float(), "mean")
         for position, (batch, size) in enumerate(zip(group, sizes, strict=True), 1):
             waits = self.accelerator.no_sync(self.model) if position < len(group) else nullcontext()
             with waits:
                 output = self.model(**batch)
-                # Over processes gradients are averaged, so sums are multiplied by how many there are.
+                # Gradients are averaged over processes, so sums are multiplied by their number.
                 share = self.accelerator.num_processes if self._loss_is_sum else size / total
                 self.accelerator.backward(output.loss * share)
             loss = output.loss.detach()
@@ -253,7 +249,7 @@ class TrainingLoop:
         patience, best = self.args.early_stopping_patience, self.state.best_epoch
         stops = patience is not None and best is not None and self.state.epoch - best >= patience
         if stops:
-            logger.info("No gain for %d epochs; stopping.", patience)
+            logger.info("No improvement for %d epochs; stopping.", patience)
         return stops
 
     def _count(self, metrics: Mapping[str, Tensor], size: int | Tensor) -> None:
@@ -272,7 +268,7 @@ class TrainingLoop:
         return {f"train_{name}": value for name, value in (means | dict(self.derive(means))).items()}
 
     def _check_losses(self) -> None:
-        """Look at the losses since the last look, all at once: a look at each would make the device wait."""
+        """Check the losses since the last check together: checking each would synchronize with the device."""
         if not self._recent_losses:
             return
         steps, losses = zip(*self._recent_losses, strict=True)
@@ -285,20 +281,20 @@ class TrainingLoop:
             raise TrainingDivergedError(f"the loss is not finite at step {step}. {self._advice()}")
 
     def _check_weights(self) -> None:
-        """Refuse weights that a gradient without a finite value has spoilt, before they are evaluated or saved."""
+        """Refuse weights that a gradient that is not finite has corrupted, before they are evaluated or saved."""
         norm = torch.nn.utils.get_total_norm(self.model.parameters())
         if not norm.isfinite():
             raise TrainingDivergedError(f"the weights are not finite after step {self.state.step}. {self._advice()}")
 
     def _share_buffers(self) -> None:
-        """Give every process the batch-norm statistics of the first, which are those that are saved."""
+        """Copy the batch-norm statistics of the first process, which are saved, to all processes."""
         if self.accelerator.num_processes > 1:
             for buffer in self.accelerator.unwrap_model(self.model).buffers():
                 buffer.copy_(broadcast(buffer))
 
     def _advice(self) -> str:
-        whole = list_checkpoints(self.output_dir)
-        advice = f"The last good checkpoint is {whole[-1]}" if whole else "There is no checkpoint yet"
+        found = list_checkpoints(self.output_dir)
+        advice = f"The last good checkpoint is {found[-1]}" if found else "There is no checkpoint yet"
         return f"{advice}. A lower --learning_rate, --max_grad_norm or --warmup_epochs may help."
 
     def _log(self, bar: tqdm) -> None:
@@ -312,7 +308,7 @@ class TrainingLoop:
     def _save(self) -> Path:
         self._check_weights()
         self.state.scheduler = self.scheduler.state_dict()
-        # Each process's share of the sums, so that they add up again whichever process reads them.
+        # Each process's share of the sums, so that they add up again when every process has read them.
         share = 1 / self.accelerator.num_processes
         self.state.totals = {
             name: self.accelerator.reduce(value, "sum").item() * share for name, value in self._totals.items()
@@ -320,27 +316,27 @@ class TrainingLoop:
         return save_checkpoint(self.accelerator, self.output_dir, self.state, self.args.save_total_limit)
 
     def _resume(self, checkpoint: Path) -> None:
-        asked = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        requested = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         self.state = load_checkpoint(self.accelerator, checkpoint)
         if self.state.batch and self.state.num_processes != self.accelerator.num_processes:
             raise CheckpointError(
-                f"{checkpoint} was written in mid-epoch by {self.state.num_processes} process(es); go on with as many, "
-                f"not with {self.accelerator.num_processes}."
+                f"{checkpoint} was written in the middle of an epoch by {self.state.num_processes} process(es); resume "
+                f"with as many, not with {self.accelerator.num_processes}."
             )
-        if self.state.metric not in ("", self.metric):  # its best value says nothing of that of another
+        if self.state.metric not in ("", self.metric):  # the best value of one metric cannot be compared with another
             self.state.best_metric = self.state.best_epoch = None
         if self.state.metric in ("", self.metric) or not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.load_state_dict(self.state.scheduler)
-        self._adopt_settings(asked)
+        self._adopt_settings(requested)
         kind = torch.float32 if self.accelerator.device.type == "mps" else torch.float64
         device = self.accelerator.device
         self.state.num_processes = self.accelerator.num_processes
         self._totals = {n: torch.tensor(v, dtype=kind, device=device) for n, v in self.state.totals.items()}
         logger.info("Resumed from %s at step %d.", checkpoint, self.state.step)
 
-    def _adopt_settings(self, asked: list[dict[str, Any]]) -> None:
-        """Let the optimiser follow today's arguments where they differ from those of the checkpoint."""
-        for group, settings in zip(self.optimizer.param_groups, asked, strict=True):
+    def _adopt_settings(self, requested: list[dict[str, Any]]) -> None:
+        """Apply the current arguments to the optimizer where they differ from those of the checkpoint."""
+        for group, settings in zip(self.optimizer.param_groups, requested, strict=True):
             before, peak = group["initial_lr"], settings["initial_lr"]
             now = group["lr"] if peak == before or not before else group["lr"] * (peak / before)
             group.update({**settings, "lr": now})
@@ -349,18 +345,18 @@ class TrainingLoop:
 
     @contextmanager
     def _catch_signals(self) -> Iterator[None]:
-        """Let the first Ctrl-C or SIGTERM finish the step; the second one stops at once."""
+        """Finish the current step on the first Ctrl-C or SIGTERM; stop at once on the second."""
         first = 0.0
 
         def request_stop(number: int, frame: Any) -> None:
             nonlocal first
-            # A launcher passes on the Ctrl-C that the terminal has sent already: that is not a second one.
+            # A launcher forwards the Ctrl-C that the terminal has sent already: that is not a second one.
             if self._stop_signal and time.monotonic() - first > 1.0:
                 raise KeyboardInterrupt
             first = first or time.monotonic()
             self._stop_signal = number
 
-        # Only the main thread may set handlers; elsewhere a signal acts as it always does.
+        # Only the main thread may set handlers; elsewhere signals keep their default behavior.
         numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
         previous = {number: signal.signal(number, request_stop) for number in numbers}
         try:
@@ -370,19 +366,19 @@ class TrainingLoop:
                 signal.signal(number, handler)
 
     def _should_stop(self, at_log: bool) -> bool:
-        """Whether a signal has come; several processes agree on it at the logging steps."""
+        """Whether a signal was received; several processes agree on it at the logging steps."""
         if self.accelerator.num_processes == 1:
             return bool(self._stop_signal)
         if not at_log:
             return False
-        heard = torch.tensor(float(bool(self._stop_signal)), device=self.accelerator.device)
-        return bool(self.accelerator.reduce(heard, "sum") > 0)
+        received = torch.tensor(float(bool(self._stop_signal)), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(received, "sum") > 0)
 
     def _pause(self, started: float) -> None:
         self._check_losses()
         self.state.seconds += time.perf_counter() - started
         checkpoint = self._save()
         raise TrainingInterruptedError(
-            f"stopped at step {self.state.step} of {self.total_steps}; the state is in {checkpoint}. Go on with the "
-            "same command and --resume_from_checkpoint latest."
+            f"stopped at step {self.state.step} of {self.total_steps}; the state is in {checkpoint}. Resume with "
+            "the same command and --resume_from_checkpoint latest."
         )

@@ -1,63 +1,63 @@
-"""What is measured of a batch, and how it is shown."""
+"""Metrics of a batch, and how they are shown on the console."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-Batch = Mapping[str, Tensor]
-Measure = Callable[[Any, Batch], dict[str, Tensor]]
+Batch: TypeAlias = "Mapping[str, Tensor]"
+Measure: TypeAlias = "Callable[[Any, Batch], dict[str, Tensor]]"
 """Means over a batch, each a scalar tensor, from the model's output and the batch."""
 
+INTERVAL = "_interval"
+"""Suffix of the name of a metric that is the half-width of another one's 95 % interval."""
 
-def measure_classification(output: Any, batch: Batch) -> dict[str, Tensor]:
-    """Share of images whose largest logit is that of their class."""
+
+def measure_classification(output: Any, batch: Batch) -> "dict[str, Tensor]":
+    """Return the accuracy: the share of images whose largest logit is that of their class."""
     return {"accuracy": _mean(output.logits.argmax(dim=-1) == batch["labels"])}
 
 
-def measure_regression(output: Any, batch: Batch, values: str = "labels") -> dict[str, Tensor]:
-    """Mean absolute error, in the unit of the values."""
+def measure_regression(output: Any, batch: Batch, values: str = "labels") -> "dict[str, Tensor]":
+    """Return the mean absolute error, in the unit of the values."""
     return {"mean_absolute_error": _mean((output.predictions - batch[values]).abs())}
 
 
-def measure_joint(output: Any, batch: Batch) -> dict[str, Tensor]:
-    """Accuracy of the classes and mean absolute error of the values."""
+def measure_joint(output: Any, batch: Batch) -> "dict[str, Tensor]":
+    """Return the accuracy of the classes and the mean absolute error of the values."""
     return measure_classification(output, batch) | measure_regression(output, batch, "regression_labels")
 
 
-def measure_tokens(output: Any, batch: Batch) -> dict[str, Tensor]:
-    """Share of target tokens that have the largest logit."""
+def measure_tokens(output: Any, batch: Batch) -> "dict[str, Tensor]":
+    """Return the accuracy: the share of target tokens that have the largest logit."""
     targets = batch["labels"] >= 0
     right = (output.logits.argmax(dim=-1) == batch["labels"]) & targets
     return {"accuracy": _mean(right) / _mean(targets)}
 
 
 def perplexity(means: Mapping[str, float]) -> dict[str, float]:
-    """The perplexity that a mean loss a token stands for."""
+    """Return the perplexity, the exponential of the mean loss per token."""
     return {"perplexity": math.exp(means["loss"]) if means["loss"] < 700 else math.inf}
 
 
-def _mean(values: Tensor) -> Tensor:
-    """Mean in float64, where the device has it: a share of 9,913 in 10,000 shall be 0.9913."""
+def _mean(values: "Tensor") -> "Tensor":
+    """Mean in float64, where the device has it: a share of 9,913 in 10,000 must be exactly 0.9913."""
     return values.float().mean() if values.device.type == "mps" else values.double().mean()
 
 
-INTERVAL = "_interval"
-"""End of the name of a measure that is the half-width of another one's 95 % interval."""
-
-
 def show_metrics(metrics: Mapping[str, float]) -> Iterator[str]:
-    """Write measures for the console, each with its interval if there is one; counts are left out."""
+    """Format metrics for the console, each with its interval if there is one; counts are left out."""
     for name, value in metrics.items():
         if not name.endswith(INTERVAL) and "_num_" not in name:
             yield f"{name} {show_metric(name, value, metrics.get(f'{name}{INTERVAL}'))}"
 
 
 def show_metric(name: str, value: float, interval: float | None = None) -> str:
-    """Write a measure for the console: accuracy and recall in percent, counts as such, anything else in four digits.
+    """Format a metric for the console: accuracy and recall in percent, counts as integers, others in four digits.
 
-    With the half-width of an interval that stands behind it: `95.31 ± 0.22 %`.
+    The half-width of an interval follows its metric: `95.31 ± 0.22 %`.
     """
     if any(share in name for share in ("accuracy", "recall", "precision", "map_at_r")):
         around = "" if interval is None else f" ± {100 * interval:.2f}"

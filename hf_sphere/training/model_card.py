@@ -3,6 +3,7 @@
 import platform
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,33 @@ import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from hf_sphere.training.measures import show_metric
+from hf_sphere.training.tasks.base import Description
+from hf_sphere.utils.files import atomic_file
+
+
+@dataclass(frozen=True)
+class TrainingRecord:
+    """How a model was trained and what was measured.
+
+    Attributes:
+        metrics: Measured values by name.
+        headline: Names of the metrics, without `eval_`, that become the card's `model-index` entries.
+        eval_split: Split that they were measured on.
+        selection_note: How the reported epoch was chosen.
+        settings: Training settings that differ from their defaults.
+        command: The command that ran.
+        device: Device that the model was trained on.
+        seconds: Time spent in training.
+    """
+
+    metrics: Mapping[str, float]
+    headline: Sequence[str]
+    eval_split: str
+    selection_note: str
+    settings: Mapping[str, Any]
+    command: Sequence[str]
+    device: torch.device
+    seconds: float
 
 
 def write_model_card(
@@ -18,22 +46,10 @@ def write_model_card(
     *,
     template: Path,
     model_id: str,
-    title: str,
-    summary: str,
-    dataset: str,
-    eval_split: str,
-    metrics: Mapping[str, float],
-    headline: Sequence[str],
     model_class: str,
     pipeline_tag: str | None,
-    model: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    command: Sequence[str],
-    device: torch.device,
-    seconds: float,
-    selection_note: str,
-    tags: Sequence[str] = (),
-    packages: Sequence[str] = ("timm",),
+    description: Description,
+    record: TrainingRecord,
 ) -> ModelCard:
     """Write `README.md` of a model beside its weights.
 
@@ -41,61 +57,52 @@ def write_model_card(
         folder: Where the model is saved.
         template: Jinja template of the card.
         model_id: Name that loads the model.
-        title: Heading.
-        summary: One paragraph.
-        dataset: Name of the data set as given to the recipe.
-        eval_split: Split that the metrics were measured on.
-        metrics: Measured values.
-        headline: Names of the metrics, without `eval_`, that become the card's `model-index` entries.
         model_class: Name of the model's class.
         pipeline_tag: The pipeline of transformers that runs the model, if there is one.
-        model: Description of the model by property.
-        settings: Training settings that differ from their defaults.
-        command: The command that ran.
-        device: What the model was trained on.
-        seconds: Time spent in training.
-        selection_note: How the reported epoch was chosen.
-        tags: Further tags of the card.
-        packages: Packages whose versions are named beside those that every model needs.
+        description: What the model is.
+        record: How it was trained.
     """
+    dataset = description.dataset
     data = ModelCardData(
         library_name="transformers",
         pipeline_tag=pipeline_tag,
-        tags=["hf_sphere", "hypersphere", *tags],
+        tags=["hf_sphere", "hypersphere", *description.tags],
         datasets=[dataset] if dataset.count("/") == 1 and not Path(dataset).exists() else None,
-        model_name=title,
+        model_name=description.title,
         eval_results=[
             EvalResult(
                 task_type=pipeline_tag or "other",
                 dataset_type=Path(dataset).name if Path(dataset).exists() else dataset,
                 dataset_name=Path(dataset).name,
-                dataset_split=eval_split,
+                dataset_split=record.eval_split,
                 metric_type=name,
-                metric_value=round(metrics[f"eval_{name}"], 6),
+                metric_value=round(record.metrics[f"eval_{name}"], 6),
             )
-            for name in headline
+            for name in record.headline
         ],
     )
+    device = record.device
+    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({platform.machine()})"
+    packages = ("hf_sphere", "torch", "transformers", *description.packages)
     card = ModelCard.from_template(
         data,
         template_path=str(template),
         model_id=model_id,
-        title=title,
-        summary=summary,
+        title=description.title,
+        summary=description.summary,
         model_class=model_class,
         pipeline_tag=pipeline_tag,
-        metrics=[(name, show_metric(name, value)) for name, value in metrics.items()],
-        model=list(model.items()),
-        settings=list(settings.items()),
-        selection_note=selection_note,
-        command=_wrap(command),
-        versions=", ".join(f"{name} {version(name)}" for name in ("hf_sphere", "torch", "transformers", *packages)),
-        hardware=torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{device.type} ({platform.machine()})",
-        duration=f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min",
+        metrics=[(name, show_metric(name, value)) for name, value in record.metrics.items()],
+        model=list(description.model.items()),
+        settings=list(record.settings.items()),
+        selection_note=record.selection_note,
+        command=_wrap(record.command),
+        versions=", ".join(f"{name} {version(name)}" for name in packages),
+        hardware=hardware,
+        duration=f"{record.seconds:.0f} s" if record.seconds < 600 else f"{record.seconds / 60:.0f} min",
     )
-    card.save(folder / "README.md")
+    with atomic_file(folder / "README.md") as unfinished:
+        card.save(unfinished)
     return card
 
 

@@ -1,4 +1,4 @@
-"""Optimiser and learning-rate schedule from the arguments."""
+"""Optimizer and learning-rate schedule from the arguments."""
 
 import bisect
 import math
@@ -17,19 +17,19 @@ from hf_sphere.training.arguments import TrainingArguments
 def build_optimizer(
     model: nn.Module, args: TrainingArguments, batch: Mapping[str, Any] | None = None
 ) -> torch.optim.Optimizer:
-    """Build the optimiser with its parameter groups.
+    """Build the optimizer with its parameter groups.
 
-    Weights (two axes or more) decay; norms, biases and scalars do not. Parameters that the model names in
-    `parameter_options` get a group of their own with those settings. The optimisers on the sphere find the radially
-    invariant weights by themselves.
+    Weights (two axes or more) decay; norms, biases and scalars do not. Per-parameter optimizer options, from the
+    model's `parameter_options`, make separate groups. The optimizers of this library find the radially invariant
+    weights.
 
     Args:
         model: The model.
         args: How to train.
-        batch: Keywords of the model, to find and prove the radially invariant weights with; made up if None.
+        batch: Keywords of the model, to find and check the radially invariant weights with; made up if None.
     """
     groups = radial_parameter_groups(model, batch) if args.optimizer in OPTIMIZERS else parameter_groups(model)
-    # One fused kernel a step where torch has one; the update rule is the same.
+    # One fused kernel per step where torch has one; the update rule is the same.
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
     options: dict[str, Any] = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "fused": fused}
@@ -39,7 +39,7 @@ def build_optimizer(
     else:
         options |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
         for group in groups:
-            group.pop("momentum", None)  # a parameter's wish that these optimisers cannot grant
+            group.pop("momentum", None)  # an option that these optimizers do not support
     if sphere is not None:
         return optimizer_class(args.optimizer)(groups, **options)
     for group in groups:
@@ -52,9 +52,9 @@ def build_optimizer(
 def build_scheduler(
     optimizer: torch.optim.Optimizer, args: TrainingArguments, steps_per_epoch: int, *, higher_is_better: bool = True
 ) -> LRScheduler:
-    """Build the schedule: one `step()` an optimiser step, or for `plateau` one `step(metric)` an epoch."""
+    """Build the schedule: one `step()` per optimizer step, or for `plateau` one `step(metric)` per epoch."""
     for group in optimizer.param_groups:
-        # The peak, as torch's own schedules note it; a resumed run tells decays from changed settings by it.
+        # The peak, under the name of torch's own schedules; it separates decays from changed settings in a resumed run.
         group.setdefault("initial_lr", group["lr"])
     if args.lr_scheduler_type == "plateau":
         mode: Literal["min", "max"] = "max" if higher_is_better else "min"
@@ -67,7 +67,7 @@ def build_scheduler(
 
 
 def learning_rate_factor(args: TrainingArguments, epoch: float) -> float:
-    """Share of the peak learning rate at a point of training, given in epochs (fractions included)."""
+    """Return the learning rate as a share of its peak, at a point of training in (fractional) epochs."""
     if epoch < args.warmup_epochs:
         return epoch / args.warmup_epochs
     if args.lr_scheduler_type == "step":

@@ -1,4 +1,4 @@
-"""One run of a recipe from the outside: its folder, its settings, its results, its errors."""
+"""The setup of a run: devices, logging, seeds, output directory and settings."""
 
 import json
 import logging
@@ -13,19 +13,13 @@ from accelerate.utils import ProjectConfiguration, set_seed
 from transformers.trainer_utils import enable_full_determinism
 
 from hf_sphere.training.arguments import TrainingArguments
-from hf_sphere.training.checkpoints import (
-    RESULTS_FILE,
-    RUN_FILE,
-    check_output_dir,
-    claim_output_dir,
-    find_checkpoint,
-    restore_replaced,
-)
+from hf_sphere.training.checkpoints import find_checkpoint, restore_checkpoints
+from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE, check_output_dir, prepare_output_dir
 from hf_sphere.utils.files import write_json
 
 logger = logging.getLogger(__name__)
 
-# Settings that may differ between a run and its continuation without changing what is learned.
+# Settings that may change when a run is resumed, without changing what it learns.
 _FREE_TO_CHANGE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "disable_tqdm", "report_to", "logging_steps"),
     *("save_epochs", "save_steps", "save_total_limit", "per_device_eval_batch_size", "cache_dir", "max_steps"),
@@ -35,12 +29,12 @@ _FREE_TO_CHANGE = {
 
 
 class Run:
-    """A run's folder and process group.
+    """The output directory and process group of a run.
 
     Attributes:
         args: How to train.
         accelerator: Devices, processes and precision.
-        output_dir: The folder.
+        output_dir: The output directory.
         settings: All arguments by name.
     """
 
@@ -50,14 +44,14 @@ class Run:
         self.output_dir = Path(args.output_dir)
         self.settings = settings
 
-    def claim(self) -> None:
-        """Take the folder: remove what it held if that was asked for, write `run.json`, start the trackers.
+    def prepare_output_dir(self) -> None:
+        """Create the output directory, replacing its contents if requested, write `run.json`, start the trackers.
 
-        Called once data and model are there, so that a start that fails costs nothing.
+        Called after data and model have been loaded, so that a run that fails to start replaces nothing.
         """
         resume = self.args.resume_from_checkpoint is not None
         if self.accelerator.is_main_process:
-            claim_output_dir(self.output_dir, overwrite=self.args.overwrite_output_dir, resume=resume)
+            prepare_output_dir(self.output_dir, overwrite=self.args.overwrite_output_dir, resume=resume)
             if resume:
                 _warn_of_changes(self.output_dir / RUN_FILE, self.settings)
             write_json(self.output_dir / RUN_FILE, self.settings)
@@ -77,14 +71,14 @@ class Run:
 
 
 def start_run(args: TrainingArguments, *others: Any) -> Run:
-    """Set up devices, logging and seed, and see that the output folder is free.
+    """Set up devices, logging and seed, and check the output directory.
 
     Args:
         args: How to train.
         *others: The recipe's further argument dataclasses; all are written to `run.json`.
 
     Raises:
-        FileExistsError: If the output folder holds another run.
+        FileExistsError: If the output directory holds another run.
     """
     accelerator = Accelerator(
         mixed_precision=args.mixed_precision,
@@ -94,32 +88,31 @@ def start_run(args: TrainingArguments, *others: Any) -> Run:
     level = logging.INFO if accelerator.is_main_process else logging.ERROR
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     logging.getLogger("hf_sphere").setLevel(level)
-    transformers.utils.logging.disable_progress_bar()  # one bar is enough: the loop's
+    transformers.utils.logging.disable_progress_bar()  # the loop has its own
     if not accelerator.is_main_process:
         transformers.utils.logging.set_verbosity_error()
-    # Tied weights are saved once; accelerate would say so at every checkpoint.
-    logging.getLogger("accelerate.utils.other").addFilter(_is_no_news_of_tied_weights)
+    # Tied weights are saved once; accelerate would warn at every checkpoint.
+    logging.getLogger("accelerate.utils.other").addFilter(lambda record: "Removed shared tensor" not in str(record.msg))
     if args.full_determinism:
         enable_full_determinism(args.seed)
     set_seed(args.seed)
     _check_trackers(accelerator, args.report_to or [])
+    output_dir, resume = Path(args.output_dir), args.resume_from_checkpoint
     if accelerator.is_main_process:
-        restore_replaced(Path(args.output_dir))
+        restore_checkpoints(output_dir)
     accelerator.wait_for_everyone()
-    check_output_dir(
-        Path(args.output_dir), overwrite=args.overwrite_output_dir, resume=args.resume_from_checkpoint is not None
-    )
-    if args.resume_from_checkpoint is not None:
-        find_checkpoint(args.resume_from_checkpoint, Path(args.output_dir))
+    check_output_dir(output_dir, overwrite=args.overwrite_output_dir, resume=resume is not None)
+    if resume is not None:
+        find_checkpoint(resume, output_dir)
     settings = {name: value for part in (*others, args) for name, value in asdict(part).items()}
     settings |= {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
     return Run(args, accelerator, settings)
 
 
-def _check_trackers(accelerator: Accelerator, asked: Sequence[str]) -> None:
-    """Refuse trackers that are not installed, which Accelerate would leave out without a word."""
+def _check_trackers(accelerator: Accelerator, requested: Sequence[str]) -> None:
+    """Refuse trackers that are not installed, which Accelerate would leave out silently."""
     found = {str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with}
-    missing = [name for name in asked if name not in found and name != "all"]
+    missing = [name for name in requested if name not in found and name != "all"]
     if missing:
         raise ImportError(
             f"the package of tracker {', '.join(missing)} is not installed: pip install {' '.join(missing)} "
@@ -127,16 +120,12 @@ def _check_trackers(accelerator: Accelerator, asked: Sequence[str]) -> None:
         )
 
 
-def _is_no_news_of_tied_weights(record: logging.LogRecord) -> bool:
-    return "Removed shared tensor" not in str(record.msg)
-
-
 def _warn_of_changes(path: Path, settings: Mapping[str, Any]) -> None:
     if not path.is_file():
         return
     before = json.loads(path.read_text(encoding="utf-8"))
     now = json.loads(json.dumps(settings, default=str))
-    changed = [f"{k} ({before[k]} -> {now[k]})" for k in now if k in before and before[k] != now[k]]
-    changed = [text for text in changed if text.split(" ")[0] not in _FREE_TO_CHANGE]
+    changed = [k for k in now if k in before and before[k] != now[k] and k not in _FREE_TO_CHANGE]
     if changed:
-        logger.warning("This continuation differs from the run it goes on with: %s.", ", ".join(changed))
+        differences = ", ".join(f"{k} ({before[k]} -> {now[k]})" for k in changed)
+        logger.warning("The resumed run differs from its earlier part: %s.", differences)

@@ -1,4 +1,4 @@
-"""Which snapshots a training leaves, beside its checkpoints."""
+"""The snapshots of a training run, beside its checkpoints."""
 
 from collections.abc import Mapping
 
@@ -14,12 +14,12 @@ from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER, list_snapshots, save_snap
 class Snapshots:
     """The snapshots of a run; see `hf_sphere.utils.snapshots`.
 
-    Kept are the initialisation, every `snapshot_epochs`-th epoch, all epochs up to `snapshot_until`, and the last one;
-    none at all if neither is set.
+    Saved are the initialization, every `snapshot_epochs`-th epoch, all epochs up to `snapshot_until`, and the last
+    one; none if neither is set.
 
     Args:
-        run: Its arguments say which, its folder where.
-        metadata: What each file says of itself, beside seed and epoch.
+        run: The run, with arguments and output directory.
+        metadata: Metadata of each file beside seed and epoch.
     """
 
     def __init__(self, run: Run, metadata: Mapping[str, str]) -> None:
@@ -29,25 +29,25 @@ class Snapshots:
         self.metadata = {**metadata, "seed": str(run.args.seed)}
 
     @property
-    def wanted(self) -> bool:
-        """Whether there are to be any."""
+    def requested(self) -> bool:
+        """Whether snapshots were requested."""
         return self.every is not None or self.until is not None
 
     def after_epoch(self, model: nn.Module, epoch: int) -> None:
-        """Keep the weights after an epoch (0 for the initialisation) if they are among those to keep."""
+        """Save the weights after an epoch (0 for the initialization) if they were requested."""
         regular = self.every is not None and epoch % self.every == 0
         early = epoch <= (self.until or 0)
-        if self.wanted and (regular or early):
+        if self.requested and (regular or early):
             self._save(model, epoch)
 
     def at_end(self, model: nn.Module, state: RunState) -> None:
-        """Keep the weights of the last epoch, unless training has ended in the middle of one."""
+        """Save the weights of the last epoch, unless training has ended in the middle of one."""
         kept = {snapshot.epoch for snapshot in list_snapshots(self.folder)}
-        if self.wanted and state.batch == 0 and state.epoch not in kept:
+        if self.requested and state.batch == 0 and state.epoch not in kept:
             self._save(model, state.epoch)
 
-    def forget_after(self, epoch: int) -> None:
-        """Remove those of later epochs: they are of a continuation that was given up for an earlier checkpoint."""
+    def remove_after(self, epoch: int) -> None:
+        """Remove snapshots of later epochs, left by a continuation that was abandoned for an earlier checkpoint."""
         if self.accelerator.is_main_process:
             for snapshot in list_snapshots(self.folder):
                 if snapshot.epoch > epoch:

@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
+from training_runs import make_sentences
 
 
 def forget() -> None:
@@ -67,6 +68,15 @@ def run_main() -> Callable[[ModuleType, list[str]], None]:
 def cache(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The option that keeps decoded images with the tests."""
     return ["--cache_dir", str(tmp_path_factory.mktemp("decoded"))]
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of text files with three splits."""
+    folder = tmp_path_factory.mktemp("texts")
+    for seed, (split, count) in enumerate({"train": 300, "validation": 80, "test": 80}.items()):
+        (folder / f"{split}.txt").write_text(make_sentences(count, seed))
+    return folder
 
 
 @pytest.fixture(scope="session")

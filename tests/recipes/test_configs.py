@@ -11,28 +11,15 @@ from PIL import Image as PILImage
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import AutoTokenizer, RobertaConfig, RobertaForMaskedLM
 
-from hf_sphere.data import FewShotData, images as data_images, text as data_text
+from hf_sphere.data import ImageDataOptions, images as data_images, text as data_text
 from hf_sphere.data.sources import EMBEDDED
 from hf_sphere.prototypes import place_prototypes
-from hf_sphere.training import (
-    CLASSIFICATION,
-    FEW_SHOT,
-    JOINT,
-    REGRESSION,
-    RETRIEVAL,
-    EncoderArguments,
-    FewShotArguments,
-    ImageDataArguments,
-    ImageTask,
-    TrainingImageArguments,
-    calibrate_head,
-    start_run,
-)
-from hf_sphere.training.image_models import check_values
-from hf_sphere.training.image_run import ARGUMENTS, build, load_data
+from hf_sphere.training import calibrate_head, find_task, start_run
 from hf_sphere.training.optimization import build_optimizer, build_scheduler
-from hf_sphere.training.text_models import build_language_model, load_tokenizer
-from hf_sphere.training.text_run import ARGUMENTS as TEXT_ARGUMENTS, load_data as load_text
+from hf_sphere.training.tasks.classification import ImageDataArguments
+from hf_sphere.training.tasks.few_shot import FewShotArguments, FewShotClassification
+from hf_sphere.training.tasks.image import EncoderArguments, ImageTask
+from hf_sphere.training.tasks.masked_lm import MaskedLanguageModeling, build_language_model, load_tokenizer
 from hf_sphere.utils.arguments import parse_arguments
 
 CONFIGS = Path(__file__).parent.parent.parent / "recipes" / "configs"
@@ -93,20 +80,20 @@ def test_every_data_set_of_the_configurations_is_described_above():
     assert names <= set(DATA) | set(EMBEDDED)
 
 
-def task_of(run: Path) -> ImageTask:
+def task_of(run: Path) -> type[ImageTask]:
     if run.parent.name == "few_shot":
-        return FEW_SHOT
-    named = (task for task in (REGRESSION, JOINT, RETRIEVAL) if f"-{task.name}" in run.stem)
-    return next(named, CLASSIFICATION)
+        return FewShotClassification
+    named = (name for name in ("regression", "joint", "retrieval") if f"-{name}" in run.stem)
+    return find_task(next(named, "classification"))
 
 
 def parse(run: Path, *overlays: Path) -> tuple:
     """Arguments of the model, the data and the training, and those that the task has besides."""
-    kinds = TEXT_ARGUMENTS if run in LANGUAGE else ARGUMENTS[task_of(run).name]
-    return parse_arguments(kinds, [word for path in (run, *overlays) for word in ("--config", str(path))])
+    kind = MaskedLanguageModeling if run in LANGUAGE else task_of(run)
+    return parse_arguments(kind.arguments, [word for path in (run, *overlays) for word in ("--config", str(path))])
 
 
-def make_small(task: ImageTask, model_args: EncoderArguments, data_args: TrainingImageArguments, *rest: Any) -> None:
+def make_small(task: type[ImageTask], model_args: EncoderArguments, data_args: ImageDataOptions, *rest: Any) -> None:
     """Leave of large images, of large batches and of a held-out part what a few images allow."""
     if data_args.image_size is not None and max(data_args.image_size) > 96:
         data_args.image_size = [64] if model_args.backbone == "alexnet" else [32]
@@ -140,23 +127,22 @@ def test_a_configuration_builds_and_takes_two_steps(files, tmp_path, monkeypatch
     make_small(task, model_args, data_args, *rest)
     data_args.cache_dir = str(tmp_path)
     data_args.dataloader_num_workers = 0
-    if task is not FEW_SHOT:
+    if task is not FewShotClassification:
         data_args.max_train_samples = 8
         data_args.max_eval_samples = 8
         args.per_device_train_batch_size = 4
     args.output_dir = str(tmp_path / "run")
-    start = start_run(args, model_args, data_args, *rest)
-    data = load_data(task, data_args, args, start.accelerator, *rest)
+    built = task(model_args, data_args, args, *rest)
+    data = built.load_data(start_run(args, model_args, data_args, *rest).accelerator)
     if getattr(model_args, "prototypes_file", None) is not None:
         model_args.prototypes_file = str(tmp_path / "prototypes.safetensors")
         place_prototypes(
             len(data.class_names), model_args.embedding_dim, method="sgd", max_iterations=1
         ).save(model_args.prototypes_file)  # fmt: skip
-    model = build(task, model_args, args, data, *rest).train()
-    check_values(model, data)
+    model = built.build_model(data).train()
+    built.check_data(model, data)
     calibrate_head(model, data.train)
-    if task is FEW_SHOT:
-        data = FewShotData.of(data, rest[0].shot)
+    data = built.batches(data)
     optimizer = build_optimizer(model, args, next(data.train.epoch()))
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train))
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -283,7 +269,7 @@ def test_an_episode_has_no_more_classes_than_the_run_trains_on(run):
     assert data.episode_classes <= classes
 
 
-FEW_SHOT_RUNS = [run for run in RUNS if task_of(run) is FEW_SHOT]
+FEW_SHOT_RUNS = [run for run in RUNS if task_of(run) is FewShotClassification]
 
 
 @pytest.mark.parametrize("run", [run for run in FEW_SHOT_RUNS if "-spherized-" in run.stem], ids=lambda path: path.stem)
@@ -388,10 +374,10 @@ def test_a_configuration_of_a_language_model_builds_and_takes_two_steps(run, tin
     data_args.max_seq_length = 32
     data_args.max_train_samples, args.per_device_train_batch_size = 8, 4
     args.output_dir = str(tmp_path / "run")
-    start = start_run(args, model_args, data_args)
     tokenizer = load_tokenizer(model_args)
     model = build_language_model(model_args, tokenizer).train()
-    data = load_text(data_args, args, start, model, tokenizer)
+    task = MaskedLanguageModeling(model_args, data_args, args)
+    data = task.load_data(start_run(args, model_args, data_args), model, tokenizer)
     assert type(model).__name__.startswith("Sphere") == run.stem.endswith("-spherized")
     optimizer = build_optimizer(model, args, next(data.train.epoch()))
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train), higher_is_better=False)

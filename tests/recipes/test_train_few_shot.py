@@ -1,6 +1,5 @@
 """Few-shot learning from the command line: trained on episodes of some classes, evaluated on those of others."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +10,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import StrictDataclassError
 from PIL.Image import fromarray
-from safetensors.torch import load_file
-from torch import Tensor
+from training_runs import same, weights
 
 from hf_sphere import SphereVisionForFewShotClassification, SphereVisionImageProcessor
 from hf_sphere.data import images as data_images
@@ -56,28 +54,11 @@ def held_out(run_in, tmp_path_factory) -> Path:
     return run_in(tmp_path_factory.mktemp("held_out") / "run", *words)
 
 
-def weights(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    """Whether tensors are bit-for-bit the same."""
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
 def load(folder: Path) -> SphereVisionForFewShotClassification:
     return SphereVisionForFewShotClassification.from_pretrained(folder).eval()
 
 
 # What a run leaves behind
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["model.safetensors", "config.json", "preprocessor_config.json", "README.md", "all_results.json", "run.json"],
-)
-def test_a_run_writes_its_files(finished, name):
-    assert (finished / name).is_file()
 
 
 def test_digits_that_were_never_seen_are_told_apart_better_than_by_chance(finished, results_of):
@@ -124,13 +105,6 @@ def test_without_a_word_of_it_the_metric_is_euclidean_and_embeddings_are_not_sph
     assert config.spherization is None
 
 
-def test_the_results_tell_the_course_of_the_run(finished, results_of):
-    results = results_of(finished)
-    assert (results["epoch"], results["steps"], len(results["history"])) == (2.0, 12, 2)
-    assert results["best_accuracy"] == max(entry["eval_accuracy"] for entry in results["history"])
-    assert 0 < results["train_accuracy"] <= 1
-
-
 def test_the_card_reports_the_accuracy_and_how_it_was_measured(finished, results_of):
     card = ModelCard.load(finished / "README.md")
     (reported,) = card.data.eval_results
@@ -169,11 +143,6 @@ def test_the_command_line_can_switch_off_the_spherization_of_a_configuration(tra
     assert load(folder).config.spherization is None
 
 
-def test_the_settings_of_a_run_are_kept(finished):
-    settings = json.loads((finished / "run.json").read_text())
-    assert (settings["way"], settings["shot"], settings["query"], settings["metric"]) == (3, 2, 5, "cosine")
-
-
 # Which epoch
 
 
@@ -190,10 +159,6 @@ def test_the_chosen_model_is_measured_on_the_same_validation_episodes_again(held
     results = results_of(held_out)
     best = max(results["history"], key=lambda entry: entry["validation_accuracy"])
     assert results["validation_accuracy"] == best["validation_accuracy"]
-
-
-def test_the_card_says_by_what_the_epoch_was_chosen(held_out):
-    assert "chosen by its accuracy on a held-out part of the training split" in (held_out / "README.md").read_text()
 
 
 def made_up(name: str, config_name: str | None = None) -> DatasetDict:
@@ -224,19 +189,6 @@ def test_a_split_of_its_own_can_choose_the_epoch(run_main, recipe, cache, tmp_pa
 
 
 # Randomness, resuming, starting from a saved model
-
-
-def test_the_same_seed_gives_the_same_model(train):
-    assert same(weights(train(*RANDOM, name="a")), weights(train(*RANDOM, name="b")))
-
-
-@pytest.mark.parametrize("steps", ["4", "6", "9"])
-def test_a_run_resumed_after_max_steps_ends_with_the_model_of_one_without_a_break(train, steps, results_of):
-    unbroken = train(*RANDOM, name="unbroken")
-    train(*RANDOM, "--max_steps", steps)
-    resumed = train(*RANDOM, "--resume_from_checkpoint", "latest")
-    assert same(weights(unbroken), weights(resumed))
-    assert results_of(unbroken)["validation_accuracy"] == results_of(resumed)["validation_accuracy"]
 
 
 def test_a_run_of_no_epoch_measures_a_saved_model_as_it_was_compared(train, finished, results_of):

@@ -7,17 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from huggingface_hub import ModelCard
 from huggingface_hub.utils import filter_repo_objects
-from safetensors.torch import load_file
-from torch import Tensor
+from training_runs import same, weights
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_sphere import SphereVisionConfig
 from hf_sphere.data.sources import load_splits
 from hf_sphere.nn import HEADS
-from hf_sphere.training import CLASSIFICATION, ModelArguments, RegressionArguments, TrainingArguments, image_run
-from hf_sphere.training.image_models import build_model
+from hf_sphere.training import TrainingArguments
+from hf_sphere.training.tasks.classification import ImageClassification, ImageDataArguments, ModelArguments
 
 # A linear map to 32 units and a head, on the embedded digits: an epoch of 200 images in 10 steps.
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
@@ -46,15 +44,6 @@ def finished(run_in, tmp_path_factory) -> Path:
     return run_in(tmp_path_factory.mktemp("finished") / "run")
 
 
-def weights(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    """Whether tensors are bit-for-bit the same."""
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
 @torch.no_grad()
 def accuracy_on_digits(folder: Path) -> float:
     """Accuracy on the test split by way of the library's public doors alone: raw images, processor, model."""
@@ -66,14 +55,6 @@ def accuracy_on_digits(folder: Path) -> float:
 
 
 # What a run leaves behind
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["model.safetensors", "config.json", "preprocessor_config.json", "README.md", "all_results.json", "run.json"],
-)
-def test_a_run_writes_its_files(finished, name):
-    assert (finished / name).is_file()
 
 
 def test_the_model_learns(finished, results_of):
@@ -93,30 +74,9 @@ def test_the_saved_model_knows_the_names_of_the_classes(finished):
     assert config.id2label == {index: str(index) for index in range(10)}
 
 
-def test_the_results_tell_the_course_of_the_run(finished, results_of):
-    results = results_of(finished)
-    assert (results["epoch"], results["steps"], len(results["history"])) == (2.0, 20, 2)
-
-
 def test_the_last_entry_of_the_history_is_the_result(finished, results_of):
     results = results_of(finished)
     assert results["history"][-1]["eval_loss"] == pytest.approx(results["eval_loss"])
-
-
-def test_the_card_reports_the_measured_accuracy(finished, results_of):
-    (result,) = ModelCard.load(finished / "README.md").data.eval_results
-    assert result.metric_value == round(results_of(finished)["eval_accuracy"], 6)
-
-
-def test_the_card_shows_the_settings_that_were_chosen_and_no_defaults(finished):
-    card = (finished / "README.md").read_text()
-    assert "| learning_rate | 0.01 |" in card
-    assert "| momentum |" not in card
-
-
-def test_the_run_prints_where_the_model_is(train, capsys):
-    folder = train("--num_train_epochs", "1")
-    assert f"model and results in {folder}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("head", sorted(HEADS))
@@ -140,11 +100,6 @@ def test_a_card_says_if_the_epoch_was_chosen_on_the_evaluation_split(train):
     assert "the evaluation split itself (optimistic)" in note(train("--load_best_model_at_end"))
 
 
-def test_a_card_says_if_the_epoch_was_chosen_on_held_out_images(train):
-    folder = train("--load_best_model_at_end", "--validation_fraction", "0.2")
-    assert "a held-out part of the training split" in note(folder)
-
-
 @pytest.mark.parametrize("words", [["--early_stopping_patience", "1"], ["--lr_scheduler_type", "plateau"]])
 def test_a_card_does_not_hide_that_the_run_followed_the_evaluation_split(train, words):
     assert "nothing was chosen" not in note(train(*words))
@@ -153,58 +108,12 @@ def test_a_card_does_not_hide_that_the_run_followed_the_evaluation_split(train, 
 # Randomness
 
 
-def test_the_same_seed_gives_the_same_model(train):
-    assert same(weights(train(*RANDOM, name="a")), weights(train(*RANDOM, name="b")))
-
-
-def test_another_seed_gives_another_model(train):
-    assert not same(weights(train(name="a")), weights(train("--seed", "1", name="b")))
-
-
 def test_whether_images_were_decoded_before_makes_no_difference(train, tmp_path):
     words = [*RANDOM, "--cache_dir", str(tmp_path / "cold")]
     assert same(weights(train(*words, name="decodes")), weights(train(*words, name="reads")))
 
 
 # Folders, resuming
-
-
-def test_a_folder_with_another_run_is_refused(train):
-    train("--num_train_epochs", "1")
-    with pytest.raises(FileExistsError, match="--overwrite_output_dir"):
-        train("--num_train_epochs", "1")
-
-
-def test_a_refused_run_leaves_the_other_as_it_is(train):
-    folder = train("--num_train_epochs", "1")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(FileExistsError):
-        train("--seed", "1")
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-def test_a_run_is_overwritten_when_told(train, results_of):
-    train("--num_train_epochs", "3")
-    folder = train("--num_train_epochs", "1", "--overwrite_output_dir")
-    assert results_of(folder)["steps"] == 10
-
-
-def test_overwriting_leaves_no_checkpoint_of_the_earlier_run(train):
-    train("--num_train_epochs", "3")
-    folder = train("--num_train_epochs", "1", "--overwrite_output_dir")
-    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-10"]
-
-
-def test_a_run_resumed_after_max_steps_ends_with_the_model_of_one_without_a_break(train):
-    unbroken = train(*RANDOM, name="unbroken")
-    train(*RANDOM, "--max_steps", "7")
-    resumed = train(*RANDOM, "--resume_from_checkpoint", "latest")
-    assert same(weights(unbroken), weights(resumed))
-
-
-def test_resuming_where_there_is_no_checkpoint_says_so(train):
-    with pytest.raises(RuntimeError, match="there is no checkpoint in"):
-        train("--resume_from_checkpoint", "latest")
 
 
 # Held-out images, the best model
@@ -218,21 +127,6 @@ SPOILED += ["--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_ga
 def held_out(run_in, tmp_path_factory) -> Path:
     """The folder of a run that keeps the best model; to be read only."""
     return run_in(tmp_path_factory.mktemp("held_out") / "run", *SPOILED, "--load_best_model_at_end")
-
-
-def test_the_best_epoch_of_that_run_is_not_its_last(held_out, results_of):
-    """So that the tests below can fail."""
-    assert results_of(held_out)["best_epoch"] <= 2
-
-
-def test_the_model_that_is_kept_is_that_of_the_best_epoch(held_out):
-    assert same(weights(held_out), weights(held_out / "best"))
-
-
-def test_the_best_epoch_is_chosen_on_the_held_out_images(held_out, results_of):
-    results = results_of(held_out)
-    best = max(results["history"], key=lambda entry: entry["validation_accuracy"])
-    assert results["validation_accuracy"] == results["best_accuracy"] == best["validation_accuracy"]
 
 
 def test_the_result_is_still_that_of_the_evaluation_split(held_out, results_of):
@@ -270,11 +164,6 @@ def test_a_wrong_name_is_answered_with_the_right_ones(train, words, expected):
 # Starting from a saved model
 
 
-def test_a_run_can_start_from_the_weights_of_a_saved_model(train, finished):
-    folder = train("--model_name_or_path", str(finished), "--num_train_epochs", "0")
-    assert same(weights(folder), weights(finished))
-
-
 def test_a_saved_model_with_other_classes_than_the_data_is_refused(train, finished):
     with pytest.raises(ValueError, match=f"the data has 2 classes but {finished} has 10"):
         train("--model_name_or_path", str(finished), "--dataset_name", "two_clusters")
@@ -298,7 +187,7 @@ def smoothed_model(finished: Path, source: str):
     data = SimpleNamespace(
         shape=SimpleNamespace(channels=1, height=8, width=8), class_names=[str(digit) for digit in range(10)]
     )
-    return build_model(CLASSIFICATION, model_args, RegressionArguments(), args, data)
+    return ImageClassification(model_args, ImageDataArguments(), args).build_model(data)
 
 
 @pytest.mark.parametrize("source", ["new", "saved"])
@@ -338,7 +227,7 @@ class FakeHub:
 @pytest.fixture
 def uploads(monkeypatch) -> list[tuple[str, set[str]]]:
     """Uploads to a Hub that is not there: repository and names of files."""
-    monkeypatch.setattr(image_run, "HfApi", FakeHub)
+    monkeypatch.setattr("hf_sphere.training.run_training.HfApi", FakeHub)
     monkeypatch.setattr(FakeHub, "uploads", [])
     return FakeHub.uploads
 

@@ -1,6 +1,5 @@
 """Open-set retrieval from the command line: trained on some classes, searched among others."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,17 +7,14 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
-from huggingface_hub import ModelCard
 from PIL.Image import fromarray
-from safetensors.torch import load_file
-from torch import Tensor
+from training_runs import same, weights
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 
 from hf_sphere.data import images as data_images
 from hf_sphere.data.sources import load_splits
 from hf_sphere.metrics import retrieval_scores
 from hf_sphere.nn import HEADS
-from hf_sphere.training import image_run
 
 # Six digits to train on and four to search among: an epoch of 200 images in 10 steps.
 QUICK = ["--dataset_name", "digits", "--train_classes", "6", "--max_train_samples", "200", "--disable_tqdm"]
@@ -56,15 +52,6 @@ def held_out(run_in, tmp_path_factory) -> Path:
     return run_in(tmp_path_factory.mktemp("held_out") / "run", *words)
 
 
-def weights(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    """Whether tensors are bit-for-bit the same."""
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
 @torch.no_grad()
 def scores_on_digits(folder: Path, classes: range) -> dict[str, float]:
     """Scores among all images of some digits by the library's public doors alone: raw images, processor, model."""
@@ -80,14 +67,6 @@ def scores_on_digits(folder: Path, classes: range) -> dict[str, float]:
 
 
 # What a run leaves behind
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["model.safetensors", "config.json", "preprocessor_config.json", "README.md", "all_results.json", "run.json"],
-)
-def test_a_run_writes_its_files(finished, name):
-    assert (finished / name).is_file()
 
 
 def test_images_of_other_classes_are_found_better_than_by_chance(finished, results_of):
@@ -112,31 +91,10 @@ def test_the_training_is_measured_by_the_accuracy_of_its_own_classes(finished, r
     assert "eval_accuracy" not in results_of(finished)
 
 
-def test_the_results_tell_the_course_of_the_run(finished, results_of):
-    results = results_of(finished)
-    assert (results["epoch"], results["steps"], len(results["history"])) == (2.0, 20, 2)
-    assert results["best_recall_at_1"] == max(entry["eval_recall_at_1"] for entry in results["history"])
-
-
-def test_the_card_reports_the_scores(finished, results_of):
-    reported = {
-        result.metric_type: result.metric_value for result in ModelCard.load(finished / "README.md").data.eval_results
-    }
-    results = results_of(finished)
-    assert reported == {name: round(results[f"eval_{name}"], 6) for name in ("recall_at_1", "map_at_r")}
-
-
 def test_the_card_shows_how_the_classes_were_divided(finished):
     card = (finished / "README.md").read_text()
     assert "| train_classes | 6 |" in card
     assert "| episode_classes | 4 |" in card
-
-
-def test_the_run_prints_what_was_reached(train, capsys):
-    folder = train("--num_train_epochs", "1")
-    shown = capsys.readouterr().out
-    assert "eval_recall_at_1" in shown.splitlines()[-1]
-    assert f"model and results in {folder}" in shown
 
 
 @pytest.mark.parametrize("head", sorted(HEADS))
@@ -177,18 +135,9 @@ def test_the_best_epoch_is_chosen_by_the_recall_of_the_held_out_classes(held_out
     assert results["history"][-1]["validation_recall_at_1"] < best["validation_recall_at_1"]
 
 
-def test_the_model_that_is_kept_is_that_of_the_best_epoch(held_out):
-    assert same(weights(held_out), weights(held_out / "best"))
-
-
 def test_the_result_is_still_that_of_the_other_classes(held_out, results_of):
     expected = scores_on_digits(held_out, range(6, 10))["recall_at_1"]
     assert results_of(held_out)["eval_recall_at_1"] == pytest.approx(expected, abs=3e-3)
-
-
-def test_the_card_says_by_what_the_epoch_was_chosen(held_out):
-    note = "chosen by its recall at 1 on a held-out part of the training split"
-    assert note in (held_out / "README.md").read_text()
 
 
 def test_a_validation_split_and_a_plateau_go_together(train, results_of):
@@ -246,14 +195,6 @@ def test_classes_that_both_splits_have_are_warned_of(train_on_splits, monkeypatc
 # Randomness, resuming, starting from a saved model
 
 
-def test_the_same_seed_gives_the_same_model(train):
-    assert same(weights(train(*RANDOM, name="a")), weights(train(*RANDOM, name="b")))
-
-
-def test_another_seed_gives_another_model(train):
-    assert not same(weights(train(*RANDOM, name="a")), weights(train(*RANDOM, "--seed", "1", name="b")))
-
-
 @pytest.mark.parametrize("steps", ["7", "10", "13"])
 def test_a_run_resumed_after_max_steps_ends_with_the_model_of_one_without_a_break(train, steps):
     unbroken = train(*RANDOM, name="unbroken")
@@ -264,7 +205,7 @@ def test_a_run_resumed_after_max_steps_ends_with_the_model_of_one_without_a_brea
 
 def test_a_resumed_run_is_not_calibrated_again(train, monkeypatch):
     train(*RANDOM, "--max_steps", "7")
-    monkeypatch.setattr(image_run, "calibrate_head", lambda *_: pytest.fail("calibrated twice"))
+    monkeypatch.setattr("hf_sphere.training.evaluation.calibrate_head", lambda *_: pytest.fail("calibrated twice"))
     train(*RANDOM, "--resume_from_checkpoint", "latest")
 
 
@@ -274,11 +215,6 @@ def test_a_saved_model_is_gone_on_with_at_its_own_scale(train, finished):
     scale = weights(finished)["head.embedding_scale"]
     assert scale != 1.0
     assert torch.equal(weights(folder)["head.embedding_scale"], scale)
-
-
-def test_a_run_of_no_epoch_saves_the_model_it_started_from(train, finished):
-    folder = train("--model_name_or_path", str(finished), "--num_train_epochs", "0")
-    assert same(weights(folder), weights(finished))
 
 
 def test_a_saved_model_of_other_classes_is_refused(train, finished):
@@ -410,8 +346,3 @@ def test_two_processes_search_among_the_images_of_both(two_processes, train, res
 def test_two_processes_print_each_epoch_once(two_processes):
     lines = (two_processes / "printed.txt").read_text().splitlines()
     assert sum(line.startswith("epoch 1/2") for line in lines) == 1
-
-
-def test_the_settings_of_a_run_are_kept(finished):
-    settings = json.loads((finished / "run.json").read_text())
-    assert (settings["train_classes"], settings["episode_classes"]) == (6, 4)

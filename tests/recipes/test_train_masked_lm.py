@@ -1,9 +1,6 @@
 import json
 import math
-import random
 import shutil
-import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from huggingface_hub import ModelCard
-from safetensors.torch import load_file
 from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
-from torch import Tensor
+from training_runs import same, weights
 from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
@@ -28,32 +24,12 @@ from transformers import (
     pipeline,
 )
 
-from hf_sphere.data import Masking, load_text_data
-from hf_sphere.training import text_run
+from hf_sphere.data import TextDataOptions, load_text_data
+from hf_sphere.training.tasks import masked_lm
 
 Train = Callable[..., Path]
 
 SPHERIZED = ["--spherized", "--spherized_layers", "-1", "--spherization_kwargs", "{scaling: 5.0, radius: 5.0}"]
-
-
-def make_sentences(count: int, seed: int) -> str:
-    """Sentences in which one word tells much of the others."""
-    draw = random.Random(seed)
-    facts = {"cat": "milk", "dog": "bones", "bird": "seeds", "cow": "grass"}
-    lines = []
-    for _ in range(count):
-        animal = draw.choice(list(facts))
-        lines.append(f"the {animal} is here and the {animal} wants {facts[animal]} .")
-    return "\n".join(lines)
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory) -> Path:
-    """A folder of text files."""
-    folder = tmp_path_factory.mktemp("texts")
-    for seed, (split, count) in enumerate({"train": 300, "validation": 80, "test": 80}.items()):
-        (folder / f"{split}.txt").write_text(make_sentences(count, seed))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -85,23 +61,12 @@ def finished(run_in, tmp_path_factory) -> Path:
     return run_in(tmp_path_factory.mktemp("finished") / "run", *SPHERIZED)
 
 
-def weights(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    """Whether tensors are bit-for-bit the same."""
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
 @torch.no_grad()
 def measured(folder: Path, texts: Path, cache: list[str], split: str = "test") -> dict[str, float]:
     """Loss and accuracy over the hidden tokens of a split, all at once, of the model as it was saved."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder)
-    data = load_text_data(
-        str(texts), tokenizer, block_length=32, masking=Masking(), eval_split=split, eval_batch_size=1000,
-        cache_dir=cache[1], progress=False,
-    )  # fmt: skip
+    options = TextDataOptions(str(texts), eval_split=split, cache_dir=cache[1])
+    data = load_text_data(options, tokenizer, block_length=32, eval_batch_size=1000, progress=False)
     (batch,) = data.evaluation.epoch()
     target = batch["labels"] != -100
     logits = model(batch["input_ids"]).logits[target]
@@ -111,14 +76,6 @@ def measured(folder: Path, texts: Path, cache: list[str], split: str = "test") -
 
 
 # What a run leaves behind
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["model.safetensors", "config.json", "tokenizer.json", "README.md", "all_results.json", "run.json", "best"],
-)
-def test_a_run_writes_its_files(finished, name):
-    assert (finished / name).exists()
 
 
 def test_the_model_learns(finished, results_of):
@@ -135,14 +92,6 @@ def test_the_perplexity_is_that_of_the_loss(finished, results_of):
     results = results_of(finished)
     for prefix in ("eval", "validation", "train"):
         assert results[f"{prefix}_perplexity"] == pytest.approx(math.exp(results[f"{prefix}_loss"]))
-
-
-def test_the_best_epoch_has_the_lowest_loss_on_the_validation_split(finished, results_of, texts, cache):
-    results = results_of(finished)
-    losses = [entry["validation_loss"] for entry in results["history"]]
-    assert (results["best_loss"], results["best_epoch"]) == (min(losses), losses.index(min(losses)) + 1)
-    best = measured(finished / "best", texts, cache, split="validation")
-    assert best["loss"] == pytest.approx(results["best_loss"], rel=1e-5)
 
 
 def test_the_pipeline_of_transformers_fills_a_mask(finished):
@@ -165,17 +114,6 @@ def test_the_card_is_about_text(finished):
     assert not [word for word in ("image", "Image", "timm", "classify") if word in card]
 
 
-def test_the_card_shows_the_settings_that_were_chosen_and_no_defaults(finished):
-    card = (finished / "README.md").read_text()
-    assert "| learning_rate | 0.003 |" in card
-    assert "| objective |" not in card
-
-
-def test_a_card_says_what_the_epoch_was_chosen_on(train):
-    card = (train("--load_best_model_at_end", "--num_train_epochs", "1") / "README.md").read_text()
-    assert "chosen by its loss on validation." in card
-
-
 # Models
 
 
@@ -183,11 +121,6 @@ def test_the_settings_of_the_spherization_reach_the_model(finished):
     config = AutoModelForMaskedLM.from_pretrained(finished).config
     found = (config.model_type, config.spherized_layers, config.spherization_scaling, config.spherization_radius)
     assert found == ("sphere_bert", [-1], 5.0, 5.0)
-
-
-def test_a_saved_spherized_model_is_trained_further_as_it_is(train, finished):
-    folder = train("--model_name_or_path", str(finished), "--num_train_epochs", "0")
-    assert same(weights(folder), weights(finished))
 
 
 def test_a_model_begun_anew_follows_from_the_seed(train, tiny_bert):
@@ -260,55 +193,15 @@ def test_a_model_learns_to_repeat_its_input(train, results_of):
     assert results["eval_accuracy"] > 0.6
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ([], Masking(0.15, whole_words=False)),
-        (["--mask_probability", "0.3", "--whole_word_masking"], Masking(0.3, whole_words=True)),
-        (["--objective", "reconstruction"], None),
-    ],
-    ids=["by itself", "as told", "nothing"],
-)
-def test_tokens_are_hidden_as_the_arguments_say(train, monkeypatch, words, expected):
-    used = {}
-
-    def load(*_, **options):
-        used.update(options)
-        raise ValueError("seen enough")
-
-    monkeypatch.setattr(text_run, "load_text_data", load)
-    with pytest.raises(ValueError, match="seen enough"):
-        train(*words)
-    assert used["masking"] == expected
-
-
 # Randomness, resuming
 
 RANDOM = [*SPHERIZED, "--whole_word_masking"]
 
 
-@pytest.fixture(scope="module")
-def with_dropout(tiny_bert, tmp_path_factory) -> list[str]:
-    """The option that names the model, with dropout, so that the random numbers of a run count."""
-    folder = tmp_path_factory.mktemp("with_dropout") / "bert"
-    shutil.copytree(tiny_bert, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"hidden_dropout_prob": 0.2}))
-    return ["--model_name_or_path", str(folder)]
-
-
-def test_a_run_resumed_after_max_steps_ends_with_the_model_of_one_without_a_break(train, with_dropout):
-    words = [*RANDOM, *with_dropout]
-    unbroken = train(*words, name="unbroken")
-    train(*words, "--max_steps", "7")
-    resumed = train(*words, "--resume_from_checkpoint", "latest")
-    assert same(weights(unbroken), weights(resumed))
-
-
 def test_a_continuation_is_not_calibrated_again(train, monkeypatch):
     words = [*SPHERIZED, "--calibrate", "--calibration_tokens", "4000", "--num_train_epochs", "1"]
     train(*words, "--max_steps", "3")
-    monkeypatch.setattr(text_run, "calibrate", lambda *_: pytest.fail("calibrated twice"))
+    monkeypatch.setattr(masked_lm, "calibrate", lambda *_: pytest.fail("calibrated twice"))
     train(*words, "--resume_from_checkpoint", "latest")
 
 
@@ -413,20 +306,3 @@ def test_text_needs_nothing_that_images_need(start, quick, cache, tmp_path):
     printed, _ = process.communicate()
     assert process.returncode == 0, printed
     assert "of images: []" in printed
-
-
-@pytest.mark.slow
-def test_ctrl_c_writes_a_checkpoint_from_which_the_run_ends_as_without_a_break(
-    start, train, quick, cache, with_dropout, tmp_path
-):
-    words = [*RANDOM, *with_dropout, "--num_train_epochs", "6", "--save_epochs", "6"]
-    folder = tmp_path / "run"
-    process = start(SCRIPT, *quick, *cache, "--output_dir", folder, *words, "--save_steps", "3")
-    while process.poll() is None and not list(folder.glob("checkpoint-*")):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate()
-    assert process.returncode == 130, printed
-    assert "--resume_from_checkpoint latest" in printed
-    resumed = train(*words, "--resume_from_checkpoint", "latest")
-    assert same(weights(resumed), weights(train(*words, name="unbroken")))

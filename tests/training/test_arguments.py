@@ -5,12 +5,9 @@ from pathlib import Path
 import pytest
 
 from hf_sphere.data import Episodes
-from hf_sphere.training import (
-    ImageDataArguments,
-    ModelArguments,
-    RetrievalArguments,
-    TrainingArguments,
-)
+from hf_sphere.data.options import OpenSetOptions
+from hf_sphere.training import TrainingArguments
+from hf_sphere.training.tasks.classification import ImageDataArguments, ModelArguments
 from hf_sphere.utils.arguments import given_arguments, parse_arguments
 
 
@@ -234,7 +231,7 @@ def test_episodes_are_made_of_their_three_numbers(config):
 @pytest.mark.parametrize("given", [names for n in (1, 2) for names in itertools.combinations(EPISODES, n)])
 def test_episodes_without_all_of_their_numbers_name_the_missing_ones(given):
     missing = ", ".join(name for name in EPISODES if name not in given)
-    with pytest.raises(ValueError, match=f"{', '.join(given)} is given without {missing}; episodes need all three"):
+    with pytest.raises(ValueError, match=f"{', '.join(given)} is given without {missing}; P x K sampling needs"):
         ImageDataArguments(**{name: EPISODES[name] for name in given})
 
 
@@ -251,7 +248,7 @@ def test_an_episode_of_nothing_is_refused(name, value):
 
 @pytest.mark.parametrize(("words", "count"), [([], None), (["--train_classes", "98"], 98)])
 def test_the_classes_to_train_on_are_those_of_the_splits_unless_given(words, count):
-    (args,) = parse_arguments((RetrievalArguments,), words)
+    (args,) = parse_arguments((OpenSetOptions,), words)
     assert args.train_classes == count
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from hf_sphere.training import CheckpointError, RunState, claim_output_dir, written_whole
-from hf_sphere.training.checkpoints import find_checkpoint, list_checkpoints, load_checkpoint, save_checkpoint
+from hf_sphere.training import CheckpointError, RunState, prepare_output_dir
+from hf_sphere.training.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint, write_model_files
+from hf_sphere.training.output_dir import list_checkpoints
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_a_full_disk_leaves_no_unfinished_folder(save, full_disk, tmp_path):
     assert names(tmp_path) == []
 
 
-def test_a_full_disk_is_reported_with_its_cause_and_the_newest_whole_checkpoint(save, request, tmp_path):
+def test_a_full_disk_is_reported_with_its_cause_and_the_newest_complete_checkpoint(save, request, tmp_path):
     save(1, 3)
     request.getfixturevalue("full_disk")
     with pytest.raises(CheckpointError) as failure:
@@ -126,7 +127,7 @@ def test_a_full_disk_is_reported_with_its_cause_and_the_newest_whole_checkpoint(
     message = str(failure.value)
     assert f"could not write {tmp_path / 'checkpoint-4'}" in message
     assert "No space left on device" in message
-    assert f"The newest whole checkpoint is {tmp_path / 'checkpoint-3'}." in message
+    assert f"The newest complete checkpoint is {tmp_path / 'checkpoint-3'}." in message
 
 
 def test_a_full_disk_at_the_first_checkpoint_is_reported_as_such(save, full_disk):
@@ -211,8 +212,8 @@ def test_a_checkpoint_of_another_model_is_refused(save):
         load_checkpoint(other, checkpoint)
 
 
-def test_claiming_makes_the_folder_and_its_parents(tmp_path):
-    claim_output_dir(tmp_path / "a" / "b", overwrite=False, resume=False)
+def test_the_output_directory_is_created_with_its_parents(tmp_path):
+    prepare_output_dir(tmp_path / "a" / "b", overwrite=False, resume=False)
     assert (tmp_path / "a" / "b").is_dir()
 
 
@@ -229,7 +230,7 @@ MARKS = ["checkpoint-5", "run.json", "all_results.json"]
 def test_a_folder_with_another_run_is_refused_with_the_ways_out(tmp_path, mark):
     leave(mark, tmp_path)
     with pytest.raises(FileExistsError) as refusal:
-        claim_output_dir(tmp_path, overwrite=False, resume=False)
+        prepare_output_dir(tmp_path, overwrite=False, resume=False)
     for word in (str(tmp_path), mark, "--output_dir", "--resume_from_checkpoint latest", "--overwrite_output_dir"):
         assert word in str(refusal.value)
 
@@ -238,13 +239,13 @@ def test_a_folder_with_another_run_is_refused_with_the_ways_out(tmp_path, mark):
 def test_a_refusal_removes_nothing(tmp_path, mark):
     path = leave(mark, tmp_path)
     with pytest.raises(FileExistsError):
-        claim_output_dir(tmp_path, overwrite=False, resume=False)
+        prepare_output_dir(tmp_path, overwrite=False, resume=False)
     assert path.exists()
 
 
 def test_files_that_are_no_run_do_not_stand_in_the_way(tmp_path):
     (tmp_path / "notes.txt").touch()
-    claim_output_dir(tmp_path, overwrite=False, resume=False)
+    prepare_output_dir(tmp_path, overwrite=False, resume=False)
     assert names(tmp_path) == ["notes.txt"]
 
 
@@ -253,7 +254,7 @@ def test_overwriting_removes_the_run_and_leaves_the_rest(tmp_path):
         leave(mark, tmp_path)
     (tmp_path / "best").mkdir()
     (tmp_path / "notes.txt").touch()
-    claim_output_dir(tmp_path, overwrite=True, resume=False)
+    prepare_output_dir(tmp_path, overwrite=True, resume=False)
     assert names(tmp_path) == ["notes.txt"]
 
 
@@ -261,20 +262,20 @@ def test_overwriting_removes_the_run_and_leaves_the_rest(tmp_path):
 def test_resuming_leaves_the_run_as_it_is(tmp_path, overwrite):
     for mark in MARKS:
         leave(mark, tmp_path)
-    claim_output_dir(tmp_path, overwrite=overwrite, resume=True)
+    prepare_output_dir(tmp_path, overwrite=overwrite, resume=True)
     assert names(tmp_path) == sorted(MARKS)
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_claiming_clears_away_what_a_kill_left_unfinished(tmp_path, resume):
+def test_unfinished_checkpoints_of_a_killed_run_are_removed(tmp_path, resume):
     (tmp_path / ".checkpoint-2.unfinished").mkdir()
     (tmp_path / ".checkpoint-2.unfinished" / "half").touch()
-    claim_output_dir(tmp_path, overwrite=False, resume=resume)
+    prepare_output_dir(tmp_path, overwrite=False, resume=resume)
     assert names(tmp_path) == []
 
 
-def test_files_written_whole_appear_in_the_folder(tmp_path):
-    with written_whole(tmp_path / "model") as unfinished:
+def test_model_files_appear_in_the_folder(tmp_path):
+    with write_model_files(tmp_path / "model") as unfinished:
         (unfinished / "a").write_text("new")
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["a"]
 
@@ -283,11 +284,11 @@ def test_files_that_cannot_all_be_written_leave_the_earlier_ones(tmp_path):
     (tmp_path / "a").write_text("old")
 
     def write() -> None:
-        with written_whole(tmp_path) as unfinished:
+        with write_model_files(tmp_path) as unfinished:
             (unfinished / "a").write_text("new")
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(CheckpointError, match=r"No space left.*What was there before is unchanged"):
+    with pytest.raises(CheckpointError, match=r"No space left.*Earlier files are unchanged"):
         write()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_text() == "old"

@@ -9,21 +9,26 @@ from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import ImagesInMemory
 from hf_sphere.metrics import retrieval_scores
 from hf_sphere.training import (
-    CLASSIFICATION,
-    JOINT,
-    REGRESSION,
-    RETRIEVAL,
-    ImageTask,
+    TrainingArguments,
     calibrate_head,
     evaluate as evaluate_on,
     evaluate_retrieval,
+    find_task,
 )
 from hf_sphere.training.evaluation import fit_confidence, loss_is_sum
+from hf_sphere.training.measures import measure_classification
+from hf_sphere.training.tasks.image import ImageTask
+
+
+def make_task(name: str) -> ImageTask:
+    """A task with default arguments."""
+    kind = find_task(name)
+    return kind(*(part(output_dir="unused") if part is TrainingArguments else part() for part in kind.arguments))
 
 
 def evaluate(model: nn.Module, batches) -> dict[str, float]:
     """Loss and accuracy, on the CPU."""
-    return evaluate_on(model, batches, Accelerator(cpu=True), CLASSIFICATION.measure)
+    return evaluate_on(model, batches, Accelerator(cpu=True), measure_classification)
 
 
 def plain_evaluation(model: nn.Module, batches) -> dict[str, float]:
@@ -146,13 +151,14 @@ def test_the_scores_are_plain_numbers():
 
 
 def test_the_task_of_retrieval_is_judged_by_what_its_evaluation_measures():
-    measured = RETRIEVAL.evaluate(retrieval_model(), images_in_pairs(7), Accelerator(cpu=True))
-    assert {RETRIEVAL.metric, *RETRIEVAL.headline} <= set(measured)
+    task = make_task("retrieval")
+    measured = task.evaluate(retrieval_model(), images_in_pairs(7), Accelerator(cpu=True))
+    assert {task.metric, *task.headline} <= set(measured)
 
 
 # Each task
 
-TASKS = [CLASSIFICATION, REGRESSION, JOINT]
+TASKS = [make_task(name) for name in ("classification", "regression", "joint")]
 every_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 
 
@@ -182,7 +188,7 @@ def task_batches(task: ImageTask, batch_size: int) -> ImagesInMemory:
     return ImagesInMemory(
         images,
         classes if task.has_classes else values,
-        regression_labels=values if task is JOINT else None,
+        regression_labels=values if task.name == "joint" else None,
         batch_size=batch_size,
         mean=[0.5],
         std=[0.3],
@@ -198,7 +204,7 @@ def plain_task_evaluation(task: ImageTask, model: nn.Module) -> dict[str, float]
     if task.has_classes:
         expected["accuracy"] = (output.logits.argmax(-1) == batch["labels"]).double().mean().item()
     if task.has_values:
-        values = batch["regression_labels" if task is JOINT else "labels"]
+        values = batch["regression_labels" if task.name == "joint" else "labels"]
         expected["mean_absolute_error"] = (output.predictions - values).abs().mean().item()
     return expected
 

@@ -10,8 +10,11 @@ from accelerate import Accelerator
 
 from hf_sphere import SphereVisionConfig, SphereVisionForFewShotClassification
 from hf_sphere.data import Augmentation, Episodes, FewShotBatches, ImagesInMemory
-from hf_sphere.training import FEW_SHOT, evaluate_few_shot, evaluation
+from hf_sphere.data.options import ImageDataOptions
+from hf_sphere.training import TrainingArguments, evaluate_few_shot, evaluation
 from hf_sphere.training.measures import show_metric, show_metrics
+from hf_sphere.training.tasks.few_shot import FewShotArguments, FewShotClassification
+from hf_sphere.training.tasks.image import EncoderArguments
 
 LABELS = torch.arange(6).repeat(10)
 
@@ -132,7 +135,9 @@ def test_a_model_that_tells_the_classes_apart_has_them_all_right():
 
 def test_the_task_is_measured_so():
     model, batches = make_model(), make_batches()
-    assert FEW_SHOT.evaluate(model, batches, Accelerator(cpu=True)) == evaluate(model, batches)
+    parts = EncoderArguments(), ImageDataOptions(), TrainingArguments(output_dir="unused"), FewShotArguments()
+    found = FewShotClassification(*parts).evaluate(model, batches, Accelerator(cpu=True))
+    assert found == evaluate(model, batches)
 
 
 @pytest.mark.parametrize("processes", [2, 3])

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from hf_sphere.data import ImageData, ImageShape, ImagesInMemory
+from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.models import SphereVisionConfig, SphereVisionForFewShotClassification, SphereVisionModel
-from hf_sphere.training import EncoderArguments, FewShotArguments, TrainingArguments
-from hf_sphere.training.few_shot_models import build_few_shot_model
+from hf_sphere.training import TrainingArguments
+from hf_sphere.training.tasks.few_shot import FewShotArguments, FewShotClassification
+from hf_sphere.training.tasks.image import EncoderArguments
 from hf_sphere.utils.arguments import Options
 
 TINY: dict[str, Any] = {"backbone": "linear_embedding", "backbone_kwargs": Options([("width", 8)])}
@@ -37,8 +39,8 @@ def make_data(side: int = 6) -> ImageData:
 def build(
     *, side: int = 6, few_shot: dict[str, Any] | None = None, **encoder: Any
 ) -> SphereVisionForFewShotClassification:
-    arguments = EncoderArguments(**encoder), FewShotArguments(**few_shot or {})
-    return build_few_shot_model(*arguments, TrainingArguments(output_dir="unused"), make_data(side))
+    arguments = ImageDataOptions(), TrainingArguments(output_dir="unused"), FewShotArguments(**few_shot or {})
+    return FewShotClassification(EncoderArguments(**encoder), *arguments).build_model(make_data(side))
 
 
 @pytest.fixture

@@ -12,29 +12,25 @@ from safetensors.torch import load_file
 from hf_sphere.data import ImageData, ImageShape, ImagesInMemory
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
 from hf_sphere.prototypes import place_prototypes
-from hf_sphere.training import (
-    CLASSIFICATION,
-    JOINT,
-    REGRESSION,
-    ImageTask,
-    JointArguments,
-    ModelArguments,
-    RegressionArguments,
-    TrainingArguments,
-)
-from hf_sphere.training.image_models import build_model, build_processor, check_values, describe
+from hf_sphere.training import TrainingArguments
+from hf_sphere.training.tasks.classification import ImageClassification, ImageDataArguments, ModelArguments
+from hf_sphere.training.tasks.image import ImageTask
+from hf_sphere.training.tasks.joint import JointArguments, JointPrediction
+from hf_sphere.training.tasks.regression import ImageRegression, RegressionArguments
 
 NAMES = ["cat", "dog", "owl"]
-every_task = pytest.mark.parametrize("task", [CLASSIFICATION, REGRESSION, JOINT], ids=lambda task: task.name)
-with_values = pytest.mark.parametrize("task", [REGRESSION, JOINT], ids=lambda task: task.name)
+every_task = pytest.mark.parametrize(
+    "task", [ImageClassification, ImageRegression, JointPrediction], ids=lambda task: task.name
+)
+with_values = pytest.mark.parametrize("task", [ImageRegression, JointPrediction], ids=lambda task: task.name)
 
 
-def batches(task: ImageTask, *values: float) -> ImagesInMemory:
+def batches(task: type[ImageTask], *values: float) -> ImagesInMemory:
     numbers = torch.tensor(values)
     return ImagesInMemory(
         torch.zeros(len(values), 1, 6, 6, dtype=torch.uint8),
         torch.arange(len(values)) % 3 if task.has_classes else numbers,
-        regression_labels=numbers if task is JOINT else None,
+        regression_labels=numbers if task is JointPrediction else None,
         batch_size=2,
         mean=[0.5],
         std=[0.3],
@@ -42,7 +38,7 @@ def batches(task: ImageTask, *values: float) -> ImagesInMemory:
 
 
 def make_data(
-    task: ImageTask, *, evaluation: tuple[float, ...] = (1.0, 2.0), validation=None, names=NAMES
+    task: type[ImageTask], *, evaluation: tuple[float, ...] = (1.0, 2.0), validation=None, names=NAMES
 ) -> ImageData:
     """Images of 6 x 6 pixels with values from 0 to 4 in training."""
     return ImageData(
@@ -58,28 +54,46 @@ def make_data(
     )
 
 
-def build(
-    task: ImageTask,
+def make_task(
+    task: type[ImageTask],
     *,
     values: dict[str, Any] | None = None,
     smoothing: float = 0.0,
     reduction: str | None = None,
-    data=None,
     **options: Any,
-) -> SphereVisionPreTrainedModel:
-    """Build with arguments of the model; those of the values are in `values`."""
+) -> ImageTask:
+    """A task with arguments of the model; those of the values are in `values`."""
     if "model_name_or_path" not in options:
         options = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "embedding_dim": 4} | options
-    kind = JointArguments if task is JOINT else RegressionArguments
-    args = TrainingArguments(output_dir="unused", label_smoothing_factor=smoothing, loss_reduction=reduction)
-    return build_model(task, ModelArguments(**options), kind(**values or {}), args, data or make_data(task))
+    parts = [ModelArguments(**options), ImageDataArguments()]
+    parts.append(TrainingArguments(output_dir="unused", label_smoothing_factor=smoothing, loss_reduction=reduction))
+    if task.has_values:
+        parts.append((JointArguments if task.has_classes else RegressionArguments)(**values or {}))
+    return task(*parts)
+
+
+def build(task: type[ImageTask], *, data: ImageData | None = None, **options: Any) -> SphereVisionPreTrainedModel:
+    """A model of a task; see `make_task`."""
+    return make_task(task, **options).build_model(data or make_data(task))
+
+
+def check_values(task: type[ImageTask], data: ImageData, **options: Any) -> None:
+    """Check data before training."""
+    built = make_task(task, **options)
+    built.check_data(built.build_model(make_data(task)), data)
+
+
+def describe(task: type[ImageTask], data: ImageData) -> str:
+    """Summarize data and a new model."""
+    built = make_task(task)
+    return built.summarize(built.build_model(make_data(task)), data)
 
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Callable[..., str]:
     """Save a new model and return where it is."""
 
-    def save(task: ImageTask, **options: Any) -> str:
+    def save(task: type[ImageTask], **options: Any) -> str:
         build(task, **options).save_pretrained(tmp_path / "saved")
         return str(tmp_path / "saved")
 
@@ -91,7 +105,7 @@ def saved(tmp_path: Path) -> Callable[..., str]:
 
 @every_task
 def test_a_new_model_is_of_the_class_of_its_task(task):
-    assert type(build(task)) is task.model_class
+    assert type(build(task)).__name__ == task.model_name
 
 
 @every_task
@@ -100,12 +114,14 @@ def test_a_new_model_takes_the_images_of_the_data(task):
     assert (config.num_channels, config.image_size) == (1, [6, 6])
 
 
-@pytest.mark.parametrize(("task", "head"), [(CLASSIFICATION, "spherized"), (REGRESSION, None), (JOINT, "prototype")])
+@pytest.mark.parametrize(
+    ("task", "head"), [(ImageClassification, "spherized"), (ImageRegression, None), (JointPrediction, "prototype")]
+)
 def test_the_head_follows_from_the_task(task, head):
     assert build(task).config.head == head
 
 
-@pytest.mark.parametrize("task", [CLASSIFICATION, JOINT], ids=lambda task: task.name)
+@pytest.mark.parametrize("task", [ImageClassification, JointPrediction], ids=lambda task: task.name)
 def test_a_model_of_classes_knows_their_names(task):
     assert build(task).config.id2label == dict(enumerate(NAMES))
 
@@ -127,22 +143,22 @@ def test_how_values_outside_are_treated_reaches_the_model(task):
 
 
 def test_a_sum_reaches_both_losses():
-    model = build(JOINT, reduction="sum")
+    model = build(JointPrediction, reduction="sum")
     assert (model.head.reduction, model.regression.reduction, model.loss_reduction) == ("sum", "sum", "sum")
 
 
 def test_a_sum_reaches_the_loss_of_a_regression():
-    assert build(REGRESSION, reduction="sum").loss_reduction == "sum"
+    assert build(ImageRegression, reduction="sum").loss_reduction == "sum"
 
 
 def test_the_weight_of_the_tasks_reaches_the_model():
-    assert build(JOINT, values={"task_weight": 0.75}).config.task_weight == 0.75
+    assert build(JointPrediction, values={"task_weight": 0.75}).config.task_weight == 0.75
 
 
 @pytest.mark.parametrize("options", [{"head": "softmax"}, {"head_kwargs": {"scaling": 2.0}}, {"smoothing": 0.1}])
 def test_what_belongs_to_classes_is_refused_in_a_regression(options):
     with pytest.raises(ValueError, match=r"a regression has no(ne| classes and so no head); leave"):
-        build(REGRESSION, **options)
+        build(ImageRegression, **options)
 
 
 @with_values
@@ -154,21 +170,21 @@ def test_values_without_a_length_of_the_embedding_are_refused(task):
 @every_task
 def test_the_processor_is_that_of_the_data(task):
     data = make_data(task)
-    processor = build_processor(build(task).config, data)
+    processor = task.build_processor(build(task).config, data)
     assert (processor.size["height"], *processor.image_mean, *processor.image_std) == (6, 0.5, 0.3)
 
 
 @pytest.mark.parametrize(
     ("task", "expected"),
     [
-        (CLASSIFICATION, ["3 classes", "spherized head"]),
-        (REGRESSION, ["values 0 to 4", "regression on a pole"]),
-        (JOINT, ["3 classes, values 0 to 4", "prototype head, regression on a pole"]),
+        (ImageClassification, ["3 classes", "spherized head"]),
+        (ImageRegression, ["values 0 to 4", "regression on a pole"]),
+        (JointPrediction, ["3 classes, values 0 to 4", "prototype head, regression on a pole"]),
     ],
     ids=["classification", "regression", "joint"],
 )
 def test_the_description_names_targets_and_heads(task, expected):
-    text = describe(build(task), make_data(task))
+    text = describe(task, make_data(task))
     assert [part for part in expected if part not in text] == []
     assert ", ," not in text
 
@@ -183,8 +199,8 @@ def test_the_description_names_targets_and_heads(task, expected):
     ids=["disjoint", "shared", "the same"],
 )
 def test_the_description_calls_classes_other_ones_only_if_none_is_trained_on(evaluated, expected):
-    data = replace(make_data(CLASSIFICATION), eval_class_names=evaluated)
-    assert expected in describe(build(CLASSIFICATION), data)
+    data = replace(make_data(ImageClassification), eval_class_names=evaluated)
+    assert expected in describe(ImageClassification, data)
 
 
 # Values outside of the range
@@ -199,19 +215,19 @@ def test_values_outside_are_refused_with_their_number_and_the_way_out(task, spli
     with pytest.raises(
         ValueError, match=f"2 of 3 {split} values lie outside the range 0 to 4, for instance 4.5"
     ) as refusal:
-        check_values(build(task, values={"out_of_range": "error"}), make_data(task, **options))
+        check_values(task, make_data(task, **options), values={"out_of_range": "error"})
     assert [word for word in ("--value_range", "--out_of_range clip") if word not in str(refusal.value)] == []
 
 
 @with_values
 def test_values_of_the_training_split_are_looked_at_too(task):
     with pytest.raises(ValueError, match="2 of 3 training values lie outside the range 0 to 2"):
-        check_values(build(task, values={"value_range": [0.0, 2.0]}), make_data(task))
+        check_values(task, make_data(task), values={"value_range": [0.0, 2.0]})
 
 
 @with_values
 def test_values_outside_are_accepted_where_they_are_clipped(task):
-    check_values(build(task, values={"out_of_range": "clip"}), make_data(task, evaluation=(99.0,)))
+    check_values(task, make_data(task, evaluation=(99.0,)), values={"out_of_range": "clip"})
 
 
 @with_values
@@ -222,7 +238,7 @@ def test_values_outside_are_refused_by_default_only_where_the_range_was_given(ta
 
 @every_task
 def test_values_inside_are_accepted(task):
-    check_values(build(task), make_data(task))
+    check_values(task, make_data(task))
 
 
 # Prototypes from a file
@@ -242,19 +258,19 @@ def file(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.mark.parametrize("names", [NAMES, None], ids=["named", "unnamed"])
 def test_prototypes_of_a_file_are_those_of_the_head(file, names):
-    model = build(CLASSIFICATION, head="prototype", prototypes_file=file(names=names))
+    model = build(ImageClassification, head="prototype", prototypes_file=file(names=names))
     expected = place_prototypes(3, 4, seed=7, method="lbfgs", restarts=1).prototypes.float()
     torch.testing.assert_close(model.head.prototypes, expected)
 
 
 def test_prototypes_of_a_joint_model_have_a_coordinate_less(file):
-    assert build(JOINT, prototypes_file=file(dim=3)).head.prototypes.shape == (3, 3)
+    assert build(JointPrediction, prototypes_file=file(dim=3)).head.prototypes.shape == (3, 3)
 
 
 @pytest.mark.parametrize(("count", "dim"), [(5, 4), (3, 6)])
 def test_prototypes_of_other_numbers_are_refused_with_the_numbers_wanted(file, count, dim):
     with pytest.raises(ValueError, match="Place 3 prototypes in 4 dimensions") as refusal:
-        build(CLASSIFICATION, head="prototype", prototypes_file=file(count, dim))
+        build(ImageClassification, head="prototype", prototypes_file=file(count, dim))
     assert f"does not fit: the prototypes are {count} x {dim}" in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -262,20 +278,22 @@ def test_prototypes_of_other_numbers_are_refused_with_the_numbers_wanted(file, c
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["cat", "owl", "dog"], "class 1 is 'owl' there and 'dog' in the data"),
-        (["cat", "dog", "emu"], "class 2 is 'emu' there and 'owl' in the data"),
+        (["cat", "owl", "dog"], "class 1 is 'owl' in the file and 'dog' in the data"),
+        (["cat", "dog", "emu"], "class 2 is 'emu' in the file and 'owl' in the data"),
         (["cat", "dog"], "it has 2 and the data has 3"),
     ],
     ids=["order", "another", "fewer"],
 )
 def test_prototypes_of_other_classes_are_refused_with_the_difference(file, names, said):
     with pytest.raises(ValueError, match="was placed for other classes") as refusal:
-        build(CLASSIFICATION, head="prototype", prototypes_file=file(len(names), names=names))
+        build(ImageClassification, head="prototype", prototypes_file=file(len(names), names=names))
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(("task", "head"), [(CLASSIFICATION, "softmax"), (CLASSIFICATION, None), (REGRESSION, None)])
+@pytest.mark.parametrize(
+    ("task", "head"), [(ImageClassification, "softmax"), (ImageClassification, None), (ImageRegression, None)]
+)
 def test_prototypes_for_another_head_are_refused(file, task, head):
     with pytest.raises(ValueError, match="prototypes_file needs the head prototype; the model has"):
         build(task, head=head, prototypes_file=file())
@@ -293,21 +311,23 @@ def test_a_saved_model_is_loaded_with_its_weights(task, saved):
 
 
 @every_task
-@pytest.mark.parametrize("other", [CLASSIFICATION, REGRESSION, JOINT], ids=lambda task: f"of {task.name}")
+@pytest.mark.parametrize(
+    "other", [ImageClassification, ImageRegression, JointPrediction], ids=lambda task: f"of {task.name}"
+)
 def test_a_model_of_another_task_is_refused(task, other, saved):
     folder = saved(other)
     if task is other:
-        assert type(build(task, model_name_or_path=folder)) is task.model_class
+        assert type(build(task, model_name_or_path=folder)).__name__ == task.model_name
         return
-    said = f"saved is a {other.model_class.__name__}, but this recipe trains a {task.model_class.__name__}"
+    said = f"saved is a {other.model_name}, but this recipe trains a {task.model_name}"
     with pytest.raises(ValueError, match=said):
         build(task, model_name_or_path=folder)
 
 
 def test_an_encoder_alone_can_be_gone_on_with(tmp_path):
-    model = build(CLASSIFICATION)
+    model = build(ImageClassification)
     model.sphere_vision.save_pretrained(tmp_path)
-    loaded = build(CLASSIFICATION, model_name_or_path=str(tmp_path))
+    loaded = build(ImageClassification, model_name_or_path=str(tmp_path))
     assert torch.equal(loaded.sphere_vision.projection.weight, model.sphere_vision.projection.weight)
 
 
@@ -329,30 +349,30 @@ def test_a_saved_model_is_trained_with_the_loss_that_the_arguments_say(task, bef
     folder = saved(task, reduction=before)
     model = build(task, model_name_or_path=folder, reduction=now)
     reductions = {model.regression.reduction, model.loss_reduction}
-    assert reductions | ({model.head.reduction} if task is JOINT else set()) == {now}
+    assert reductions | ({model.head.reduction} if task is JointPrediction else set()) == {now}
 
 
 def test_a_saved_classifier_keeps_the_reduction_of_its_head(saved):
-    folder = saved(CLASSIFICATION, head="prototype", head_kwargs={"reduction": "sum"})
-    assert build(CLASSIFICATION, model_name_or_path=folder).loss_reduction == "sum"
+    folder = saved(ImageClassification, head="prototype", head_kwargs={"reduction": "sum"})
+    assert build(ImageClassification, model_name_or_path=folder).loss_reduction == "sum"
 
 
 def test_a_saved_model_is_trained_with_the_weight_that_the_arguments_say(saved):
-    folder = saved(JOINT, values={"task_weight": 0.75})
-    assert build(JOINT, model_name_or_path=folder, values={"task_weight": 0.5}).config.task_weight == 0.5
+    folder = saved(JointPrediction, values={"task_weight": 0.75})
+    assert build(JointPrediction, model_name_or_path=folder, values={"task_weight": 0.5}).config.task_weight == 0.5
 
 
 def test_a_saved_model_keeps_its_settings_of_the_values_where_the_arguments_are_silent(saved):
     own = {"task_weight": 0.75, "out_of_range": "clip", "value_range": [0.0, 9.0]}
-    model = build(JOINT, model_name_or_path=saved(JOINT, values=own, reduction="sum"))
+    model = build(JointPrediction, model_name_or_path=saved(JointPrediction, values=own, reduction="sum"))
     assert (model.config.task_weight, model.config.value_range) == (0.75, [0.0, 9.0])
     assert (model.regression.out_of_range, model.regression.reduction, model.head.reduction) == ("clip", "sum", "sum")
 
 
 def test_a_saved_model_of_other_classes_is_refused(saved):
-    data = make_data(JOINT, names=["cat", "dog"])
+    data = make_data(JointPrediction, names=["cat", "dog"])
     with pytest.raises(ValueError, match=r"the data has 2 classes but .* has 3"):
-        build(JOINT, model_name_or_path=saved(JOINT), data=data)
+        build(JointPrediction, model_name_or_path=saved(JointPrediction), data=data)
 
 
 @pytest.mark.parametrize(
@@ -360,13 +380,16 @@ def test_a_saved_model_of_other_classes_is_refused(saved):
     [
         ({"head": "softmax"}, "head is softmax but"),
         ({"embedding_dim": 9}, "embedding_dim is 9 but"),
-        ({"prototypes_file": "some.safetensors"}, "prototypes_file has no meaning for a saved model, which brings its"),
+        (
+            {"prototypes_file": "some.safetensors"},
+            "prototypes_file does not apply to a saved model",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_what_a_saved_model_brings_itself_is_refused(option, said, saved):
     with pytest.raises(ValueError, match=said):
-        build(JOINT, model_name_or_path=saved(JOINT), **option)
+        build(JointPrediction, model_name_or_path=saved(JointPrediction), **option)
 
 
 @every_task
@@ -380,35 +403,35 @@ def test_whether_batch_norms_are_frozen_reaches_a_new_model(task, frozen):
     [(False, None, False), (True, None, True), (False, True, True), (True, False, False)],
 )
 def test_a_saved_model_has_its_batch_norms_frozen_as_before_or_as_told(before, now, frozen, saved):
-    folder = saved(CLASSIFICATION, freeze_batch_norm=before)
-    model = build(CLASSIFICATION, model_name_or_path=folder, freeze_batch_norm=now)
+    folder = saved(ImageClassification, freeze_batch_norm=before)
+    model = build(ImageClassification, model_name_or_path=folder, freeze_batch_norm=now)
     assert model.config.freeze_batch_norm is frozen
 
 
 @pytest.mark.parametrize("head", ["vmf", "cosine", "arcface", "hyperbolic"])
 def test_a_saved_model_keeps_the_options_of_its_head(head, saved):
     options = {"curvature": 0.5} if head == "hyperbolic" else {"log_temperature": -2.0, "temperature_lr": 0.1}
-    folder = saved(CLASSIFICATION, head=head, head_kwargs=options)
-    assert build(CLASSIFICATION, model_name_or_path=folder).config.head_kwargs == options
+    folder = saved(ImageClassification, head=head, head_kwargs=options)
+    assert build(ImageClassification, model_name_or_path=folder).config.head_kwargs == options
 
 
 def test_label_smoothing_is_refused_by_a_head_without_it_with_what_it_has():
     with pytest.raises(ValueError, match="head 'vmf' has no option label_smoothing; its options are: num_samples"):
-        build(CLASSIFICATION, head="vmf", smoothing=0.1)
+        build(ImageClassification, head="vmf", smoothing=0.1)
 
 
 def test_saved_prototypes_are_those_that_go_on(saved, file):
-    folder = saved(CLASSIFICATION, head="prototype", prototypes_file=file())
+    folder = saved(ImageClassification, head="prototype", prototypes_file=file())
     expected = place_prototypes(3, 4, seed=7, method="lbfgs", restarts=1).prototypes.float()
-    torch.testing.assert_close(build(CLASSIFICATION, model_name_or_path=folder).head.prototypes, expected)
+    torch.testing.assert_close(build(ImageClassification, model_name_or_path=folder).head.prototypes, expected)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_the_reduction_of_the_run_goes_before_that_of_the_head(reduction):
-    model = build(CLASSIFICATION, head="prototype", head_kwargs={"reduction": "sum"}, reduction=reduction)
+    model = build(ImageClassification, head="prototype", head_kwargs={"reduction": "sum"}, reduction=reduction)
     assert model.loss_reduction == reduction
 
 
 def test_a_sum_is_refused_where_the_head_knows_none():
     with pytest.raises(ValueError, match="loss_reduction sum is not for the head softmax"):
-        build(CLASSIFICATION, head="softmax", reduction="sum")
+        build(ImageClassification, head="softmax", reduction="sum")

@@ -7,7 +7,8 @@ import torch
 from huggingface_hub import ModelCard
 
 import hf_sphere
-from hf_sphere.training.model_card import write_model_card
+from hf_sphere.training.model_card import TrainingRecord, write_model_card
+from hf_sphere.training.tasks.base import Description
 
 
 @pytest.fixture
@@ -34,7 +35,12 @@ def write(tmp_path: Path, root: Path) -> Callable[..., ModelCard]:
             "selection_note": "Nothing was chosen.",
             "tags": ["spherized"],
         }
-        write_model_card(tmp_path, **options | changes)
+        options |= changes
+        parts = {
+            kind: kind(**{name: options.pop(name) for name in kind.__dataclass_fields__ if name in options})
+            for kind in (Description, TrainingRecord)
+        }
+        write_model_card(tmp_path, **options, description=parts[Description], record=parts[TrainingRecord])
         return ModelCard.load(tmp_path / "README.md")
 
     return write_and_load

@@ -9,7 +9,6 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 
 from hf_sphere.training import (
     CheckpointError,
-    ImageDataArguments,
     RunState,
     TrainingDivergedError,
     TrainingInterruptedError,
@@ -18,6 +17,7 @@ from hf_sphere.training import (
 from hf_sphere.training.checkpoints import save_checkpoint
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.training.run import Run
+from hf_sphere.training.tasks.classification import ImageDataArguments
 from hf_sphere.utils.files import write_json
 
 
@@ -35,14 +35,14 @@ def read(folder: Path | str, name: str) -> dict:
     return json.loads(Path(folder, name).read_text())
 
 
-def claimed(*args) -> Run:
+def prepared(*args) -> Run:
     run = start_run(*args)
-    run.claim()
+    run.prepare_output_dir()
     return run
 
 
 def test_a_run_makes_its_folder(make_args, tmp_path):
-    claimed(make_args())
+    prepared(make_args())
     assert (tmp_path / "run").is_dir()
 
 
@@ -53,28 +53,28 @@ def test_a_start_that_goes_no_further_leaves_nothing_behind(make_args, tmp_path)
 
 def test_a_start_that_goes_no_further_leaves_the_run_it_would_replace(make_args):
     args = make_args()
-    claimed(args)
+    prepared(args)
     start_run(make_args(learning_rate=0.25, overwrite_output_dir=True))
     assert read(args.output_dir, "run.json")["learning_rate"] == 0.001
 
 
 def test_a_run_writes_all_its_settings(make_args):
     args = make_args(learning_rate=0.25)
-    claimed(args, ImageDataArguments(crop_padding=3))
+    prepared(args, ImageDataArguments(crop_padding=3))
     settings = read(args.output_dir, "run.json")
     assert (settings["learning_rate"], settings["crop_padding"]) == (0.25, 3)
 
 
 def test_a_folder_with_another_run_is_refused(make_args):
-    claimed(make_args())
+    prepared(make_args())
     with pytest.raises(FileExistsError, match="holds another run"):
         start_run(make_args())
 
 
 def test_overwriting_replaces_the_settings(make_args):
-    claimed(make_args())
+    prepared(make_args())
     args = make_args(learning_rate=0.25, overwrite_output_dir=True)
-    claimed(args)
+    prepared(args)
     assert read(args.output_dir, "run.json")["learning_rate"] == 0.25
 
 
@@ -96,10 +96,10 @@ def test_another_seed_draws_other_random_numbers(make_args):
 
 def continue_with(make_args, caplog, **changes) -> str:
     """Start a run, continue it with other settings, and return what is logged."""
-    run = claimed(make_args())
+    run = prepared(make_args())
     save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
     caplog.clear()
-    claimed(make_args(resume_from_checkpoint="latest", **changes))
+    prepared(make_args(resume_from_checkpoint="latest", **changes))
     return caplog.text
 
 
@@ -128,7 +128,7 @@ def test_a_continuation_that_learns_the_same_is_not_remarked_on(make_args, caplo
 
 def test_results_are_written_to_the_folder(make_args):
     args = make_args()
-    claimed(args).write_results({"eval_accuracy": 0.5})
+    prepared(args).write_results({"eval_accuracy": 0.5})
     assert read(args.output_dir, "all_results.json") == {"eval_accuracy": 0.5}
 
 
@@ -152,7 +152,7 @@ def test_trackers_get_the_metrics_of_each_epoch(make_args, make_loop):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     args = make_args(report_to=["tensorboard"])
-    run = claimed(args)
+    run = prepared(args)
     loop = make_loop(num_train_epochs=2)
     loop.accelerator = run.accelerator
     loop.run()
@@ -222,7 +222,7 @@ def test_a_recipe_that_succeeds_just_returns():
 
 
 def test_a_checkpoint_set_aside_when_the_kill_came_is_found_again(make_args):
-    run = claimed(make_args())
+    run = prepared(make_args())
     checkpoint = save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
     checkpoint.rename(run.output_dir / ".checkpoint-1.replaced")
     start_run(make_args(resume_from_checkpoint="latest"))

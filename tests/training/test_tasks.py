@@ -4,12 +4,14 @@ import pytest
 import torch
 
 import hf_sphere
-from hf_sphere.training import CLASSIFICATION, FEW_SHOT, JOINT, REGRESSION, RETRIEVAL
-from hf_sphere.training.image_run import ARGUMENTS
-from hf_sphere.training.tasks import measure_classification, measure_joint, measure_regression
+from hf_sphere.training import TrainingArguments, find_task, task_names
+from hf_sphere.training.measures import measure_classification, measure_joint, measure_regression
+from hf_sphere.training.tasks.image import ImageTask
 
-TASKS = [CLASSIFICATION, REGRESSION, JOINT, RETRIEVAL, FEW_SHOT]
+TASKS = [find_task(name) for name in task_names()]
+IMAGE_TASKS = [task for task in TASKS if issubclass(task, ImageTask)]
 every_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+every_image_task = pytest.mark.parametrize("task", IMAGE_TASKS, ids=lambda task: task.name)
 
 LOGITS = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 0.0], [5.0, 0.0]])
 CLASSES = torch.tensor([0, 1, 1, 0])
@@ -37,45 +39,47 @@ def test_a_share_of_many_images_is_exact():
     assert measure_classification(output, {"labels": torch.ones(10_000, dtype=torch.long)})["accuracy"] == 0.9913
 
 
-@every_task
-def test_the_model_class_is_one_of_the_librarys(task):
-    assert getattr(hf_sphere, task.model_class.__name__) is task.model_class
+@every_image_task
+def test_the_model_class_is_public(task):
+    assert hasattr(hf_sphere, task.model_name)
 
 
 @every_task
-def test_each_task_has_its_arguments(task):
-    names = {argument.__name__ for argument in ARGUMENTS[task.name]}
-    assert ("RegressionArguments" in names or "JointArguments" in names) == task.has_values
-    assert bool({"RetrievalArguments", "FewShotArguments"} & names) == task.is_open_set
-    assert ("ModelArguments" in names) == (task is not FEW_SHOT)  # it has no head
+def test_a_task_declares_training_arguments(task):
+    assert any(issubclass(kind, TrainingArguments) for kind in task.arguments)
+
+
+@every_task
+def test_arguments_of_a_task_have_distinct_names(task):
+    names = [name for kind in task.arguments for name in kind.__dataclass_fields__]
+    assert len(names) == len(set(names))
+
+
+@every_task
+def test_help_describes_the_task(task):
+    assert task.__doc__.startswith("Train ")
 
 
 @pytest.mark.parametrize(
-    ("task", "expected"),
+    ("name", "expected"),
     [
-        (CLASSIFICATION, (True, False)),
-        (REGRESSION, (False, True)),
-        (JOINT, (True, True)),
-        (RETRIEVAL, (True, False)),
-        (FEW_SHOT, (True, False)),
+        ("classification", (True, False, False)),
+        ("regression", (False, True, False)),
+        ("joint", (True, True, False)),
+        ("retrieval", (True, False, True)),
+        ("few_shot", (True, False, True)),
     ],
 )
-def test_a_task_knows_its_targets(task, expected):
-    assert (task.has_classes, task.has_values) == expected
-
-
-def test_only_retrieval_and_few_shot_may_evaluate_on_other_classes():
-    assert [task for task in TASKS if task.is_open_set] == [RETRIEVAL, FEW_SHOT]
-
-
-@pytest.mark.parametrize("task", [task for task in TASKS if not task.is_open_set], ids=lambda task: task.name)
-def test_what_a_task_is_judged_by_is_measured(task):
-    output = SimpleNamespace(logits=LOGITS, predictions=PREDICTIONS)
-    labels = {"labels": CLASSES if task.has_classes else VALUES, "regression_labels": VALUES}
-    measured = set(task.measure(output, labels)) | {"loss"}
-    assert {task.metric, *task.headline} <= measured
+def test_a_task_declares_its_targets_and_whether_it_is_an_open_set(name, expected):
+    task = find_task(name)
+    assert (task.has_classes, task.has_values, task.is_open_set) == expected
 
 
 @every_task
-def test_only_an_accuracy_and_a_recall_are_better_when_higher(task):
+def test_higher_is_better_for_accuracy_and_recall_only(task):
     assert task.higher_is_better == (task.metric in ("accuracy", "recall_at_1"))
+
+
+def test_an_unknown_task_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="unknown task 'clustering'; the tasks are: classification, few_shot, joint"):
+        find_task("clustering")

@@ -13,10 +13,13 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from hf_sphere.data import Masking, TextBatches, Vocabulary
-from hf_sphere.training import MASKED_LM, TrainingArguments, TrainingLoop
+from hf_sphere.training import TrainingArguments, TrainingLoop
 from hf_sphere.training.measures import measure_tokens, perplexity
+from hf_sphere.training.tasks.masked_lm import MaskedLanguageModeling
 
 VOCABULARY = Vocabulary(prefix=(2,), suffix=(3,), mask=4, ordinary=torch.arange(5, 30))
+
+TASK = MaskedLanguageModeling(TrainingArguments(output_dir="unused"))
 
 
 class TinyLanguageModel(nn.Module):
@@ -97,7 +100,7 @@ def test_what_is_reported_of_training_is_the_mean_over_all_target_tokens(tmp_pat
 @pytest.mark.parametrize("batch_size", [1, 5, 24])
 def test_evaluation_is_that_of_all_target_tokens_at_once(batch_size):
     batches = make_batches(shuffle=False, batch_size=batch_size)
-    found = MASKED_LM.evaluate(make_model(), batches, Accelerator(cpu=True))
+    found = TASK.evaluate(make_model(), batches, Accelerator(cpu=True))
     (whole,) = make_batches(shuffle=False, batch_size=24).epoch()
     output = make_model()(**whole)
     right = [int(row.argmax()) == label for row, label in zip(
@@ -132,7 +135,7 @@ def _train_shared(rank: int, port: int, folder: str) -> None:
     share = {"process_index": rank, "num_processes": 2}
     accelerator = Accelerator(cpu=True)
     model, history = train(make_batches(**share), folder, gradient_accumulation_steps=2, max_steps=1)
-    measured = MASKED_LM.evaluate(model, make_batches(shuffle=False, **share), accelerator)
+    measured = TASK.evaluate(model, make_batches(shuffle=False, **share), accelerator)
     torch.save({"weights": model.state_dict(), "train": history[-1], "eval": measured}, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -169,6 +172,6 @@ def test_processes_report_the_mean_over_all_of_them(shared, seen):
 
 def test_processes_evaluate_as_one(shared, seen):
     model = after_one_step(seen)
-    alone = MASKED_LM.evaluate(model, make_batches(shuffle=False), Accelerator(cpu=True))
+    alone = TASK.evaluate(model, make_batches(shuffle=False), Accelerator(cpu=True))
     for found in shared:
         assert found["eval"] == pytest.approx(alone, rel=1e-5)

@@ -1,0 +1,134 @@
+"""Output directories: what a run or a set of results leaves there, and what may be replaced."""
+
+import json
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
+
+CHECKPOINT_PREFIX = "checkpoint-"
+RUN_FILE = "run.json"
+RESULTS_FILE = "all_results.json"
+BEST_FOLDER = "best"
+MODEL_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json")
+
+
+def list_checkpoints(output_dir: Path) -> list[Path]:
+    """Return the complete checkpoints of a run, oldest first."""
+    found = [path for path in output_dir.glob(f"{CHECKPOINT_PREFIX}*") if path.is_dir()]
+    steps = {path: path.name.removeprefix(CHECKPOINT_PREFIX) for path in found}
+    return sorted((path for path in found if steps[path].isdigit()), key=lambda path: int(steps[path]))
+
+
+def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None:
+    """Refuse the output directory of another training run.
+
+    Raises:
+        FileExistsError: If the directory holds a run and neither overwriting nor resuming was requested.
+    """
+    _check_is_directory(output_dir)
+    traces = _traces_of_a_run(output_dir)
+    if traces and not resume and not overwrite:
+        raise FileExistsError(
+            f"{output_dir} holds another run ({traces[0].name}). Choose another --output_dir, resume that run with "
+            "--resume_from_checkpoint latest, or replace it with --overwrite_output_dir."
+        )
+
+
+def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None:
+    """Create the output directory of a training run, and remove the run that it is to replace.
+
+    Raises:
+        FileExistsError: See `check_output_dir`.
+    """
+    check_output_dir(output_dir, overwrite=overwrite, resume=resume)
+    leftovers = list(output_dir.glob(f".{CHECKPOINT_PREFIX}*"))
+    for path in leftovers if resume else [*leftovers, *_traces_of_a_run(output_dir)]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    output_dir.mkdir(parents=True, exist_ok=True)
+
+
+def check_results_dir(output_dir: Path, *, overwrite: bool, resume: bool = False) -> None:
+    """Refuse a directory that holds a model, a training run, or results that must not be replaced.
+
+    Raises:
+        FileExistsError: If it does.
+    """
+    _check_is_directory(output_dir)
+    own = (RUN_FILE, RESULTS_FILE)
+    held = [path.name for path in _traces_of_a_run(output_dir) if path.name not in own]
+    held += [name for name in MODEL_FILES if (output_dir / name).exists()]
+    if held:
+        raise FileExistsError(
+            f"{output_dir} holds a model or a training run ({held[0]}), and results go to a separate directory; choose "
+            "another --output_dir."
+        )
+    if not overwrite and not resume and any((output_dir / name).exists() for name in own):
+        raise FileExistsError(
+            f"{output_dir} holds results already. Choose another --output_dir, or replace them with "
+            "--overwrite_output_dir."
+        )
+
+
+def prepare_results_dir(output_dir: Path, names: Collection[str], *, overwrite: bool, resume: bool = False) -> None:
+    """Create a directory for results that are computed from models.
+
+    Args:
+        output_dir: The directory.
+        names: All files that the recipe may write; earlier ones are removed if they are to be replaced.
+        overwrite: Whether to replace earlier results.
+        resume: Whether to continue them instead.
+
+    Raises:
+        FileExistsError: See `check_results_dir`.
+    """
+    check_results_dir(output_dir, overwrite=overwrite, resume=resume)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    if overwrite and not resume:
+        for name in names:
+            (output_dir / name).unlink(missing_ok=True)
+
+
+def can_resume_results(
+    output_dir: Path, settings: Mapping[str, Any], *, ignored: Collection[str], overwrite: bool
+) -> bool:
+    """Return whether a directory holds unfinished results with these settings, which can be continued.
+
+    Args:
+        output_dir: The directory.
+        settings: All settings by name.
+        ignored: Names of settings that may differ because no result depends on them.
+        overwrite: Whether the contents are going to be replaced.
+
+    Raises:
+        FileExistsError: If it holds results with other settings that must not be replaced.
+    """
+    run_file = output_dir / RUN_FILE
+    if overwrite or not (run_file.exists() or (output_dir / RESULTS_FILE).exists()):
+        return False
+    before = json.loads(run_file.read_text(encoding="utf-8")) if run_file.is_file() else {}
+    now = json.loads(json.dumps({name: value for name, value in settings.items() if name not in ignored}))
+    changed = [name for name, value in now.items() if name not in before or before[name] != value]
+    if changed:
+        raise FileExistsError(
+            f"{output_dir} holds another run, which differs in {', '.join(changed[:5])}. Choose another --output_dir, "
+            "or replace it with --overwrite_output_dir."
+        )
+    return True
+
+
+def _check_is_directory(output_dir: Path) -> None:
+    if output_dir.exists() and not output_dir.is_dir():
+        raise FileExistsError(f"{output_dir} is a file, not a directory; choose another --output_dir.")
+
+
+def _traces_of_a_run(output_dir: Path) -> list[Path]:
+    """Files and folders that show that a directory holds a run."""
+    names = (RUN_FILE, RESULTS_FILE, BEST_FOLDER, SNAPSHOT_FOLDER)
+    traces = [*list_checkpoints(output_dir), *(output_dir / name for name in names)]
+    return [trace for trace in traces if trace.exists()]

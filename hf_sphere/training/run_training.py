@@ -1,0 +1,177 @@
+"""From parsed arguments to a trained model and its card: load, train, choose, evaluate, save, describe, upload."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi
+from torch import nn
+
+from hf_sphere.training.checkpoints import RunState, write_model_files
+from hf_sphere.training.command_line import Command
+from hf_sphere.training.loop import TrainingLoop
+from hf_sphere.training.measures import INTERVAL, show_metrics
+from hf_sphere.training.model_card import TrainingRecord, write_model_card
+from hf_sphere.training.output_dir import BEST_FOLDER
+from hf_sphere.training.run import Run, start_run
+from hf_sphere.training.snapshots import Snapshots
+from hf_sphere.training.tasks.base import Prepared, Task
+from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
+
+
+def run_training(task: Task, command: Command) -> None:
+    """Train, evaluate and save a model as a task and its arguments define it.
+
+    Args:
+        task: The task, with its arguments.
+        command: The command line, for the model card.
+    """
+    run = start_run(task.args, *(part for part in task.parts if part is not task.args))
+    prepared = task.prepare(run)
+    run.print(prepared.summary)
+    description = task.describe(prepared)
+    prefix = "eval" if prepared.data.validation is None else "validation"
+    metric, higher_is_better = _selection_metric(task, prefix)
+    run.prepare_output_dir()
+    snapshots = Snapshots(run, {"model": description.title, "dataset": description.dataset})
+    loop = TrainingLoop(
+        prepared.model,
+        prepared.data.train,
+        task.args,
+        run.accelerator,
+        evaluate=lambda model: _evaluate(task, model, prepared, prefix, run),
+        save_best=functools.partial(_save, run, prepared, run.output_dir / BEST_FOLDER),
+        measure=task.measure,
+        derive=task.derive,
+        snapshot=snapshots.after_epoch,
+        metric=metric,
+        higher_is_better=higher_is_better,
+    )
+    snapshots.remove_after(loop.state.epoch)
+    state = loop.run()
+    trained = run.accelerator.unwrap_model(loop.model)
+    snapshots.at_end(trained, state)
+    if task.args.load_best_model_at_end and state.best_epoch is not None:
+        _load_best(trained, run)
+    task.finish(prepared, run.accelerator)
+    results = _collect_results(task, trained, prepared, state, run)
+    results |= {f"best_{metric.removeprefix(f'{prefix}_')}": state.best_metric, "best_epoch": state.best_epoch}
+    _save(run, prepared, run.output_dir, trained)
+    run.write_results(results)
+    if run.accelerator.is_main_process:
+        hub = HfApi() if task.args.push_to_hub else None
+        name = str(run.output_dir)
+        if hub is not None:
+            name = hub.create_repo(task.args.hub_model_id or run.output_dir.name, exist_ok=True).repo_id
+        record = TrainingRecord(
+            metrics={k: v for k, v in results.items() if k.startswith(("eval_", "validation_", "train_"))},
+            headline=task.headline,
+            eval_split=prepared.data.eval_split,
+            selection_note=_selection_note(metric, run, results, description.held_out),
+            settings=_changed_settings(task, run.settings),
+            command=["accelerate", "launch", command.script, *command.argv],
+            device=run.accelerator.device,
+            seconds=state.seconds,
+        )
+        write_model_card(
+            run.output_dir,
+            template=command.card_template,
+            model_id=name,
+            model_class=type(trained).__name__,
+            pipeline_tag=task.pipeline_tag,
+            description=description,
+            record=record,
+        )
+        if hub is not None:
+            _upload(run, hub, name)
+    headline = [f"eval_{name}" for name in task.headline]
+    shown = {key: results[key] for name in headline for key in (name, f"{name}{INTERVAL}") if key in results}
+    run.print(f"{'  '.join(show_metrics(shown))}  (model and results in {run.output_dir})")
+    run.accelerator.end_training()
+
+
+def _save(run: Run, prepared: Prepared, folder: Path, model: Any) -> None:
+    """Save model and processor, on the main process."""
+    if run.accelerator.is_main_process:
+        with write_model_files(folder) as unfinished:
+            model.save_pretrained(unfinished)
+            prepared.processor.save_pretrained(unfinished)
+    run.accelerator.wait_for_everyone()
+
+
+def _load_best(model: Any, run: Run) -> None:
+    best = run.output_dir / BEST_FOLDER
+    if not (best / "config.json").is_file():
+        raise FileNotFoundError(f"{best} is gone; the last model is in the latest checkpoint.")
+    model.load_state_dict(type(model).from_pretrained(best).state_dict())
+
+
+def _evaluate(task: Task, model: nn.Module, prepared: Prepared, prefix: str, run: Run) -> dict[str, float]:
+    """Measure a model on the split that a prefix of metrics stands for."""
+    batches = prepared.data.evaluation if prefix == "eval" else prepared.data.validation
+    return {f"{prefix}_{name}": value for name, value in task.evaluate(model, batches, run.accelerator).items()}
+
+
+def _collect_results(task: Task, model: nn.Module, prepared: Prepared, state: RunState, run: Run) -> dict[str, Any]:
+    """Evaluate the final model and collect the metrics of the run."""
+    results: dict[str, Any] = _evaluate(task, model, prepared, "eval", run)
+    if prepared.data.validation is not None:
+        results |= _evaluate(task, model, prepared, "validation", run)
+    last = state.history[-1] if state.history else {}
+    results |= {name: value for name, value in last.items() if name.startswith("train_")}
+    examples = last.get("epoch", 0) * prepared.data.train.examples_per_epoch
+    return results | {
+        "epoch": last.get("epoch", 0),
+        "steps": state.step,
+        "train_runtime": state.seconds,
+        "train_samples_per_second": examples / max(state.seconds, 1e-9),
+        "history": state.history,
+    }
+
+
+def _selection_metric(task: Task, prefix: str) -> tuple[str, bool]:
+    """Return the metric that chooses the best epoch, and whether larger values of it are better."""
+    requested = task.args.metric_for_best_model
+    if requested is None:
+        return f"{prefix}_{task.metric}", task.higher_is_better
+    names = dict.fromkeys([task.metric, *task.headline, "loss"])
+    known = [f"{split}_{name}" for split in (prefix, "train") for name in names]
+    if requested not in known:
+        raise ValueError(f"metric_for_best_model must be one of {', '.join(known)}; got {requested!r}.")
+    return requested, not requested.endswith(("loss", "error", "perplexity"))
+
+
+def _selection_note(metric: str, run: Run, results: Mapping[str, Any], held_out: str) -> str:
+    """Describe how the reported epoch was chosen."""
+    args = run.args
+    prefix, _, name = metric.partition("_")
+    where = {"train": "the training images", "validation": held_out}.get(prefix, "the evaluation split itself")
+    if args.load_best_model_at_end:
+        optimism = " (optimistic)" if prefix == "eval" else ""
+        return (
+            f"The model is that of epoch {results['best_epoch']}, chosen by its {name.replace('_', ' ')} on "
+            f"{where}{optimism}."
+        )
+    followed = args.early_stopping_patience is not None or args.lr_scheduler_type == "plateau"
+    role = "its end or learning rate followed" if followed and prefix == "eval" else "nothing was chosen on"
+    return f"The model is that of the last epoch, {results['epoch']:g}; {role} the evaluation split."
+
+
+def _changed_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that differ from their defaults."""
+    known = [field for kind in task.arguments for field in fields(kind)]
+    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in known}
+    return {k: v for k, v in settings.items() if v != defaults.get(k) and k != "output_dir"}
+
+
+def _upload(run: Run, hub: HfApi, repo: str) -> None:
+    """Upload model, processor, results and card."""
+    hub.upload_folder(
+        repo_id=repo,
+        folder_path=run.output_dir,
+        ignore_patterns=["checkpoint-*", ".checkpoint-*", f"{BEST_FOLDER}/*", "logs/*", f"{SNAPSHOT_FOLDER}/*"],
+        commit_message="Upload trained model",
+    )
+    run.print(f"uploaded to {repo}")

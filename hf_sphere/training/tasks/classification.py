@@ -1,0 +1,167 @@
+"""Image classification."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hf_sphere import data
+from hf_sphere.data.options import ImageDataOptions
+from hf_sphere.training.arguments import TrainingArguments
+from hf_sphere.training.measures import measure_classification
+from hf_sphere.training.tasks.base import Prepared
+from hf_sphere.training.tasks.image import EncoderArguments, HeadDescription, ImageTask
+from hf_sphere.utils.arguments import Options, argument
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch import Tensor
+
+    from hf_sphere.data import Episodes, ImageData
+    from hf_sphere.models import SphereVisionConfig
+    from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
+
+
+@dataclass
+class ModelArguments(EncoderArguments):
+    """Image encoder and head."""
+
+    head: str | None = argument(
+        None, "Name of the head, a file of hf_sphere/nn/heads; `spherized` if not set, in joint prediction `prototype`."
+    )
+    head_kwargs: Options = argument(Options, "Options of the head, a mapping.")
+    prototypes_file: str | None = argument(
+        None, "Prototypes of head `prototype`, written by recipes/place_prototypes.py; computed if not set."
+    )
+
+
+@dataclass
+class ImageDataArguments(ImageDataOptions):
+    """Images and batches."""
+
+    episode_classes: int | None = argument(
+        None, "P x K sampling: classes per training batch, in place of a batch size."
+    )
+    episode_examples: int | None = argument(None, "P x K sampling: images of each class.")
+    episodes_per_epoch: int | None = argument(None, "P x K sampling: batches per epoch, over all processes.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = ("episode_classes", "episode_examples", "episodes_per_epoch")
+        given = [name for name in names if getattr(self, name) is not None]
+        if given and len(given) < len(names):
+            missing = ", ".join(name for name in names if name not in given)
+            raise ValueError(f"{', '.join(given)} is given without {missing}; P x K sampling needs all three.")
+
+    @property
+    def episodes(self) -> "Episodes | None":
+        """What an epoch of P x K batches consists of, if requested."""
+        if self.episode_classes is None or self.episode_examples is None or self.episodes_per_epoch is None:
+            return None
+        return data.Episodes(self.episode_classes, self.episode_examples, self.episodes_per_epoch)
+
+
+class ImageClassification(ImageTask):
+    """Train an image classifier on the sphere."""
+
+    name = "classification"
+    arguments: ClassVar[tuple[type, ...]] = (ModelArguments, ImageDataArguments, TrainingArguments)
+    model_name = "SphereVisionForImageClassification"
+    metric = "accuracy"
+    higher_is_better = True
+    headline: ClassVar[tuple[str, ...]] = ("accuracy",)
+    pipeline_tag: ClassVar[str | None] = "image-classification"
+    default_head: ClassVar[str] = "spherized"
+
+    def model_settings(self, image_data: "ImageData", saved: "SphereVisionConfig | None" = None) -> dict[str, Any]:
+        """Return head, its options and the names of the classes."""
+        settings = super().model_settings(image_data, saved)
+        if saved is not None:
+            _check_classes(saved, image_data, self.model_args.model_name_or_path)
+            loss = self._loss_options(saved.head)
+            if saved.head_kwargs or loss:
+                # Smoothing belongs to the run, not to the model: unless requested there is none.
+                kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k != "label_smoothing"}
+                settings["head_kwargs"] = kept | loss
+        else:
+            head = self.model_args.head or self.default_head
+            settings |= {"head": head, "head_kwargs": self.model_args.head_kwargs | self._loss_options(head)}
+        names = dict(enumerate(image_data.class_names))
+        return settings | {"id2label": names, "label2id": {name: index for index, name in names.items()}}
+
+    def build_model(self, image_data: "ImageData") -> "SphereVisionPreTrainedModel":
+        """Build a new model for the data, or load the one that was named; prototypes may come from a file."""
+        model = super().build_model(image_data)
+        if self.model_args.prototypes_file is not None:
+            _set_prototypes(model, self.model_args.prototypes_file, image_data.class_names)
+        return model
+
+    def measure(self, output: Any, batch: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+        """Return the accuracy."""
+        return measure_classification(output, batch)
+
+    def finish(self, prepared: Prepared, accelerator: "Accelerator") -> None:
+        """Fit the confidence of heads that support it to held-out images."""
+        from hf_sphere.training.evaluation import fit_confidence
+
+        if prepared.data.validation is not None and not self.is_open_set:
+            fit_confidence(prepared.model, prepared.data.validation, accelerator)
+
+    def heads(self, model: Any) -> list[str]:
+        """Return the head."""
+        return [f"{model.config.head} head"]
+
+    def describe_head(self, config: "SphereVisionConfig") -> HeadDescription:
+        """Return what the model card states about the head."""
+        properties = {"head": f"`{config.head}` {config.head_kwargs or ''}"}
+        return HeadDescription([f"{config.num_labels} classes"], f"{config.head} head", str(config.head), properties)
+
+    def _loss_options(self, head: str | None) -> dict[str, Any]:
+        """Options of a head that follow from training arguments."""
+        from hf_sphere.nn.heads import HEADS
+        from hf_sphere.nn.heads.base import option_names
+
+        options: dict[str, Any] = {}
+        if self.args.label_smoothing_factor:
+            options["label_smoothing"] = self.args.label_smoothing_factor
+        if self.args.loss_reduction is not None and head in HEADS:
+            if "reduction" in option_names(HEADS[head]):
+                options["reduction"] = self.args.loss_reduction
+            elif self.args.loss_reduction == "sum":
+                raise ValueError(f"loss_reduction sum is not for the head {head}, whose loss is a mean; leave it out.")
+        return options
+
+
+def _check_classes(saved: "SphereVisionConfig", image_data: "ImageData", name: str) -> None:
+    """Refuse data with another number of classes than the saved model."""
+    if saved.num_labels != len(image_data.class_names):
+        raise ValueError(
+            f"the data has {len(image_data.class_names)} classes but {name} has {saved.num_labels}. Train a new model, "
+            "or choose data with the model's classes."
+        )
+
+
+def _set_prototypes(model: "SphereVisionPreTrainedModel", path: str, class_names: list[str]) -> None:
+    """Load the prototypes of a file into the head, and check that they were placed for these classes."""
+    from hf_sphere.prototypes import Placement
+
+    head: Any = getattr(model, "head", None)
+    if not hasattr(head, "set_prototypes"):
+        raise ValueError(f"prototypes_file needs the head prototype; the model has {model.config.head or 'no head'}.")
+    placement = Placement.load(path)
+    if placement.class_names is not None and list(placement.class_names) != class_names:
+        raise ValueError(
+            f"{path} was placed for other classes: {_difference(list(placement.class_names), class_names)}. Place "
+            "prototypes for the classes of the data, in their order."
+        )
+    try:
+        head.set_prototypes(placement)
+    except ValueError as error:
+        raise ValueError(f"{path} does not fit: {error}") from error
+
+
+def _difference(theirs: list[str], ours: list[str]) -> str:
+    """Describe how the class names of a file differ from those of the data."""
+    if len(theirs) != len(ours):
+        return f"it has {len(theirs)} and the data has {len(ours)}"
+    first = next(index for index, names in enumerate(zip(theirs, ours, strict=True)) if names[0] != names[1])
+    return f"class {first} is {theirs[first]!r} in the file and {ours[first]!r} in the data"

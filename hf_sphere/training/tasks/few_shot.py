@@ -1,0 +1,179 @@
+"""Few-shot classification: prototypical networks, plain or spherized, trained on episodes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from hf_sphere import data
+from hf_sphere.data.options import ImageDataOptions, OpenSetOptions
+from hf_sphere.training.arguments import TrainingArguments
+from hf_sphere.training.measures import measure_classification
+from hf_sphere.training.tasks.image import EncoderArguments, HeadDescription, ImageTask, check_same_architecture
+from hf_sphere.utils.arguments import Options, argument
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch import Tensor, nn
+
+    from hf_sphere.data import Episodes, ImageData
+    from hf_sphere.models import SphereVisionConfig
+
+VALIDATION_EPISODES = 500
+
+
+class SwitchableOptions(Options):
+    """A mapping that the command line can set to `null`, to undo what a YAML file gives."""
+
+    def __new__(cls, value: str | Iterable[tuple[str, Any]] = ()) -> "SwitchableOptions | None":  # type: ignore[misc]
+        """Return None for `null` or `none`."""
+        return None if value in ("null", "none") else super().__new__(cls)
+
+
+@dataclass
+class FewShotArguments(OpenSetOptions):
+    """Episodes, and how their queries are classified."""
+
+    way: int = argument(5, "Classes per episode.")
+    shot: int = argument(5, "Support images per class; their mean embedding is the prototype.")
+    query: int = argument(15, "Query images per class.")
+    episodes_per_epoch: int = argument(100, "Training episodes per epoch, over all processes.")
+    episodes_per_step: int = argument(1, "Training episodes per forward pass and process.")
+    validation_episodes: int | None = argument(
+        None,
+        "Validation episodes, the same ones after each epoch, if there are validation images; "
+        f"{VALIDATION_EPISODES} if not set.",
+    )
+    eval_episodes: int = argument(600, "Evaluation episodes.")
+    metric: Literal["euclidean", "cosine"] | None = argument(
+        None, "Similarity of queries and prototypes; that of the saved model to start from, else euclidean, if not set."
+    )
+    temperature: float | None = argument(
+        None, "Divisor of the similarities; that of the saved model, else 1, if not set."
+    )
+    spherization: SwitchableOptions | None = argument(
+        None,
+        "Spherize the embeddings, with these options (`{}` for the defaults); as in the saved model, else not, if not "
+        "set or `null`.",
+    )
+
+    def __post_init__(self) -> None:
+        for name, least in (("validation_episodes", 2), ("eval_episodes", 2), ("way", 2)):
+            if getattr(self, name) is not None and getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}.")
+        for name in ("shot", "query", "episodes_per_epoch", "episodes_per_step"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        if self.temperature is not None and not self.temperature > 0:
+            raise ValueError(f"temperature must be positive; got {self.temperature}.")
+
+    def episodes(self, count: int, per_batch: int = 1) -> "Episodes":
+        """Return episodes in which no image is both support and query."""
+        origin = (
+            f"--way {self.way} is the number of classes, --shot {self.shot} and --query {self.query} the numbers of "
+        )
+        origin += "images of each."
+        return data.Episodes(self.way, self.shot + self.query, count, per_batch, distinct=True, origin=origin)
+
+
+class FewShotClassification(ImageTask):
+    """Train embeddings on episodes of a few classes, to recognize unseen classes from a few images of each."""
+
+    name = "few_shot"
+    arguments = (EncoderArguments, ImageDataOptions, TrainingArguments, FewShotArguments)
+    model_name = "SphereVisionForFewShotClassification"
+    metric = "accuracy"
+    higher_is_better = True
+    headline = ("accuracy",)
+    default_backbone = "conv4"
+    is_open_set = True
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.few_shot: FewShotArguments = self.part(FewShotArguments)
+
+    def episodes(self) -> "dict[str, Episodes | None]":
+        """Episodes of training, validation and evaluation."""
+        few_shot, count = self.few_shot, self.few_shot.validation_episodes
+        validation = None
+        if self.data_args.validation_split is not None or self.data_args.validation_fraction:
+            validation = few_shot.episodes(VALIDATION_EPISODES if count is None else count)
+        elif count is not None:
+            raise ValueError(
+                f"validation_episodes {count} needs images to draw from: give --validation_split or "
+                "--validation_fraction, or leave it out."
+            )
+        return {
+            "episodes": few_shot.episodes(few_shot.episodes_per_epoch, few_shot.episodes_per_step),
+            "validation_episodes": validation,
+            "eval_episodes": few_shot.episodes(few_shot.eval_episodes),
+        }
+
+    def load_data(self, accelerator: "Accelerator") -> "ImageData":
+        """Load the data set, and refuse to evaluate on the classes of the training split."""
+        image_data = super().load_data(accelerator)
+        # The evaluation split may have been named by default.
+        if self.few_shot.train_classes is None and image_data.eval_split == self.data_args.train_split:
+            raise ValueError(
+                f"train_split and eval_split are both {image_data.eval_split}, so training would use the classes to "
+                "evaluate on; name another split, or divide the classes of this one with --train_classes."
+            )
+        return image_data
+
+    def batches(self, image_data: "ImageData") -> Any:
+        """Return the episodes as batches of support and query images."""
+        return data.FewShotData.of(image_data, self.few_shot.shot, eval_batch_size=self.args.per_device_eval_batch_size)
+
+    def model_settings(self, image_data: "ImageData", saved: "SphereVisionConfig | None" = None) -> dict[str, Any]:
+        """Return similarity, temperature and spherization."""
+        settings = super().model_settings(image_data, saved)
+        if self.args.label_smoothing_factor:
+            raise ValueError(
+                "label_smoothing_factor is for models with a head, and a few-shot model has none; leave it out."
+            )
+        if self.args.loss_reduction == "sum":
+            raise ValueError("loss_reduction sum is not for a few-shot model, whose loss is a mean; leave it out.")
+        requested = {"metric": self.few_shot.metric, "temperature": self.few_shot.temperature}
+        before = (saved.few_shot_kwargs or {}) if saved is not None else {}
+        default = {"metric": "euclidean", "temperature": 1.0}
+        settings["few_shot_kwargs"] = default | before | {k: v for k, v in requested.items() if v is not None}
+        spherization = None if self.few_shot.spherization is None else dict(self.few_shot.spherization)
+        if saved is None:
+            settings["spherization"] = spherization
+        elif spherization is not None:
+            if saved.spherization not in (None, spherization):
+                raise ValueError(
+                    f"spherization is {spherization} but {self.model_args.model_name_or_path} has "
+                    f"{saved.spherization}; leave spherization out."
+                )
+            settings["spherization"] = spherization
+        return settings
+
+    def check_saved(self, config: "SphereVisionConfig") -> None:
+        """Refuse another architecture of the encoder; any saved image model has one."""
+        check_same_architecture(self.model_args, config)
+
+    def measure(self, output: Any, batch: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+        """Return the accuracy."""
+        return measure_classification(output, batch)
+
+    def evaluate(self, model: "nn.Module", batches: Any, accelerator: "Accelerator") -> dict[str, float]:
+        """Return the mean accuracy over the episodes of a split, with its interval."""
+        from hf_sphere.training.evaluation import evaluate_few_shot
+
+        return evaluate_few_shot(model, batches, accelerator)
+
+    def heads(self, model: Any) -> list[str]:
+        """Return the prototypes."""
+        spherized = ["spherized"] if model.config.spherization is not None else []
+        return [*spherized, f"{model.classifier.metric} prototypes"]
+
+    def describe_head(self, config: "SphereVisionConfig") -> HeadDescription:
+        """Return what the model card states about episodes and prototypes."""
+        few_shot, compared = self.few_shot, config.few_shot_kwargs or {}
+        metric, temperature = compared["metric"], compared["temperature"]
+        properties = {}
+        if config.spherization is not None:
+            properties["spherization"] = f"of the embeddings {config.spherization or ''}"
+        properties["episodes"] = f"{few_shot.way}-way {few_shot.shot}-shot, {few_shot.query} queries of each class"
+        properties["comparison"] = f"with the mean embedding of each class, `{metric}`, temperature {temperature:g}"
+        return HeadDescription(["classes not seen in training"], f"{metric} prototypes", "few-shot", properties)

@@ -1,0 +1,285 @@
+"""What the image tasks share: encoder arguments, loading images, building a model or starting from a saved one."""
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hf_sphere import data, models
+from hf_sphere.data.options import ImageDataOptions, OpenSetOptions, ValueOptions
+from hf_sphere.training.arguments import TrainingArguments
+from hf_sphere.training.tasks.base import Description, Prepared, Task
+from hf_sphere.utils.arguments import Options, argument
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from hf_sphere.data import Episodes, ImageData
+    from hf_sphere.models import SphereVisionConfig
+    from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
+    from hf_sphere.training.run import Run
+
+
+@dataclass
+class EncoderArguments:
+    """Image encoder."""
+
+    model_name_or_path: str | None = argument(
+        None,
+        "Start from this saved model (folder or Hub id), including its backbone, embedding and, except for few-shot, "
+        "its head.",
+    )
+    backbone: str | None = argument(
+        None, "Name of a timm model or of a backbone of this library; `lenet5` if not set, for few-shot `conv4`."
+    )
+    backbone_kwargs: Options = argument(Options, "Options of the backbone, a mapping.")
+    pretrained_backbone: bool = argument(False, "Start from timm's pretrained weights; needs the Hub.")
+    embedding_dim: int | None = argument(None, "Length of the embeddings; the backbone's own if not set.")
+    freeze_batch_norm: bool | None = argument(
+        None, "Keep the statistics of the backbone's batch norms, as for pretrained ones; no if not set."
+    )
+
+
+class ImageTask(Task):
+    """Training of an image model.
+
+    Attributes:
+        model_name: Name of the model's class in `hf_sphere.models`.
+        default_backbone: Backbone if the arguments name none.
+        has_classes: Whether the data must have class labels.
+        has_values: Whether the data must have real numbers to predict.
+        is_open_set: Whether the evaluation data may have other classes than the training data.
+    """
+
+    model_name: ClassVar[str]
+    default_backbone: ClassVar[str] = "lenet5"
+    has_classes: ClassVar[bool] = True
+    has_values: ClassVar[bool] = False
+    is_open_set: ClassVar[bool] = False
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.model_args: Any = self.part(EncoderArguments)
+        self.data_args: Any = self.part(ImageDataOptions)
+        corrupted = self.data_args.sample_classes or self.data_args.label_noise or self.data_args.shuffled_pixels
+        if corrupted and self.data_args.corruption_seed is None:
+            self.data_args.corruption_seed = self._default_corruption_seed()
+
+    @property
+    def model_class(self) -> "type[SphereVisionPreTrainedModel]":
+        """Class of the model."""
+        return getattr(models, self.model_name)
+
+    def prepare(self, run: "Run") -> Prepared:
+        """Load the data and build the model."""
+        from hf_sphere.training.evaluation import calibrate_head
+
+        if self.model_args.model_name_or_path is not None:
+            self._adopt_image_settings(self.model_args.model_name_or_path)
+        image_data = self.load_data(run.accelerator)
+        model = self.build_model(image_data).to(run.accelerator.device)
+        self.check_data(model, image_data)
+        if self.args.resume_from_checkpoint is None:
+            calibrate_head(model, image_data.train)
+        processor = self.build_processor(model.config, image_data)
+        return Prepared(model, self.batches(image_data), processor, self.summarize(model, image_data))
+
+    # Data
+
+    def episodes(self) -> "dict[str, Episodes | None]":
+        """Return the episodes of training, validation and evaluation, as keywords of `load_image_data`."""
+        return {"episodes": self.data_args.episodes}
+
+    def load_data(self, accelerator: "Accelerator") -> "ImageData":
+        """Load the data set; the main process decodes it first, the others read its cache."""
+        args, episodes = self.args, self.episodes()
+        batch_size, drawn = args.per_device_train_batch_size, episodes.get("episodes")
+        if drawn is not None and batch_size not in (TrainingArguments.per_device_train_batch_size, drawn.batch_size):
+            raise ValueError(
+                f"per_device_train_batch_size {batch_size} does not match episodes of {drawn.classes} classes and "
+                f"{drawn.examples} images of each, which are batches of {drawn.batch_size}; leave it out."
+            )
+        with accelerator.main_process_first():
+            return data.load_image_data(
+                self.data_args,
+                self.name,  # type: ignore[arg-type]
+                targets=self.part(ValueOptions) or self.part(OpenSetOptions),
+                **episodes,
+                batch_size=batch_size,
+                eval_batch_size=args.per_device_eval_batch_size,
+                device=accelerator.device,
+                seed=args.seed,
+                process_index=accelerator.process_index,
+                num_processes=accelerator.num_processes,
+                progress=accelerator.is_main_process and not args.disable_tqdm,
+            )
+
+    def check_data(self, model: Any, image_data: "ImageData") -> None:
+        """Refuse data that the model cannot be trained on."""
+
+    def batches(self, image_data: "ImageData") -> Any:
+        """Return what the loop and the evaluation iterate over."""
+        return image_data
+
+    # Model
+
+    def model_settings(self, image_data: "ImageData", saved: "SphereVisionConfig | None" = None) -> dict[str, Any]:
+        """Return the settings of the configuration that depend on the task, its arguments and the data.
+
+        Args:
+            image_data: The data.
+            saved: Configuration of the model to start from, if there is one.
+        """
+        return {} if saved is not None else {"head": None}
+
+    def build_model(self, image_data: "ImageData") -> "SphereVisionPreTrainedModel":
+        """Build a new model for the data, or load the one that was named.
+
+        Raises:
+            ValueError: If an argument does not apply, or contradicts the saved model or the data.
+        """
+        args = self.model_args
+        if args.model_name_or_path is not None:
+            return self._load_model(args.model_name_or_path, image_data)
+        config = models.SphereVisionConfig(
+            backbone=args.backbone or self.default_backbone,
+            backbone_kwargs=dict(args.backbone_kwargs),
+            num_channels=image_data.shape.channels,
+            image_size=[image_data.shape.height, image_data.shape.width],
+            embedding_dim=args.embedding_dim,
+            freeze_batch_norm=bool(args.freeze_batch_norm),
+            **self.model_settings(image_data),
+        )
+        return self.model_class(config, pretrained=args.pretrained_backbone)
+
+    def check_saved(self, config: "SphereVisionConfig") -> None:
+        """Refuse a saved model of another class, or arguments of an architecture that it has not."""
+        saved = self.model_args.model_name_or_path
+        found = (config.architectures or [None])[0]
+        if found not in (self.model_name, "SphereVisionModel", None):
+            raise ValueError(
+                f"{saved} is a {found}, but this recipe trains a {self.model_name}; use the recipe of that model."
+            )
+        check_same_architecture(self.model_args, config)
+
+    def _load_model(self, saved: str, image_data: "ImageData") -> "SphereVisionPreTrainedModel":
+        config = models.SphereVisionConfig.from_pretrained(saved)
+        self.check_saved(config)
+        if self.model_args.freeze_batch_norm is not None:
+            config.freeze_batch_norm = self.model_args.freeze_batch_norm
+        for name, value in self.model_settings(image_data, config).items():
+            setattr(config, name, value)
+        return self.model_class.from_pretrained(saved, config=config)
+
+    def _adopt_image_settings(self, saved: str) -> None:
+        """Prepare images as the saved model expects them, unless the arguments set something else."""
+        processor = models.SphereVisionImageProcessor.from_pretrained(saved)
+        args = self.data_args
+        args.image_size = args.image_size or [processor.size["height"], processor.size["width"]]
+        args.num_channels = args.num_channels or processor.num_channels
+        args.image_mean = args.image_mean or list(processor.image_mean)
+        args.image_std = args.image_std or list(processor.image_std)
+
+    @staticmethod
+    def build_processor(config: "SphereVisionConfig", image_data: "ImageData") -> Any:
+        """Build the image processor that prepares images as in training."""
+        return models.SphereVisionImageProcessor(
+            num_channels=config.num_channels,
+            size={"height": image_data.shape.height, "width": image_data.shape.width},
+            image_mean=image_data.mean,
+            image_std=image_data.std,
+        )
+
+    def _default_corruption_seed(self) -> int:
+        """The seed of the run that is resumed, so that its corruption stays; else that of this run."""
+        from hf_sphere.training.output_dir import RUN_FILE
+
+        run_file, before = Path(self.args.output_dir, RUN_FILE), None
+        if self.args.resume_from_checkpoint is not None and run_file.is_file():
+            before = json.loads(run_file.read_text(encoding="utf-8")).get("corruption_seed")
+        return self.args.seed if before is None else before
+
+    # Console and card
+
+    def targets(self, model: Any) -> list[str]:
+        """Return what the model predicts beside classes, for the console."""
+        return []
+
+    def heads(self, model: Any) -> list[str]:
+        """Return the parts of the model that make predictions of embeddings, for the console."""
+        return []
+
+    def summarize(self, model: Any, image_data: "ImageData") -> str:
+        """Summarize data and model in a few lines."""
+        shape = image_data.shape
+        held_out = f", {image_data.validation.num_examples:,} held out" if image_data.validation is not None else ""
+        targets = [f"{len(image_data.class_names)} classes"] if image_data.class_names else []
+        if image_data.eval_class_names not in ([], image_data.class_names):
+            other = "other " if set(image_data.class_names).isdisjoint(image_data.eval_class_names) else ""
+            targets.append(f"{len(image_data.eval_class_names)} {other}classes to evaluate on")
+        parts = [model.config.backbone, f"embeddings of length {model.base_model.embedding_dim}", *self.heads(model)]
+        return (
+            f"data      {image_data.train.num_examples:,} training images{held_out}, "
+            f"{image_data.evaluation.num_examples:,} for evaluation, "
+            f"{shape.channels} x {shape.height} x {shape.width}, {', '.join([*targets, *self.targets(model)])}\n"
+            f"model     {', '.join(parts)}\n"
+            f"          {sum(p.numel() for p in model.parameters()):,} parameters on {model.device}"
+        )
+
+    def describe(self, prepared: Prepared) -> Description:
+        """Return what the model card states about the model."""
+        config, args = prepared.model.config, self.data_args
+        card = self.describe_head(config)
+        chosen_on = {} if args.validation_split is None else {"held_out": f"the split {args.validation_split}"}
+        return Description(
+            title=f"{config.backbone} with {card.head} on {Path(args.dataset_name).name}",
+            summary=f"Image model for {' and '.join(card.predicts)}: a `{config.backbone}` backbone and the "
+            f"{card.head} of hf_sphere.",
+            model={
+                "backbone": f"`{config.backbone}` {config.backbone_kwargs or ''}",
+                **card.properties,
+                "images": f"{config.num_channels} x {config.input_size[0]} x {config.input_size[1]}",
+            },
+            dataset=args.dataset_name,
+            tags=[card.tag],
+            packages=["timm"],
+            **chosen_on,
+        )
+
+    @abstractmethod
+    def describe_head(self, config: "SphereVisionConfig") -> "HeadDescription":
+        """Return what the model card states about the part that makes predictions of embeddings."""
+
+
+@dataclass(frozen=True)
+class HeadDescription:
+    """What a model card states about the part that makes predictions of embeddings.
+
+    Attributes:
+        predicts: What it predicts.
+        head: Its name.
+        tag: A tag of the card.
+        properties: Further properties by name.
+    """
+
+    predicts: list[str]
+    head: str
+    tag: str
+    properties: dict[str, str]
+
+
+def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig") -> None:
+    """Refuse settings of the architecture that differ from those of the saved model to start from."""
+    default: Mapping[str, Any] = vars(type(args)())
+    known = {field.name for field in fields(args)}
+    for name in ("backbone", "backbone_kwargs", "embedding_dim", "head", "head_kwargs"):
+        if name in known and (given := getattr(args, name)) not in (
+            default[name],
+            have := getattr(saved, name) or default[name],
+        ):
+            raise ValueError(f"{name} is {given} but {args.model_name_or_path} has {have}; leave {name} out.")
+    for name, what in (("pretrained_backbone", "weights"), ("prototypes_file", "prototypes")):
+        if name in known and getattr(args, name):
+            raise ValueError(f"{name} does not apply to a saved model, which has {what} already; leave {name} out.")

@@ -1,0 +1,55 @@
+"""Joint prediction: classes and a real value from one embedding."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hf_sphere.training.arguments import TrainingArguments
+from hf_sphere.training.measures import measure_joint
+from hf_sphere.training.tasks.classification import ImageClassification, ImageDataArguments, ModelArguments
+from hf_sphere.training.tasks.image import HeadDescription
+from hf_sphere.training.tasks.regression import ImageRegression, RegressionArguments
+from hf_sphere.utils.arguments import argument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hf_sphere.models import SphereVisionConfig
+
+
+@dataclass
+class JointArguments(RegressionArguments):
+    """Regression targets beside the classes."""
+
+    task_weight: float | None = argument(
+        None, "Weight of the classification loss, 0 to 1; the regression has the rest; 0.25 if not set."
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.task_weight is not None and not 0.0 <= self.task_weight <= 1.0:
+            raise ValueError(f"task_weight must lie between 0 and 1; got {self.task_weight}.")
+
+
+class JointPrediction(ImageRegression, ImageClassification):
+    """Train classification and regression on one sphere."""
+
+    name = "joint"
+    arguments: ClassVar[tuple[type, ...]] = (ModelArguments, ImageDataArguments, TrainingArguments, JointArguments)
+    model_name = "SphereVisionForJointPrediction"
+    metric = "loss"
+    headline: ClassVar[tuple[str, ...]] = ("accuracy", "mean_absolute_error")
+    pipeline_tag = None
+    has_classes = True
+    default_head = "prototype"
+
+    def measure(self, output: Any, batch: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+        """Return the accuracy of the classes and the mean absolute error of the values."""
+        return measure_joint(output, batch)
+
+    def describe_head(self, config: "SphereVisionConfig") -> HeadDescription:
+        """Return what the model card states about head and regression."""
+        head, values = ImageClassification.describe_head(self, config), ImageRegression.describe_head(self, config)
+        return replace(
+            head, predicts=[*head.predicts, *values.predicts], properties=head.properties | values.properties
+        )

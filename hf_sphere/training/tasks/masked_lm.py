@@ -1,0 +1,295 @@
+"""Masked language modeling, with plain or spherized encoders."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_sphere import data, models
+from hf_sphere.data.options import TextDataOptions
+from hf_sphere.training.arguments import TrainingArguments, optimizer_names
+from hf_sphere.training.measures import measure_tokens, perplexity
+from hf_sphere.training.tasks.base import Description, Prepared, Task
+from hf_sphere.utils.arguments import Options, argument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hf_sphere.data import TextData
+    from hf_sphere.models import SpherizationFit
+    from hf_sphere.training.run import Run
+
+SPHERIZED = {"bert": "SphereBert", "roberta": "SphereRoberta"}
+"""Prefix of the spherized classes by the `model_type` of the plain model."""
+
+SETTINGS = {
+    "scaling": "spherization_scaling",
+    "radius": "spherization_radius",
+    "delta": "spherization_delta",
+    "learn_scaling": "learn_spherization_scaling",
+    "learn_radius": "learn_spherization_radius",
+}
+"""Options of the spherization, and the settings of the configuration that they are."""
+
+CALIBRATION_TOKENS = 16_384
+LONGEST_BLOCK = 512
+
+
+@dataclass
+class TextModelArguments:
+    """Language model."""
+
+    model_name_or_path: str = argument(
+        help="Start from this masked language model, Hub id or folder: bert, roberta or a spherized one."
+    )
+    from_scratch: bool = argument(
+        False, "Use its configuration and tokenizer only; the initial weights follow from the seed."
+    )
+    tokenizer_name: str | None = argument(None, "Tokenizer, Hub id or folder; that of the model if not set.")
+    spherized: bool = argument(False, "Spherize a plain bert or roberta model.")
+    spherized_layers: list[int] | None = argument(
+        None, "Layers to spherize, from 0, or from the end if negative; the last one, -1, if not set."
+    )
+    spherization_kwargs: Options = argument(
+        Options, "Options of the spherization, a mapping: scaling, radius, delta, learn_scaling, learn_radius."
+    )
+    calibrate: bool = argument(
+        False, "Before training, fit the spherized layers' new output maps to the plain model on training text."
+    )
+    calibration_tokens: int | None = argument(
+        None, f"Tokens of training text to fit them on; {CALIBRATION_TOKENS:,} if not set."
+    )
+
+    def __post_init__(self) -> None:
+        if not self.spherized:
+            given = [name for name in ("spherized_layers", "spherization_kwargs", "calibrate") if getattr(self, name)]
+            if given:
+                raise ValueError(f"{', '.join(given)} is for spherized models; add --spherized, or leave it out.")
+        if self.calibrate and self.from_scratch:
+            raise ValueError(
+                "calibrate fits spherized layers to those of a trained model, and from_scratch trains a new one; leave "
+                "one of them out."
+            )
+        if self.calibration_tokens is not None and not self.calibrate:
+            raise ValueError("calibration_tokens needs --calibrate; add it, or leave calibration_tokens out.")
+        if self.calibration_tokens is not None and self.calibration_tokens < 1:
+            raise ValueError(f"calibration_tokens must be at least 1; got {self.calibration_tokens}.")
+
+
+@dataclass
+class TextTrainingArguments(TrainingArguments):
+    """Training, with the defaults of transformers' `TrainingArguments`."""
+
+    num_train_epochs: int = argument(3, "Epochs to train.")
+    per_device_train_batch_size: int = argument(8, "Blocks per training batch and process.")
+    per_device_eval_batch_size: int = argument(8, "Blocks per evaluation batch and process.")
+    optimizer: str = argument(
+        "adamw",
+        "Optimizer; those other than adam, adamw and sgd find scale-invariant weights.",
+        choices=optimizer_names,
+    )
+    learning_rate: float = argument(5e-5, "Peak learning rate.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.label_smoothing_factor:
+            raise ValueError("label_smoothing_factor is not for language models; leave it out.")
+        if self.loss_reduction == "sum":
+            raise ValueError("loss_reduction sum is not for language models, whose loss is a mean; leave it out.")
+
+
+class MaskedLanguageModeling(Task):
+    """Train a masked language model, plain or spherized."""
+
+    name = "masked_lm"
+    arguments = (TextModelArguments, TextDataOptions, TextTrainingArguments)
+    metric = "loss"
+    higher_is_better = False
+    headline = ("perplexity", "accuracy")
+    pipeline_tag = "fill-mask"
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.model_args: TextModelArguments = self.part(TextModelArguments)
+        self.data_args: TextDataOptions = self.part(TextDataOptions)
+
+    def prepare(self, run: "Run") -> Prepared:
+        """Load tokenizer and data, build the model, and calibrate its spherized layers if requested."""
+        tokenizer = load_tokenizer(self.model_args)
+        model = build_language_model(self.model_args, tokenizer).to(run.accelerator.device)
+        text = self.load_data(run, model, tokenizer)
+        summary = summarize(model, text)
+        if self.model_args.calibrate and self.args.resume_from_checkpoint is None:
+            summary += "".join(f"\n          calibrated {fit}" for fit in calibrate(model, self.model_args, text))
+        return Prepared(model, text, tokenizer, summary)
+
+    def load_data(self, run: "Run", model: Any, tokenizer: Any) -> "TextData":
+        """Load the data set; the main process tokenizes it first, the others read its cache."""
+        accelerator = run.accelerator
+        with accelerator.main_process_first():
+            return data.load_text_data(
+                self.data_args,
+                tokenizer,
+                block_length=choose_block_length(self.data_args.max_seq_length, model, tokenizer),
+                batch_size=self.args.per_device_train_batch_size,
+                eval_batch_size=self.args.per_device_eval_batch_size,
+                device=accelerator.device,
+                seed=self.args.seed,
+                process_index=accelerator.process_index,
+                num_processes=accelerator.num_processes,
+                progress=accelerator.is_main_process and not self.args.disable_tqdm,
+            )
+
+    def measure(self, output: Any, batch: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+        """Return the accuracy of the masked tokens."""
+        return measure_tokens(output, batch)
+
+    def derive(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Return the perplexity."""
+        return perplexity(means)
+
+    def describe(self, prepared: Prepared) -> Description:
+        """Return what the model card states about the model."""
+        config, text, args = prepared.model.config, prepared.data, self.model_args
+        layers = describe_layers(config)
+        how = "trained from scratch" if args.from_scratch else "fine-tuned"
+        kind = "spherized" if getattr(config, "spherized_layer_indices", ()) else "plain"
+        masked = self.data_args.objective == "masked"
+        goal = "predict masked tokens" if masked else "reproduce its input, with nothing masked"
+        properties = {
+            "encoder": f"{config.num_hidden_layers} layers of width {config.hidden_size}, {layers}",
+            "tokens": f"{config.vocab_size:,}",
+            "block": f"{text.train.block_length} tokens",
+        }
+        if kind == "spherized":
+            properties["spherization"] = ", ".join(f"{k} {v}" for k, v in config.spherization_options.items())
+        return Description(
+            title=f"{Path(args.model_name_or_path).name}, {kind}, {how} on {Path(self.data_args.dataset_name).name}",
+            summary=f"Masked language model, {how} to {goal}; {layers}.",
+            model=properties,
+            dataset=self.data_args.dataset_name,
+            held_out=text.validation_split or "",
+            tags=["spherized"] if kind == "spherized" else [],
+            packages=["tokenizers"],
+        )
+
+
+def load_tokenizer(args: TextModelArguments) -> Any:
+    """Load the tokenizer that was named, or the model's.
+
+    Raises:
+        ValueError: If it has no mask token.
+    """
+    from transformers import AutoTokenizer
+
+    name = args.tokenizer_name or args.model_name_or_path
+    tokenizer = AutoTokenizer.from_pretrained(name)
+    if tokenizer.mask_token_id is None:
+        raise ValueError(
+            f"the tokenizer of {name} has no mask token, which a masked language model needs; name another one with "
+            "--tokenizer_name."
+        )
+    return tokenizer
+
+
+def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
+    """Load a masked language model or initialize one from its configuration, and spherize it if requested.
+
+    Raises:
+        ValueError: If the checkpoint is no masked language model, cannot be spherized as requested, or has fewer tokens
+            than the tokenizer.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForMaskedLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
+
+    name = args.model_name_or_path
+    config = AutoConfig.from_pretrained(name)
+    if type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
+        raise ValueError(
+            f"{name} is a {config.model_type} model, which has no masked language model; choose for instance a bert or "
+            "roberta model."
+        )
+    model_class: Any = AutoModelForMaskedLM
+    if args.spherized:
+        config, model_class = _spherized(args, config)
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens and {name} only {config.vocab_size}; name the tokenizer that "
+            "belongs to it with --tokenizer_name."
+        )
+    if args.from_scratch:
+        return MODEL_FOR_MASKED_LM_MAPPING[type(config)](config)
+    # Trained in float32 whatever it was saved in; --mixed_precision is for speed.
+    return model_class.from_pretrained(name, config=config, dtype=torch.float32)
+
+
+def calibrate(model: Any, args: TextModelArguments, text: "TextData") -> "list[SpherizationFit]":
+    """Fit the spherized layers' new output maps to the plain model they come from, on inputs as in training."""
+    import torch
+    from transformers import AutoModel
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # the plain encoder is expected to leave its head behind
+    try:
+        reference = AutoModel.from_pretrained(args.model_name_or_path, dtype=torch.float32).to(model.device)
+    finally:
+        logging.set_verbosity(verbosity)
+    tokens = CALIBRATION_TOKENS if args.calibration_tokens is None else args.calibration_tokens
+    return models.calibrate_spherization(model, reference, text.train.epoch(), max_tokens=tokens)
+
+
+def choose_block_length(requested: int | None, model: Any, tokenizer: Any) -> int:
+    """Return the requested length, else what the model takes, at most 512 tokens.
+
+    Raises:
+        ValueError: If the model takes fewer tokens than requested.
+    """
+    from hf_sphere.utils.input_length import longest_input
+
+    longest = longest_input(model, tokenizer)
+    if requested is not None and longest is not None and requested > longest:
+        raise ValueError(
+            f"max_seq_length {requested} is more than the {longest} tokens that the model takes; give at most that."
+        )
+    return min(longest or LONGEST_BLOCK, LONGEST_BLOCK) if requested is None else requested
+
+
+def summarize(model: Any, text: "TextData") -> str:
+    """Summarize data and model in a few lines."""
+    held_out = f", {text.validation.num_examples:,} for validation" if text.validation is not None else ""
+    return (
+        f"data      {text.train.num_examples:,} training blocks of {text.train.block_length} tokens{held_out}, "
+        f"{text.evaluation.num_examples:,} for evaluation\n"
+        f"model     {type(model).__name__}, {model.config.num_hidden_layers} layers of width "
+        f"{model.config.hidden_size}, {describe_layers(model.config)}\n"
+        f"          {sum(p.numel() for p in model.parameters()):,} parameters on {model.device}"
+    )
+
+
+def describe_layers(config: Any) -> str:
+    """Return which layers are spherized, in words."""
+    layers = getattr(config, "spherized_layer_indices", ())
+    return f"spherized: {', '.join(f'layer {index}' for index in layers)}" if layers else "no layer spherized"
+
+
+def _spherized(args: TextModelArguments, config: Any) -> tuple[Any, Any]:
+    """Return configuration and class of the spherized counterpart of a plain model."""
+    name = args.model_name_or_path
+    if config.model_type not in SPHERIZED:
+        advice = (
+            "it is spherized already; leave --spherized out"
+            if config.model_type.startswith("sphere_")
+            else f"only these can be spherized: {', '.join(SPHERIZED)}"
+        )
+        raise ValueError(f"{name} is a {config.model_type} model: {advice}.")
+    unknown = [key for key in args.spherization_kwargs if key not in SETTINGS]
+    if unknown:
+        raise ValueError(f"no option {unknown[0]!r} in spherization_kwargs; the options are: {', '.join(SETTINGS)}.")
+    settings = {SETTINGS[key]: value for key, value in args.spherization_kwargs.items()}
+    prefix = SPHERIZED[config.model_type]
+    spherized = getattr(models, f"{prefix}Config").from_pretrained(
+        name, spherized_layers=args.spherized_layers, **settings
+    )
+    return spherized, getattr(models, f"{prefix}ForMaskedLM")

@@ -1,0 +1,126 @@
+"""Regression: a real value per image, read off the angle to a pole."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from hf_sphere import models
+from hf_sphere.data.options import ValueOptions
+from hf_sphere.training.arguments import TrainingArguments
+from hf_sphere.training.measures import measure_regression
+from hf_sphere.training.tasks.classification import ImageDataArguments, ModelArguments
+from hf_sphere.training.tasks.image import HeadDescription, ImageTask
+from hf_sphere.utils.arguments import argument
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hf_sphere.data import ImageData
+    from hf_sphere.models import SphereVisionConfig
+
+
+@dataclass
+class RegressionArguments(ValueOptions):
+    """Regression targets."""
+
+    value_range: list[float] | None = argument(
+        None, "Lowest and highest value; measured on the training split if not set."
+    )
+    out_of_range: Literal["error", "clip"] | None = argument(
+        None,
+        "Refuse values outside the range, or clip them to it; if not set, they are refused where value_range is given "
+        "and clipped where it is measured.",
+    )
+
+    def __post_init__(self) -> None:
+        if self.value_range is not None and (len(self.value_range) != 2 or self.value_range[0] >= self.value_range[1]):
+            raise ValueError(f"value_range must be two numbers, the lower one first; got {self.value_range}.")
+
+
+class ImageRegression(ImageTask):
+    """Train an image regression: a real value as the angle to a pole of the sphere."""
+
+    name = "regression"
+    arguments: ClassVar[tuple[type, ...]] = (ModelArguments, ImageDataArguments, TrainingArguments, RegressionArguments)
+    model_name = "SphereVisionForRegression"
+    metric = "mean_absolute_error"
+    higher_is_better = False
+    headline: ClassVar[tuple[str, ...]] = ("mean_absolute_error",)
+    has_classes = False
+    has_values = True
+
+    def model_settings(self, image_data: "ImageData", saved: "SphereVisionConfig | None" = None) -> dict[str, Any]:
+        """Return the range of the values and the options of the regression.
+
+        What the arguments leave open is taken from the saved model, else from the data and the defaults.
+        """
+        settings = super().model_settings(image_data, saved)
+        if not self.has_classes:
+            self._refuse_head_arguments(new=saved is None)
+        values = self.part(RegressionArguments)
+        before = (saved.regression_kwargs or {}) if saved is not None else {}
+        given = values.value_range or (saved.value_range if saved is not None else None)
+        # A range measured on the training images does not bound the values of others.
+        default = {"out_of_range": "error" if given is not None else "clip", "reduction": "mean"}
+        requested = {"out_of_range": values.out_of_range, "reduction": self.args.loss_reduction}
+        weight = getattr(values, "task_weight", None)
+        if weight is None:
+            weight = (models.SphereVisionConfig if saved is None else saved).task_weight
+        return settings | {
+            "value_range": list(given or image_data.value_range or ()),
+            "regression_kwargs": default | before | {k: v for k, v in requested.items() if v is not None},
+            "task_weight": weight,
+        }
+
+    def _refuse_head_arguments(self, *, new: bool) -> None:
+        if self.args.label_smoothing_factor:
+            raise ValueError("label smoothing is for classes, and a regression has none; leave it out.")
+        if new and (self.model_args.head is not None or self.model_args.head_kwargs):
+            raise ValueError("a regression has no classes and so no head; leave out head and head_kwargs.")
+        if new and self.model_args.prototypes_file is not None:
+            raise ValueError("prototypes_file needs the head prototype; the model has no head.")
+
+    def check_data(self, model: Any, image_data: "ImageData") -> None:
+        """Refuse values outside the model's range before training starts.
+
+        Raises:
+            ValueError: If there are any, and they are not to be clipped.
+        """
+        regression = model.regression
+        if regression.out_of_range == "clip":
+            return
+        splits = {
+            "training": image_data.train,
+            "evaluation": image_data.evaluation,
+            "validation": image_data.validation,
+        }
+        for name, batches in splits.items():
+            if batches is None:
+                continue
+            values = batches.labels if batches.regression_labels is None else batches.regression_labels
+            outside = (values < regression.low) | (values > regression.high)
+            if outside.any():
+                raise ValueError(
+                    f"{int(outside.sum())} of {len(values)} {name} values lie outside the range {regression.low:g} to "
+                    f"{regression.high:g}, for instance {values[outside][0].item():g}. Widen --value_range, or clip "
+                    "them with --out_of_range clip."
+                )
+
+    def measure(self, output: Any, batch: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+        """Return the mean absolute error."""
+        return measure_regression(output, batch)
+
+    def targets(self, model: Any) -> list[str]:
+        """Return the range of the values."""
+        return [f"values {model.regression.low:g} to {model.regression.high:g}"]
+
+    def heads(self, model: Any) -> list[str]:
+        """Return the regression."""
+        return [*super().heads(model), "regression on a pole"]
+
+    def describe_head(self, config: "SphereVisionConfig") -> HeadDescription:
+        """Return what the model card states about the regression."""
+        ends = " to ".join(f"{end:g}" for end in config.value_range or ())
+        return HeadDescription(
+            ["a real value"], "regression", "regression", {"values": f"{ends}, read off the angle to a pole"}
+        )

@@ -1,0 +1,28 @@
+"""Image retrieval: embeddings trained on some classes and searched among others."""
+
+from typing import TYPE_CHECKING, Any
+
+from hf_sphere.data.options import OpenSetOptions
+from hf_sphere.training.arguments import TrainingArguments
+from hf_sphere.training.tasks.classification import ImageClassification, ImageDataArguments, ModelArguments
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch import nn
+
+
+class ImageRetrieval(ImageClassification):
+    """Train embeddings on some classes, to search among the images of others."""
+
+    name = "retrieval"
+    arguments = (ModelArguments, ImageDataArguments, TrainingArguments, OpenSetOptions)
+    metric = "recall_at_1"
+    headline = ("recall_at_1", "map_at_r")
+    pipeline_tag = None
+    is_open_set = True
+
+    def evaluate(self, model: "nn.Module", batches: Any, accelerator: "Accelerator") -> dict[str, float]:
+        """Return the retrieval scores of a split."""
+        from hf_sphere.training.evaluation import evaluate_retrieval
+
+        return evaluate_retrieval(model, batches, accelerator)

@@ -1,0 +1,243 @@
+"""What every training recipe guarantees: outputs, reproducibility, resuming, overwriting, the best epoch, snapshots."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
+from training_runs import QUICK_RUNS, QuickRun, same, weights
+
+from hf_sphere.training import TrainingDivergedError, TrainingInterruptedError, TrainingLoop, find_task, task_names
+from hf_sphere.utils.snapshots import list_snapshots
+
+Train = Callable[..., Path]
+# From the third epoch on the learning rate ruins the model.
+RUINED = ["--num_train_epochs", "4", "--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_gamma", "1e6"]
+
+
+def test_every_task_has_a_quick_run():
+    assert set(QUICK_RUNS) == set(task_names())
+
+
+@pytest.fixture(scope="module", params=sorted(QUICK_RUNS))
+def task(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def quick(task: str) -> QuickRun:
+    return QUICK_RUNS[task]
+
+
+@pytest.fixture(scope="module")
+def run_in(quick: QuickRun, load_recipe, run_quickly, texts) -> Train:
+    """Run the recipe into a given folder."""
+    return run_quickly(load_recipe(quick.recipe), [str(texts) if word == "TEXTS" else word for word in quick.argv])
+
+
+@pytest.fixture(scope="module")
+def finished(run_in: Train, tmp_path_factory) -> Path:
+    """The folder of a finished run with snapshots; to be read only."""
+    return run_in(tmp_path_factory.mktemp("finished") / "run", "--snapshot_epochs", "1")
+
+
+@pytest.fixture(scope="module")
+def ruined(run_in: Train, quick: QuickRun, tmp_path_factory) -> Path:
+    """The folder of a run that keeps the model of its best epoch, which is not the last; to be read only."""
+    words = [*RUINED, *quick.held_out, "--load_best_model_at_end"]
+    return run_in(tmp_path_factory.mktemp("ruined") / "run", *words)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# Outputs
+
+
+def test_a_run_writes_model_card_results_and_settings(finished):
+    names = {"model.safetensors", "config.json", "README.md", "all_results.json", "run.json", "best"}
+    assert names <= {path.name for path in finished.iterdir()}
+
+
+def test_the_results_have_every_headline_metric(finished, results_of, task):
+    assert {f"eval_{name}" for name in find_task(task).headline} <= results_of(finished).keys()
+
+
+def test_the_results_count_epochs_and_steps(finished, results_of):
+    results = results_of(finished)
+    assert (results["epoch"], results["steps"], len(results["history"])) == (2.0, 20, 2)
+
+
+def test_the_best_metric_is_the_best_of_the_history(finished, results_of, task):
+    kind = find_task(task)
+    results, best = results_of(finished), max if kind.higher_is_better else min
+    prefix = "validation" if task == "masked_lm" else "eval"
+    assert results[f"best_{kind.metric}"] == best(entry[f"{prefix}_{kind.metric}"] for entry in results["history"])
+
+
+def test_the_card_reports_the_headline_metrics(finished, results_of, task):
+    reported = ModelCard.load(finished / "README.md").data.eval_results
+    results = results_of(finished)
+    expected = {name: round(results[f"eval_{name}"], 6) for name in find_task(task).headline}
+    assert {result.metric_type: result.metric_value for result in reported} == expected
+
+
+def test_the_card_has_the_command_of_the_recipe(finished, quick):
+    assert f"accelerate launch recipes/{quick.recipe}.py" in (finished / "README.md").read_text()
+
+
+def test_the_card_has_changed_settings_and_no_defaults(finished):
+    card = (finished / "README.md").read_text()
+    assert "| num_train_epochs | 2 |" in card or "| max_train_samples | 80 |" in card
+    assert "| momentum |" not in card
+
+
+def test_the_settings_of_the_run_are_kept(finished, quick):
+    settings = json.loads((finished / "run.json").read_text())
+    assert settings["snapshot_epochs"] == 1
+    assert settings["max_train_samples"] == int(quick.argv[quick.argv.index("--max_train_samples") + 1])
+
+
+def test_the_last_line_shows_the_headline_metrics(train, capsys, task):
+    folder = train("--num_train_epochs", "1")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "model and results in" in line]
+    assert line.startswith(f"eval_{find_task(task).headline[0]} ")
+    assert str(folder) in line
+
+
+# Reproducibility
+
+
+def test_the_same_seed_gives_the_same_model(finished, train):
+    assert same(weights(finished), weights(train()))
+
+
+def test_another_seed_gives_another_model(finished, train):
+    assert not same(weights(finished), weights(train("--seed", "1")))
+
+
+def test_a_run_of_zero_epochs_saves_the_model_it_starts_from(finished, train, task):
+    words = ["--model_name_or_path", str(finished), "--num_train_epochs", "0"]
+    if task == "masked_lm":  # it starts from the configuration alone, else
+        words += ["--from_scratch", "false", "--spherized", "false"]
+    assert same(weights(train(*words)), weights(finished))
+
+
+# Resuming
+
+
+@pytest.mark.parametrize("steps", [7, 10])
+def test_a_resumed_run_ends_with_the_model_of_an_uninterrupted_one(finished, train, results_of, task, steps):
+    """In the middle of an epoch, and at its end."""
+    train("--max_steps", str(steps))
+    resumed = train("--resume_from_checkpoint", "latest")
+    assert same(weights(finished), weights(resumed))
+    metric = f"eval_{find_task(task).headline[0]}"
+    assert results_of(resumed)[metric] == results_of(finished)[metric]
+
+
+def test_an_interrupted_run_resumes_from_the_checkpoint_it_wrote(finished, train, monkeypatch):
+    step = TrainingLoop._train_step
+
+    def interrupted(loop: TrainingLoop, group: list) -> None:
+        step(loop, group)
+        if loop.state.step == 13:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(TrainingLoop, "_train_step", interrupted)
+    with pytest.raises(TrainingInterruptedError, match="stopped at step 13 of 20"):
+        train("--snapshot_epochs", "1")
+    monkeypatch.setattr(TrainingLoop, "_train_step", step)
+    folder = train("--snapshot_epochs", "1", "--resume_from_checkpoint", "latest")
+    assert same(weights(finished), weights(folder))
+    ours, theirs = (contents(path / "snapshots").values() for path in (folder, finished))
+    assert list(ours) == list(theirs)
+
+
+def test_resuming_without_a_checkpoint_is_refused(train):
+    with pytest.raises(RuntimeError, match="there is no checkpoint in"):
+        train("--resume_from_checkpoint", "latest")
+
+
+# Divergence
+
+
+def test_a_diverged_run_stops_without_saving_its_model(train, tmp_path):
+    with pytest.raises(TrainingDivergedError, match="not finite"):
+        train("--optimizer", "sgd", "--learning_rate", "1e38")
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
+
+
+# Output directories
+
+
+def test_another_run_is_neither_replaced_nor_changed_unless_requested(train):
+    folder = train("--num_train_epochs", "1")
+    before = contents(folder)
+    with pytest.raises(FileExistsError, match="--overwrite_output_dir"):
+        train("--seed", "1")
+    assert contents(folder) == before
+
+
+def test_an_overwritten_run_leaves_nothing_behind(train, results_of):
+    train("--save_total_limit", "9", "--snapshot_epochs", "1")
+    folder = train("--num_train_epochs", "1", "--overwrite_output_dir", "--snapshot_epochs", "1")
+    assert results_of(folder)["steps"] == 10
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-10"]
+    assert [snapshot.epoch for snapshot in list_snapshots(folder)] == [0, 1]
+
+
+def test_a_run_that_does_not_start_replaces_nothing(train):
+    folder = train("--num_train_epochs", "1")
+    before = contents(folder)
+    with pytest.raises(ValueError, match="metric_for_best_model must be one of"):
+        train("--metric_for_best_model", "nonsense", "--overwrite_output_dir")
+    assert contents(folder) == before
+
+
+def test_a_run_that_does_not_start_creates_no_directory(train, tmp_path):
+    with pytest.raises(ValueError, match="metric_for_best_model must be one of"):
+        train("--metric_for_best_model", "nonsense")
+    assert list(tmp_path.iterdir()) == []
+
+
+# The best epoch
+
+
+def test_the_model_that_is_kept_is_that_of_the_best_epoch(ruined, results_of):
+    assert results_of(ruined)["best_epoch"] <= 2
+    kept, best = weights(ruined), weights(ruined / "best")
+    # Fitted to held-out images after training.
+    kept.pop("head.class_concentration", None), best.pop("head.class_concentration", None)
+    assert same(kept, best)
+
+
+def test_the_best_epoch_is_chosen_on_held_out_data(ruined, results_of, task):
+    kind, results = find_task(task), results_of(ruined)
+    values = [entry[f"validation_{kind.metric}"] for entry in results["history"]]
+    best = (max if kind.higher_is_better else min)(values)
+    assert results["best_epoch"] == values.index(best) + 1
+    assert results[f"best_{kind.metric}"] == best
+    assert results[f"validation_{kind.metric}"] == pytest.approx(best, abs=3e-3)
+
+
+def test_the_card_states_what_the_epoch_was_chosen_on(ruined, task):
+    where = "validation" if task == "masked_lm" else "a held-out part of the training split"
+    metric = find_task(task).metric.replace("_", " ")
+    assert f"chosen by its {metric} on {where}." in (ruined / "README.md").read_text()
+
+
+# Snapshots
+
+
+def test_snapshots_of_initialization_and_epochs_are_kept(finished):
+    assert [snapshot.epoch for snapshot in list_snapshots(finished)] == [0, 1, 2]
+
+
+def test_the_last_snapshot_is_the_saved_model(finished):
+    assert same(weights(finished), load_file(list_snapshots(finished)[-1].path))

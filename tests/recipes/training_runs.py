@@ -1,0 +1,80 @@
+"""Quick command lines of every training recipe, and how two saved models are compared."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+ROOT = Path(__file__).parents[2]
+TINY_BERT = ROOT / "tests" / "golden" / "analogy" / "tiny-bert"
+
+_DIGITS = ["--dataset_name", "digits", "--max_train_samples", "200", "--num_train_epochs", "2", "--disable_tqdm"]
+_DIGITS += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32, drop_rate: 0.3}", "--crop_padding", "1"]
+_BATCHES = ["--per_device_train_batch_size", "20", "--learning_rate", "0.01"]
+_VALUES = ["--computed_value", "slant", "--out_of_range", "clip"]
+_EPISODES = ["--way", "3", "--shot", "2", "--query", "5", "--episodes_per_epoch", "10", "--eval_episodes", "20"]
+_TEXT = ["--model_name_or_path", str(TINY_BERT), "--from_scratch", "--spherized", "--dataset_name", "TEXTS"]
+_TEXT += ["--max_seq_length", "32", "--max_train_samples", "80", "--max_eval_samples", "40"]
+
+
+@dataclass(frozen=True)
+class QuickRun:
+    """A quick run of a recipe: two epochs of ten steps in which all random numbers matter.
+
+    Attributes:
+        recipe: Name of the script.
+        argv: Its command line without folders.
+        held_out: What holds out validation data.
+    """
+
+    recipe: str
+    argv: list[str]
+    held_out: tuple[str, ...] = ("--validation_fraction", "0.4")
+
+
+QUICK_RUNS = {
+    "classification": QuickRun("train_image_classification", [*_DIGITS, *_BATCHES, "--head", "softmax"]),
+    "regression": QuickRun("train_image_regression", [*_DIGITS, *_BATCHES, *_VALUES, "--embedding_dim", "2"]),
+    "joint": QuickRun(
+        "train_joint_prediction", [*_DIGITS, *_BATCHES, *_VALUES, "--embedding_dim", "4", "--head", "softmax"]
+    ),
+    "retrieval": QuickRun(
+        "train_image_retrieval", [*_DIGITS, *_BATCHES, "--train_classes", "6", "--embedding_dim", "8", "--head", "vmf"]
+    ),
+    "few_shot": QuickRun(
+        "train_few_shot",
+        [*_DIGITS, "--train_classes", "6", "--learning_rate", "0.003", *_EPISODES],
+        ("--validation_fraction", "0.5", "--validation_episodes", "10"),
+    ),
+    # TEXTS stands for a folder of text files, which has a validation split.
+    "masked_lm": QuickRun(
+        "train_masked_lm",
+        [*_TEXT, "--num_train_epochs", "2", "--learning_rate", "0.003", "--disable_tqdm"],
+        held_out=(),
+    ),
+}
+"""A quick run per task, by the task's name."""
+
+
+def make_sentences(count: int, seed: int) -> str:
+    """Sentences in which one word predicts others."""
+    draw = random.Random(seed)
+    facts = {"cat": "milk", "dog": "bones", "bird": "seeds", "cow": "grass"}
+    lines = []
+    for _ in range(count):
+        animal = draw.choice(list(facts))
+        lines.append(f"the {animal} is here and the {animal} wants {facts[animal]} .")
+    return "\n".join(lines)
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    """Read the weights of a saved model."""
+    return load_file(folder / "model.safetensors")
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    """Whether tensors are bit-for-bit the same."""
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
