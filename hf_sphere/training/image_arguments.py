@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hf_sphere.data.episodes import Episodes
+from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.training.arguments import described
 from hf_sphere.utils.arguments import Options
@@ -174,84 +175,8 @@ class FewShotArguments(RetrievalArguments):
         return Episodes(self.way, self.shot + self.query, count, per_batch, distinct=True, origin=f"{origin} of each.")
 
 
-@dataclass
-class ImageSourceArguments:
-    """Which images, of what size, with which labels."""
-
-    dataset_name: str = field(
-        default="digits", metadata=described("Id on the Hub, a folder, or the embedded `digits` or `two_clusters`.")
-    )
-    dataset_config_name: str | None = field(default=None, metadata=described("Configuration of the data set."))
-    train_split: str = field(default="train", metadata=described("Split to train on."))
-    eval_split: str | None = field(
-        default=None, metadata=described("Split to report results on; `test`, else `validation`, if not set.")
-    )
-    validation_split: str | None = field(
-        default=None, metadata=described("Split to choose the best epoch and to stop on, if there is one for that.")
-    )
-    validation_fraction: float = field(
-        default=0.0,
-        metadata=described(
-            "Instead, the share of the training split held out for that: stratified, or of the classes in an open set."
-        ),
-    )
-    image_column_name: str | None = field(default=None, metadata=described("Column of the images; found if not set."))
-    label_column_name: str | None = field(default=None, metadata=described("Column of the labels; found if not set."))
-    image_size: list[int] | None = field(
-        default=None, metadata=described("Side in pixels, or height and width; that of the first image if not set.")
-    )
-    num_channels: int | None = field(default=None, metadata=described("1 or 3; that of the first image if not set."))
-    image_mean: list[float] | None = field(
-        default=None, metadata=described("Mean a channel on the scale 0 to 1; measured if not set.")
-    )
-    image_std: list[float] | None = field(
-        default=None, metadata=described("Standard deviation a channel; measured if not set.")
-    )
-    sample_classes: int | None = field(
-        default=None, metadata=described("Use only the images of so many classes, drawn by corruption_seed.")
-    )
-    label_noise: float = field(
-        default=0.0,
-        metadata=described("Share of the training labels that are replaced by classes drawn from all at random."),
-    )
-    shuffled_pixels: Literal["per_image", "shared"] | None = field(
-        default=None,
-        metadata=described(
-            "Put the pixels of every image in another order: one of its own for each image, or one for all."
-        ),
-    )
-    corruption_seed: int | None = field(
-        default=None, metadata=described("Seed of these three; that of the run if not set.")
-    )
-    max_train_samples: int | None = field(default=None, metadata=described("Use only so many training images."))
-    max_eval_samples: int | None = field(default=None, metadata=described("Use only so many evaluation images."))
-    skip_corrupt_images: bool = field(default=False, metadata=described("Leave out images that cannot be decoded."))
-    cache_dir: str | None = field(
-        default=None, metadata=described("Folder for decoded images; below the Hugging Face home if not set.")
-    )
-    dataloader_num_workers: int | None = field(
-        default=None, metadata=described("Decoding processes; one a core if not set.")
-    )
-
-
-@dataclass
-class TrainingImageArguments(ImageSourceArguments):
-    """Which images, and how they are changed in training."""
-
-    crop_padding: int = field(default=0, metadata=described("Pixels of zero padding before a random crop in training."))
-    horizontal_flip: bool = field(default=False, metadata=described("Mirror half of the training images."))
-    rotation: float = field(default=0.0, metadata=described("Largest random rotation of training images, degrees."))
-    random_resized_crop: float | None = field(
-        default=None,
-        metadata=described("Train on random parts of the images; the smallest share of the area, for instance 0.08."),
-    )
-
-    def __post_init__(self) -> None:
-        corruptions = (self.sample_classes, self.label_noise, self.shuffled_pixels)
-        if self.corruption_seed is not None and not any(corruptions):
-            raise ValueError(
-                "corruption_seed is for sample_classes, label_noise and shuffled_pixels, none of which is given."
-            )
+ImageSourceArguments = ImageDataOptions
+TrainingImageArguments = ImageDataOptions
 
 
 @dataclass

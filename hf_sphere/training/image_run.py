@@ -9,7 +9,7 @@ from typing import Any
 from accelerate import Accelerator
 from huggingface_hub import HfApi
 
-from hf_sphere.data import Augmentation, FewShotData, ImageData, load_image_data
+from hf_sphere.data import Episodes, FewShotData, ImageData, OpenSetOptions, ValueOptions, load_image_data
 from hf_sphere.models import SphereVisionConfig
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
 from hf_sphere.training.arguments import TrainingArguments
@@ -132,63 +132,38 @@ def load_data(
     target_args: RegressionArguments | RetrievalArguments | None = None,
 ) -> ImageData:
     """Load the data set; the main process decodes first, the others read its cache."""
-    targets: dict[str, Any] = {}
+    targets: ValueOptions | OpenSetOptions | None = None
+    held_out: dict[str, Episodes] = {}
     if isinstance(target_args, RegressionArguments):
-        targets = {"value_column": target_args.value_column_name, "computed_value": target_args.computed_value}
+        targets = ValueOptions(target_args.value_column_name, target_args.computed_value)
     elif target_args is not None:
-        targets = {"train_classes": target_args.train_classes}
+        targets = OpenSetOptions(target_args.train_classes)
     episodes = data_args.episodes if isinstance(data_args, ImageDataArguments) else None
     if isinstance(target_args, FewShotArguments):
         episodes = target_args.episodes(target_args.episodes_per_epoch, target_args.episodes_per_step)
         count = target_args.validation_episodes
         if data_args.validation_split is not None or data_args.validation_fraction:
-            targets["validation_episodes"] = target_args.episodes(VALIDATION_EPISODES if count is None else count)
+            held_out["validation_episodes"] = target_args.episodes(VALIDATION_EPISODES if count is None else count)
         elif count is not None:
             raise ValueError(
                 f"validation_episodes {count} needs images that they are drawn from: give --validation_split or "
                 "--validation_fraction, or leave it out."
             )
-        targets["eval_episodes"] = target_args.episodes(target_args.eval_episodes)
+        held_out["eval_episodes"] = target_args.episodes(target_args.eval_episodes)
     batch_size = args.per_device_train_batch_size
     if episodes is not None and batch_size not in (TrainingArguments.per_device_train_batch_size, episodes.batch_size):
         raise ValueError(
             f"per_device_train_batch_size {batch_size} does not go with episodes of {episodes.classes} classes and "
             f"{episodes.examples} images of each, which are batches of {episodes.batch_size}; leave it out."
         )
-    augmentation = Augmentation(
-        crop_padding=data_args.crop_padding,
-        horizontal_flip=data_args.horizontal_flip,
-        rotation=data_args.rotation,
-        random_resized_crop=data_args.random_resized_crop,
-    )
     with accelerator.main_process_first():
         data = load_image_data(
-            data_args.dataset_name,
-            task=task.name,
-            config_name=data_args.dataset_config_name,
-            train_split=data_args.train_split,
-            eval_split=data_args.eval_split,
-            validation_split=data_args.validation_split,
-            validation_fraction=data_args.validation_fraction,
-            image_column=data_args.image_column_name,
-            label_column=data_args.label_column_name,
-            **targets,
-            image_size=data_args.image_size,
-            num_channels=data_args.num_channels,
-            mean=data_args.image_mean,
-            std=data_args.image_std,
-            augmentation=augmentation,
-            sample_classes=data_args.sample_classes,
-            label_noise=data_args.label_noise,
-            shuffled_pixels=data_args.shuffled_pixels,
-            corruption_seed=data_args.corruption_seed,
-            max_train_samples=data_args.max_train_samples,
-            max_eval_samples=data_args.max_eval_samples,
-            skip_corrupt=data_args.skip_corrupt_images,
-            cache_dir=data_args.cache_dir,
-            num_workers=data_args.dataloader_num_workers,
-            train_batch_size=args.per_device_train_batch_size,
+            data_args,
+            task.name,
+            targets=targets,
             episodes=episodes,
+            **held_out,
+            batch_size=args.per_device_train_batch_size,
             eval_batch_size=args.per_device_eval_batch_size,
             device=accelerator.device,
             seed=args.seed,
@@ -197,8 +172,8 @@ def load_data(
             progress=accelerator.is_main_process and not args.disable_tqdm,
         )
     # Only now it is known which split is evaluated on where none is named.
-    shared = targets.get("train_classes") is None and data.eval_split == data_args.train_split
-    if isinstance(target_args, FewShotArguments) and shared:
+    shared = data.eval_split == data_args.train_split
+    if isinstance(target_args, FewShotArguments) and target_args.train_classes is None and shared:
         raise ValueError(
             f"train_split and eval_split are both {data.eval_split}, so the classes to be told apart would be trained "
             "on; name another split, or divide the classes of this one with --train_classes."

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hf_sphere.data.options import TextDataOptions
 from hf_sphere.training.arguments import TrainingArguments, described
 from hf_sphere.utils.arguments import Options
 
@@ -58,58 +59,7 @@ class TextModelArguments:
             raise ValueError(f"calibration_tokens must be at least 1; got {self.calibration_tokens}.")
 
 
-@dataclass
-class TextDataArguments:
-    """Which text, and which of its tokens are to be recovered."""
-
-    dataset_name: str = field(metadata=described("Id on the Hub, a folder, or a file of text, parquet, json or csv."))
-    dataset_config_name: str | None = field(default=None, metadata=described("Configuration of the data set."))
-    train_split: str = field(default="train", metadata=described("Split to train on."))
-    eval_split: str | None = field(
-        default=None,
-        metadata=described(
-            "Split to report results on; `test`, else `validation`, else the held-out part, if not set."
-        ),
-    )
-    validation_split: str | None = field(
-        default=None,
-        metadata=described("Split to choose the best epoch and to stop on; `validation`, if not set and still free."),
-    )
-    validation_fraction: float = field(
-        default=0.0, metadata=described("Share of the training text, its end, held out in place of a validation split.")
-    )
-    text_column_name: str | None = field(default=None, metadata=described("Column of the texts; found if not set."))
-    max_seq_length: int | None = field(
-        default=None,
-        metadata=described("Tokens a block, special ones included; what the model takes, but at most 512, if not set."),
-    )
-    objective: Literal["masked", "reconstruction"] = field(
-        default="masked",
-        metadata=described("Recover hidden tokens, or repeat all of them with nothing hidden, as in the paper."),
-    )
-    mask_probability: float | None = field(
-        default=None, metadata=described("Share of tokens to recover; 0.15 if not set.")
-    )
-    whole_word_masking: bool = field(default=False, metadata=described("Hide words with all of their tokens."))
-    max_train_samples: int | None = field(default=None, metadata=described("Use only so many training blocks."))
-    max_eval_samples: int | None = field(
-        default=None, metadata=described("Use only so many evaluation blocks, and so many for validation.")
-    )
-    cache_dir: str | None = field(
-        default=None, metadata=described("Folder for prepared text; that of `datasets` if not set.")
-    )
-    preprocessing_num_workers: int | None = field(
-        default=None, metadata=described("Processes that tokenise; one if not set.")
-    )
-
-    def __post_init__(self) -> None:
-        if self.objective == "reconstruction" and (self.mask_probability is not None or self.whole_word_masking):
-            raise ValueError(
-                "objective reconstruction hides no tokens; leave out mask_probability and whole_word_masking, or use "
-                "objective masked."
-            )
-        if self.mask_probability is not None and not 0.0 < self.mask_probability <= 1.0:
-            raise ValueError(f"mask_probability must be above 0 and at most 1; got {self.mask_probability}.")
+TextDataArguments = TextDataOptions
 
 
 @dataclass

@@ -8,7 +8,6 @@ from typing import Any
 from huggingface_hub import HfApi
 
 from hf_sphere.data.text import TextData, load_text_data
-from hf_sphere.data.text_batches import Masking
 from hf_sphere.training.recipe import Description, Script, carry_out
 from hf_sphere.training.run import Run, start_run
 from hf_sphere.training.text_arguments import TextDataArguments, TextModelArguments, TextTrainingArguments
@@ -62,27 +61,12 @@ def load_data(
 ) -> TextData:
     """Load the data set; the main process tokenises first, the others read its cache."""
     accelerator = run.accelerator
-    masking = None
-    if data_args.objective == "masked":
-        options = {} if data_args.mask_probability is None else {"probability": data_args.mask_probability}
-        masking = Masking(**options, whole_words=data_args.whole_word_masking)
     with accelerator.main_process_first():
         return load_text_data(
-            data_args.dataset_name,
+            data_args,
             tokenizer,
-            config_name=data_args.dataset_config_name,
-            train_split=data_args.train_split,
-            eval_split=data_args.eval_split,
-            validation_split=data_args.validation_split,
-            validation_fraction=data_args.validation_fraction,
-            text_column=data_args.text_column_name,
             block_length=choose_block_length(data_args.max_seq_length, model, tokenizer),
-            masking=masking,
-            max_train_samples=data_args.max_train_samples,
-            max_eval_samples=data_args.max_eval_samples,
-            cache_dir=data_args.cache_dir,
-            num_proc=data_args.preprocessing_num_workers,
-            train_batch_size=args.per_device_train_batch_size,
+            batch_size=args.per_device_train_batch_size,
             eval_batch_size=args.per_device_eval_batch_size,
             device=accelerator.device,
             seed=args.seed,

@@ -28,7 +28,7 @@ from transformers import (
     pipeline,
 )
 
-from hf_sphere.data import Masking, load_text_data
+from hf_sphere.data import TextDataOptions, load_text_data
 from hf_sphere.training import text_run
 
 Train = Callable[..., Path]
@@ -98,10 +98,8 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
 def measured(folder: Path, texts: Path, cache: list[str], split: str = "test") -> dict[str, float]:
     """Loss and accuracy over the hidden tokens of a split, all at once, of the model as it was saved."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder)
-    data = load_text_data(
-        str(texts), tokenizer, block_length=32, masking=Masking(), eval_split=split, eval_batch_size=1000,
-        cache_dir=cache[1], progress=False,
-    )  # fmt: skip
+    options = TextDataOptions(str(texts), eval_split=split, cache_dir=cache[1])
+    data = load_text_data(options, tokenizer, block_length=32, eval_batch_size=1000, progress=False)
     (batch,) = data.evaluation.epoch()
     target = batch["labels"] != -100
     logits = model(batch["input_ids"]).logits[target]
@@ -260,26 +258,17 @@ def test_a_model_learns_to_repeat_its_input(train, results_of):
     assert results["eval_accuracy"] > 0.6
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ([], Masking(0.15, whole_words=False)),
-        (["--mask_probability", "0.3", "--whole_word_masking"], Masking(0.3, whole_words=True)),
-        (["--objective", "reconstruction"], None),
-    ],
-    ids=["by itself", "as told", "nothing"],
-)
-def test_tokens_are_hidden_as_the_arguments_say(train, monkeypatch, words, expected):
-    used = {}
+def test_masking_follows_from_the_arguments(train, monkeypatch):
+    used = []
 
-    def load(*_, **options):
-        used.update(options)
+    def load(options, *_, **more):
+        used.append((options.objective, options.mask_probability, options.whole_word_masking))
         raise ValueError("seen enough")
 
     monkeypatch.setattr(text_run, "load_text_data", load)
     with pytest.raises(ValueError, match="seen enough"):
-        train(*words)
-    assert used["masking"] == expected
+        train("--mask_probability", "0.3", "--whole_word_masking")
+    assert used == [("masked", 0.3, True)]
 
 
 # Randomness, resuming
@@ -343,7 +332,7 @@ def test_what_cannot_be_done_is_refused(train, words, message):
         (["--spherization_kwargs", "{radius: 2}"], "spherization_kwargs is for spherized models"),
         (["--spherized", "--calibrate", "--from_scratch"], "from_scratch trains a new one; leave one of them out"),
         (["--calibration_tokens", "9"], "calibration_tokens has a meaning only with --calibrate"),
-        (["--objective", "reconstruction", "--whole_word_masking"], "objective reconstruction hides no tokens"),
+        (["--objective", "reconstruction", "--whole_word_masking"], "objective reconstruction masks no tokens"),
         (["--label_smoothing_factor", "0.1"], "label_smoothing_factor is not for language models"),
         (["--loss_reduction", "sum"], "loss_reduction sum is not for language models"),
         (["--mask_probability", "0"], "mask_probability must be above 0 and at most 1; got 0.0"),
