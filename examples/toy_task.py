@@ -23,7 +23,7 @@ from transformers import AutoImageProcessor, AutoModelForImageClassification
 from transformers.utils import logging
 
 import hf_sphere  # noqa: F401  (makes the models known to transformers)
-from hf_sphere.data import load_image_split
+from hf_sphere.data import ImageDataOptions, load_image_split
 from hf_sphere.utils.snapshots import list_snapshots
 from hf_sphere.visualization import check_matplotlib
 
@@ -78,9 +78,8 @@ def draw(row: Any, kind: str, run: Path, accuracy: float) -> None:
     """Draw the plane of the inputs, and what the last layer sees before and after training."""
     model = AutoModelForImageClassification.from_pretrained(run).eval()
     processor = AutoImageProcessor.from_pretrained(run)
-    (batch,) = load_image_split(
-        "two_clusters", "test", mean=processor.image_mean, std=processor.image_std, batch_size=200
-    ).batches.epoch()
+    options = ImageDataOptions("two_clusters", image_mean=processor.image_mean, image_std=processor.image_std)
+    (batch,) = load_image_split(options, "test", batch_size=200).batches.epoch()
     points, labels = batch["pixel_values"], batch["labels"]  # (200, 1, 1, 2): the two pixels are the coordinates
 
     row[0].set_ylabel(kind, size="x-large", weight="bold")

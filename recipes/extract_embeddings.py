@@ -21,7 +21,7 @@ import transformers
 from accelerate import Accelerator
 from tqdm.auto import tqdm
 
-from hf_sphere.data import ImageSplit, load_image_split
+from hf_sphere.data import ImageDataOptions, ImageSplit, load_image_split
 from hf_sphere.embeddings.extract import class_names_of, embed, find_preparation, in_order, load_embedder
 from hf_sphere.embeddings.store import ABOUT_FILE, DATA_FOLDER, written_embeddings
 from hf_sphere.models import SphereVisionConfig
@@ -140,20 +140,23 @@ def load_data(args: ExtractionArguments, config: SphereVisionConfig, accelerator
     """Load the split as the model wants its images; the main process decodes first, the others read its cache."""
     if args.train_split is not None and args.train_classes is None:
         raise ValueError(f"--train_split {args.train_split} has no use without --train_classes; leave it out.")
+    options = ImageDataOptions(
+        args.dataset_name,
+        args.dataset_config_name,
+        train_split=args.train_split or "train",
+        image_column_name=args.image_column_name,
+        label_column_name=args.label_column_name,
+        **find_preparation(args.model_name_or_path, config, args.image_mean, args.image_std),
+        skip_corrupt_images=args.skip_corrupt_images,
+        cache_dir=args.cache_dir,
+        dataloader_num_workers=args.num_workers,
+    )
     with accelerator.main_process_first():
         return load_image_split(
-            args.dataset_name,
+            options,
             args.split,
-            **find_preparation(args.model_name_or_path, config, args.image_mean, args.image_std),
-            config_name=args.dataset_config_name,
-            image_column=args.image_column_name,
-            label_column=args.label_column_name,
             train_classes=args.train_classes,
-            train_split=args.train_split or "train",
             max_samples=args.max_samples,
-            skip_corrupt=args.skip_corrupt_images,
-            cache_dir=args.cache_dir,
-            num_workers=args.num_workers,
             batch_size=args.batch_size,
             device=accelerator.device,
             seed=args.seed,

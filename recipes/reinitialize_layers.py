@@ -211,23 +211,9 @@ def load_batches(
     if args.split == "eval":  # without the training images, which may be many
         limits = [limit for limit in (args.max_samples, data_args.max_eval_samples) if limit is not None]
         return load_image_split(
-            data_args.dataset_name,
+            data_args,
             data_args.eval_split,
-            mean=data_args.image_mean or [],
-            std=data_args.image_std or [],
-            config_name=data_args.dataset_config_name,
-            image_column=data_args.image_column_name,
-            label_column=data_args.label_column_name,
-            train_split=data_args.train_split,
-            image_size=data_args.image_size,
-            num_channels=data_args.num_channels,
             max_samples=min(limits, default=None),  # drawn by one seed, fewer images are among the more
-            shuffled_pixels=data_args.shuffled_pixels,
-            sample_classes=data_args.sample_classes,
-            corruption_seed=data_args.corruption_seed,
-            skip_corrupt=data_args.skip_corrupt_images,
-            cache_dir=data_args.cache_dir,
-            num_workers=data_args.dataloader_num_workers,
             batch_size=args.batch_size,
             device=accelerator.device,
             seed=seed,

@@ -4,7 +4,17 @@ from .computed_values import COMPUTED_VALUES as COMPUTED_VALUES
 from .decoding import CorruptImageError as CorruptImageError, ImageShape as ImageShape
 from .episodes import Episodes as Episodes, EpisodeSampler as EpisodeSampler
 from .few_shot import FewShotBatches as FewShotBatches, FewShotData as FewShotData
-from .image_split import ImageSplit as ImageSplit, load_image_split as load_image_split
-from .images import ImageData as ImageData, load_image_data as load_image_data
+from .images import (
+    ImageData as ImageData,
+    ImageSplit as ImageSplit,
+    load_image_data as load_image_data,
+    load_image_split as load_image_split,
+)
+from .options import (
+    ImageDataOptions as ImageDataOptions,
+    OpenSetOptions as OpenSetOptions,
+    TextDataOptions as TextDataOptions,
+    ValueOptions as ValueOptions,
+)
 from .text import TextData as TextData, load_text_data as load_text_data
 from .text_batches import Masking as Masking, TextBatches as TextBatches, Vocabulary as Vocabulary

@@ -1,44 +1,40 @@
-"""An image data set made ready for training: found columns, classes, splits, statistics, batches."""
+"""Image data sets made ready for training: columns, classes, splits, statistics, batches."""
 
 import logging
-import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from datasets import Dataset, concatenate_datasets
 
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.batches import ImageBatches
 from hf_sphere.data.computed_values import CHANGED_BY, COMPUTED_VALUES
-from hf_sphere.data.corruption import Corruption, PixelShuffling
-from hf_sphere.data.decoding import ImageShape
+from hf_sphere.data.corruption import Corruption
+from hf_sphere.data.decoding import EncodedImages, ImageShape
 from hf_sphere.data.episodes import Episodes, check_episodes
 from hf_sphere.data.open_set import first_classes, warn_of_shared_classes
-from hf_sphere.data.sources import IMAGE_COLUMNS, LABEL_COLUMNS, choose_eval_split, find_column, find_split, load_splits
+from hf_sphere.data.options import ImageDataOptions, OpenSetOptions, ValueOptions
+from hf_sphere.data.sources import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    VALUE_COLUMNS,
+    choose_eval_split,
+    find_column,
+    find_split,
+    load_splits,
+)
 from hf_sphere.data.splits import (
     Split,
     check_computable,
     choose_shape,
     find_range,
+    find_statistics,
     hold_out,
     hold_out_classes,
-    measure_pixels,
-    open_split,
-    per_channel,
-    put_together,
-    read_images,
+    prepare_images,
 )
-from hf_sphere.data.targets import (
-    OPEN_SETS,
-    Task,
-    check_task,
-    find_value_column,
-    read_class_names,
-    read_labels,
-    read_values,
-)
+from hf_sphere.data.targets import OPEN_SETS, Task, check_task, read_class_names, read_labels, read_values
 from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
@@ -50,16 +46,15 @@ class ImageData:
 
     Attributes:
         train: Training batches.
-        evaluation: Batches of the split that results are reported on.
-        eval_split: Name of that split; of both, as `train+test`, where their images were put together.
-        validation: Batches for choosing epochs, if asked for: of a split of their own, or held out of the training
-            split; in an open set (retrieval, few-shot) of classes of their own, numbered from 0 on.
-        class_names: Name of each class, by index; empty for regression. In an open set those of the training images.
+        evaluation: Evaluation batches.
+        eval_split: Name of the evaluation split, or `train+test` where both splits were pooled.
+        validation: Batches for choosing epochs, if requested: a validation split, or images held out of the training
+            split. In an open set (retrieval, few-shot) they are of other classes, numbered from 0.
+        class_names: Name of each class, by index; empty for regression. In an open set, those of the training images.
         shape: Shape of the images.
-        mean: Mean a channel, on the scale from 0 to 1.
-        std: Standard deviation a channel, on the scale from 0 to 1.
-        value_range: Smallest and largest real number to learn among the training images (a held-out part left out);
-            None for classification.
+        mean: Mean per channel, on the scale from 0 to 1.
+        std: Standard deviation per channel, on the scale from 0 to 1.
+        value_range: Smallest and largest value of the training images (without held-out ones); None without values.
         eval_class_names: Name of each class of the evaluation images, by index: in an open set those that occur among
             them, else `class_names`.
     """
@@ -76,38 +71,32 @@ class ImageData:
     eval_class_names: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class ImageSplit:
+    """What `load_image_split` returns.
+
+    Attributes:
+        batches: Batches in the order of the split; `batches.epoch_rows()` are the data set's rows of its images.
+        class_names: Name of each class, by index; empty, and all labels -1, if the split has no labels.
+        num_images: Number of images, over all processes.
+        name: Name of the split, or `train+test` where both splits were pooled.
+    """
+
+    batches: ImageBatches
+    class_names: list[str]
+    num_images: int
+    name: str
+
+
 def load_image_data(
-    name: str,
-    *,
+    options: ImageDataOptions,
     task: Task = "classification",
-    config_name: str | None = None,
-    train_split: str = "train",
-    eval_split: str | None = None,
-    validation_split: str | None = None,
-    validation_fraction: float = 0.0,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    train_classes: int | None = None,
-    value_column: str | None = None,
-    computed_value: str | None = None,
-    image_size: int | Sequence[int] | None = None,
-    num_channels: int | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    augmentation: Augmentation | None = None,
+    *,
+    targets: ValueOptions | OpenSetOptions | None = None,
     episodes: Episodes | None = None,
     validation_episodes: Episodes | None = None,
     eval_episodes: Episodes | None = None,
-    max_train_samples: int | None = None,
-    max_eval_samples: int | None = None,
-    label_noise: float = 0.0,
-    shuffled_pixels: PixelShuffling | None = None,
-    sample_classes: int | None = None,
-    corruption_seed: int | None = None,
-    skip_corrupt: bool = False,
-    cache_dir: str | os.PathLike | None = None,
-    num_workers: int | None = None,
-    train_batch_size: int = 128,
+    batch_size: int = 128,
     eval_batch_size: int = 512,
     device: torch.device | str = "cpu",
     seed: int = 0,
@@ -115,199 +104,280 @@ def load_image_data(
     num_processes: int = 1,
     progress: bool = True,
 ) -> ImageData:
-    """Load any labelled image data set and make batches of it.
+    """Load a labeled image data set and make batches of it.
+
+    The classes of a validation split are those of the training split, or in an open set its own. `max_train_samples`
+    and `max_eval_samples` are drawn with `seed`. Statistics that are not given are measured on the training images.
+    Label noise replaces exactly the given fraction (rounded to images) of the labels trained on, after images were
+    held out; the true class may be drawn, so that at 1 labels are independent of the images. Held-out and evaluation
+    images keep their labels, and all images keep their values. Pixels are shuffled in all splits, after resizing and
+    after values are computed, and before augmentation; the channels of a pixel stay together.
 
     Args:
-        name: Embedded data set, id on the Hub, or folder; see `hf_sphere.data.sources.load_splits`.
-        task: `classification`: `labels` are class indices, int64; `regression`: `labels` are real numbers, float32;
-            `joint`: class indices, and real numbers as `regression_labels`; `retrieval` and `few_shot`, the open sets:
-            class indices, where the evaluation images may be of other classes than the training images, and each side
-            numbers those that it has, in the order of the data.
-        config_name: Configuration of a data set that has several.
-        train_split: Split to train on.
-        eval_split: Split to report results on; None takes `test`, else `validation`.
-        validation_split: Split for choosing epochs. Its classes are those of the training split, or in an open set
-            its own.
-        validation_fraction: Instead, the share of the training split held out for that; stratified by class if there
-            are classes. In an open set it is a share of the classes, with all of their images.
-        image_column: Column of the images; found by its usual names if None.
-        label_column: Column of the class labels; found by its usual names if None.
-        train_classes: In an open set: put the images of both splits together, to train on those of the first so many
-            classes and evaluate on all others. None keeps the splits.
-        value_column: Column of the real numbers; found by its usual names if None.
-        computed_value: Instead of a column: name of a value computed from the pixels, before any augmentation; see
-            `hf_sphere.data.computed_values`. Only for images that are kept in memory.
-        image_size: Side in pixels, or (height, width), to resize to; None keeps the size of the first image.
-        num_channels: 1 or 3; None keeps those of the first image.
-        mean: Mean a channel for normalisation; measured on the training images if None.
-        std: Standard deviation a channel; measured if None.
-        augmentation: Random changes of training images.
+        options: The data set, its columns and splits, the shape of the images, corruption and augmentation. The data
+            set is a bundled one, an id on the Hub or a folder; see `hf_sphere.data.sources.load_splits`.
+        task: `classification`: `labels` are class indices, int64; `regression`: `labels` are real values, float32;
+            `joint`: class indices, with real values as `regression_labels`; `retrieval` and `few_shot`, the open sets:
+            class indices, where the classes of evaluation and training images may differ, and each part numbers those
+            that occur in it, in the order of the data.
+        targets: For regression and joint prediction, which values, computed ones only for images that are kept in
+            memory; for an open set, how classes are divided.
         episodes: Make training epochs of these episodes instead of passing over all images.
-        validation_episodes: The same for the images that choose the epoch; the same episodes each time, drawn by seeds
-            of their own.
-        eval_episodes: The same for the images that results are reported on.
-        max_train_samples: Use only so many training images, drawn by `seed`.
-        max_eval_samples: Use only so many evaluation images, drawn by `seed`.
-        label_noise: Share of the training labels, from 0 to 1, that are replaced by a class drawn uniformly over all
-            classes, so that at 1 they say nothing of the images. Exactly this share (rounded to whole images) of the
-            images trained on; those held out and those evaluated on keep their labels, and all keep their values.
-        shuffled_pixels: `per_image` puts the pixels of each image in an order of its own, `shared` those of all images
-            in one order, in training, validation and evaluation alike; the channels of a pixel stay together. After
-            resizing and after values are computed, before augmentation.
-        sample_classes: Keep only so many of the classes in both splits, drawn, and number them in the order of the
-            data. In an open set there is `train_classes` instead.
-        corruption_seed: Seed of the last three, for the same corruption whatever the seed of training; `seed` if None.
-        skip_corrupt: Leave corrupt images out instead of raising.
-        cache_dir: Folder for decoded data.
-        num_workers: Decoding processes.
-        train_batch_size: Images a training batch and process where there are no episodes, which have their own size.
-        eval_batch_size: Images an evaluation batch and process.
+        validation_episodes: Likewise for validation; every epoch has the same episodes, with their own seeds.
+        eval_episodes: Likewise for evaluation.
+        batch_size: Images per training batch and process; ignored with `episodes`, which have their own size.
+        eval_batch_size: Images per evaluation batch and process.
         device: Where images are kept (if small) and batches are made.
-        seed: Seed of order, augmentation, held-out part and subsets.
-        process_index: Which of the processes this is.
-        num_processes: How many processes share the data.
+        seed: Seed of order, augmentation, held-out part and subsets, and of corruption without `corruption_seed`.
+        process_index: Index of this process.
+        num_processes: Number of processes that share the data.
         progress: Whether to show progress bars.
 
     Raises:
-        ValueError: If a split, column, size, share or number of classes is not possible, a label is outside the
-            classes, a value is missing or not finite, or an image is corrupt; the message says what there is.
+        ValueError: If a split, column, size, fraction or number of classes is not possible, a label is outside the
+            classes, a value is missing or not finite, or an image is corrupt; the message lists what is available.
     """
-    check_task(task, label_column, value_column, computed_value, train_classes, episodes)
-    corruption = Corruption(
-        label_noise, shuffled_pixels, sample_classes, seed if corruption_seed is None else corruption_seed
+    values = targets if isinstance(targets, ValueOptions) else ValueOptions()
+    train_classes = targets.train_classes if isinstance(targets, OpenSetOptions) else None
+    check_task(task, options.label_column_name, values, train_classes, episodes)
+    augmentation = Augmentation(
+        options.crop_padding, options.horizontal_flip, options.rotation, options.random_resized_crop
     )
-    corruption.check_task(task)
-    splits = load_splits(name, config_name)
-    eval_name = choose_eval_split(splits, eval_split)
-    split_names = {"train": train_split, "eval": eval_name}
-    if validation_split is not None:
-        _check_validation_split(validation_split, split_names, validation_fraction, train_classes)
-        split_names["validation"] = validation_split
-    rows = {key: find_split(splits, split, f"--{key}_split") for key, split in split_names.items()}
-    image_column = find_column(rows["train"], image_column, IMAGE_COLUMNS, "image")
-    for part_rows in rows.values():
-        find_column(part_rows, image_column, (), "image")
-    class_names = []
-    if task != "regression":
-        label_column = find_column(rows["train"], label_column, LABEL_COLUMNS, "label")
-        for part_rows in rows.values():
-            find_column(part_rows, label_column, (), "label")
-        with_classes = rows["train"]
-        if task in OPEN_SETS:
-            with_classes, together = put_together(rows, split_names, [image_column, label_column])
-        class_names = read_class_names(with_classes, label_column)
-        if train_classes is not None:
-            rows = dict.fromkeys(rows, with_classes)
-            split_names = dict.fromkeys(rows, together)
-    if task in ("regression", "joint") and computed_value is None:
-        value_column = find_value_column(rows["train"], value_column)
-        for part_rows in rows.values():
-            find_value_column(part_rows, value_column)
-    shape = choose_shape(rows["train"], image_column, image_size, num_channels)
-    if computed_value is not None:
-        check_computable(computed_value, shape)
-    if augmentation is not None:
-        _warn_of_augmentation(augmentation, class_names, computed_value)
-
-    parts: dict[str, Split] = {}
-    for key, split in split_names.items():
-        classes = read_labels(rows[key], label_column, class_names, split) if label_column is not None else None
-        values = read_values(rows[key], value_column, split) if value_column is not None else None
-        parts[key] = open_split(rows[key], image_column, shape, classes, values)
-    if train_classes is not None:
-        trained = first_classes(parts["train"].known_classes, train_classes)
-        parts = {"train": parts["train"].select(trained), "eval": parts["eval"].select(~trained)}
-    elif task in OPEN_SETS:
-        for key in [key for key in parts if key != "train"]:
-            which = {"eval": "evaluation"}.get(key, key)
-            warn_of_shared_classes(parts["train"].known_classes, parts[key].known_classes, which)
-    if sample_classes is not None:
-        kept = corruption.draw_classes(len(class_names))
-        parts = {key: part.keep_classes(kept, class_names, split_names[key]) for key, part in parts.items()}
-        class_names = [class_names[index] for index in kept]
-    most = {"train": max_train_samples, "eval": max_eval_samples}
-    for key in parts:
-        parts[key] = read_images(
-            parts[key].sample(most.get(key), seed),
-            skip_corrupt=skip_corrupt,
-            cache_dir=cache_dir,
-            num_workers=num_workers,
-            progress=progress,
-        )
-        images = parts[key].images
-        if computed_value is not None and isinstance(images, Tensor):  # others have been refused
-            parts[key].values = COMPUTED_VALUES[computed_value](images)
-        parts[key].images = corruption.shuffle(images, parts[key].rows, split_names[key])
-    if validation_fraction:
+    corruption = _corruption(options, seed, task)
+    parts, class_names, shape = _open_parts(options, task, values, train_classes, corruption)
+    _warn_of_augmentation(augmentation, class_names, values.computed_value)
+    limits = {"train": options.max_train_samples, "eval": options.max_eval_samples}
+    reading: dict[str, Any] = {"computed_value": values.computed_value, "seed": seed, "progress": progress}
+    for key, part in parts.items():
+        parts[key] = prepare_images(part, options, corruption, max_samples=limits.get(key), **reading)
+    if options.validation_fraction:
         divide = hold_out_classes if task in OPEN_SETS else hold_out
-        parts["train"], parts["validation"] = divide(parts["train"], validation_fraction, seed)
+        parts["train"], parts["validation"] = divide(parts["train"], options.validation_fraction, seed)
     names = dict.fromkeys(parts, class_names)
     if task in OPEN_SETS:
         names = {key: part.number_classes(class_names) for key, part in parts.items()}
-    if label_noise:
-        train = parts["train"]
-        sizes = {"num_rows": len(rows["train"]), "num_classes": len(names["train"])}
-        train.classes = corruption.replace_labels(train.known_classes, train.rows, **sizes)
-    value_range = find_range(parts["train"].values) if parts["train"].values is not None else None
-    if mean is None or std is None:
-        measured_mean, measured_std = measure_pixels(parts["train"].images)
-        mean, std = mean or measured_mean, std or measured_std
-    mean, std = per_channel(mean, shape, "mean"), per_channel(std, shape, "std")
-
+    train = parts["train"]
+    if options.label_noise:
+        train.classes = corruption.replace_labels(
+            train.known_classes, train.rows, num_rows=train.num_rows, num_classes=len(names["train"])
+        )
+    mean, std = find_statistics(train.images, shape, options)
     drawn = {"train": episodes, "validation": validation_episodes, "eval": eval_episodes}
     for key, part in parts.items():
-        if (asked := drawn[key]) is not None:
+        if (wanted := drawn[key]) is not None:
             what = {"train": "a training", "eval": "an evaluation"}.get(key, f"a {key}")
-            check_episodes(part.known_classes, asked, names[key], what)
-    common: dict[str, Any] = {"num_workers": num_workers, "mean": mean, "std": std, "device": device}
-    common |= {"process_index": process_index, "num_processes": num_processes}
+            check_episodes(part.known_classes, wanted, names[key], what)
 
-    def held_out(key: str, number: int) -> ImageBatches:
-        # Episodes have seeds of their own, or those of the evaluation would follow those of the training.
-        size = eval_batch_size if drawn[key] is None else None
-        return parts[key].batches(batch_size=size, episodes=drawn[key], seed=mix_seed(seed, number), **common)
+    def batches(key: str, size: int, seed: int, **more: Any) -> ImageBatches:
+        return parts[key].batches(
+            options.dataloader_num_workers,
+            batch_size=size if drawn[key] is None else None,
+            episodes=drawn[key],
+            mean=mean,
+            std=std,
+            device=device,
+            seed=seed,
+            process_index=process_index,
+            num_processes=num_processes,
+            **more,
+        )
 
     return ImageData(
-        train=parts["train"].batches(
-            batch_size=train_batch_size if episodes is None else None,
-            augmentation=augmentation,
-            shuffle=True,
-            episodes=episodes,
-            seed=seed,
-            **common,
-        ),
-        evaluation=held_out("eval", 1),
-        eval_split=split_names["eval"],
-        validation=held_out("validation", 2) if "validation" in parts else None,
+        train=batches("train", batch_size, seed, augmentation=augmentation, shuffle=True),
+        # With the seed of training, the episodes of the evaluation would be those of the training.
+        evaluation=batches("eval", eval_batch_size, mix_seed(seed, 1)),
+        eval_split=parts["eval"].name,
+        validation=batches("validation", eval_batch_size, mix_seed(seed, 2)) if "validation" in parts else None,
         class_names=names["train"],
         shape=shape,
-        mean=list(mean),
-        std=list(std),
-        value_range=value_range,
+        mean=mean,
+        std=std,
+        value_range=None if train.values is None else find_range(train.values),
         eval_class_names=names["eval"],
     )
 
 
-def _check_validation_split(
-    name: str, others: Mapping[str, str], validation_fraction: float, train_classes: int | None
-) -> None:
-    """Refuse a split for choosing epochs that has another part to play, or is one of two such parts."""
-    if validation_fraction:
-        raise ValueError(
-            f"--validation_split {name} and --validation_fraction {validation_fraction} are two sources of images to "
-            "choose the epoch on; give one of them."
-        )
+def load_image_split(
+    options: ImageDataOptions,
+    split: str | None = None,
+    *,
+    train_classes: int | None = None,
+    max_samples: int | None = None,
+    batch_size: int = 512,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    process_index: int = 0,
+    num_processes: int = 1,
+    progress: bool = True,
+) -> ImageSplit:
+    """Load one split as in evaluation: in its order and without random changes.
+
+    Args:
+        options: The data set, its columns, the shape of the images and the corruption, as in training: with the same
+            `seed` or `corruption_seed`, classes and pixels are those of `load_image_data`. Mean and standard deviation
+            are required; the image processor of a model has them. The split need not have labels. Other options are
+            ignored.
+        split: Name of the split; None for the one that `load_image_data` evaluates on.
+        train_classes: Instead of the split, load what retrieval by `load_image_data` evaluates on with this number: the
+            images of `options.train_split` and of this split, without the first `train_classes` classes.
+        max_samples: Use at most this many images, drawn with `seed`.
+        batch_size: Images per batch and process.
+        device: Where images are kept (if small) and batches are made.
+        seed: Seed of the subset, and of corruption without `corruption_seed`.
+        process_index: Index of this process.
+        num_processes: Number of processes that share the data.
+        progress: Whether to show progress bars.
+
+    Raises:
+        ValueError: If a split, a column, a size or a number of classes is not possible, a label is outside the classes,
+            or an image is corrupt; the message lists what is available.
+    """
+    if options.image_mean is None or options.image_std is None:
+        raise ValueError("image_mean and image_std must be given to load a split as in evaluation.")
+    corruption = _corruption(options, seed, "classification" if train_classes is None else "retrieval", noise=False)
+    splits = load_splits(options.dataset_name, options.dataset_config_name)
+    name = choose_eval_split(splits, split)
+    rows = find_split(splits, name, "--split")
+    image_column = find_column(rows, options.image_column_name, IMAGE_COLUMNS, "image")
+    label_column, class_names = options.label_column_name, []
+    with_train = train_classes is not None or options.sample_classes is not None
+    if with_train or label_column is not None or not set(LABEL_COLUMNS).isdisjoint(rows.column_names):
+        label_column = find_column(rows, label_column, LABEL_COLUMNS, "label")
+        with_classes = rows
+        if with_train:
+            with_classes = find_split(splits, options.train_split, "--train_split")
+            find_column(with_classes, label_column, (), "label")
+        if train_classes is not None:
+            find_column(with_classes, image_column, (), "image")
+            name, rows = _pool({options.train_split: with_classes, name: rows}, [image_column, label_column])
+            with_classes = rows
+        class_names = read_class_names(with_classes, label_column)
+    shape = choose_shape(rows, image_column, options)
+    part = _open_split(name, rows, image_column, shape, label_column, class_names)
+    if label_column is None:
+        part.classes = torch.full((len(part),), -1)
     if train_classes is not None:
-        raise ValueError(
-            f"--train_classes {train_classes} divides the classes of all images, and --validation_split {name} would "
-            "have some of both sides; hold out training classes with --validation_fraction instead."
-        )
-    for part, split in others.items():
-        if split == name:
+        part = part.select(~first_classes(part.known_classes, train_classes))
+    if options.sample_classes is not None:
+        kept = corruption.draw_classes(len(class_names))
+        part, class_names = part.keep_classes(kept, class_names), [class_names[index] for index in kept]
+    part = prepare_images(part, options, corruption, max_samples=max_samples, seed=seed, progress=progress)
+    if train_classes is not None:
+        class_names = part.number_classes(class_names)
+    mean, std = find_statistics(part.images, shape, options)
+    batches = part.batches(
+        options.dataloader_num_workers,
+        batch_size=batch_size,
+        mean=mean,
+        std=std,
+        device=device,
+        process_index=process_index,
+        num_processes=num_processes,
+    )
+    return ImageSplit(batches, class_names, len(part), part.name)
+
+
+def _corruption(options: ImageDataOptions, seed: int, task: str, noise: bool = True) -> Corruption:
+    seed = seed if options.corruption_seed is None else options.corruption_seed
+    share = options.label_noise if noise else 0.0
+    corruption = Corruption(share, options.shuffled_pixels, options.sample_classes, seed)
+    corruption.check_task(task)
+    return corruption
+
+
+def _open_parts(
+    options: ImageDataOptions, task: str, values: ValueOptions, train_classes: int | None, corruption: Corruption
+) -> tuple[dict[str, Split], list[str], ImageShape]:
+    """Open the parts `train`, `eval` and perhaps `validation`; returns them, the class names and the image shape."""
+    rows = _choose_splits(options, train_classes)
+    image_column = _common_column(rows, options.image_column_name, IMAGE_COLUMNS, "image")
+    label_column, value_column, class_names = None, None, []
+    if task != "regression":
+        label_column = _common_column(rows, options.label_column_name, LABEL_COLUMNS, "label")
+        _, with_classes = rows["train"]
+        if task in OPEN_SETS:
+            pooled = _pool(dict(rows.values()), [image_column, label_column])
+            rows = rows if train_classes is None else dict.fromkeys(rows, pooled)
+            _, with_classes = pooled
+        class_names = read_class_names(with_classes, label_column)
+    if task in ("regression", "joint") and values.computed_value is None:
+        instead = f", or compute a value with --computed_value ({', '.join(COMPUTED_VALUES)})"
+        value_column = _common_column(rows, values.value_column_name, VALUE_COLUMNS, "value", instead)
+    shape = choose_shape(rows["train"][1], image_column, options)
+    if values.computed_value is not None:
+        check_computable(values.computed_value, shape)
+    parts = {
+        key: _open_split(name, part_rows, image_column, shape, label_column, class_names, value_column)
+        for key, (name, part_rows) in rows.items()
+    }
+    if train_classes is not None:
+        trained = first_classes(parts["train"].known_classes, train_classes)
+        parts = {"train": parts["train"].select(trained), "eval": parts["eval"].select(~trained)}
+    elif task in OPEN_SETS:
+        for key in list(parts)[1:]:
+            which = "evaluation" if key == "eval" else key
+            warn_of_shared_classes(parts["train"].known_classes, parts[key].known_classes, which)
+    if options.sample_classes is not None:
+        kept = corruption.draw_classes(len(class_names))
+        parts = {key: part.keep_classes(kept, class_names) for key, part in parts.items()}
+        class_names = [class_names[index] for index in kept]
+    return parts, class_names, shape
+
+
+def _choose_splits(options: ImageDataOptions, train_classes: int | None) -> dict[str, tuple[str, Dataset]]:
+    """Name and rows of the splits `train`, `eval` and perhaps `validation`."""
+    splits = load_splits(options.dataset_name, options.dataset_config_name)
+    names = {"train": options.train_split, "eval": choose_eval_split(splits, options.eval_split)}
+    if (name := options.validation_split) is not None:
+        if options.validation_fraction:
             raise ValueError(
-                f"--validation_split {name} is the split of --{part}_split too, so the epoch would not be chosen on "
-                "images of its own; name another one, or hold out training images with --validation_fraction."
+                f"--validation_split {name} and --validation_fraction {options.validation_fraction} are two sources of "
+                "images to choose the epoch on; give one of them."
             )
+        if train_classes is not None:
+            raise ValueError(
+                f"--train_classes {train_classes} divides the classes of all images, and --validation_split {name} "
+                "would have some of both sides; hold out training classes with --validation_fraction instead."
+            )
+        for key, other in names.items():
+            if other == name:
+                raise ValueError(
+                    f"--validation_split {name} is the split of --{key}_split too, so the epoch would not be chosen on "
+                    "separate images; name another one, or hold out training images with --validation_fraction."
+                )
+        names["validation"] = name
+    return {key: (name, find_split(splits, name, f"--{key}_split")) for key, name in names.items()}
+
+
+def _common_column(
+    rows: dict[str, tuple[str, Dataset]], given: str | None, candidates: tuple[str, ...], what: str, instead: str = ""
+) -> str:
+    """Find a column in the training split, and check that the other splits have it."""
+    found = find_column(rows["train"][1], given, candidates, what, instead=instead)
+    for _, part_rows in rows.values():
+        find_column(part_rows, found, (), what)
+    return found
+
+
+def _pool(rows: dict[str, Dataset], columns: list[str]) -> tuple[str, Dataset]:
+    """Concatenate splits, and join their names."""
+    return "+".join(rows), concatenate_datasets([part.select_columns(columns) for part in rows.values()])
+
+
+def _open_split(
+    name: str,
+    rows: Dataset,
+    image_column: str,
+    shape: ImageShape,
+    label_column: str | None,
+    class_names: list[str],
+    value_column: str | None = None,
+) -> Split:
+    """Open all images of a split, encoded, with their targets."""
+    classes = None if label_column is None else read_labels(rows, label_column, class_names, name)
+    values = None if value_column is None else read_values(rows, value_column, name)
+    images = EncodedImages(rows, image_column, shape)
+    return Split(name, len(rows), images, torch.arange(len(rows)), classes, values)
 
 
 def _warn_of_augmentation(augmentation: Augmentation, class_names: list[str], computed_value: str | None) -> None:

@@ -1,16 +1,18 @@
 """The images of one split with their targets, on the way from the data set to batches."""
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset
 from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from torch import Tensor
 
 from hf_sphere.data.batches import ImageBatches, ImagesFromDisk, ImagesInMemory
+from hf_sphere.data.computed_values import COMPUTED_VALUES
+from hf_sphere.data.corruption import Corruption
 from hf_sphere.data.decoding import (
     CorruptImageError,
     EncodedImages,
@@ -20,7 +22,8 @@ from hf_sphere.data.decoding import (
     probe_shape,
     stack_images,
 )
-from hf_sphere.data.open_set import held_out_classes, number_classes
+from hf_sphere.data.open_set import held_out_classes
+from hf_sphere.data.options import ImageDataOptions
 
 LARGEST_SIDE_IN_MEMORY = 96
 """Images up to this many pixels a side are decoded once and kept on the device; larger ones stream from disk."""
@@ -28,15 +31,19 @@ LARGEST_SIDE_IN_MEMORY = 96
 
 @dataclass
 class Split:
-    """Images and targets between loading and batching.
+    """Images and targets of a split.
 
     Attributes:
+        name: Name of the split.
+        num_rows: Rows of the data set.
         images: Encoded, or decoded as uint8 (N, C, H, W).
-        rows: (N,) row of the data set that each image is.
-        classes: (N,) class indices, if there are classes.
-        values: (N,) real numbers, if there are values.
+        rows: (N,) row of the data set of each image.
+        classes: (N,) class indices, for tasks with classes.
+        values: (N,) real values, for tasks with values.
     """
 
+    name: str
+    num_rows: int
     images: Tensor | EncodedImages
     rows: Tensor
     classes: Tensor | None = None
@@ -45,36 +52,19 @@ class Split:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def select(self, indices: Tensor) -> "Split":
-        """Keep only some of the images, by index or by mask."""
-        images = self.images[indices] if isinstance(self.images, Tensor) else self.images.select(indices)
-        return Split(images, self.rows[indices], _pick(self.classes, indices), _pick(self.values, indices))
-
     @property
     def known_classes(self) -> Tensor:
-        """Class indices, (N,), of a task that has classes."""
-        assert self.classes is not None  # a task without classes is refused earlier
+        """Class indices, (N,), of a task with classes."""
+        assert self.classes is not None  # checked by `check_task`
         return self.classes
 
-    def keep_classes(self, kept: Tensor, names: Sequence[str], split: str) -> "Split":
-        """Keep the images of some classes, (K,) in increasing order, and number these from 0 on."""
-        part = self.select(torch.isin(self.known_classes, kept))
-        if len(part) == 0:
-            drawn = ", ".join(names[index] for index in kept[:10])
-            raise ValueError(
-                f"split {split!r} has no image of the {len(kept)} classes drawn by --sample_classes ({drawn}). Ask "
-                "for more, or draw others with another --corruption_seed."
-            )
-        part.classes = torch.searchsorted(kept, part.known_classes)
-        return part
-
-    def number_classes(self, names: Sequence[str]) -> list[str]:
-        """Number the classes that occur from 0 on and return the names that are left."""
-        self.classes, left = number_classes(self.known_classes, names)
-        return left
+    def select(self, indices: Tensor) -> "Split":
+        """Select images by index or by mask."""
+        images = self.images[indices] if isinstance(self.images, Tensor) else self.images.select(indices)
+        return self._with_images(images, indices)
 
     def sample(self, count: int | None, seed: int) -> "Split":
-        """Keep only so many images, drawn by `seed`; all of them if `count` is None."""
+        """Select `count` random images, or all of them if `count` is None."""
         if count is None or count >= len(self):
             return self
         if count < 1:
@@ -82,8 +72,37 @@ class Split:
         drawn = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))[:count]
         return self.select(drawn.sort().values)
 
+    def keep_classes(self, kept: Tensor, names: Sequence[str]) -> "Split":
+        """Select the images of some classes, (K,) in increasing order, and number these classes from 0."""
+        part = self.select(torch.isin(self.known_classes, kept))
+        if len(part) == 0:
+            drawn = ", ".join(names[index] for index in kept[:10])
+            raise ValueError(
+                f"split {self.name!r} has no image of the {len(kept)} classes drawn by --sample_classes ({drawn}). Use "
+                "more classes, or draw others with another --corruption_seed."
+            )
+        part.classes = torch.searchsorted(kept, part.known_classes)
+        return part
+
+    def number_classes(self, names: Sequence[str]) -> list[str]:
+        """Number the classes that occur from 0 and return their names."""
+        classes, self.classes = self.known_classes.unique(return_inverse=True)
+        return [names[index] for index in classes.tolist()]
+
+    def read(self, options: ImageDataOptions, *, progress: bool) -> "Split":
+        """Decode images that fit in memory; of larger ones, drop the corrupt ones if the options say so."""
+        encoded = self.images
+        assert isinstance(encoded, EncodedImages)  # a split is read once
+        skip, workers = options.skip_corrupt_images, options.dataloader_num_workers
+        if stays_in_memory(encoded.shape):
+            images, good = decode_all(
+                encoded, skip_corrupt=skip, cache_dir=options.cache_dir, num_workers=workers, progress=progress
+            )
+            return self._with_images(images, good)
+        return self.select(find_good(encoded, num_workers=workers, progress=progress)) if skip else self
+
     def batches(self, num_workers: int | None, **options: Any) -> ImageBatches:
-        """Make batches, for which `options` are those of `ImageBatches`."""
+        """Make batches; `options` are those of `ImageBatches`."""
         labels = self.values if self.classes is None else self.classes
         assert labels is not None  # every task has targets
         options["rows"] = self.rows
@@ -94,41 +113,27 @@ class Split:
         workers = min(os.cpu_count() or 1, 16) if num_workers is None else num_workers
         return ImagesFromDisk(self.images, labels, num_workers=workers, **options)
 
-
-def put_together(
-    rows: Mapping[str, Dataset], split_names: Mapping[str, str], columns: list[str]
-) -> tuple[Dataset, str]:
-    """One data set of the splits, the images of a split that has two parts to play counted once, and its name."""
-    distinct = {split_names[key]: dataset for key, dataset in rows.items()}
-    together = concatenate_datasets([dataset.select_columns(columns) for dataset in distinct.values()])
-    return together, "+".join(distinct)
+    def _with_images(self, images: Tensor | EncodedImages, indices: Tensor) -> "Split":
+        classes, values = (None if part is None else part[indices] for part in (self.classes, self.values))
+        return replace(self, images=images, rows=self.rows[indices], classes=classes, values=values)
 
 
-def open_split(
-    rows: Dataset, image_column: str, shape: ImageShape, classes: Tensor | None = None, values: Tensor | None = None
-) -> Split:
-    """Begin with all images of a split, encoded."""
-    return Split(EncodedImages(rows, image_column, shape), torch.arange(len(rows)), classes, values)
-
-
-def read_images(
+def prepare_images(
     split: Split,
+    options: ImageDataOptions,
+    corruption: Corruption,
     *,
-    skip_corrupt: bool,
-    cache_dir: str | os.PathLike | None,
-    num_workers: int | None,
+    max_samples: int | None,
+    computed_value: str | None = None,
+    seed: int,
     progress: bool,
 ) -> Split:
-    """Decode the images if they are small; of larger ones leave out, if asked to, those that cannot be decoded."""
-    encoded = split.images
-    assert isinstance(encoded, EncodedImages)  # a split is read once
-    if stays_in_memory(encoded.shape):
-        images, good = decode_all(
-            encoded, skip_corrupt=skip_corrupt, cache_dir=cache_dir, num_workers=num_workers, progress=progress
-        )
-        return Split(images, split.rows[good], _pick(split.classes, good), _pick(split.values, good))
-    if skip_corrupt:
-        return split.select(find_good(encoded, num_workers=num_workers, progress=progress))
+    """Sample images, read them, compute their values if required, and shuffle their pixels."""
+    split = split.sample(max_samples, seed).read(options, progress=progress)
+    images = split.images
+    if computed_value is not None and isinstance(images, Tensor):  # `check_computable` rejects the others
+        split.values = COMPUTED_VALUES[computed_value](images)
+    split.images = corruption.shuffle(images, split.rows, split.name)
     return split
 
 
@@ -177,20 +182,17 @@ def check_computable(value: str, shape: ImageShape) -> None:
         )
 
 
-def choose_shape(
-    rows: Dataset, column: str, image_size: int | Sequence[int] | None, num_channels: int | None
-) -> ImageShape:
-    """Take the shape asked for, and where none is, that of the first image."""
+def choose_shape(rows: Dataset, column: str, options: ImageDataOptions) -> ImageShape:
+    """Return the shape that the options give, or else that of the first image."""
     found = probe_shape(rows, column)
-    if num_channels not in (None, 1, 3):
-        raise ValueError(f"num_channels must be 1 or 3; got {num_channels}.")
+    if options.num_channels not in (None, 1, 3):
+        raise ValueError(f"num_channels must be 1 or 3; got {options.num_channels}.")
     height, width = found.height, found.width
-    if image_size is not None:
-        sides = [image_size] if isinstance(image_size, int) else list(image_size)
-        if len(sides) not in (1, 2) or min(sides) < 1:
-            raise ValueError(f"image_size must be a side in pixels or (height, width); got {image_size}.")
-        height, width = sides[0], sides[-1]
-    return ImageShape(num_channels or found.channels, height, width)
+    if (size := options.image_size) is not None:
+        if len(size) not in (1, 2) or min(size) < 1:
+            raise ValueError(f"image_size must be a side in pixels or (height, width); got {size}.")
+        height, width = size[0], size[-1]
+    return ImageShape(options.num_channels or found.channels, height, width)
 
 
 def measure_pixels(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[list[float], list[float]]:
@@ -213,10 +215,21 @@ def measure_pixels(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[
     return mean, std
 
 
-def per_channel(values: Sequence[float], shape: ImageShape, what: str) -> list[float]:
-    """Repeat a single statistic over the channels, and refuse any other number of them."""
+def find_statistics(
+    images: Tensor | EncodedImages, shape: ImageShape, options: ImageDataOptions
+) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation per channel: those of the options, else measured."""
+    mean, std = options.image_mean, options.image_std
+    if mean is None or std is None:
+        measured_mean, measured_std = measure_pixels(images)
+        mean, std = mean or measured_mean, std or measured_std
+    return _per_channel(mean, shape, "mean"), _per_channel(std, shape, "std")
+
+
+def _per_channel(values: Sequence[float], shape: ImageShape, what: str) -> list[float]:
+    """Repeat a single statistic for all channels."""
     if len(values) not in (1, shape.channels):
-        raise ValueError(f"{what} needs one value or {shape.channels} (one a channel); got {list(values)}.")
+        raise ValueError(f"{what} needs one value or {shape.channels} (one per channel); got {list(values)}.")
     if what == "std" and min(values) <= 0:
         raise ValueError(f"std must be positive; got {list(values)}.")
     return [float(value) for value in values] * (shape.channels // len(values))
@@ -225,7 +238,3 @@ def per_channel(values: Sequence[float], shape: ImageShape, what: str) -> list[f
 def _check_share(fraction: float) -> None:
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"validation_fraction must lie between 0 and 1; got {fraction}.")
-
-
-def _pick(targets: Tensor | None, indices: Tensor) -> Tensor | None:
-    return None if targets is None else targets[indices]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hf_sphere.data.computed_values import COMPUTED_VALUES
 from hf_sphere.data.episodes import Episodes
-from hf_sphere.data.sources import VALUE_COLUMNS, find_column
+from hf_sphere.data.options import ValueOptions
 
 Task = Literal["classification", "regression", "joint", "retrieval", "few_shot"]
 """What `labels` are: classes, real numbers, classes with real numbers beside them, or (the last two) classes of which
@@ -22,16 +22,14 @@ OPEN_SETS = ("retrieval", "few_shot")
 def check_task(
     task: str,
     label_column: str | None,
-    value_column: str | None,
-    computed_value: str | None,
+    values: ValueOptions,
     train_classes: int | None = None,
     episodes: Episodes | None = None,
 ) -> None:
-    """Refuse a task that does not exist, or a choice of targets or episodes that does not go with it."""
+    """Refuse a task that does not exist, or targets or episodes that do not fit it."""
     if task not in get_args(Task):
         raise ValueError(f"task must be classification, regression, joint, retrieval or few_shot; got {task!r}.")
-    given = [f"--value_column_name {value_column}"] if value_column is not None else []
-    given += [f"--computed_value {computed_value}"] if computed_value is not None else []
+    given = [f"--{name} {value}" for name, value in vars(values).items() if value is not None]
     if len(given) == 2:
         raise ValueError(f"{' and '.join(given)} are two sources of one value; give one of them.")
     if given and task in ("classification", *OPEN_SETS):
@@ -46,16 +44,10 @@ def check_task(
     if label_column is not None and task == "regression":
         raise ValueError(
             f"--label_column_name {label_column} has no use in regression, which learns no classes: leave it out, or "
-            "choose task classification or joint. Real numbers come from --value_column_name."
+            "choose task classification or joint. Real values come from --value_column_name."
         )
-    if computed_value is not None and computed_value not in COMPUTED_VALUES:
-        raise ValueError(f"no computed value {computed_value!r}; there are {', '.join(COMPUTED_VALUES)}.")
-
-
-def find_value_column(rows: Dataset, given: str | None) -> str:
-    """Return the column of values that was given or that has a usual name, or say which columns there are."""
-    computed = f", or compute a value with --computed_value ({', '.join(COMPUTED_VALUES)})"
-    return find_column(rows, given, VALUE_COLUMNS, "value", instead=computed)
+    if values.computed_value is not None and values.computed_value not in COMPUTED_VALUES:
+        raise ValueError(f"no computed value {values.computed_value!r}; there are {', '.join(COMPUTED_VALUES)}.")
 
 
 def read_values(rows: Dataset, column: str, split: str) -> Tensor:

@@ -14,6 +14,7 @@ from datasets import Dataset, DatasetDict, Features, List, Value, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from torch import Tensor
 
+from hf_sphere.data.options import TextDataOptions
 from hf_sphere.data.sources import find_column, find_split
 from hf_sphere.data.text_batches import Masking, TextBatches, Vocabulary
 
@@ -44,22 +45,11 @@ class TextData:
 
 
 def load_text_data(
-    name: str,
+    options: TextDataOptions,
     tokenizer: Any,
     *,
-    config_name: str | None = None,
-    train_split: str = "train",
-    eval_split: str | None = None,
-    validation_split: str | None = None,
-    validation_fraction: float = 0.0,
-    text_column: str | None = None,
-    block_length: int = 128,
-    masking: Masking | None = None,
-    max_train_samples: int | None = None,
-    max_eval_samples: int | None = None,
-    cache_dir: str | os.PathLike | None = None,
-    num_proc: int | None = None,
-    train_batch_size: int = 8,
+    block_length: int,
+    batch_size: int = 8,
     eval_batch_size: int = 8,
     device: torch.device | str = "cpu",
     seed: int = 0,
@@ -67,79 +57,77 @@ def load_text_data(
     num_processes: int = 1,
     progress: bool = True,
 ) -> TextData:
-    """Load any text data set and make batches of it.
+    """Load a text data set and make batches of it.
 
-    The texts of a split are tokenised as they are, joined, and cut into blocks; what is left at the end of a split and
-    makes no whole block is dropped. The tokens, five bytes each, are kept on the device.
+    The texts of a split are tokenized, joined, and cut into blocks; an incomplete last block is dropped. The tokens,
+    five bytes each, are kept on the device. `max_train_samples` and `max_eval_samples` count blocks.
 
     Args:
-        name: Id on the Hub, a folder, or a file of text, parquet, json or csv; see `load_text_splits`.
+        options: The data set (see `load_text_splits`), its column and splits, and the masking. `max_seq_length` is
+            ignored in favor of `block_length`.
         tokenizer: Tokenizer of transformers with a mask token.
-        config_name: Configuration of a data set that has several.
-        train_split: Split to train on.
-        eval_split: Split to report results on; None takes `test`, else `validation`, else the held-out part.
-        validation_split: Split to choose epochs on; None takes `validation` where it is neither of the other two.
-        validation_fraction: Share of the training text, its end, held out instead.
-        text_column: Column of the texts; found by its usual names if None.
-        block_length: Tokens a block, special tokens included.
-        masking: Which tokens are targets; None hides nothing and makes all of them targets.
-        max_train_samples: Use only so many training blocks, drawn by `seed`.
-        max_eval_samples: Use only so many evaluation blocks, and as many of the validation, drawn by `seed`.
-        cache_dir: Folder for what `datasets` keeps; its own if None.
-        num_proc: Processes that tokenise; one if None.
-        train_batch_size: Blocks a training batch and process.
-        eval_batch_size: Blocks an evaluation batch and process.
+        block_length: Tokens per block, special tokens included.
+        batch_size: Blocks per training batch and process.
+        eval_batch_size: Blocks per evaluation batch and process.
         device: Where blocks are kept and batches are made.
         seed: Seed of order, masks and subsets.
-        process_index: Which of the processes this is.
-        num_processes: How many processes share the data.
+        process_index: Index of this process.
+        num_processes: Number of processes that share the data.
         progress: Whether to show progress bars.
 
     Raises:
-        ValueError: If a split, column, length or share is not possible, or there is too little text; the message says
-            what there is.
+        ValueError: If a split, column, length or fraction is not possible, or there is too little text; the message
+            lists what is available.
     """
     vocabulary = Vocabulary.of(tokenizer)
     room = block_length - len(vocabulary.prefix) - len(vocabulary.suffix)
     if room < 1:
-        raise ValueError(f"max_seq_length {block_length} leaves no token beside the special ones; take at least 8.")
-    if masking is not None and masking.whole_words and not tokenizer.is_fast:
+        raise ValueError(f"max_seq_length {block_length} leaves no token beside the special ones; use at least 8.")
+    if options.whole_word_masking and not tokenizer.is_fast:
         raise ValueError(
-            f"whole_word_masking needs a fast tokenizer, which knows its words; {type(tokenizer).__name__} is a slow "
-            "one. Leave it out, or name a fast one with --tokenizer_name."
+            f"whole_word_masking needs a fast tokenizer, which marks words; {type(tokenizer).__name__} is a slow one. "
+            "Leave it out, or name a fast one with --tokenizer_name."
         )
     with _progress_bars(progress):
-        splits = load_text_splits(name, config_name, cache_dir)
-        names = _choose_splits(splits, train_split, eval_split, validation_split, validation_fraction)
+        splits = load_text_splits(options.dataset_name, options.dataset_config_name, options.cache_dir)
+        names = _choose_splits(splits, options)
         rows = {key: find_split(splits, split, f"--{key}_split") for key, split in names.items()}
-        text_column = _find_text_column(rows, text_column)
-        parts = {key: _read_blocks(each, text_column, tokenizer, room, num_proc) for key, each in rows.items()}
-    if validation_fraction:
+        column = _find_text_column(rows, options.text_column_name)
+        workers = options.preprocessing_num_workers
+        parts = {key: _read_blocks(each, column, tokenizer, room, workers) for key, each in rows.items()}
+    if fraction := options.validation_fraction:
         held_out = "validation" if "eval" in names else "eval"
-        parts["train"], parts[held_out] = _hold_out(parts["train"], validation_fraction)
-        names[held_out] = f"the last {validation_fraction:.0%} of {train_split}"
-    parts = {
-        key: _sample(blocks, max_train_samples if key == "train" else max_eval_samples, seed)
-        for key, blocks in parts.items()
-    }
-    for key, (tokens, _) in parts.items():
-        if len(tokens) == 0:
+        parts["train"], parts[held_out] = _hold_out(parts["train"], fraction)
+        names[held_out] = f"the last {fraction:.0%} of {options.train_split}"
+    for key, blocks in parts.items():
+        parts[key] = _sample(blocks, options.max_train_samples if key == "train" else options.max_eval_samples, seed)
+        if len(parts[key][0]) == 0:
             raise ValueError(
-                f"{names[key]} has too little text for one block of {block_length} tokens; give more text or a smaller "
+                f"{names[key]} has too little text for one block of {block_length} tokens; use more text or a smaller "
                 "--max_seq_length."
             )
+    masking = None
+    if options.objective == "masked":
+        masking = Masking(options.mask_probability or Masking.probability, options.whole_word_masking)
 
-    def batches(key: str, **options: Any) -> TextBatches:
-        tokens, starts = parts[key]
-        options |= {"masking": masking, "device": device, "seed": seed}
-        options |= {"process_index": process_index, "num_processes": num_processes}
-        return TextBatches(tokens, starts, vocabulary, **options)
+    def batches(key: str, size: int, shuffle: bool = False) -> TextBatches:
+        return TextBatches(
+            *parts[key],
+            vocabulary,
+            batch_size=size,
+            masking=masking,
+            device=device,
+            shuffle=shuffle,
+            seed=seed,
+            process_index=process_index,
+            num_processes=num_processes,
+        )
 
     return TextData(
-        train=batches("train", batch_size=train_batch_size, shuffle=True),
-        evaluation=batches("eval", batch_size=eval_batch_size),
+        train=batches("train", batch_size, shuffle=True),
+        evaluation=batches("eval", eval_batch_size),
         eval_split=names["eval"],
-        validation=batches("validation", batch_size=eval_batch_size) if "validation" in parts else None,
+        validation=batches("validation", eval_batch_size) if "validation" in parts else None,
         validation_split=names.get("validation"),
     )
 
@@ -177,22 +165,22 @@ def load_text_splits(
     return splits
 
 
-def _choose_splits(
-    splits: DatasetDict, train: str, evaluation: str | None, validation: str | None, fraction: float
-) -> dict[str, str]:
-    """Names of the splits to read, by what they are for; without `eval` where the held-out part has to do."""
+def _choose_splits(splits: DatasetDict, options: TextDataOptions) -> dict[str, str]:
+    """Names of the splits `train`, `eval` and `validation`; without `eval` if the held-out part takes its place."""
+    validation, fraction = options.validation_split, options.validation_fraction
     if fraction and validation is not None:
         raise ValueError(f"validation_split {validation!r} and validation_fraction exclude each other; leave one out.")
     if fraction and not 0.0 < fraction < 1.0:
         raise ValueError(f"validation_fraction must lie between 0 and 1; got {fraction}.")
-    names = {"train": train}
-    found = evaluation or next((name for name in ("test", "validation") if name in splits and name != train), None)
+    names = {"train": options.train_split}
+    usual = (name for name in ("test", "validation") if name in splits and name != options.train_split)
+    found = options.eval_split or next(usual, None)
     if found is not None:
         names["eval"] = found
     elif not fraction:
         raise ValueError(
             f"there is no split to report results on; the data has {', '.join(splits)}. Choose one with --eval_split, "
-            "or hold a part of the training text out with --validation_fraction 0.1."
+            "or hold out a part of the training text with --validation_fraction 0.1."
         )
     if validation is None and not fraction and "validation" in splits and "validation" not in names.values():
         validation = "validation"

@@ -65,7 +65,7 @@ def find_preparation(
         std: Standard deviation a channel, likewise.
 
     Returns:
-        Keywords of `hf_sphere.data.load_image_split`.
+        Fields of `hf_sphere.data.ImageDataOptions`: image_size, num_channels, image_mean and image_std.
 
     Raises:
         ValueError: If mean and deviation are neither in the processor nor given, or in both.
@@ -79,14 +79,15 @@ def find_preparation(
                 f"{name} has no image processor that says how images are normalised. Give --image_mean and "
                 "--image_std of its training images."
             ) from error
-        return {"image_size": list(config.input_size), "num_channels": config.num_channels, "mean": mean, "std": std}
+        size, channels = list(config.input_size), config.num_channels
+        return {"image_size": size, "num_channels": channels, "image_mean": mean, "image_std": std}
     if given:
         raise ValueError(f"{name} has an image processor that says --{given[0]}; leave it out.")
     return {
         "image_size": [processor.size["height"], processor.size["width"]],
         "num_channels": processor.num_channels,
-        "mean": processor.image_mean,
-        "std": processor.image_std,
+        "image_mean": processor.image_mean,
+        "image_std": processor.image_std,
     }
 
 

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_model
 from torch import Tensor
 
-from hf_sphere.data import load_image_split
+from hf_sphere.data import ImageDataOptions, load_image_split
 from hf_sphere.data.thumbnails import load_thumbnails
 from hf_sphere.embeddings.extract import class_names_of, embed, find_preparation, in_order, load_embedder
 from hf_sphere.embeddings.store import Embeddings
@@ -115,18 +115,21 @@ def embed_snapshots(
     """
     about, accelerator = data.about, Accelerator()
     model = load_embedder(about["model"]).to(accelerator.device).eval()
-    split = load_image_split(
+    options = ImageDataOptions(
         about["dataset"],
-        about["split"].split("+")[-1],
-        **find_preparation(about["model"], model.config, about.get("image_mean"), about.get("image_std")),
-        config_name=about.get("dataset_config_name"),
-        image_column=about.get("image_column_name"),
-        train_classes=about.get("train_classes"),
+        about.get("dataset_config_name"),
         train_split=about.get("train_split") or "train",
-        skip_corrupt=True,
+        image_column_name=about.get("image_column_name"),
+        **find_preparation(about["model"], model.config, about.get("image_mean"), about.get("image_std")),
+        skip_corrupt_images=True,
+        cache_dir=None if cache_dir is None else str(cache_dir),
+    )
+    split = load_image_split(
+        options,
+        about["split"].split("+")[-1],
+        train_classes=about.get("train_classes"),
         max_samples=max_samples,
         seed=seed,
-        cache_dir=cache_dir,
         device=accelerator.device,
         progress=progress,
     )

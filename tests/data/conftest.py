@@ -1,5 +1,6 @@
 import io
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import datasets
@@ -8,7 +9,17 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from PIL import Image as PILImage
 
-from hf_sphere.data import ImageData, decoding, load_image_data, sources
+from hf_sphere.data import (
+    ImageData,
+    ImageDataOptions,
+    ImageSplit,
+    OpenSetOptions,
+    ValueOptions,
+    decoding,
+    load_image_data,
+    load_image_split,
+    sources,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -79,13 +90,42 @@ def embed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return offer
 
 
+def _taken(cls: type, given: dict, **defaults) -> dict:
+    """Remove the fields of a dataclass from `given` and return them."""
+    return defaults | {field.name: given.pop(field.name) for field in fields(cls) if field.name in given}
+
+
 @pytest.fixture
-def load(tmp_path: Path, embed: Callable[..., str]) -> Callable[..., ImageData]:
-    """Make batches of a training split, and of a test split that is the same unless given, by `load_image_data`."""
+def load_named(tmp_path: Path) -> Callable[..., ImageData]:
+    """Call `load_image_data`: fields of the option dataclasses are keywords like the others."""
+
+    def load(name: str, **given) -> ImageData:
+        defaults = {"cache_dir": str(tmp_path / "decoded"), "dataloader_num_workers": 0}
+        options = ImageDataOptions(name, **_taken(ImageDataOptions, given, **defaults))
+        targets = [cls(**taken) for cls in (ValueOptions, OpenSetOptions) if (taken := _taken(cls, given))]
+        return load_image_data(options, **({"progress": False, "targets": targets[0] if targets else None} | given))
+
+    return load
+
+
+@pytest.fixture
+def load_one(tmp_path: Path) -> Callable[..., ImageSplit]:
+    """Call `load_image_split` likewise; pixel values are the bytes over 255 by default."""
+
+    def load(name: str, split: str | None = "test", **given) -> ImageSplit:
+        defaults = {"cache_dir": str(tmp_path / "decoded"), "dataloader_num_workers": 0}
+        defaults |= {"image_mean": [0.0], "image_std": [1.0]}
+        options = ImageDataOptions(name, **_taken(ImageDataOptions, given, **defaults))
+        return load_image_split(options, split, **({"progress": False} | given))
+
+    return load
+
+
+@pytest.fixture
+def load(load_named: Callable[..., ImageData], embed: Callable[..., str]) -> Callable[..., ImageData]:
+    """Call `load_image_data` with a training split, and a test split that is the same by default."""
 
     def load_splits(train: Dataset, test: Dataset | None = None, **options) -> ImageData:
-        name = embed(train=train, test=train if test is None else test)
-        defaults = {"cache_dir": tmp_path / "decoded", "num_workers": 0, "progress": False}
-        return load_image_data(name, **(defaults | options))
+        return load_named(embed(train=train, test=train if test is None else test), **options)
 
     return load_splits

@@ -137,12 +137,8 @@ def test_ink_in_a_single_row_has_slant_0():
     assert torch.equal(slant(images), torch.zeros(200))
 
 
-def test_digits_of_mnist_lean_right_on_average(real_data, tmp_path):
-    from hf_sphere.data import load_image_data
-
-    options = {"max_train_samples": 2000, "max_eval_samples": 10, "num_workers": 0, "progress": False}
-    data = load_image_data(
-        str(real_data("ylecun/mnist")), task="regression", computed_value="slant", cache_dir=tmp_path, **options
-    )
+def test_digits_of_mnist_lean_right_on_average(real_data, load_named):
+    options = {"task": "regression", "computed_value": "slant", "max_train_samples": 2000, "max_eval_samples": 10}
+    data = load_named(str(real_data("ylecun/mnist")), **options)
     assert data.train.labels.mean().item() == pytest.approx(5.9, abs=1.5)
     assert data.train.labels.std().item() == pytest.approx(14.6, abs=1.5)

@@ -7,7 +7,7 @@ from datasets import ClassLabel, Value
 from hypothesis import given, settings, strategies as st
 from scipy.stats import chisquare
 
-from hf_sphere.data import Augmentation, ImageData, ImagesFromDisk, ImagesInMemory, load_image_data, load_image_split
+from hf_sphere.data import ImageData, ImagesFromDisk, ImagesInMemory
 from hf_sphere.data.corruption import Corruption
 
 without_deadline = settings(deadline=None, max_examples=60)
@@ -16,7 +16,7 @@ without_deadline = settings(deadline=None, max_examples=60)
 SMALL, LARGE = (6, 4), (100, 4)
 """Sides of images that are kept in memory, and of images that stream from disk."""
 
-RAW = {"mean": [0.0], "std": [1.0]}
+RAW = {"image_mean": [0.0], "image_std": [1.0]}
 """Statistics with which pixel values are the bytes over 255."""
 
 ANIMALS = ["ant", "bee", "cat", "dog", "elk", "fox"]
@@ -50,14 +50,9 @@ def places(size: tuple[int, int], channels: int = 1) -> np.ndarray:
 
 
 @pytest.fixture
-def load_split(tmp_path):
+def load_split(load_one):
     """Load a split of what has been offered last, by `load_image_split`."""
-
-    def load(split: str = "test", **options):
-        defaults = {"cache_dir": tmp_path / "decoded", "num_workers": 0, "progress": False}
-        return load_image_split("made_up", split, **(RAW | defaults | options))
-
-    return load
+    return lambda split="test", **options: load_one("made_up", split, **options)
 
 
 def replace(given: torch.Tensor, share: float, *, seed: int = 0, classes: int = 10, rows=None, num_rows=None):
@@ -246,7 +241,7 @@ class TestPixels:
         images = list(noise(9, *SMALL))
         whole = pixels(load(make_dataset(images), **RAW, shuffled_pixels="per_image").train)
         images[3] = b"not an image"
-        rest = pixels(load(make_dataset(images), **RAW, shuffled_pixels="per_image", skip_corrupt=True).train)
+        rest = pixels(load(make_dataset(images), **RAW, shuffled_pixels="per_image", skip_corrupt_images=True).train)
         del whole[3]
         assert same(rest, whole)
 
@@ -257,7 +252,7 @@ class TestPixels:
         options = RAW | {"shuffled_pixels": kind, "max_train_samples": 7}
         memory = load(dataset, **options)
         monkeypatch.setattr("hf_sphere.data.splits.LARGEST_SIDE_IN_MEMORY", 1)
-        disk = load(dataset, **options, num_workers=num_workers)
+        disk = load(dataset, **options, dataloader_num_workers=num_workers)
         assert isinstance(memory.train, ImagesInMemory)
         assert isinstance(disk.train, ImagesFromDisk)
         assert same(pixels(memory.train), pixels(disk.train))
@@ -314,7 +309,7 @@ class TestPixels:
     def test_augmentation_comes_afterwards(self, make_dataset, load):
         dataset = make_dataset(list(noise(9, *SMALL)))
         options = RAW | {"shuffled_pixels": "per_image"}
-        plain, mirrored = load(dataset, **options), load(dataset, **options, augmentation=Augmentation(0, True))
+        plain, mirrored = load(dataset, **options), load(dataset, **options, horizontal_flip=True)
         before, after = pixels(plain.train), pixels(mirrored.train)
         assert same(before, pixels(mirrored.train, augment=False))
         assert all(
@@ -473,10 +468,10 @@ class TestBadValues:
             ({"sample_classes": 3, "task": "retrieval"}, "--sample_classes 3 .* use --train_classes"),
         ],
     )
-    def test_they_are_errors_that_say_what_is_possible(self, options, message, tmp_path):
+    def test_they_are_errors_that_say_what_is_possible(self, options, message, load_named):
         computed = {"computed_value": "slant"} if options.get("task") == "regression" else {}
         with pytest.raises(ValueError, match=message):
-            load_image_data("digits", cache_dir=tmp_path, progress=False, **options, **computed)
+            load_named("digits", **options, **computed)
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -486,6 +481,6 @@ class TestBadValues:
             ({"sample_classes": 3, "train_classes": 4}, "--sample_classes 3 .* use --train_classes"),
         ],
     )
-    def test_also_for_one_split(self, options, message, tmp_path):
+    def test_also_for_one_split(self, options, message, load_one):
         with pytest.raises(ValueError, match=message):
-            load_image_split("digits", "test", **RAW, cache_dir=tmp_path, progress=False, **options)
+            load_one("digits", **options)

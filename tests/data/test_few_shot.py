@@ -123,7 +123,11 @@ class TestLoading:
 
     def load(self, load, dataset, *, count: int = 6, **options) -> FewShotData:
         drawn = {"episodes": self.EPISODES, "validation_episodes": self.EPISODES, "eval_episodes": self.EPISODES}
-        options = {"mean": [0.0], "std": [1.0], "train_classes": count, "validation_fraction": 0.5} | drawn | options
+        options = (
+            {"image_mean": [0.0], "image_std": [1.0], "train_classes": count, "validation_fraction": 0.5}
+            | drawn
+            | options
+        )
         return FewShotData.of(load(dataset, task="few_shot", **options), shot=1)
 
     def test_training_validation_and_evaluation_are_episodes_of_classes_of_their_own(self, load, dataset):

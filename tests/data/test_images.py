@@ -7,12 +7,10 @@ from datasets import ClassLabel, Value
 from PIL import Image as PILImage
 
 from hf_sphere.data import (
-    Augmentation,
     CorruptImageError,
     ImagesFromDisk,
     ImageShape,
     ImagesInMemory,
-    load_image_data,
 )
 from hf_sphere.models import SphereVisionImageProcessor
 
@@ -20,7 +18,7 @@ NOT_AN_IMAGE = b"not an image"
 SMALL, LARGE = (6, 4), (100, 4)
 """Sides of images that are kept in memory, and of images that stream from disk."""
 
-RAW = {"mean": [0.0], "std": [1.0]}
+RAW = {"image_mean": [0.0], "image_std": [1.0]}
 """Statistics with which pixel values are the bytes over 255."""
 
 
@@ -47,14 +45,14 @@ def marks(batches, epoch: int = 0) -> list[int]:
 
 
 class TestWhatComesBack:
-    def test_digits_come_as_training_and_evaluation_batches(self, tmp_path):
-        data = load_image_data("digits", cache_dir=tmp_path, progress=False)
+    def test_digits_come_as_training_and_evaluation_batches(self, load_named):
+        data = load_named("digits")
         assert data.train.num_examples + data.evaluation.num_examples == 1797
         assert data.shape == ImageShape(1, 8, 8)
         assert data.validation is None
 
-    def test_two_clusters_come_as_gray_images_of_1_by_2_pixels(self, tmp_path):
-        data = load_image_data("two_clusters", cache_dir=tmp_path, progress=False)
+    def test_two_clusters_come_as_gray_images_of_1_by_2_pixels(self, load_named):
+        data = load_named("two_clusters")
         assert next(data.train.epoch())["pixel_values"].shape == (128, 1, 1, 2)
 
     def test_class_names_are_those_of_the_label_column(self, make_dataset, load):
@@ -62,15 +60,15 @@ class TestWhatComesBack:
         assert load(dataset).class_names == ["ant", "bee", "cat"]
 
     def test_images_and_labels_belong_together(self, make_dataset, load):
-        data = load(make_dataset(marked(9), range(9)), **RAW, train_batch_size=4)
+        data = load(make_dataset(marked(9), range(9)), **RAW, batch_size=4)
         pairs = seen(data.train) + seen(data.evaluation)
         assert all(mark == label for mark, label in pairs)
         assert marks(data.evaluation) == list(range(9))
 
-    def test_a_folder_gives_the_same_batches_as_its_data_sets_do(self, make_dataset, load, save, tmp_path):
+    def test_a_folder_gives_the_same_batches_as_its_data_sets_do(self, make_dataset, load, save, tmp_path, load_named):
         train, test = make_dataset(list(noise(9, *SMALL)), range(9)), make_dataset(marked(5), range(5))
         name = save(train=train, test=test.cast(train.features))
-        from_folder = load_image_data(name, cache_dir=tmp_path / "other", progress=False)
+        from_folder = load_named(name, cache_dir=str(tmp_path / "other"))
         directly = load(train, test)
         for part in ("train", "evaluation"):
             (first,), (second,) = getattr(from_folder, part).epoch(), getattr(directly, part).epoch()
@@ -83,22 +81,22 @@ class TestWhatComesBack:
 
     def test_columns_can_be_named(self, make_dataset, load):
         dataset = make_dataset(marked(4), range(4), image_column="scan", label_column="finding")
-        data = load(dataset, **RAW, image_column="scan", label_column="finding")
+        data = load(dataset, **RAW, image_column_name="scan", label_column_name="finding")
         assert seen(data.evaluation) == [(i, i) for i in range(4)]
 
     @pytest.mark.parametrize(("feature", "label"), [(Value("int64"), 0), (Value("string"), "ant")])
     def test_a_column_that_holds_no_images_is_an_error_that_names_it(self, feature, label, make_dataset, load):
         with pytest.raises(ValueError, match="column 'label' does not hold images"):
-            load(make_dataset(marked(2), [label] * 2, feature=feature), image_column="label")
+            load(make_dataset(marked(2), [label] * 2, feature=feature), image_column_name="label")
 
     def test_a_missing_image_column_is_an_error_that_lists_the_columns(self, make_dataset, load):
         with pytest.raises(ValueError, match=r"found no image column.*\['scan', 'label'\].*--image_column_name"):
             load(make_dataset(marked(2), image_column="scan"))
 
-    def test_a_label_column_that_only_the_training_split_has_is_an_error(self, make_dataset, embed):
+    def test_a_label_column_that_only_the_training_split_has_is_an_error(self, make_dataset, embed, load_named):
         name = embed(train=make_dataset(marked(2)), test=make_dataset(marked(2), label_column="kind"))
         with pytest.raises(ValueError, match=r"no label column 'label'; the data has the columns \['image', 'kind'\]"):
-            load_image_data(name)
+            load_named(name)
 
     @pytest.mark.parametrize(("side", "kind"), [(96, ImagesInMemory), (97, ImagesFromDisk)])
     def test_images_of_up_to_96_pixels_stay_in_memory_and_larger_ones_stream(self, side, kind, make_dataset, load):
@@ -107,7 +105,7 @@ class TestWhatComesBack:
         assert isinstance(data.evaluation, kind)
 
     def test_large_images_made_small_stay_in_memory(self, make_dataset, load):
-        assert isinstance(load(make_dataset(marked(2, LARGE)), image_size=8).train, ImagesInMemory)
+        assert isinstance(load(make_dataset(marked(2, LARGE)), image_size=[8]).train, ImagesInMemory)
 
     def test_training_batches_are_shuffled_and_evaluation_batches_are_not(self, make_dataset, load):
         data = load(make_dataset(marked(50)), **RAW)
@@ -117,43 +115,40 @@ class TestWhatComesBack:
 
     def test_only_training_images_are_augmented(self, make_dataset, load):
         gradient = np.tile(np.arange(8, dtype=np.uint8), (8, 1))
-        augmentation = Augmentation(horizontal_flip=True)
-        data = load(make_dataset([gradient] * 40), **RAW, augmentation=augmentation, validation_fraction=0.5)
+        data = load(make_dataset([gradient] * 40), **RAW, horizontal_flip=True, validation_fraction=0.5)
         mirrored = {
             name: {int(mark) for mark in marks(getattr(data, name))} for name in ("train", "validation", "evaluation")
         }
         assert mirrored == {"train": {0, 7}, "validation": {0}, "evaluation": {0}}
 
     def test_batch_sizes_are_those_asked_for(self, make_dataset, load):
-        data = load(make_dataset(marked(10)), train_batch_size=4, eval_batch_size=3, validation_fraction=0.5)
+        data = load(make_dataset(marked(10)), batch_size=4, eval_batch_size=3, validation_fraction=0.5)
         sizes = {
             name: [len(batch["labels"]) for batch in getattr(data, name).epoch()]
             for name in ("train", "validation", "evaluation")
         }
         assert sizes == {"train": [4], "validation": [3, 2], "evaluation": [3, 3, 3, 1]}
 
-    def test_mirrored_digits_are_warned_of(self, tmp_path, caplog):
+    def test_mirrored_digits_are_warned_of(self, load_named, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
-            load_image_data(
-                "digits", augmentation=Augmentation(horizontal_flip=True), cache_dir=tmp_path, progress=False
-            )
+            load_named("digits", horizontal_flip=True)
         assert "Mirrored digits are not digits" in caplog.text
 
     def test_mirrored_images_of_other_things_are_not_warned_of(self, make_dataset, load, caplog):
         dataset = make_dataset(marked(2), [0, 1], feature=ClassLabel(names=["ant", "bee"]))
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
-            load(dataset, augmentation=Augmentation(horizontal_flip=True))
+            load(dataset, horizontal_flip=True)
         assert not caplog.records
 
 
 class TestSplits:
-    def test_the_test_split_is_preferred_to_the_validation_split(self, make_dataset, save, tmp_path):
+    def test_the_test_split_is_preferred_to_the_validation_split(self, make_dataset, save, load_named):
         name = save(**{s: make_dataset(marked(n)) for s, n in (("train", 2), ("validation", 3), ("test", 4))})
-        assert load_image_data(name, cache_dir=tmp_path, progress=False).evaluation.num_examples == 4
+        assert load_named(name).evaluation.num_examples == 4
 
-    def test_the_validation_split_is_taken_when_there_is_no_test_split(self, make_dataset, save, tmp_path):
+    def test_the_validation_split_is_taken_when_there_is_no_test_split(self, make_dataset, save, load_named):
         name = save(train=make_dataset(marked(2)), validation=make_dataset(marked(3)))
-        assert load_image_data(name, cache_dir=tmp_path, progress=False).evaluation.num_examples == 3
+        assert load_named(name).evaluation.num_examples == 3
 
     def test_splits_can_be_named(self, make_dataset, load):
         data = load(make_dataset(marked(2)), make_dataset(marked(5)), train_split="test", eval_split="train")
@@ -164,16 +159,16 @@ class TestSplits:
         with pytest.raises(ValueError, match=f"no split 'dev'; the data has train, test.*--{option}"):
             load(make_dataset(marked(2)), **{option: "dev"})
 
-    def test_no_split_to_evaluate_on_is_an_error_that_names_the_option(self, make_dataset, save, tmp_path):
+    def test_no_split_to_evaluate_on_is_an_error_that_names_the_option(self, make_dataset, save, load_named):
         with pytest.raises(ValueError, match=r"no split 'test'; the data has train.*--eval_split"):
-            load_image_data(save(train=make_dataset(marked(2))), cache_dir=tmp_path)
+            load_named(save(train=make_dataset(marked(2))))
 
     @pytest.mark.parametrize(("split", "option"), [("train", "train_split"), ("test", "eval_split")])
-    def test_an_empty_split_is_an_error_that_names_it(self, split, option, make_dataset, embed):
+    def test_an_empty_split_is_an_error_that_names_it(self, split, option, make_dataset, embed, load_named):
         full = make_dataset(marked(2))
         name = embed(**({"train": full, "test": full} | {split: full.select([])}))
         with pytest.raises(ValueError, match=f"split '{split}' is empty.*--{option}"):
-            load_image_data(name)
+            load_named(name)
 
 
 class TestLabels:
@@ -244,7 +239,7 @@ class TestPixels:
         processor = SphereVisionImageProcessor(
             num_channels=channels, size={"height": size[0], "width": size[1]}, image_mean=mean, image_std=std
         )
-        data = load(make_dataset([image]), image_size=size, num_channels=channels, mean=mean, std=std)
+        data = load(make_dataset([image]), image_size=list(size), num_channels=channels, image_mean=mean, image_std=std)
         ours = next(data.evaluation.epoch())["pixel_values"]
         theirs = processor(image, return_tensors="pt")["pixel_values"]
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
@@ -260,19 +255,19 @@ class TestPixels:
         luma = noise(6, 4, 3) @ np.array([0.299, 0.587, 0.114])
         np.testing.assert_allclose(next(data.evaluation.epoch())["pixel_values"][0, 0] * 255, luma, atol=0.51)
 
-    @pytest.mark.parametrize("given", [7, [7], (7, 7)])
+    @pytest.mark.parametrize("given", [[7], [7, 7]])
     def test_one_side_makes_square_images(self, given, make_dataset, load):
         assert load(make_dataset(marked(2)), image_size=given).shape == ImageShape(1, 7, 7)
 
     def test_a_pair_of_sides_is_height_and_width(self, make_dataset, load):
-        data = load(make_dataset(marked(2)), image_size=(3, 9))
+        data = load(make_dataset(marked(2)), image_size=[3, 9])
         assert next(data.train.epoch())["pixel_values"].shape[2:] == (3, 9)
 
     def test_without_a_size_images_keep_that_of_the_first(self, make_dataset, load):
         dataset = make_dataset([noise(5, 7, 3), noise(9, 9, 3)])
         assert load(dataset).shape == ImageShape(3, 5, 7)
 
-    @pytest.mark.parametrize("given", [0, -3, (4, 0), (4, 4, 4), ()])
+    @pytest.mark.parametrize("given", [[0], [-3], [4, 0], [4, 4, 4], []])
     def test_an_impossible_size_is_an_error_that_repeats_it(self, given, make_dataset, load):
         with pytest.raises(ValueError, match="image_size must be a side in pixels") as error:
             load(make_dataset(marked(2)), image_size=given)
@@ -319,19 +314,19 @@ class TestStatistics:
     def test_pixels_are_normalised_by_the_statistics_given(self, make_dataset, load):
         pixels = noise(5, 6, 4, 3)
         mean, std = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
-        data = load(make_dataset(list(pixels)), mean=mean, std=std)
+        data = load(make_dataset(list(pixels)), image_mean=mean, image_std=std)
         expected = (pixels / 255 - np.array(mean)) / np.array(std)
         batch = next(data.evaluation.epoch())["pixel_values"].permute(0, 2, 3, 1)
         np.testing.assert_allclose(batch, expected, rtol=0, atol=1e-6)
 
     def test_one_value_stands_for_every_channel(self, make_dataset, load):
-        data = load(make_dataset([noise(6, 4, 3)]), mean=[0.3], std=[0.2])
+        data = load(make_dataset([noise(6, 4, 3)]), image_mean=[0.3], image_std=[0.2])
         assert (data.mean, data.std) == ([0.3] * 3, [0.2] * 3)
 
     @pytest.mark.parametrize(("given", "measured"), [("mean", "std"), ("std", "mean")])
     def test_a_statistic_that_is_not_given_is_measured(self, given, measured, make_dataset, load):
         dataset = make_dataset(list(noise(5, *SMALL)))
-        free, fixed = load(dataset), load(dataset, **{given: [0.125]})
+        free, fixed = load(dataset), load(dataset, **{f"image_{given}": [0.125]})
         assert getattr(fixed, given) == [0.125]
         assert getattr(fixed, measured) == getattr(free, measured)
 
@@ -339,12 +334,12 @@ class TestStatistics:
     @pytest.mark.parametrize("values", [[0.5, 0.5], [0.5] * 4])
     def test_statistics_for_another_number_of_channels_are_an_error(self, statistic, values, make_dataset, load):
         with pytest.raises(ValueError, match=f"{statistic} needs one value or 3 .*got"):
-            load(make_dataset([noise(6, 4, 3)]), **{statistic: values})
+            load(make_dataset([noise(6, 4, 3)]), **{f"image_{statistic}": values})
 
     @pytest.mark.parametrize("values", [[0.0], [-0.5], [0.5, 0.5, 0.0]])
     def test_a_spread_that_is_not_positive_is_an_error(self, values, make_dataset, load):
         with pytest.raises(ValueError, match="std must be positive"):
-            load(make_dataset([noise(6, 4, 3)]), std=values)
+            load(make_dataset([noise(6, 4, 3)]), image_std=values)
 
 
 class TestCorruptImages:
@@ -386,8 +381,8 @@ class TestCorruptImages:
         data = load(
             make_dataset(images, classes),
             **RAW,
-            skip_corrupt=True,
-            train_batch_size=5,
+            skip_corrupt_images=True,
+            batch_size=5,
             eval_batch_size=7,
             validation_fraction=validation_fraction,
         )
@@ -398,31 +393,31 @@ class TestCorruptImages:
 
     def test_images_left_out_while_streaming_are_counted_in_the_log(self, make_dataset, load, caplog):
         images = [*marked(4, LARGE), NOT_AN_IMAGE, NOT_AN_IMAGE]
-        data = load(make_dataset(images), **RAW, skip_corrupt=True)
+        data = load(make_dataset(images), **RAW, skip_corrupt_images=True)
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             list(data.evaluation.epoch())
         assert "Left out 2 corrupt image(s)" in caplog.text
 
     def test_a_batch_of_corrupt_images_alone_does_not_stop_a_stream(self, make_dataset, load):
         images = [*marked(4, LARGE), NOT_AN_IMAGE]
-        data = load(make_dataset(images), **RAW, skip_corrupt=True, eval_batch_size=2)
+        data = load(make_dataset(images), **RAW, skip_corrupt_images=True, eval_batch_size=2)
         assert marks(data.evaluation) == [0, 1, 2, 3]
 
     def test_statistics_of_a_stream_pass_over_corrupt_images(self, make_dataset, load):
         images = marked(4, LARGE)
-        data = load(make_dataset([*images, NOT_AN_IMAGE]), skip_corrupt=True)
+        data = load(make_dataset([*images, NOT_AN_IMAGE]), skip_corrupt_images=True)
         assert data.mean == pytest.approx([1.5 / 255])
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
     def test_only_corrupt_images_are_an_error_even_when_skipping(self, size, make_dataset, load):
         with pytest.raises(CorruptImageError, match="no image of column 'image' can be decoded"):
-            load(make_dataset([NOT_AN_IMAGE] * 3), skip_corrupt=True)
+            load(make_dataset([NOT_AN_IMAGE] * 3), skip_corrupt_images=True)
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
     def test_only_truncated_images_are_an_error_even_when_skipping(self, size, encode, make_dataset, load):
         truncated = [encode(image)[:45] for image in noise(3, *size)]
         with pytest.raises(CorruptImageError, match="no image of column 'image' can be decoded"):
-            load(make_dataset(truncated), skip_corrupt=True)
+            load(make_dataset(truncated), skip_corrupt_images=True)
 
 
 class TestHeldOutPart:
@@ -533,24 +528,15 @@ class TestRealData:
             ("brendenlake/omniglot", ImageShape(1, 105, 105), 242, ImagesFromDisk),
         ],
     )
-    def test_a_data_set_of_the_hub_loads_without_options(self, name, shape, classes, kind, real_data, tmp_path):
-        data = load_image_data(
-            str(real_data(name)),
-            max_train_samples=64,
-            max_eval_samples=64,
-            num_workers=0,
-            cache_dir=tmp_path,
-            progress=False,
-        )
+    def test_a_data_set_of_the_hub_loads_without_options(self, name, shape, classes, kind, real_data, load_named):
+        data = load_named(str(real_data(name)), max_train_samples=64, max_eval_samples=64)
         assert data.shape == shape
         assert len(data.class_names) == classes
         assert isinstance(data.train, kind)
         batch = next(data.train.epoch())
         assert batch["pixel_values"].shape == (64, shape.channels, shape.height, shape.width)
 
-    def test_mnist_has_the_mean_and_spread_that_everyone_uses(self, real_data, tmp_path):
-        data = load_image_data(
-            str(real_data("ylecun/mnist")), max_train_samples=3000, num_workers=0, cache_dir=tmp_path, progress=False
-        )
+    def test_mnist_has_the_mean_and_spread_that_everyone_uses(self, real_data, load_named):
+        data = load_named(str(real_data("ylecun/mnist")), max_train_samples=3000)
         assert data.mean == pytest.approx([0.1307], abs=0.004)
         assert data.std == pytest.approx([0.3081], abs=0.004)

@@ -6,7 +6,7 @@ import torch
 from datasets import ClassLabel, Value
 from hypothesis import given, settings, strategies as st
 
-from hf_sphere.data import Augmentation, ImagesFromDisk, load_image_data, load_image_split
+from hf_sphere.data import ImagesFromDisk
 from hf_sphere.data.open_set import first_classes, held_out_classes, number_classes
 
 without_deadline = settings(deadline=None, max_examples=60)
@@ -15,7 +15,7 @@ without_deadline = settings(deadline=None, max_examples=60)
 SMALL, LARGE = (6, 4), (100, 4)
 """Sides of images that are kept in memory, and of images that stream from disk."""
 
-RAW = {"mean": [0.0], "std": [1.0]}
+RAW = {"image_mean": [0.0], "image_std": [1.0]}
 """Statistics with which pixel values are the bytes over 255."""
 
 ANIMALS = ["ant", "bee", "cat", "dog", "elk", "fox"]
@@ -148,7 +148,7 @@ class TestTheSplitsAsTheyAre:
     @pytest.mark.parametrize("size", [SMALL, LARGE])
     def test_skipping_corrupt_images_leaves_labels_with_their_images(self, size, make_dataset, load):
         images = [*marked(4, size), b"not an image", *marked(3, size, start=5)]
-        data = load(make_dataset(images, [0, 1, 2, 3] * 2), **RAW, task="retrieval", skip_corrupt=True)
+        data = load(make_dataset(images, [0, 1, 2, 3] * 2), **RAW, task="retrieval", skip_corrupt_images=True)
         assert seen(data.evaluation, data.eval_class_names) == {i: str(i % 4) for i in range(8) if i != 4}
         assert data.evaluation.epoch_rows().tolist() == [0, 1, 2, 3, 5, 6, 7]
 
@@ -237,21 +237,16 @@ class TestOtherTasks:
         train, test = (d.add_column("value", [1.0, 2.0]) for d in animals(["ant", "bee"], ["bee", "ant"]))
         assert load(train, test, task="regression").eval_class_names == []
 
-    @pytest.mark.parametrize("option", [{"value_column": "year"}, {"computed_value": "slant"}])
+    @pytest.mark.parametrize("option", [{"value_column_name": "year"}, {"computed_value": "slant"}])
     def test_values_have_no_use_in_retrieval(self, option, animals, load):
         with pytest.raises(ValueError, match=r"has no use in retrieval.*regression or joint"):
             load(*animals(["ant"], ["bee"]), task="retrieval", **option)
 
 
 @pytest.fixture
-def load_split(tmp_path, embed):
+def load_split(load_one, embed):
     """Load a split, of this name, by `load_image_split`."""
-
-    def load(dataset, split: str = "test", **options):
-        defaults = {"cache_dir": tmp_path / "decoded", "num_workers": 0, "progress": False}
-        return load_image_split(embed(test=dataset), split, **(RAW | defaults | options))
-
-    return load
+    return lambda dataset, split="test", **options: load_one(embed(test=dataset), split, **options)
 
 
 class TestOneSplit:
@@ -270,7 +265,7 @@ class TestOneSplit:
     ):
         images = marked(20, size)
         images[3] = images[8] = b"not an image"
-        options = {"skip_corrupt": True, "max_samples": 15, "batch_size": 4, "num_processes": processes}
+        options = {"skip_corrupt_images": True, "max_samples": 15, "batch_size": 4, "num_processes": processes}
         rows = []
         for i in range(processes):
             split = load_split(make_dataset(images), process_index=i, **options)
@@ -281,10 +276,10 @@ class TestOneSplit:
 
     def test_pixels_are_those_of_evaluation_while_training(self, make_dataset, load, load_split):
         noise = np.random.default_rng(0).integers(0, 256, (7, 9, 8, 3), dtype=np.uint8)
-        options = {"mean": [0.4, 0.5, 0.6], "std": [0.2], "image_size": (5, 6)}
+        options = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2], "image_size": [5, 6]}
         dataset = make_dataset(list(noise))
         ours = next(load_split(dataset, **options).batches.epoch())["pixel_values"]
-        theirs = next(load(dataset, **options, augmentation=Augmentation(rotation=9.0)).evaluation.epoch())
+        theirs = next(load(dataset, **options, rotation=9.0).evaluation.epoch())
         assert torch.equal(ours, theirs["pixel_values"])
 
     def test_a_split_without_labels_has_no_class_names(self, animals, load_split):
@@ -295,7 +290,7 @@ class TestOneSplit:
 
     def test_a_label_column_that_is_asked_for_must_be_there(self, animals, load_split):
         with pytest.raises(ValueError, match="no label column 'kind'; the data has the columns"):
-            load_split(*animals(["fox"]), label_column="kind")
+            load_split(*animals(["fox"]), label_column_name="kind")
 
     def test_an_unknown_split_is_an_error_that_lists_the_splits(self, animals, load_split):
         with pytest.raises(ValueError, match=r"no split 'dev'; the data has test\. Choose one with --split"):
@@ -303,59 +298,53 @@ class TestOneSplit:
 
     def test_statistics_for_another_number_of_channels_are_an_error(self, animals, load_split):
         with pytest.raises(ValueError, match="mean needs one value or 1"):
-            load_split(*animals(["fox"]), mean=[0.1, 0.2, 0.3])
+            load_split(*animals(["fox"]), image_mean=[0.1, 0.2, 0.3])
 
 
 class TestTheUnseenClassesAlone:
-    @pytest.fixture
-    def load_unseen(self, tmp_path):
-        options = {"cache_dir": tmp_path / "decoded", "num_workers": 0, "progress": False} | RAW
-        return lambda name, split="test", **more: load_image_split(name, split, **(options | more))
-
     @pytest.mark.parametrize("size", [SMALL, LARGE])
     @pytest.mark.parametrize("max_eval_samples", [None, 3])
-    def test_they_are_those_that_are_evaluated_while_training(self, max_eval_samples, size, animals, load, load_unseen):
+    def test_they_are_those_that_are_evaluated_while_training(self, max_eval_samples, size, animals, load, load_one):
         train, test = animals(["fox", "ant", "cat", "bee"], ["ant", "cat", "dog", "fox"], size=size)
         data = load(train, test, **RAW, task="retrieval", train_classes=2, max_eval_samples=max_eval_samples)
-        unseen = load_unseen("made_up", train_classes=2, max_samples=max_eval_samples)
+        unseen = load_one("made_up", train_classes=2, max_samples=max_eval_samples)
         assert (unseen.name, unseen.class_names) == ("train+test", data.eval_class_names)
         assert seen(unseen.batches, unseen.class_names) == seen(data.evaluation, data.eval_class_names)
         assert torch.equal(unseen.batches.epoch_rows(), data.evaluation.epoch_rows())
 
-    def test_the_digits_after_the_first_six_are_714_images(self, load_unseen):
-        unseen = load_unseen("digits", train_classes=6)
+    def test_the_digits_after_the_first_six_are_714_images(self, load_one):
+        unseen = load_one("digits", train_classes=6)
         assert unseen.num_images == 714
         assert unseen.class_names == ["6", "7", "8", "9"]
 
-    def test_the_training_split_may_have_another_name(self, animals, embed, load_unseen):
+    def test_the_training_split_may_have_another_name(self, animals, embed, load_one):
         first, second = animals(["ant", "bee"], ["bee", "cat"])
         name = embed(learn=first, probe=second)
-        unseen = load_unseen(name, "probe", train_split="learn", train_classes=1)
+        unseen = load_one(name, "probe", train_split="learn", train_classes=1)
         assert unseen.name == "learn+probe"
         assert seen(unseen.batches, unseen.class_names) == {1: "bee", 2: "bee", 3: "cat"}
         with pytest.raises(ValueError, match=r"no split 'train'; the data has learn, probe\..*--train_split"):
-            load_unseen(name, "probe", train_classes=1)
+            load_one(name, "probe", train_classes=1)
 
-    def test_a_split_by_itself_has_its_own_name(self, animals, embed, load_unseen):
-        assert load_unseen(embed(test=animals(["ant"])[0])).name == "test"
+    def test_a_split_by_itself_has_its_own_name(self, animals, embed, load_one):
+        assert load_one(embed(test=animals(["ant"])[0])).name == "test"
 
-    def test_without_labels_there_are_no_classes_to_leave_out(self, animals, embed, load_unseen):
+    def test_without_labels_there_are_no_classes_to_leave_out(self, animals, embed, load_one):
         (bare,) = (dataset.remove_columns("label") for dataset in animals(["ant"]))
         with pytest.raises(ValueError, match="found no label column"):
-            load_unseen(embed(train=bare, test=bare), train_classes=1)
+            load_one(embed(train=bare, test=bare), train_classes=1)
 
-    def test_an_impossible_number_is_an_error(self, animals, embed, load_unseen):
+    def test_an_impossible_number_is_an_error(self, animals, embed, load_one):
         train, test = animals(["ant", "bee"], ["cat", "dog"])
         with pytest.raises(ValueError, match="--train_classes 4 does not divide 4 classes"):
-            load_unseen(embed(train=train, test=test), train_classes=4)
+            load_one(embed(train=train, test=test), train_classes=4)
 
 
 class TestOmniglot:
     @pytest.fixture
-    def omniglot(self, real_data, tmp_path):
-        options = {"image_size": 28, "num_workers": 0, "cache_dir": tmp_path, "progress": False}
+    def omniglot(self, real_data, load_named):
         name = str(real_data("brendenlake/omniglot"))
-        return lambda **more: load_image_data(name, task="retrieval", **(options | more))
+        return lambda **more: load_named(name, task="retrieval", **({"image_size": [28]} | more))
 
     def test_its_splits_are_an_open_set(self, omniglot, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):

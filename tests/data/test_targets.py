@@ -7,13 +7,13 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, Value
 
-from hf_sphere.data import COMPUTED_VALUES, Augmentation
+from hf_sphere.data import COMPUTED_VALUES
 from hf_sphere.data.targets import read_values
 
 SMALL, LARGE = (6, 4), (100, 4)
 """Sides of images that are kept in memory, and of images that stream from disk."""
 
-RAW = {"mean": [0.0], "std": [1.0]}
+RAW = {"image_mean": [0.0], "image_std": [1.0]}
 """Statistics with which pixel values are the bytes over 255."""
 
 
@@ -65,7 +65,7 @@ class TestRegression:
             make_valued([index / 4 for index in range(20)], size),
             **RAW,
             task="regression",
-            train_batch_size=4,
+            batch_size=4,
             validation_fraction=0.3,
             max_train_samples=15,
         )
@@ -78,7 +78,7 @@ class TestRegression:
         images = marked(9, size)
         images[3] = b"not an image"
         dataset = make_dataset(images).add_column("value", [index / 4 for index in range(9)])
-        data = load(dataset, **RAW, task="regression", skip_corrupt=True)
+        data = load(dataset, **RAW, task="regression", skip_corrupt_images=True)
         assert seen(data.evaluation) == [(index, index / 4) for index in range(9) if index != 3]
 
     def test_the_held_out_part_needs_no_two_images_of_each_class(self, make_valued, load):
@@ -106,7 +106,7 @@ class TestRegression:
 
     def test_a_column_of_labels_is_refused(self, make_valued, load):
         with pytest.raises(ValueError, match="--label_column_name label has no use in regression"):
-            load(make_valued([1.0, 2.0]), task="regression", label_column="label")
+            load(make_valued([1.0, 2.0]), task="regression", label_column_name="label")
 
 
 class TestJoint:
@@ -142,7 +142,7 @@ class TestClassification:
 
     @pytest.mark.parametrize(
         ("option", "given"),
-        [("value_column", "--value_column_name year"), ("computed_value", "--computed_value slant")],
+        [("value_column_name", "--value_column_name year"), ("computed_value", "--computed_value slant")],
     )
     def test_a_choice_of_values_is_refused(self, option, given, make_valued, load):
         with pytest.raises(ValueError, match=f"{given} has no use in classification.*regression or joint"):
@@ -178,7 +178,7 @@ class TestColumn:
 
     def test_it_can_be_named(self, make_valued, load):
         dataset = make_valued([1.0, 2.0], column="age").add_column("weight", [5.0, 6.0])
-        assert load(dataset, task="regression", value_column="weight").value_range == (5.0, 6.0)
+        assert load(dataset, task="regression", value_column_name="weight").value_range == (5.0, 6.0)
 
     def test_none_is_an_error_that_names_both_options(self, make_dataset, load):
         with pytest.raises(ValueError, match=r"found no value column.*--value_column_name.*--computed_value \(intens"):
@@ -227,7 +227,7 @@ class TestColumn:
 class TestComputedValue:
     @pytest.mark.parametrize("name", COMPUTED_VALUES)
     def test_it_is_computed_from_the_images_as_the_model_gets_them(self, name, load):
-        data = load_digits(load, task="regression", computed_value=name, image_size=12)
+        data = load_digits(load, task="regression", computed_value=name, image_size=[12])
         assert torch.equal(data.train.labels, COMPUTED_VALUES[name](data.train.images))
         assert torch.equal(data.evaluation.labels, COMPUTED_VALUES[name](data.evaluation.images))
 
@@ -241,30 +241,28 @@ class TestComputedValue:
         assert torch.equal(data.validation.regression_labels, COMPUTED_VALUES["slant"](data.validation.images))
 
     def test_augmentation_does_not_change_it(self, load):
-        crop = Augmentation(random_resized_crop=0.2)
-        plain, changed = (
-            load_digits(load, task="regression", computed_value="intensity", augmentation=a) for a in (None, crop)
-        )
+        options = {"task": "regression", "computed_value": "intensity"}
+        plain, changed = load_digits(load, **options), load_digits(load, **options, random_resized_crop=0.2)
         first, second = (next(data.train.epoch())["labels"] for data in (plain, changed))
         assert torch.equal(first, second)
 
     @pytest.mark.parametrize(
         ("name", "augmentation", "warned_of"),
         [
-            ("slant", Augmentation(horizontal_flip=True, rotation=5.0), "--horizontal_flip and --rotation change"),
-            ("intensity", Augmentation(random_resized_crop=0.5), "--random_resized_crop change"),
+            ("slant", {"horizontal_flip": True, "rotation": 5.0}, "--horizontal_flip and --rotation change"),
+            ("intensity", {"random_resized_crop": 0.5}, "--random_resized_crop change"),
         ],
     )
     def test_augmentation_that_changes_the_value_of_an_image_is_warned_of(
         self, name, augmentation, warned_of, load, caplog
     ):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
-            load_digits(load, task="regression", computed_value=name, augmentation=augmentation)
+            load_digits(load, task="regression", computed_value=name, **augmentation)
         assert warned_of in caplog.text
 
     def test_augmentation_that_keeps_the_value_of_an_image_is_not_warned_of(self, load, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
-            load_digits(load, task="regression", computed_value="slant", augmentation=Augmentation(crop_padding=2))
+            load_digits(load, task="regression", computed_value="slant", crop_padding=2)
         assert not caplog.records
 
     def test_an_unknown_name_is_an_error_that_lists_the_names(self, make_valued, load):
@@ -273,7 +271,7 @@ class TestComputedValue:
 
     def test_a_column_besides_is_an_error_that_names_both(self, make_valued, load):
         with pytest.raises(ValueError, match="--value_column_name year and --computed_value slant are two sources"):
-            load(make_valued([1.0, 2.0]), task="regression", value_column="year", computed_value="slant")
+            load(make_valued([1.0, 2.0]), task="regression", value_column_name="year", computed_value="slant")
 
     def test_images_that_stream_from_disk_are_refused(self, make_valued, load):
         with pytest.raises(ValueError, match=r"up to 96 pixels a side.*100 x 4.*--image_size.*--value_column_name"):
@@ -281,7 +279,7 @@ class TestComputedValue:
 
 
 def load_digits(load, **options):
-    """Load the embedded digits, a few of them."""
+    """Load the bundled digits, a few of them."""
     from hf_sphere.data.sources import load_splits
 
     splits = load_splits("digits")

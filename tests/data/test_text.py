@@ -10,7 +10,7 @@ from tokenizers.models import WordPiece
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from hf_sphere.data import Masking, TextBatches, Vocabulary, load_text_data, text
+from hf_sphere.data import Masking, TextBatches, TextDataOptions, Vocabulary, load_text_data, text
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "un", "##believ", "##able", "cat", "##s", "sat", "."]
 LINES = ["The cats sat.", "", "unbelievable cats", "The cat sat. The cats sat.", "."] * 4
@@ -59,8 +59,10 @@ def load(tokenizer, tmp_path: Path):
                 rows = rows if isinstance(rows, Dataset) else Dataset.from_dict({"text": rows})
                 rows.to_parquet(folder / f"{split}-00000-of-00001.parquet")
             name = str(folder)
-        options = {"tokenizer": tokenizer, "block_length": 8, "cache_dir": tmp_path / "cache", **options}
-        return load_text_data(name, progress=False, **options)
+        loading = {key: options.pop(key) for key in ("batch_size", "block_length", "seed") if key in options}
+        tokens = options.pop("tokenizer", tokenizer)
+        options = TextDataOptions(name, **({"cache_dir": str(tmp_path / "cache")} | options))
+        return load_text_data(options, tokens, **({"block_length": 8, "progress": False} | loading))
 
     return load_splits
 
@@ -84,11 +86,11 @@ def test_a_missing_text_counts_as_an_empty_one(load):
 
 
 def test_several_processes_tokenise_to_the_same_blocks(load):
-    assert tokens_of(load(num_proc=2).train) == tokens_of(load().train)
+    assert tokens_of(load(preprocessing_num_workers=2).train) == tokens_of(load().train)
 
 
 def test_a_block_has_the_special_tokens_where_the_tokenizer_puts_them(load):
-    (batch,) = load(train_batch_size=100).train.epoch()
+    (batch,) = load(batch_size=100).train.epoch()
     assert batch["input_ids"].shape[1] == 8
     assert (set(batch["input_ids"][:, 0].tolist()), set(batch["input_ids"][:, -1].tolist())) == ({2}, {3})
 
@@ -156,11 +158,11 @@ def test_a_configuration_is_a_folder_in_that_of_the_data_set(load, tmp_path):
     (tmp_path / "data0").rename(tmp_path / "of-two")
     (tmp_path / "both").mkdir()
     (tmp_path / "of-two").rename(tmp_path / "both" / "two")
-    assert len(load(name=str(tmp_path / "both"), config_name="two").train.tokens)
+    assert len(load(name=str(tmp_path / "both"), dataset_config_name="two").train.tokens)
 
 
 def test_another_column_is_found_or_named(load):
-    for column, options in (("sentence", {}), ("words", {"text_column": "words"})):
+    for column, options in (("sentence", {}), ("words", {"text_column_name": "words"})):
         rows = Dataset.from_dict({"number": [1] * len(LINES), column: LINES})
         assert tokens_of(load({"train": rows, "test": rows}, **options).train) == tokens_of(load().train)
 
@@ -198,6 +200,20 @@ def test_so_many_blocks_are_used_as_were_asked_for(load):
     assert [part.num_examples for part in (data.train, data.evaluation, data.validation)] == [5, 2, 2]
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, Masking(0.15, whole_words=False)),
+        ({"mask_probability": 0.3, "whole_word_masking": True}, Masking(0.3, whole_words=True)),
+        ({"objective": "reconstruction"}, None),
+    ],
+    ids=["default", "given", "none"],
+)
+def test_masking_follows_from_the_options(load, options, expected):
+    data = load(**options)
+    assert data.train.masking == data.evaluation.masking == expected
+
+
 # Mistakes
 
 
@@ -209,7 +225,7 @@ def test_so_many_blocks_are_used_as_were_asked_for(load):
         ({"train": LINES}, {}, "no split to report results on; the data has train"),
         (None, {"eval_split": "dev"}, "no split 'dev'; the data has"),
         (None, {"train_split": "all"}, "no split 'all'; the data has"),
-        (None, {"text_column": "txt"}, "no text column 'txt'.* Did you mean 'text'"),
+        (None, {"text_column_name": "txt"}, "no text column 'txt'.* Did you mean 'text'"),
         (None, {"block_length": 2}, "max_seq_length 2 leaves no token beside the special ones"),
         (None, {"validation_fraction": 1.5}, "validation_fraction must lie between 0 and 1; got 1.5"),
         (None, {"validation_fraction": 0.001}, "validation_fraction=0.001 does not split"),
@@ -271,4 +287,4 @@ def test_whole_words_need_a_tokenizer_that_knows_them(tokenizer, load):
 
     slow = Slow(is_fast=False, mask_token_id=4, all_special_ids=tokenizer.all_special_ids)
     with pytest.raises(ValueError, match="whole_word_masking needs a fast tokenizer"):
-        load(tokenizer=slow, masking=Masking(whole_words=True))
+        load(tokenizer=slow, whole_word_masking=True)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from hf_sphere.data import ImageData, load_image_data
+from hf_sphere.data import ImageData
 
 Load = Callable[..., ImageData]
 
 
 @pytest.fixture
-def load_three(tmp_path, embed, make_dataset) -> Load:
+def load_three(load_named, embed, make_dataset) -> Load:
     """Load three splits of twelve images: `train`, `val` and `test`, whose pixels are 0, 100 and 200."""
 
     def make_split(pixel: int, classes: list[int]) -> Dataset:
@@ -27,8 +27,8 @@ def load_three(tmp_path, embed, make_dataset) -> Load:
         }
         most = max(splits.values(), key=lambda split: split.features["label"].num_classes).features["label"]
         splits = {name: split.cast_column("label", most) for name, split in splits.items()}
-        defaults = {"mean": [0.0], "std": [1.0], "cache_dir": tmp_path, "num_workers": 0, "progress": False}
-        return load_image_data(embed(**splits), **(defaults | {"validation_split": "val"} | options))
+        defaults = {"image_mean": [0.0], "image_std": [1.0], "validation_split": "val"}
+        return load_named(embed(**splits), **(defaults | options))
 
     return load
 
@@ -75,7 +75,7 @@ def test_classes_that_are_trained_on_are_warned_of(load_three, caplog):
     assert "1 of the 2 classes of the validation split are trained on" in caplog.text
 
 
-def test_a_class_that_the_training_split_lacks_is_an_error(embed, make_dataset):
+def test_a_class_that_the_training_split_lacks_is_an_error(embed, make_dataset, load_named):
     from datasets import Value
 
     def named(names):
@@ -84,7 +84,7 @@ def test_a_class_that_the_training_split_lacks_is_an_error(embed, make_dataset):
 
     name = embed(train=named(["a", "b"]), val=named(["a", "c"]), test=named(["a", "b"]))
     with pytest.raises(ValueError, match="split 'val' has classes that the training split lacks: c"):
-        load_image_data(name, validation_split="val", progress=False)
+        load_named(name, validation_split="val")
 
 
 @pytest.mark.parametrize(

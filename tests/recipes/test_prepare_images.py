@@ -11,7 +11,7 @@ import torch
 from datasets import load_dataset
 from PIL import Image
 
-from hf_sphere.data import ImageData, load_image_data, load_image_split
+from hf_sphere.data import ImageData, ImageDataOptions, ImageSplit, OpenSetOptions, load_image_data, load_image_split
 from hf_sphere.data.published_layouts import Published
 
 BROKEN = b"not an image"
@@ -52,14 +52,33 @@ def prepare(recipe: ModuleType, source: Path, output: Path) -> Callable[..., Non
 
 
 @pytest.fixture
-def load(output: Path, tmp_path: Path) -> Callable[..., ImageData]:
-    """Load what was prepared, unnormalised."""
+def load(output: Path) -> Callable[..., ImageData]:
+    """Load what was prepared, without normalization."""
 
-    def load_prepared(**options) -> ImageData:
-        defaults = {"mean": [0.0], "std": [1.0], "cache_dir": tmp_path / "decoded", "num_workers": 0, "progress": False}
-        return load_image_data(str(output), **(defaults | options))
+    def load_prepared(
+        task: str = "classification", size: int | None = None, train_classes: int | None = None
+    ) -> ImageData:
+        targets = None if train_classes is None else OpenSetOptions(train_classes)
+        return load_image_data(raw(output, size), task, targets=targets, progress=False)
 
     return load_prepared
+
+
+@pytest.fixture
+def load_split(output: Path) -> Callable[[str], ImageSplit]:
+    """Load a split of what was prepared, without normalization, as images of 8 x 8."""
+    return lambda split: load_image_split(raw(output, 8), split)
+
+
+def raw(output: Path, size: int | None) -> ImageDataOptions:
+    return ImageDataOptions(
+        str(output),
+        image_size=None if size is None else [size],
+        image_mean=[0.0],
+        image_std=[1.0],
+        cache_dir=str(output.parent / "decoded"),
+        dataloader_num_workers=0,
+    )
 
 
 def put(path: Path, gray: int, size: tuple[int, int] = (8, 8)) -> bytes:
@@ -398,23 +417,23 @@ class TestProducts:
         put_products(source)
         prepare("sop")
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
-            data = load(task="retrieval", image_size=8)
+            data = load(task="retrieval", size=8)
         assert (data.class_names, data.eval_class_names) == (["1", "3"], ["9", "12"])
         assert sorted(seen(data.train)) == [(1, 1), (2, 1), (3, 0)]
         assert seen(data.evaluation) == [(4, 1), (5, 0), (6, 0)]
         assert not caplog.records  # classes in common would be warned of
 
-    def test_a_split_alone_has_the_classes_of_its_own_images(self, source, prepare, output):
+    def test_a_split_alone_has_the_classes_of_its_own_images(self, source, prepare, load_split):
         put_products(source)
         prepare("sop")
-        split = load_image_split(str(output), "test", mean=[0.0], std=[1.0], image_size=8, num_workers=0)
+        split = load_split("test")
         assert (split.class_names, seen(split.batches)) == (["9", "12"], [(4, 1), (5, 0), (6, 0)])
 
     def test_training_a_classifier_is_an_error_that_says_that_the_classes_differ(self, source, prepare, load):
         put_products(source)
         prepare("sop")
         with pytest.raises(ValueError, match="'test' has classes that the training split lacks: 12, 9"):
-            load(image_size=8)
+            load(size=8)
 
     def test_super_classes_are_named_by_their_folders(self, source, prepare, output):
         put_products(source)
@@ -441,7 +460,7 @@ class TestProducts:
         put_products(source)
         (source / "bicycle_final" / "c_0.JPG").unlink()
         prepare("sop", "--skip_missing")
-        data = load(task="retrieval", image_size=8)
+        data = load(task="retrieval", size=8)
         assert (data.eval_class_names, seen(data.evaluation)) == (["9"], [(5, 0), (6, 0)])
 
     def test_a_class_in_both_lists_is_an_error_that_names_it(self, source, prepare, output):
@@ -472,7 +491,7 @@ class TestProducts:
 
 class TestClassSplit:
     @pytest.mark.parametrize("folder", ["", "split"])
-    def test_three_lists_load_as_splits_of_their_own_classes(self, folder, source, prepare, output):
+    def test_three_lists_load_as_splits_of_their_own_classes(self, folder, source, prepare, output, load_split):
         put_class_split(source, folder)
         prepare("class_split")
         expected = {
@@ -482,14 +501,14 @@ class TestClassSplit:
         }
         assert set(load_dataset(str(output))) == set(expected)
         for split, (names, pairs) in expected.items():
-            loaded = load_image_split(str(output), split, mean=[0.0], std=[1.0], image_size=8, num_workers=0)
+            loaded = load_split(split)
             assert (loaded.class_names, seen(loaded.batches)) == (names, pairs)
 
     def test_the_data_load_for_a_task_with_classes_of_their_own(self, source, prepare, load, caplog):
         put_class_split(source)
         prepare("class_split")
         with caplog.at_level(logging.WARNING):
-            data = load(task="retrieval", image_size=8)
+            data = load(task="retrieval", size=8)
         assert (data.class_names, data.eval_class_names) == (["Great tit", "Wren"], ["Jay", "Kite"])
         assert not caplog.records  # classes in common would be warned of
 
@@ -713,5 +732,5 @@ class TestOutput:
         put_cub(source)
         put(source / "images" / "002.Blue_Jay" / "b.jpg", 2, size=(30, 11))
         prepare("cub200")
-        pixels = np.concatenate([batch["pixel_values"].numpy() for batch in load(image_size=16).train.epoch()])
+        pixels = np.concatenate([batch["pixel_values"].numpy() for batch in load(size=16).train.epoch()])
         assert pixels.shape == (2, 1, 16, 16)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from hf_sphere import SphereVisionForImageClassification
 from hf_sphere.analysis import ReinitializationRobustness
 from hf_sphere.analysis.model_sources import load_classifier
-from hf_sphere.data import load_image_data
+from hf_sphere.data import ImageDataOptions, load_image_data
 from hf_sphere.utils.snapshots import list_snapshots
 
 # LeNet with nine layers on the embedded digits: an epoch of 200 images in 4 steps.
@@ -101,17 +101,15 @@ def corrupted(load_recipe, run_quickly, tmp_path_factory):
 def by_hand(corrupted):
     """The accuracies of that run on each part of its images, from the functions that load models and data."""
     settings = json.loads((corrupted / "run.json").read_text())
-    data = load_image_data(
-        "digits",
-        seed=3,
+    options = ImageDataOptions(
         validation_fraction=0.3,
         sample_classes=6,
         label_noise=0.5,
         corruption_seed=settings["corruption_seed"],
         max_train_samples=150,
         max_eval_samples=100,
-        progress=False,
     )
+    data = load_image_data(options, seed=3, progress=False)
     model = SphereVisionForImageClassification.from_pretrained(corrupted).eval()
 
     @torch.no_grad()

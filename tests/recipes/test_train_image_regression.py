@@ -8,7 +8,7 @@ from torch import Tensor
 from training_runs import weights
 
 from hf_sphere import SphereVisionForRegression, SphereVisionImageProcessor
-from hf_sphere.data import load_image_data
+from hf_sphere.data import ImageDataOptions, ValueOptions, load_image_data
 from hf_sphere.data.sources import load_splits
 
 # A linear map to a circle: the slant of the embedded digits, 200 of them in 10 steps an epoch.
@@ -38,7 +38,8 @@ def finished(run_in, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def slants(cache) -> Tensor:
     """Slants of the images of the test split."""
-    data = load_image_data("digits", task="regression", computed_value="slant", cache_dir=cache[1], progress=False)
+    options = ImageDataOptions(cache_dir=cache[1])
+    data = load_image_data(options, "regression", targets=ValueOptions(computed_value="slant"), progress=False)
     return data.evaluation.labels
 
 
@@ -76,8 +77,8 @@ def test_the_saved_model_and_processor_reproduce_the_reported_error(finished, re
 
 
 def test_the_model_has_the_range_of_the_training_images(finished, cache):
-    options = {"computed_value": "slant", "max_train_samples": 200, "cache_dir": cache[1], "progress": False}
-    expected = load_image_data("digits", task="regression", **options).value_range
+    options, targets = ImageDataOptions(max_train_samples=200, cache_dir=cache[1]), ValueOptions(computed_value="slant")
+    expected = load_image_data(options, "regression", targets=targets, progress=False).value_range
     assert tuple(SphereVisionForRegression.from_pretrained(finished).config.value_range) == expected
 
 

@@ -8,7 +8,7 @@ from huggingface_hub import ModelCard
 from training_runs import weights
 
 from hf_sphere import SphereVisionForJointPrediction, SphereVisionImageProcessor
-from hf_sphere.data import load_image_data
+from hf_sphere.data import ImageDataOptions, ValueOptions, load_image_data
 from hf_sphere.data.sources import load_splits
 from hf_sphere.prototypes import Placement, place_prototypes
 
@@ -38,7 +38,8 @@ def finished(run_in, tmp_path_factory) -> Path:
 @torch.no_grad()
 def measured_on_digits(folder: Path, cache: list[str]) -> dict[str, Any]:
     """Measures on the test split by way of the library's public doors alone."""
-    data = load_image_data("digits", task="joint", computed_value="slant", cache_dir=cache[1], progress=False)
+    options, targets = ImageDataOptions(cache_dir=cache[1]), ValueOptions(computed_value="slant")
+    data = load_image_data(options, "joint", targets=targets, progress=False)
     processor = SphereVisionImageProcessor.from_pretrained(folder)
     model = SphereVisionForJointPrediction.from_pretrained(folder).eval()
     output = model(**processor(load_splits("digits")["test"]["image"][:], return_tensors="pt"))

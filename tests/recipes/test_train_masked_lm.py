@@ -193,6 +193,19 @@ def test_a_model_learns_to_repeat_its_input(train, results_of):
     assert results["eval_accuracy"] > 0.6
 
 
+def test_masking_follows_from_the_arguments(train, monkeypatch):
+    used = []
+
+    def load(options, *_, **more):
+        used.append((options.objective, options.mask_probability, options.whole_word_masking))
+        raise ValueError("seen enough")
+
+    monkeypatch.setattr("hf_sphere.data.load_text_data", load)
+    with pytest.raises(ValueError, match="seen enough"):
+        train("--mask_probability", "0.3", "--whole_word_masking")
+    assert used == [("masked", 0.3, True)]
+
+
 # Randomness, resuming
 
 RANDOM = [*SPHERIZED, "--whole_word_masking"]
@@ -236,7 +249,7 @@ def test_what_cannot_be_done_is_refused(train, words, message):
         (["--spherization_kwargs", "{radius: 2}"], "spherization_kwargs is for spherized models"),
         (["--spherized", "--calibrate", "--from_scratch"], "from_scratch trains a new one; leave one of them out"),
         (["--calibration_tokens", "9"], "calibration_tokens has a meaning only with --calibrate"),
-        (["--objective", "reconstruction", "--whole_word_masking"], "objective reconstruction hides no tokens"),
+        (["--objective", "reconstruction", "--whole_word_masking"], "objective reconstruction masks no tokens"),
         (["--label_smoothing_factor", "0.1"], "label_smoothing_factor is not for language models"),
         (["--loss_reduction", "sum"], "loss_reduction sum is not for language models"),
         (["--mask_probability", "0"], "mask_probability must be above 0 and at most 1; got 0.0"),

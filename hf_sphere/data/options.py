@@ -1,0 +1,127 @@
+"""Options of loading image and text data sets; each is also an argument of the recipes.
+
+Nothing heavy is imported here, so that recipes can parse their arguments quickly.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hf_sphere.utils.arguments import argument
+
+
+@dataclass
+class ImageDataOptions:
+    """Which images, of what size, with which labels, and how training images are augmented."""
+
+    dataset_name: str = argument("digits", "Hub id, folder, or a bundled data set: `digits` or `two_clusters`.")
+    dataset_config_name: str | None = argument(None, "Configuration of the data set.")
+    train_split: str = argument("train", "Training split.")
+    eval_split: str | None = argument(None, "Evaluation split; default: `test`, else `validation`.")
+    validation_split: str | None = argument(None, "Split for choosing the best epoch and for early stopping.")
+    validation_fraction: float = argument(
+        0.0,
+        "Fraction of the training split to hold out instead of a validation split, stratified by class. For retrieval "
+        "and few-shot, a fraction of the classes.",
+    )
+    image_column_name: str | None = argument(None, "Image column; found by its usual names by default.")
+    label_column_name: str | None = argument(None, "Label column; found by its usual names by default.")
+    image_size: list[int] | None = argument(
+        None, "Side in pixels, or height and width; default: the size of the first image."
+    )
+    num_channels: int | None = argument(None, "1 or 3; default: the channels of the first image.")
+    image_mean: list[float] | None = argument(
+        None, "Mean per channel, on the scale 0 to 1; default: measured on the training images."
+    )
+    image_std: list[float] | None = argument(None, "Standard deviation per channel; default: measured likewise.")
+    sample_classes: int | None = argument(
+        None, "Keep only the images of this many classes, sampled with corruption_seed."
+    )
+    label_noise: float = argument(
+        0.0, "Fraction of the training labels to replace by a class drawn uniformly from all classes."
+    )
+    shuffled_pixels: Literal["per_image", "shared"] | None = argument(
+        None, "Permute the pixels of every image: with a permutation per image, or one shared by all images."
+    )
+    corruption_seed: int | None = argument(
+        None, "Seed of sample_classes, label_noise and shuffled_pixels; default: the seed of the run."
+    )
+    max_train_samples: int | None = argument(None, "Use at most this many training images.")
+    max_eval_samples: int | None = argument(None, "Use at most this many evaluation images.")
+    skip_corrupt_images: bool = argument(False, "Skip images that cannot be decoded.")
+    cache_dir: str | None = argument(None, "Cache folder for decoded images; default: below the Hugging Face home.")
+    dataloader_num_workers: int | None = argument(None, "Decoding processes; default: one per core.")
+    crop_padding: int = argument(0, "Zero padding in pixels before a random crop of training images.")
+    horizontal_flip: bool = argument(False, "Flip training images horizontally with probability 1/2.")
+    rotation: float = argument(0.0, "Maximum angle of random rotations of training images, in degrees.")
+    random_resized_crop: float | None = argument(
+        None, "Train on random resized crops of at least this fraction of the area, for instance 0.08."
+    )
+
+    def __post_init__(self) -> None:
+        corruptions = (self.sample_classes, self.label_noise, self.shuffled_pixels)
+        if self.corruption_seed is not None and not any(corruptions):
+            raise ValueError(
+                "corruption_seed is for sample_classes, label_noise and shuffled_pixels, none of which is given."
+            )
+
+
+@dataclass
+class ValueOptions:
+    """Which real values are the targets of a regression."""
+
+    value_column_name: str | None = argument(None, "Value column; found by its usual names by default.")
+    computed_value: str | None = argument(
+        None, "Predict a value computed from the image instead: slant (degrees) or intensity."
+    )
+
+
+@dataclass
+class OpenSetOptions:
+    """Which classes are for training; evaluation uses others."""
+
+    train_classes: int | None = argument(
+        None,
+        "Pool both splits, train on this many classes, the first ones, and evaluate on the others; by default each "
+        "split keeps its classes.",
+    )
+
+
+@dataclass
+class TextDataOptions:
+    """Which text, and which of its tokens are predicted."""
+
+    dataset_name: str = argument(help="Hub id, folder, or a text, parquet, json or csv file.")
+    dataset_config_name: str | None = argument(None, "Configuration of the data set.")
+    train_split: str = argument("train", "Training split.")
+    eval_split: str | None = argument(
+        None, "Evaluation split; default: `test`, else `validation`, else the held-out part."
+    )
+    validation_split: str | None = argument(
+        None,
+        "Split for choosing the best epoch and for early stopping; default: `validation`, unless it is used otherwise.",
+    )
+    validation_fraction: float = argument(
+        0.0, "Fraction of the training text, its end, to hold out instead of a validation split."
+    )
+    text_column_name: str | None = argument(None, "Text column; found by its usual names by default.")
+    max_seq_length: int | None = argument(
+        None, "Tokens per block, with the special tokens; default: the maximum of the model, but at most 512."
+    )
+    objective: Literal["masked", "reconstruction"] = argument(
+        "masked", "Predict masked tokens, or reproduce all tokens without masking, as in the paper."
+    )
+    mask_probability: float | None = argument(None, "Fraction of the tokens to predict; default: 0.15.")
+    whole_word_masking: bool = argument(False, "Mask whole words.")
+    max_train_samples: int | None = argument(None, "Use at most this many training blocks.")
+    max_eval_samples: int | None = argument(None, "Use at most this many blocks for evaluation and for validation.")
+    cache_dir: str | None = argument(None, "Cache folder for prepared text; default: that of `datasets`.")
+    preprocessing_num_workers: int | None = argument(None, "Tokenization processes; default: one.")
+
+    def __post_init__(self) -> None:
+        if self.objective == "reconstruction" and (self.mask_probability is not None or self.whole_word_masking):
+            raise ValueError(
+                "objective reconstruction masks no tokens; leave out mask_probability and whole_word_masking, or use "
+                "objective masked."
+            )
+        if self.mask_probability is not None and not 0.0 < self.mask_probability <= 1.0:
+            raise ValueError(f"mask_probability must be above 0 and at most 1; got {self.mask_probability}.")
