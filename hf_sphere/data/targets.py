@@ -29,7 +29,8 @@ def check_task(
     """Refuse a task that does not exist, or targets or episodes that do not fit it."""
     if task not in get_args(Task):
         raise ValueError(f"task must be classification, regression, joint, retrieval or few_shot; got {task!r}.")
-    given = [f"--{name} {value}" for name, value in vars(values).items() if value is not None]
+    sources = {"value_column_name": values.value_column_name, "computed_value": values.computed_value}
+    given = [f"--{name} {value}" for name, value in sources.items() if value is not None]
     if len(given) == 2:
         raise ValueError(f"{' and '.join(given)} are two sources of one value; give one of them.")
     if given and task in ("classification", *OPEN_SETS):

@@ -28,11 +28,13 @@ class QuickRun:
         recipe: Name of the script.
         argv: Its command line without folders.
         held_out: What holds out validation data.
+        ruinous_gamma: Factor of the learning rate that ruins the model without making it diverge.
     """
 
     recipe: str
     argv: list[str]
     held_out: tuple[str, ...] = ("--validation_fraction", "0.4")
+    ruinous_gamma: str = "1e4"
 
 
 QUICK_RUNS = {
@@ -42,7 +44,9 @@ QUICK_RUNS = {
         "train_joint_prediction", [*_DIGITS, *_BATCHES, *_VALUES, "--embedding_dim", "4", "--head", "softmax"]
     ),
     "retrieval": QuickRun(
-        "train_image_retrieval", [*_DIGITS, *_BATCHES, "--train_classes", "6", "--embedding_dim", "8", "--head", "vmf"]
+        "train_image_retrieval",
+        [*_DIGITS, *_BATCHES, "--train_classes", "6", "--embedding_dim", "8", "--head", "vmf"],
+        ruinous_gamma="1e6",
     ),
     "few_shot": QuickRun(
         "train_few_shot",
@@ -54,6 +58,7 @@ QUICK_RUNS = {
         "train_masked_lm",
         [*_TEXT, "--num_train_epochs", "2", "--learning_rate", "0.003", "--disable_tqdm"],
         held_out=(),
+        ruinous_gamma="1e2",
     ),
 }
 """A quick run per task, by the task's name."""

@@ -620,9 +620,7 @@ def test_another_number_of_processes_in_mid_epoch_is_refused(make_loop):
     first.run()
     path = first.output_dir / "checkpoint-3" / "trainer_state.json"
     path.write_text(path.read_text().replace('"num_processes": 1', '"num_processes": 2'))
-    with pytest.raises(
-        CheckpointError, match=r"in the middle of an epoch by 2 process\(es\); resume with as many, not with 1"
-    ):
+    with pytest.raises(CheckpointError, match=r"middle of an epoch by 2 process\(es\); resume with as many"):
         make_loop(resume_from_checkpoint=str(path.parent))
 
 
