@@ -1,4 +1,4 @@
-# Every target sets up .venv by itself where it is missing; with it in place it starts at once.
+# Every target creates .venv if it is missing.
 PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
@@ -9,10 +9,10 @@ RUN := HF_HUB_OFFLINE=1 $(VENV)/bin/python
 demo: $(READY)  ## train, save, load and use a spherized LeNet-5 on the bundled digits
 	$(RUN) examples/demo.py
 
-test: $(READY)  ## the whole test suite, without network
-	$(RUN) -m pytest
+test: $(READY)  ## the whole test suite, without network, on all cores
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal
 
-test-transformers: $(READY)  ## transformers' own common tests on our text models; fetches them once
+test-transformers: $(READY)  ## transformers' own common tests on our text models; downloads them once
 	tests=$$($(VENV)/bin/python tests/transformers_common/fetch.py) && PYTHONPATH=$$tests $(RUN) -m pytest \
 		-o addopts=-ra -W ignore::pytest.PytestUnknownMarkWarning tests/transformers_common/encoders.py
 
@@ -21,7 +21,7 @@ lint: $(READY)  ## style, types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-format: $(READY)  ## put the code in shape
+format: $(READY)  ## format the code
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 

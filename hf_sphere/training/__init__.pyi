@@ -14,5 +14,4 @@ from .evaluation import (
 from .loop import TrainingLoop as TrainingLoop
 from .output_dir import prepare_output_dir as prepare_output_dir
 from .run import Run as Run, start_run as start_run
-from .run_training import run_training as run_training
 from .tasks import Task as Task, find_task as find_task, task_names as task_names

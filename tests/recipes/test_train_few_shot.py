@@ -229,7 +229,7 @@ def test_the_encoder_of_a_classifier_is_taken_and_may_be_spherized(train, classi
     [
         (
             ["--way", "7"],
-            ["a training episode of 7 different classes cannot be drawn from 6", "--way 7 is how many classes"],
+            ["a training episode of 7 different classes cannot be drawn from 6", "--way 7 is the number of classes"],
         ),
         (["--way", "5"], ["an evaluation episode of 5 different classes cannot be drawn from 4"]),
         (["--way", "4", "--validation_fraction", "0.5"], ["a training episode of 4 different classes", "from 3"]),
@@ -238,12 +238,12 @@ def test_the_encoder_of_a_classifier_is_taken_and_may_be_spherized(train, classi
             [
                 "a training episode takes 100 different images of a class, but 6 of 6 classes have fewer",
                 "Ask for",
-                "--shot 50 and --query 50 how many images of each",
+                "--shot 50 and --query 50 the numbers of images of each",
             ],
         ),
         (["--max_eval_samples", "20"], ["an evaluation episode takes 7 different images of a class", "Ask for"]),
         (["--validation_episodes", "9"], ["validation_episodes 9 needs images", "--validation_fraction"]),
-        (["--per_device_train_batch_size", "20"], ["20 does not go with episodes of 3 classes and 7 images"]),
+        (["--per_device_train_batch_size", "20"], ["20 does not match episodes of 3 classes and 7 images"]),
         (["--label_smoothing_factor", "0.1"], ["label_smoothing_factor is for models with a head"]),
         (["--loss_reduction", "sum"], ["loss_reduction sum is not for a few-shot model"]),
         (["--sample_classes", "4"], ["few_shot is about others", "--train_classes"]),

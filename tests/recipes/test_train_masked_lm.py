@@ -248,7 +248,7 @@ def test_what_cannot_be_done_is_refused(train, words, message):
         (["--spherized_layers", "0"], "spherized_layers is for spherized models"),
         (["--spherization_kwargs", "{radius: 2}"], "spherization_kwargs is for spherized models"),
         (["--spherized", "--calibrate", "--from_scratch"], "from_scratch trains a new one; leave one of them out"),
-        (["--calibration_tokens", "9"], "calibration_tokens has a meaning only with --calibrate"),
+        (["--calibration_tokens", "9"], "calibration_tokens needs --calibrate"),
         (["--objective", "reconstruction", "--whole_word_masking"], "objective reconstruction masks no tokens"),
         (["--label_smoothing_factor", "0.1"], "label_smoothing_factor is not for language models"),
         (["--loss_reduction", "sum"], "loss_reduction sum is not for language models"),
@@ -265,7 +265,7 @@ def test_options_that_do_not_go_together_are_refused(train, capsys, words, messa
 def test_a_model_that_is_no_masked_language_model_is_refused(train, tiny_bert, tmp_path):
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=400)).save_pretrained(tmp_path / "gpt2")
     words = ["--model_name_or_path", str(tmp_path / "gpt2"), "--tokenizer_name", str(tiny_bert)]
-    with pytest.raises(ValueError, match="is a gpt2 model, of which there is no masked language model"):
+    with pytest.raises(ValueError, match="is a gpt2 model, which has no masked language model"):
         train(*words)
 
 
@@ -278,7 +278,7 @@ def test_a_model_of_another_kind_cannot_be_spherized(train, tiny_bert, tmp_path)
     folder = tmp_path / "other"
     shutil.copytree(tiny_bert, folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "mobilebert", "vocab_size": 400}))
-    with pytest.raises(ValueError, match="is a mobilebert model: what can be spherized is: bert, roberta"):
+    with pytest.raises(ValueError, match="is a mobilebert model: only these can be spherized: bert, roberta"):
         train("--model_name_or_path", str(folder), "--spherized")
 
 

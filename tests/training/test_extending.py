@@ -1,0 +1,56 @@
+"""A task in a module of its own is trained like the library's."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from hf_sphere.training import find_task, task_names, tasks
+from hf_sphere.training.command_line import train
+
+TOY = '''
+"""Even or odd."""
+
+from hf_sphere.training.tasks.classification import ImageClassification
+
+
+class Parity(ImageClassification):
+    """Train a classifier of digits into even and odd ones."""
+
+    name = "toy_parity"
+    headline = ("accuracy", "even_share")
+
+    def measure(self, output, batch):
+        """Return the accuracy and the share of images predicted to be even."""
+        even = (output.logits.argmax(-1) % 2 == 0).double().mean()
+        return super().measure(output, batch) | {"even_share": even}
+'''
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch) -> Path:
+    """A folder with the module of a new task, beside which the library's tasks stay."""
+    (tmp_path / "toy_parity.py").write_text(TOY)
+    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
+    yield tmp_path
+    sys.modules.pop("hf_sphere.training.tasks.toy_parity", None)
+    importlib.invalidate_caches()
+
+
+def test_a_task_in_one_file_is_found_by_its_name(toy):
+    assert "toy_parity" in task_names()
+    assert find_task("toy_parity").headline == ("accuracy", "even_share")
+
+
+def test_a_task_in_one_file_is_trained_measured_and_described(toy, monkeypatch, root):
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    argv = ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 8}", "--max_train_samples", "100"]
+    argv += ["--num_train_epochs", "1", "--disable_tqdm", "--cache_dir", str(toy / "cache")]
+    train(find_task("toy_parity"), [*argv, "--output_dir", str(toy / "run")], str(root / "recipes" / "toy.py"))
+    results = json.loads((toy / "run" / "all_results.json").read_text())
+    assert 0 <= results["eval_even_share"] <= 1
+    reported = ModelCard.load(toy / "run" / "README.md").data.eval_results
+    assert {result.metric_type for result in reported} == {"accuracy", "even_share"}
