@@ -9,7 +9,7 @@ from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.measures import measure_classification
 from hf_sphere.training.tasks.base import Prepared
-from hf_sphere.training.tasks.image import EncoderArguments, HeadDescription, ImageTask
+from hf_sphere.training.tasks.image import DataTask, EncoderArguments, HeadDescription, ImageTask
 from hf_sphere.utils.arguments import Options, argument
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class ImageClassification(ImageTask):
     """Train an image classifier on the sphere."""
 
     name = "classification"
+    data_task: ClassVar[DataTask] = "classification"
     arguments: ClassVar[tuple[type, ...]] = (ModelArguments, ImageDataArguments, TrainingArguments)
     model_name = "SphereVisionForImageClassification"
     metric = "accuracy"

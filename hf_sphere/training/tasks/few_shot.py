@@ -79,6 +79,7 @@ class FewShotClassification(ImageTask):
     """Train embeddings on episodes of a few classes, to recognize unseen classes from a few images of each."""
 
     name = "few_shot"
+    data_task = "few_shot"
     arguments = (EncoderArguments, ImageDataOptions, TrainingArguments, FewShotArguments)
     model_name = "SphereVisionForFewShotClassification"
     metric = "accuracy"

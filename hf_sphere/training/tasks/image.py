@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hf_sphere import data, models
 from hf_sphere.data.options import ImageDataOptions, OpenSetOptions, ValueOptions
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from hf_sphere.models import SphereVisionConfig
     from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
     from hf_sphere.training.run import Run
+
+DataTask = Literal["classification", "regression", "joint", "retrieval", "few_shot"]
 
 
 @dataclass
@@ -46,6 +48,7 @@ class ImageTask(Task):
     """Training of an image model.
 
     Attributes:
+        data_task: The task of `load_image_data`.
         model_name: Name of the model's class in `hf_sphere.models`.
         default_backbone: Backbone if the arguments name none.
         has_classes: Whether the data must have class labels.
@@ -53,6 +56,7 @@ class ImageTask(Task):
         is_open_set: Whether the evaluation data may have other classes than the training data.
     """
 
+    data_task: ClassVar[DataTask]
     model_name: ClassVar[str]
     default_backbone: ClassVar[str] = "lenet5"
     has_classes: ClassVar[bool] = True
@@ -104,7 +108,7 @@ class ImageTask(Task):
         with accelerator.main_process_first():
             return data.load_image_data(
                 self.data_args,
-                self.name,  # type: ignore[arg-type]
+                self.data_task,
                 targets=self.part(ValueOptions) or self.part(OpenSetOptions),
                 **episodes,
                 batch_size=batch_size,

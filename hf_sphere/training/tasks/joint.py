@@ -35,6 +35,7 @@ class JointPrediction(ImageRegression, ImageClassification):
     """Train classification and regression on one sphere."""
 
     name = "joint"
+    data_task = "joint"
     arguments: ClassVar[tuple[type, ...]] = (ModelArguments, ImageDataArguments, TrainingArguments, JointArguments)
     model_name = "SphereVisionForJointPrediction"
     metric = "loss"

@@ -9,7 +9,7 @@ from hf_sphere.data.options import ValueOptions
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.measures import measure_regression
 from hf_sphere.training.tasks.classification import ImageDataArguments, ModelArguments
-from hf_sphere.training.tasks.image import HeadDescription, ImageTask
+from hf_sphere.training.tasks.image import DataTask, HeadDescription, ImageTask
 from hf_sphere.utils.arguments import argument
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class ImageRegression(ImageTask):
     """Train an image regression: a real value as the angle to a pole of the sphere."""
 
     name = "regression"
+    data_task: ClassVar[DataTask] = "regression"
     arguments: ClassVar[tuple[type, ...]] = (ModelArguments, ImageDataArguments, TrainingArguments, RegressionArguments)
     model_name = "SphereVisionForRegression"
     metric = "mean_absolute_error"

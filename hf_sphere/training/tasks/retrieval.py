@@ -15,6 +15,7 @@ class ImageRetrieval(ImageClassification):
     """Train embeddings on some classes, to search among the images of others."""
 
     name = "retrieval"
+    data_task = "retrieval"
     arguments = (ModelArguments, ImageDataArguments, TrainingArguments, OpenSetOptions)
     metric = "recall_at_1"
     headline = ("recall_at_1", "map_at_r")
