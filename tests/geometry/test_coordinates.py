@@ -169,7 +169,7 @@ def test_a_radius_that_is_not_positive_is_refused(radius):
 
 
 def test_integers_are_refused_with_advice():
-    with pytest.raises(TypeError, match=r"floating dtype; got torch.int64.*\.float\(\)"):
+    with pytest.raises(TypeError, match=r"floating-point dtype; got torch.int64.*\.float\(\)"):
         spherize(torch.ones(2, 3, dtype=torch.int64))
 
 
