@@ -107,9 +107,7 @@ class HypersphericalUniform(Distribution):
 def check_same_sphere(p: Any, q: Any) -> None:
     """Raise a ValueError if two distributions differ in their dimension."""
     if p.dim != q.dim:
-        raise ValueError(
-            f"the distributions have {p.dim} and {q.dim} dimensions; a divergence requires equal dimensions."
-        )
+        raise ValueError(f"a divergence requires equal dimensions; the distributions have {p.dim} and {q.dim}.")
 
 
 @register_kl(HypersphericalUniform, HypersphericalUniform)

@@ -46,9 +46,7 @@ class VonMisesFisher(Distribution):
 
     def __init__(self, loc: Tensor, concentration: Tensor | float, validate_args: bool | None = None) -> None:
         if loc.ndim < 1 or loc.shape[-1] < 2:
-            raise ValueError(
-                f"loc must be unit vectors (..., d) with d of at least 2; got the shape {tuple(loc.shape)}."
-            )
+            raise ValueError(f"loc must have the shape (..., d) with d of at least 2; got {tuple(loc.shape)}.")
         if not loc.is_floating_point():
             raise TypeError(f"loc must have a floating-point dtype; got {loc.dtype}.")
         if isinstance(concentration, Tensor):
@@ -57,10 +55,8 @@ class VonMisesFisher(Distribution):
         try:
             batch_shape = torch.broadcast_shapes(loc.shape[:-1], concentration.shape)
         except RuntimeError:
-            raise ValueError(
-                f"concentration must broadcast with the batch shape {tuple(loc.shape[:-1])} of loc; got the shape "
-                f"{tuple(concentration.shape)}."
-            ) from None
+            shapes = f"{tuple(loc.shape[:-1])} of loc; got the shape {tuple(concentration.shape)}"
+            raise ValueError(f"concentration must broadcast with the batch shape {shapes}.") from None
         self.loc = loc.expand(*batch_shape, loc.shape[-1])
         self.concentration = concentration.expand(batch_shape)
         super().__init__(batch_shape, loc.shape[-1:], validate_args)

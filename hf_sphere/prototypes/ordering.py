@@ -196,18 +196,13 @@ def check_class_vectors(class_vectors: Tensor, num_classes: int | None = None) -
         raise ValueError(f"class_vectors must be finite; row {_list(~finite)} is not.")
     norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     if not norms.all():
-        raise ValueError(
-            f"class_vectors must not be zero; row {_list(norms[:, 0] == 0)} is. Give each class a different vector."
-        )
+        raise ValueError(f"class_vectors must not be zero; row {_list(norms[:, 0] == 0)} is.")
     directions = vectors / norms
     # Rounded, so that duplicates are found by sorting instead of comparing all pairs.
     kinds, counts = torch.unique(directions.mul(1e9).round(), dim=0, return_inverse=True, return_counts=True)[1:]
     if (counts > 1).any():
-        twins = (kinds == counts.gt(1).nonzero()[0]).nonzero()[:, 0]
-        raise ValueError(
-            f"rows {', '.join(map(str, twins[:5].tolist()))} of class_vectors have the same direction. Give each "
-            "class a different vector."
-        )
+        rows = _list(kinds == counts.gt(1).nonzero()[0])
+        raise ValueError(f"rows {rows} of class_vectors have the same direction. Give each class a different vector.")
     return directions
 
 

@@ -97,18 +97,13 @@ class Placement:
             FileNotFoundError: If the file does not exist.
         """
         if not Path(path).is_file():
-            raise FileNotFoundError(
-                f"there is no prototypes file {path}. recipes/place_prototypes.py writes prototypes.safetensors to its "
-                "--output_dir."
-            )
+            raise FileNotFoundError(f"there is no prototypes file {path}; recipes/place_prototypes.py writes one.")
         try:
             with safe_open(path, framework="pt") as file:
                 text = (file.metadata() or {}).get("placement", "{}")
                 points = file.get_tensor("prototypes").double()
         except SafetensorError as error:
-            raise ValueError(
-                f"{path} is not a prototypes file (safetensors with a tensor `prototypes`): {error}"
-            ) from error
+            raise ValueError(f"{path} is not a safetensors file with a tensor `prototypes`: {error}") from error
         if points.ndim != 2 or len(points) < 2 or points.shape[1] < 2 or not points.isfinite().all():
             raise ValueError(f"{path}: prototypes must be a finite (K, d) matrix with K and d at least 2.")
         norms = torch.linalg.vector_norm(points, dim=1, keepdim=True)

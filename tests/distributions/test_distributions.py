@@ -281,7 +281,7 @@ class TestDivergence:
             (uniform, on_sphere, "5 and 3"),
             (uniform, HypersphericalUniform(2), "5 and 2"),
         ]:
-            with pytest.raises(ValueError, match=f"have {dims} dimensions"):
+            with pytest.raises(ValueError, match=f"equal dimensions; the distributions have {dims}"):
                 kl_divergence(first, second)
 
 

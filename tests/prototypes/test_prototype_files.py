@@ -77,9 +77,7 @@ def test_tiny_prototypes_are_normalized_too(file):
 
 
 def test_a_missing_file_is_reported_with_how_to_make_one(file):
-    with pytest.raises(
-        FileNotFoundError, match=r"no prototypes file .*recipes/place_prototypes.py writes prototypes.safetensors"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"no prototypes file .*recipes/place_prototypes.py writes one"):
         Placement.load(file)
 
 
@@ -91,13 +89,13 @@ def test_a_folder_is_no_prototypes_file(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"no safetensors at all"])
 def test_another_kind_of_file_is_refused(file, content):
     file.write_bytes(content)
-    with pytest.raises(ValueError, match="is not a prototypes file"):
+    with pytest.raises(ValueError, match="is not a safetensors file"):
         Placement.load(file)
 
 
 def test_a_file_without_prototypes_is_refused(file):
     save_file({"weights": torch.eye(3)}, file)
-    with pytest.raises(ValueError, match=r"is not a prototypes file .*a tensor `prototypes`"):
+    with pytest.raises(ValueError, match=r"is not a safetensors file with a tensor `prototypes`"):
         Placement.load(file)
 
 

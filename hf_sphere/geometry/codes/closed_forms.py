@@ -23,10 +23,7 @@ def simplex(num_points: int, dim: int) -> Tensor:
         Rankin, "The closest packing of spherical caps in n dimensions", 1955.
     """
     if not 2 <= num_points <= dim + 1:
-        raise ValueError(
-            f"a simplex in dimension {dim} has 2 to {dim + 1} points; got {num_points}. "
-            "Use cross_polytope for up to 2 d points, or find_code for more."
-        )
+        raise ValueError(f"a simplex in dimension {dim} has 2 to {dim + 1} points; got {num_points}. See find_code.")
     # Columns of a Helmert matrix: before scaling, point i has -i in coordinate i and 1 in all later coordinates.
     order = torch.arange(1, num_points, dtype=torch.float64)
     columns = torch.ones(num_points, num_points - 1, dtype=torch.float64).triu()
@@ -55,10 +52,7 @@ def cross_polytope(num_points: int, dim: int) -> Tensor:
         Rankin, "The closest packing of spherical caps in n dimensions", 1955.
     """
     if not 2 <= num_points <= 2 * dim:
-        raise ValueError(
-            f"a cross-polytope in dimension {dim} has 2 to {2 * dim} points; got {num_points}. "
-            "Use find_code, or optimize the points, for more."
-        )
+        raise ValueError(f"a cross-polytope in R^{dim} has 2 to {2 * dim} points; got {num_points}. See find_code.")
     identity = torch.eye(dim, dtype=torch.float64)
     return torch.cat([identity, -identity])[:num_points].clone()
 

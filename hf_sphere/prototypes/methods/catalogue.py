@@ -20,10 +20,8 @@ class Catalogue(Method):
         super().__init__(task)
         code = find_code(task.num_classes, task.dim)
         if code is None:
-            raise ValueError(
-                f"the catalogue has no code with at least {task.num_classes} points in at most {task.dim} dimensions. "
-                "Use method 'auto' or 'lbfgs'."
-            )
+            size = f"at least {task.num_classes} points in at most {task.dim} dimensions"
+            raise ValueError(f"the catalogue has no code with {size}. Use method 'auto' or 'lbfgs'.")
         self.code = code
 
     def __iter__(self) -> Iterator[Candidate]:

@@ -19,10 +19,8 @@ class ClosedForm(Method):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         if not has_closed_form(task):
-            raise ValueError(
-                f"there is no closed form for {task.num_classes} points in {task.dim} dimensions (only for up to "
-                f"{2 * task.dim} points, or in 2 dimensions). Use method 'auto'."
-            )
+            size = f"{task.num_classes} points in {task.dim} dimensions"
+            raise ValueError(f"there is no closed form for {size} (only for K <= 2 d or d = 2). Use method 'auto'.")
 
     def __iter__(self) -> Iterator[Candidate]:
         count, dim = self.task.num_classes, self.task.dim

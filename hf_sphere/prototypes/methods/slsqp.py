@@ -37,10 +37,8 @@ class SLSQP(Method):
     def __init__(self, task: Task, *, restarts: int | None = None, max_iterations: int = 200) -> None:
         super().__init__(task)
         if task.num_classes * task.dim > MAX_COORDINATES:
-            raise ValueError(
-                f"method 'slsqp' supports at most {MAX_COORDINATES} coordinates; {task.num_classes} points in "
-                f"{task.dim} dimensions have {task.num_classes * task.dim}. Use method 'lbfgs'."
-            )
+            size = f"{task.num_classes} points in {task.dim} dimensions have {task.num_classes * task.dim}"
+            raise ValueError(f"'slsqp' supports at most {MAX_COORDINATES} coordinates; {size}. Use method 'lbfgs'.")
         self.max_iterations = check_integer("max_iterations", max_iterations, 1)
         # A start takes about 1.5e-7 (K d)^3 seconds. The time is not measured, so results depend only on the seed.
         self.restarts = number_of_restarts(restarts, 0.5 / (1.5e-7 * (task.num_classes * task.dim) ** 3))
