@@ -165,8 +165,8 @@ def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
 def _kl_vmf_uniform(p: VonMisesFisher, q: HypersphericalUniform) -> Tensor:
     check_same_sphere(p, q)
     concentration = _upcast(p.concentration)
-    length, partition = (f(concentration, p.dim) for f in (bessel.mean_resultant_length, bessel.log_vmf_partition))
-    divergence = concentration * length - partition
+    divergence = concentration * bessel.mean_resultant_length(concentration, p.dim)
+    divergence = divergence - bessel.log_vmf_partition(concentration, p.dim)
     return divergence.to(p.loc.dtype).expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
 
 

@@ -44,6 +44,6 @@ class _NoSecondDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
         raise RuntimeError(
-            "samples of a von Mises-Fisher distribution and its softmax loss can be differentiated only once, but a "
+            "samples of a von Mises-Fisher distribution and its softmax loss can be differentiated once, but a "
             "second derivative was requested (create_graph=True?)."
         )
