@@ -1,4 +1,4 @@
-"""What do the angular operators cost, beside plain layers and beside lengths by a convolution with ones?
+"""Run time of the angular operators, compared with plain layers and with patch norms by a convolution with ones.
 
 python benchmarks/angular.py
 """
@@ -20,7 +20,7 @@ STAGES = {"128 channels, 32 px": (128, 32), "192 channels, 16 px": (192, 16), "2
 
 
 def both_ways(function: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], None]:
-    """Forward and backward."""
+    """Return a function that runs a forward and a backward pass."""
     x = x.detach().clone().requires_grad_()
     gradient = torch.randn_like(function(x))
 
@@ -32,7 +32,7 @@ def both_ways(function: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], N
 
 
 def measure_lengths() -> list[dict]:
-    """Lengths of all patches, against a convolution with as many filters of ones as the layer has."""
+    """Time the norms of all patches, compared with a convolution with as many filters of ones as the layer has."""
     rows = []
     for what, (channels, side) in STAGES.items():
         x = torch.relu(torch.randn(IMAGES, channels, side, side, device=DEVICE))
@@ -50,7 +50,7 @@ def measure_lengths() -> list[dict]:
 
 
 def measure_layers() -> list[dict]:
-    """Every operator against the plain layer: the first linear one of CNN9, and a convolution of its second stage."""
+    """Time all operators, compared with the first linear layer of CNN9 and a convolution of its second stage."""
     channels, side = STAGES["192 channels, 16 px"]
     pairs = {
         "Linear(4096, 256)": (

@@ -1,6 +1,6 @@
-"""How far apart are the prototypes, how quickly, and what does the paper's own scheme reach beside it?
+"""Separation and run time of placements, compared with the published program.
 
-Writes `results/prototypes.json`. `--quick` leaves out what takes longer than a few seconds.
+Writes `results/prototypes.json`. `--quick` skips what takes longer than a few seconds.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from torch import Tensor
 from hf_sphere.geometry import separation, separation_bound
 from hf_sphere.prototypes import place_prototypes
 
-# (K, d), largest cosine at most, seconds at most, options
+# K, d, maximum of the largest cosine, maximum of the seconds, options
 GOALS: list[tuple[int, int, float, float, dict[str, Any]]] = [
     (1000, 999, -1 / 999 + 1e-6, 0.2, {}),
     (1000, 500, 1e-6, 0.2, {}),
@@ -34,7 +34,7 @@ GOALS: list[tuple[int, int, float, float, dict[str, Any]]] = [
 
 
 def paper_scheme(count: int, dim: int, epochs: int) -> Tensor:
-    """The paper's placement as its program does it: SGD made anew at each step, on the whole cosine matrix."""
+    """The published program of the paper: a new SGD optimizer at each step, on the full cosine matrix."""
     torch.manual_seed(0)
     points = F.normalize(torch.randn(count, dim), dim=1)
     for _ in range(epochs):
@@ -67,13 +67,13 @@ def compare(quick: bool) -> list[dict[str, Any]]:
         if (count, dim) in done:
             continue
         done.add((count, dim))
-        rows.append(row(f"K = {count}, d = {dim}: no placement is below", separation_bound(count, dim)))
-        # Ten thousand epochs are the program's default; with a thousand points they would take minutes.
+        rows.append(row(f"K = {count}, d = {dim}: lower bound", separation_bound(count, dim)))
+        # The default of the program is 10,000 epochs, which take minutes for 1,000 points.
         epochs = 10_000 if count <= 200 and not quick else 300
         points, took = timed(lambda k=count, d=dim, n=epochs: paper_scheme(k, d, n))
         rows += [
-            row(f"K = {count}, d = {dim}: the paper's scheme, {epochs:,} epochs", separation(points).item()),
-            row(f"K = {count}, d = {dim}: the paper's scheme, seconds", took),
+            row(f"K = {count}, d = {dim}: published program, {epochs:,} epochs", separation(points).item()),
+            row(f"K = {count}, d = {dim}: published program, seconds", took),
         ]
     return rows
 
@@ -96,13 +96,13 @@ def many() -> list[dict[str, Any]]:
     return [
         row("K = 100,000, d = 24: largest cosine", placement.separation, at_most=0.5 + 1e-6),
         row("K = 100,000, d = 24: seconds", took),
-        row("K = 100,000, d = 24: further memory, MiB (a K x K matrix has 76,294)", memory),
+        row("K = 100,000, d = 24: additional memory, MiB (a K x K matrix takes 76,294)", memory),
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="leave out what takes longer than a few seconds")
+    parser.add_argument("--quick", action="store_true", help="skip what takes longer than a few seconds")
     quick = parser.parse_args().quick
     place_prototypes(7, 3, progress=False)  # imports scipy
     rows = compare(quick)

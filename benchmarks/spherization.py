@@ -1,4 +1,4 @@
-"""How fast, how lean and how exact is `spherize`?
+"""Speed, memory and accuracy of `spherize`.
 
 python benchmarks/spherization.py
 """
@@ -18,7 +18,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def dense_spherize(x: Tensor, triangle: Tensor, scaling: float = 1.0, radius: float = 1.0) -> Tensor:
-    """The same map with the sums of logarithms as a product with an (n+1) x (n+1) triangular matrix."""
+    """Spherization with sums of log-sines computed by an (n+1) x (n+1) triangular matrix."""
     low = math.asin(1e-6 ** (1 / x.shape[-1]))
     angles = (math.pi / 2 - low) * torch.sigmoid(scaling * x) + low
     log_sines = torch.log(torch.sin(angles))
@@ -28,7 +28,7 @@ def dense_spherize(x: Tensor, triangle: Tensor, scaling: float = 1.0, radius: fl
 
 
 def measure_speed() -> list[dict]:
-    """Time forward and backward of the three in turn."""
+    """Time forward and backward passes of the three implementations, interleaved."""
     x = torch.randn(ROWS, FEATURES, device=DEVICE, requires_grad=True)
     wide, narrow = torch.randn(ROWS, FEATURES + 1, device=DEVICE), torch.randn(ROWS, FEATURES, device=DEVICE)
     triangle = torch.ones(FEATURES + 1, FEATURES + 1, device=DEVICE).triu()
@@ -62,13 +62,13 @@ def measure_memory() -> list[dict]:
         before = torch.cuda.memory_allocated()
         spherize(x).backward(gradient)
         peak = torch.cuda.max_memory_allocated() - before
-    else:  # in a process of its own, by the allocations that torch itself records
+    else:  # in a separate process, from the allocations recorded by the profiler of torch
         peak = int(subprocess.run([sys.executable, __file__, "--peak"], capture_output=True, check=True).stdout)
     return [row("peak extra memory, inputs", peak / (4 * ROWS * FEATURES), at_most=4)]
 
 
 def cpu_peak() -> int:
-    """Largest sum of live allocations during forward and backward, from the profiler's record of each."""
+    """Peak of live allocations during forward and backward, recorded by the profiler."""
     x, gradient = _inputs()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         spherize(x).backward(gradient)
@@ -86,8 +86,8 @@ def _inputs() -> tuple[Tensor, Tensor]:
     return x, gradient
 
 
-def measure_exactness() -> list[dict]:
-    """How far the norm drifts at n = 8192."""
+def measure_accuracy() -> list[dict]:
+    """Largest relative error of the norm at n = 8192."""
     norms = spherize(3 * torch.randn(64, 8192, device=DEVICE), 5.0, 5.0).double().norm(dim=-1)
     return [row("largest relative error of the norm, n = 8192, fp32", (norms / 5 - 1).abs().max().item(), at_most=5e-6)]
 
@@ -96,4 +96,4 @@ if __name__ == "__main__":
     if "--peak" in sys.argv:
         print(cpu_peak())
     else:
-        report("spherization", [*measure_speed(), *measure_memory(), *measure_exactness()])
+        report("spherization", [*measure_speed(), *measure_memory(), *measure_accuracy()])

@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.geometry import log_vmf_normalizer, mean_resultant_length
-from hf_sphere.geometry.bessel import mean_resultant_length_slope
+from hf_sphere.geometry.bessel import mean_resultant_length_derivative
 from hf_sphere.nn import build_head
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden"
@@ -43,7 +43,7 @@ def compare_normalizer() -> list[dict[str, Any]]:
             h = 1e-4 * kappa
             ends = mean_resultant_length(torch.stack([kappa - h, kappa + h]), dim)
             difference = (ends[1] - ends[0]) / (2 * h)
-            exact = mean_resultant_length_slope(kappa, dim)
+            exact = mean_resultant_length_derivative(kappa, dim)
             worst["slope"] = max(worst["slope"], abs(difference / exact - 1).item())
     return [
         row("A_d, float32: largest relative error", worst["32"], at_most=1e-5),

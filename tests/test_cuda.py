@@ -14,8 +14,8 @@ from hf_sphere.geometry import (
     mean_resultant_length,
     spherize,
 )
-from hf_sphere.geometry.bessel import mean_resultant_length_slope
-from hf_sphere.geometry.sampling import draw_noise, points_from_noise
+from hf_sphere.geometry.bessel import mean_resultant_length_derivative
+from hf_sphere.geometry.sampling import fixed_noise, points_from_noise
 from hf_sphere.nn import build_head
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, find_radial_weights, radial_parameter_groups
 from hf_sphere.prototypes import place_prototypes
@@ -223,7 +223,7 @@ def test_samples_on_the_device_have_the_mean_and_its_derivative(dim, kappa):
     (slopes,) = torch.autograd.grad(points[:, 0].sum(), concentration)
     assert (points.norm(dim=-1) - 1).abs().max() < 1e-5
     exact = torch.tensor(kappa, dtype=torch.float64)
-    for draws, function in [(points[:, 0], mean_resultant_length), (slopes, mean_resultant_length_slope)]:
+    for draws, function in [(points[:, 0], mean_resultant_length), (slopes, mean_resultant_length_derivative)]:
         draws = draws.detach().double().cpu()
         assert (draws.mean() - function(exact, dim)).abs() < 4 * draws.std() / 50_000**0.5
 
@@ -231,7 +231,8 @@ def test_samples_on_the_device_have_the_mean_and_its_derivative(dim, kappa):
 @pytest.mark.parametrize("dim", [2, 3, 128])
 def test_the_same_noise_is_the_same_point_on_both_devices(dim):
     loc = nn.functional.normalize(torch.randn(1000, dim, dtype=torch.float64), dim=-1)
-    concentration, noise, results = 50 * torch.rand(1000, dtype=torch.float64), draw_noise((1000,), loc), []
+    concentration, results = 50 * torch.rand(1000, dtype=torch.float64), []
+    noise = fixed_noise((1000,), dim, 0, loc.dtype, loc.device)
     for device in ("cpu", "cuda"):
         kappa = concentration.to(device).requires_grad_()
         points = points_from_noise(loc.to(device), kappa, type(noise)(*(part.to(device) for part in noise)))

@@ -1,23 +1,5 @@
-"""Mathematics of the hypersphere: tensors in, tensors out."""
+"""Mathematics of the hypersphere: functions of tensors, without modules or configurations."""
 
-from hf_sphere.geometry.angular import OPERATORS, angular_response
-from hf_sphere.geometry.bessel import (
-    concentration_from_mean_resultant_length,
-    log_vmf_normalizer,
-    mean_resultant_length,
-)
-from hf_sphere.geometry.codes import separation, separation_bound
-from hf_sphere.geometry.coordinates import angles_to_cartesian, cartesian_to_angles, spherize
+import lazy_loader
 
-__all__ = [
-    "OPERATORS",
-    "angles_to_cartesian",
-    "angular_response",
-    "cartesian_to_angles",
-    "concentration_from_mean_resultant_length",
-    "log_vmf_normalizer",
-    "mean_resultant_length",
-    "separation",
-    "separation_bound",
-    "spherize",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""Operators that answer to the angle between an input and a weight, as functions of its cosine."""
+"""Angular operators: functions of the angle between an input and a weight, evaluated from its cosine."""
 
 import math
 from collections.abc import Callable
@@ -9,22 +9,22 @@ import torch
 from torch import Tensor
 
 SHARPNESS = 0.3
-"""k of the sigmoid operators: the smaller, the nearer they are to a step at the right angle."""
+"""Parameter k of the sigmoid operators; smaller values approach a step function at a right angle."""
 
 STEEPEST = 100.0
-"""Largest slope of the arcsine of a free number, which may come as near to 1 as it likes: one that does must not throw
-the weights away. The slope is below this up to 0.99995."""
+"""Largest slope of the arcsine for the `w_` operators, whose argument may come arbitrarily close to 1, where the
+gradient would explode. The bound is active above 0.99995."""
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One of the operators.
+    """An angular operator.
 
     Attributes:
-        normalizes_input: Whether it acts on the cosine of the angle between input and weight, which the length of the
-            input does not change; otherwise on `x.w / |w|`.
-        of_angle: What it makes of the angle that the input has beyond the weight's hyperplane, `asin(cosine)`; None for
-            the cosine as it is.
+        normalizes_input: Whether the operator is applied to the cosine of the angle between input and weight, which
+            does not depend on the norm of the input; otherwise to `x.w / |w|`.
+        of_angle: Function of `asin(cosine)`, the angle between the input and the hyperplane of the weight; None if the
+            operator is the identity of the cosine.
     """
 
     normalizes_input: bool
@@ -44,14 +44,14 @@ OPERATORS: dict[str, Operator] = {
     for prefix in ("", "w_")
     for name, of_angle in (("cosine", None), ("linear", _linear), ("sigmoid", _sigmoid))
 }
-"""The operators by name; those that begin with `w_` act on `x.w / |w|`."""
+"""Operators by name; those with the prefix `w_` are applied to `x.w / |w|`."""
 
 
 def find_operator(name: str) -> Operator:
     """Return an operator by its name.
 
     Raises:
-        ValueError: If there is none of that name; the message lists those that there are.
+        ValueError: If there is no operator of that name.
     """
     if name not in OPERATORS:
         raise ValueError(f"unknown operator {name!r}; the operators are: {', '.join(OPERATORS)}.")
@@ -59,26 +59,26 @@ def find_operator(name: str) -> Operator:
 
 
 def angular_response(values: Tensor, operator: str) -> Tensor:
-    """Answer of an angular operator to the cosine c of the angle between input and weight.
+    """Response of an angular operator to the cosine c of the angle between input and weight.
 
     `cosine` is c; `linear` is `1 - 2 acos(c) / pi = 2 asin(c) / pi`; `sigmoid`, with k = 0.3, is `(1 + e^(-pi/2k)) /
-    (1 - e^(-pi/2k)) (1 - e^(acos(c)/k - pi/2k)) / (1 + e^(acos(c)/k - pi/2k)) = coth(pi/4k) tanh(asin(c)/2k)`. All run
-    from -1 to 1 and are odd; the forms with the arcsine are exact near 0 too. The operators named `w_` apply the same
-    functions to `x.w / |w|`, which `w_linear` and `w_sigmoid` clip to [-1, 1] and `w_cosine` leaves as it is.
+    (1 - e^(-pi/2k)) (1 - e^(acos(c)/k - pi/2k)) / (1 + e^(acos(c)/k - pi/2k)) = coth(pi/4k) tanh(asin(c)/2k)`. All
+    are odd and range from -1 to 1; the forms with the arcsine are also accurate near 0. The `w_` operators apply the
+    same functions to `x.w / |w|`, which `w_linear` and `w_sigmoid` clip to [-1, 1] and `w_cosine` does not.
 
-    The slope of the arcsine is infinite at -1 and 1. There the gradient, and never the value, is bounded: for cosines
-    by the rounding of their dtype, since the true gradient by the input is finite; for the `w_` operators, where it is
-    not, by a slope of 100. Beyond [-1, 1] it is 0. Twice differentiable.
+    The slope of the arcsine is infinite at -1 and 1. There the gradient, but not the value, is clipped: for cosines at
+    the precision of their dtype, since the true gradient with respect to the input is finite; for the `w_` operators,
+    whose true gradient is not, at a slope of 100. Outside [-1, 1] the gradient is 0. Twice differentiable.
 
     Args:
-        values: Cosines, or `x.w / |w|` for the operators named `w_`; of any shape and a floating dtype.
+        values: Cosines, or `x.w / |w|` for the `w_` operators, of any shape and floating-point dtype.
         operator: A key of `OPERATORS`.
 
     Returns:
-        Responses, of the shape and dtype of the values. Computed in float32 or better.
+        Responses, with the shape and dtype of `values`; computed in at least float32.
 
     Raises:
-        TypeError: If the values are not of a floating dtype.
+        TypeError: If `values` does not have a floating-point dtype.
         ValueError: If the operator is unknown.
 
     Reference:
@@ -86,7 +86,7 @@ def angular_response(values: Tensor, operator: str) -> Tensor:
     """
     found = find_operator(operator)
     if not values.is_floating_point():
-        raise TypeError(f"expected a tensor of a floating dtype; got {values.dtype}. Convert it with .float().")
+        raise TypeError(f"expected a tensor of a floating-point dtype; got {values.dtype}. Convert it with .float().")
     if found.of_angle is None:
         return values
     steepest = torch.finfo(values.dtype).eps ** -0.5 if found.normalizes_input else STEEPEST
@@ -110,7 +110,7 @@ class _Arcsine(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        # Of differentiable steps, so that autograd finds the second derivative by itself.
+        # Differentiable operations, so that autograd derives the second derivative.
         (values,) = ctx.saved_tensors
         slope = ((1 - values) * (1 + values)).clamp_min(ctx.steepest**-2).rsqrt()
         return gradient * torch.where(values.abs() <= 1, slope, 0.0), None

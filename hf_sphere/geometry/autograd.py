@@ -1,4 +1,4 @@
-"""Gradients written by hand that have no gradient of their own."""
+"""Custom gradients that cannot be differentiated themselves."""
 
 import functools
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from torch import Tensor
 
 
 def differentiable_once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:
-    """Decorate `backward` of an autograd function so that a second derivative raises instead of being wrong.
+    """Decorate the `backward` of an autograd function so that a second derivative raises an error.
 
-    torch's own `once_differentiable` lets a gradient pass as a constant where the incoming one is a constant.
+    torch's `once_differentiable` silently treats the gradient as a constant if the incoming gradient is one.
     """
 
     @functools.wraps(backward)
@@ -29,7 +29,7 @@ def differentiable_once(backward: Callable[..., tuple[Tensor | None, ...]]) -> C
 
 
 class _NoSecondDerivative(torch.autograd.Function):
-    """The identity of its first argument, as far as one does not ask how it depends on the others."""
+    """The identity of its first argument; raises an error when differentiated with respect to any argument."""
 
     generate_vmap_rule = True
 
@@ -44,6 +44,6 @@ class _NoSecondDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
         raise RuntimeError(
-            "samples of a von Mises-Fisher distribution and its softmax loss can be differentiated once, but a second "
-            "derivative was asked for (create_graph=True?)."
+            "samples of a von Mises-Fisher distribution and its softmax loss can be differentiated once, but a "
+            "second derivative was requested (create_graph=True?)."
         )

@@ -2,122 +2,124 @@ r"""The modified Bessel functions of the von Mises-Fisher distribution, in any d
 
 Everything follows from two functions of the concentration kappa in d dimensions, with nu = d/2 - 1:
 
-- the growth `G = log(Gamma(nu + 1) (2 / kappa)^nu I_nu(kappa))`, which is `log C_d(0) - log C_d(kappa)`, and
+- the log-partition function `G = log(Gamma(nu + 1) (2 / kappa)^nu I_nu(kappa)) = log C_d(0) - log C_d(kappa)`, and
 - its derivative, the mean resultant length `A_d = I_{nu+1}(kappa) / I_nu(kappa)`.
 
-At large orders both come from Debye's uniform expansion, whose leading term is written without cancellation; small
-orders are reached from a large one by the ratios `r_n = I_{n+1} / I_n = kappa / (2 (n + 1) + kappa r_{n+1})`, a
-recurrence that damps errors. There is no branch on the data, so that the functions compile, and no power of a
-Bessel function itself, so that nothing overflows.
+At large orders both are evaluated by Debye's uniform expansion, whose leading term is written without cancellation.
+Small orders are reached by backward recurrence of the ratios `r_n = I_{n+1} / I_n = kappa / (2 (n + 1) + kappa
+r_{n+1})`, which damps errors. No branch depends on the data, so the functions compile, and the Bessel functions
+themselves are never formed, so nothing overflows.
 
 Reference:
     NIST Digital Library of Mathematical Functions, 10.41.3 and 10.41.9 (uniform expansion), 10.29.1 (recurrence).
 """
 
 import math
-import operator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hf_sphere.geometry.autograd import differentiable_once
+from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.debye import series_for
 
 
 def log_vmf_normalizer(concentration: Tensor, dim: int) -> Tensor:
-    r"""Logarithm of the normalising constant of the von Mises-Fisher distribution on the sphere in `dim` dimensions.
+    r"""Logarithm of the normalizing constant of the von Mises-Fisher distribution in `dim` dimensions.
 
     `C_d(kappa) = kappa^(d/2-1) / ((2 pi)^(d/2) I_{d/2-1}(kappa))`, so that the density `C_d(kappa) exp(kappa mu.x)`
-    integrates to one. Its derivative is minus the mean resultant length. Twice differentiable.
+    integrates to one. Its derivative is the negative mean resultant length. Twice differentiable.
 
     Args:
-        concentration: kappa, from 0 to 1e8, any shape, of a floating dtype. Computed in float32 or better.
+        concentration: Concentration kappa, from 0 to 1e8, of any shape and floating-point dtype.
         dim: Number of coordinates d, at least 2.
 
     Returns:
-        log C_d(kappa) in nats, in the shape and dtype of `concentration`. In float64 the error is below 1e-12 of the
-        largest of 1, d and kappa.
+        log C_d(kappa) in nats, with the shape and dtype of `concentration`; computed in at least float32. In float64
+        the absolute error is below 1e-12 max(1, d, kappa).
 
     Raises:
         ValueError: If `dim` is below 2.
-        TypeError: If `concentration` is not of a floating dtype.
+        TypeError: If `concentration` does not have a floating-point dtype.
     """
     wide = _check(concentration, dim)
-    return (log_uniform_density(dim) - _Growth.apply(wide, dim)).to(concentration.dtype)
+    return (log_uniform_density(dim) - _LogPartition.apply(wide, dim)).to(concentration.dtype)
 
 
-def log_vmf_growth(concentration: Tensor, dim: int) -> Tensor:
-    """Logarithm of the mean of exp(kappa mu.x) over the sphere, `log C_d(0) - log C_d(kappa)`. Twice differentiable.
+def log_vmf_partition(concentration: Tensor, dim: int) -> Tensor:
+    """Log-partition function with respect to the uniform distribution, `log C_d(0) - log C_d(kappa)`.
 
-    For differences and divergences, from which the area of the sphere cancels.
+    This is the logarithm of the mean of exp(kappa mu.x) over the sphere. Divergences are differences of it, in which
+    the area of the sphere cancels. Twice differentiable.
 
     Args:
-        concentration: kappa, from 0 to 1e8, any shape, of a floating dtype. Computed in float32 or better.
+        concentration: Concentration kappa, from 0 to 1e8, of any shape and floating-point dtype.
         dim: Number of coordinates d, at least 2.
     """
-    return _Growth.apply(_check(concentration, dim), dim).to(concentration.dtype)
+    return _LogPartition.apply(_check(concentration, dim), dim).to(concentration.dtype)
 
 
 def mean_resultant_length(concentration: Tensor, dim: int) -> Tensor:
-    """Length of the mean of a von Mises-Fisher distribution: `A_d(kappa) = I_{d/2}(kappa) / I_{d/2-1}(kappa)`.
+    """Norm of the mean of a von Mises-Fisher distribution, `A_d(kappa) = I_{d/2}(kappa) / I_{d/2-1}(kappa)`.
 
-    It grows from 0 (uniform) to 1 (a point). Twice differentiable.
+    It increases from 0 (uniform distribution) to 1 (point mass). Twice differentiable.
 
     Args:
-        concentration: kappa, from 0 to 1e8, any shape, of a floating dtype. Computed in float32 or better.
+        concentration: Concentration kappa, from 0 to 1e8, of any shape and floating-point dtype.
         dim: Number of coordinates d, at least 2.
 
     Returns:
-        A_d(kappa) in [0, 1], in the shape and dtype of `concentration`.
+        A_d(kappa) in [0, 1], with the shape and dtype of `concentration`.
 
     Raises:
         ValueError: If `dim` is below 2.
-        TypeError: If `concentration` is not of a floating dtype.
+        TypeError: If `concentration` does not have a floating-point dtype.
     """
     return _Length.apply(_check(concentration, dim), dim).to(concentration.dtype)
 
 
-def mean_resultant_length_slope(concentration: Tensor, dim: int) -> Tensor:
-    """Derivative of the mean resultant length by the concentration: the variance of mu.x, free of cancellation.
+def mean_resultant_length_derivative(concentration: Tensor, dim: int) -> Tensor:
+    """Derivative of the mean resultant length with respect to the concentration, which is the variance of mu.x.
 
-    Equal to `1 - A^2 - (d - 1) A / kappa`, whose terms cancel where the concentration is large.
+    Equal to `1 - A^2 - (d - 1) A / kappa`, evaluated without the cancellation of that formula at large concentrations.
 
     Args:
-        concentration: kappa, from 0 to 1e8, any shape, of a floating dtype. Computed in float32 or better.
+        concentration: Concentration kappa, from 0 to 1e8, of any shape and floating-point dtype.
         dim: Number of coordinates d, at least 2.
 
     Returns:
-        A_d'(kappa) in (0, 1/d], in the shape and dtype of `concentration`.
+        A_d'(kappa) in (0, 1/d], with the shape and dtype of `concentration`.
 
     Raises:
         ValueError: If `dim` is below 2.
-        TypeError: If `concentration` is not of a floating dtype.
+        TypeError: If `concentration` does not have a floating-point dtype.
     """
-    return _slope(_check(concentration, dim), dim).to(concentration.dtype)
+    return _derivative(_check(concentration, dim), dim).to(concentration.dtype)
 
 
 def mean_resultant_length_complement(concentration: Tensor, dim: int) -> Tensor:
-    """Return `1 - A_d(kappa)`, accurate also where A is close to 1. Twice differentiable.
+    """Complement `1 - A_d(kappa)`, accurate also where A is close to 1. Twice differentiable.
 
     Args:
-        concentration: kappa, from 0 to 1e8, any shape, of a floating dtype. Computed in float32 or better.
+        concentration: Concentration kappa, from 0 to 1e8, of any shape and floating-point dtype.
         dim: Number of coordinates d, at least 2.
 
     Raises:
         ValueError: If `dim` is below 2.
-        TypeError: If `concentration` is not of a floating dtype.
+        TypeError: If `concentration` does not have a floating-point dtype.
     """
     return _Complement.apply(_check(concentration, dim), dim).to(concentration.dtype)
 
 
 def means_from_natural_parameters(*vectors: Tensor) -> tuple[Tensor, ...]:
-    """Means of the von Mises-Fisher distributions with these directions times concentrations, smooth also at 0.
+    """Means of von Mises-Fisher distributions as functions of their natural parameters, smooth also at 0.
 
-    A mean is the gradient of the growth; its own derivative is the covariance of the distribution. Differentiable once.
+    The mean is the gradient of the log-partition function, and its Jacobian is the covariance matrix. Once
+    differentiable.
 
     Args:
-        *vectors: eta = kappa mu, each (N, d), all of one d, float32 or float64.
+        *vectors: Natural parameters eta = kappa mu, each (N, d) with the same d, float32 or float64.
 
     Returns:
         A_d(|eta|) eta / |eta| for each, (N, d).
@@ -126,76 +128,67 @@ def means_from_natural_parameters(*vectors: Tensor) -> tuple[Tensor, ...]:
 
 
 def concentration_from_mean_resultant_length(length: Tensor, dim: int) -> Tensor:
-    """Invert `mean_resultant_length`: the maximum-likelihood concentration of points whose mean has this length.
+    """Inverse of `mean_resultant_length`: the maximum-likelihood concentration of points whose mean has this norm.
 
     Args:
-        length: Between 0 and 1, any shape, of a floating dtype. Computed in float32 or better.
+        length: Mean resultant length in [0, 1], of any shape and floating-point dtype.
         dim: Number of coordinates d, at least 2.
 
     Returns:
-        kappa, in the shape and dtype of `length`; infinite for a length of 1, NaN outside of 0 to 1. As lengths
-        come close to 1 their own rounding error decides: kappa is as sure as 1 - length is.
+        kappa, with the shape and dtype of `length`; infinite for a length of 1, NaN outside [0, 1]. Its relative
+        accuracy is that of 1 - length, which rounding limits for lengths close to 1.
 
     Raises:
         ValueError: If `dim` is below 2.
-        TypeError: If `length` is not of a floating dtype.
+        TypeError: If `length` does not have a floating-point dtype.
 
     Reference:
-        Starting value of Banerjee, Dhillon, Ghosh and Sra, "Clustering on the unit hypersphere using von Mises-Fisher
-        distributions", JMLR 2005, equation 4.4; Newton's method from there as in Sra, "A short note on parameter
+        Initial value: Banerjee, Dhillon, Ghosh and Sra, "Clustering on the unit hypersphere using von Mises-Fisher
+        distributions", JMLR 2005, equation 4.4. Newton iteration: Sra, "A short note on parameter
         approximation for von Mises-Fisher distributions", Computational Statistics 2012.
     """
     return _Concentration.apply(_check(length, dim), dim).to(length.dtype)
 
 
 def log_uniform_density(dim: int) -> float:
-    """Logarithm of one over the area of the unit sphere in `dim` dimensions: log C_d(0)."""
-    _check_dim(dim)
+    """Log-density log C_d(0) of the uniform distribution on the unit sphere in `dim` dimensions."""
+    check_integer("dim", dim, 2)
     return math.lgamma(dim / 2) - math.log(2.0) - dim / 2 * math.log(math.pi)
 
 
-class GrowthAndRatio(NamedTuple):
-    """The growth, and A_d(kappa) / kappa, which is twice its derivative by kappa^2."""
+class PartitionAndRatio(NamedTuple):
+    """The log-partition function, and A_d(kappa) / kappa, which is twice its derivative with respect to kappa^2."""
 
-    growth: Tensor
+    log_partition: Tensor
     ratio: Tensor
 
 
-def growth_and_ratio(square: Tensor, dim: int) -> GrowthAndRatio:
-    """Growth `log C_d(0) - log C_d(kappa)` and `A_d(kappa) / kappa` of the squared concentration, both smooth at 0.
+def partition_and_ratio(square: Tensor, dim: int) -> PartitionAndRatio:
+    """Log-partition function and `A_d(kappa) / kappa` as functions of the squared concentration, both smooth at 0.
 
-    Without autograd's help: a loss that needs these for millions of values brings its own gradient.
+    Not differentiable by autograd: a loss that evaluates millions of values implements its own gradient.
     """
     series = series_for(dim / 2 - 1, square.dtype)
     inverse_root = (square + series.order**2).rsqrt_()
-    growth, ratio = series.growth_and_ratio(square, inverse_root)
+    log_partition, ratio = series.partition_and_ratio(square, inverse_root)
     for step in range(series.steps):
         order = series.order - step
         factor = square * ratio
-        growth = growth + (factor / (2 * order)).log1p_()
+        log_partition = log_partition + (factor / (2 * order)).log1p_()
         ratio = (factor + 2 * order).reciprocal_()
-    return GrowthAndRatio(growth, ratio)
-
-
-def _check_dim(dim: int) -> None:
-    try:
-        enough = operator.index(dim) >= 2
-    except TypeError:
-        enough = False
-    if not enough:
-        raise ValueError(f"a sphere needs a whole number of at least 2 dimensions; got {dim}.")
+    return PartitionAndRatio(log_partition, ratio)
 
 
 def _check(values: Tensor, dim: int) -> Tensor:
-    """Return the values in float32 or better."""
-    _check_dim(dim)
+    """Check the arguments and return the values in at least float32."""
+    check_integer("dim", dim, 2)
     if not values.is_floating_point():
-        raise TypeError(f"expected values of a floating dtype; got {values.dtype}.")
+        raise TypeError(f"expected values of a floating-point dtype; got {values.dtype}.")
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _ratio(square: Tensor, dim: int) -> Tensor:
-    """A / kappa from kappa^2."""
+    """A / kappa as a function of kappa^2."""
     series = series_for(dim / 2 - 1, square.dtype)
     ratio = series.ratio((square + series.order**2).sqrt())
     for step in range(series.steps):
@@ -203,21 +196,21 @@ def _ratio(square: Tensor, dim: int) -> Tensor:
     return ratio
 
 
-def _slope(concentration: Tensor, dim: int) -> Tensor:
-    """A', by differentiating the recurrence of the ratios itself."""
+def _derivative(concentration: Tensor, dim: int) -> Tensor:
+    """A', by differentiating the recurrence of the ratios."""
     series = series_for(dim / 2 - 1, concentration.dtype)
     square = concentration.square()
     root = (square + series.order**2).sqrt()
-    ratio, slope = series.ratio(root), series.slope(root)
+    ratio, derivative = series.ratio(root), series.derivative(root)
     for step in range(series.steps):
         order = series.order - step
         ratio = 1 / (2 * order + square * ratio)
-        slope = (2 * order - square * slope) * ratio.square()
-    return slope
+        derivative = (2 * order - square * derivative) * ratio.square()
+    return derivative
 
 
-class _OfOneNumber(torch.autograd.Function):
-    """A function of one number a distribution and of the dimension; its derivative is made from the number again."""
+class _ConcentrationFunction(torch.autograd.Function):
+    """An elementwise function with the dimension as parameter; its derivative is recomputed from the input."""
 
     generate_vmap_rule = True
 
@@ -227,34 +220,34 @@ class _OfOneNumber(torch.autograd.Function):
         ctx.dim = inputs[1]
 
 
-class _Growth(_OfOneNumber):
+class _LogPartition(_ConcentrationFunction):
     """log C_d(0) - log C_d(kappa)."""
 
     @staticmethod
     def forward(concentration: Tensor, dim: int) -> Tensor:
-        return growth_and_ratio(concentration.square(), dim).growth
+        return partition_and_ratio(concentration.square(), dim).log_partition
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient * _Length.apply(*ctx.saved_tensors, ctx.dim), None
 
 
-class _Length(_OfOneNumber):
+class _Length(_ConcentrationFunction):
     """A_d(kappa)."""
 
     @staticmethod
     def forward(concentration: Tensor, dim: int) -> Tensor:
         ratio = _ratio(concentration.square(), dim)
-        return (concentration * ratio).clamp(max=1.0)  # rounding must not make a mean longer than 1
+        return (concentration * ratio).clamp(max=1.0)  # rounding must not push it above 1
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (concentration,) = ctx.saved_tensors
-        return gradient * _slope(concentration, ctx.dim), None
+        return gradient * _derivative(concentration, ctx.dim), None
 
 
 class _Means(torch.autograd.Function):
-    """The means as functions of the natural parameters, which share the evaluation of the series."""
+    """The means of several batches, which share one evaluation of the series."""
 
     @staticmethod
     def forward(ctx: Any, *vectors: Tensor) -> tuple[Tensor, ...]:
@@ -268,9 +261,9 @@ class _Means(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        # The covariance: the slope A' along the direction, A / kappa across it.
+        # The covariance has the eigenvalue A' along the direction and A / kappa orthogonal to it.
         squares, ratio, *vectors = ctx.saved_tensors
-        excess = _slope(squares.sqrt(), vectors[0].shape[-1]) - ratio
+        excess = _derivative(squares.sqrt(), vectors[0].shape[-1]) - ratio
         excess = excess / squares.clamp_min(torch.finfo(squares.dtype).tiny)
         parts = zip(gradients, vectors, ratio.split(ctx.sizes), excess.split(ctx.sizes), strict=True)
         return tuple(
@@ -279,8 +272,8 @@ class _Means(torch.autograd.Function):
         )
 
 
-class _Complement(_OfOneNumber):
-    """1 - A_d(kappa), by the recurrence of the ratios' complements."""
+class _Complement(_ConcentrationFunction):
+    """1 - A_d(kappa), by the recurrence of the complements of the ratios."""
 
     @staticmethod
     def forward(concentration: Tensor, dim: int) -> Tensor:
@@ -294,28 +287,28 @@ class _Complement(_OfOneNumber):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (concentration,) = ctx.saved_tensors
-        return -gradient * _slope(concentration, ctx.dim), None
+        return -gradient * _derivative(concentration, ctx.dim), None
 
 
-class _Concentration(_OfOneNumber):
+class _Concentration(_ConcentrationFunction):
     """The inverse of A_d."""
 
     @staticmethod
     def forward(length: Tensor, dim: int) -> Tensor:
         concentration = length * (dim - length.square()) / ((1 - length) * (1 + length))
         for _ in range(5 if length.dtype == torch.float64 else 3):
-            # A Newton step of the logarithm, for which the function is tame at both ends. Close to 1 the complements
-            # are compared. A length of 1 has an infinite start, which stays.
+            # A Newton step in log kappa, which is well-behaved at both ends. Lengths close to 1 are compared by their
+            # complements. A length of 1 has an infinite initial value, which is kept.
             value = concentration.clamp(1e-30, torch.finfo(length.dtype).max ** 0.25)
             above = torch.where(
                 length < 0.5, _Length.apply(value, dim) - length, (1 - length) - _Complement.apply(value, dim)
             )
-            step = concentration * (-above / (value * _slope(value, dim))).exp()
+            step = concentration * (-above / (value * _derivative(value, dim))).exp()
             concentration = torch.where(concentration.isinf(), concentration, step)
         return torch.where((length >= 0) & (length <= 1), concentration, torch.nan)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        # The concentration is made anew, so that the second derivative knows how it depends on the length.
+        # The concentration is recomputed, so that the second derivative includes its dependence on the length.
         concentration = _Concentration.apply(*ctx.saved_tensors, ctx.dim)
-        return gradient / _slope(concentration, ctx.dim), None
+        return gradient / _derivative(concentration, ctx.dim), None

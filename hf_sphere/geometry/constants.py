@@ -1,4 +1,4 @@
-"""Tensors that are computed once: coefficients, quadrature rules."""
+"""Caching of constant tensors, such as coefficients and quadrature rules."""
 
 import functools
 from collections.abc import Callable
@@ -11,20 +11,21 @@ from torch.utils._pytree import tree_leaves
 T = TypeVar("T")
 
 
-def kept(make: Callable[..., T]) -> Callable[..., T]:
-    """Decorate a function of hashable arguments so that what it makes of them is kept.
+def cache_constants(build: Callable[..., T]) -> Callable[..., T]:
+    """Decorate a function of hashable arguments that returns constant tensors, so that its results are cached.
 
-    While a model is exported tensors have no values; such ones are not kept. A compiler does not look into caches: call
-    the result from a function that `torch.compiler.assume_constant_result` decorates.
+    Results that contain fake tensors, as during an export, are not cached. A compiler calls the function once and
+    treats its result as a constant.
     """
     results: dict[Any, T] = {}
 
-    @functools.wraps(make)
+    @torch.compiler.assume_constant_result
+    @functools.wraps(build)
     def get(*arguments: Any) -> T:
         if arguments in results:
             return results[arguments]
-        with torch.inference_mode(False):  # what is kept may be needed in training
-            result = make(*arguments)
+        with torch.inference_mode(False):  # the tensors may be used in training later
+            result = build(*arguments)
         if all(type(leaf) is Tensor for leaf in tree_leaves(result) if isinstance(leaf, Tensor)):
             results[arguments] = result
         return result

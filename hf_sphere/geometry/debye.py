@@ -12,25 +12,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.constants import kept
+from hf_sphere.geometry.constants import cache_constants
 
 Polynomial = list[Fraction]
-"""Coefficients, that of the constant first."""
+"""Coefficients in ascending order."""
 
 Coefficients = list[Any]
-"""The same as numbers or as tensors without axes."""
+"""Coefficients in ascending order, as numbers or as 0-dim tensors."""
 
 
 class Series(NamedTuple):
-    """Debye's expansion of log I at one large order m, truncated where the dtype ends, and the steps down from there.
+    """Debye's expansion of log I at a large order m, truncated to the precision of a dtype.
 
-    With s = sqrt(m^2 + kappa^2) and p = m / s the growth is
-    `s - m - m log((m + s) / 2m) - log(s / m) / 2 + P(p) - P(1)`, P a polynomial; all else is its derivative.
+    With s = sqrt(m^2 + kappa^2) and p = m / s the log-partition function is
+    `s - m - m log((m + s) / 2m) - log(s / m) / 2 + P(p) - P(1)`, where P is a polynomial. The other functions are its
+    derivatives.
 
     Attributes:
         order: The order m of the expansion.
-        steps: How many orders lie between it and the one that is wanted.
-        quotient: Coefficients of (P(p) - P(1)) / (p - 1): numbers, or tensors without axes, which are twice as fast.
+        steps: Number of recurrence steps from m down to the requested order.
+        quotient: Coefficients of (P(p) - P(1)) / (p - 1).
         first: Coefficients of 1/2 + p P'(p).
         second: Coefficients of p (p P')'(p).
     """
@@ -41,32 +42,32 @@ class Series(NamedTuple):
     first: Coefficients
     second: Coefficients
 
-    def growth_and_ratio(self, square: Tensor, inverse_root: Tensor) -> tuple[Tensor, Tensor]:
-        """G and A / kappa at this order, from kappa^2 and 1 / s; accurate to the rounding error also for tiny ones.
+    def partition_and_ratio(self, square: Tensor, inverse_root: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-partition function and A / kappa at order m from kappa^2 and 1 / s, accurate also for tiny kappa.
 
-        Written for few passes over memory, as losses spend their time here.
+        Written with few passes over memory, since losses spend most of their time here.
         """
         p = inverse_root * self.order
         inverse_sum = (square * inverse_root).add_(p, alpha=self.order).add_(self.order).reciprocal_()  # 1 / (s + m)
         rise = square * inverse_sum  # s - m
-        growth = rise.sub((rise * (0.5 / self.order)).log1p_(), alpha=self.order)
-        growth.sub_((rise * (1 / self.order)).log1p_(), alpha=0.5)
-        growth.sub_(rise.mul_(inverse_root).mul_(evaluate(self.quotient, p)))
+        log_partition = rise.sub((rise * (0.5 / self.order)).log1p_(), alpha=self.order)
+        log_partition.sub_((rise * (1 / self.order)).log1p_(), alpha=0.5)
+        log_partition.sub_(rise.mul_(inverse_root).mul_(evaluate(self.quotient, p)))
         ratio = evaluate(self.first, p).mul_(inverse_root).mul_(inverse_root)
-        return growth, inverse_sum.sub_(ratio)
+        return log_partition, inverse_sum.sub_(ratio)
 
     def complement(self, concentration: Tensor, root: Tensor) -> Tensor:
-        """1 - A at this order: a sum whose terms do not cancel."""
+        """1 - A at order m, without cancellation."""
         p = self.order / root
         first = self.order * (1 + self.order / (root + concentration)) / (root + self.order)
         return first + concentration * evaluate(self.first, p) / root.square()
 
     def ratio(self, root: Tensor) -> Tensor:
-        """A / kappa at this order."""
+        """A / kappa at order m."""
         return 1 / (root + self.order) - evaluate(self.first, self.order / root) / root.square()
 
-    def slope(self, root: Tensor) -> Tensor:
-        """A' at this order: a sum whose terms do not cancel."""
+    def derivative(self, root: Tensor) -> Tensor:
+        """A' at order m, without cancellation."""
         p = self.order / root
         rest = (1 - p.square()) * evaluate(self.second, p)
         rest = rest + evaluate(self.first, p) * (1 - 2 * p.square())
@@ -74,40 +75,34 @@ class Series(NamedTuple):
 
 
 def series_for(order: float, dtype: torch.dtype) -> Series:
-    """Return the expansion from which order `order` is reached, as accurate as the dtype."""
-    if torch.compiler.is_compiling():
-        return _series_of_numbers(order, dtype)
-    return _series_of_tensors(order, dtype)
+    """Return the expansion from which the recurrence reaches `order`, with the precision of the dtype."""
+    # Operations with 0-dim tensors are twice as fast as with numbers; a compiler needs numbers.
+    return (_float_series if torch.compiler.is_compiling() else _tensor_series)(order, dtype)
 
 
-@kept
-def _series_of_tensors(order: float, dtype: torch.dtype) -> Series:
-    order, steps, *polynomials = _make_series(order, dtype)
+@cache_constants
+def _tensor_series(order: float, dtype: torch.dtype) -> Series:
+    order, steps, *polynomials = _float_series(order, dtype)
     return Series(order, steps, *([torch.tensor(c, dtype=dtype, device="cpu") for c in p] for p in polynomials))
 
 
-@torch.compiler.assume_constant_result  # a compiler does not look into caches
-def _series_of_numbers(order: float, dtype: torch.dtype) -> Series:
-    return _make_series(order, dtype)
-
-
-@functools.cache
-def _make_series(order: float, dtype: torch.dtype) -> Series:
-    terms, least = (10, 24) if dtype == torch.float64 else (4, 12)
-    steps = max(0, math.ceil(least - order))
+@cache_constants
+def _float_series(order: float, dtype: torch.dtype) -> Series:
+    terms, minimum = (10, 24) if dtype == torch.float64 else (4, 12)
+    steps = max(0, math.ceil(minimum - order))
     order += steps
-    # At large orders the last terms are below the rounding error; the polynomials stay below 0.02 until the fifth.
+    # At large orders the last terms are below the rounding error; the first five polynomials are below 0.02.
     enough = (k for k in range(1, 4) if 0.02 / order ** (k + 1) < torch.finfo(dtype).eps)
     total = _combine(next(enough, terms), order)
-    slope = [k * c for k, c in enumerate(total)]
-    second = [k * c for k, c in enumerate(slope)]
-    polynomials = (_divide_by_root_at_one(total), [slope[0] + Fraction(1, 2), *slope[1:]], second)
+    first = [k * c for k, c in enumerate(total)]
+    second = [k * c for k, c in enumerate(first)]
+    polynomials = (_divide_by_root_at_one(total), [first[0] + Fraction(1, 2), *first[1:]], second)
     return Series(order, steps, *(list(map(float, p)) for p in polynomials))
 
 
 @functools.cache
 def _log_debye(terms: int) -> list[Polynomial]:
-    """D_1..D_n with `log(1 + sum_k U_k(p) / m^k) = sum_k D_k(p) / m^k`, exactly."""
+    """Exact D_1..D_n with `log(1 + sum_k U_k(p) / m^k) = sum_k D_k(p) / m^k`."""
     u: list[Polynomial] = [[Fraction(1)]]
     for _ in range(terms):
         # DLMF 10.41.9: U_{k+1} = p^2 (1 - p^2) U_k' / 2 + (1/8) integral from 0 to p of (1 - 5 t^2) U_k(t)
@@ -118,7 +113,7 @@ def _log_debye(terms: int) -> list[Polynomial]:
         u.append(following)
     logs: list[Polynomial] = [[Fraction(0)]]
     for k in range(1, terms + 1):
-        # The derivative of exp by the parameter: k U_k = sum_j j D_j U_{k-j}
+        # From the derivative of the exponential with respect to 1 / m: k U_k = sum_j j D_j U_{k-j}
         rest = list(u[k])
         for j in range(1, k):
             for a, x in enumerate(logs[j]):
@@ -138,7 +133,7 @@ def _combine(terms: int, order: float) -> Polynomial:
 
 
 def _divide_by_root_at_one(polynomial: Polynomial) -> Polynomial:
-    """(P(p) - P(1)) / (p - 1), by Horner's scheme."""
+    """(P(p) - P(1)) / (p - 1), by synthetic division."""
     quotient: Polynomial = []
     for c in reversed(polynomial[1:]):
         quotient.append(c + (quotient[-1] if quotient else 0))
@@ -146,7 +141,7 @@ def _divide_by_root_at_one(polynomial: Polynomial) -> Polynomial:
 
 
 def evaluate(coefficients: Coefficients, x: Tensor) -> Tensor:
-    """Horner's scheme, in place after the first step."""
+    """Evaluate a polynomial by Horner's scheme, in place after the first step."""
     value = x * coefficients[-1]
     for c in reversed(coefficients[1:-1]):
         value.add_(c).mul_(x)

@@ -1,7 +1,7 @@
-"""Random points of the von Mises-Fisher distribution: their height above the equator, and the way round the axis.
+"""Reparameterized samples of the von Mises-Fisher distribution, by the tangent-normal decomposition.
 
-A point is `x = w mu + sqrt(1 - w^2) v`: the cosine w to the mean direction has a density of one variable,
-`exp(kappa w) (1 - w^2)^((d-3)/2)` up to a constant, and v is uniform on the unit sphere across mu.
+A sample is `x = w mu + sqrt(1 - w^2) v`, where the cosine w has the univariate density
+`exp(kappa w) (1 - w^2)^((d-3)/2)` up to a constant, and the tangent v is uniform on the unit sphere orthogonal to mu.
 """
 
 import functools
@@ -14,53 +14,54 @@ from torch import Tensor
 
 from hf_sphere.geometry.autograd import differentiable_once
 from hf_sphere.geometry.bessel import mean_resultant_length_complement
-from hf_sphere.geometry.constants import kept
+from hf_sphere.geometry.constants import cache_constants
 
-PROPOSALS_IN_A_ROUND = 4
-"""Proposals a point on the CPU, where looking whether one was accepted costs nothing; rounds are repeated."""
+PROPOSALS_PER_ROUND = 4
+"""Proposals per sample on the CPU, where rounds are repeated until every sample has an accepted proposal."""
 
-PROPOSALS_AT_ONCE = 32
-"""Proposals a point elsewhere: 0.658 are accepted at least, so that 1e-15 of the points see none they can take."""
+PROPOSALS_WITHOUT_ROUNDS = 32
+"""Proposals per sample on other devices, where testing for acceptance would synchronize. The acceptance rate is at
+least 0.658, so all proposals of a sample are rejected with a probability of 1e-15."""
 
-LARGEST_KEPT = 2**20
-"""Numbers of fixed noise that are kept from one call to the next, 8 MiB of them."""
+LARGEST_CACHED_NOISE = 2**20
+"""Largest fixed noise that is cached, in numbers; 8 MiB."""
 
 NODES = {torch.float32: 14, torch.float64: 48}
-"""Nodes of the Gauss-Legendre rule of the derivative by the concentration."""
+"""Number of Gauss-Legendre nodes for the derivative with respect to the concentration."""
 
 
 def sample_points(loc: Tensor, concentration: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Draw a point for each concentration (...), round mean directions (..., d) that broadcast with them: (..., d)."""
+    """Draw one sample per concentration (...) around mean directions (..., d) that broadcast with it: (..., d)."""
     cosine, sine = sample_cosine(concentration, loc.shape[-1], generator)
     shape = (*concentration.shape, loc.shape[-1])
     normals = torch.randn(shape, generator=generator, dtype=loc.dtype, device=loc.device)
-    return _Join.apply(loc, cosine, sine, normals)[0]
+    return _Point.apply(loc, cosine, sine, normals)[0]
 
 
 def tangent_directions(loc: Tensor, normals: Tensor) -> Tensor:
-    """Project Gaussian noise (..., d) across unit vectors that broadcast with it, and normalise."""
-    across = torch.addcmul(normals, (normals * loc).sum(-1, keepdim=True), loc, value=-1)
+    """Project Gaussian noise (..., d) onto the tangent spaces at unit vectors that broadcast with it, and normalize."""
+    tangents = torch.addcmul(normals, (normals * loc).sum(-1, keepdim=True), loc, value=-1)
     if loc.shape[-1] < 8:
-        # In few dimensions noise may lie close to the axis; a second projection takes what rounding left.
-        across = torch.addcmul(across, (across * loc).sum(-1, keepdim=True), loc, value=-1)
-    return across / torch.linalg.vector_norm(across, dim=-1, keepdim=True).clamp_min_(torch.finfo(loc.dtype).tiny)
+        # In few dimensions the noise may be nearly parallel to loc; a second projection removes the rounding error.
+        tangents = torch.addcmul(tangents, (tangents * loc).sum(-1, keepdim=True), loc, value=-1)
+    return tangents / torch.linalg.vector_norm(tangents, dim=-1, keepdim=True).clamp_min_(torch.finfo(loc.dtype).tiny)
 
 
 def sample_cosine(concentration: Tensor, dim: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-    """Draw the cosine w between mean direction and point, one for each concentration.
+    """Draw one cosine w between sample and mean direction per concentration.
 
-    Exact in any dimension and at any concentration, by Wood's rejection from a beta distribution in a form without
-    cancellation. The derivative by the concentration is that of the distribution function at constant probability
-    (implicit reparameterisation), `dw/dkappa = -(dF/dkappa) / f`.
+    Exact in any dimension and at any concentration, by Wood's rejection sampling in a form without cancellation. The
+    derivative with respect to the concentration is given by implicit reparameterization, `dw/dkappa = -(dF/dkappa) / f`
+    with the distribution function F and the density f of w.
 
     Args:
-        concentration: kappa, not negative, any shape, float32 or float64.
+        concentration: Concentration kappa >= 0, of any shape, float32 or float64.
         dim: Number of coordinates d, at least 2.
-        generator: Source of randomness; torch's global one if None.
+        generator: Random number generator; torch's global one if None.
 
     Returns:
-        w and `sqrt(1 - w^2)`, the second of full relative accuracy also where w is close to 1; the shape of
-        `concentration`, both once differentiable by it.
+        w and `sqrt(1 - w^2)`, both with the shape of `concentration` and once differentiable with respect to it. The
+        sine keeps its full relative accuracy where w is close to 1.
 
     Reference:
         Wood, "Simulation of the von Mises Fisher distribution", Communications in Statistics 1994; Figurnov, Mohamed
@@ -70,91 +71,81 @@ def sample_cosine(concentration: Tensor, dim: int, generator: torch.Generator | 
     on_cpu = flat.device.type == "cpu" and not torch.compiler.is_compiling()
 
     def one_round(concentration: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        shape = (3, PROPOSALS_IN_A_ROUND if on_cpu else PROPOSALS_AT_ONCE, len(concentration))
+        shape = (3, PROPOSALS_PER_ROUND if on_cpu else PROPOSALS_WITHOUT_ROUNDS, len(concentration))
         uniforms = torch.rand(shape, generator=generator, dtype=flat.dtype, device=flat.device)
         return _first_accepted(concentration, dim, uniforms)
 
-    gap, rise, taken = one_round(flat)
-    while on_cpu and not (taken | gap.isnan()).all():  # a concentration that is NaN has no point
-        left = (~taken & ~gap.isnan()).nonzero()[:, 0]
-        gap[left], rise[left], taken[left] = one_round(flat[left])
+    gap, rise, accepted = one_round(flat)
+    while on_cpu and not (accepted | gap.isnan()).all():  # a NaN concentration accepts nothing
+        left = (~accepted & ~gap.isnan()).nonzero()[:, 0]
+        gap[left], rise[left], accepted[left] = one_round(flat[left])
     gap, rise = gap.reshape(concentration.shape), rise.reshape(concentration.shape)
     return _Reparameterized.apply(concentration, gap, (gap * rise).sqrt(), dim)
 
 
 class Noise(NamedTuple):
-    """Random numbers that become points once there are mean directions and concentrations.
+    """Random numbers that determine samples for given mean directions and concentrations.
 
     Attributes:
-        uniforms: (3, n, ...), for n proposals of the cosine.
-        normals: (..., d), for the way round the axis.
+        uniforms: (3, n, ...), uniform numbers for n proposals of the cosine.
+        normals: (..., d), Gaussian noise for the tangent.
     """
 
     uniforms: Tensor
     normals: Tensor
 
 
-def draw_noise(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None = None) -> Noise:
-    """Draw noise for points of `shape`, with the number of coordinates, dtype and device of `like` (..., d)."""
-    options: dict[str, Any] = {"generator": generator, "dtype": like.dtype, "device": like.device}
-    uniforms = torch.rand((3, PROPOSALS_AT_ONCE, *shape), **options)
-    return Noise(uniforms, torch.randn((*shape, like.shape[-1]), **options))
-
-
 def fixed_noise(shape: tuple[int, ...], dim: int, seed: int, dtype: torch.dtype, device: torch.device) -> Noise:
-    """Return noise that is the same each time and on every device; in an exported model it is a constant."""
+    """Return noise for samples of `shape` that depends only on the seed; in an exported model it is a constant."""
     return Noise(*(torch.as_tensor(part, dtype=dtype, device=device) for part in _fixed_numbers(shape, dim, seed)))
 
 
 @torch.compiler.assume_constant_result
 def _fixed_numbers(shape: tuple[int, ...], dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    size = math.prod(shape) * (3 * PROPOSALS_AT_ONCE + dim)
-    return (_fixed_numbers_kept if size <= LARGEST_KEPT else _draw_fixed_numbers)(shape, dim, seed)
+    size = math.prod(shape) * (3 * PROPOSALS_WITHOUT_ROUNDS + dim)
+    draw = _draw_fixed_numbers if size <= LARGEST_CACHED_NOISE else _draw_fixed_numbers.__wrapped__
+    return draw(shape, dim, seed)
 
 
+@functools.lru_cache(maxsize=64)
 def _draw_fixed_numbers(shape: tuple[int, ...], dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(seed)
-    return generator.random((3, PROPOSALS_AT_ONCE, *shape)), generator.standard_normal((*shape, dim))
-
-
-_fixed_numbers_kept = functools.lru_cache(maxsize=64)(_draw_fixed_numbers)
+    return generator.random((3, PROPOSALS_WITHOUT_ROUNDS, *shape)), generator.standard_normal((*shape, dim))
 
 
 def points_from_noise(loc: Tensor, concentration: Tensor, noise: Noise) -> Tensor:
-    """Turn noise into points: the same noise gives every distribution a point of its own law.
-
-    Differentiable by direction and concentration, as `sample_points` is.
+    """Transform noise into samples, differentiable like those of `sample_points`.
 
     Args:
         loc: Mean directions, (..., d).
-        concentration: (...).
-        noise: Its leading axes broadcast with those of the others.
+        concentration: Concentrations, (...).
+        noise: Noise whose leading axes broadcast with those of `loc` and `concentration`.
 
     Returns:
-        (..., d).
+        Unit vectors, (..., d).
     """
     cosine, sine = cosine_from_noise(concentration, loc.shape[-1], noise)
-    return _Join.apply(loc, cosine, sine, noise.normals)[0]
+    return _Point.apply(loc, cosine, sine, noise.normals)[0]
 
 
 def cosine_from_noise(concentration: Tensor, dim: int, noise: Noise) -> tuple[Tensor, Tensor]:
-    """Turn noise into cosines and sines as `sample_cosine` draws them; leading axes broadcast."""
+    """Transform noise into the cosines and sines that `sample_cosine` draws; leading axes broadcast."""
     gap, rise, _ = _first_accepted(concentration.detach(), dim, noise.uniforms)
     return _Reparameterized.apply(concentration.expand(gap.shape), gap, (gap * rise).sqrt(), dim)
 
 
 def propose(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Turn uniform numbers (3, ...) into Wood's proposals for concentrations that broadcast with (...).
+    """Transform uniform numbers (3, ...) into Wood's proposals for concentrations that broadcast with (...).
 
-    A proposal is a coordinate x of a uniform point on the sphere, moved towards the mean by the Moebius map
-    `w = (x + c) / (1 + c x)`; `c = 2 kappa / (sqrt(4 kappa^2 + (d-1)^2) + d - 1)` makes most of them acceptable. In
-    these terms nothing cancels: the logarithm of the acceptance is `(d - 1) (y / (1 + y) - log(1 + y))`, `y = c x`.
+    A proposal is a coordinate x of a uniform point on the sphere, shifted toward the mean by the Moebius transformation
+    `w = (x + c) / (1 + c x)` with `c = 2 kappa / (sqrt(4 kappa^2 + (d-1)^2) + d - 1)`. In these terms nothing cancels:
+    the log acceptance probability is `(d - 1) (y / (1 + y) - log(1 + y))` with `y = c x`.
 
     Returns:
         `1 - w`, `1 + w` and whether the proposal is accepted.
     """
     first, second, third = uniforms
-    # Two coordinates of a uniform point in polar form: the squared radius is 1 - rest. In two dimensions it is 1.
+    # Two coordinates of a uniform point in polar form. Their squared radius is 1 - rest; in two dimensions it is 1.
     rest = (first.log() * (2 / (dim - 2))).exp() if dim > 2 else torch.zeros_like(first)
     radius = (1 - rest).sqrt()
     half = math.pi * second
@@ -171,16 +162,16 @@ def propose(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, 
 
 
 def _first_accepted(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of n proposals (3, n, ...) for concentrations (...), the first that is accepted, and whether there is one."""
+    """Return the first accepted of n proposals (3, n, ...) for concentrations (...), and whether there is one."""
     gap, rise, accepted = propose(concentration, dim, uniforms)
     first = accepted.to(torch.uint8).argmax(dim=0, keepdim=True)
     return gap.gather(0, first)[0], rise.gather(0, first)[0], accepted.any(dim=0)
 
 
-class _Join(torch.autograd.Function):
-    """The point `w mu + s v`, where v is what Gaussian noise n has across mu, normalised.
+class _Point(torch.autograd.Function):
+    """The sample `w mu + s v`, where v is Gaussian noise n projected onto the tangent space at mu and normalized.
 
-    By hand, as there are many points: autograd would keep six tensors of their size.
+    The gradient is written by hand to save memory: autograd would store six tensors of the size of the samples.
     """
 
     generate_vmap_rule = True
@@ -202,8 +193,8 @@ class _Join(torch.autograd.Function):
         by_cosine, by_sine = (gradient * loc).sum(-1), (gradient * tangents).sum(-1)
         by_loc = None
         if ctx.needs_input_grad[0]:
-            # dx = w dmu - s (v.dmu) mu, as in a rotation that takes v along, and where the noise is not across mu:
-            # what its projection adds, - s (n.mu) / (n.v) times the part of dmu that is across both.
+            # dx = w dmu - s (v.dmu) mu, as under a rotation that carries v along. The projection of the noise adds
+            # -s (n.mu) / (n.v) times the part of dmu that is orthogonal to both mu and v.
             slip = sine * (normals * loc).sum(-1) / (normals * tangents).sum(-1)
             by_loc = gradient * (cosine - slip)[..., None]
             by_loc = torch.addcmul(by_loc, (slip * by_sine - sine * by_cosine)[..., None], tangents)
@@ -212,7 +203,7 @@ class _Join(torch.autograd.Function):
 
 
 class _Reparameterized(torch.autograd.Function):
-    """The cosine and the sine, with their derivative by the concentration."""
+    """The cosine and the sine, with their derivatives with respect to the concentration."""
 
     generate_vmap_rule = True
 
@@ -234,29 +225,29 @@ class _Reparameterized(torch.autograd.Function):
 
 
 def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, sine: Tensor) -> Tensor:
-    """Minus the derivative of the angle by the concentration, of a sample that keeps its probability.
+    """Implicit-reparameterization derivative of the angle with respect to the concentration, negated.
 
-    `-dtheta/dkappa = integral of |cos(phi) - A| g(phi) / g(theta)` over the angles phi beyond theta, where
-    `g(theta) = exp(kappa cos(theta)) sin(theta)^(d-2)` is the density of the angle up to a constant. Beyond means away
-    from the mean: the integrand does not change its sign there, so nothing cancels. Both sides give the same, as the
-    integral over all angles vanishes.
+    `-dtheta/dkappa = integral of |cos(phi) - A| g(phi) / g(theta)` over the angles phi on one side of theta, where
+    `g(theta) = exp(kappa cos(theta)) sin(theta)^(d-2)` is the density of the angle up to a constant. Both sides give
+    the same result, since the integral over all angles vanishes. The side away from the mean resultant is used, on
+    which the integrand does not change its sign and nothing cancels.
 
     Args:
-        concentration: kappa, any shape.
+        concentration: Concentration kappa, of any shape.
         dim: Number of coordinates d.
         gap: 1 - cos(theta) of the samples.
         sine: sin(theta) of the samples.
     """
     angle = torch.atan2(sine, 1 - gap)
     above = mean_resultant_length_complement(concentration, dim) - gap  # cos(theta) - A
-    towards = torch.where(above > 0, -1.0, 1.0).to(angle.dtype)  # to the pole of the mean, or to its antipode
-    # The integrand ends after about 7 standard deviations of the angle (float64: 10), where the dtype sees no more.
+    direction = torch.where(above > 0, -1.0, 1.0).to(angle.dtype)  # toward the mean direction, or its antipode
+    # Beyond about 7 standard deviations of the angle (float64: 10) the integrand is below the rounding error.
     curvature = (concentration.square() + (0.5 * (dim - 1)) ** 2).sqrt() + 0.5 * (dim - 1)
     reach = (10.0 if angle.dtype == torch.float64 else 7.0) / curvature.sqrt()
-    span = torch.minimum(reach, torch.where(towards < 0, angle, math.pi - angle))
+    span = torch.minimum(reach, torch.where(direction < 0, angle, math.pi - angle))
     nodes, weights = (part.reshape(-1, *(1,) * angle.ndim) for part in _gauss_legendre(angle.dtype, angle.device))
-    # Differences of cosines and of sines as products, so that those of exponents keep their accuracy.
-    half = 0.5 * (towards * span) * nodes
+    # Differences of cosines and of sines are written as products, so that those of exponents stay accurate.
+    half = 0.5 * (direction * span) * nodes
     between = angle + half
     chord = 2.0 * torch.sin(half)
     change = -chord * torch.sin(between)
@@ -267,14 +258,9 @@ def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, sine: Tensor) -> T
     return span * (weights * (above + change).abs() * exponent.exp()).sum(0)
 
 
-@torch.compiler.assume_constant_result
+@cache_constants
 def _gauss_legendre(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Nodes and weights on the interval from 0 to 1."""
-    return _make_gauss_legendre(dtype, device)
-
-
-@kept
-def _make_gauss_legendre(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of the Gauss-Legendre rule on the interval from 0 to 1."""
     nodes, weights = np.polynomial.legendre.leggauss(NODES[dtype])
     options: dict[str, Any] = {"dtype": dtype, "device": device}
     return torch.tensor(0.5 * nodes + 0.5, **options), torch.tensor(0.5 * weights, **options)

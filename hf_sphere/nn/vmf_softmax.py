@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.autograd import differentiable_once
-from hf_sphere.geometry.bessel import growth_and_ratio
+from hf_sphere.geometry.bessel import partition_and_ratio
 
 BLOCK = {"cpu": 2**18, "other": 2**24}
 """Values worked on at a time: on the CPU they stay in the cache of a core, elsewhere they bound the memory."""
@@ -56,7 +56,7 @@ class _LogClassSum(torch.autograd.Function):
         ctx: Any, direction: Tensor, cosine: Tensor, sine: Tensor, tangents: Tensor, weights: Tensor, beta: Tensor
     ) -> Tensor:
         squares = weights.square().sum(1)
-        own = growth_and_ratio(squares, weights.shape[1])
+        own = partition_and_ratio(squares, weights.shape[1])
         offsets = squares + beta.square()
         half = len(tangents)
         height, reach = (2 * beta * part[..., None] for part in (cosine, _signed(sine, half)))
@@ -68,8 +68,8 @@ class _LogClassSum(torch.autograd.Function):
             lengths[:half].addcmul_(reach[:half], across)
             lengths[half:].addcmul_(reach[half:], across[: len(cosine) - half])
             # Rounding must not make a square negative.
-            growth, ratio = growth_and_ratio(lengths.clamp_min_(0), weights.shape[1])
-            growth.sub_(own.growth[part])
+            growth, ratio = partition_and_ratio(lengths.clamp_min_(0), weights.shape[1])
+            growth.sub_(own.log_partition[part])
             peak = growth.amax(-1)
             terms = growth.sub_(peak[..., None]).exp_()
             sums.append(peak + terms.sum(-1).log())

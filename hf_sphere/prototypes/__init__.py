@@ -1,8 +1,5 @@
-"""Class prototypes on the hypersphere: placed before training, far apart, with a proof of how far."""
+"""Class prototypes on the hypersphere: placed far apart before training, with a lower bound on their separation."""
 
-from hf_sphere.prototypes.class_names import embed_class_names
-from hf_sphere.prototypes.methods import METHODS
-from hf_sphere.prototypes.ordering import OrderPreservation, measure_order
-from hf_sphere.prototypes.placement import Placement, place_prototypes
+import lazy_loader
 
-__all__ = ["METHODS", "OrderPreservation", "Placement", "embed_class_names", "measure_order", "place_prototypes"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-@torch.no_grad()  # the vectors are the caller's to change, which those of inference_mode are not
+@torch.no_grad()  # unlike inference mode, it returns tensors that can be modified in place
 def embed_class_names(
     class_names: Sequence[str],
     model: str | os.PathLike[str] | Any,
@@ -18,22 +18,21 @@ def embed_class_names(
     batch_size: int = 64,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Embed the names of classes: the mean of a text model's last hidden states over the tokens of each name.
+    """Embed class names by mean pooling of the last hidden states of a text model.
 
     Args:
-        class_names: K names; underscores are read as spaces.
-        model: Name or folder of an encoder or decoder that `AutoModel` loads, or one that is loaded (then with its
-            `tokenizer`).
-        tokenizer: Tokenizer of a loaded model; that of the named model if None.
-        template: Text round a name, for instance `a photo of a {}`.
-        batch_size: Names at a time.
-        device: Where the model runs.
+        class_names: K names; underscores are replaced by spaces.
+        model: Name or folder of an encoder or decoder that `AutoModel` loads, or a loaded model.
+        tokenizer: Tokenizer; required for a loaded model, otherwise that of the named model by default.
+        template: Text around a name, for instance `a photo of a {}`.
+        batch_size: Number of names per batch.
+        device: Device to run the model on.
 
     Returns:
         (K, hidden size), float32, on the CPU: `class_vectors` for `place_prototypes`.
 
     Raises:
-        ValueError: If a name is empty, the template has no place for it, or a loaded model comes without tokenizer.
+        ValueError: If a name is empty, the template has no placeholder, or a loaded model has no tokenizer.
     """
     from transformers import AutoModel, AutoTokenizer
 
@@ -47,9 +46,9 @@ def embed_class_names(
         model = AutoModel.from_pretrained(model)
     elif tokenizer is None:
         raise ValueError("a loaded model needs its tokenizer: embed_class_names(names, model, tokenizer=tokenizer).")
-    was_training, before = model.training, next(model.parameters()).device
+    was_training, original_device = model.training, next(model.parameters()).device
     if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token  # models for generation have none of their own
+        tokenizer.pad_token = tokenizer.eos_token  # decoders often have no padding token
     texts = [template.replace("{}", name) for name in names]
     vectors = []
     try:
@@ -61,5 +60,5 @@ def embed_class_names(
             mask = batch["attention_mask"][..., None].float()
             vectors.append(((states * mask).sum(1) / mask.sum(1)).cpu())
     finally:
-        model.train(was_training).to(before)
+        model.train(was_training).to(original_device)
     return torch.cat(vectors)

@@ -1,4 +1,4 @@
-"""Privileged information: prototypes that keep the order of similarities between given class vectors."""
+"""Privileged information: prototypes that preserve the similarity order of given class vectors."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,35 +8,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.prototypes.checks import check_integer, check_positive
+from hf_sphere.geometry.checks import check_integer, check_positive
+from hf_sphere.prototypes.objectives import cosines_to_others, row_blocks
 
-TRIPLETS_IN_MEMORY = 100_000
-"""Triplets a search looks at at once: all where there are fewer, else a sample."""
-FEW_CLASSES = 4096
-"""Up to so many classes all cosines at once are less work than those of pairs or triplets one by one."""
+MAX_TRIPLETS = 100_000
+"""Maximum number of triplets in the ranking loss; more are sampled."""
+MAX_GRAM_CLASSES = 4096
+"""Maximum number of classes for which the full matrix of cosines is computed."""
 
 
-class Ordering:
-    """The ranking loss on triplets of classes (i, j, k), j among the nearest of i and k among the rest.
+class TripletRanking:
+    """Triplets of classes (i, j, k) for the ranking loss, with j among the nearest neighbors of i and k not.
 
     Args:
-        class_vectors: (K, any length), a vector a class, for instance word embeddings of the class names.
-        weight: Weight of the ranking loss beside the separation.
-        num_neighbors: Nearest classes of each class that count as near, 1 to K - 2; a tenth of the classes if None.
+        class_vectors: One vector per class, (K, any length), for instance word embeddings of the class names.
+        weight: Weight of the ranking loss relative to the separation.
+        num_neighbors: Number of nearest neighbors of each class, 1 to K - 2; a tenth of the classes if None.
 
     Raises:
-        ValueError: If the vectors are no (K, length) matrix of finite, non-zero, mutually different directions.
+        ValueError: If the vectors are not finite, non-zero and pairwise different in direction.
 
     Reference:
-        Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, section 2.1; the loss on one
-        triplet is that of RankNet (Burges et al., 2005), log(1 + exp(cos(p_i, p_k) - cos(p_i, p_j))).
+        Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, section 2.1. The loss
+        per triplet is that of RankNet (Burges et al., 2005), log(1 + exp(cos(p_i, p_k) - cos(p_i, p_j))).
     """
 
     def __init__(self, class_vectors: Tensor, *, weight: float = 1.0, num_neighbors: int | None = None) -> None:
         self.directions = check_class_vectors(class_vectors)
         num_classes = len(self.directions)
-        if num_classes < 3:
-            raise ValueError("class vectors order nothing with fewer than 3 classes; leave class_vectors out.")
         check_positive("ordering_weight", weight)
         if num_neighbors is None:
             num_neighbors = min(max(1, round(num_classes / 10)), num_classes - 2)
@@ -47,43 +46,36 @@ class Ordering:
             )
         self.weight = weight
         self.num_neighbors = num_neighbors
-        self._neighbors = self._nearest(num_neighbors)
-        # The classes that are no negatives of class i, in order, each less the number of those before it and plus i K:
-        # one rising sequence for all classes, in which a search tells how many of them a negative has to step over.
+        blocks = (cosines_to_others(self.directions, start, block) for start, block in row_blocks(self.directions))
+        self._neighbors = torch.cat([cosines.topk(num_neighbors, dim=1).indices for cosines in blocks])
+        # For each class i the sorted classes that are not negatives, each minus its rank and plus i K. This is an
+        # increasing sequence, in which binary search maps the index of a negative to its class.
         excluded = torch.cat([self._neighbors, torch.arange(num_classes)[:, None]], dim=1).sort(dim=1).values
         excluded += torch.arange(num_classes)[:, None] * num_classes - torch.arange(num_neighbors + 1)
         self._excluded = excluded.view(-1)
 
     def triplets(self, generator: torch.Generator) -> Tensor:
-        """Draw triplets (T, 3), or list all of them where there are at most `TRIPLETS_IN_MEMORY`."""
+        """Return all triplets (T, 3), or a random sample if there are more than `MAX_TRIPLETS`."""
         num_classes, near = self._neighbors.shape
         far = num_classes - 1 - near
         total = num_classes * near * far
-        if total <= TRIPLETS_IN_MEMORY:
+        if total <= MAX_TRIPLETS:
             number = torch.arange(total)
         else:
-            number = torch.randint(total, (TRIPLETS_IN_MEMORY,), generator=generator)
+            number = torch.randint(total, (MAX_TRIPLETS,), generator=generator)
         anchor, rest = number // (near * far), number % (near * far)
         positive, negative = self._neighbors[anchor, rest // far], rest % far
-        # The negative is counted among the classes that are neither the anchor nor its neighbours: step over those.
-        steps = torch.searchsorted(self._excluded, anchor * num_classes + negative, right=True)
-        negative += steps - anchor * (near + 1)
+        # The negative is an index among the classes that are neither the anchor nor its neighbors; skip those.
+        skipped = torch.searchsorted(self._excluded, anchor * num_classes + negative, right=True)
+        negative += skipped - anchor * (near + 1)
         return torch.stack([anchor, positive, negative], dim=1)
-
-    def _nearest(self, count: int) -> Tensor:
-        nearest = []
-        for start in range(0, len(self.directions), 1024):
-            cosines = self.directions[start : start + 1024] @ self.directions.T
-            cosines[:, start : start + 1024].fill_diagonal_(-torch.inf)
-            nearest.append(cosines.topk(count, dim=1).indices)
-        return torch.cat(nearest)
 
 
 def ranking_loss(points: Tensor, triplets: Tensor) -> tuple[float, Tensor]:
-    """Mean RankNet loss of triplets (T, 3) at unit vectors (K, d), and its gradient (K, d)."""
+    """Mean RankNet loss on triplets (T, 3) at unit vectors (K, d), and its gradient (K, d)."""
     anchor, near, far = triplets.unbind(1)
     count = len(points)
-    if count <= FEW_CLASSES:
+    if count <= MAX_GRAM_CLASSES:
         cosines = (points @ points.T).view(-1)
         pairs = torch.stack([anchor * count + near, anchor * count + far])
         margin = cosines[pairs[0]] - cosines[pairs[1]]
@@ -102,12 +94,12 @@ def ranking_loss(points: Tensor, triplets: Tensor) -> tuple[float, Tensor]:
 
 @dataclass(frozen=True)
 class OrderPreservation:
-    """How well prototypes keep the order of the class vectors' similarities.
+    """How well prototypes preserve the similarity order of class vectors.
 
     Attributes:
-        triplet_accuracy: Share of triplets of different classes (i, j, k) whose nearer one of j and k is the same for
-            prototypes and class vectors; a tie of either counts one half, so that chance is 0.5.
-        rank_correlation: Spearman's correlation of the cosines over all pairs of classes.
+        triplet_accuracy: Fraction of triplets of different classes (i, j, k) in which the same one of j and k is closer
+            to i for prototypes and class vectors. Ties count as one half, so chance level is 0.5.
+        rank_correlation: Spearman's rank correlation of the cosines over all pairs of classes.
     """
 
     triplet_accuracy: float
@@ -115,30 +107,31 @@ class OrderPreservation:
 
 
 def measure_order(prototypes: Tensor, class_vectors: Tensor, *, seed: int = 0) -> OrderPreservation:
-    """Compare the similarities of prototypes (K, d) with those of class vectors (K, any length), K >= 3.
+    """Measure how well prototypes preserve the similarity order of class vectors.
 
     Args:
-        prototypes: One point a class.
-        class_vectors: One vector a class.
-        seed: Seed of the sample, where there are more than a million triplets or pairs.
+        prototypes: One point per class, (K, d) with K >= 3.
+        class_vectors: One vector per class, (K, any length).
+        seed: Seed of the sample of triplets and pairs, if there are more than a million.
+
+    Raises:
+        ValueError: If there are fewer than 3 classes or the class vectors are invalid.
     """
     from scipy.stats import spearmanr
 
     points = F.normalize(prototypes.double().cpu(), dim=1)
     vectors = check_class_vectors(class_vectors, len(points))
     count = len(points)
-    if count < 3:
-        raise ValueError(f"an order needs at least 3 classes; got {count}.")
     generator = torch.Generator().manual_seed(seed)
     anchor, second, third = _different(count, 3, generator).unbind(1)
 
-    def nearer(unit: Tensor) -> Tensor:
+    def closer(unit: Tensor) -> Tensor:
         return _tied_sign(_cosines(unit, anchor, second) - _cosines(unit, anchor, third))
 
-    agreement = 0.5 + 0.5 * nearer(points) * nearer(vectors)
+    agreement = 0.5 + 0.5 * closer(points) * closer(vectors)
     left, right = _different(count, 2, generator).unbind(1)
     ours, theirs = _cosines(points, left, right), _cosines(vectors, left, right)
-    # Equal cosines differ by rounding, and a rank would make an order of that.
+    # Round, so that rounding errors do not break ties.
     ours, theirs = (ours * 1e9).round(), (theirs * 1e9).round()
     same = bool((ours == ours[0]).all() or (theirs == theirs[0]).all())
     correlation = 0.0 if same else float(spearmanr(ours.numpy(), theirs.numpy()).statistic)
@@ -146,27 +139,30 @@ def measure_order(prototypes: Tensor, class_vectors: Tensor, *, seed: int = 0) -
 
 
 def assign_to_classes(points: Tensor, class_vectors: Tensor, *, generator: torch.Generator) -> Tensor:
-    """Choose which point belongs to which class so that similar classes get near points; the separation stays.
+    """Assign points to classes so that similar classes get close points; the separation does not change.
 
-    A quadratic assignment between the cosines of the points and the ranks of the class vectors' cosines, solved
-    approximately (Vogelstein et al., "Fast approximate quadratic programming for graph matching", PLOS ONE 2015).
+    This is a quadratic assignment problem between the cosines of the points and the ranks of the cosines of the class
+    vectors, solved approximately.
 
     Args:
         points: (K, d), unit vectors.
         class_vectors: (K, any length).
-        generator: Seeds the search.
+        generator: CPU generator that seeds the search.
 
     Returns:
         The points in the order of the classes, (K, d).
 
     Raises:
-        ValueError: If there are more than `FEW_CLASSES` points, or the vectors do not fit.
+        ValueError: If there are more than `MAX_GRAM_CLASSES` points, or the class vectors are invalid.
+
+    Reference:
+        Vogelstein et al., "Fast approximate quadratic programming for graph matching", PLOS ONE 2015.
     """
     from scipy.optimize import quadratic_assignment
 
-    if len(points) > FEW_CLASSES:
+    if len(points) > MAX_GRAM_CLASSES:
         raise ValueError(
-            f"ordering 'assignment' is for up to {FEW_CLASSES} classes, for its time grows with their cube; got "
+            f"ordering 'assignment' supports up to {MAX_GRAM_CLASSES} classes, since its time grows cubically; got "
             f"{len(points)}. Use ordering 'ranking'."
         )
     vectors = check_class_vectors(class_vectors, len(points))
@@ -177,7 +173,7 @@ def assign_to_classes(points: Tensor, class_vectors: Tensor, *, generator: torch
     ranks = ((ranks + ranks.T) / 2).fill_diagonal_(0)
     random = np.random.default_rng(int(torch.randint(2**31, (1,), generator=generator)))
     best: Any = None
-    for _ in range(10 if count <= 200 else 1):  # the result depends on where it starts
+    for _ in range(10 if count <= 200 else 1):  # random restarts
         options = {"maximize": True, "rng": random, "P0": "randomized"}
         found = quadratic_assignment(ranks.numpy(), cosines, method="faq", options=options)
         best = found if best is None or found.fun > best.fun else best
@@ -185,31 +181,28 @@ def assign_to_classes(points: Tensor, class_vectors: Tensor, *, generator: torch
 
 
 def check_class_vectors(class_vectors: Tensor, num_classes: int | None = None) -> Tensor:
-    """Return class vectors as unit vectors (K, length) in float64, or say what is wrong with them."""
+    """Return class vectors as unit vectors (K, length) in float64, or raise a ValueError."""
     try:
         vectors = torch.as_tensor(class_vectors).detach().double().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"class_vectors must be a (num_classes, length) tensor; got {type(class_vectors)}.") from error
     wanted = "(num_classes, length)" if num_classes is None else f"({num_classes}, length)"
     if vectors.ndim != 2 or (num_classes is not None and len(vectors) != num_classes) or vectors.shape[-1] < 1:
-        raise ValueError(f"class_vectors must have the shape {wanted}, one row a class; got {tuple(vectors.shape)}.")
+        raise ValueError(f"class_vectors must have the shape {wanted}, one row per class; got {tuple(vectors.shape)}.")
+    if len(vectors) < 3:
+        raise ValueError(f"class_vectors require at least 3 classes; got {len(vectors)}. Leave class_vectors out.")
     finite = vectors.isfinite().all(dim=1)
     if not finite.all():
         raise ValueError(f"class_vectors must be finite; row {_list(~finite)} is not.")
     norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     if not norms.all():
-        raise ValueError(
-            f"class_vectors must not be zero; row {_list(norms[:, 0] == 0)} is. Give every class a vector of its own."
-        )
+        raise ValueError(f"class_vectors must not be zero; row {_list(norms[:, 0] == 0)} is.")
     directions = vectors / norms
-    # Rounded, so that copies are found by sorting rather than by comparing all with all.
+    # Rounded, so that duplicates are found by sorting instead of comparing all pairs.
     kinds, counts = torch.unique(directions.mul(1e9).round(), dim=0, return_inverse=True, return_counts=True)[1:]
     if (counts > 1).any():
-        twins = (kinds == counts.gt(1).nonzero()[0]).nonzero()[:, 0]
-        raise ValueError(
-            f"rows {', '.join(map(str, twins[:5].tolist()))} of class_vectors point in the same direction, so they say "
-            "nothing about these classes; give every class a vector of its own."
-        )
+        rows = _list(kinds == counts.gt(1).nonzero()[0])
+        raise ValueError(f"rows {rows} of class_vectors have the same direction. Give each class a different vector.")
     return directions
 
 
@@ -218,19 +211,19 @@ def _list(mask: Tensor) -> str:
     return ", ".join(map(str, rows[:5])) + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
 
 
-def _different(count: int, size: int, generator: torch.Generator, most: int = 1_000_000) -> Tensor:
-    """Tuples of different classes (N, size): all ordered ones, or a sample where there are more than `most`."""
-    if count**size <= most:
+def _different(count: int, size: int, generator: torch.Generator, max_tuples: int = 1_000_000) -> Tensor:
+    """Tuples of different classes, (N, size): all ordered tuples, or a sample if there are more than `max_tuples`."""
+    if count**size <= max_tuples:
         index = torch.cartesian_prod(*[torch.arange(count)] * size)
     else:
-        index = torch.randint(count, (most, size), generator=generator)
+        index = torch.randint(count, (max_tuples, size), generator=generator)
     ordered = index.sort(dim=1).values
     return index[(ordered[:, 1:] != ordered[:, :-1]).all(dim=1)]
 
 
 def _cosines(unit: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Cosines of pairs of unit vectors, (K, d) and twice (N,) -> (N,)."""
-    if len(unit) <= FEW_CLASSES:
+    """Cosines of N pairs of unit vectors (K, d), given by two index tensors (N,)."""
+    if len(unit) <= MAX_GRAM_CLASSES:
         return (unit @ unit.T)[left, right]
     chunks = zip(left.split(10_000), right.split(10_000), strict=True)
     return torch.cat([(unit[i] * unit[j]).sum(1) for i, j in chunks])

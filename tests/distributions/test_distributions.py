@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import VonMises, kl_divergence
 
 from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher
-from hf_sphere.geometry.bessel import log_uniform_density, mean_resultant_length, mean_resultant_length_slope
+from hf_sphere.geometry.bessel import log_uniform_density, mean_resultant_length, mean_resultant_length_derivative
 
 DRAWS = 50_000
 KAPPAS = [0.0, 0.4, 3.0, 25.0]
@@ -209,7 +209,7 @@ class TestSampling:
         exact = torch.tensor(4.0, dtype=torch.float64)
         for found, expected in [
             (cosines.detach(), mean_resultant_length(exact, 5)),
-            (slopes, mean_resultant_length_slope(exact, 5)),
+            (slopes, mean_resultant_length_derivative(exact, 5)),
         ]:
             assert (found.mean() - expected).abs() < 4 * found.std() / 20_000**0.5
 
@@ -281,7 +281,7 @@ class TestDivergence:
             (uniform, on_sphere, "5 and 3"),
             (uniform, HypersphericalUniform(2), "5 and 2"),
         ]:
-            with pytest.raises(ValueError, match=f"live in {dims} dimensions"):
+            with pytest.raises(ValueError, match=f"equal dimensions; the distributions have {dims}"):
                 kl_divergence(first, second)
 
 

@@ -170,11 +170,11 @@ class TestValidation:
 
     @pytest.mark.parametrize("shape", [(), (1,), (4, 1), (4, 0)])
     def test_fewer_than_two_coordinates_are_an_error(self, shape):
-        with pytest.raises(ValueError, match=r"d of at least 2; got the shape"):
+        with pytest.raises(ValueError, match=r"d of at least 2; got \("):
             VonMisesFisher(torch.ones(shape), 1.0)
 
     def test_batches_that_do_not_broadcast_are_an_error_that_names_the_shapes(self):
-        with pytest.raises(ValueError, match=r"loc is \(2, 3\).*broadcast with \(2,\); got \(5,\)"):
+        with pytest.raises(ValueError, match=r"broadcast with the batch shape \(2,\) of loc; got the shape \(5,\)"):
             VonMisesFisher(unit(2, 3), torch.ones(5))
 
     def test_whole_numbers_are_refused_and_do_not_truncate_the_concentration(self):
@@ -190,7 +190,7 @@ class TestValidation:
 
     @pytest.mark.parametrize("dim", [-1, 0, 1, 2.5])
     def test_a_uniform_distribution_of_fewer_than_two_coordinates_is_an_error(self, dim):
-        with pytest.raises(ValueError, match=f"at least 2 dimensions; got {dim}"):
+        with pytest.raises(ValueError, match=f"dim must be an integer of at least 2; got {dim}"):
             HypersphericalUniform(dim)
 
     def test_both_are_distributions_of_torch(self):

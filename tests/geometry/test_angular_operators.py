@@ -112,5 +112,5 @@ def test_an_unknown_operator_is_refused_with_the_list():
 
 
 def test_integers_are_refused():
-    with pytest.raises(TypeError, match=r"floating dtype; got torch.int64. Convert it with .float\(\)"):
+    with pytest.raises(TypeError, match=r"floating-point dtype; got torch.int64. Convert it with .float\(\)"):
         angular_response(torch.tensor([1]), "cosine")

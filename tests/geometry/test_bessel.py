@@ -11,10 +11,10 @@ from torch.func import grad, vmap
 
 from hf_sphere.geometry import concentration_from_mean_resultant_length, log_vmf_normalizer, mean_resultant_length
 from hf_sphere.geometry.bessel import (
-    growth_and_ratio,
     log_uniform_density,
     mean_resultant_length_complement,
-    mean_resultant_length_slope,
+    mean_resultant_length_derivative,
+    partition_and_ratio,
 )
 
 DIMS = [2, 3, 5, 32, 128]
@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.float64]
 DIFFERENTIABLE = [
     log_vmf_normalizer,
     mean_resultant_length,
-    mean_resultant_length_slope,
+    mean_resultant_length_derivative,
     concentration_from_mean_resultant_length,
 ]
 FUNCTIONS = [*DIFFERENTIABLE, mean_resultant_length_complement]
@@ -64,7 +64,7 @@ def exact_values(name: str, dim: int, concentrations: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def golden_rows(root):
-    """Concentrations, normalisers and lengths of each dimension."""
+    """Concentrations, normalizers and lengths of each dimension."""
     rows = json.loads((root / "tests" / "golden" / "von_mises_fisher.json").read_text())["values"]
     columns = ("kappa", "log_normalizer", "mean_resultant_length")
     dims = sorted({row["d"] for row in rows})
@@ -113,7 +113,7 @@ def test_values_follow_from_the_bessel_functions(dim, power):
 def test_the_slope_keeps_its_digits_where_its_formula_cancels(dim, dtype, bound):
     concentrations = torch.tensor(SPREAD, dtype=dtype)
     expected = exact_values("slope", dim, concentrations)
-    found = mean_resultant_length_slope(concentrations, dim).double()
+    found = mean_resultant_length_derivative(concentrations, dim).double()
     torch.testing.assert_close(found, expected, rtol=bound, atol=0)
 
 
@@ -139,7 +139,7 @@ def test_without_concentration_the_density_is_that_of_the_uniform_distribution(d
     assert log_vmf_normalizer(zero, dim).item() == log_uniform_density(dim)
     assert mean_resultant_length(zero, dim).item() == 0
     assert mean_resultant_length_complement(zero, dim).item() == 1
-    assert mean_resultant_length_slope(zero, dim).item() == pytest.approx(1 / dim, rel=1e-14)
+    assert mean_resultant_length_derivative(zero, dim).item() == pytest.approx(1 / dim, rel=1e-14)
 
 
 def test_the_uniform_density_is_one_over_the_area():
@@ -161,7 +161,7 @@ def test_the_length_grows_from_0_to_1_up_to_rounding(dim, dtype):
 @pytest.mark.parametrize("dim", MANY_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_slope_and_complement_stay_in_their_ranges(dim, dtype):
-    slope = mean_resultant_length_slope(WIDE.to(dtype), dim)
+    slope = mean_resultant_length_derivative(WIDE.to(dtype), dim)
     complement = mean_resultant_length_complement(WIDE.to(dtype), dim)
     assert slope.min() > 0
     assert slope.max() * dim <= 1 + 8 * torch.finfo(dtype).eps
@@ -181,18 +181,20 @@ def test_values_and_three_derivatives_are_finite_at_any_concentration(dim, dtype
 
 
 @pytest.mark.parametrize("dim", [2, 3, 16, 512])
-def test_growth_and_ratio_of_the_square_are_those_of_the_concentration(dim):
+def test_partition_and_ratio_of_the_square_are_those_of_the_concentration(dim):
     concentrations = torch.tensor([1e-3, 0.5, 4.0, 60.0, 3e3], dtype=torch.float64)
-    growth, ratio = growth_and_ratio(concentrations.square(), dim)
+    log_partition, ratio = partition_and_ratio(concentrations.square(), dim)
     expected = log_uniform_density(dim) - log_vmf_normalizer(concentrations, dim)
-    torch.testing.assert_close(growth, expected, rtol=1e-12, atol=1e-12 * dim)
+    torch.testing.assert_close(log_partition, expected, rtol=1e-12, atol=1e-12 * dim)
     torch.testing.assert_close(ratio * concentrations, mean_resultant_length(concentrations, dim), rtol=1e-13, atol=0)
 
 
-def test_the_growth_of_tiny_concentrations_is_their_square_over_twice_the_dimension():
+def test_the_log_partition_of_tiny_concentrations_is_their_square_over_twice_the_dimension():
     square = torch.tensor([1e-24, 1e-12], dtype=torch.float64)
     for dim in DIMS:
-        torch.testing.assert_close(growth_and_ratio(square, dim).growth, square / (2 * dim), rtol=1e-10, atol=0)
+        torch.testing.assert_close(
+            partition_and_ratio(square, dim).log_partition, square / (2 * dim), rtol=1e-10, atol=0
+        )
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -215,7 +217,7 @@ def test_the_normalizer_falls_by_the_length_to_the_last_bit(dim, dtype):
 def test_the_length_rises_by_the_slope_to_the_last_bit(dim):
     concentrations = torch.tensor([0.0, 1e-3, 0.7, 13.0, 500.0], requires_grad=True)
     (slope,) = torch.autograd.grad(mean_resultant_length(concentrations, dim).sum(), concentrations)
-    assert torch.equal(slope, mean_resultant_length_slope(concentrations.detach(), dim))
+    assert torch.equal(slope, mean_resultant_length_derivative(concentrations.detach(), dim))
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -317,12 +319,12 @@ def test_compiled_whole_it_gives_the_same_value_and_gradient(function, backend):
 @pytest.mark.parametrize("dim", [-3, 0, 1, 2.5])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_a_sphere_without_so_many_coordinates_is_an_error(function, dim):
-    with pytest.raises(ValueError, match=f"at least 2 dimensions; got {dim}"):
+    with pytest.raises(ValueError, match=f"dim must be an integer of at least 2; got {dim}"):
         function(torch.full((2,), 0.5), dim)
 
 
 @pytest.mark.parametrize("values", [torch.ones(2, dtype=torch.int64), torch.ones(2) + 1j], ids=["integer", "complex"])
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_values_that_are_not_real_numbers_are_an_error(function, values):
-    with pytest.raises(TypeError, match=f"floating dtype; got {values.dtype}"):
+    with pytest.raises(TypeError, match=f"floating-point dtype; got {values.dtype}"):
         function(values, 3)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from hf_sphere.geometry import sampling
-from hf_sphere.geometry.bessel import mean_resultant_length, mean_resultant_length_slope
-from hf_sphere.geometry.sampling import draw_noise, points_from_noise, propose, sample_cosine, sample_points
+from hf_sphere.geometry.bessel import mean_resultant_length, mean_resultant_length_derivative
+from hf_sphere.geometry.sampling import fixed_noise, points_from_noise, propose, sample_cosine, sample_points
 
 DRAWS = 50_000
 DTYPES = [torch.float32, torch.float64]
@@ -204,7 +204,7 @@ def test_there_is_one_draw_for_each_concentration(shape, dtype):
 def test_each_draw_follows_its_own_concentration():
     concentrations = torch.tensor([0.0, 3.0, 500.0]).repeat(20_000, 1)
     lengths = mean_resultant_length(concentrations[0], 5)
-    errors = (mean_resultant_length_slope(concentrations[0], 5) / 20_000).sqrt()
+    errors = (mean_resultant_length_derivative(concentrations[0], 5) / 20_000).sqrt()
     assert ((sample_cosine(concentrations, 5)[0].mean(dim=0) - lengths).abs() < 4 * errors).all()
 
 
@@ -241,8 +241,12 @@ def by_sampling(loc, concentration):
     return sample_points(loc, concentration)
 
 
+def noise_like(shape, loc):
+    return fixed_noise(tuple(shape), loc.shape[-1], 0, loc.dtype, loc.device)
+
+
 def by_noise(loc, concentration):
-    return points_from_noise(loc, concentration, draw_noise(concentration.shape, loc))
+    return points_from_noise(loc, concentration, noise_like(concentration.shape, loc))
 
 
 @pytest.mark.parametrize("draw", [by_sampling, by_noise])
@@ -262,7 +266,7 @@ def test_points_have_the_mean_and_covariance_of_the_distribution(draw, kappa):
         F.normalize(torch.tensor([1.0, -2.0, 0.5, 1.5], dtype=torch.float64), dim=0),
         torch.tensor(kappa),
     )
-    length, along = (f(concentration.double(), 4) for f in (mean_resultant_length, mean_resultant_length_slope))
+    length, along = (f(concentration.double(), 4) for f in (mean_resultant_length, mean_resultant_length_derivative))
     across = (1 - length**2 - along) / 3
     covariance = across * torch.eye(4) + (along - across) * mean[:, None] * mean
     away = draw(mean.expand(DRAWS, 4), concentration.double().expand(DRAWS)) - length * mean
@@ -287,7 +291,7 @@ def test_the_mean_derivative_by_the_direction_is_the_length_across_it(draw):
 
 def test_points_from_noise_pass_gradcheck():
     loc, concentration = unit(3, 4, torch.float64).requires_grad_(), torch.tensor([0.5, 4.0, 90.0], dtype=torch.float64)
-    noise = draw_noise((3,), loc)
+    noise = noise_like((3,), loc)
     for numbers in (noise, noise._replace(normals=-noise.normals)):
         # The gradient is that along the sphere, where mean directions live.
         assert torch.autograd.gradcheck(
@@ -297,7 +301,7 @@ def test_points_from_noise_pass_gradcheck():
 
 def test_noise_is_shared_by_all_distributions_that_broadcast_with_it():
     loc, concentration = unit(3, 4), torch.tensor([0.0, 3.0, 400.0])
-    noise = draw_noise((20_000, 1), loc)
+    noise = noise_like((20_000, 1), loc)
     points = points_from_noise(loc, concentration, noise)
     assert points.shape == (20_000, 3, 4)
     for index in range(3):
@@ -306,12 +310,12 @@ def test_noise_is_shared_by_all_distributions_that_broadcast_with_it():
         )
         torch.testing.assert_close(points[:, index], alone)
     cosines = (points * loc).sum(-1)
-    errors = (mean_resultant_length_slope(concentration, 4) / 20_000).sqrt()
+    errors = (mean_resultant_length_derivative(concentration, 4) / 20_000).sqrt()
     assert ((cosines.mean(dim=0) - mean_resultant_length(concentration, 4)).abs() < 4 * errors).all()
 
 
 def test_vmap_over_noise_equals_a_loop():
     loc, concentration = unit(3, 4), torch.tensor([0.0, 3.0, 400.0])
-    noise = draw_noise((3,), loc)
+    noise = noise_like((3,), loc)
     found = torch.func.vmap(points_from_noise, in_dims=(0, 0, type(noise)(2, 0)))(loc, concentration, noise)
     torch.testing.assert_close(found, points_from_noise(loc, concentration, noise))

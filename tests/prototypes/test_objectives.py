@@ -37,7 +37,7 @@ def plain_mean_nearest_cosine(points):
 def blocks(request, monkeypatch):
     """How many cosines are held at a time; the last block is a part of one."""
     if request.param:
-        monkeypatch.setattr(objectives, "ENTRIES_IN_MEMORY", request.param)
+        monkeypatch.setattr(objectives, "BLOCK_ENTRIES", request.param)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -93,7 +93,7 @@ def test_the_points_stay_as_they_are(objective):
 
 def test_many_points_never_need_all_cosines_at_once(monkeypatch):
     points, held = unit(3000, 5), []
-    cosines_to_others = objectives._cosines_to_others
+    cosines_to_others = objectives.cosines_to_others
 
     def measured(*arguments):
         cosines = cosines_to_others(*arguments)
@@ -101,8 +101,8 @@ def test_many_points_never_need_all_cosines_at_once(monkeypatch):
         return cosines
 
     whole = soft_separation(points, 50.0), mean_nearest_cosine(points)
-    monkeypatch.setattr(objectives, "ENTRIES_IN_MEMORY", 600_000)
-    monkeypatch.setattr(objectives, "_cosines_to_others", measured)
+    monkeypatch.setattr(objectives, "BLOCK_ENTRIES", 600_000)
+    monkeypatch.setattr(objectives, "cosines_to_others", measured)
     blocked = soft_separation(points, 50.0), mean_nearest_cosine(points)
     assert max(held) <= 600_000
     for (value, gradient), (expected, slope) in zip(blocked, whole, strict=True):
@@ -110,7 +110,7 @@ def test_many_points_never_need_all_cosines_at_once(monkeypatch):
         torch.testing.assert_close(gradient, slope, rtol=1e-9, atol=1e-14)
 
 
-def test_the_minimiser_follows_the_gradient_to_the_nearest_unit_vectors():
+def test_the_minimizer_follows_the_gradient_to_the_nearest_unit_vectors():
     targets = unit(4, 3, seed=1)
     found = minimize_on_sphere(
         lambda points: (-(points * targets).sum().item(), -targets), unit(4, 3), Task(4, 3), max_iterations=99
@@ -118,7 +118,7 @@ def test_the_minimiser_follows_the_gradient_to_the_nearest_unit_vectors():
     torch.testing.assert_close(found, targets, rtol=0, atol=1e-6)
 
 
-def test_the_minimiser_sees_the_slope_of_the_normalised_points(monkeypatch):
+def test_the_minimizer_sees_the_slope_of_the_normalized_points(monkeypatch):
     functions = []
     minimize = scipy.optimize.minimize
     monkeypatch.setattr(
@@ -133,7 +133,7 @@ def test_the_minimiser_sees_the_slope_of_the_normalised_points(monkeypatch):
     torch.testing.assert_close(torch.from_numpy(slope).view(6, 3), torch.autograd.grad(expected, x)[0])
 
 
-def test_the_minimiser_leaves_its_start_as_it_is():
+def test_the_minimizer_leaves_its_start_as_it_is():
     start = unit(5, 3)
     before = start.clone()
     minimize_on_sphere(lambda points: soft_separation(points, 5.0), start, Task(*start.shape), max_iterations=5)

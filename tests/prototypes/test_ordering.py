@@ -14,14 +14,14 @@ from hf_sphere.prototypes import (
     ordering as ordering_module,
     place_prototypes,
 )
-from hf_sphere.prototypes.ordering import Ordering, assign_to_classes, check_class_vectors, ranking_loss
+from hf_sphere.prototypes.ordering import TripletRanking, assign_to_classes, check_class_vectors, ranking_loss
 
 
 def structured_vectors(groups=3, each=4):
     """Class vectors in groups: similar within, different between."""
     generator = torch.Generator().manual_seed(1)
-    centres = torch.randn(groups, 1, 20, generator=generator)
-    return (centres + 0.4 * torch.randn(groups, each, 20, generator=generator)).flatten(0, 1)
+    centers = torch.randn(groups, 1, 20, generator=generator)
+    return (centers + 0.4 * torch.randn(groups, each, 20, generator=generator)).flatten(0, 1)
 
 
 def unit(count, dim, seed=0):
@@ -34,7 +34,7 @@ def cosines(vectors):
     return directions @ directions.T
 
 
-def neighbours(vectors, count):
+def neighbors(vectors, count):
     values = cosines(vectors).fill_diagonal_(-2)
     return [set(row.argsort(descending=True)[:count].tolist()) for row in values]
 
@@ -44,8 +44,8 @@ def neighbours(vectors, count):
 def test_all_triplets_are_listed_once_where_they_are_few(data, count, seed):
     near = data.draw(st.integers(1, count - 2))
     vectors = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
-    triplets = Ordering(vectors, num_neighbors=near).triplets(torch.Generator())
-    nearest = neighbours(vectors, near)
+    triplets = TripletRanking(vectors, num_neighbors=near).triplets(torch.Generator())
+    nearest = neighbors(vectors, near)
     expected = {
         (i, j, k) for i, j, k in itertools.permutations(range(count), 3) if j in nearest[i] and k not in nearest[i]
     }
@@ -53,29 +53,29 @@ def test_all_triplets_are_listed_once_where_they_are_few(data, count, seed):
 
 
 def test_drawn_triplets_are_valid(monkeypatch):
-    monkeypatch.setattr(ordering, "TRIPLETS_IN_MEMORY", 500)
+    monkeypatch.setattr(ordering, "MAX_TRIPLETS", 500)
     vectors = torch.randn(60, 8)
-    triplets = Ordering(vectors, num_neighbors=7).triplets(torch.Generator().manual_seed(3))
-    nearest = neighbours(vectors, 7)
+    triplets = TripletRanking(vectors, num_neighbors=7).triplets(torch.Generator().manual_seed(3))
+    nearest = neighbors(vectors, 7)
     assert triplets.shape == (500, 3)
     assert all(j in nearest[i] and k not in nearest[i] and k != i for i, j, k in triplets.tolist())
 
 
 def test_drawn_triplets_reach_every_negative(monkeypatch):
-    monkeypatch.setattr(ordering, "TRIPLETS_IN_MEMORY", 200)
-    ranked = Ordering(torch.randn(8, 4), num_neighbors=2)
+    monkeypatch.setattr(ordering, "MAX_TRIPLETS", 200)
+    ranked = TripletRanking(torch.randn(8, 4), num_neighbors=2)
     generator = torch.Generator().manual_seed(0)
     assert len(ranked.triplets(generator)) == 80  # 8 * 2 * 5, all of them
-    monkeypatch.setattr(ordering, "TRIPLETS_IN_MEMORY", 79)
+    monkeypatch.setattr(ordering, "MAX_TRIPLETS", 79)
     drawn = {tuple(triplet) for _ in range(20) for triplet in ranked.triplets(generator).tolist()}
     assert len(drawn) == 80
 
 
-def test_thousands_of_classes_take_no_memory_of_their_cube():
+def test_triplets_of_thousands_of_classes_are_sampled_without_listing_them():
     count = 8000
-    ranked = Ordering(torch.randn(count, 4))
+    ranked = TripletRanking(torch.randn(count, 4))
     anchor, near, far = ranked.triplets(torch.Generator().manual_seed(0)).unbind(1)
-    assert len(anchor) == ordering.TRIPLETS_IN_MEMORY
+    assert len(anchor) == ordering.MAX_TRIPLETS
     assert ((near != anchor) & (far != anchor) & (near != far)).all()
     assert (far < count).all()
     assert (far > 0.99 * count).any()
@@ -85,13 +85,13 @@ def test_thousands_of_classes_take_no_memory_of_their_cube():
 
 @pytest.mark.parametrize(("count", "near"), [(3, 1), (4, 1), (10, 1), (50, 5), (200, 20)])
 def test_a_tenth_of_the_classes_is_near_by_default(count, near):
-    assert Ordering(torch.randn(count, 16)).num_neighbors == near
+    assert TripletRanking(torch.randn(count, 16)).num_neighbors == near
 
 
 @pytest.mark.parametrize("few_classes", [0, 4096], ids=["pairs one by one", "all cosines"])
 def test_the_ranking_loss_is_that_of_ranknet(few_classes, monkeypatch):
-    monkeypatch.setattr(ordering, "FEW_CLASSES", few_classes)
-    triplets = Ordering(torch.randn(11, 5), num_neighbors=3).triplets(torch.Generator())
+    monkeypatch.setattr(ordering, "MAX_GRAM_CLASSES", few_classes)
+    triplets = TripletRanking(torch.randn(11, 5), num_neighbors=3).triplets(torch.Generator())
     points = unit(11, 4).requires_grad_()
     i, j, k = triplets.unbind(1)
     plain = torch.log1p(torch.exp((points[i] * points[k]).sum(1) - (points[i] * points[j]).sum(1))).mean()
@@ -150,13 +150,13 @@ def test_assignment_takes_three_classes():
 
 @pytest.mark.parametrize("ordering", ["ranking", "assignment"])
 def test_two_classes_have_no_order(ordering):
-    with pytest.raises(ValueError, match="order nothing with fewer than 3 classes"):
+    with pytest.raises(ValueError, match="class_vectors require at least 3 classes; got 2"):
         place_prototypes(2, 2, class_vectors=torch.randn(2, 5), ordering=ordering)
 
 
 def test_assignment_of_very_many_classes_is_refused(monkeypatch):
-    monkeypatch.setattr(ordering_module, "FEW_CLASSES", 5)
-    with pytest.raises(ValueError, match=r"'assignment' is for up to 5 classes, .* got 6. Use ordering 'ranking'"):
+    monkeypatch.setattr(ordering_module, "MAX_GRAM_CLASSES", 5)
+    with pytest.raises(ValueError, match=r"'assignment' supports up to 5 classes, .* got 6. Use ordering 'ranking'"):
         place_prototypes(6, 3, class_vectors=torch.randn(6, 5), ordering="assignment")
 
 
@@ -229,7 +229,7 @@ def test_a_sample_of_triplets_is_near_the_measure_of_all(monkeypatch):
     points, vectors = unit(30, 3), torch.randn(30, 3)
     exact = measure_order(points, vectors)
     different = ordering._different
-    monkeypatch.setattr(ordering, "_different", lambda *arguments: different(*arguments, most=20_000))
+    monkeypatch.setattr(ordering, "_different", lambda *arguments: different(*arguments, max_tuples=20_000))
     sampled = measure_order(points, vectors)
     assert sampled.triplet_accuracy == pytest.approx(exact.triplet_accuracy, abs=0.02)
     assert sampled.triplet_accuracy != exact.triplet_accuracy
@@ -238,7 +238,7 @@ def test_a_sample_of_triplets_is_near_the_measure_of_all(monkeypatch):
 def test_many_classes_are_measured_pair_by_pair(monkeypatch):
     points, vectors = unit(12, 3), torch.randn(12, 3)
     exact = measure_order(points, vectors)
-    monkeypatch.setattr(ordering, "FEW_CLASSES", 11)
+    monkeypatch.setattr(ordering, "MAX_GRAM_CLASSES", 11)
     assert measure_order(points, vectors).rank_correlation == pytest.approx(exact.rank_correlation)
 
 
@@ -256,14 +256,14 @@ def changed(rows, value):
 @pytest.mark.parametrize(
     ("vectors", "message"),
     [
-        (torch.randn(11, 4), r"shape \(12, length\), one row a class; got \(11, 4\)"),
+        (torch.randn(11, 4), r"shape \(12, length\), one row per class; got \(11, 4\)"),
         (torch.randn(12), r"got \(12,\)"),
         (torch.randn(12, 0), r"got \(12, 0\)"),
         (changed([3, 7], float("nan")), "must be finite; row 3, 7 is not"),
         (changed([2], float("inf")), "must be finite; row 2 is not"),
         (changed([0, 11], 0.0), "must not be zero; row 0, 11 is"),
-        (changed([4, 9], structured_vectors()[1]), "rows 1, 4, 9 of class_vectors point in the same direction"),
-        (changed([5], 2 * structured_vectors()[6]), "rows 5, 6 of class_vectors point in the same direction"),
+        (changed([4, 9], structured_vectors()[1]), "rows 1, 4, 9 of class_vectors have the same direction"),
+        (changed([5], 2 * structured_vectors()[6]), "rows 5, 6 of class_vectors have the same direction"),
         (changed(list(range(7)), 0.0), "must not be zero; row 0, 1, 2, 3, 4 and 2 more is"),
     ],
 )
@@ -274,7 +274,7 @@ def test_unusable_class_vectors_are_refused_by_their_rows(vectors, message, orde
 
 
 @pytest.mark.parametrize("num_neighbors", [0, 11, -1, 1.5, True])
-def test_a_number_of_neighbours_out_of_range_is_refused(num_neighbors):
+def test_a_number_of_neighbors_out_of_range_is_refused(num_neighbors):
     with pytest.raises(
         ValueError, match=r"num_neighbors must be (at most 10 for 12 classes|an integer of at least 1); got"
     ):
@@ -288,19 +288,19 @@ def test_a_weight_that_is_not_positive_and_finite_is_refused(weight):
 
 
 def test_ranking_two_classes_is_refused():
-    with pytest.raises(ValueError, match="nothing with fewer than 3 classes; leave class_vectors out"):
+    with pytest.raises(ValueError, match=r"at least 3 classes; got 2\. Leave class_vectors out"):
         place_prototypes(2, 2, class_vectors=torch.eye(2))
 
 
 @pytest.mark.parametrize("options", [{"ordering": "assignment"}, {"ordering_weight": 2.0}, {"num_neighbors": 3}])
 def test_options_of_the_ordering_need_class_vectors(options):
-    with pytest.raises(ValueError, match="need class_vectors"):
+    with pytest.raises(ValueError, match="require class_vectors"):
         place_prototypes(12, 3, **options)
 
 
 @pytest.mark.parametrize("options", [{"ordering_weight": 2.0}, {"num_neighbors": 3}])
 def test_options_of_the_ranking_are_refused_by_the_assignment(options):
-    with pytest.raises(ValueError, match="belong to ordering 'ranking'"):
+    with pytest.raises(ValueError, match="options of ordering 'ranking'"):
         place_prototypes(12, 3, class_vectors=structured_vectors(), ordering="assignment", **options)
 
 
@@ -310,14 +310,14 @@ def test_an_unknown_ordering_is_refused():
 
 
 @pytest.mark.parametrize("method", ["slsqp", "catalogue"])
-def test_a_method_that_cannot_rank_says_which_can(method):
+def test_a_method_without_ranking_loss_reports_those_with_one(method):
     with pytest.raises(
-        ValueError, match=f"'{method}' cannot rank class vectors; .* auto, lbfgs, sgd, sgd_as_published"
+        ValueError, match=f"'{method}' does not support a ranking loss; .* auto, lbfgs, sgd, sgd_as_published"
     ):
         place_prototypes(12, 3, method=method, class_vectors=structured_vectors())
 
 
-def test_a_method_that_cannot_rank_can_be_assigned():
+def test_a_method_without_ranking_loss_supports_assignment():
     placement = place_prototypes(12, 3, method="catalogue", class_vectors=structured_vectors(), ordering="assignment")
     assert placement.separation == pytest.approx(separation(placement.prototypes).item())
     assert placement.order.triplet_accuracy > 0.6

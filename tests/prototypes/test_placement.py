@@ -134,7 +134,7 @@ def test_autocast_does_not_lower_the_precision():
 
 
 def interrupt_at(monkeypatch, module, name, call):
-    """Let the n-th call of a function press Ctrl-C."""
+    """Raise KeyboardInterrupt in the n-th call of a function."""
     function, calls = getattr(module, name), []
 
     def interrupted(*arguments, **options):
@@ -207,20 +207,19 @@ def test_a_seed_that_is_no_whole_number_is_refused(seed):
         place_prototypes(4, 3, seed=seed)
 
 
-def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="there is no device nowhere here"):
+def test_an_unavailable_device_is_refused():
+    with pytest.raises(ValueError, match="device nowhere is not available"):
         place_prototypes(4, 3, device="nowhere")
 
 
 def test_a_text_is_no_list_of_class_names():
-    with pytest.raises(ValueError, match="class_names must be a list of names; got the text 'abcd'"):
+    with pytest.raises(ValueError, match="class_names must be a list of names; got the string 'abcd'"):
         place_prototypes(4, 3, class_names="abcd")
 
 
-def test_represented_it_says_how_good_it_is():
-    assert repr(place_prototypes(4, 3)).startswith(
-        "Placement(4 prototypes in 3 dimensions, separation=-0.333333, bound="
-    )
+def test_the_representation_has_separation_and_bound():
+    placed = place_prototypes(4, 3)
+    assert repr(placed).startswith(f"Placement(separation={placed.separation}, bound={placed.bound}, method=")
 
 
 def test_a_ranking_search_that_is_interrupted_still_measures_its_order(monkeypatch):
@@ -231,7 +230,7 @@ def test_a_ranking_search_that_is_interrupted_still_measures_its_order(monkeypat
 
 
 @pytest.mark.parametrize(("module", "function"), [(base, "separation"), (base.F, "normalize")])
-def test_an_interruption_before_any_candidate_goes_on(monkeypatch, module, function):
+def test_an_interruption_before_any_candidate_is_raised(monkeypatch, module, function):
     interrupt_at(monkeypatch, module, function, 1)
     with pytest.raises(KeyboardInterrupt):
         place_prototypes(13, 3, method="lbfgs")
@@ -249,7 +248,7 @@ def test_a_quick_search_prints_nothing(capfd, progress):
     assert capfd.readouterr() == ("", "")
 
 
-def test_progress_that_is_asked_for_is_shown(capfd):
+def test_requested_progress_is_shown(capfd):
     place_prototypes(7, 3, method="sgd", max_iterations=10, progress=True)
     shown = capfd.readouterr()
     assert shown.out == ""
@@ -268,11 +267,11 @@ def test_a_long_search_without_progress_prints_nothing(capfd, monkeypatch):
 
 def test_a_method_that_gives_nothing_is_reported(monkeypatch):
     monkeypatch.setattr(METHODS["sgd"], "__iter__", lambda self: iter([]))
-    with pytest.raises(RuntimeError, match="'sgd' placed nothing; please report"):
+    with pytest.raises(RuntimeError, match="'sgd' returned no candidate; please report"):
         place_prototypes(7, 3, method="sgd")
 
 
-def test_printed_an_optimum_is_called_proved():
+def test_a_printed_optimum_is_called_proved():
     text = str(place_prototypes(3, 5))
     assert "3 prototypes in 5 dimensions" in text
     assert "-0.5" in text
@@ -280,14 +279,14 @@ def test_printed_an_optimum_is_called_proved():
     assert "regular simplex" in text
 
 
-def test_printed_a_placement_that_is_not_proved_stands_beside_its_bound():
+def test_a_printed_placement_that_is_not_proved_optimal_has_its_bound():
     placed = place_prototypes(13, 4, method="sgd", max_iterations=10)
     assert f"{placed.separation:.5f}"[:6] in str(placed)
     assert f"{placed.bound:.5f}"[:6] in str(placed)
     assert "proved" not in str(placed)
 
 
-def test_printed_a_placement_tells_how_much_of_the_order_is_kept():
+def test_a_printed_placement_has_its_order_preservation():
     placed = place_prototypes(6, 3, class_vectors=torch.randn(6, 4), ordering="assignment")
     assert f"{100 * placed.order.triplet_accuracy:.1f} % of triplets" in str(placed)
     assert f"{placed.order.rank_correlation:.3f}" in str(placed)
@@ -304,4 +303,4 @@ def test_placements_can_be_compared():
 
 
 def test_the_tolerance_of_a_proof_is_a_millionth():
-    assert placement.PROOF_TOLERANCE == 1e-6
+    assert placement.OPTIMALITY_TOLERANCE == 1e-6

@@ -49,7 +49,7 @@ def test_prototypes_that_are_a_view_can_be_saved(file):
     assert torch.equal(Placement.load(file).prototypes, torch.eye(3, dtype=torch.float64))
 
 
-def test_a_file_tells_its_facts_to_other_programs(file):
+def test_the_metadata_of_a_file_are_json(file):
     place_prototypes(3, 2, class_names=list("abc")).save(file)
     with safe_open(file, framework="pt") as opened:
         facts = json.loads(opened.metadata()["placement"])
@@ -57,29 +57,27 @@ def test_a_file_tells_its_facts_to_other_programs(file):
     assert facts["class_names"] == ["a", "b", "c"]
 
 
-def test_values_are_measured_anew(file):
+def test_separation_and_bound_are_recomputed(file):
     Placement(torch.eye(3, dtype=torch.float64), separation=-9.0, bound=-9.0, method="lie", seconds=0.0).save(file)
     loaded = Placement.load(file)
     assert (loaded.separation, loaded.bound, loaded.optimal) == (0.0, -0.5, False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
-def test_a_bare_tensor_of_any_dtype_is_normalised(file, dtype):
+def test_a_bare_tensor_of_any_dtype_is_normalized(file, dtype):
     save_file({"prototypes": (3 * torch.eye(4, 3) + torch.ones(4, 3)).to(dtype)}, file)
     loaded = Placement.load(file)
     assert (loaded.prototypes.dtype, loaded.method) == (torch.float64, "unknown")
     torch.testing.assert_close(loaded.prototypes.norm(dim=1), torch.ones(4, dtype=torch.float64))
 
 
-def test_tiny_prototypes_are_normalised_too(file):
+def test_tiny_prototypes_are_normalized_too(file):
     save_file({"prototypes": 1e-30 * torch.eye(3, dtype=torch.float64)}, file)
     torch.testing.assert_close(Placement.load(file).prototypes, torch.eye(3, dtype=torch.float64))
 
 
 def test_a_missing_file_is_reported_with_how_to_make_one(file):
-    with pytest.raises(
-        FileNotFoundError, match=r"no prototypes file .*recipes/place_prototypes.py writes prototypes.safetensors"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"no prototypes file .*recipes/place_prototypes.py writes one"):
         Placement.load(file)
 
 
@@ -91,13 +89,13 @@ def test_a_folder_is_no_prototypes_file(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"no safetensors at all"])
 def test_another_kind_of_file_is_refused(file, content):
     file.write_bytes(content)
-    with pytest.raises(ValueError, match="is no prototypes file"):
+    with pytest.raises(ValueError, match="is not a safetensors file"):
         Placement.load(file)
 
 
 def test_a_file_without_prototypes_is_refused(file):
     save_file({"weights": torch.eye(3)}, file)
-    with pytest.raises(ValueError, match=r"is no prototypes file .*a tensor `prototypes`"):
+    with pytest.raises(ValueError, match=r"is not a safetensors file with a tensor `prototypes`"):
         Placement.load(file)
 
 
@@ -115,13 +113,13 @@ def test_a_file_without_prototypes_is_refused(file):
 )
 def test_prototypes_that_are_no_finite_matrix_are_refused(file, points):
     save_file({"prototypes": points}, file)
-    with pytest.raises(ValueError, match=r"must be a finite \(K, d\) matrix, K and d at least 2"):
+    with pytest.raises(ValueError, match=r"must be a finite \(K, d\) matrix with K and d at least 2"):
         Placement.load(file)
 
 
 def test_a_zero_prototype_is_refused(file):
     save_file({"prototypes": torch.eye(4, 3)}, file)
-    with pytest.raises(ValueError, match="a prototype is zero and has no direction"):
+    with pytest.raises(ValueError, match="all prototypes must be non-zero"):
         Placement.load(file)
 
 

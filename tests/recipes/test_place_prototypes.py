@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,7 +84,7 @@ def test_what_was_placed_is_printed_once_and_where_it_is(place, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "4 prototypes in 3 dimensions" in line] == [lines[0]]
     assert sum("largest cosine" in line for line in lines) == 1
-    assert lines[-2:] == [f"saved {folder / 'prototypes.safetensors'}", f"drew  {folder / 'cosines.png'}"]
+    assert lines[-2:] == [f"saved {folder / 'prototypes.safetensors'}", f"saved {folder / 'cosines.png'}"]
 
 
 def test_the_folder_is_named_by_the_numbers_if_not_given(load_recipe, run_main, tmp_path, monkeypatch):
@@ -132,7 +134,7 @@ def test_a_file_without_class_vectors_is_answered_with_what_it_holds(place, vect
 
 def test_a_file_of_another_kind_is_refused(place, tmp_path):
     (tmp_path / "vectors.txt").write_text("0.1 0.2 0.3\n" * 10)
-    with pytest.raises(ValueError, match=r"vectors\.txt is no safetensors file"):
+    with pytest.raises(ValueError, match=r"vectors\.txt is not a safetensors file"):
         place("--num_classes", "10", "--dim", "4", "--class_vectors", str(tmp_path / "vectors.txt"))
 
 
@@ -152,10 +154,7 @@ def test_vectors_of_another_number_of_classes_are_refused(place, vectors):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--dim", "3"], "name the number of classes with --num_classes, or a data set with --dataset_name"),
         (["--dim", "3", "--dataset_name", "digits", "--num_classes", "9"], "--num_classes is 9, but digits has 10"),
-        (["--dim", "3", "--num_classes", "5", "--text_model", "some-model"], "name it with --dataset_name"),
-        (["--dim", "3", "--num_classes", "5", "--method", "magic"], "unknown method 'magic'"),
         (["--dim", "1", "--num_classes", "5"], "dim must be an integer of at least 2; got 1"),
         (["--dim", "3", "--num_classes", "1"], "num_classes must be an integer of at least 2; got 1"),
         (["--dim", "3", "--num_classes", "5", "--restarts", "0"], "restarts must be"),
@@ -171,15 +170,31 @@ def test_a_mistake_is_refused_and_leaves_no_folder(place, tmp_path, words, said)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_sources_of_class_vectors_are_refused(place, vectors):
-    words = ["--dataset_name", "digits", "--dim", "3", "--text_model", "some-model", "--class_vectors", vectors()]
-    with pytest.raises(ValueError, match="from --text_model or from --class_vectors, not from both"):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dim", "3"], "set the number of classes with --num_classes, or a data set with --dataset_name"),
+        (["--dim", "3", "--num_classes", "5", "--text_model", "m"], "--text_model requires a data set"),
+        (["--dim", "3", "--num_classes", "5", "--label_column_name", "l"], "--label_column_name requires a data set"),
+        (["--dim", "3", "--num_classes", "5", "--template", "a {}"], "--template requires a text model"),
+        (
+            ["--dim", "3", "--dataset_name", "digits", "--text_model", "m", "--class_vectors", "v"],
+            "from --text_model or from --class_vectors, not from both",
+        ),
+        (["--dim", "3", "--num_classes", "5", "--method", "magic"], "invalid choice: 'magic'"),
+        (["--num_classes", "5"], "required: --dim"),
+    ],
+    ids=lambda value: " ".join(value[2:]) if isinstance(value, list) else "",
+)
+def test_wrong_arguments_are_refused_by_the_parser(place, tmp_path, capsys, words, message):
+    with pytest.raises(SystemExit):
         place(*words)
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_method_is_answered_with_the_methods(place):
-    with pytest.raises(ValueError, match=f"the methods are: {', '.join(METHODS)}"):
-        place("--dim", "3", "--num_classes", "5", "--method", "magic")
+def test_the_valid_methods_are_those_of_the_library(load_recipe):
+    assert load_recipe("place_prototypes").method_names() == list(METHODS)
 
 
 # A folder that is there
@@ -188,7 +203,7 @@ def test_an_unknown_method_is_answered_with_the_methods(place):
 def test_a_folder_with_prototypes_is_refused_and_left_as_it_is(place):
     folder = place("--num_classes", "4", "--dim", "3")
     before = everything(folder)
-    with pytest.raises(FileExistsError, match="holds other results") as refusal:
+    with pytest.raises(FileExistsError, match="holds results already") as refusal:
         place("--num_classes", "5", "--dim", "3")
     assert everything(folder) == before
     assert "--overwrite_output_dir" in str(refusal.value)
@@ -210,15 +225,29 @@ def test_a_start_that_fails_costs_nothing_of_what_was_there(place, tmp_path):
     assert everything(folder) == before
 
 
-# The recipe as a process of its own
+# The recipe as a separate process
 
 
 @pytest.mark.slow
 def test_a_mistake_is_one_readable_line_and_status_1(start, tmp_path):
-    (tmp_path / "vectors.txt").write_text("no tensors")
-    words = ["--num_classes", 5, "--dim", 3, "--class_vectors", tmp_path / "vectors.txt"]
+    words = ["--dataset_name", tmp_path / "nowhere", "--dim", 3]
     process = start(SCRIPT, "--output_dir", tmp_path / "placed", *words)
     printed, _ = process.communicate()
     assert process.returncode == 1
     (line,) = [line for line in printed.splitlines() if line.startswith(("Error:", "Traceback"))]
-    assert "vectors.txt is no safetensors file" in line
+    assert "nowhere" in line
+
+
+@pytest.mark.parametrize(("words", "status"), [(["--help"], 0), (["--dim", "3"], 2)], ids=["help", "wrong arguments"])
+def test_arguments_are_parsed_without_importing_torch(root, words, status):
+    code = f"""
+import runpy, sys
+sys.argv = ["place_prototypes", *{words}]
+try:
+    runpy.run_path("{SCRIPT}", run_name="__main__")
+finally:
+    print("imported torch:", "torch" in sys.modules)
+"""
+    process = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert process.returncode == status
+    assert "imported torch: False" in process.stdout

@@ -1,20 +1,5 @@
-"""Spherical codes: points on the sphere far apart, from formulas and a catalogue, and bounds on what is possible."""
+"""Spherical codes: closed forms, a catalogue of constructions, separation, and bounds on it."""
 
-from hf_sphere.geometry.codes.bounds import separation_bound
-from hf_sphere.geometry.codes.catalogue import CATALOGUE, find_code, fit_code
-from hf_sphere.geometry.codes.closed_forms import cross_polytope, polygon, simplex
-from hf_sphere.geometry.codes.separation import nearest_cosines, separation
-from hf_sphere.geometry.codes.spherical_code import SphericalCode
+import lazy_loader
 
-__all__ = [
-    "CATALOGUE",
-    "SphericalCode",
-    "cross_polytope",
-    "find_code",
-    "fit_code",
-    "nearest_cosines",
-    "polygon",
-    "separation",
-    "separation_bound",
-    "simplex",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

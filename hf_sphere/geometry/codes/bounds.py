@@ -1,27 +1,28 @@
-"""What no spherical code can better: lower bounds on the largest cosine between K points."""
+"""Lower bounds on the largest cosine of a spherical code of K points."""
 
 import math
 from functools import lru_cache
 
+from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.codes.catalogue import CATALOGUE
 from hf_sphere.geometry.codes.delsarte import delsarte_cosine
 from hf_sphere.geometry.codes.levenshtein import design_size, levenshtein_cosine
 from hf_sphere.geometry.codes.proved import PROVED_OPTIMA
 
-# Beyond these the linear programme gains at most some thousandths, or its numbers outgrow double precision.
-_PROGRAMME_DIM, _PROGRAMME_DEGREE, _PROGRAMME_POINTS = 64, 14, 100_000
-# Levenshtein's polynomials of a higher degree tell fewer digits, and only more than 250,000 points ask for one.
+# Beyond these limits the linear program improves the bound by at most a few thousandths or is ill-conditioned.
+_PROGRAM_DIM, _PROGRAM_DEGREE, _PROGRAM_POINTS = 64, 14, 100_000
+# Levenshtein's polynomials of higher degree lose accuracy; only more than 250,000 points need one.
 _LARGEST_DEGREE = 1000
 _ROUNDING = 1e-12
 
 
 @lru_cache(maxsize=4096)
 def separation_bound(num_points: int, dim: int) -> float:
-    """Lower bound on the largest cosine between any K points of R^d: the best that we can prove.
+    """Best known lower bound on the largest cosine between any K unit vectors in R^d.
 
-    Exact for K <= 2 d (simplex and cross-polytope), for d <= 2, and wherever an optimal code is known; otherwise the
-    best of Levenshtein's bound, the Delsarte linear programme and the proved optima of fewer points or more dimensions.
-    Never above the true optimum by more than 1e-12, rounding included; grows with K and falls with d.
+    Tight for K <= 2 d (simplex and cross-polytope), for d <= 2, and wherever an optimal code is known. Otherwise it is
+    the maximum of Levenshtein's bound, the Delsarte linear programming bound and the proved optima of fewer points or
+    more dimensions. It increases with K and decreases with d, and rounding errors are below 1e-12.
 
     Args:
         num_points: Number K >= 2 of points.
@@ -35,13 +36,10 @@ def separation_bound(num_points: int, dim: int) -> float:
 
     Reference:
         Rankin, "The closest packing of spherical caps in n dimensions", 1955; Levenshtein, "Universal bounds for codes
-        and designs", 1998; Delsarte, Goethals and Seidel, "Spherical codes and designs", 1977. Welch's bound is about
-        the largest absolute value of a cosine, and is no bound here.
+        and designs", 1998; Delsarte, Goethals and Seidel, "Spherical codes and designs", 1977. Welch's bound
+        applies to the largest absolute value of a cosine and is not a bound here.
     """
-    if num_points != int(num_points) or dim != int(dim) or num_points < 2 or dim < 1:
-        raise ValueError(
-            f"num_points must be an integer of at least 2 and dim of at least 1; got {num_points} and {dim}."
-        )
+    num_points, dim = check_integer("num_points", num_points, 2), check_integer("dim", dim, 1)
     if num_points <= dim + 1:
         return -1.0 / (num_points - 1)
     if dim == 1:
@@ -50,16 +48,16 @@ def separation_bound(num_points: int, dim: int) -> float:
         return 0.0
     if dim == 2:
         return math.cos(2 * math.pi / num_points)
-    return max(_programme_bound(num_points, dim), _proved_bound(num_points, dim))
+    return max(_program_bound(num_points, dim), _proved_bound(num_points, dim))
 
 
-def _programme_bound(num_points: int, dim: int) -> float:
-    """Levenshtein's bound, and the linear programme's where it is safe to solve."""
+def _program_bound(num_points: int, dim: int) -> float:
+    """Levenshtein's bound, improved by the linear program where that is well-conditioned."""
     start = levenshtein_cosine(min(num_points, design_size(_LARGEST_DEGREE, dim)), dim) - _ROUNDING
-    if dim > _PROGRAMME_DIM:
+    if dim > _PROGRAM_DIM:
         return start
-    # More points than the programme is solved for have a larger bound: that of the last number stays true.
-    return max(start, _delsarte_bound(min(num_points, _PROGRAMME_POINTS, design_size(_PROGRAMME_DEGREE, dim)), dim))
+    # The bound for the largest number of points that the program supports also holds for more points.
+    return max(start, _delsarte_bound(min(num_points, _PROGRAM_POINTS, design_size(_PROGRAM_DEGREE, dim)), dim))
 
 
 @lru_cache(maxsize=4096)
@@ -68,7 +66,7 @@ def _delsarte_bound(num_points: int, dim: int) -> float:
 
 
 def _proved_bound(num_points: int, dim: int) -> float:
-    """Largest proved optimum of at most as many points in at least as many dimensions."""
+    """Largest proved optimum of at most K points in at least d dimensions."""
     known = [(optimum.num_points, optimum.dim, optimum.cosine) for optimum in PROVED_OPTIMA]
     known += [(code.size, code.dim, code.cosine) for code in CATALOGUE if code.optimal]
     return max((cosine for size, width, cosine in known if size <= num_points and width >= dim), default=-1.0)

@@ -1,87 +1,72 @@
-"""The table of spherical codes with a construction, and how to find one for a number of points and a dimension."""
+"""The catalogue of constructed spherical codes, and the search for a code with enough points in a dimension."""
 
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.codes.constructions.derived import kissing_configuration, two_graph_276
-from hf_sphere.geometry.codes.constructions.graphs import (
-    elliptic_quadric_code,
-    gewirtz_code,
-    higman_sims_code,
-    hoffman_singleton_code,
-    m22_code,
-)
-from hf_sphere.geometry.codes.constructions.kerdock import dual_bch_code, kerdock_set
-from hf_sphere.geometry.codes.constructions.lattices import e8_roots, leech_vectors
-from hf_sphere.geometry.codes.constructions.polytopes import icosahedron, six_hundred_cell
+from hf_sphere.geometry.codes.constructions import derived, graphs, kerdock, lattices, polytopes
 from hf_sphere.geometry.codes.spherical_code import SphericalCode
 
 
 def find_code(num_points: int, dim: int) -> SphericalCode | None:
-    """Best code of the catalogue that holds K points in R^d: any subset and any padding with zeros keeps its cosine.
+    """Find the best code of the catalogue with at least K points in at most d dimensions.
+
+    Subsets of a code, padded with zeros to the dimension, have at most its largest cosine.
 
     Args:
-        num_points: Number K of points wanted.
-        dim: Dimension d at hand.
+        num_points: Number K of points.
+        dim: Dimension d.
 
     Returns:
-        The code of size >= K and dimension <= d with the smallest cosine (of equals, the one of the smallest dimension,
-        then size), or None. For K <= 2 d prefer `simplex` and `cross_polytope`.
+        The code with the smallest largest cosine, or None. Ties are broken by the smallest dimension, then size. For
+        K <= 2 d prefer `simplex` and `cross_polytope`.
     """
     fitting = [code for code in CATALOGUE if code.size >= num_points and code.dim <= dim]
     return min(fitting, key=lambda code: (code.cosine, code.dim, code.size), default=None)
 
 
 def fit_code(code: SphericalCode, num_points: int, dim: int, generator: torch.Generator | None = None) -> Tensor:
-    """K points of a code in R^d, padded with zeros.
+    """Take K points of a code and pad them with zeros to R^d.
 
     Args:
-        code: A code of at least K points and at most d dimensions, such as `find_code` gives.
-        num_points: Number K of points.
+        code: A code with at least K points and at most d dimensions, such as `find_code` returns.
+        num_points: Number K of points, at least 1.
         dim: Dimension d.
-        generator: Source of randomness, on the CPU, for which of the points; the first K without it.
+        generator: CPU generator that draws a random subset of the code; None takes the first K points.
 
     Returns:
-        Unit vectors of shape (K, d), float64.
+        Unit vectors, (K, d), float64.
 
     Raises:
         ValueError: If the code has fewer points or more dimensions.
     """
+    if not 1 <= num_points <= code.size:
+        raise ValueError(f"{code.name} has {code.size} points; got num_points={num_points}. Choose 1 to {code.size}.")
     if dim < code.dim:
         raise ValueError(f"{code.name} needs {code.dim} dimensions; got dim={dim}. Use find_code to choose another.")
-    return F.pad(code.build_subset(num_points, generator), (0, dim - code.dim))
+    chosen = torch.arange(code.size) if generator is None else torch.randperm(code.size, generator=generator)
+    return F.pad(code.build(chosen[:num_points]), (0, dim - code.dim))
 
 
-class _Inner(NamedTuple):
-    """A kissing configuration of a code, or of another one: its size, its name if it has one, its proof if any."""
+def _kissing_chain(base: SphericalCode, *inner: int | tuple[int, str, str]) -> Iterator[SphericalCode]:
+    """Kissing configuration of a code, kissing configuration of that, and so on; see `derived`.
 
-    size: int
-    name: str = ""
-    proof: str = ""
-
-
-def _kissing_chain(base: SphericalCode, *inner: _Inner | int) -> Iterator[SphericalCode]:
-    """The points nearest to a point of the code, those nearest to one of these, and so on: see `derived`."""
+    Each is given by its size, or by size, name and reference if it is proved optimal.
+    """
     for times, item in enumerate(inner, start=1):
-        size, name, proof = _Inner(item) if isinstance(item, int) else item
+        size, name, proof = item if isinstance(item, tuple) else (item, "", "")
+        name, source = name or f"{base.name}, kissing configuration taken {times} x", proof or f"Inside: {base.source}"
+        builder = partial(derived.kissing_configuration, base.builder, base.cosine, times)
         cosine = base.cosine / (1 + times * base.cosine)
-        yield SphericalCode(
-            name or f"{base.name}, kissing configuration taken {times} x",
-            base.dim - times,
-            size,
-            cosine,
-            bool(proof),
-            proof or f"Inside: {base.source}",
-            partial(kissing_configuration, base.builder, base.cosine, times),
-        )
+        yield SphericalCode(name, base.dim - times, size, cosine, bool(proof), source, builder)
 
 
+_FEJES_TOTH = "Fejes Toth, 1943 (optimality, for 12 points)"
+_ANDREEV = "Andreev, A spherical code, 1999 (optimality)"
 _LEVENSHTEIN = "Levenshtein, Designs as maximum codes in polynomial metric spaces, 1992 (optimality)"
 _COHN = "Cohn, de Laat and Leijenhorst, Optimality of spherical codes via exact semidefinite programming bounds, 2024"
 _KISSING = (
@@ -93,69 +78,59 @@ _BACHOC = "Bachoc and Vallentin, Optimality and uniqueness of the (4, 10, 1/6) s
 _CAMERON = "Cameron, Goethals and Seidel, Strongly regular graphs having strongly regular subconstituents, 1978"
 _GOLD = "Gold, Maximal recursive sequences with 3-valued recursive cross-correlation functions, 1968"
 
-_E8 = SphericalCode("E8 roots", 8, 240, 1 / 2, True, _KISSING, e8_roots)
-_LEECH = SphericalCode("Leech lattice, shortest vectors", 24, 196560, 1 / 2, True, _KISSING, leech_vectors)
-_TWO_GRAPH = SphericalCode("Regular two-graph on 276 points", 23, 552, 1 / 5, True, _LEVENSHTEIN, two_graph_276)
-_M22 = SphericalCode("M22 graph", 21, 77, 1 / 12, True, _COHN, m22_code)
-_GEWIRTZ = SphericalCode("Gewirtz graph", 20, 56, 1 / 15, True, _COHN, gewirtz_code)
-_HOFFMAN = SphericalCode("Hoffman-Singleton graph", 21, 50, 1 / 21, True, _COHN, hoffman_singleton_code)
+_E8 = SphericalCode("E8 roots", 8, 240, 1 / 2, True, _KISSING, lattices.e8_roots)
+_LEECH = SphericalCode("Leech lattice, shortest vectors", 24, 196560, 1 / 2, True, _KISSING, lattices.leech_vectors)
+_TWO_GRAPH = SphericalCode("Regular two-graph on 276 points", 23, 552, 1 / 5, True, _LEVENSHTEIN, derived.two_graph_276)
+_M22 = SphericalCode("M22 graph", 21, 77, 1 / 12, True, _COHN, graphs.m22_code)
+_GEWIRTZ = SphericalCode("Gewirtz graph", 20, 56, 1 / 15, True, _COHN, graphs.gewirtz_code)
+_HOFFMAN = SphericalCode("Hoffman-Singleton graph", 21, 50, 1 / 21, True, _COHN, graphs.hoffman_singleton_code)
 
 
 def _kerdock(log_dim: int, source: str = _COHN, name: str = "") -> SphericalCode:
     dim = 2**log_dim
-    name, builder = name or f"Kerdock set, d = {dim}", partial(kerdock_set, log_dim)
+    name, builder = name or f"Kerdock set, d = {dim}", partial(kerdock.kerdock_set, log_dim)
     return SphericalCode(name, dim, dim**2 + 2 * dim, dim**-0.5, True, source, builder)
 
 
 def _dual_bch(log_dim: int) -> SphericalCode:
     dim = 2**log_dim
-    size, builder = 2 * dim**2 + 2 * dim, partial(dual_bch_code, log_dim)
+    size, builder = 2 * dim**2 + 2 * dim, partial(kerdock.dual_bch_code, log_dim)
     return SphericalCode(f"Dual BCH code, d = {dim}", dim, size, math.sqrt(2 / dim), False, _GOLD, builder)
 
 
 def _quadric(order: int) -> SphericalCode:
     dim, size = order * (order**2 - order + 1), (order + 1) * (order**3 + 1)
     source = f"{_CAMERON}; {_LEVENSHTEIN}"
-    builder = partial(elliptic_quadric_code, order)
+    builder = partial(graphs.elliptic_quadric_code, order)
     return SphericalCode(f"Elliptic quadric, q = {order}", dim, size, 1 / order**2, True, source, builder)
 
 
 CATALOGUE: tuple[SphericalCode, ...] = (
-    SphericalCode(
-        "Icosahedron", 3, 12, 1 / math.sqrt(5), True, "Fejes Toth, 1943 (optimality, for 12 points)", icosahedron
-    ),
-    SphericalCode(
-        "600-cell",
-        4,
-        120,
-        (1 + math.sqrt(5)) / 4,
-        True,
-        "Andreev, A spherical code, 1999 (optimality)",
-        six_hundred_cell,
-    ),
+    SphericalCode("Icosahedron", 3, 12, 1 / math.sqrt(5), True, _FEJES_TOTH, polytopes.icosahedron),
+    SphericalCode("600-cell", 4, 120, (1 + math.sqrt(5)) / 4, True, _ANDREEV, polytopes.six_hundred_cell),
     _E8,
     *_kissing_chain(
         _E8,
-        _Inner(56, "E7 minuscule weights", _LEVENSHTEIN),
-        _Inner(27, "Schläfli graph", _LEVENSHTEIN),
-        _Inner(16, "Clebsch graph", _LEVENSHTEIN),
-        _Inner(10, "Petersen graph", _BACHOC),
+        (56, "E7 minuscule weights", _LEVENSHTEIN),
+        (27, "Schläfli graph", _LEVENSHTEIN),
+        (16, "Clebsch graph", _LEVENSHTEIN),
+        (10, "Petersen graph", _BACHOC),
     ),
     _LEECH,
     *_kissing_chain(
         _LEECH,
-        _Inner(4600, "Leech lattice, kissing configuration", _LEVENSHTEIN),
-        _Inner(891, "Leech lattice, kissing configuration taken 2 x", _LEVENSHTEIN),
+        (4600, "Leech lattice, kissing configuration", _LEVENSHTEIN),
+        (891, "Leech lattice, kissing configuration taken 2 x", _LEVENSHTEIN),
         *(336, 170, 100, 66, 48, 46, 36, 30),
     ),
     _TWO_GRAPH,
     *_kissing_chain(
         _TWO_GRAPH,
-        _Inner(275, "McLaughlin graph", _LEVENSHTEIN),
-        _Inner(162, "McLaughlin graph, second subconstituent", _LEVENSHTEIN),
+        (275, "McLaughlin graph", _LEVENSHTEIN),
+        (162, "McLaughlin graph, second subconstituent", _LEVENSHTEIN),
         *(105, 72, 51, 37),
     ),
-    SphericalCode("Higman-Sims graph", 22, 100, 1 / 11, True, _LEVENSHTEIN, higman_sims_code),
+    SphericalCode("Higman-Sims graph", 22, 100, 1 / 11, True, _LEVENSHTEIN, graphs.higman_sims_code),
     _M22,
     *_kissing_chain(_M22, 60, 47, 37),
     _GEWIRTZ,
@@ -183,5 +158,5 @@ CATALOGUE: tuple[SphericalCode, ...] = (
     *_kissing_chain(_dual_bch(7), 8128, 2520, 918),
     _dual_bch(9),
 )
-"""Every code, each checked when it is built. For up to d + 1 points the simplex, for up to 2 d the cross-polytope and
-in dimension 2 the polygon are optimal and not listed."""
+"""All codes, each verified when it is built. The simplex (up to d + 1 points), the cross-polytope (up to 2 d points)
+and the polygon (dimension 2) are optimal and not listed."""

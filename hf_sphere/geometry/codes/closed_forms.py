@@ -1,4 +1,4 @@
-"""Optimal codes that a formula gives: the simplex, the cross-polytope and the regular polygon."""
+"""Optimal codes in closed form: the simplex, the cross-polytope and the regular polygon."""
 
 import math
 
@@ -7,27 +7,24 @@ from torch import Tensor
 
 
 def simplex(num_points: int, dim: int) -> Tensor:
-    """Vertices of a regular simplex: every cosine is -1 / (K - 1), which no K points can better.
+    """Vertices of a regular simplex, which is optimal: all cosines are -1 / (K - 1).
 
     Args:
         num_points: Number K of points, 2 <= K <= d + 1.
-        dim: Dimension d; coordinates beyond the first K - 1 are zero.
+        dim: Dimension d; coordinates after the first K - 1 are zero.
 
     Returns:
-        Unit vectors of shape (K, d), float64, with sum zero.
+        Unit vectors, (K, d), float64, with sum zero.
 
     Raises:
-        ValueError: If K lies outside 2..d + 1.
+        ValueError: If K is outside 2..d + 1.
 
     Reference:
         Rankin, "The closest packing of spherical caps in n dimensions", 1955.
     """
     if not 2 <= num_points <= dim + 1:
-        raise ValueError(
-            f"a simplex in dimension {dim} has 2 to {dim + 1} points; got {num_points}. "
-            "Use cross_polytope for up to 2 d points, or find_code for more."
-        )
-    # The columns of a Helmert matrix: point i has 1 in each later coordinate j, -j in its own, before scaling.
+        raise ValueError(f"a simplex in dimension {dim} has 2 to {dim + 1} points; got {num_points}. See find_code.")
+    # Columns of a Helmert matrix: before scaling, point i has -i in coordinate i and 1 in all later coordinates.
     order = torch.arange(1, num_points, dtype=torch.float64)
     columns = torch.ones(num_points, num_points - 1, dtype=torch.float64).triu()
     columns[1:].diagonal().copy_(-order)
@@ -37,40 +34,37 @@ def simplex(num_points: int, dim: int) -> Tensor:
 
 
 def cross_polytope(num_points: int, dim: int) -> Tensor:
-    """Vertices of the cross-polytope: e_1, ..., e_d, -e_1, ..., -e_d, the first K of them.
+    """First K vertices e_1, ..., e_d, -e_1, ..., -e_d of the cross-polytope.
 
-    Any cosine is 0 or -1, and for K >= d + 2 no K points have a largest cosine below 0.
+    All cosines are 0 or -1, which is optimal for K >= d + 2.
 
     Args:
         num_points: Number K of points, 2 <= K <= 2 d.
         dim: Dimension d.
 
     Returns:
-        Unit vectors of shape (K, d), float64.
+        Unit vectors, (K, d), float64.
 
     Raises:
-        ValueError: If K lies outside 2..2 d.
+        ValueError: If K is outside 2..2 d.
 
     Reference:
         Rankin, "The closest packing of spherical caps in n dimensions", 1955.
     """
     if not 2 <= num_points <= 2 * dim:
-        raise ValueError(
-            f"a cross-polytope in dimension {dim} has 2 to {2 * dim} points; got {num_points}. "
-            "Use find_code, or optimise the points, for more."
-        )
+        raise ValueError(f"a cross-polytope in R^{dim} has 2 to {2 * dim} points; got {num_points}. See find_code.")
     identity = torch.eye(dim, dtype=torch.float64)
     return torch.cat([identity, -identity])[:num_points].clone()
 
 
 def polygon(num_points: int) -> Tensor:
-    """Vertices of the regular polygon, the optimum in dimension 2: the largest cosine is cos(2 pi / K).
+    """Vertices of the regular polygon, which is optimal in dimension 2: the largest cosine is cos(2 pi / K).
 
     Args:
         num_points: Number K >= 2 of points.
 
     Returns:
-        Unit vectors of shape (K, 2), float64, in counter-clockwise order from (1, 0).
+        Unit vectors, (K, 2), float64, in counterclockwise order from (1, 0).
 
     Raises:
         ValueError: If K is below 2.

@@ -1,49 +1,44 @@
-"""Levenshtein's universal bound on the size of a spherical code, and its inverse: a bound on the largest cosine."""
+"""Levenshtein's universal bound on the size of a spherical code, inverted to a bound on its largest cosine."""
 
 import math
 
 
 def levenshtein_cosine(num_points: int, dim: int) -> float:
-    """Smallest largest cosine that Levenshtein's bound allows for K points in R^d.
+    """Lower bound on the largest cosine of K points in R^d by Levenshtein's bound.
 
-    The bound L_m(d, s) on the size of a code of largest cosine s grows with s, from D(d, m) to D(d, m + 1) over the
-    m-th range of s; D is the Delsarte-Goethals-Seidel number. The range follows from K, and s from a bracketed root.
+    The bound L_m(d, s) on the size of a code with largest cosine s increases with s from D(d, m) to D(d, m + 1) on the
+    m-th interval of s, where D is the Delsarte-Goethals-Seidel bound. K determines the interval, and a bracketing root
+    finder determines s.
 
     Args:
         num_points: Number K >= 2 of points.
         dim: Dimension d >= 3.
 
     Returns:
-        The cosine s with L(d, s) = K, exact to about 1e-13.
+        The cosine s with L(d, s) = K, accurate to about 1e-13.
 
     Reference:
         Levenshtein, "Universal bounds for codes and designs", Handbook of Coding Theory, 1998, equations 5.48 and 5.49.
     """
     from scipy.optimize import brentq
 
-    degree = levenshtein_degree(num_points, dim)
-    low, high = _range_end(degree - 1, dim), _range_end(degree, dim)
+    degree = 1  # of the polynomial that proves the bound: D(d, m) < K <= D(d, m + 1)
+    while design_size(degree + 1, dim) < num_points:
+        degree += 1
+    low, high = _interval_end(degree - 1, dim), _interval_end(degree, dim)
     log_size = math.log(num_points)
 
     def excess(cosine: float) -> float:
         return math.log(_size(cosine, degree, dim)) - log_size
 
-    # At the ends the sizes are known; rounding may put K on the wrong side of a computed one.
+    # Rounding may move K outside the interval of the computed sizes.
     if excess(low) >= 0:
         return low
     return high if excess(high) <= 0 else brentq(excess, low, high, xtol=1e-15, rtol=1e-15)
 
 
-def levenshtein_degree(num_points: int, dim: int) -> int:
-    """The m with D(d, m) < K <= D(d, m + 1): the degree of the polynomial that proves the bound."""
-    degree = 1
-    while design_size(degree + 1, dim) < num_points:
-        degree += 1
-    return degree
-
-
 def design_size(strength: int, dim: int) -> int:
-    """Least size of a spherical design of that strength (Delsarte, Goethals and Seidel, 1977)."""
+    """Lower bound D on the size of a spherical design of a strength (Delsarte, Goethals and Seidel, 1977)."""
     half, odd = divmod(strength, 2)
     if odd:
         return 2 * math.comb(dim + half - 1, half)
@@ -68,14 +63,14 @@ def _gegenbauer_pair(cosine: float, degree: int, dim: int) -> tuple[float, float
     previous, current = 1.0, cosine
     for k in range(1, degree):
         previous, current = current, ((2 * k + dim - 2) * cosine * current - k * previous) / (k + dim - 2)
-        # In high dimensions they fall off quickly; only their ratio is asked for.
+        # Rescaled, since they decay quickly in high dimensions and only their ratio is needed.
         scale = max(abs(previous), abs(current))
         previous, current = previous / scale, current / scale
     return previous, current
 
 
-def _range_end(degree: int, dim: int) -> float:
-    """Upper end of the range of s for L_m: the largest zero of a Jacobi polynomial adjacent to Gegenbauer's."""
+def _interval_end(degree: int, dim: int) -> float:
+    """Upper end of the interval of s for L_m: the largest zero of an adjacent Jacobi polynomial."""
     import numpy as np
     from scipy.linalg import eigh_tridiagonal
 
@@ -86,7 +81,7 @@ def _range_end(degree: int, dim: int) -> float:
     alpha, beta = (dim - 3) / 2 + 1, (dim - 3) / 2 + (0 if odd else 1)
     total = alpha + beta
     k = np.arange(count)
-    # The zeros are the eigenvalues of the recurrence's Jacobi matrix (Golub and Welsch, 1969).
+    # The zeros are the eigenvalues of the Jacobi matrix of the three-term recurrence (Golub and Welsch, 1969).
     diagonal = (beta**2 - alpha**2) / np.maximum((2 * k + total) * (2 * k + total + 2), 1e-300)
     k = k[1:]
     squares = 4 * k * (k + alpha) * (k + beta) * (k + total) / ((2 * k + total) ** 2 * ((2 * k + total) ** 2 - 1))

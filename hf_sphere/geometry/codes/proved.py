@@ -1,11 +1,11 @@
-"""Optima of small codes that were proved by other means than a linear programme."""
+"""Optima of spherical codes proved by other means than linear programming."""
 
 import math
 from typing import NamedTuple
 
 
 class ProvedOptimum(NamedTuple):
-    """No `num_points` points in R^`dim` have a largest cosine below `cosine` (rounded down where it has no formula)."""
+    """No `num_points` points in R^`dim` have a largest cosine below `cosine` (rounded down if not in closed form)."""
 
     num_points: int
     dim: int
@@ -18,6 +18,8 @@ _SCHUETTE = (
 )
 _DANZER = "Danzer, Finite point-sets on S^2 with minimum distance as large as possible, 1963 (printed 1986)"
 
+_COHN = "Cohn, de Laat and Leijenhorst, Optimality of spherical codes via exact semidefinite programming bounds, 2024"
+
 PROVED_OPTIMA = (
     ProvedOptimum(7, 3, 0.210138312730, _SCHUETTE),
     ProvedOptimum(8, 3, 0.261203874963, _SCHUETTE),
@@ -27,11 +29,6 @@ PROVED_OPTIMA = (
     ProvedOptimum(13, 3, 0.542636486829, "Musin and Tarasov, The strong thirteen spheres problem, 2012"),
     ProvedOptimum(14, 3, 0.563950300360, "Musin and Tarasov, The Tammes problem for N = 14, 2015"),
     ProvedOptimum(24, 3, 0.723078468333, "Robinson, Arrangement of 24 points on a sphere, 1961"),
-    ProvedOptimum(
-        1024**2 + 2048,
-        1024,
-        1 / 32,
-        "Cohn, de Laat and Leijenhorst, Optimality of spherical codes via exact semidefinite programming bounds, 2024",
-    ),
+    ProvedOptimum(1024**2 + 2048, 1024, 1 / 32, _COHN),
 )
-"""The optimum grows with the number of points and falls with the dimension, so that each bounds many other cases."""
+"""Optima increase with the number of points and decrease with the dimension, so each bounds many other cases."""

@@ -1,22 +1,15 @@
-"""Placement methods: one file each, found by name. A new one is a new file with a subclass of `Method`."""
+"""Placement methods, one file each.
+
+To add a method, add a file named after it with a subclass of `Method` that sets `name`. Defining a subclass registers
+it; all files of this folder are imported here.
+"""
 
 import importlib
 import pkgutil
 
-from hf_sphere.prototypes.methods.base import Candidate, Method, Task
+from hf_sphere.prototypes.methods.base import METHODS, Candidate, Method, Task
 
 __all__ = ["METHODS", "Candidate", "Method", "Task"]
 
 for _module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
     importlib.import_module(_module.name)
-
-
-def _named(parent: type[Method]) -> dict[str, type[Method]]:
-    found = {parent.name: parent} if vars(parent).get("name") else {}
-    for child in parent.__subclasses__():
-        found |= _named(child)
-    return found
-
-
-METHODS: dict[str, type[Method]] = dict(sorted(_named(Method).items()))
-"""Placement methods by name."""

@@ -1,4 +1,4 @@
-"""The default: whatever places best of closed form, catalogue and search."""
+"""The default method: the best of closed form, catalogue and search."""
 
 from collections.abc import Iterator
 
@@ -9,19 +9,19 @@ from hf_sphere.prototypes.methods.closed_form import ClosedForm, has_closed_form
 from hf_sphere.prototypes.methods.lbfgs import LBFGS
 from hf_sphere.prototypes.methods.slsqp import SLSQP
 
-FEW_COORDINATES = 110
-"""Up to so many coordinates K d the exact method takes fractions of a second."""
+MAX_EXACT_COORDINATES = 110
+"""Maximum number K d of coordinates for which SLSQP takes a fraction of a second."""
 
 
 class Auto(Method):
-    """The closed form where there is one; else the best of the catalogue and of searches.
+    """The closed form if there is one, otherwise the best of the catalogue and the searches.
 
-    Where the catalogue has a code, the long search is made only if it is likely to find better, or takes no time. With
-    class vectors that are to be ranked there is only that search, for the others know nothing of classes.
+    If the catalogue has a code, L-BFGS runs only if it is likely to find a better placement or is fast. With a ranking
+    loss only L-BFGS runs, since the other methods do not use class vectors.
 
     Args:
-        task: What is to be placed.
-        restarts: Random starts of each search; see `LBFGS` and `SLSQP` for how many there are by default.
+        task: The placement task.
+        restarts: Number of random starts of each search; see `LBFGS` and `SLSQP` for the defaults.
         max_iterations: See `LBFGS`.
     """
 
@@ -31,14 +31,14 @@ class Auto(Method):
         super().__init__(task)
         search = LBFGS(task, restarts=restarts, max_iterations=max_iterations)
         self.parts: list[Method]
-        if task.ordering is not None:
+        if task.ranking is not None:
             self.parts = [search]
         elif has_closed_form(task):
             self.parts = [ClosedForm(task)]
         else:
             code = find_code(task.num_classes, task.dim)
             self.parts = [] if code is None else [Catalogue(task)]
-            if task.num_classes * task.dim <= FEW_COORDINATES:
+            if task.num_classes * task.dim <= MAX_EXACT_COORDINATES:
                 self.parts.append(SLSQP(task, restarts=restarts))
             if code is None or restarts is not None or search.seconds() < (10.0 if _is_coarse(code, task) else 0.3):
                 self.parts.append(search)
@@ -52,5 +52,5 @@ class Auto(Method):
 
 
 def _is_coarse(code: SphericalCode, task: Task) -> bool:
-    """Whether a search is likely to better the code: it comes within about a tenth of the bound in 1 - cosine."""
+    """Whether a search is likely to improve on the code; it typically reaches 93 % of the bound in 1 - cosine."""
     return 1.0 - code.cosine < 0.93 * (1.0 - separation_bound(task.num_classes, task.dim))

@@ -1,4 +1,4 @@
-"""What every placement method has in common: a task in, a stream of candidates out."""
+"""Interface of the placement methods: a task as input, a stream of candidates as output."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -9,30 +9,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.codes import separation
-from hf_sphere.prototypes.ordering import Ordering, assign_to_classes, ranking_loss
+from hf_sphere.prototypes.ordering import TripletRanking, assign_to_classes, ranking_loss
 
 Objective = Callable[[Tensor], tuple[float, Tensor]]
-"""From unit vectors (K, d) to a value and its gradient (K, d) in the surrounding space."""
+"""Function from unit vectors (K, d) to a value and its Euclidean gradient (K, d)."""
 
 
 @dataclass
 class Task:
-    """What is to be placed.
+    """A placement task.
 
     Attributes:
-        num_classes: Number of points K.
-        dim: Dimension d of the space they lie in.
-        ordering: What is known of the classes, if anything.
+        num_classes: Number K of points.
+        dim: Dimension d.
+        ranking: Ranking loss on the class vectors, if any.
         seed: Seed of all random numbers.
-        device: Where the search computes.
-        generator: Random numbers on the CPU, from `seed`.
-        latest: Where a search is between two candidates, for those who stop it there.
+        device: Device of the search.
+        generator: CPU generator, seeded with `seed`.
+        latest: Current iterate of a search between two candidates, used if the search is interrupted.
     """
 
     num_classes: int
     dim: int
-    ordering: Ordering | None = None
+    ranking: TripletRanking | None = None
     seed: int = 0
     device: torch.device | str = "cpu"
     generator: torch.Generator = field(init=False)
@@ -42,34 +43,32 @@ class Task:
         try:
             torch.zeros(1, device=self.device)
         except (RuntimeError, AssertionError) as error:
-            raise ValueError(
-                f"there is no device {self.device} here to search on; leave it out for the CPU."
-            ) from error
+            raise ValueError(f"device {self.device} is not available; omit it to use the CPU.") from error
         self.generator = torch.Generator().manual_seed(self.seed)
 
     def random_points(self) -> Tensor:
         """Draw points uniformly on the sphere: (K, d), float64."""
         points = torch.randn(self.num_classes, self.dim, dtype=torch.float64, generator=self.generator)
         points = F.normalize(points, dim=1)
-        if self.ordering is not None and self.num_classes <= 200:
-            # A start in which similar classes are near already; for more classes that takes as long as the search.
-            points = assign_to_classes(points, self.ordering.directions, generator=self.generator)
+        if self.ranking is not None and self.num_classes <= 200:
+            # Start with similar classes close together. For more classes the assignment takes as long as the search.
+            points = assign_to_classes(points, self.ranking.directions, generator=self.generator)
         return points.to(self.device)
 
     def score(self, points: Tensor) -> float:
-        """What makes one candidate better than another: its largest cosine plus the weighted ranking loss."""
+        """Score of a candidate, lower is better: its largest cosine plus the weighted ranking loss."""
         value = separation(points).item()
-        if self.ordering is not None:
-            triplets = self.ordering.triplets(torch.Generator().manual_seed(self.seed)).to(points.device)
-            value += self.ordering.weight * ranking_loss(points, triplets)[0]
+        if self.ranking is not None:
+            triplets = self.ranking.triplets(torch.Generator().manual_seed(self.seed)).to(points.device)
+            value += self.ranking.weight * ranking_loss(points, triplets)[0]
         return value
 
-    def with_ordering(self, objective: Objective) -> Objective:
-        """Add the ranking loss, on triplets drawn now, to an objective; without class vectors nothing changes."""
-        if self.ordering is None:
+    def with_ranking_loss(self, objective: Objective) -> Objective:
+        """Add the ranking loss on newly drawn triplets to an objective, if there are class vectors."""
+        if self.ranking is None:
             return objective
-        triplets = self.ordering.triplets(self.generator).to(self.device)
-        weight = self.ordering.weight
+        triplets = self.ranking.triplets(self.generator).to(self.device)
+        weight = self.ranking.weight
 
         def both(points: Tensor) -> tuple[float, Tensor]:
             value, gradient = objective(points)
@@ -80,51 +79,67 @@ class Task:
 
 
 class Candidate(NamedTuple):
-    """A placement that a method has reached: points (K, d) in float64, and where they come from."""
+    """A placement found by a method: points (K, d) in float64, and a description of their origin."""
 
     points: Tensor
     origin: str
 
 
-class Method:
-    """A way to place points. Iterating over it yields ever further candidates; the caller keeps the best.
+METHODS: dict[str, type["Method"]] = {}
+"""Placement methods by name, in alphabetical order."""
 
-    A subclass in a file of this folder that sets `name` is found by that name. Its options are the keyword-only
+
+class Method:
+    """A way to place points. Iterating over it yields successive candidates, of which the caller keeps the best.
+
+    A subclass that sets `name` is registered in `METHODS` when it is defined. Its options are the keyword-only
     arguments of its constructor.
 
     Args:
-        task: What is to be placed.
+        task: The placement task.
     """
 
     name: ClassVar[str] = ""
-    knows_ordering: ClassVar[bool] = True
-    """Whether the method takes class vectors into account while it searches."""
+    uses_class_vectors: ClassVar[bool] = True
+    """Whether the method takes class vectors into account during the search."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in vars(cls):  # a subclass without its own name does not replace its parent
+            methods = sorted({**METHODS, cls.name: cls}.items())
+            METHODS.clear()
+            METHODS.update(methods)
 
     def __init__(self, task: Task) -> None:
         self.task = task
 
     def __len__(self) -> int:
-        """How many candidates will come at most."""
-        raise NotImplementedError(f"{type(self).__name__} must define `__len__`.")
+        """Maximum number of candidates."""
+        return 1
 
     def __iter__(self) -> Iterator[Candidate]:
         raise NotImplementedError(f"{type(self).__name__} must define `__iter__`.")
 
     @classmethod
     def options(cls) -> list[str]:
-        """Names of the options the method takes."""
+        """Names of the options of the method."""
         parameters = inspect.signature(cls.__init__).parameters.values()
         return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
+def number_of_restarts(restarts: int | None, affordable: float) -> int:
+    """Return the requested number of random starts, or by default the affordable number, from 1 to 20."""
+    return min(max(1, int(affordable)), 20) if restarts is None else check_integer("restarts", restarts, 1)
+
+
 def minimize_on_sphere(objective: Objective, points: Tensor, task: Task, *, max_iterations: int) -> Tensor:
-    """Minimise by L-BFGS over points of unit norm, parametrised as x / |x|.
+    """Minimize an objective over unit vectors, parametrized as x / |x|, by L-BFGS.
 
     Args:
         objective: Value and gradient at unit vectors (K, d).
-        points: Where to start, (K, d).
-        task: Whose `latest` follows the iterations.
-        max_iterations: Iterations at most.
+        points: Initial points, (K, d).
+        task: Placement task, whose `latest` is updated at every iteration.
+        max_iterations: Maximum number of iterations.
 
     Returns:
         Unit vectors (K, d), on the device of `points`.
@@ -142,13 +157,13 @@ def minimize_on_sphere(objective: Objective, points: Tensor, task: Task, *, max_
         return value, gradient.cpu().numpy().ravel()
 
     options: dict[str, Any] = {"maxiter": max_iterations, "maxfun": 4 * max_iterations, "ftol": 0.0, "gtol": 1e-12}
-    # Twenty pairs of vectors of history, fewer where they would outgrow the points' own cosines.
+    # A history of 20 vector pairs; fewer for many points, to limit the memory.
     options["maxcor"] = 20 if points.numel() < 10**6 else 6
     start = points.cpu().numpy().ravel()
 
-    def follow(flat: Any) -> None:
+    def record(flat: Any) -> None:
         task.latest = Candidate(torch.from_numpy(flat.copy()).view(shape), "search by L-BFGS")
 
-    result = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options, callback=follow)
+    result = minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", options=options, callback=record)
     task.latest = None
     return F.normalize(torch.from_numpy(result.x).view(shape), dim=1).to(device)

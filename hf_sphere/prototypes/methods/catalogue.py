@@ -7,27 +7,22 @@ from hf_sphere.prototypes.methods.base import Candidate, Method, Task
 
 
 class Catalogue(Method):
-    """A random part of the best constructed code that is large enough, padded with zeros to the dimension.
+    """A random subset of the best constructed code with enough points, padded with zeros to the dimension.
 
     Raises:
-        ValueError: If no code of the catalogue has enough points in so few dimensions.
+        ValueError: If the catalogue has no such code.
     """
 
     name = "catalogue"
-    knows_ordering = False
+    uses_class_vectors = False
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         code = find_code(task.num_classes, task.dim)
         if code is None:
-            raise ValueError(
-                f"the catalogue has no code of {task.num_classes} points or more in {task.dim} dimensions or fewer. "
-                "Use method 'auto' or 'lbfgs'."
-            )
+            size = f"at least {task.num_classes} points in at most {task.dim} dimensions"
+            raise ValueError(f"the catalogue has no code with {size}. Use method 'auto' or 'lbfgs'.")
         self.code = code
-
-    def __len__(self) -> int:
-        return 1
 
     def __iter__(self) -> Iterator[Candidate]:
         points = fit_code(self.code, self.task.num_classes, self.task.dim, generator=self.task.generator)

@@ -1,4 +1,4 @@
-"""Optimal placements that have a formula."""
+"""Optimal placements in closed form."""
 
 from collections.abc import Iterator
 
@@ -7,25 +7,20 @@ from hf_sphere.prototypes.methods.base import Candidate, Method, Task
 
 
 class ClosedForm(Method):
-    """Regular simplex (K <= d + 1), cross-polytope (K <= 2 d) or regular polygon (d = 2): all proved optimal.
+    """Regular simplex (K <= d + 1), cross-polytope (K <= 2 d) or regular polygon (d = 2), which are proved optimal.
 
     Raises:
-        ValueError: If there is no formula for the numbers asked for.
+        ValueError: If there is no closed form for K and d.
     """
 
     name = "closed_form"
-    knows_ordering = False
+    uses_class_vectors = False
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         if not has_closed_form(task):
-            raise ValueError(
-                f"there is no closed form for {task.num_classes} points in {task.dim} dimensions (only up to "
-                f"{2 * task.dim} points, or in 2 dimensions). Use method 'auto'."
-            )
-
-    def __len__(self) -> int:
-        return 1
+            size = f"{task.num_classes} points in {task.dim} dimensions"
+            raise ValueError(f"there is no closed form for {size} (only for K <= 2 d or d = 2). Use method 'auto'.")
 
     def __iter__(self) -> Iterator[Candidate]:
         count, dim = self.task.num_classes, self.task.dim
@@ -38,5 +33,5 @@ class ClosedForm(Method):
 
 
 def has_closed_form(task: Task) -> bool:
-    """Whether `ClosedForm` can place the points of a task."""
+    """Whether `ClosedForm` supports a task."""
     return task.num_classes <= 2 * task.dim or task.dim == 2

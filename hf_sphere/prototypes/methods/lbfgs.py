@@ -1,30 +1,31 @@
-"""Annealed search by L-BFGS: the best general method for the sizes that class prototypes have."""
+"""Annealed search by L-BFGS, the best general method for typical numbers of classes."""
 
 from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 
+from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.codes import separation_bound
-from hf_sphere.prototypes.checks import check_integer
-from hf_sphere.prototypes.methods.base import Candidate, Method, Task, minimize_on_sphere
+from hf_sphere.prototypes.methods.base import Candidate, Method, Task, minimize_on_sphere, number_of_restarts
 from hf_sphere.prototypes.objectives import soft_separation
 
-# Inverse temperatures in units of 1 / (1 - largest possible separation). The places are decided where the points begin
-# to repel only their neighbours, so most stages are spent there; the last ones only sharpen what has been decided.
+# Inverse temperatures in units of 1 / (1 - separation bound). The arrangement is decided at the temperatures at which
+# only near neighbors repel each other, so most stages are spent there; the last ones only refine it.
 SHARPNESS = np.concatenate([np.geomspace(5.5, 270, 10), np.geomspace(700, 7e5, 5)])
 
 
 class LBFGS(Method):
-    """L-BFGS on the log-sum-exp of the cosines, ever sharper, from several random starts, in float64.
+    """L-BFGS on the log-sum-exp of the cosines at increasing sharpness, from several random starts, in float64.
 
-    The time of an iteration grows with K^2 d: a start of 100 points takes a third of a second, of 1,000 points in 64
-    dimensions some forty. For the last thousandths give more of both: `restarts=80, max_iterations=100`.
+    The time per iteration grows with K^2 d: a start takes a third of a second for 100 points, and about 40 seconds for
+    1,000 points in 64 dimensions. For slightly better results increase both options, for instance `restarts=80,
+    max_iterations=100`.
 
     Args:
-        task: What is to be placed.
-        restarts: Random starts; None spends about half a second of one CPU core, and at least one start.
-        max_iterations: Iterations at each of the fifteen sharpnesses.
+        task: The placement task.
+        restarts: Number of random starts; None chooses as many as take about half a second, at least one.
+        max_iterations: Maximum number of iterations at each of the fifteen sharpness values.
     """
 
     name = "lbfgs"
@@ -32,11 +33,10 @@ class LBFGS(Method):
     def __init__(self, task: Task, *, restarts: int | None = None, max_iterations: int = 60) -> None:
         super().__init__(task)
         self.max_iterations = check_integer("max_iterations", max_iterations, 1)
-        enough = min(max(1, int(0.6 / self.seconds())), 20)
-        self.restarts = enough if restarts is None else check_integer("restarts", restarts, 1)
+        self.restarts = number_of_restarts(restarts, 0.6 / self.seconds())
 
     def seconds(self) -> float:
-        """Rough time of one start on one core; a formula and no clock, so that the same seed does the same."""
+        """Estimated time of one start on one core; not measured, so that results depend only on the seed."""
         count, dim = self.task.num_classes, self.task.dim
         evaluation = 1.2e-4 + count**2 * (0.9e-8 + 0.5e-9 * dim)
         return evaluation * self.max_iterations * len(SHARPNESS)
@@ -51,6 +51,6 @@ class LBFGS(Method):
             points = task.random_points()
             yield Candidate(points, "random start")
             for sharpness in SHARPNESS * scale:
-                objective = task.with_ordering(partial(soft_separation, sharpness=sharpness))
+                objective = task.with_ranking_loss(partial(soft_separation, sharpness=sharpness))
                 points = minimize_on_sphere(objective, points, task, max_iterations=self.max_iterations)
                 yield Candidate(points, "search by L-BFGS")

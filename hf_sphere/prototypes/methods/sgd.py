@@ -1,23 +1,23 @@
-"""Gradient descent on the mean nearest cosine: the scheme of the hyperspherical-prototype paper."""
+"""Gradient descent on the mean nearest cosine, the method of the hyperspherical-prototype paper."""
 
 from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 
-from hf_sphere.prototypes.checks import check_integer, check_positive
+from hf_sphere.geometry.checks import check_integer, check_positive
 from hf_sphere.prototypes.methods.base import Candidate, Method, Task
 from hf_sphere.prototypes.objectives import mean_nearest_cosine
 
 
 class SGD(Method):
-    """Gradient steps with momentum on the mean over the points of the largest cosine, each followed by normalising.
+    """Projected gradient descent with momentum on the mean cosine of the points to their nearest neighbors.
 
     Args:
-        task: What is to be placed.
-        learning_rate: Size of a step.
-        momentum: Share of the last step that is kept, in [0, 1).
-        max_iterations: Steps.
+        task: The placement task.
+        learning_rate: Learning rate.
+        momentum: Momentum factor, in [0, 1).
+        max_iterations: Number of steps.
 
     Reference:
         Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, equation 2 and section 4.
@@ -35,37 +35,22 @@ class SGD(Method):
         self.learning_rate = learning_rate
         self.momentum = momentum
         self.max_iterations = check_integer("max_iterations", max_iterations, 1)
-        self.steps_between = max(1, self.max_iterations // 200)
+        self.steps_per_candidate = max(1, self.max_iterations // 200)
 
     def __len__(self) -> int:
-        return 1 + -(-self.max_iterations // self.steps_between)
+        return 1 + -(-self.max_iterations // self.steps_per_candidate)
 
     def __iter__(self) -> Iterator[Candidate]:
         points = self.task.random_points()
         yield Candidate(points, "random start")
         velocity = torch.zeros_like(points)
-        objective = self.task.with_ordering(mean_nearest_cosine)
+        objective = self.task.with_ranking_loss(mean_nearest_cosine)
         for step in range(1, self.max_iterations + 1):
-            if step % 100 == 0:  # other triplets, where there are more than can be looked at at once
-                objective = self.task.with_ordering(mean_nearest_cosine)
+            if step % 100 == 0:  # resample the triplets
+                objective = self.task.with_ranking_loss(mean_nearest_cosine)
             velocity.mul_(self.momentum).add_(objective(points)[1])
             points = F.normalize(points - self.learning_rate * velocity, dim=1)
             self.task.latest = Candidate(points, f"{self.name}, {step} steps")
-            if step % self.steps_between == 0 or step == self.max_iterations:
+            if step % self.steps_per_candidate == 0 or step == self.max_iterations:
                 yield self.task.latest
         self.task.latest = None
-
-
-class SGDAsPublished(SGD):
-    """The paper's program as it was published: its optimiser is made anew at each step, so momentum never acts.
-
-    Args:
-        task: What is to be placed.
-        learning_rate: Size of a step.
-        max_iterations: Steps.
-    """
-
-    name = "sgd_as_published"
-
-    def __init__(self, task: Task, *, learning_rate: float = 0.1, max_iterations: int = 10_000) -> None:
-        super().__init__(task, learning_rate=learning_rate, momentum=0.0, max_iterations=max_iterations)

@@ -7,47 +7,41 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from hf_sphere.prototypes.checks import check_integer
-from hf_sphere.prototypes.methods.base import Candidate, Method, Task
+from hf_sphere.geometry.checks import check_integer
+from hf_sphere.prototypes.methods.base import Candidate, Method, Task, number_of_restarts
 
-MOST_NUMBERS = 400
-"""Coordinates K d at most: the dense subproblems cost their cube."""
+MAX_COORDINATES = 400
+"""Maximum number K d of coordinates; the cost of the dense subproblems is cubic in it."""
 
 
 class SLSQP(Method):
-    """Minimise t subject to <p_i, p_j> <= t for all pairs and one constraint |p_i|^2 = 1 a point.
+    """Minimize t subject to <p_i, p_j> <= t for all pairs and |p_i|^2 = 1 for all points.
 
-    Exact to rounding, where the smoothed searches stop short; the time grows with the cube of K d.
+    Converges to machine precision, unlike the smoothed searches; the time grows with the cube of K d.
 
     Args:
-        task: What is to be placed.
-        restarts: Random starts; None spends about half a second of one CPU core, and at least one start.
-        max_iterations: Iterations of each.
+        task: The placement task.
+        restarts: Number of random starts; None chooses as many as take about half a second, at least one.
+        max_iterations: Maximum number of iterations per start.
 
     Raises:
-        ValueError: If K d is larger than `MOST_NUMBERS`.
+        ValueError: If K d exceeds `MAX_COORDINATES`.
 
     Reference:
         Kraft, "A software package for sequential quadratic programming", DFVLR-FB 88-28, 1988 (as in scipy).
     """
 
     name = "slsqp"
-    knows_ordering = False
+    uses_class_vectors = False
 
     def __init__(self, task: Task, *, restarts: int | None = None, max_iterations: int = 200) -> None:
         super().__init__(task)
-        if task.num_classes * task.dim > MOST_NUMBERS:
-            raise ValueError(
-                f"method 'slsqp' takes at most {MOST_NUMBERS} coordinates; {task.num_classes} points in {task.dim} "
-                f"dimensions have {task.num_classes * task.dim}. Use method 'lbfgs'."
-            )
+        if task.num_classes * task.dim > MAX_COORDINATES:
+            size = f"{task.num_classes} points in {task.dim} dimensions have {task.num_classes * task.dim}"
+            raise ValueError(f"'slsqp' supports at most {MAX_COORDINATES} coordinates; {size}. Use method 'lbfgs'.")
         self.max_iterations = check_integer("max_iterations", max_iterations, 1)
-        enough = min(max(1, int(0.5 / self.seconds())), 20)
-        self.restarts = enough if restarts is None else check_integer("restarts", restarts, 1)
-
-    def seconds(self) -> float:
-        """Rough time of one start on one core; a formula and no clock, so that the same seed does the same."""
-        return 1.5e-7 * (self.task.num_classes * self.task.dim) ** 3
+        # A start takes about 1.5e-7 (K d)^3 seconds. The time is not measured, so results depend only on the seed.
+        self.restarts = number_of_restarts(restarts, 0.5 / (1.5e-7 * (task.num_classes * task.dim) ** 3))
 
     def __len__(self) -> int:
         return 2 * self.restarts
@@ -69,41 +63,40 @@ class SLSQP(Method):
             p = x[:-1].reshape(count, dim)
             return x[-1] - np.einsum("id,id->i", p[left], p[right])
 
-        def slack_slope(x: np.ndarray) -> np.ndarray:
+        def slack_jacobian(x: np.ndarray) -> np.ndarray:
             p = x[:-1].reshape(count, dim)
-            slope = np.zeros((len(left), count, dim))
-            slope[pairs, left] = -p[right]
-            slope[pairs, right] = -p[left]
-            return np.column_stack([slope.reshape(len(left), -1), np.ones(len(left))])
+            jacobian = np.zeros((len(left), count, dim))
+            jacobian[pairs, left] = -p[right]
+            jacobian[pairs, right] = -p[left]
+            return np.column_stack([jacobian.reshape(len(left), -1), np.ones(len(left))])
 
         def excess(x: np.ndarray) -> np.ndarray:
             p = x[:-1].reshape(count, dim)
             return np.einsum("id,id->i", p, p) - 1
 
-        def excess_slope(x: np.ndarray) -> np.ndarray:
-            slope = np.zeros((count, count, dim))
-            slope[rows, rows] = 2 * x[:-1].reshape(count, dim)
-            return np.column_stack([slope.reshape(count, -1), np.zeros(count)])
+        def excess_jacobian(x: np.ndarray) -> np.ndarray:
+            jacobian = np.zeros((count, count, dim))
+            jacobian[rows, rows] = 2 * x[:-1].reshape(count, dim)
+            return np.column_stack([jacobian.reshape(count, -1), np.zeros(count)])
 
-        largest = np.append(np.zeros(points.size), 1.0)
-        cosines = points @ points.T
-        start = np.append(points.ravel(), cosines[left, right].max())
+        gradient = np.append(np.zeros(points.size), 1.0)
+        start = np.append(points.ravel(), (points @ points.T)[left, right].max())
         constraints: Any = [
-            {"type": "ineq", "fun": slack, "jac": slack_slope},
-            {"type": "eq", "fun": excess, "jac": excess_slope},
+            {"type": "ineq", "fun": slack, "jac": slack_jacobian},
+            {"type": "eq", "fun": excess, "jac": excess_jacobian},
         ]
 
-        def follow(x: np.ndarray) -> None:
+        def record(x: np.ndarray) -> None:
             self.task.latest = Candidate(torch.from_numpy(x[:-1].reshape(count, dim).copy()), "search by SLSQP")
 
         result = minimize(
             lambda x: x[-1],
             start,
-            jac=lambda x: largest,
+            jac=lambda x: gradient,
             method="SLSQP",
             constraints=constraints,
             options={"maxiter": self.max_iterations, "ftol": 1e-14},
-            callback=follow,
+            callback=record,
         )
         self.task.latest = None
         return F.normalize(torch.from_numpy(result.x[:-1].reshape(count, dim)), dim=1)

@@ -9,7 +9,7 @@ from hf_sphere.geometry.codes.delsarte import delsarte_cosine, gegenbauer
 from hf_sphere.geometry.codes.levenshtein import levenshtein_cosine
 from hf_sphere.geometry.codes.proved import PROVED_OPTIMA
 
-DIMS = [1, 2, 3, 4, 5, 7, 8, 10, 16, 21, 24, 32, 50, 64, 65, 128, 512]
+DIMS = [1, 2, 3, 4, 5, 8, 16, 24, 50, 64, 65, 512]
 
 # Codes that Levenshtein's bound proves optimal, with their cosines (Cohn and Kumar, "Universally optimal distribution
 # of points on spheres", 2007, table 1).
@@ -81,7 +81,7 @@ def test_levenshtein_of_degree_3_is_the_quadratic_formula(num_points, dim):
     )
 
 
-def test_the_linear_programme_proves_the_600_cell_that_levenshtein_does_not():
+def test_the_linear_program_proves_the_600_cell_that_levenshtein_does_not():
     exact = (1 + math.sqrt(5)) / 4
     start = levenshtein_cosine(120, 4)
     assert start < exact - 1e-3
@@ -122,7 +122,7 @@ def test_proved_optima_in_closed_form_agree_with_their_digits():
 
 
 def test_the_bound_grows_with_the_number_of_points():
-    numbers = [*range(2, 18), 33, 34, 100, 101, 240, 1000, 4224, 100000, 100001, 10**6]
+    numbers = [*range(2, 12), 16, 17, 33, 34, 100, 101, 240, 4224, 100000, 100001, 10**6]
     for dim in DIMS:
         bounds = [separation_bound(number, dim) for number in numbers]
         assert bounds == sorted(bounds)
@@ -136,5 +136,5 @@ def test_the_bound_falls_with_the_dimension(num_points):
 
 @pytest.mark.parametrize(("num_points", "dim"), [(1, 3), (0, 3), (5, 0)])
 def test_numbers_without_a_meaning_are_refused(num_points, dim):
-    with pytest.raises(ValueError, match=f"got {num_points} and {dim}"):
+    with pytest.raises(ValueError, match=r"(num_points|dim) must be an integer of at least [12]; got"):
         separation_bound(num_points, dim)

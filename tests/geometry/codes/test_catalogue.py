@@ -185,8 +185,3 @@ def test_too_many_points_are_refused():
 def test_too_few_dimensions_are_refused():
     with pytest.raises(ValueError, match="needs 3 dimensions; got dim=2"):
         fit_code(CATALOGUE[0], 5, 2)
-
-
-def test_a_printed_code_says_what_it_is():
-    text = str(find_code(27, 6))
-    assert "Schläfli graph: 27 points in dimension 6, largest cosine 0.250000, proved optimal" in text

@@ -38,7 +38,7 @@ def test_a_cross_polytope_of_too_many_or_too_few_points_is_refused(num_points):
 
 
 @pytest.mark.parametrize("num_points", [2, 3, 4, 7, 100])
-def test_neighbours_on_a_polygon_are_an_equal_angle_apart(num_points):
+def test_neighbors_on_a_polygon_are_an_equal_angle_apart(num_points):
     points = polygon(num_points)
     cosines = (points * points.roll(1, 0)).sum(-1)
     torch.testing.assert_close(cosines, torch.full_like(cosines, math.cos(2 * math.pi / num_points)))

@@ -1,1 +1,1 @@
-"""Constructions of spherical codes: each function returns directions, of any norms, as a numpy array (K, d)."""
+"""Constructions of spherical codes: functions that return points of any norms as numpy arrays (K, d)."""

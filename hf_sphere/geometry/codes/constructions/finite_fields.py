@@ -1,4 +1,4 @@
-"""Arithmetic of small finite fields, as tables of sums and products."""
+"""Arithmetic of small finite fields, as addition and multiplication tables."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -10,7 +10,7 @@ _IRREDUCIBLE = {1: 0b11, 2: 0b111, 3: 0b1011, 5: 0b100101, 7: 0b10000011, 9: 0b1
 
 
 class FiniteField(NamedTuple):
-    """Elements are the numbers 0..q - 1; `sums[a, b]` is a + b and `products[a, b]` is a b."""
+    """A field with the elements 0..q - 1, where `sums[a, b]` is a + b and `products[a, b]` is a b."""
 
     sums: np.ndarray
     products: np.ndarray
@@ -25,7 +25,7 @@ def prime_field(order: int) -> FiniteField:
 
 @lru_cache(maxsize=8)
 def binary_field(degree: int) -> FiniteField:
-    """GF(2^n), n = 1, 2, 3, 5, 7 or 9: bit i of an element is its coefficient of x^i."""
+    """GF(2^n) for n = 1, 2, 3, 5, 7 or 9; bit i of an element is its coefficient of x^i."""
     numbers = np.arange(2**degree)
     products = np.zeros((2**degree, 2**degree), dtype=np.int64)
     shifted = numbers.copy()  # the elements times x^i
@@ -37,7 +37,7 @@ def binary_field(degree: int) -> FiniteField:
 
 
 def power(field: FiniteField, exponent: int) -> np.ndarray:
-    """Every element to that power, exponent >= 1."""
+    """Every element raised to a power, exponent >= 1."""
     numbers = np.arange(len(field.products))
     result = numbers
     for _ in range(exponent - 1):
@@ -46,7 +46,7 @@ def power(field: FiniteField, exponent: int) -> np.ndarray:
 
 
 def trace(degree: int) -> np.ndarray:
-    """Absolute trace of every element of GF(2^n): x + x^2 + x^4 + ..., 0 or 1."""
+    """Absolute trace x + x^2 + x^4 + ... of every element of GF(2^n), 0 or 1."""
     products = binary_field(degree).products
     conjugate = np.arange(2**degree)
     total = np.zeros_like(conjugate)

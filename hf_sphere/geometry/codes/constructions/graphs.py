@@ -1,4 +1,4 @@
-"""Codes of strongly regular graphs: their vertices, projected onto the eigenspace of the smallest eigenvalue."""
+"""Spectral embeddings of strongly regular graphs, projected onto the eigenspace of the smallest eigenvalue."""
 
 import math
 from itertools import product
@@ -10,17 +10,17 @@ from hf_sphere.geometry.codes.constructions.lattices import golay_octads
 
 
 def spectral_code(adjacency: np.ndarray, eigenvalue: int) -> np.ndarray:
-    """Points with two cosines, one for adjacent vertices and one for the others.
+    """Spectral embedding of a strongly regular graph: one cosine for adjacent vertices and one for all other pairs.
 
-    The projection onto the eigenspace of the eigenvalue t of a strongly regular graph of v vertices and degree k has,
-    scaled to 1 on the diagonal, the entries t / k for adjacent and -(1 + t) / (v - k - 1) for other vertices.
+    For a graph with v vertices and degree k, the projection onto the eigenspace of the eigenvalue t, scaled to 1 on the
+    diagonal, has the entries t / k for adjacent and -(1 + t) / (v - k - 1) for other vertices.
 
     Args:
         adjacency: Adjacency matrix, (v, v), bool.
         eigenvalue: An eigenvalue other than the degree.
 
     Returns:
-        Unit vectors of shape (v, multiplicity of the eigenvalue).
+        Unit vectors, (v, multiplicity of the eigenvalue).
 
     Reference:
         Delsarte, Goethals and Seidel, "Spherical codes and designs", 1977, example 9.1.
@@ -30,7 +30,7 @@ def spectral_code(adjacency: np.ndarray, eigenvalue: int) -> np.ndarray:
     degree, vertices = int(adjacency[0].sum()), len(adjacency)
     gram = np.where(adjacency, eigenvalue / degree, -(1 + eigenvalue) / (vertices - degree - 1))
     np.fill_diagonal(gram, 1.0)
-    # Cholesky's factor of the Gram matrix, stopped at its rank.
+    # Pivoted Cholesky factor of the Gram matrix, truncated at its rank.
     factor, order, rank, _ = dpstrf(gram, tol=1e-9, lower=1)
     points = np.empty((vertices, rank))
     points[order - 1] = np.tril(factor)[:, :rank]
@@ -48,18 +48,18 @@ def hoffman_singleton_code() -> np.ndarray:
 
 
 def gewirtz_code() -> np.ndarray:
-    """56 points in dimension 20: the blocks of S(3, 6, 22) that avoid a point, adjacent where disjoint."""
+    """56 points in dimension 20: the blocks of S(3, 6, 22) that avoid a point, adjacent if disjoint."""
     blocks = _hexads()
     return spectral_code(_disjoint(blocks[blocks[:, 0] == 0]), -4)
 
 
 def m22_code() -> np.ndarray:
-    """77 points in dimension 21: the blocks of S(3, 6, 22), adjacent where disjoint."""
+    """77 points in dimension 21: the blocks of S(3, 6, 22), adjacent if disjoint."""
     return spectral_code(_disjoint(_hexads()), -6)
 
 
 def higman_sims_code() -> np.ndarray:
-    """100 points in dimension 22: a point at infinity joined to the 22 points of S(3, 6, 22), those to their blocks."""
+    """100 points in dimension 22: a vertex joined to the 22 points of S(3, 6, 22), which are joined to their blocks."""
     blocks = _hexads()
     adjacency = np.zeros((100, 100), dtype=bool)
     adjacency[0, 1:23] = True
@@ -70,17 +70,17 @@ def higman_sims_code() -> np.ndarray:
 
 
 def elliptic_quadric_code(order: int) -> np.ndarray:
-    """(q + 1)(q^3 + 1) points in dimension q (q^2 - q + 1) at cosine 1 / q^2, for q = 2, 3, 4, 5 or 7.
+    """(q + 1)(q^3 + 1) points in dimension q (q^2 - q + 1) with largest cosine 1 / q^2, for q = 2, 3, 4, 5 or 7.
 
-    The singular points of an elliptic quadric in PG(5, q), adjacent where orthogonal: the generalised quadrangle
-    GQ(q, q^2).
+    The singular points of an elliptic quadric in PG(5, q), adjacent if orthogonal: the collinearity graph of the
+    generalized quadrangle GQ(q, q^2).
 
     Reference:
         Cameron, Goethals and Seidel, "Strongly regular graphs having strongly regular subconstituents", 1978.
     """
     field = binary_field(int(math.log2(order))) if order in (2, 4) else prime_field(order)
     sums, products = (table.astype(np.uint8) for table in field)
-    # t^2 + b t + c without a root makes x^2 + b x y + c y^2 a form without a singular vector.
+    # If t^2 + b t + c has no root, then x^2 + b x y + c y^2 is anisotropic.
     b, c = next(pair for pair in product(range(order), repeat=2) if not _has_root(field, *pair))
     vectors = np.array(list(product(range(order), repeat=6)), dtype=np.uint8)
     first = vectors[np.arange(len(vectors)), (vectors != 0).argmax(-1)]
@@ -88,7 +88,7 @@ def elliptic_quadric_code(order: int) -> np.ndarray:
     norm = sums[products[x[4], x[4]], products[x[4], products[b, x[5]]]]
     norm = sums[norm, products[c, products[x[5], x[5]]]]
     x = x[:, sums[sums[products[x[0], x[1]], products[x[2], x[3]]], norm] == 0]
-    # The bilinear form of the quadratic one: B(x, y) = Q(x + y) - Q(x) - Q(y).
+    # The associated bilinear form B(x, y) = Q(x + y) - Q(x) - Q(y).
     last = sums[products[sums[1, 1], x[4]], products[b, x[5]]], sums[products[b, x[4]], products[sums[c, c], x[5]]]
     inner = np.zeros((x.shape[1], x.shape[1]), dtype=np.uint8)
     for left, right in zip((x[1], x[0], x[3], x[2], *last), x, strict=True):
@@ -104,7 +104,7 @@ def _has_root(field: FiniteField, b: int, c: int) -> bool:
 
 
 def _hexads() -> np.ndarray:
-    """The 77 blocks of the Steiner system S(3, 6, 22): the octads through two points, without those."""
+    """The 77 blocks of the Steiner system S(3, 6, 22): the octads through two fixed points, without these points."""
     octads = golay_octads()
     return octads[(octads[:, 22] == 1) & (octads[:, 23] == 1)][:, :22]
 

@@ -1,4 +1,4 @@
-"""Codes of signs: Kerdock sets, which are mutually unbiased bases, and duals of BCH codes."""
+"""Codes of sign vectors: Kerdock sets, which are mutually unbiased bases, and dual BCH codes."""
 
 import numpy as np
 
@@ -6,17 +6,17 @@ from hf_sphere.geometry.codes.constructions.finite_fields import binary_field, p
 
 
 def kerdock_set(log_dim: int) -> np.ndarray:
-    """Mutually unbiased bases of R^d, d / 2 + 1 of them, and their negatives, d = 2^m with m even: d^2 + 2 d points.
+    """The d / 2 + 1 mutually unbiased bases of R^d and their negatives, d = 2^m with m even: d^2 + 2 d points.
 
     The quadratic forms Q_a(x, e) = Q(a x) + e Tr(a x) on GF(2^(m-1)) x GF(2), Q(y) = sum_i Tr(y^(1 + 2^i)) for
-    i = 1..(m - 2) / 2, differ pairwise by a form of full rank. So the bases (-1)^(Q_a + linear), one for each a, have
-    mutual cosines +-1 / sqrt(d), as they have with the standard basis.
+    i = 1..(m - 2) / 2, differ pairwise by a form of full rank. Therefore the bases (-1)^(Q_a + linear), one per a, have
+    the cosines +-1 / sqrt(d) with each other and with the standard basis.
 
     Args:
         log_dim: m, even, 2 to 8.
 
     Returns:
-        Directions of shape (d^2 + 2 d, d), int8, not of one norm, the standard basis and its negatives first.
+        Points, (d^2 + 2 d, d), int8, of different norms; the standard basis and its negatives come first.
 
     Reference:
         Kerdock, "A class of low-rate nonlinear binary codes", 1972; Calderbank, Cameron, Kantor and Seidel,
@@ -35,16 +35,16 @@ def kerdock_set(log_dim: int) -> np.ndarray:
 
 
 def dual_bch_code(log_dim: int) -> np.ndarray:
-    """The words (-1)^Tr(a x + b x^3), x in GF(d), d = 2^m with m odd, their negatives and the standard basis.
+    """The vectors (-1)^Tr(a x + b x^3), x in GF(d), d = 2^m with m odd, the standard basis, and all their negatives.
 
-    These are the duals of the extended double-error-correcting BCH codes. The forms Tr(b x^3) differ by forms of rank
-    m - 1, so that no cosine exceeds sqrt(2 / d).
+    The vectors are the codewords of the dual of the extended double-error-correcting BCH code. The forms Tr(b x^3)
+    differ by forms of rank m - 1, so no cosine exceeds sqrt(2 / d).
 
     Args:
         log_dim: m, odd, 3 to 9.
 
     Returns:
-        Directions of shape (2 d^2 + 2 d, d), int8, not of one norm, the standard basis and its negatives first.
+        Points, (2 d^2 + 2 d, d), int8, of different norms; the standard basis and its negatives come first.
 
     Reference:
         Gold, "Maximal recursive sequences with 3-valued recursive cross-correlation functions", 1968; MacWilliams and
@@ -65,7 +65,7 @@ def _signs(bits: np.ndarray) -> np.ndarray:
 
 
 def _signed_with_basis(words: np.ndarray) -> np.ndarray:
-    """The standard basis and the sign vectors (..., d), each with its negatives; of the basis only directions count."""
+    """The standard basis and the sign vectors (..., d), each with its negatives; the norms differ."""
     dim = words.shape[-1]
     basis, words = np.eye(dim, dtype=np.int8), words.reshape(-1, dim)
     return np.concatenate([basis, -basis, words, -words])

@@ -73,5 +73,5 @@ def test_a_point_that_is_zero_or_not_finite_is_refused_by_its_number(value):
 
 
 def test_integers_are_refused_with_advice():
-    with pytest.raises(TypeError, match=r"floating dtype; got torch.int64.*\.float\(\)"):
+    with pytest.raises(TypeError, match=r"floating-point dtype; got torch.int64.*\.float\(\)"):
         separation(torch.eye(3, dtype=torch.int64))

@@ -1,0 +1,116 @@
+"""The uniform distribution on the unit sphere, and the constraint that all distributions on it share."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, register_kl
+from torch.distributions.constraints import Constraint
+
+from hf_sphere.geometry.bessel import log_uniform_density
+
+
+class _UnitVector(Constraint):
+    """Vectors of unit norm along the last axis, up to the rounding error of the dtype."""
+
+    event_dim = 1
+
+    def check(self, value: Tensor) -> Tensor:
+        norms = torch.linalg.vector_norm(value.to(torch.promote_types(value.dtype, torch.float32)), dim=-1)
+        tolerance = max(1e-5, 4 * torch.finfo(value.dtype).eps)
+        return (norms - 1).abs() <= tolerance
+
+
+unit_vector: Constraint = _UnitVector()
+"""Support of the distributions on the sphere."""
+
+
+class HypersphericalUniform(Distribution):
+    """The uniform distribution on the unit sphere.
+
+    Args:
+        dim: Number of coordinates d, at least 2.
+        batch_shape: Batch shape.
+        dtype: Dtype of samples; torch's default if None.
+        device: Device of samples; torch's default if None.
+        validate_args: Whether to validate values; see `torch.distributions.Distribution`.
+
+    Raises:
+        ValueError: If `dim` is below 2.
+    """
+
+    arg_constraints = {}
+    support = unit_vector
+    has_rsample = True
+
+    def __init__(
+        self,
+        dim: int,
+        batch_shape: Any = (),
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        log_uniform_density(dim)  # raises on an invalid dimension
+        self._like = torch.empty(0, dtype=dtype, device=device)
+        if not self._like.is_floating_point():
+            raise TypeError(f"dtype must be a floating-point dtype; got {self._like.dtype}.")
+        super().__init__(torch.Size(batch_shape), torch.Size([int(dim)]), validate_args)
+
+    def expand(self, batch_shape: Any, _instance: "HypersphericalUniform | None" = None) -> "HypersphericalUniform":
+        """Return a distribution expanded to `batch_shape`."""
+        new = self._get_checked_instance(HypersphericalUniform, _instance)
+        new._like = self._like
+        super(HypersphericalUniform, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    def __repr__(self) -> str:
+        batch = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
+        return f"HypersphericalUniform({self.dim}{batch})"
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates d."""
+        return self.event_shape[0]
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean, the center of the sphere: zeros, (..., d)."""
+        return self._like.new_zeros(self._extended_shape())
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of each coordinate, 1 / d: (..., d)."""
+        return self._like.new_full(self._extended_shape(), 1 / self.dim)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Minus the logarithm of the surface area of the sphere, in nats: (...)."""
+        if self._validate_args:
+            self._validate_sample(value)
+        shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
+        return value.new_full(shape, log_uniform_density(self.dim))
+
+    def entropy(self) -> Tensor:
+        """Logarithm of the surface area of the sphere, in nats: (...)."""
+        return self._like.new_full(self.batch_shape, -log_uniform_density(self.dim))
+
+    def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+        """Draw samples, sample_shape + (..., d); see `VonMisesFisher.rsample`."""
+        wide = torch.promote_types(self._like.dtype, torch.float32)
+        shape = self._extended_shape(torch.Size(sample_shape))
+        noise = torch.randn(shape, generator=generator, dtype=wide, device=self._like.device)
+        return torch.nn.functional.normalize(noise, dim=-1).to(self._like.dtype)
+
+
+def check_same_sphere(p: Any, q: Any) -> None:
+    """Raise a ValueError if two distributions differ in their dimension."""
+    if p.dim != q.dim:
+        raise ValueError(f"a divergence requires equal dimensions; the distributions have {p.dim} and {q.dim}.")
+
+
+@register_kl(HypersphericalUniform, HypersphericalUniform)
+def _kl_uniform_uniform(p: HypersphericalUniform, q: HypersphericalUniform) -> Tensor:
+    check_same_sphere(p, q)
+    return p._like.new_zeros(torch.broadcast_shapes(p.batch_shape, q.batch_shape))

@@ -1,0 +1,22 @@
+"""Validation of numeric arguments."""
+
+import math
+import operator
+from typing import Any
+
+
+def check_integer(name: str, value: Any, minimum: int) -> int:
+    """Return an integer of at least `minimum` as `int` (numpy integers included), or raise a ValueError."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < minimum:
+        raise ValueError(f"{name} must be an integer of at least {minimum}; got {value!r}.")
+    return number
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise a ValueError unless a number is finite and positive."""
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be finite and positive; got {value}.")
