@@ -32,11 +32,9 @@ from hf_sphere.analogies import (
     score_questions,
     search_configurations,
 )
-from hf_sphere.analogies.encoding import encode
-from hf_sphere.analogies.likelihoods import perplexities
+from hf_sphere.analogies.likelihoods import build_rows, perplexities
 from hf_sphere.analogies.prompts import PERMUTATIONS, Sentence
-from hf_sphere.analogies.rows import Rows
-from hf_sphere.analogies.scoring import Measurements
+from hf_sphere.analogies.scoring.base import Measurements
 from hf_sphere.analogies.scoring.marginal_bias import MarginalBias
 from hf_sphere.analogies.search import PUBLISHED_GRID
 from hf_sphere.models.sphere_bert.configuration_sphere_bert import SphereBertConfig
@@ -72,7 +70,7 @@ def compare_with_golden() -> list[dict[str, Any]]:
         expected = torch.cat(
             [torch.tensor(case[f"{side}_perplexities"], dtype=torch.float64).T for side in ("positive", "negative")]
         )
-        measured = measure_questions([question], model, template=template).values[0]
+        measured = measure_questions([question], model, template=template).terms[0, 0]
         perplexity_error = max(perplexity_error, float((measured / expected - 1).abs().max()))
         answers = [(measured[0].argmin().item(), case["perplexity_index_0_prediction"])]
         for biased in case["marginal_bias_index_0"]:
@@ -163,12 +161,12 @@ def compare_with_plain(model: LanguageModel, questions: list[Question]) -> list[
             ours = perplexities(model, sentences)
             our_seconds = time.perf_counter() - start
     speeds = len(sentences) / our_seconds, len(chosen) / plain_seconds
-    rows = Rows(encode(model, sentences), model.tokenizer.mask_token_id)
+    rows = build_rows(model, sentences)
     return [
         row("plain scheme: sentences a second", speeds[1]),
         row(f"ours, {len(sentences):,} sentences: sentences a second", speeds[0]),
         row("ours / plain scheme, speed", speeds[0] / speeds[1], at_least=4),
-        row("of that, because repeated rows run once", int(rows.counts.sum()) / len(rows)),
+        row("of that, because repeated rows run once", sum(rows.counts) / len(rows)),
         row("largest relative difference of the two", float((ours[chosen] / torch.cat(plain) - 1).abs().max()), 1e-4),
     ]
 
@@ -181,7 +179,9 @@ def search_speed() -> list[dict[str, Any]]:
         [("a", "b")] * 374, [pairs] * 374, torch.randint(5, (374,), generator=generator).tolist()
     )
     values = torch.rand(374, len(PERMUTATIONS), 5, 5, generator=generator, dtype=torch.float64) * 1000 + 1
-    measurements = Measurements(MarginalBias(), values, torch.full((374,), 5))
+    scoring = MarginalBias()
+    terms = torch.stack([scoring.grid_terms(of_question) for of_question in values], dim=1)
+    measurements = Measurements(scoring, terms, torch.full((374,), 5))
     rows = []
     for what, grid, bound in (("published grid", PUBLISHED_GRID, 2.0), ("full grid", None, None)):
         seconds, result = [], None
