@@ -38,39 +38,30 @@ FREE_TO_CHANGE = {
 class AnalogyArguments:
     """Models, questions and scorings."""
 
-    model_name_or_path: list[str] = argument(
-        help="Masked, causal or embedding models of transformers: folders or Hub ids."
-    )
+    model_name_or_path: list[str] = argument(help="Masked, causal or embedding models: folders or Hub ids.")
     output_dir: str = argument("outputs/analogies", "Output directory.")
     overwrite_output_dir: bool = argument(False, "Replace the results in output_dir; scores of sentences are kept.")
     dataset_name: str = argument("relbert/analogy_questions", "Questions: Hub id or folder.")
     dataset_revision: str | None = argument(None, "Revision of the data set on the Hub.")
-    benchmarks: list[str] = argument(
-        ("sat", "u2", "u4", "google", "bats"), "Configurations of the data set, one set of questions each."
-    )
+    benchmarks: list[str] = argument(("sat", "u2", "u4", "google", "bats"), "Configurations of the data set.")
     validation_split: str = argument("validation", "Split to select configurations on.")
     test_split: str = argument("test", "Split to report accuracies on.")
     scorings: list[str] = argument(
         ("marginal_bias", "embedding_similarity"),
-        "Scorings of the choices: by default the best of the publication and a cheap one. Scorings that a model does "
-        "not support are skipped with a message.",
+        "Scorings of the choices. Those that a model does not support are skipped with a message.",
         choices=scoring_names,
     )
     templates: list[str] = argument(
-        tuple(TEMPLATES),
-        "Templates to search: names, or texts with {a}, {b}, {c} and {d}. The first one is untuned.",
+        tuple(TEMPLATES), "Templates to search: names, or texts with {a}, {b}, {c} and {d}. The first one is untuned."
     )
     relation_templates: list[str] = argument(
-        (RELATION_TEMPLATE,),
-        "Templates of relation_embedding: texts with {a} and {b}, and optionally {mask}.",
+        (RELATION_TEMPLATE,), "Templates of relation_embedding: texts with {a} and {b}, and optionally {mask}."
     )
     word_embeddings: Literal["both", "alone", "in_context"] = argument(
         "alone", "Whether embedding_similarity embeds each word alone, in the templates, or searches both."
     )
     grid: Literal["full", "published", "none"] = argument(
-        "full",
-        "What is searched besides templates: all weights and aggregations; those of the publication, with 12 of the 16 "
-        "negative permutations; or nothing.",
+        "full", "Search all weights and aggregations, those of the publication, or only templates."
     )
     num_shuffles: int = argument(200, "Number of searches on shuffled scores, for the noise level on validation.")
     max_questions: int | None = argument(None, "Most questions per split, for a quick test.")

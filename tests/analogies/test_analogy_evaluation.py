@@ -97,9 +97,8 @@ def test_only_the_orders_that_a_configuration_needs_are_scored(tiny, tmp_path):
 def test_work_of_a_search_is_counted_by_distinct_sentences_that_the_cache_lacks(tiny, tmp_path):
     cache = ScoreCache(tmp_path / "scores.sqlite")
     evaluation, two = AnalogyEvaluation(Engine(tiny, cache=cache)), QUESTIONS[:2]
-    sentences, sequences = evaluation.estimate_search(
-        two, dict.fromkeys(["perplexity", "marginal_bias"], ["is-to-what"])
-    )
+    both = {"perplexity": ["is-to-what"], "marginal_bias": ["is-to-what"]}
+    sentences, sequences = evaluation.estimate_search(two, both)
     assert sentences == 24 * (2 * 2 + 3 * 3)  # the perplexity's are among them
     assert sequences > sentences
     evaluation.search(two, "perplexity", ["is-to-what"])

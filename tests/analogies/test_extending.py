@@ -47,7 +47,7 @@ def toy(tmp_path, monkeypatch):
 def test_a_new_scoring_is_found_by_its_name(toy):
     assert toy in scoring.scoring_names()
     assert scoring.build_scoring(toy, scale=2.0).scale == 2
-    with pytest.raises(ValueError, match="'toy' has no option size; its options are: .*scale"):
+    with pytest.raises(ValueError, match=r"'toy' has no option size; its options are: .*scale"):
         scoring.build_scoring(toy, size=1)
 
 
@@ -72,6 +72,6 @@ def test_a_file_must_define_the_scoring_of_its_name(tmp_path, toy):
 
 
 def test_the_names_are_listed_without_importing_torch():
-    code = "from hf_sphere.analogies.scoring import scoring_names as names; import sys; print(names(), 'torch' in sys.modules)"
+    code = "from hf_sphere.analogies import scoring; import sys; print(scoring.scoring_names(), 'torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == f"{scoring.scoring_names()} False"
