@@ -57,9 +57,7 @@ class AnalogyArguments:
     relation_templates: list[str] = argument(
         (RELATION_TEMPLATE,), "Templates of relation_embedding: texts with {a} and {b}, and optionally {mask}."
     )
-    word_embeddings: Literal["both", "alone", "in_context"] = argument(
-        "alone", "Whether embedding_similarity embeds each word alone, in the templates, or searches both."
-    )
+    word_embeddings: Literal["both", "alone", "in_context"] = argument("alone", "How words are embedded.")
     grid: Literal["full", "published", "none"] = argument(
         "full", "Search all weights and aggregations, those of the publication, or only templates."
     )
@@ -76,8 +74,6 @@ class AnalogyArguments:
     def __post_init__(self) -> None:
         for name in ("model_name_or_path", "benchmarks", "scorings", "templates", "relation_templates"):
             setattr(self, name, list(dict.fromkeys(getattr(self, name))))
-            if not getattr(self, name):
-                raise ValueError(f"--{name} is given without a value; give one or more, or leave it out.")
         for name in ("num_shuffles", "max_questions", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:

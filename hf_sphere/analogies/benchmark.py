@@ -2,9 +2,10 @@
 
 import csv
 import hashlib
+import itertools
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tqdm.auto import tqdm
 from hf_sphere.analogies.evaluation import AnalogyEvaluation, can_score, report_accuracy, untuned_configuration
 from hf_sphere.analogies.questions import Question
 from hf_sphere.analogies.search import select_configuration
-from hf_sphere.utils.files import write_json
+from hf_sphere.utils.files import atomic_file, write_json
 
 HEADER = (
     f"\n{'benchmark':<11}{'scoring':<21}{'accuracy':>9}{'interval':>16}{'chance':>8}{'noise':>7}{'untuned':>9}"
@@ -66,34 +67,29 @@ class BenchmarkRun:
 
     def describe_work(self) -> str:
         """Estimate the work for the results that are not finished."""
-        work = {"search on validation: about": np.zeros(2), "answer the test: at most about": np.zeros(2)}
-        finished = True
-        for name, (validation, test) in self.benchmarks.items():
-            missing = {key: value for key, value in self.templates.items() if not self.path(name, key).is_file()}
-            finished = finished and not missing
-            work["search on validation: about"] += self.evaluation.estimate_search(validation, missing)
-            work["answer the test: at most about"] += self.evaluation.estimate_answers(test, missing)
-        if finished:
+        search, answers = np.zeros(2), np.zeros(2)
+        missing = [key for key in itertools.product(self.benchmarks, self.templates) if not self.path(*key).is_file()]
+        if not missing:
             return "all results are finished already"
-        return "\n".join(
-            f"{purpose} {round(sentences):,} sentences in {round(sequences):,} sequences"
-            for purpose, (sentences, sequences) in work.items()
-            if sentences
-        )
+        for name, (validation, test) in self.benchmarks.items():
+            templates = {key: value for key, value in self.templates.items() if (name, key) in missing}
+            search += self.evaluation.estimate_search(validation, templates)
+            answers += self.evaluation.estimate_answers(test, templates)
+        work = (("search on validation: about", search), ("answer the test: at most about", answers))
+        lines = (f"{purpose} {count[0]:,.0f} sentences in {count[1]:,.0f} sequences" for purpose, count in work)
+        return "\n".join(lines) if answers.any() else "no sentences to score"
 
-    def results(self) -> Iterator[dict[str, Any]]:
-        """Compute or read the results, one per benchmark and scoring.
+    def result(self, benchmark: str, scoring: str) -> dict[str, Any]:
+        """Read a result, or compute and write it.
 
-        Yields:
+        Returns:
             `model`, `benchmark`, `scoring`, the entries of `report_accuracy`, and `predictions` for the test questions.
         """
-        for benchmark in self.benchmarks:
-            for scoring in self.templates:
-                path = self.path(benchmark, scoring)
-                if not path.is_file():
-                    write_json(path, self._compute(benchmark, scoring))
-                names = {"model": self.evaluation.engine.language_model.name, "benchmark": benchmark}
-                yield names | {"scoring": scoring} | json.loads(path.read_text(encoding="utf-8"))
+        path = self.path(benchmark, scoring)
+        if not path.is_file():
+            write_json(path, self._compute(benchmark, scoring))
+        names = {"model": self.evaluation.engine.language_model.name, "benchmark": benchmark, "scoring": scoring}
+        return names | json.loads(path.read_text(encoding="utf-8"))
 
     def print_results(self) -> list[dict[str, Any]]:
         """Compute or read the results and print them as a table; scorings that the model does not support are skipped.
@@ -112,9 +108,9 @@ class BenchmarkRun:
         run = replace(self, templates=supported)
         print(f"{run.describe_work()}\n{HEADER}", flush=True)
         results = []
-        for result in run.results():
-            print(table_line(result), flush=True)
-            results.append(result)
+        for benchmark, scoring in itertools.product(self.benchmarks, supported):
+            results.append(run.result(benchmark, scoring))
+            print(table_line(results[-1]), flush=True)
         for average in averages(results):
             print(table_line(average), flush=True)
         return results
@@ -124,9 +120,7 @@ class BenchmarkRun:
         templates = self.templates[scoring]
         untuned = untuned_configuration(scoring, templates[0])
         total = len(templates) * len(validation) + 2 * len(test)
-        with tqdm(
-            total=total, desc=f"{benchmark} {scoring}", unit="question", leave=False, disable=self.disable_tqdm
-        ) as bar:
+        with tqdm(total=total, desc=f"{benchmark} {scoring}", leave=False, disable=self.disable_tqdm) as bar:
             engine = replace(self.evaluation.engine, progress=bar.update)
             evaluation = replace(self.evaluation, engine=engine)
             search = evaluation.search(validation, scoring, templates)
@@ -172,7 +166,10 @@ def write_results(path: Path, results: Sequence[Mapping[str, Any]], benchmarks: 
     single = entries[0] if len(entries) == 1 else {}
     top = {name: value for name, value in single.items() if name.startswith("eval_")}
     write_json(path, {**top, "results": entries, "averages": averages(entries)})
-    with path.with_name("results.csv").open("w", newline="", encoding="utf-8") as file:
+    with (
+        atomic_file(path.with_name("results.csv")) as unfinished,
+        open(unfinished, "w", newline="", encoding="utf-8") as file,
+    ):
         writer = csv.DictWriter(file, list(entries[0]))
         writer.writeheader()
         writer.writerows(entry | {"configuration": json.dumps(entry["configuration"])} for entry in entries)

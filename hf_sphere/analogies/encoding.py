@@ -62,10 +62,6 @@ def encode(
         return []
     output = tokenizer(
         [sentence.text for sentence in sentences],
-        padding=False,
-        truncation=False,
-        return_attention_mask=False,
-        return_token_type_ids=False,
         return_special_tokens_mask=True,
         return_offsets_mapping=words or any_hidden,
         verbose=False,  # texts that are too long raise an error below

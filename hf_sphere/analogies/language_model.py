@@ -12,15 +12,7 @@ from typing import Any, Literal, Self
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_sphere.utils.digest import digest_weights
 from hf_sphere.utils.input_length import longest_input
@@ -254,17 +246,21 @@ def _undeclared_class(config: PreTrainedConfig) -> str:
 
 def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """Load a model with the head that it was saved with."""
-    config = AutoConfig.from_pretrained(name)
+    config = transformers.AutoConfig.from_pretrained(name)
     declared = (config.architectures or [None])[0]
     class_name = declared or _undeclared_class(config)
     kind = _find_kind(class_name, config, name)
     # Encoders of sequence-to-sequence models have no Auto class.
-    bare = getattr(transformers, class_name, AutoModel) if kind == "embedding" else AutoModel
-    loaders = {"masked": AutoModelForMaskedLM, "causal": AutoModelForCausalLM, "embedding": bare}
+    bare = getattr(transformers, class_name, transformers.AutoModel) if kind == "embedding" else transformers.AutoModel
+    loaders = {
+        "masked": transformers.AutoModelForMaskedLM,
+        "causal": transformers.AutoModelForCausalLM,
+        "embedding": bare,
+    }
     model, report = loaders[kind].from_pretrained(name, dtype=dtype, output_loading_info=True)
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)  # no score uses the pooler
     if missing and kind != "embedding" and declared is None:
-        return AutoModel.from_pretrained(name, dtype=dtype)  # an encoder saved without a head
+        return transformers.AutoModel.from_pretrained(name, dtype=dtype)  # an encoder saved without a head
     if missing:
         raise ValueError(
             f"{name} was saved without {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}, so the head of "
@@ -285,7 +281,7 @@ def _load_tokenizer(tokenizer: Any, of_model: str, name: str) -> Any:
             "Pass it: LanguageModel.load(model, tokenizer)."
         )
     try:
-        return AutoTokenizer.from_pretrained(source)
+        return transformers.AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{os.fspath(source)} has no tokenizer that transformers can load ({error}). "

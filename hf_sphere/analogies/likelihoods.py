@@ -7,7 +7,7 @@ on the tokens that are scored.
 import contextlib
 import itertools
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -144,7 +144,7 @@ def _score(
     _, starts = np.unique(tokens_needed // (BATCHES_IN_CHUNK * batch_tokens), return_index=True)
     ends = [0, *rows.ends]
     reader = _LogitReader(language_model)
-    with reader:
+    with reader.reading():
         for first, end in itertools.pairwise([*starts.tolist(), len(sentences)]):
             numbers = np.arange(ends[first], ends[end])
             for batch in equal_length_batches(lengths[numbers], batch_tokens, batch_size):
@@ -167,8 +167,8 @@ def _score(
             yield [Score(loss, rows.counts[first + place]) for place, loss in enumerate(losses[first:end].tolist())]
 
 
-class _LogitReader(contextlib.AbstractContextManager[None]):
-    """Reads the logits of chosen tokens, while the model is in evaluation mode.
+class _LogitReader:
+    """Reads the logits of chosen tokens.
 
     Heads of masked models work token by token, so a hook gives them the hidden states of the chosen tokens only, as if
     these were one sequence. The first batch shows whether the head of a model supports this; if not, because it mixes
@@ -178,22 +178,19 @@ class _LogitReader(contextlib.AbstractContextManager[None]):
     def __init__(self, language_model: LanguageModel) -> None:
         self._language_model = language_model
         self._choice: tuple[torch.Size, Tensor, Tensor] | None = None
-        self._works: bool | None = None
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> None:
-        model: Any = self._language_model.model
+        model: Any = language_model.model
         base: Any = model.base_model
-        self._stack.enter_context(self._language_model.evaluating())
-        heads = [child for child in model.children() if base is not model and base not in child.modules()]
-        if self._language_model.kind != "masked" or not heads:
-            self._works = False
-            return
-        for head in heads:
-            self._stack.callback(head.register_forward_pre_hook(self._choose, with_kwargs=True).remove)
+        children = model.children() if language_model.kind == "masked" and base is not model else ()
+        self._heads = [child for child in children if base not in child.modules()]
+        self._works: bool | None = None if self._heads else False
 
-    def __exit__(self, *error: object) -> None:
-        self._stack.__exit__(*error)  # type: ignore[arg-type]
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Put the model in evaluation mode and its head under the hook."""
+        with self._language_model.evaluating(), contextlib.ExitStack() as stack:
+            for head in self._heads:
+                stack.callback(head.register_forward_pre_hook(self._choose, with_kwargs=True).remove)
+            yield
 
     def read(self, ids: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
         """Return the logits (M, V) of the tokens at (rows, positions), (M,) each, of sequences (B, L)."""

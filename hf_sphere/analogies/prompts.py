@@ -18,14 +18,13 @@ TEMPLATES: dict[str, str] = {
 RELATION_TEMPLATE = "The relation between {a} and {b}"
 """Default template of a relation between two words."""
 
-Permutation = tuple[int, int, int, int]
+Permutation = tuple[int, ...]
 """Which of the words (a, b, c, d) takes each of the four places of a template."""
 
 
 def _permutations(names: str) -> tuple[Permutation, ...]:
     """Parse permutations such as "abcd acbd"."""
-    places = (tuple("abcd".index(letter) for letter in name) for name in names.split())
-    return tuple((first, second, third, fourth) for first, second, third, fourth in places)
+    return tuple(tuple("abcd".index(letter) for letter in name) for name in names.split())
 
 
 POSITIVE_PERMUTATIONS = _permutations("abcd acbd badc bdac cdab cadb dcba dbca")

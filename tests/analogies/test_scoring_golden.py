@@ -39,10 +39,10 @@ def golden(root):
     return cases
 
 
-def test_perplexities_and_their_predictions_are_the_published_ones(tiny, golden):
+def test_perplexities_and_their_predictions_are_the_published_ones(tiny, golden, cache):
     for template, cases in golden.items():
         questions, expected = zip(*cases, strict=True)
-        measured = measure_questions(questions, tiny, template=template)
+        measured = measure_questions(questions, tiny, template=template, cache=cache)
         for case, values, count in zip(expected, measured.terms[0], measured.num_choices.tolist(), strict=True):
             published = torch.tensor(
                 [positive + negative for positive, negative in zip(
@@ -50,8 +50,8 @@ def test_perplexities_and_their_predictions_are_the_published_ones(tiny, golden)
                 )],
                 dtype=torch.float64,
             )  # fmt: skip
-            torch.testing.assert_close(values[:, :count].T, published, rtol=1e-4, atol=0)
-        scores = score_questions(questions, tiny, template=template)
+            torch.testing.assert_close(values[:, :count].T, published, rtol=1e-5, atol=0)
+        scores = score_questions(questions, tiny, template=template, cache=cache)
         assert scores.predictions.tolist() == [case["perplexity_index_0_prediction"] for case in expected]
 
 
