@@ -1,4 +1,4 @@
-"""Word analogies for the library `evaluate`: answers of a language model, or given ones."""
+"""Metric of `evaluate` for word analogies, answered by a language model or given as predictions."""
 
 import functools
 import os
@@ -9,42 +9,42 @@ import evaluate
 
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.questions import make_questions
-from hf_sphere.analogies.scoring import score_questions
+from hf_sphere.analogies.scores import score_questions
 
 _DESCRIPTION = """
-Which of some pairs of words is related as a given pair is? A language model answers by how natural the sentences are
-that say so.
+Accuracy on word analogies: which pair of words has the same relation as a given pair? A language model scores a
+sentence for each choice.
 """
 
 _KWARGS_DESCRIPTION = """
 Args:
-    references (list of int): Number of the right choice of each question, from 0.
+    references (list of int): Index of the correct choice of each question, from 0.
     stem (list of pairs of str): The pair (a, b) of each question.
-    choice (list of lists of pairs of str): The pairs (c, d) to choose from; their number may differ.
-    groups (list of str): Kind of relation of each question; the accuracy is then given by group too.
-    model_id (str or model): Id or folder of a masked, causal or embedding model, or a model of transformers itself.
-    tokenizer: Of the model; by default that of the id.
-    predictions (list of int): Given answers, in the place of a model.
+    choice (list of lists of pairs of str): The candidate pairs (c, d) of each question.
+    groups (list of str): Kind of relation of each question, for the accuracy by group.
+    model_id (str or model): Hub id or folder of a masked, causal or embedding model, or a model of transformers.
+    tokenizer: Tokenizer of the model; by default that of the id.
+    predictions (list of int): Predictions, instead of a model.
     scoring (str): "perplexity" (default), "marginal_bias", "pmi", "hypothesis_bias", "embedding_similarity" or
         "relation_embedding".
     template (str): "is-to-what" (default), "is-to-as", "rel-same", "what-is-to", "she-to-as", "as-what-same", or a text
         with the fields {a}, {b}, {c} and {d}.
-    positive_aggregation (str): Over the 8 orders of the words in which the analogy holds: "mean", "max", "min" or
+    positive_aggregation (str): Over the 8 permutations in which the analogy holds: "mean", "max", "min" or
         "index_0" (default) to "index_7".
     negative_aggregation (str): Over the 16 others: "mean", "max", "min" or "index_0" (default) to "index_15".
-    negative_weight (float): Of the latter; 0 by default.
-    weight_head (float): Of "marginal_bias" and "hypothesis_bias"; 0 by default.
-    weight_tail (float): Of the same.
-    alpha (float): Of "pmi"; 0 by default.
-    pmi_aggregation (str): "mean" (default), "max", "min", "index_0" or "index_1".
-    batch_size (int): Sentences at a time; by default as many as is fast.
-    device (str): Where the model computes; by default the accelerator if there is one.
+    negative_weight (float): Weight of the negative permutations; 0 by default.
+    weight_head (float): Weight of the head in "marginal_bias" and "hypothesis_bias"; 0 by default.
+    weight_tail (float): Weight of the tail, likewise.
+    alpha (float): Weight of the marginal term in "pmi"; 0 by default.
+    pmi_aggregation (str): Of the two terms of "pmi": "mean" (default), "max", "min", "index_0" or "index_1".
+    batch_size (int): Sequences per batch; by default as many as run fast.
+    device (str): Device of the model; by default the accelerator if there is one.
 
 Returns:
-    accuracy (float): Share of right answers.
-    chance_level (float): What guessing reaches; with the questions.
-    accuracy_by_group (dict): Accuracy by group; with groups.
-    predictions (list of int): The answers.
+    accuracy (float): Share of correct predictions.
+    chance_level (float): Expected accuracy of guessing; if the choices are given.
+    accuracy_by_group (dict): Accuracy by group; if groups are given.
+    predictions (list of int): The predictions.
     costs (list of lists of float): Cost of each choice, the lowest wins; with a model.
 
 Examples:
@@ -66,16 +66,16 @@ _CITATION = """
 }
 """
 
-_NOTHING = {"predictions": None, "references": None, "stem": None, "choice": None, "groups": ""}
+_EMPTY = {"predictions": None, "references": None, "stem": None, "choice": None, "groups": ""}
 
 
-@functools.lru_cache(maxsize=1)  # one, for two may not fit in memory
+@functools.lru_cache(maxsize=1)  # one, since two may not fit in memory
 def _load(name: str, files: tuple[tuple[str, int], ...], tokenizer: Any, device: str | None) -> LanguageModel:
     return LanguageModel.load(name, tokenizer, device=device)
 
 
 def _load_once(model: Any, tokenizer: Any, device: str | None) -> LanguageModel:
-    """Load a model by its id unless it was the last one, and its folder, if it is one, has not changed since."""
+    """Load a model, unless it was loaded last and its folder, if it is one, has not changed since."""
     if not isinstance(model, (str, os.PathLike)):
         return LanguageModel.load(model, tokenizer, device=device)
     name = os.fspath(model)
@@ -104,7 +104,7 @@ class Analogy(evaluate.Metric):
             ),
         )
 
-    # Every input but the references may be left out, which evaluate does not know: columns of nothing take its place.
+    # All inputs except the references are optional, which evaluate does not support: empty columns replace them.
 
     def compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, Any] | None:
         """See `evaluate.EvaluationModule.compute`."""
@@ -115,14 +115,14 @@ class Analogy(evaluate.Metric):
         """See `evaluate.EvaluationModule.add_batch`."""
         given = {"predictions": predictions, "references": references, **kwargs}
         length = next((len(column) for column in given.values() if column is not None), 0)
-        nothing = {name: [value] * length for name, value in _NOTHING.items()}
-        super().add_batch(**(nothing | {name: column for name, column in given.items() if column is not None}))
+        empty = {name: [value] * length for name, value in _EMPTY.items()}
+        super().add_batch(**(empty | {name: column for name, column in given.items() if column is not None}))
 
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
         """See `evaluate.EvaluationModule.add`."""
         given = {name: value for name, value in kwargs.items() if value is not None}
-        nothing = {name: value for name, value in _NOTHING.items() if name not in ("predictions", "references")}
-        super().add(prediction=prediction, reference=reference, **(nothing | given))
+        empty = {name: value for name, value in _EMPTY.items() if name not in ("predictions", "references")}
+        super().add(prediction=prediction, reference=reference, **(empty | given))
 
     def _compute(
         self,
@@ -146,9 +146,9 @@ class Analogy(evaluate.Metric):
         device: str | None = None,
     ) -> dict[str, Any]:
         if not references:
-            raise ValueError("there are no questions; give at least one, with its number of the right choice.")
+            raise ValueError("there are no questions; give at least one, with the index of its correct choice.")
         if None in references:
-            raise ValueError("references are missing; give the number of the right choice of each question, from 0.")
+            raise ValueError("references are missing; give the index of the correct choice of each question, from 0.")
         options = {
             "scoring": scoring,
             "template": template,
@@ -165,15 +165,15 @@ class Analogy(evaluate.Metric):
         of_model = {"model_id": model_id, "tokenizer": tokenizer, "device": device}
         result: dict[str, Any] = {}
         if None not in predictions:
-            unread = [*options, *(name for name, value in of_model.items() if value is not None)]
-            if unread:
-                raise ValueError(f"with predictions no model answers; leave out {', '.join(unread)}, or predictions.")
+            unused = [*options, *(name for name, value in of_model.items() if value is not None)]
+            if unused:
+                raise ValueError(f"predictions need no model; leave out {', '.join(unused)}, or predictions.")
             _check_numbers(references, predictions, choice)
         else:
             if model_id is None or None in stem or None in choice:
                 raise ValueError(
-                    "give predictions and references, or model_id, stem, choice and references; one of these is "
-                    "missing or is None for a question."
+                    "give predictions and references, or model_id, stem, choice and references; one of them is "
+                    "missing, or is None for a question."
                 )
             questions = make_questions(stem, choice, references, groups)
             scores = score_questions(questions, _load_once(model_id, tokenizer, device), **options)
@@ -192,7 +192,7 @@ class Analogy(evaluate.Metric):
 
 
 def _check_numbers(references: list[int], predictions: list[int], choice: list[list[list[str]] | None]) -> None:
-    """Refuse numbers of choices that a question does not have."""
+    """Raise a ValueError if an index is out of range."""
     for number, (answer, prediction, pairs) in enumerate(zip(references, predictions, choice, strict=True)):
         for name, value in (("reference", answer), ("prediction", prediction)):
             if value < 0 or (pairs is not None and value >= len(pairs)):

@@ -1,4 +1,4 @@
-"""Cases that the Space shows and that our tests compute."""
+"""Examples of the Space, which the tests of hf_sphere compute as well."""
 
 test_cases = [
     {

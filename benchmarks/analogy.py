@@ -1,9 +1,9 @@
-"""Are analogy scores the published ones, and how fast are they? How much does a spherized layer of BERT cost?
+"""Compare analogy scores with the published ones and measure their speed, and the cost of a spherized layer of BERT.
 
 python benchmarks/analogy.py --encoder sentence-transformers/all-MiniLM-L6-v2 --dataset relbert/analogy_questions
 
-Writes `results/analogy.json`. Without an encoder, a random BERT of its size with a tokenizer of whole words is taken;
-without a data set, the golden questions. `--quick` takes two questions in the place of ten.
+Writes `results/analogy.json`. Without an encoder, a random BERT of the same size with a tokenizer of whole words is
+used; without a data set, the golden questions. `--quick` uses two questions instead of ten.
 """
 
 import argparse
@@ -32,11 +32,9 @@ from hf_sphere.analogies import (
     score_questions,
     search_configurations,
 )
-from hf_sphere.analogies.encoding import encode
-from hf_sphere.analogies.likelihoods import perplexities
+from hf_sphere.analogies.likelihoods import build_rows, perplexities
 from hf_sphere.analogies.prompts import PERMUTATIONS, Sentence
-from hf_sphere.analogies.rows import Rows
-from hf_sphere.analogies.scoring import Measurements
+from hf_sphere.analogies.scoring.base import Measurements
 from hf_sphere.analogies.scoring.marginal_bias import MarginalBias
 from hf_sphere.analogies.search import PUBLISHED_GRID
 from hf_sphere.models.sphere_bert.configuration_sphere_bert import SphereBertConfig
@@ -47,11 +45,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 PLAIN_LENGTH, PLAIN_BATCH = 32, 32
 PLAIN_SENTENCES = 32
-"""Of the plain scheme, twice, before ours and after it: all of them take half an hour."""
+"""Sentences of the plain scheme, measured before and after ours; all sentences would take half an hour."""
 
 
 def golden_questions() -> list[dict[str, Any]]:
-    """Read the golden cases, each with its question."""
+    """Load the golden cases with their questions."""
     asked = {
         (one["config"], one["split"], one["index"]): one for one in json.loads((GOLDEN / "questions.json").read_text())
     }
@@ -63,7 +61,7 @@ def golden_questions() -> list[dict[str, Any]]:
 
 
 def compare_with_golden() -> list[dict[str, Any]]:
-    """Perplexities, scores and predictions against those of the reference."""
+    """Compare perplexities, scores and predictions with the reference."""
     model = LanguageModel.load(GOLDEN / "tiny-bert", device=DEVICE, dtype=torch.float32)
     perplexity_error = score_error = 0.0
     predictions = wrong = 0
@@ -72,7 +70,7 @@ def compare_with_golden() -> list[dict[str, Any]]:
         expected = torch.cat(
             [torch.tensor(case[f"{side}_perplexities"], dtype=torch.float64).T for side in ("positive", "negative")]
         )
-        measured = measure_questions([question], model, template=template).values[0]
+        measured = measure_questions([question], model, template=template).terms[0, 0]
         perplexity_error = max(perplexity_error, float((measured / expected - 1).abs().max()))
         answers = [(measured[0].argmin().item(), case["perplexity_index_0_prediction"])]
         for biased in case["marginal_bias_index_0"]:
@@ -91,7 +89,7 @@ def compare_with_golden() -> list[dict[str, Any]]:
 
 
 def load_masked_model(encoder: str | None, questions: list[Question]) -> tuple[LanguageModel, str]:
-    """Make a masked model of MiniLM's size, and say which; its head is new in any case, from a fixed seed."""
+    """Build a masked model of the size of MiniLM, with a random head from a fixed seed; also return its description."""
     torch.manual_seed(0)
     if encoder is not None:
         transformers.utils.logging.set_verbosity_error()  # transformers warns of the new head
@@ -106,7 +104,7 @@ def load_masked_model(encoder: str | None, questions: list[Question]) -> tuple[L
 
 
 def whole_words(questions: list[Question]) -> PreTrainedTokenizerFast:
-    """Make a tokenizer that knows the words of the questions: the golden one has a token a letter, more or less."""
+    """Build a tokenizer of the words of the questions: the golden one has about one token per letter."""
     special = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
     words = (word for question in questions for pair in (question.stem, *question.choices) for word in pair)
     known = dict.fromkeys([*special.values(), "[PAD]", "is", "to", "what", *" ".join(words).split()])
@@ -118,14 +116,14 @@ def whole_words(questions: list[Question]) -> PreTrainedTokenizerFast:
 
 
 def grid_sentences(questions: list[Question]) -> list[Sentence]:
-    """Sentences of all heads with all tails in all orders, in one template."""
+    """Return the sentences of all heads with all tails in all permutations, with one template."""
     scoring = MarginalBias()
     return [one for question in questions for order in PERMUTATIONS for one in scoring.sentences(question, order)]
 
 
 @torch.inference_mode()
 def plain_perplexities(model: LanguageModel, sentences: list[Sentence]) -> Tensor:
-    """Pseudo-perplexities as they are usually computed: a row a mask, padded, all logits."""
+    """Compute pseudo-perplexities the usual way: one padded row per mask, all logits."""
     tokenizer = model.tokenizer
     rows, places, tokens, counts = [], [], [], []
     for sentence in sentences:
@@ -147,7 +145,7 @@ def plain_perplexities(model: LanguageModel, sentences: list[Sentence]) -> Tenso
 
 
 def compare_with_plain(model: LanguageModel, questions: list[Question]) -> list[dict[str, Any]]:
-    """Sentences a second of ours and of the plain scheme, and where the difference comes from."""
+    """Measure sentences per second of ours and of the plain scheme, and the sources of the difference."""
     model.model.eval()
     sentences = grid_sentences(questions)
     chosen = torch.randperm(len(sentences), generator=torch.Generator().manual_seed(0))[: 2 * PLAIN_SENTENCES].tolist()
@@ -163,12 +161,12 @@ def compare_with_plain(model: LanguageModel, questions: list[Question]) -> list[
             ours = perplexities(model, sentences)
             our_seconds = time.perf_counter() - start
     speeds = len(sentences) / our_seconds, len(chosen) / plain_seconds
-    rows = Rows(encode(model, sentences), model.tokenizer.mask_token_id)
+    rows = build_rows(model, sentences)
     return [
-        row("plain scheme: sentences a second", speeds[1]),
-        row(f"ours, {len(sentences):,} sentences: sentences a second", speeds[0]),
+        row("plain scheme: sentences per second", speeds[1]),
+        row(f"ours, {len(sentences):,} sentences: sentences per second", speeds[0]),
         row("ours / plain scheme, speed", speeds[0] / speeds[1], at_least=4),
-        row("of that, because repeated rows run once", int(rows.counts.sum()) / len(rows)),
+        row("of that, because repeated rows run once", sum(rows.counts) / len(rows)),
         row("largest relative difference of the two", float((ours[chosen] / torch.cat(plain) - 1).abs().max()), 1e-4),
     ]
 
@@ -181,7 +179,9 @@ def search_speed() -> list[dict[str, Any]]:
         [("a", "b")] * 374, [pairs] * 374, torch.randint(5, (374,), generator=generator).tolist()
     )
     values = torch.rand(374, len(PERMUTATIONS), 5, 5, generator=generator, dtype=torch.float64) * 1000 + 1
-    measurements = Measurements(MarginalBias(), values, torch.full((374,), 5))
+    scoring = MarginalBias()
+    terms = torch.stack([scoring.grid_terms(of_question) for of_question in values], dim=1)
+    measurements = Measurements(scoring, terms, torch.full((374,), 5))
     rows = []
     for what, grid, bound in (("published grid", PUBLISHED_GRID, 2.0), ("full grid", None, None)):
         seconds, result = [], None
@@ -219,9 +219,9 @@ def compare_layers() -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--encoder", help="id or folder of an encoder, in which case its tokenizer is used too")
-    parser.add_argument("--dataset", help="id or folder of the questions")
-    parser.add_argument("--quick", action="store_true", help="two questions in the place of ten")
+    parser.add_argument("--encoder", help="Hub id or folder of an encoder with a tokenizer")
+    parser.add_argument("--dataset", help="Hub id or folder of the questions")
+    parser.add_argument("--quick", action="store_true", help="two questions instead of ten")
     args = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     golden = compare_with_golden()

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import transformers
-from hf_sphere.training.results_folders import check_results_dir, claim_results_dir
 from torch import nn
 from tqdm.auto import tqdm
 
@@ -29,8 +28,8 @@ from hf_sphere.analysis import (
 )
 from hf_sphere.analysis.model_sources import file_name, find_weights, load_classifier
 from hf_sphere.analysis.null_distribution import is_significant
-from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
 from hf_sphere.training.command_line import run_recipe
+from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE, check_results_dir, prepare_results_dir
 from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.files import write_json
 from hf_sphere.utils.snapshots import Snapshot, find_snapshots, list_snapshots
@@ -111,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     statistics = ProjectionStatistics.from_dict(result["projections"])
     stages = by_stage(args, statistics, result.get("distances")) if args.by_stage else None
 
-    claim_results_dir(output_dir, FILES, overwrite=args.overwrite_output_dir)
+    prepare_results_dir(output_dir, FILES, overwrite=args.overwrite_output_dir)
     print(statistics)
     if "distances" in result:
         print(f"\nDistance from the initialisation\n{Distances.from_dict(result['distances'])}")

@@ -28,8 +28,8 @@ from hf_sphere.metrics import (
     risk_coverage,
     sampled_retrieval_scores,
 )
-from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
 from hf_sphere.training.command_line import run_recipe
+from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE
 from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.files import write_json
 from hf_sphere.visualization import plot_reliability, plot_risk_coverage

@@ -70,8 +70,7 @@ class PlacementArguments:
 def main(argv: Sequence[str] | None = None) -> None:
     """Place, report, save and plot the prototypes."""
     (args,) = parse_arguments((PlacementArguments,), argv, "Place class prototypes on the hypersphere.")
-    from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
-    from hf_sphere.training.results_folders import check_results_dir, claim_results_dir
+    from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE, check_results_dir, prepare_results_dir
     from hf_sphere.visualization import plot_cosines
 
     names = read_class_names(args) if args.dataset_name else None
@@ -94,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     print(placement)
     files = ("prototypes.safetensors", "cosines.png", RUN_FILE, RESULTS_FILE)
-    claim_results_dir(folder, files, overwrite=args.overwrite_output_dir)
+    prepare_results_dir(folder, files, overwrite=args.overwrite_output_dir)
     placement.save(folder / files[0])
     write_json(folder / RUN_FILE, asdict(args))
     reached = {name: getattr(placement, name) for name in ("separation", "bound", "optimal", "method", "seconds")}

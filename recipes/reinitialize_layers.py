@@ -24,7 +24,6 @@ import torch
 import transformers
 from accelerate import Accelerator
 from hf_sphere.training.image_run import load_data
-from hf_sphere.training.results_folders import check_results_dir, claim_results_dir, holds_same_run
 from torch import nn
 
 from hf_sphere.analysis import ReinitializationRobustness, reinitialization_robustness
@@ -36,8 +35,14 @@ from hf_sphere.training import (
     ImageSourceArguments,
     TrainingArguments,
 )
-from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
 from hf_sphere.training.command_line import run_recipe
+from hf_sphere.training.output_dir import (
+    RESULTS_FILE,
+    RUN_FILE,
+    can_resume_results,
+    check_results_dir,
+    prepare_results_dir,
+)
 from hf_sphere.utils.arguments import given_arguments, parse_arguments
 from hf_sphere.utils.digest import digest_weights
 from hf_sphere.utils.files import write_json
@@ -136,7 +141,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceArguments, given: s
     snapshots = args.snapshots or [one.path for one in (list_snapshots(kept) if kept.is_dir() else [])]
     settings = asdict(data_args) | asdict(args) | {"data_seed": seed}
     settings["weights"] = digest_weights(classifier.model, [_digest(Path(path)) for path in snapshots])
-    goes_on = holds_same_run(output_dir, settings, free=FREE_TO_CHANGE, overwrite=args.overwrite_output_dir)
+    goes_on = can_resume_results(output_dir, settings, ignored=FREE_TO_CHANGE, overwrite=args.overwrite_output_dir)
     batches = load_batches(args, data_args, seed, accelerator)
     lowest, highest = int(batches.labels.min()), int(batches.labels.max())
     if lowest < 0:
@@ -151,7 +156,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceArguments, given: s
     print(f"measuring on {images}")
 
     def begin() -> None:
-        claim_results_dir(output_dir, FILES, overwrite=args.overwrite_output_dir, resume=goes_on)
+        prepare_results_dir(output_dir, FILES, overwrite=args.overwrite_output_dir, resume=goes_on)
         write_json(output_dir / RUN_FILE, settings)
 
     result = reinitialization_robustness(

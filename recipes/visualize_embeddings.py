@@ -30,15 +30,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.nn.functional as F
 import transformers
-from hf_sphere.training.results_folders import check_results_dir, claim_results_dir
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from hf_sphere.embeddings.provenance import embed_snapshots, find_directions, find_snapshots_of, find_thumbnails
 from hf_sphere.embeddings.store import Embeddings, read_embeddings
 from hf_sphere.metrics import alignment, class_angles, effective_dimension, uniformity
-from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
 from hf_sphere.training.command_line import run_recipe
+from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE, check_results_dir, prepare_results_dir
 from hf_sphere.utils.arguments import parse_arguments
 from hf_sphere.utils.files import write_json
 from hf_sphere.utils.snapshots import Snapshot
@@ -148,7 +147,7 @@ def visualize(args: VisualizationArguments) -> None:
     check_gallery([look, *others])
     snapshots = find_snapshots_of(data) if "film" in pictures else []
     results = look.measure()
-    claim_results_dir(output, FILES, overwrite=args.overwrite_output_dir)
+    prepare_results_dir(output, FILES, overwrite=args.overwrite_output_dir)
     write_json(output / RUN_FILE, asdict(args))
     write_json(output / RESULTS_FILE, results)
     print(f"saved {output / RESULTS_FILE}")

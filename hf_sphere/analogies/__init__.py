@@ -1,7 +1,4 @@
-"""Word analogies answered by language models: any masked, causal or embedding model of transformers.
-
-Everything is imported when first used.
-"""
+"""Word analogies: questions are answered by any masked, causal or embedding model of transformers."""
 
 import lazy_loader
 

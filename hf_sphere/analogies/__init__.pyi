@@ -11,12 +11,8 @@ from .questions import (
     make_questions as make_questions,
 )
 from .score_cache import ScoreCache as ScoreCache
-from .scoring import (
-    SCORINGS as SCORINGS,
-    Scores as Scores,
-    measure_questions as measure_questions,
-    score_questions as score_questions,
-)
+from .scores import Scores as Scores, measure_questions as measure_questions, score_questions as score_questions
+from .scoring import scoring_names as scoring_names
 from .search import (
     SearchResult as SearchResult,
     Selection as Selection,

@@ -1,6 +1,7 @@
 """A language model with its tokenizer, of any architecture of transformers that reads plain text."""
 
 import contextlib
+import json
 import math
 import os
 import threading
@@ -11,17 +12,9 @@ from typing import Any, Literal, Self
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_sphere.analogies.fingerprint import fingerprint_model, read_state
+from hf_sphere.utils.digest import digest_weights
 from hf_sphere.utils.input_length import longest_input
 
 Kind = Literal["masked", "causal", "embedding"]
@@ -31,11 +24,11 @@ KIND_OF_ENDING: dict[str, Kind | None] = {
     "ForPreTraining": "masked",
     "ForCausalLM": "causal",
     "LMHeadModel": "causal",
-    "HeadModel": None,  # heads for other work, as in GPT2DoubleHeadsModel
+    "HeadModel": None,  # heads for other tasks, as in GPT2DoubleHeadsModel
     "HeadsModel": None,
     "Model": "embedding",
 }
-"""What the end of a class name says of a model; the first that fits counts."""
+"""Kind of a model by the end of its class name; the first match counts."""
 
 ALLOWED = (
     "allowed are text models for masked tokens (...ForMaskedLM), for the next token (...ForCausalLM, ...LMHeadModel) "
@@ -44,29 +37,30 @@ ALLOWED = (
 
 
 _LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.RLock] = weakref.WeakKeyDictionary()
-"""Of each model that was ever run: kept here, as a model that has one itself could not be copied."""
+"""One lock per model. A model that had it as an attribute could not be copied."""
+
+VOLATILE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+"""Entries of a configuration that do not affect scores; the dtype is read from the weights."""
 
 
 class LanguageModel:
-    """A model and its tokenizer, loaded once and used for every score.
-
-    `LanguageModel.load` makes one.
+    """A model and its tokenizer, usually loaded by `LanguageModel.load`.
 
     Args:
         model: Model of transformers: for masked tokens, for the next token, or a bare text encoder or decoder.
         tokenizer: Its tokenizer.
-        name: What messages call the model.
+        name: Name of the model in messages.
 
     Attributes:
-        kind: `masked`: answers which token is behind a mask. `causal`: answers which token comes next. `embedding`: has
-            no answer, only hidden states.
+        kind: `masked` models predict masked tokens, `causal` models the next token, `embedding` models have hidden
+            states only.
         name: Name, folder or class of the model.
         model: The model.
         tokenizer: The tokenizer.
         max_length: Most tokens of an input, special ones included; None if nothing limits it.
 
     Raises:
-        ValueError: If the model is of no such kind, or the tokenizer lacks a vocabulary or, for a masked model, a mask.
+        ValueError: If the model is of another kind, or the tokenizer lacks a vocabulary or, for a masked model, a mask.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any, name: str | None = None) -> None:
@@ -77,27 +71,27 @@ class LanguageModel:
         self.max_length = longest_input(model, tokenizer)
         self._fingerprint: tuple[Any, str] | None = None
         if not isinstance(self._input_embeddings(), nn.Embedding):
-            raise ValueError(f"{self.name} is a {type(model).__name__}, which reads no tokens; {ALLOWED}.")
+            raise ValueError(f"{self.name} is a {type(model).__name__}, which takes no tokens; {ALLOWED}.")
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-            raise ValueError(  # transformers makes an empty tokenizer where it finds no files
-                f"the tokenizer of {self.name} has no vocabulary, which is what transformers makes of missing files. "
-                "Give another: LanguageModel.load(model, tokenizer)."
+            raise ValueError(  # transformers builds an empty tokenizer if it finds no files
+                f"the tokenizer of {self.name} has no vocabulary, probably because its files are missing. "
+                "Pass another one: LanguageModel.load(model, tokenizer)."
             )
         if self.kind == "masked" and tokenizer.mask_token_id is None:
             raise ValueError(
                 f"{self.name} is a model for masked tokens, but its tokenizer {type(tokenizer).__name__} has no mask "
-                "token. Set tokenizer.mask_token to the one it was trained with, or give another tokenizer."
+                "token. Set tokenizer.mask_token to the one it was trained with, or pass another tokenizer."
             )
-        if self.kind == "masked" and not self._answers_with_tokens():
+        if self.kind == "masked" and not self._predicts_tokens():
             raise ValueError(
-                f"{self.name} is a {type(model).__name__}, which does not answer with tokens, as a discriminator does "
-                f"not; {ALLOWED}."
+                f"{self.name} is a {type(model).__name__}, which does not predict tokens (a discriminator, for "
+                f"example); {ALLOWED}."
             )
-        if self.kind == "causal" and self._sees_what_follows():
+        if self.kind == "causal" and self._sees_next_tokens():
             raise ValueError(
-                f"{self.name} is a {type(model).__name__}, whose answer for a token depends on the tokens after it, so "
-                "it gives no likelihood of a text. Load it with config.is_decoder=True if it was trained that way, "
-                "or as a model for masked tokens (...ForMaskedLM)."
+                f"{self.name} is a {type(model).__name__}, whose output for a token depends on the tokens after it, so "
+                "it does not define the likelihood of a text. Load it with config.is_decoder=True if it was trained "
+                "that way, or as a model for masked tokens (...ForMaskedLM)."
             )
 
     @classmethod
@@ -109,20 +103,20 @@ class LanguageModel:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> Self:
-        """Load a model by name, or take one that is loaded.
+        """Load a model by name, or wrap a loaded one.
 
         Args:
-            model: Name on the Hub, folder, or a model of transformers. The configuration's `architectures` say which
-                kind it is. A loaded model is used as it is: `device` and `dtype` change the object itself.
-            tokenizer: Tokenizer, or its name or folder; that of the model's name or folder if None.
-            device: Where the model runs. By default an accelerator if there is one, and where a loaded model is.
-            dtype: Type of the weights. By default that of a loaded model, otherwise bfloat16 on a GPU that computes in
-                it, and else float32.
+            model: Hub id, folder, or a model of transformers. The `architectures` of the configuration determine its
+                kind. A loaded model is not copied: `device` and `dtype` change the object itself.
+            tokenizer: Tokenizer, or its Hub id or folder; by default that of the model.
+            device: Device of the model. By default an accelerator if there is one; a loaded model stays on its device.
+            dtype: Type of the weights. By default that of a loaded model, otherwise bfloat16 on a GPU that supports it,
+                and float32 elsewhere.
 
         Raises:
             TypeError: If `model` is neither a name nor a model of transformers.
             ValueError: If the model is of another kind (image, sequence to sequence, classifier, ...), its head was not
-                saved, or there is no tokenizer that fits.
+                saved, or there is no valid tokenizer.
             OSError: If there is no such model.
         """
         if isinstance(model, str | os.PathLike):
@@ -142,35 +136,38 @@ class LanguageModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return self.model.device
 
     @property
     def fingerprint(self) -> str:
-        """Digest of weights, configuration, tokenizer and dtype: models that score alike have the same one.
+        """Digest of weights, dtype, configuration, adapters and tokenizer: 64 hexadecimal digits.
 
-        It is computed when it is first asked for, and anew after the weights, as by training, or the tokenizer changed.
+        It is computed on first use, and again after the weights (by training, for instance) or the tokenizer changed.
         """
-        state = read_state(self.model, self.tokenizer)
+        state = _read_state(self.model, self.tokenizer)
         if self._fingerprint is None or self._fingerprint[0] != state:
-            self._fingerprint = state, fingerprint_model(self.model, self.tokenizer)
+            config = {key: value for key, value in self.model.config.to_dict().items() if key not in VOLATILE}
+            adapters = _describe_adapters(self.model)
+            basis = [type(self.model).__name__, config, _describe_tokenizer(self.tokenizer), *adapters]
+            self._fingerprint = state, digest_weights(self.model, basis)
         return self._fingerprint[1]
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of tokens that the model knows."""
+        """Number of token embeddings of the model."""
         return self._input_embeddings().num_embeddings
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens that a batch may have unless a number of rows is given: more would not be faster."""
+        """Most tokens per batch if no batch size is given: larger batches are not faster."""
         return 2048 if self.device.type == "cpu" else 16384
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Switch dropout off and gradients too; afterwards every module is in its mode again.
+        """Switch off dropout and gradients; every module returns to its mode afterwards.
 
-        Other threads wait meanwhile: they would find the model in a mode, or with hooks, that are not theirs.
+        Other threads wait until then, so that they do not find the model in the wrong mode or with foreign hooks.
         """
         with _LOCKS.setdefault(self.model, threading.RLock()):
             training = [module for module in self.model.modules() if module.training]
@@ -183,35 +180,35 @@ class LanguageModel:
                     module.training = True
 
     def forward(self, ids: Tensor, *, base: bool = False) -> Any:
-        """Run the model, or only what is below its head.
+        """Run the model, or only its base.
 
         Args:
             ids: (B, L), sequences without padding.
-            base: Leave the head out.
+            base: Do not run the head.
         """
         model = self.model.base_model if base else self.model
-        more = {"use_cache": False} if self.kind == "causal" else {}  # nothing is generated
+        more = {"use_cache": False} if self.kind == "causal" else {}
         return model(input_ids=ids.to(self.device), **more)
 
     def logits(self, ids: Tensor) -> Tensor:
         """Run the model and its head, (B, L) to (B, L, V)."""
         output = self.forward(ids)
-        logits = getattr(output, "prediction_logits", None)  # of models with a second head, for pretraining
+        logits = getattr(output, "prediction_logits", None)  # of models for pretraining
         return output.logits if logits is None else logits
 
     def _input_embeddings(self) -> Any:
         try:
             return self.model.get_input_embeddings()
-        except (NotImplementedError, AttributeError):  # models of images and sound have none
+        except (NotImplementedError, AttributeError):  # image and audio models have none
             return None
 
-    def _answers_with_tokens(self) -> bool:
-        """Whether there is a number for each token of the vocabulary, and not one in all."""
+    def _predicts_tokens(self) -> bool:
+        """Whether there is one logit per token of the vocabulary, and not a single one."""
         with self.evaluating():
             return self.logits(torch.tensor([[0, 1, 0]])).ndim == 3
 
-    def _sees_what_follows(self) -> bool:
-        """Whether the answers for two tokens change with a third one, were it by little as before any training."""
+    def _sees_next_tokens(self) -> bool:
+        """Whether the logits of two tokens change with a third one, even slightly, as before any training."""
         one, other = [token for token in range(3) if token != self.model.config.get_text_config().pad_token_id][:2]
         ids = torch.tensor([[one, other, one], [one, other, other]])
         with self.evaluating():
@@ -230,7 +227,7 @@ def _default_dtype(device: torch.device) -> torch.dtype:
 
 
 def _find_kind(class_name: str, config: PreTrainedConfig, name: str) -> Kind:
-    """Kind of a model by the name of its class, where it reads text."""
+    """Determine the kind of a text model by the name of its class."""
     kind = next((kind for ending, kind in KIND_OF_ENDING.items() if class_name.endswith(ending)), None)
     if kind is None or config.is_encoder_decoder or getattr(config.get_text_config(), "vocab_size", None) is None:
         raise ValueError(f"{name} is a {class_name}; {ALLOWED}.")
@@ -238,7 +235,7 @@ def _find_kind(class_name: str, config: PreTrainedConfig, name: str) -> Kind:
 
 
 def _undeclared_class(config: PreTrainedConfig) -> str:
-    """Class name of a saved model whose configuration does not tell it."""
+    """Guess the class of a saved model whose configuration has no `architectures`."""
     kind = type(config)
     if kind in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
         return transformers.MODEL_FOR_MASKED_LM_MAPPING[kind].__name__
@@ -249,40 +246,90 @@ def _undeclared_class(config: PreTrainedConfig) -> str:
 
 def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """Load a model with the head that it was saved with."""
-    config = AutoConfig.from_pretrained(name)
+    config = transformers.AutoConfig.from_pretrained(name)
     declared = (config.architectures or [None])[0]
     class_name = declared or _undeclared_class(config)
     kind = _find_kind(class_name, config, name)
-    # Encoders of sequence-to-sequence models have no Auto class, but are classes of transformers.
-    bare = getattr(transformers, class_name, AutoModel) if kind == "embedding" else AutoModel
-    loaders = {"masked": AutoModelForMaskedLM, "causal": AutoModelForCausalLM, "embedding": bare}
+    # Encoders of sequence-to-sequence models have no Auto class.
+    bare = getattr(transformers, class_name, transformers.AutoModel) if kind == "embedding" else transformers.AutoModel
+    loaders = {
+        "masked": transformers.AutoModelForMaskedLM,
+        "causal": transformers.AutoModelForCausalLM,
+        "embedding": bare,
+    }
     model, report = loaders[kind].from_pretrained(name, dtype=dtype, output_loading_info=True)
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)  # no score uses the pooler
     if missing and kind != "embedding" and declared is None:
-        return AutoModel.from_pretrained(name, dtype=dtype)  # an encoder that was saved without a head
+        return transformers.AutoModel.from_pretrained(name, dtype=dtype)  # an encoder saved without a head
     if missing:
         raise ValueError(
-            f"{name} was saved without {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}, so that its "
-            f"{type(model).__name__} would answer at random. Train and save that head, or load the bare encoder and "
-            "hand it over: LanguageModel.load(AutoModel.from_pretrained(name))."
+            f"{name} was saved without {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}, so the head of "
+            f"its {type(model).__name__} would be random. Train and save this head, or use the bare encoder: "
+            "LanguageModel.load(AutoModel.from_pretrained(name))."
         )
     return model
 
 
 def _load_tokenizer(tokenizer: Any, of_model: str, name: str) -> Any:
-    """Tokenizer as it was given, by its name, or by that of the model."""
+    """Return a given tokenizer, or load it by its name or that of the model."""
     source = of_model if tokenizer is None else tokenizer
     if not isinstance(source, str | os.PathLike):
         return source
     if not source:
         raise ValueError(
-            f"{name} was not loaded from a folder or the Hub, so its tokenizer cannot be found there. "
-            "Give it: LanguageModel.load(model, tokenizer)."
+            f"{name} was not loaded from a folder or the Hub, so its tokenizer cannot be found. "
+            "Pass it: LanguageModel.load(model, tokenizer)."
         )
     try:
-        return AutoTokenizer.from_pretrained(source)
+        return transformers.AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{os.fspath(source)} has no tokenizer that transformers can load ({error}). "
-            "Give one: LanguageModel.load(model, tokenizer)."
+            "Pass one: LanguageModel.load(model, tokenizer)."
         ) from error
+
+
+def _read_state(model: Any, tokenizer: Any) -> list[Any]:
+    """Return a value that differs after the model or the tokenizer changed, much cheaper than the digest.
+
+    The version counters of tensors are not enough: fused optimizers, such as the Trainer's default one, and writes to
+    `.data` do not increase them. So the bits of every tensor are summed.
+    """
+    tensors = list(model.state_dict(keep_vars=True).values())
+    sums = [_sum_bits(tensor.detach()) for tensor in tensors]
+    versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+    places = [(tensor.data_ptr(), tensor.dtype) for tensor in tensors]
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    steps = [getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer", "post_processor")]
+    words = [tokenizer, len(tokenizer), tokenizer.special_tokens_map, *(step and step.__getstate__() for step in steps)]
+    return [places, versions, torch.stack([one.cpu() for one in sums]).tolist(), words, _describe_adapters(model)]
+
+
+def _sum_bits(tensor: Tensor) -> Tensor:
+    """Sum the memory of a tensor as 64-bit integers: with narrower ones, a factor of two could go unnoticed."""
+    memory = tensor.flatten().view(torch.uint8)
+    if memory.storage_offset() % 8:  # 64-bit views must be aligned
+        memory = memory.clone()
+    whole = len(memory) // 8 * 8
+    return memory[:whole].view(torch.int64).sum() + memory[whole:].sum(dtype=torch.int64)
+
+
+def _describe_adapters(model: Any) -> list[Any]:
+    """List which adapters are active, and their scaling; their weights are part of the model's."""
+    return [
+        [str(module.active_adapters), module.disable_adapters, str(getattr(module, "scaling", None))]
+        for module in model.modules()
+        if isinstance(getattr(module, "disable_adapters", None), bool)  # as in layers of PEFT
+    ]
+
+
+def _describe_tokenizer(tokenizer: Any) -> Any:
+    """Describe everything that affects the tokens; every call sets padding and truncation, so these do not."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        details: Any = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    else:
+        details = json.loads(backend.to_str())
+        details.pop("padding", None)
+        details.pop("truncation", None)
+    return [details, tokenizer.special_tokens_map]

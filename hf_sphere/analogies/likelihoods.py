@@ -1,29 +1,30 @@
-"""How likely are sentences? Perplexities by a causal model, pseudo-perplexities by a masked one.
+"""Perplexities of sentences by causal models, pseudo-perplexities by masked models.
 
-Every distinct sequence runs once, among sequences of its own length; of a masked model's head only what is read.
+Every distinct sequence runs once, in a batch of sequences of the same length, and the head of a masked model runs only
+on the tokens that are scored.
 """
 
 import contextlib
-from collections.abc import Generator, Sequence
+import itertools
+import math
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
-from tqdm.auto import tqdm
+from torch import Tensor, nn
 
-from hf_sphere.analogies.encoding import encode, equal_length_batches, hidden_ranges
+from hf_sphere.analogies.encoding import Encoding, encode, equal_length_batches
 from hf_sphere.analogies.language_model import LanguageModel
-from hf_sphere.analogies.logits import ReadLogits, chosen_logits
 from hf_sphere.analogies.prompts import Sentence
-from hf_sphere.analogies.rows import Integers, Rows, Targets
 from hf_sphere.analogies.score_cache import Score, ScoreCache, SentenceKey
 
 BATCHES_IN_CHUNK = 8
-"""Batches, about, after which the scores of finished sentences are written: seconds of work."""
+"""Approximate number of batches after which the scores of finished sentences are written: seconds of work."""
 
-LOGITS_AT_ONCE = 2**26
-"""Logits that a batch of a causal model may have where memory is that of the CPU: 256 MiB in float32."""
+CPU_LOGITS = 2**26
+"""Most logits that a batch of a causal model may have on a CPU: 256 MiB in float32. On a GPU there may be 16 times as
+many."""
 
 
 def perplexities(
@@ -32,96 +33,202 @@ def perplexities(
     *,
     batch_size: int | None = None,
     cache: ScoreCache | None = None,
-    progress: bool = False,
 ) -> Tensor:
-    """Perplexities of sentences; the lower, the likelier.
+    """Compute the perplexities of sentences.
 
     With a masked model these are pseudo-perplexities (Salazar et al., "Masked Language Model Scoring", ACL 2020): each
     token is masked in turn, and `exp` of its mean negative log-likelihood is taken. Special tokens and masks are not
-    scored. With a causal model it is the likelihood of each token after the ones before it. The first one counts if
-    the tokenizer puts a special token before it, or the configuration has a `bos_token_id` to put there.
+    scored. With a causal model, each token is scored given the tokens before it. The first one is scored if the
+    tokenizer adds a special token before it, or if the configuration has a `bos_token_id`, which is then added.
 
     Args:
         language_model: A masked or causal model.
-        sentences: N sentences; repeated ones cost nothing.
-        batch_size: Rows of a batch; by default as many as are fast.
-        cache: Where scores are looked up and written, every few seconds.
-        progress: Show a progress bar.
+        sentences: N sentences; repeated ones are scored once.
+        batch_size: Sequences per batch; by default as many as run fast.
+        cache: Where scores are looked up, and written every few seconds.
 
     Returns:
         (N,), at least 1, float64, on the CPU.
 
     Raises:
-        ValueError: If the model gives no likelihoods, a sentence is empty, too long or has nothing to score, or words
-            are hidden from a causal model; also if the model answers with what is no number.
+        ValueError: If the model gives no likelihoods, a sentence is empty, too long or has no token to score, words are
+            hidden from a causal model, or a likelihood is not finite.
     """
     if language_model.kind == "embedding":
         raise ValueError(
-            f"{language_model.name} is a bare {type(language_model.model).__name__}, which tells no likelihoods. Take "
-            "a model for masked tokens (...ForMaskedLM) or the next token (...ForCausalLM), or a scoring by embeddings."
+            f"{language_model.name} is a bare {type(language_model.model).__name__}, which has no likelihoods. Use a "
+            "model for masked tokens (...ForMaskedLM) or the next token (...ForCausalLM), or a scoring by embeddings."
         )
-    keys = [SentenceKey(sentence.text, hidden_ranges(sentence)) for sentence in sentences]
-    numbers: dict[SentenceKey, int] = {}
-    order = [numbers.setdefault(key, number) for number, key in enumerate(keys)]
-    scores: dict[int, Score] = {}
+    keys = [SentenceKey.of(sentence) for sentence in sentences]
+    distinct = dict(zip(keys, sentences, strict=True))
+    scores: dict[SentenceKey, Score] = {}
     if cache is not None:
         fingerprint = language_model.fingerprint
-        scores = {numbers[key]: score for key, score in cache.read(fingerprint, list(numbers)).items()}
-    new = [(number, key) for key, number in numbers.items() if number not in scores]
-    finished = _score(language_model, [sentences[number] for number, _ in new], batch_size, progress)
-    done = 0
-    with contextlib.closing(finished):  # whatever happens: the model is in another mode meanwhile
-        for some in finished:
-            named = list(zip(new[done : done + len(some)], some, strict=True))
-            done += len(some)
-            scores |= {number: score for (number, _), score in named}
+        scores = cache.read(fingerprint, list(distinct))
+    new = {key: sentence for key, sentence in distinct.items() if key not in scores}
+    remaining = iter(new)
+    with contextlib.closing(_score(language_model, list(new.values()), batch_size)) as chunks:
+        for chunk in chunks:
+            finished = dict(zip(itertools.islice(remaining, len(chunk)), chunk, strict=True))
+            scores |= finished
             if cache is not None:
-                cache.write(fingerprint, {key: score for (_, key), score in named})
-    return torch.tensor([scores[number].loss / scores[number].tokens for number in order], dtype=torch.float64).exp()
+                cache.write(fingerprint, finished)
+    return torch.tensor([scores[key].loss / scores[key].tokens for key in keys], dtype=torch.float64).exp()
+
+
+class Rows:
+    """Distinct sequences that a model must process to score sentences, in the order of the sentences.
+
+    A masked model needs a row per scored token, with that token masked. Sentences that differ in this token only share
+    the row, and several tokens are scored in it. For a causal model the sentence is the row.
+
+    Args:
+        encodings: N sentences, whose plain tokens are scored.
+        mask: Mask token of a masked model; None for a causal one, which cannot score the first token.
+
+    Attributes:
+        targets: Scored tokens by row: position of the logits, token and number of the sentence.
+        ends: Number of rows that each sentence and the ones before it need, N.
+        counts: Number of scored tokens per sentence, N.
+    """
+
+    def __init__(self, encodings: Sequence[Encoding], mask: int | None) -> None:
+        self.targets: dict[bytes, list[tuple[int, int, int]]] = {}
+        self.ends: list[int] = []
+        self.counts: list[int] = []
+        for number, (ids, plain, _) in enumerate(encodings):
+            scored = np.flatnonzero(plain) if mask is not None else np.flatnonzero(plain[1:]) + 1
+            for position in scored.tolist():
+                if mask is None:
+                    row, read = ids, position - 1
+                else:
+                    row, read = ids.copy(), position
+                    row[position] = mask
+                self.targets.setdefault(row.tobytes(), []).append((read, int(ids[position]), number))
+            self.ends.append(len(self.targets))
+            self.counts.append(len(scored))
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+def build_rows(language_model: LanguageModel, sentences: Sequence[Sentence]) -> Rows:
+    """Tokenize sentences for a masked or causal model and list the sequences that it must process."""
+    if language_model.kind == "masked":
+        return Rows(encode(language_model, sentences), language_model.tokenizer.mask_token_id)
+    start = getattr(language_model.model.config.get_text_config(), "bos_token_id", None)
+    return Rows(encode(language_model, sentences, start_token=start), None)
 
 
 def _score(
-    language_model: LanguageModel, sentences: Sequence[Sentence], batch_size: int | None, progress: bool
+    language_model: LanguageModel, sentences: Sequence[Sentence], batch_size: int | None
 ) -> Generator[list[Score]]:
     """Score distinct sentences, in their order, some at a time."""
     if not sentences:
         return
-    causal = language_model.kind == "causal"
-    config = language_model.model.config.get_text_config()
-    encodings = encode(language_model, sentences, start_token=getattr(config, "bos_token_id", None) if causal else None)
-    rows = Rows(encodings, None if causal else language_model.tokenizer.mask_token_id)
-    if not rows.counts.all():
-        text = sentences[int(rows.counts.argmin())].text
+    rows = build_rows(language_model, sentences)
+    if 0 in rows.counts:
+        text = sentences[rows.counts.index(0)].text
+        causal = language_model.kind == "causal"
         reason = "nothing comes before its only token" if causal else "all of its tokens are masks or special"
         raise ValueError(f"there is nothing to score in {text!r}: {reason}.")
     batch_tokens = language_model.batch_tokens
-    if causal:  # the logits of all tokens are there at once
-        room = LOGITS_AT_ONCE * (1 if language_model.device.type == "cpu" else 16)
-        batch_tokens = min(batch_tokens, room // language_model.vocabulary_size)
+    if language_model.kind == "causal":  # the logits of all tokens are in memory at the same time
+        most = CPU_LOGITS if language_model.device.type == "cpu" else 16 * CPU_LOGITS
+        batch_tokens = min(batch_tokens, most // language_model.vocabulary_size)
+    losses = torch.zeros(len(sentences), dtype=torch.float64)
+    ids_of_rows = [np.frombuffer(row, dtype=np.int64) for row in rows.targets]
+    targets = list(rows.targets.values())
+    lengths = np.array([len(ids) for ids in ids_of_rows])
+    tokens_needed = np.concatenate([[0], lengths.cumsum()])[rows.ends]
+    _, starts = np.unique(tokens_needed // (BATCHES_IN_CHUNK * batch_tokens), return_index=True)
+    ends = [0, *rows.ends]
+    reader = _LogitReader(language_model)
+    with reader.reading():
+        for first, end in itertools.pairwise([*starts.tolist(), len(sentences)]):
+            numbers = np.arange(ends[first], ends[end])
+            for batch in equal_length_batches(lengths[numbers], batch_tokens, batch_size):
+                chosen = numbers[batch].tolist()
+                ids = torch.from_numpy(np.stack([ids_of_rows[number] for number in chosen]))
+                found = [(row, *target) for row, number in enumerate(chosen) for target in targets[number]]
+                row, position, token, sentence = torch.tensor(found).T
+                places, which = torch.stack([row, position]).unique(dim=1, return_inverse=True)
+                logits = reader.read(ids, *places)
+                logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+                negative_log_likelihoods = logits.logsumexp(-1)[which] - logits[which, token]
+                losses.index_add_(0, sentence, negative_log_likelihoods.double().cpu())
+            for number in range(first, end):
+                if not losses[number].isfinite():
+                    raise ValueError(
+                        f"{language_model.name} in {language_model.model.dtype} gives {losses[number]:.4g} for the "
+                        f"likelihood of {sentences[number].text!r}. Load it with dtype=torch.float32, or check its "
+                        "weights."
+                    )
+            yield [Score(loss, rows.counts[first + place]) for place, loss in enumerate(losses[first:end].tolist())]
 
-    losses = np.zeros(len(sentences))
-    with chosen_logits(language_model) as read, tqdm(total=len(rows), unit="row", disable=not progress) as bar:
-        for chunk in rows.chunks(BATCHES_IN_CHUNK * batch_tokens):
-            lengths = rows.lengths[chunk.rows.start : chunk.rows.stop]
-            for batch in equal_length_batches(lengths, batch_tokens, batch_size):
-                ids, targets = rows.batch(chunk.rows.start + batch)
-                np.add.at(losses, targets.sentence, _negative_log_likelihoods(read, ids, targets))
-                bar.update(len(batch))
-            wrong = [number for number in chunk.sentences if not np.isfinite(losses[number])]
-            if wrong:
-                raise ValueError(
-                    f"{language_model.name} in {language_model.model.dtype} gives {losses[wrong[0]]} for the "
-                    f"likelihood of {sentences[wrong[0]].text!r}. Load it with dtype=torch.float32, or look at its "
-                    "weights."
-                )
-            yield [Score(float(losses[number]), int(rows.counts[number])) for number in chunk.sentences]
 
+class _LogitReader:
+    """Reads the logits of chosen tokens.
 
-def _negative_log_likelihoods(read: ReadLogits, ids: Integers, targets: Targets) -> NDArray[np.float64]:
-    """Negative log-likelihoods (T,) of targets in rows (B, L) of one length."""
-    places, which = np.unique(targets.row * ids.shape[1] + targets.position, return_inverse=True)
-    rows, positions = (torch.from_numpy(numbers) for numbers in np.divmod(places, ids.shape[1]))
-    logits = read(torch.from_numpy(ids), rows, positions)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    of_tokens = logits[torch.from_numpy(which), torch.from_numpy(targets.token)]
-    return (logits.logsumexp(-1)[torch.from_numpy(which)] - of_tokens).double().cpu().numpy()
+    Heads of masked models work token by token, so a hook gives them the hidden states of the chosen tokens only, as if
+    these were one sequence. The first batch shows whether the head of a model supports this; if not, because it mixes
+    tokens for instance, all logits are computed.
+    """
+
+    def __init__(self, language_model: LanguageModel) -> None:
+        self._language_model = language_model
+        self._choice: tuple[torch.Size, Tensor, Tensor] | None = None
+        model: Any = language_model.model
+        base: Any = model.base_model
+        children = model.children() if language_model.kind == "masked" and base is not model else ()
+        self._heads = [child for child in children if base not in child.modules()]
+        self._works: bool | None = None if self._heads else False
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Put the model in evaluation mode and its head under the hook."""
+        with self._language_model.evaluating(), contextlib.ExitStack() as stack:
+            for head in self._heads:
+                stack.callback(head.register_forward_pre_hook(self._choose, with_kwargs=True).remove)
+            yield
+
+    def read(self, ids: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        """Return the logits (M, V) of the tokens at (rows, positions), (M,) each, of sequences (B, L)."""
+        if self._works is None:
+            few = rows < 2
+            self._works = self._try(ids[:2], rows[few], positions[few])
+        if self._works:
+            return self._read_chosen(ids, rows, positions)[0]
+        return self._language_model.logits(ids)[rows, positions]
+
+    def _read_chosen(self, ids: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        self._choice = ids.shape, rows, positions
+        try:
+            return self._language_model.logits(ids)
+        finally:
+            self._choice = None
+
+    def _try(self, ids: Tensor, rows: Tensor, positions: Tensor) -> bool:
+        """Return whether the head gives the same logits for chosen tokens alone."""
+        full = self._language_model.logits(ids)[rows, positions]
+        try:
+            chosen = self._read_chosen(ids, rows, positions)
+        except (RuntimeError, ValueError, IndexError):  # the head needs the shape of the batch
+            return False
+        if chosen.shape != (1, *full.shape):
+            return False
+        tolerance = math.sqrt(torch.finfo(full.dtype).eps) * float(full.abs().max())
+        return bool((chosen[0] - full).abs().max() <= tolerance)
+
+    def _choose(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Hook of the head: the first module that is given hidden states (B, L, H) gets (1, M, H) instead."""
+        return tuple(map(self._cut, args)), {name: self._cut(value) for name, value in kwargs.items()}
+
+    def _cut(self, value: Any) -> Any:
+        if self._choice is None or not isinstance(value, Tensor) or value.ndim != 3:
+            return value
+        shape, rows, positions = self._choice
+        if value.shape[:2] != shape:
+            return value
+        self._choice = None  # the next modules of the head are given the chosen states already
+        return value[rows, positions].unsqueeze(0)

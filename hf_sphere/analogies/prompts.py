@@ -1,4 +1,4 @@
-"""Sentences that say that c is to d what a is to b."""
+"""Sentences that state that c is to d what a is to b."""
 
 import functools
 import string
@@ -15,24 +15,26 @@ TEMPLATES: dict[str, str] = {
 }
 """Templates of Ushio et al., "BERT is to NLP what AlexNet is to CV", ACL 2021, by name."""
 
-Permutation = tuple[int, int, int, int]
-"""Which of the words (a, b, c, d) stands in each of the four places of a template."""
+RELATION_TEMPLATE = "The relation between {a} and {b}"
+"""Default template of a relation between two words."""
+
+Permutation = tuple[int, ...]
+"""Which of the words (a, b, c, d) takes each of the four places of a template."""
 
 
 def _permutations(names: str) -> tuple[Permutation, ...]:
-    """Read permutations such as "abcd acbd"."""
-    places = (tuple("abcd".index(letter) for letter in name) for name in names.split())
-    return tuple((first, second, third, fourth) for first, second, third, fourth in places)
+    """Parse permutations such as "abcd acbd"."""
+    return tuple(tuple("abcd".index(letter) for letter in name) for name in names.split())
 
 
 POSITIVE_PERMUTATIONS = _permutations("abcd acbd badc bdac cdab cadb dcba dbca")
-"""The 8 orders in which the analogy still holds."""
+"""The 8 permutations in which the analogy still holds."""
 
 NEGATIVE_PERMUTATIONS = _permutations("abdc acdb adbc adcb bacd bcad bcda bdca cabd cbad cbda cdba dabc dacb dbac dcab")
-"""The 16 orders in which it does not."""
+"""The 16 permutations in which it does not."""
 
 PERMUTATIONS = POSITIVE_PERMUTATIONS + NEGATIVE_PERMUTATIONS
-"""All 24 orders, the positive ones first."""
+"""All 24 permutations, the positive ones first."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +43,26 @@ class Sentence:
 
     Attributes:
         text: The text.
-        spans: Where the words a, b, c, d of the question stand, as ranges of characters (first, one past the last);
-            in the order a, b, c, d whatever their order in the text.
+        spans: Ranges of characters (first, one past the last) of the words a, b, c, d of the question, in this order
+            whatever their order in the text.
         hidden: Numbers of the words, 0 to 3, whose tokens are replaced by mask tokens and not scored.
+
+    Raises:
+        ValueError: If a hidden word has no span.
     """
 
     text: str
     spans: tuple[tuple[int, int], ...] = ()
     hidden: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        for word in self.hidden:
+            if not 0 <= word < len(self.spans):
+                raise ValueError(f"word {word} cannot be hidden: `spans` has {len(self.spans)} words in {self}.")
+
 
 def template_text(template: str) -> str:
-    """Text of a template.
+    """Return the text of a template.
 
     Args:
         template: A name of `TEMPLATES`, or a text that has each of the fields {a}, {b}, {c}, {d} once.
@@ -65,17 +75,23 @@ def template_text(template: str) -> str:
     return text
 
 
+def check_relation_template(template: str) -> None:
+    """Raise a ValueError if a template of a relation lacks {a} or {b}."""
+    if "{a}" not in template or "{b}" not in template:
+        raise ValueError(f"a relation template must have {{a}} and {{b}}, the words of a pair; got {template!r}.")
+
+
 @functools.lru_cache(maxsize=64)
 def _parse(text: str) -> tuple[tuple[str, str], ...]:
-    """Pieces of a template: a literal text and the field after it, which is empty at the end."""
+    """Split a template into pairs of a literal text and the field after it, which is empty at the end."""
     try:
         pieces = tuple(string.Formatter().parse(text))
-    except ValueError:  # a brace without its other half
+    except ValueError:  # an unmatched brace
         pieces = ()
     fields = sorted(f"{field}{form}{conversion or ''}" for _, field, form, conversion in pieces if field is not None)
     if fields != ["a", "b", "c", "d"]:
         raise ValueError(
-            f"{text!r} is no template. Give one of {', '.join(TEMPLATES)}, or a text with each of the fields "
+            f"{text!r} is not a template. Use one of {', '.join(TEMPLATES)}, or a text with each of the fields "
             "{a}, {b}, {c} and {d} once."
         )
     return tuple((literal, field or "") for literal, field, _, _ in pieces)
@@ -84,21 +100,21 @@ def _parse(text: str) -> tuple[tuple[str, str], ...]:
 def fill(
     template: str, words: Sequence[str], permutation: Sequence[int] = (0, 1, 2, 3), *, hidden: Sequence[int] = ()
 ) -> Sentence:
-    """Put four words into a template.
+    """Fill a template with four words.
 
     Args:
         template: A name of `TEMPLATES`, or a text with the fields {a}, {b}, {c}, {d}, each once, in any order.
         words: The words a, b, c, d of the question.
-        permutation: Which of the words takes the place of {a}, of {b}, of {c} and of {d}: (1, 0, 3, 2) says "b is to a
+        permutation: Which of the words takes the place of {a}, of {b}, of {c} and of {d}: (1, 0, 3, 2) gives "b is to a
             what d is to c".
-        hidden: Numbers of the words to be hidden by mask tokens.
+        hidden: Numbers of the words to replace by mask tokens.
 
     Raises:
-        ValueError: If the template has not the four fields, or there are not four words.
+        ValueError: If the template does not have the four fields, or there are not four words.
     """
     if len(words) != 4 or sorted(permutation) != [0, 1, 2, 3]:
         raise ValueError(
-            f"a template takes four words in an order of (0, 1, 2, 3); got {list(words)} in {list(permutation)}."
+            f"a template takes four words in a permutation of (0, 1, 2, 3); got {list(words)} in {list(permutation)}."
         )
     text = ""
     spans: dict[int, tuple[int, int]] = {}

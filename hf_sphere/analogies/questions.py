@@ -1,5 +1,6 @@
-"""Analogy questions: which of some pairs of words is related as the stem pair is?"""
+"""Analogy questions: which pair of words has the same relation as the stem pair?"""
 
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -11,21 +12,21 @@ from datasets import load_dataset
 from torch import Tensor
 
 Pair = tuple[str, str]
-"""Two words, of which one is something to the other."""
+"""Two words in a relation."""
 
 COLUMNS = ("stem", "choice", "answer")
-"""Columns that a data set of questions must have; `prefix`, the group of a question, may be missing."""
+"""Required columns of a data set of questions; `prefix`, the group of a question, is optional."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question: a is to b what which c is to which d?
+    """A question: a is to b what c is to d, for which pair (c, d)?
 
     Attributes:
         stem: The pair (a, b).
-        choices: The pairs (c, d) to choose from.
-        answer: Number of the right one, from 0; None where it is not known.
-        group: Kind of relation or level of difficulty; empty where it is not known.
+        choices: The candidate pairs (c, d).
+        answer: Index of the correct choice; None if it is unknown.
+        group: Kind of relation or level of difficulty; empty if it is unknown.
     """
 
     stem: Pair
@@ -43,14 +44,14 @@ def load_questions(
     `u4`, `google` and `bats` of `relbert/analogy_questions`, with the splits `validation` and `test`.
 
     Args:
-        name: Id on the Hub, or a folder; in a folder, each configuration is a folder of its own with parquet files.
-        config: Configuration, one set of questions.
-        split: Split; configurations of a scoring are chosen on `validation` and reported on `test`.
-        revision: Of the data set on the Hub. Where `datasets` refuses a data set because it is a script, the branch
-            `refs/convert/parquet` holds the same as parquet.
+        name: Hub id or folder; in a folder, each configuration is a subfolder with parquet files.
+        config: Configuration of the data set, one set of questions.
+        split: Split; configurations of a scoring are selected on `validation` and reported on `test`.
+        revision: Revision on the Hub. If `datasets` refuses a data set because it is a script, the branch
+            `refs/convert/parquet` has the same data as parquet files.
 
     Raises:
-        ValueError: If the folder has no such configuration, a column is missing, or a question is not sound.
+        ValueError: If the folder has no such configuration, a column is missing, or a question is invalid.
     """
     if Path(name).is_dir():
         folder = Path(name, config)
@@ -63,8 +64,8 @@ def load_questions(
     missing = [column for column in COLUMNS if column not in rows.column_names]
     if missing:
         raise ValueError(
-            f"questions have the columns {', '.join(COLUMNS)}, and prefix if they are grouped; {name} has "
-            f"{', '.join(rows.column_names)}. Rename what is there."
+            f"a data set of questions has the columns {', '.join(COLUMNS)}, and optionally prefix; {name} has "
+            f"{', '.join(rows.column_names)}. Rename its columns."
         )
     groups = rows["prefix"][:] if "prefix" in rows.column_names else None
     return make_questions(rows["stem"][:], rows["choice"][:], rows["answer"][:], groups)
@@ -76,23 +77,23 @@ def make_questions(
     answers: Sequence[int | None] | None = None,
     groups: Sequence[str | None] | None = None,
 ) -> list[Question]:
-    """Make questions of columns, one entry a question.
+    """Build questions from columns with one entry per question.
 
     Args:
         stems: The pairs (a, b).
         choices: Lists of pairs (c, d); their lengths may differ.
-        answers: Number of the right choice of each.
-        groups: Kind of relation of each.
+        answers: Index of the correct choice of each question.
+        groups: Kind of relation of each question.
 
     Raises:
-        ValueError: If the columns are not of one length, or a question is not sound (`check_questions`).
+        ValueError: If the columns differ in length, or a question is invalid (see `check_questions`).
     """
     answers = [None] * len(stems) if answers is None else answers
     groups = [None] * len(stems) if groups is None else groups
     if not len(stems) == len(choices) == len(answers) == len(groups):
         raise ValueError(
             f"got {len(stems)} stems, {len(choices)} lists of choices, {len(answers)} answers and {len(groups)} groups;"
-            " give one of each a question."
+            " give one of each per question."
         )
     questions = [
         Question(_frozen(stem), _frozen([_frozen(pair) for pair in pairs]), answer, group or "")
@@ -103,61 +104,68 @@ def make_questions(
 
 
 def check_questions(questions: Sequence[Question], *, answered: bool = False) -> None:
-    """Say what is wrong with questions, if something is.
+    """Check that questions are valid.
 
     Args:
         questions: Questions.
-        answered: Whether the right choice must be known of all.
+        answered: Whether all answers must be known.
 
     Raises:
-        ValueError: If there are none; or a stem or a choice is no pair, a word is empty, there are no choices, or the
-            answer is not the number of one. The message names the question.
+        ValueError: If there are none, a stem or a choice is not a pair, a word is empty, there are no choices, or an
+            answer is not the index of a choice. The message names the question.
     """
     if not questions:
         raise ValueError("there are no questions; give at least one.")
     for number, question in enumerate(questions):
         problem = _problem(question)
         if problem is None and answered and question.answer is None:
-            problem = "has no answer; give the number of the right choice, from 0"
+            problem = "has no answer; give the index of the correct choice, from 0"
         if problem is not None:
             raise ValueError(f"question {number}, {question.stem} to {question.choices}, {problem}.")
 
 
 def _problem(question: Question) -> str | None:
     if not question.choices or isinstance(question.choices, str):
-        return "has no choices; give one pair or more"
+        return "has no choices; give at least one pair"
     for pair in (question.stem, *question.choices):
         if not isinstance(pair, tuple) or len(pair) != 2:
-            return f"has {pair!r} where a pair of two words is to stand"
+            return f"has {pair!r} instead of a pair of two words"
         for word in pair:
             if not isinstance(word, str) or not word.strip():
-                return f"has {word!r} where a word is to stand"
+                return f"has {word!r} instead of a word"
     answer = question.answer
     if answer is not None and not (isinstance(answer, Integral) and 0 <= answer < len(question.choices)):
-        return f"has the answer {answer!r}; allowed are the numbers 0 to {len(question.choices) - 1}"
+        return f"has the answer {answer!r}; allowed are 0 to {len(question.choices) - 1}"
     return None
 
 
 def _frozen(values: Any) -> Any:
-    """A tuple of a list; a text stays as it is, lest "ab" become a pair."""
+    """Convert a list to a tuple, but not a string, so that "ab" does not become a pair."""
     return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else values
 
 
 def choice_counts(questions: Sequence[Question]) -> Tensor:
-    """Number of choices of each question, (Q,), int64."""
+    """Return the number of choices of each question, (Q,), int64."""
     return torch.tensor([len(question.choices) for question in questions])
 
 
 def answers_of(questions: Sequence[Question]) -> Tensor:
-    """Number of the right choice of each question, (Q,), int64.
+    """Return the index of the correct choice of each question, (Q,), int64.
 
     Raises:
-        ValueError: If one is not known, or a question is not sound.
+        ValueError: If one is unknown, or a question is invalid.
     """
     check_questions(questions, answered=True)
     return torch.tensor([question.answer for question in questions])
 
 
 def chance_level(questions: Sequence[Question]) -> float:
-    """Expected accuracy of guessing: the mean of one over the number of choices."""
+    """Return the expected accuracy of guessing: the mean of one over the number of choices."""
     return float((1.0 / choice_counts(questions).double()).mean())
+
+
+def sample_questions(questions: Sequence[Question], count: int | None, *, seed: int = 0) -> list[Question]:
+    """Draw at most `count` questions at random, in their order; None for all."""
+    if count is None or count >= len(questions):
+        return list(questions)
+    return [questions[number] for number in sorted(random.Random(seed).sample(range(len(questions)), count))]

@@ -1,10 +1,10 @@
-"""Every configuration of a scoring at once: aggregations and weights, as tensor operations."""
+"""All configurations of a scoring at once: aggregations and weights, as tensor operations."""
 
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,21 +22,20 @@ from hf_sphere.analogies.scoring.base import (
 NEGATIVE_WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 PUBLISHED_GRID = {"negative_aggregation": NEGATIVE_AGGREGATIONS[:15]}
-"""What differs in the grid of Ushio et al., ACL 2021, which has only the first 12 of the 16 negative permutations."""
+"""Difference of the grid of Ushio et al., ACL 2021, which has only the first 12 of the 16 negative permutations."""
 
 MOST_CHOICES = torch.iinfo(torch.int8).max
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What each of C configurations answers to Q questions.
+    """Predictions of C configurations for Q questions.
 
     Attributes:
-        columns: Options by name, C values each, among them `scoring` and `template`; None where a scoring has no such
-            option.
-        predictions: (C, Q), int8, number of the choice.
-        answers: (Q,), number of the right one.
-        num_choices: (Q,), how many there are.
+        columns: C values per option, including `scoring` and `template`; None if a scoring does not have the option.
+        predictions: (C, Q), int8, index of the predicted choice.
+        answers: (Q,), index of the correct choice.
+        num_choices: (Q,), number of choices per question.
         accuracy: (C,), float64.
     """
 
@@ -46,27 +45,33 @@ class SearchResult:
     num_choices: Tensor
     accuracy: Tensor
 
+    @classmethod
+    def of_predictions(
+        cls, columns: dict[str, tuple[Any, ...]], predictions: Tensor, questions: Sequence[Question]
+    ) -> Self:
+        """Compare predictions, (C, Q), with the answers of the questions."""
+        answers = answers_of(questions)
+        accuracy = (predictions == answers).sum(dim=1).double() / len(questions)
+        return cls(columns, predictions.to(torch.int8), answers, choice_counts(questions), accuracy)
+
     def __len__(self) -> int:
         return len(self.predictions)
 
     def __str__(self) -> str:
-        best = self.best()
         chance = float((1 / self.num_choices.double()).mean())
-        chosen = ", ".join(f"{name}={value}" for name, value in self.configuration(best).items())
+        best = ", ".join(f"{name}={value}" for name, value in self.configuration(self.best()).items())
         return (
             f"{len(self):,} configurations on {len(self.answers):,} questions: accuracy {self.accuracy.min():.3f} to "
-            f"{self.accuracy.max():.3f}, chance {chance:.3f}\nbest here: {chosen}"
+            f"{self.accuracy.max():.3f}, chance {chance:.3f}\nbest on these questions: {best}"
         )
 
     def configuration(self, number: int) -> dict[str, Any]:
-        """Return the options of a configuration, which are those of `score_questions`."""
+        """Return the options of a configuration, as `score_questions` takes them."""
         values = {name: column[number] for name, column in self.columns.items()}
         return {name: value for name, value in values.items() if value is not None}
 
     def best(self, accuracies: Tensor | None = None) -> int:
-        """Return the number of the most accurate configuration, the first one on a tie.
-
-        Configurations are in the order of the grid, which begins with the simplest.
+        """Return the number of the most accurate configuration, the first one (the simplest) on a tie.
 
         Args:
             accuracies: (C,), for instance the mean over several sets of questions; `accuracy` by default.
@@ -76,12 +81,12 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Selection:
-    """The configuration that answers the validation questions best.
+    """The configuration with the highest accuracy on validation questions.
 
     Attributes:
-        configuration: Its options, which are those of `score_questions`, by which it answers other questions.
-        accuracy: What it was chosen by, and so too high.
-        tied: How many configurations answer as many questions rightly; the first one was taken.
+        configuration: Its options, as `score_questions` takes them.
+        accuracy: Its accuracy on the validation questions, which is biased upwards.
+        tied: Number of configurations with this accuracy; the first one is selected.
     """
 
     configuration: dict[str, Any]
@@ -95,66 +100,59 @@ def search_configurations(
     *,
     grid: Mapping[str, Sequence[Any]] | None = None,
 ) -> SearchResult:
-    """Answer questions by every configuration of a grid.
+    """Answer questions with every configuration of a grid.
 
     The axes are `negative_weight`, the options of the scoring (`weight_head` and `weight_tail`, or `alpha` and
-    `pmi_aggregation`), `positive_aggregation` and `negative_aggregation`. Configurations are their product in this
-    order, the last axis fastest, and each axis begins with its simplest value, so that of configurations that are
-    equally good the first is the one with the fewest things switched on. Without a negative weight the negative
-    aggregation makes no difference; such configurations are kept, as in the published grid.
+    `pmi_aggregation`), `positive_aggregation` and `negative_aggregation`. The configurations are their product in this
+    order, the last axis fastest. Each axis starts with its simplest value, so that the simplest of equally accurate
+    configurations comes first. Without a negative weight the negative aggregation makes no difference; such
+    configurations are kept, as in the published grid.
 
     Args:
-        measurements: Of these questions, by `measure_questions`.
+        measurements: Measurements of these questions by `measure_questions`.
         questions: Q questions with answers, of up to 127 choices.
-        grid: Axes with other values than by default; `PUBLISHED_GRID` is the published one: 24,750 configurations of
-            `marginal_bias`, where the default has 31,350.
+        grid: Values of axes that differ from the default; `PUBLISHED_GRID` is the published one: 24,750 configurations
+            of `marginal_bias`, where the default has 31,350.
 
     Raises:
-        ValueError: If the scoring has no such option or value, the questions are others than those that were measured,
-            not all permutations were measured, or an answer is not known.
+        ValueError: If the scoring does not have an option or value, the measurements are of other questions or not of
+            all permutations, or an answer is missing.
     """
     scoring, counts = measurements.scoring, measurements.num_choices
     axes = _axes(scoring, grid or {})
-    answers = answers_of(questions)
     if not torch.equal(choice_counts(questions), counts):
-        raise ValueError("the measurements are of other questions; measure those that are searched.")
-    if measurements.values.flatten(2)[..., 0].isnan().any():  # the first choice with itself, which all have
-        raise ValueError("a search takes all 24 permutations, of which some were not measured; use measure_questions.")
+        raise ValueError("the measurements are of other questions; measure the questions to search on.")
+    if measurements.terms[..., 0].isnan().any():  # every question has a first choice
+        raise ValueError("a search needs all 24 permutations, some of which were not measured; use measure_questions.")
     if int(counts.max()) > MOST_CHOICES:
         raise ValueError(f"a search takes questions of up to {MOST_CHOICES} choices; one has {int(counts.max())}.")
 
-    settings = [dict(zip(scoring.grid, values, strict=True)) for values in _product(axes, scoring.grid)]
+    settings = [
+        dict(zip(scoring.grid, values, strict=True))
+        for values in itertools.product(*(axes[name] for name in scoring.grid))
+    ]
     weights, positives, negatives = (
         axes[name] for name in ("negative_weight", "positive_aggregation", "negative_aggregation")
     )
     shape = (len(weights), len(settings), len(positives), len(negatives), len(questions))
     predictions = torch.empty(shape, dtype=torch.int8)
-    correct = torch.empty(shape[:-1], dtype=torch.int64)
-    terms, exists = scoring.terms(measurements), measurements.exists
     for number, setting in enumerate(settings):
-        costs = dataclasses.replace(scoring, **setting).permutation_costs(terms)
+        costs = dataclasses.replace(scoring, **setting).permutation_costs(measurements.terms)
         positive = torch.stack([aggregate(costs[:, :NUM_POSITIVE], name, 1) for name in positives])
         negative = torch.stack([aggregate(costs[:, NUM_POSITIVE:], name, 1) for name in negatives])
-        positive = positive.where(exists, torch.inf).movedim(-1, 0).unsqueeze(2).contiguous()  # (K, A, 1, Q)
-        negative = negative.where(exists, 0.0).movedim(-1, 0).unsqueeze(1).contiguous()  # (K, 1, B, Q)
+        positive = positive.where(measurements.exists, torch.inf).movedim(-1, 0).unsqueeze(2).contiguous()
+        negative = negative.where(measurements.exists, 0.0).movedim(-1, 0).unsqueeze(1).contiguous()
         for place, weight in enumerate(weights):
-            block = predictions[place, number]
-            _choose(positive, negative, weight, out=block)
-            correct[place, number] = (block == answers).sum(dim=-1)
-    columns = dict(zip(axes, zip(*_product(axes, axes), strict=True), strict=True))
+            _choose(positive, negative, weight, out=predictions[place, number])
+    predictions = predictions.flatten(0, -2)
     fixed = {"scoring": scoring.name, "template": getattr(scoring, "template", None)}
-    size = correct.numel()
-    return SearchResult(
-        columns={name: (value,) * size for name, value in fixed.items()} | columns,
-        predictions=predictions.view(size, -1),
-        answers=answers,
-        num_choices=counts,
-        accuracy=correct.view(size).double() / len(questions),
-    )
+    columns = {name: (value,) * len(predictions) for name, value in fixed.items()}
+    columns |= zip(axes, zip(*itertools.product(*axes.values()), strict=True), strict=True)
+    return SearchResult.of_predictions(columns, predictions, questions)
 
 
 def join_results(results: Sequence[SearchResult]) -> SearchResult:
-    """Put searches on the same questions together, such as those of several templates, to choose among all.
+    """Concatenate searches on the same questions, such as those of several templates.
 
     Args:
         results: One or more, the simplest first.
@@ -164,40 +162,33 @@ def join_results(results: Sequence[SearchResult]) -> SearchResult:
     """
     first = results[0]
     if not all(torch.equal(first.answers, result.answers) for result in results):
-        raise ValueError("the searches are on different questions; join those on the same ones.")
+        raise ValueError("the searches are on different questions; join searches on the same ones.")
     names = dict.fromkeys(name for result in results for name in result.columns)
-    return SearchResult(
-        columns={
-            name: tuple(
-                itertools.chain.from_iterable(result.columns.get(name, (None,) * len(result)) for result in results)
-            )
-            for name in names
-        },
+    columns = {name: [result.columns.get(name, (None,) * len(result)) for result in results] for name in names}
+    return dataclasses.replace(
+        first,
+        columns={name: tuple(itertools.chain.from_iterable(parts)) for name, parts in columns.items()},
         predictions=torch.cat([result.predictions for result in results]),
-        answers=first.answers,
-        num_choices=first.num_choices,
         accuracy=torch.cat([result.accuracy for result in results]),
     )
 
 
 def select_configuration(validation: SearchResult) -> Selection:
-    """Choose a configuration; only its accuracy on other questions, which `score_questions` answers, is to be reported.
+    """Select the most accurate configuration.
 
-    `hf_sphere.analogies.statistics.selection_noise` says what the same choice finds where there is nothing to find.
+    Report only its accuracy on other questions, which `score_questions` answers. What the same selection reaches by
+    chance is estimated by `hf_sphere.analogies.statistics.selection_noise`.
 
     Args:
         validation: Search on the validation questions.
     """
     number = validation.best()
     best = validation.accuracy[number]
-    return Selection(
-        configuration=validation.configuration(number),
-        accuracy=float(best),
-        tied=int((validation.accuracy == best).sum()),
-    )
+    return Selection(validation.configuration(number), float(best), int((validation.accuracy == best).sum()))
 
 
 def _axes(scoring: PermutedScoring, given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
+    """Values of every axis, checked."""
     axes: dict[str, tuple[Any, ...]] = {
         "negative_weight": NEGATIVE_WEIGHTS,
         **scoring.grid,
@@ -209,23 +200,18 @@ def _axes(scoring: PermutedScoring, given: Mapping[str, Sequence[Any]]) -> dict[
         raise ValueError(
             f"scoring {scoring.name!r} has no option {', '.join(unknown)} to search; it has: {', '.join(axes)}."
         )
-    axes |= {name: tuple(values) for name, values in given.items()}
-    for name, values in axes.items():
+    for name, values in given.items():
         if not values:
             raise ValueError(f"the grid has no value for {name}; give one or more.")
         for value in values:
-            dataclasses.replace(scoring, **{name: value})  # says what is wrong with it
-    return axes
-
-
-def _product(axes: Mapping[str, Sequence[Any]], names: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    return list(itertools.product(*(axes[name] for name in names)))
+            dataclasses.replace(scoring, **{name: value})  # raises an error if it is invalid
+    return axes | {name: tuple(values) for name, values in given.items()}
 
 
 def _choose(positive: Tensor, negative: Tensor, weight: float, *, out: Tensor) -> None:
     """Find the first choice of the lowest cost, (K, A, 1, Q) and (K, 1, B, Q) -> (A, B, Q).
 
-    One choice after another: along rows of so few, `argmin` is several times slower.
+    A loop over the choices: along so short a dimension, `argmin` is several times slower.
     """
     out.zero_()
     lowest = positive[0] - weight * negative[0]

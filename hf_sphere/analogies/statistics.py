@@ -1,4 +1,4 @@
-"""What an accuracy is worth: its interval, what guessing reaches, and what a search finds where nothing is to find."""
+"""Significance of accuracies: confidence intervals, guessing, and searches on random answers."""
 
 from dataclasses import dataclass
 
@@ -8,24 +8,24 @@ from torch import Tensor
 from hf_sphere.analogies.search import SearchResult
 
 ROWS_AT_A_TIME = 2048
-"""Configurations whose answers are compared at once: a few tens of MB."""
+"""Configurations that are compared with the answers at once: a few tens of MB."""
 
 
 def bootstrap_interval(
     correct: Tensor, *, confidence: float = 0.95, num_resamples: int = 10_000, seed: int = 0
 ) -> tuple[float, float]:
-    """Interval of an accuracy, by the percentiles of the bootstrap (Efron, 1979).
+    """Compute the confidence interval of an accuracy by the percentile bootstrap (Efron, 1979).
 
-    Of N answers drawn again with replacement the number of right ones is binomial, and is drawn as such.
+    The number of correct answers in a resample of N answers is binomially distributed, and is sampled directly.
 
     Args:
-        correct: (N,), whether each answer is right; boolean, or 0 and 1.
+        correct: (N,), whether each answer is correct; boolean, or 0 and 1.
         confidence: Share of the resamples within the interval.
-        num_resamples: How many there are.
-        seed: Of the resamples.
+        num_resamples: Number of resamples.
+        seed: Seed of the resamples.
 
     Returns:
-        Lower and upper end.
+        Lower and upper bound.
 
     Raises:
         ValueError: If `correct` is not of the shape (N,) with N >= 1 or has other values than 0 and 1, the confidence
@@ -49,17 +49,16 @@ def bootstrap_interval(
 
 
 def guessing_quantile(num_choices: Tensor, *, share: float = 0.95) -> float:
-    """Accuracy that a share of all who guess do not exceed.
+    """Compute a quantile of the accuracy of guessing.
 
-    It is also what a search finds on other questions than those that it chose by if its scores know nothing. Which
-    choice of a question carries which score is then chance: whatever the chosen configuration answers, it is right with
-    probability 1 / (number of choices), for each question by itself and whatever it was chosen by. So neither scores
-    nor repeated searches are needed: the number of right answers is a sum of independent trials (the Poisson binomial
-    distribution), whose quantile is exact.
+    It is also the quantile for a configuration that was selected on other questions, if its scores are noise: each of
+    its answers is then correct with probability 1 / (number of choices), independently and however the configuration
+    was selected. So neither scores nor repeated searches are needed: the number of correct answers follows the Poisson
+    binomial distribution, whose quantile is exact.
 
     Args:
-        num_choices: (Q,), how many choices each question has.
-        share: Of those who guess.
+        num_choices: (Q,), number of choices per question.
+        share: Order of the quantile.
 
     Returns:
         The lowest accuracy that is exceeded with a probability of at most 1 - share.
@@ -76,7 +75,7 @@ def guessing_quantile(num_choices: Tensor, *, share: float = 0.95) -> float:
         )
     if not 0 < share < 1:
         raise ValueError(f"share must be between 0 and 1; got {share}.")
-    probabilities = torch.zeros(len(num_choices) + 1, dtype=torch.float64)  # of so many right answers
+    probabilities = torch.zeros(len(num_choices) + 1, dtype=torch.float64)  # of each number of correct answers
     probabilities[0] = 1
     for count in num_choices.tolist():
         right = probabilities / count
@@ -87,11 +86,11 @@ def guessing_quantile(num_choices: Tensor, *, share: float = 0.95) -> float:
 
 @dataclass(frozen=True)
 class SelectionNoise:
-    """Accuracies that a search finds on the questions that it chooses by when the scores know nothing.
+    """Highest accuracy of a search on its own questions, if the scores are noise.
 
     Attributes:
-        mean: Mean over the repeats of the best accuracy.
-        quantile: 95 % of the repeats are below.
+        mean: Mean over the repeats.
+        quantile: 95 % quantile over the repeats.
     """
 
     mean: float
@@ -99,26 +98,26 @@ class SelectionNoise:
 
     def __str__(self) -> str:
         return (
-            f"without knowledge the best reaches {self.mean:.3f} on the questions that it is chosen by "
+            f"with random scores the best configuration reaches {self.mean:.3f} on the questions of the search "
             f"(95 % quantile {self.quantile:.3f})"
         )
 
 
 def selection_noise(result: SearchResult, *, num_repeats: int = 200, seed: int = 0) -> SelectionNoise:
-    """Repeat a search with answers that have nothing to do with the scores.
+    """Repeat a search with random answers, to measure how much the selection inflates its accuracy.
 
     The best of thousands of configurations is good by chance: with five choices, where guessing reaches 20 %, the best
-    of the 31,350 of `marginal_bias` reaches about 27 % of 374 questions and 44 % of 37 from random scores, and more
-    where templates and scorings are chosen too. An accuracy on the questions that were chosen by says something only
-    beside that number; one on other questions beside `guessing_quantile`.
+    of the 31,350 configurations of `marginal_bias` reaches about 27 % on 374 questions and 44 % on 37 with random
+    scores, and more if templates and scorings are searched too. Compare an accuracy on the questions of the search with
+    this number, and an accuracy on other questions with `guessing_quantile`.
 
-    Each repeat draws the right answers anew, uniformly and for each question among its own choices. That is the same as
-    to shuffle which choice carries which score; what the configurations have in common is kept.
+    Each repeat samples the correct answer of each question uniformly among its choices. This is equivalent to shuffling
+    the scores of the choices, and keeps the correlation between configurations.
 
     Args:
-        result: Search on the questions that are chosen by.
-        num_repeats: How often.
-        seed: Of the answers.
+        result: The search.
+        num_repeats: Number of repeats.
+        seed: Seed of the answers.
 
     Raises:
         ValueError: If there are no repeats.
@@ -131,15 +130,15 @@ def selection_noise(result: SearchResult, *, num_repeats: int = 200, seed: int =
 
 
 def _draw_answers(num_choices: Tensor, num_repeats: int, generator: torch.Generator) -> Tensor:
-    """Answers at random, (Q,) -> (R, Q)."""
+    """Sample answers, (Q,) -> (R, Q)."""
     uniform = torch.rand(num_repeats, len(num_choices), generator=generator, dtype=torch.float64)
     return (uniform * num_choices).long()
 
 
 def _best_accuracies(predictions: Tensor, answers: Tensor, num_choices: int) -> Tensor:
-    """Highest accuracy of all configurations, (C, Q) and (R, Q) -> (R,).
+    """Compute the highest accuracy of all configurations, (C, Q) and (R, Q) -> (R,).
 
-    Right answers are counted by a product of one-hot matrices, exact in float32.
+    Correct answers are counted by a product of one-hot matrices, which is exact in float32.
     """
     targets = _one_hot(answers, num_choices).T
     counts = [

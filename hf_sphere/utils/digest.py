@@ -1,4 +1,4 @@
-"""Which weights are they? A digest of a model's tensors, to know it again."""
+"""Digests of the weights of models."""
 
 import hashlib
 import json
@@ -12,8 +12,8 @@ def digest_weights(model: nn.Module, about: Any = None) -> str:
     """Digest the parameters and buffers of a model, with their names, dtypes and shapes.
 
     Args:
-        model: On any device.
-        about: What else is to make a difference; anything that JSON can write.
+        model: The model, on any device.
+        about: Further content of the digest that JSON can represent.
 
     Returns:
         64 hexadecimal digits.
@@ -21,8 +21,8 @@ def digest_weights(model: nn.Module, about: Any = None) -> str:
     digest = hashlib.sha256(_as_bytes(about))
     seen: dict[tuple[Any, ...], str] = {}
     for name, tensor in sorted(model.state_dict().items()):
-        place = (str(tensor.device), tensor.data_ptr(), tensor.shape, tensor.stride())
-        first = seen.setdefault(place, name)  # a tied tensor is large and need not be read twice
+        memory = (str(tensor.device), tensor.data_ptr(), tensor.shape, tensor.stride())
+        first = seen.setdefault(memory, name)  # tied tensors are read once
         digest.update(_as_bytes([name, first, str(tensor.dtype), list(tensor.shape)]))
         if first == name:
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

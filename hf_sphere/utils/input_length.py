@@ -1,25 +1,25 @@
-"""How long the inputs of a text model may be."""
+"""Maximum input length of text models."""
 
 from typing import Any
 
-ENDLESS = 10**6
-"""From so many tokens on, a tokenizer's `model_max_length` says that nobody knows."""
+UNLIMITED = 10**6
+"""A `model_max_length` of a tokenizer from this value on means that the limit is unknown."""
 
 
 def longest_input(model: Any, tokenizer: Any) -> int | None:
-    """Most tokens of an input, special ones included, by the tokenizer and by the table of positions.
+    """Return the maximum number of tokens, including special ones, of the tokenizer and the position embeddings.
 
     Args:
         model: Text model of transformers.
         tokenizer: Its tokenizer.
 
     Returns:
-        The lesser of the two; None if nothing limits it.
+        The smaller of both limits; None if there is none.
     """
-    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < ENDLESS else []
+    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < UNLIMITED else []
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and positions > 0:  # DeBERTa says -1 where there is no limit
-        # RoBERTa and its kin count positions from padding_idx + 1; the rows before that are never used.
+    if positions is not None and positions > 0:  # DeBERTa has -1 for no limit
+        # RoBERTa and similar models count positions from padding_idx + 1; earlier rows are never used.
         tables = [table for path, table in model.named_modules() if path.endswith("position_embeddings")]
         unused = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
         limits.append(positions - max((number + 1 for number in unused), default=0))

@@ -53,15 +53,6 @@ def golden_folder(root: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def golden_questions(golden_folder: Path) -> list[dict[str, Any]]:
-    """Reference values, one entry a question and template, with the words of the question."""
-    words = json.loads((golden_folder / "questions.json").read_text(encoding="utf-8"))
-    by_place = {(question["config"], question["split"], question["index"]): question for question in words}
-    known = json.loads((golden_folder / "scores.json").read_text(encoding="utf-8"))["questions"]
-    return [by_place[case["config"], case["split"], case["index"]] | case for case in known]
-
-
-@pytest.fixture(scope="session")
 def tiny_bert(golden_folder: Path) -> LanguageModel:
     """The model of the reference values."""
     return LanguageModel.load(golden_folder / "tiny-bert", device="cpu")

@@ -3,7 +3,6 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from hf_sphere.analogies import (
-    SCORINGS,
     LanguageModel,
     Question,
     ScoreCache,
@@ -12,10 +11,13 @@ from hf_sphere.analogies import (
     make_questions,
     measure_questions,
     score_questions,
+    scoring_names,
     search_configurations,
     selection_noise,
 )
 from hf_sphere.analogies.evaluation import AnalogyEvaluation, can_score, report_accuracy, untuned_configuration
+from hf_sphere.analogies.scoring import base
+from hf_sphere.analogies.scoring.base import Engine
 from hf_sphere.analogies.statistics import guessing_quantile
 
 PAIRS = [("cat", "dog"), ("red", "sea"), ("man", "king"), ("in", "out"), ("eat", "food")]
@@ -29,14 +31,14 @@ def tiny(root):
 
 @pytest.fixture
 def in_pieces(monkeypatch):
-    """Let every question with its 24 orders be a piece of its own."""
-    monkeypatch.setattr(LanguageModel, "batch_tokens", 24 * 3)
+    """Score every question with its 24 permutations by itself."""
+    monkeypatch.setattr(base, "TEXTS_AT_ONCE", 24 * 2)
 
 
 @pytest.mark.parametrize("scoring", ["embedding_similarity", "hypothesis_bias", "marginal_bias", "perplexity", "pmi"])
 def test_pieces_give_what_all_at_once_gives(tiny, in_pieces, scoring):
     told = []
-    found = AnalogyEvaluation(tiny, batch_size=512).search(QUESTIONS, scoring, ["is-to-as"], told.append)
+    found = AnalogyEvaluation(Engine(tiny, 512, progress=told.append)).search(QUESTIONS, scoring, ["is-to-as"])
     measured = measure_questions(QUESTIONS, tiny, scoring, template="is-to-as", batch_size=512)
     expected = search_configurations(measured, QUESTIONS)
     assert told == [1, 1, 1]
@@ -45,10 +47,10 @@ def test_pieces_give_what_all_at_once_gives(tiny, in_pieces, scoring):
     assert torch.equal(found.num_choices, torch.tensor([2, 3, 2]))
 
 
-@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("scoring", scoring_names())
 def test_without_a_grid_there_is_one_configuration_a_template(tiny, scoring):
     templates = ["{a} and {b}", "{b} of {a}"] if scoring == "relation_embedding" else ["is-to-what", "is-to-as"]
-    found = AnalogyEvaluation(tiny, grid="none").search(QUESTIONS, scoring, templates)
+    found = AnalogyEvaluation(Engine(tiny), grid="none").search(QUESTIONS, scoring, templates)
     assert [found.configuration(number) for number in range(2)] == [
         {"scoring": scoring, "template": template} for template in templates
     ]
@@ -60,23 +62,23 @@ def test_without_a_grid_there_is_one_configuration_a_template(tiny, scoring):
 
 def test_the_published_grid_is_a_part_of_the_full_one(tiny):
     sizes = [
-        len(AnalogyEvaluation(tiny, grid=grid).search(QUESTIONS, "perplexity", ["is-to-what"]))
+        len(AnalogyEvaluation(Engine(tiny), grid=grid).search(QUESTIONS, "perplexity", ["is-to-what"]))
         for grid in ("full", "published")
     ]
     assert sizes == [6 * 11 * 19, 6 * 11 * 15]
 
 
-@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("scoring", scoring_names())
 def test_a_configuration_answers_in_pieces_as_all_at_once(tiny, in_pieces, scoring):
     told = []
     untuned = untuned_configuration(scoring, None)
-    found = AnalogyEvaluation(tiny).answer(QUESTIONS, untuned, told.append)
+    found = AnalogyEvaluation(Engine(tiny, progress=told.append)).answer(QUESTIONS, untuned)
     assert sum(told) == 3
     assert found.tolist() == score_questions(QUESTIONS, tiny, scoring).predictions.tolist()
 
 
 def test_the_best_of_a_search_answers_as_in_the_search(tiny):
-    evaluation = AnalogyEvaluation(tiny)
+    evaluation = AnalogyEvaluation(Engine(tiny))
     found = evaluation.search(QUESTIONS, "marginal_bias", ["is-to-what", "is-to-as"])
     for number in (found.best(), 0, len(found) - 1):
         answers = evaluation.answer(QUESTIONS, found.configuration(number))
@@ -85,7 +87,7 @@ def test_the_best_of_a_search_answers_as_in_the_search(tiny):
 
 def test_only_the_orders_that_a_configuration_needs_are_scored(tiny, tmp_path):
     cache = ScoreCache(tmp_path / "scores.sqlite")
-    evaluation = AnalogyEvaluation(tiny, cache=cache)
+    evaluation = AnalogyEvaluation(Engine(tiny, cache=cache))
     evaluation.answer(QUESTIONS[:1], {"scoring": "perplexity", "positive_aggregation": "index_3"})
     assert len(cache) == 2
     evaluation.answer(QUESTIONS[:1], {"scoring": "perplexity", "positive_aggregation": "mean"})
@@ -94,32 +96,37 @@ def test_only_the_orders_that_a_configuration_needs_are_scored(tiny, tmp_path):
 
 def test_work_of_a_search_is_counted_by_distinct_sentences_that_the_cache_lacks(tiny, tmp_path):
     cache = ScoreCache(tmp_path / "scores.sqlite")
-    evaluation, two = AnalogyEvaluation(tiny, cache=cache), QUESTIONS[:2]
-    sentences, sequences = evaluation.estimate_search(two, ["perplexity", "marginal_bias"], ["is-to-what"])
+    evaluation, two = AnalogyEvaluation(Engine(tiny, cache=cache)), QUESTIONS[:2]
+    both = {"perplexity": ["is-to-what"], "marginal_bias": ["is-to-what"]}
+    sentences, sequences = evaluation.estimate_search(two, both)
     assert sentences == 24 * (2 * 2 + 3 * 3)  # the perplexity's are among them
     assert sequences > sentences
     evaluation.search(two, "perplexity", ["is-to-what"])
-    left, _ = evaluation.estimate_search(two, ["perplexity", "marginal_bias"], ["is-to-what"])
+    left, _ = evaluation.estimate_search(two, both)
     assert left == sentences - 24 * (2 + 3)
-    for scorings in (["perplexity"], ["embedding_similarity", "relation_embedding"], []):
-        assert evaluation.estimate_search(two, scorings, ["is-to-what"]) == (0, 0)
+    for scorings in (
+        {"perplexity": ["is-to-what"]},
+        {"embedding_similarity": [None], "relation_embedding": [None]},
+        {},
+    ):
+        assert evaluation.estimate_search(two, scorings).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(("grid", "orders"), [("full", 24), ("published", 24), ("none", 1)])
 def test_work_of_answers_is_that_of_a_chosen_configuration_and_of_the_untuned_one(tiny, grid, orders):
-    evaluation, two, templates = AnalogyEvaluation(tiny, grid=grid), QUESTIONS[:2], ["is-to-as", "is-to-what"]
-    both = [evaluation.estimate_answers(two, ["perplexity"], names)[0] for names in (templates[:1], templates)]
+    evaluation, two, templates = AnalogyEvaluation(Engine(tiny), grid=grid), QUESTIONS[:2], ["is-to-as", "is-to-what"]
+    both = [evaluation.estimate_answers(two, {"perplexity": names})[0] for names in (templates[:1], templates)]
     assert both == [orders * (2 + 3), (orders + 1) * (2 + 3)]
-    sentences, sequences = evaluation.estimate_answers(two, ["perplexity", "marginal_bias"], templates)
+    sentences, sequences = evaluation.estimate_answers(two, dict.fromkeys(["perplexity", "marginal_bias"], templates))
     assert sentences == (orders + 1) * (2 + 3 + 2 * 2 + 3 * 3)  # each may choose another template
     assert sequences > sentences
-    assert evaluation.estimate_answers(two, ["embedding_similarity"], templates) == (0, 0)
+    assert evaluation.estimate_answers(two, {"embedding_similarity": templates}).tolist() == [0, 0]
 
 
 def test_answers_never_need_more_than_was_announced(tiny, tmp_path):
     cache = ScoreCache(tmp_path / "scores.sqlite")
-    evaluation, two, templates = AnalogyEvaluation(tiny, cache=cache), QUESTIONS[:2], ["is-to-as", "is-to-what"]
-    most, _ = evaluation.estimate_answers(two, ["marginal_bias"], templates)
+    evaluation, two, templates = AnalogyEvaluation(Engine(tiny, cache=cache)), QUESTIONS[:2], ["is-to-as", "is-to-what"]
+    most, _ = evaluation.estimate_answers(two, {"marginal_bias": templates})
     every = {"positive_aggregation": "mean", "negative_aggregation": "max", "negative_weight": 0.4}
     evaluation.answer(two, untuned_configuration("marginal_bias", templates[1]) | every)
     evaluation.answer(two, untuned_configuration("marginal_bias", templates[0]))
@@ -127,23 +134,23 @@ def test_answers_never_need_more_than_was_announced(tiny, tmp_path):
 
 
 def test_work_of_many_questions_is_extrapolated(tiny):
-    evaluation = AnalogyEvaluation(tiny, grid="none")
+    evaluation = AnalogyEvaluation(Engine(tiny), grid="none")
     some = make_questions([PAIRS[0]] * 6, [PAIRS[1:3]] * 6)
-    sentences, _ = evaluation.estimate_search(some, ["perplexity"], ["is-to-what"])
+    sentences, _ = evaluation.estimate_search(some, {"perplexity": ["is-to-what"]})
     assert sentences == 2 * 3  # the two that are looked at are the same
 
 
 @pytest.mark.parametrize(
     ("kind", "possible"),
     [
-        ("masked", set(SCORINGS)),
-        ("causal", set(SCORINGS) - {"hypothesis_bias"}),
+        ("masked", set(scoring_names())),
+        ("causal", set(scoring_names()) - {"hypothesis_bias"}),
         ("embedding", {"embedding_similarity", "relation_embedding"}),
     ],
 )
 def test_models_can_do_what_their_kind_can(tiny, monkeypatch, kind, possible):
     monkeypatch.setattr(tiny, "kind", kind)
-    assert {scoring for scoring in SCORINGS if can_score(tiny, scoring)} == possible
+    assert {scoring for scoring in scoring_names() if can_score(tiny, scoring)} == possible
 
 
 def result_of(predictions: list[list[int]], answers: list[int], **columns: tuple) -> SearchResult:

@@ -51,7 +51,7 @@ def test_words_may_have_spaces_where_something_else_parts_the_pair(app):
 
 @pytest.mark.parametrize("text", ["", "word", "one two three", "word :", "a : b : c"])
 def test_what_is_no_pair_is_refused(app, text):
-    with pytest.raises(ValueError, match="is no pair; write two words with a colon between them"):
+    with pytest.raises(ValueError, match="is not a pair; write two words separated by a colon"):
         app.read_pair(text)
 
 
@@ -109,8 +109,8 @@ def test_a_choice_may_be_given_twice(app, tiny):
     ("changed", "message"),
     [
         ({"choices": ""}, "has no choices"),
-        ({"stem": "word"}, "is no pair"),
-        ({"template": "nonsense"}, "is no template. Give one of is-to-what"),
+        ({"stem": "word"}, "is not a pair"),
+        ({"template": "nonsense"}, "is not a template. Use one of is-to-what"),
         ({"model": "/no/such/folder"}, "/no/such/folder"),
         ({"model": " "}, "no model is given"),
     ],
@@ -189,7 +189,7 @@ def test_a_person_can_ask_and_is_told_what_is_wrong(page, expected):
     def see(text: str) -> None:
         page.get_by_text(text).filter(visible=True).first.wait_for()
 
-    orders = page.get_by_text("Costs, by order of the words")
+    orders = page.get_by_text("Costs by permutation of the words")
     page.get_by_role("button", name="Answer").click()
     best = min(expected, key=expected.get)
     see(f"word : language is as {best}")
@@ -197,7 +197,7 @@ def test_a_person_can_ask_and_is_told_what_is_wrong(page, expected):
     orders.wait_for()
     page.get_by_label("Choices").fill("paint portrait\nnote")
     page.get_by_role("button", name="Answer").click()
-    see("'note' is no pair; write two words with a colon between them.")
+    see("'note' is not a pair; write two words separated by a colon.")
     orders.wait_for(state="hidden")
     page.get_by_label("Choices").fill("paint portrait\nnote music")
     page.get_by_label("Scoring").click()

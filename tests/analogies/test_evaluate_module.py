@@ -11,7 +11,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.questions import make_questions
-from hf_sphere.analogies.scoring import score_questions
+from hf_sphere.analogies.scores import score_questions
 
 evaluate = pytest.importorskip("evaluate")
 
@@ -139,22 +139,22 @@ def test_given_answers_have_a_chance_level_once_the_choices_are_known(metric):
     ("change", "message"),
     [
         ({"references": None}, "references are missing"),
-        ({"references": [1, 0, 3]}, "question 2, .* has the answer 3; allowed are the numbers 0 to 2"),
+        ({"references": [1, 0, 3]}, "question 2, .* has the answer 3; allowed are 0 to 2"),
         ({"references": [1, 0]}, "Mismatch in the number of|got 3 stems"),
         ({"stem": STEM[:2]}, "Mismatch in the number of|got 2 stems"),
         ({"stem": None}, "give predictions and references, or model_id, stem, choice and references"),
         ({"choice": None}, "give predictions and references, or model_id, stem, choice and references"),
         ({"model_id": None}, "give predictions and references, or model_id, stem, choice and references"),
-        ({"choice": [*CHOICE[:2], [["a", "b"], ["c"]]]}, r"question 2, .* has \('c',\) where a pair of two words"),
+        ({"choice": [*CHOICE[:2], [["a", "b"], ["c"]]]}, r"question 2, .* has \('c',\) instead of a pair of two words"),
         ({"choice": [*CHOICE[:2], []]}, "question 2, .* has no choices"),
-        ({"stem": [*STEM[:2], ["a", ""]]}, "question 2, .* has '' where a word"),
-        ({"template": "is"}, "'is' is no template. Give one of is-to-what"),
-        ({"template": "{a} {b} {c}"}, "is no template"),
+        ({"stem": [*STEM[:2], ["a", ""]]}, "question 2, .* has '' instead of a word"),
+        ({"template": "is"}, "'is' is not a template. Use one of is-to-what"),
+        ({"template": "{a} {b} {c}"}, "is not a template"),
         ({"scoring": "ap"}, "unknown scoring 'ap'; the scorings are: embedding_similarity"),
         ({"alpha": 0.2}, "scoring 'perplexity' has no option alpha"),
         (
             {"predictions": [0, 0, 0]},
-            "with predictions no model answers; leave out model_id, tokenizer, or predictions",
+            "predictions need no model; leave out model_id, tokenizer, or predictions",
         ),
         ({"negative_weight": "0.2"}, "negative_weight must be a finite number, .* got '0.2'"),
         ({"weights": 1}, "unexpected keyword argument 'weights'"),

@@ -118,7 +118,7 @@ def test_a_model_that_reads_no_tokens_is_refused(tokenizer):
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = Wav2Vec2Config(conv_dim=[8], conv_stride=[2], conv_kernel=[2], num_conv_pos_embedding_groups=4, **sizes)
-    with pytest.raises(ValueError, match=f"is a Wav2Vec2Model, which reads no tokens; {ALLOWED}"):
+    with pytest.raises(ValueError, match=f"is a Wav2Vec2Model, which takes no tokens; {ALLOWED}"):
         LanguageModel.load(Wav2Vec2Model(config), tokenizer)
 
 
@@ -130,18 +130,18 @@ def test_what_is_no_model_is_refused(model):
 
 def test_a_head_that_was_not_saved_is_refused(build, save):
     with pytest.raises(
-        ValueError, match=r"saved without cls\.predictions.* its BertForMaskedLM would answer at random"
+        ValueError, match=r"saved without cls\.predictions.* so the head of its BertForMaskedLM would be random"
     ):
         LanguageModel.load(save(build("Bert"), architectures=["BertForMaskedLM"]))
 
 
 def test_a_model_that_tells_replaced_tokens_apart_is_refused(build, save):
-    with pytest.raises(ValueError, match=r"its ElectraForMaskedLM would answer at random"):
+    with pytest.raises(ValueError, match=r"so the head of its ElectraForMaskedLM would be random"):
         LanguageModel.load(save(build("Electra", "ForPreTraining")))
 
 
 def test_the_same_model_as_an_object_is_refused_too(build, tokenizer):
-    with pytest.raises(ValueError, match=f"ElectraForPreTraining, which does not answer with tokens.*; {ALLOWED}"):
+    with pytest.raises(ValueError, match=f"ElectraForPreTraining, which does not predict tokens.*; {ALLOWED}"):
         LanguageModel.load(build("Electra", "ForPreTraining"), tokenizer)
 
 
@@ -153,7 +153,7 @@ def test_a_model_for_the_next_token_that_sees_it_is_refused(build, tokenizer, sc
 
 def test_a_folder_without_tokenizer_is_refused(build, tmp_path):
     build("Bert", "ForMaskedLM").save_pretrained(tmp_path / "model")
-    with pytest.raises(ValueError, match=r"has no vocabulary.*Give another: LanguageModel.load\(model, tokenizer\)"):
+    with pytest.raises(ValueError, match=r"has no vocabulary.*Pass another one: LanguageModel.load\(model"):
         LanguageModel.load(tmp_path / "model")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty has no tokenizer that transformers can load"):
@@ -161,7 +161,7 @@ def test_a_folder_without_tokenizer_is_refused(build, tmp_path):
 
 
 def test_a_new_model_needs_its_tokenizer(build):
-    with pytest.raises(ValueError, match=r"BertForMaskedLM was not loaded from a folder .* Give it"):
+    with pytest.raises(ValueError, match=r"BertForMaskedLM was not loaded from a folder .* Pass it"):
         LanguageModel.load(build("Bert", "ForMaskedLM"))
 
 

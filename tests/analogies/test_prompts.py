@@ -51,11 +51,11 @@ def test_words_may_repeat_and_hold_braces():
     ["is-to", "{a} {b} {c}", "{a} {b} {c} {d} {a}", "{a} {b} {c} {e}", "{a} {b} {c} {d", "{a!r} {b} {c} {d}"],
 )
 def test_a_text_without_the_four_fields_is_no_template(template):
-    with pytest.raises(ValueError, match=r"is no template\. Give one of is-to-what, is-to-as, rel-same"):
+    with pytest.raises(ValueError, match=r"is not a template\. Use one of is-to-what, is-to-as, rel-same"):
         fill(template, WORDS)
 
 
 @pytest.mark.parametrize(("words", "permutation"), [(WORDS[:3], (0, 1, 2, 3)), (WORDS, (0, 1, 2, 2))])
 def test_four_words_take_four_places(words, permutation):
-    with pytest.raises(ValueError, match="takes four words in an order"):
+    with pytest.raises(ValueError, match="takes four words in a permutation"):
         fill("is-to-as", words, permutation)

@@ -65,12 +65,12 @@ def test_guessing_gets_the_mean_of_one_over_the_number_of_choices():
     ("question", "problem"),
     [
         (Question(STEM, ()), "has no choices"),
-        (Question(("word",), CHOICES), "where a pair of two words is to stand"),
-        (Question("ab", CHOICES), "has 'ab' where a pair"),
-        (Question(STEM, (*CHOICES, ("a", "b", "c"))), "where a pair of two words is to stand"),
-        (Question(STEM, (*CHOICES, ("note", " "))), "has ' ' where a word"),
-        (Question(("word", None), CHOICES), "has None where a word"),
-        (Question(STEM, CHOICES, 3), "has the answer 3; allowed are the numbers 0 to 2"),
+        (Question(("word",), CHOICES), "instead of a pair of two words"),
+        (Question("ab", CHOICES), "has 'ab' instead of a pair"),
+        (Question(STEM, (*CHOICES, ("a", "b", "c"))), "instead of a pair of two words"),
+        (Question(STEM, (*CHOICES, ("note", " "))), "has ' ' instead of a word"),
+        (Question(("word", None), CHOICES), "has None instead of a word"),
+        (Question(STEM, CHOICES, 3), "has the answer 3; allowed are 0 to 2"),
         (Question(STEM, CHOICES, -1), "has the answer -1"),
         (Question(STEM, CHOICES, 1.5), r"has the answer 1\.5"),
     ],
@@ -104,5 +104,5 @@ def test_columns_may_be_lists():
 
 @pytest.mark.parametrize("stem", ["ab", None])
 def test_a_column_entry_that_is_no_pair_is_refused(stem):
-    with pytest.raises(ValueError, match="where a pair"):
+    with pytest.raises(ValueError, match="instead of a pair"):
         make_questions([stem], [CHOICES])

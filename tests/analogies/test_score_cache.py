@@ -118,7 +118,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path):
     path = tmp_path / "scores.sqlite"
     path.write_text("scores\n" * 200)
     with pytest.raises(
-        ValueError, match=r"scores.sqlite is damaged or not a score cache .* Delete it, or name another"
+        ValueError, match=r"scores.sqlite is damaged or not a score cache .* Delete it, or choose another"
     ):
         ScoreCache(path)
     assert path.read_text().startswith("scores")  # it is not touched
@@ -146,7 +146,7 @@ def test_a_database_of_another_program_is_refused(tmp_path):
     connection.execute("CREATE TABLE scores (text TEXT)")
     connection.close()
     with pytest.raises(
-        ValueError, match=r"other.sqlite was written by another program. Delete it, or name another file"
+        ValueError, match=r"other.sqlite was written by another program. Delete it, or choose another file"
     ):
         ScoreCache(path)
 

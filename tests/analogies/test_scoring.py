@@ -8,15 +8,8 @@ from hypothesis import given, settings, strategies as st
 
 from hf_sphere.analogies.prompts import TEMPLATES
 from hf_sphere.analogies.questions import Question
-from hf_sphere.analogies.scoring import (
-    SCORINGS,
-    build_scoring,
-    embedding_similarity,
-    measure_questions,
-    relation_embedding,
-    score_questions,
-    sentences,
-)
+from hf_sphere.analogies.scores import measure_questions, score_questions
+from hf_sphere.analogies.scoring import base, build_scoring, embedding_similarity, relation_embedding, scoring_names
 
 POSITIVE = ["abcd", "acbd", "badc", "bdac", "cdab", "cadb", "dcba", "dbca"]
 NEGATIVE = [first + second + third + fourth for first, second, third, fourth in itertools.permutations("abcd")]
@@ -50,11 +43,11 @@ def asked(monkeypatch):
     """The sentences of each call of the model, which answers by `surprise`."""
     calls = []
 
-    def perplexities(language_model, sentences, *, batch_size=None, cache=None, progress=False):
+    def perplexities(language_model, sentences, *, batch_size=None, cache=None):
         calls.append(sentences)
         return torch.tensor([surprise(one.text, one.hidden) for one in sentences], dtype=torch.float64)
 
-    monkeypatch.setattr(sentences, "perplexities", perplexities)
+    monkeypatch.setattr(base, "perplexities", perplexities)
     return calls
 
 
@@ -160,12 +153,12 @@ def cosine(first, second):
 
 @settings(max_examples=30, deadline=None)
 @given(QUESTIONS, OPTIONS, st.sampled_from([None, TEMPLATE]), st.sampled_from([1, 100]))
-def test_embedding_similarity_is_the_cosine_of_differences(questions, options, template, at_a_time):
-    def embed_words(language_model, words, *, batch_size=None, progress=False):
+def test_embedding_similarity_is_the_cosine_of_differences(questions, options, template, at_once):
+    def embed_words(language_model, words, *, batch_size=None):
         assert len(set(words)) == len(words)
         return torch.stack([vector(word) for word in words])
 
-    def embed_words_in_context(language_model, sentences, *, batch_size=None, progress=False):
+    def embed_words_in_context(language_model, sentences, *, batch_size=None):
         return torch.stack(
             [torch.stack([vector(one.text + one.text[start:end]) for start, end in one.spans]) for one in sentences]
         )
@@ -179,7 +172,7 @@ def test_embedding_similarity_is_the_cosine_of_differences(questions, options, t
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(embedding_similarity, "embed_words", embed_words)
         patch.setattr(embedding_similarity, "embed_words_in_context", embed_words_in_context)
-        patch.setattr(embedding_similarity, "SENTENCES_AT_A_TIME", at_a_time)
+        patch.setattr(base, "TEXTS_AT_ONCE", at_once)
         scores = score_questions(questions, None, "embedding_similarity", template=template, **options)
     for question, costs in zip(questions, scores.by_question(), strict=True):
         for choice, found in enumerate(costs):
@@ -195,7 +188,7 @@ def test_embedding_similarity_is_the_cosine_of_differences(questions, options, t
 @settings(max_examples=30, deadline=None)
 @given(QUESTIONS)
 def test_relation_embedding_is_the_cosine_of_two_relations(questions):
-    def embed_relations(language_model, pairs, template, *, batch_size=None, progress=False):
+    def embed_relations(language_model, pairs, template, *, batch_size=None):
         assert len(set(pairs)) == len(pairs)
         return torch.stack([vector(template + first + " " + second) for first, second in pairs])
 
@@ -253,7 +246,7 @@ def test_accuracy_is_the_share_of_right_answers():
 
 
 def test_a_perplexity_that_is_no_number_is_refused(monkeypatch):
-    monkeypatch.setattr(sentences, "perplexities", lambda *_, **__: torch.tensor([1.0, float("nan"), 2.0]))
+    monkeypatch.setattr(base, "perplexities", lambda *_, **__: torch.tensor([1.0, float("nan"), 2.0]))
     with pytest.raises(ValueError, match=r"question \('a', 'b'\) to .* is infinite or not a number"):
         score_questions([QUESTION], None)
 
@@ -269,8 +262,8 @@ def test_a_perplexity_that_is_no_number_is_refused(monkeypatch):
             {"negative_weight": 0.2},
             "has no option negative_weight; its options are: template. It embeds each pair",
         ),
-        ("perplexity", {"template": "is-to"}, "'is-to' is no template. Give one of is-to-what"),
-        ("embedding_similarity", {"template": "{a} {b}"}, "is no template"),
+        ("perplexity", {"template": "is-to"}, "'is-to' is not a template. Use one of is-to-what"),
+        ("embedding_similarity", {"template": "{a} {b}"}, "is not a template"),
         (
             "perplexity",
             {"positive_aggregation": "index_8"},
@@ -304,6 +297,6 @@ def test_relations_have_no_aggregations_to_measure():
         measure_questions([QUESTION], None, "relation_embedding")
 
 
-@pytest.mark.parametrize("name", SCORINGS)
+@pytest.mark.parametrize("name", scoring_names())
 def test_every_scoring_is_found_by_its_name(name):
     assert build_scoring(name).name == name

@@ -9,7 +9,8 @@ from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import TEMPLATES
 from hf_sphere.analogies.questions import make_questions
 from hf_sphere.analogies.score_cache import ScoreCache
-from hf_sphere.analogies.scoring import SCORINGS, measure_questions, score_questions
+from hf_sphere.analogies.scores import measure_questions, score_questions
+from hf_sphere.analogies.scoring import scoring_names
 
 
 @pytest.fixture(scope="module")
@@ -38,19 +39,19 @@ def golden(root):
     return cases
 
 
-def test_perplexities_and_their_predictions_are_the_published_ones(tiny, golden):
+def test_perplexities_and_their_predictions_are_the_published_ones(tiny, golden, cache):
     for template, cases in golden.items():
         questions, expected = zip(*cases, strict=True)
-        measured = measure_questions(questions, tiny, template=template)
-        for case, values, count in zip(expected, measured.values, measured.num_choices.tolist(), strict=True):
+        measured = measure_questions(questions, tiny, template=template, cache=cache)
+        for case, values, count in zip(expected, measured.terms[0], measured.num_choices.tolist(), strict=True):
             published = torch.tensor(
                 [positive + negative for positive, negative in zip(
                     case["positive_perplexities"], case["negative_perplexities"], strict=True
                 )],
                 dtype=torch.float64,
             )  # fmt: skip
-            torch.testing.assert_close(values[:, :count].T, published, rtol=1e-4, atol=0)
-        scores = score_questions(questions, tiny, template=template)
+            torch.testing.assert_close(values[:, :count].T, published, rtol=1e-5, atol=0)
+        scores = score_questions(questions, tiny, template=template, cache=cache)
         assert scores.predictions.tolist() == [case["perplexity_index_0_prediction"] for case in expected]
 
 
@@ -66,7 +67,7 @@ def test_marginal_bias_and_its_predictions_are_the_published_ones(tiny, golden, 
         assert scores.predictions.tolist() == [case["prediction"] for case in published]
 
 
-@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("scoring", scoring_names())
 def test_every_scoring_answers_by_a_real_model(tiny, golden, scoring):
     questions = [question for question, _ in golden["she-to-as"]]
     scores = score_questions(questions, tiny, scoring)
@@ -98,3 +99,11 @@ def test_hypothesis_bias_hides_words_by_as_many_masks_as_they_have_tokens(tiny, 
     )
     logs = [(values / values.sum()).log() for values in (sentence, head, tail)]
     assert costs == pytest.approx((logs[0] - 0.2 * logs[1] + 0.4 * logs[2]).tolist(), abs=1e-5)
+
+
+def test_progress_is_shown_on_request_only(tiny, golden, capfd):
+    questions = [question for question, _ in golden["she-to-as"]][:1]
+    score_questions(questions, tiny)
+    assert capfd.readouterr() == ("", "")
+    score_questions(questions, tiny, progress=True)
+    assert "question" in capfd.readouterr().err

@@ -5,14 +5,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from hf_sphere.analogies.questions import Question
-from hf_sphere.analogies.scoring import (
-    SCORINGS,
-    PermutedScoring,
-    build_scoring,
-    measure_questions,
-    score_questions,
-    sentences,
-)
+from hf_sphere.analogies.scores import measure_questions, score_questions
+from hf_sphere.analogies.scoring import base, build_scoring, scoring_class, scoring_names
 from hf_sphere.analogies.search import PUBLISHED_GRID, join_results, search_configurations, select_configuration
 
 SCORINGS_OF_SENTENCES = ["hypothesis_bias", "marginal_bias", "perplexity", "pmi"]
@@ -42,7 +36,7 @@ def _model():
         return torch.tensor([drawn[sentence] for sentence in asked], dtype=torch.float64)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sentences, "perplexities", perplexities)
+        patch.setattr(base, "perplexities", perplexities)
         yield
 
 
@@ -83,7 +77,7 @@ def test_no_configuration_is_there_twice(searched):
 @pytest.mark.parametrize("scoring", SCORINGS_OF_SENTENCES)
 def test_the_simplest_configuration_is_the_first(searched, scoring):
     result = searched[1][scoring]
-    options = SCORINGS[scoring].grid
+    options = scoring_class(scoring).grid
     simplest = {name: values[0] for name, values in options.items()}
     assert result.configuration(0) == {
         "scoring": scoring,
@@ -155,8 +149,8 @@ def test_searches_of_other_questions_do_not_mix(searched):
 
 def test_a_search_takes_all_permutations():
     questions = questions_of(1)
-    measurements = build_scoring("pmi").measure(questions, None, permutations=range(8))
-    with pytest.raises(ValueError, match="takes all 24 permutations, of which some were not measured"):
+    measurements = build_scoring("pmi").measure(questions, base.Engine(None), range(8))
+    with pytest.raises(ValueError, match="needs all 24 permutations, some of which were not measured"):
         search_configurations(measurements, questions)
 
 
@@ -180,8 +174,8 @@ def test_answers_must_be_known():
 
 
 def test_every_scoring_that_has_aggregations_has_a_grid_of_its_own_options():
-    for scoring in SCORINGS.values():
-        if issubclass(scoring, PermutedScoring):
+    for scoring in map(scoring_class, scoring_names()):
+        if issubclass(scoring, base.PermutedScoring):
             names = {field.name for field in dataclasses.fields(scoring)}
-            common = {field.name for field in dataclasses.fields(PermutedScoring)} | {"template"}
+            common = {field.name for field in dataclasses.fields(base.PermutedScoring)} | {"template"}
             assert set(scoring.grid) == names - common

@@ -173,7 +173,7 @@ def test_noise_depends_on_its_seed_alone():
     first = selection_noise(result, num_repeats=20, seed=1)
     assert selection_noise(result, num_repeats=20, seed=1) == first
     assert selection_noise(result, num_repeats=20, seed=2) != first
-    assert str(first).startswith(f"without knowledge the best reaches {first.mean:.3f} on the questions")
+    assert str(first).startswith(f"with random scores the best configuration reaches {first.mean:.3f} on the questions")
 
 
 def test_noise_of_no_repeats_is_refused():

@@ -15,15 +15,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from hf_sphere.analogies import (
-    SCORINGS,
     TEMPLATES,
     LanguageModel,
     ScoreCache,
+    benchmark,
     load_questions,
     measure_questions,
     score_questions,
+    scoring_names,
     search_configurations,
 )
+from hf_sphere.analogies.evaluation import AnalogyEvaluation
 
 PAIRS = [
     ("cat", "dog"),
@@ -35,7 +37,7 @@ PAIRS = [
     ("sun", "day"),
 ]
 OTHER_PAIRS = [("he", "his"), ("do", "did"), ("old", "new"), ("up", "down")]
-ALL = ["--scorings", *SCORINGS, "--word_embeddings", "both"]
+ALL = ["--scorings", *scoring_names(), "--word_embeddings", "both"]
 QUICK = ["--templates", "is-to-what", "--num_shuffles", "10", "--disable_tqdm", "true"]
 
 Run = Callable[..., Path]
@@ -121,7 +123,7 @@ def results_by_scoring(folder: Path) -> dict[str, dict]:
 
 
 def test_every_benchmark_has_a_result_of_every_scoring(entries):
-    expected = [(benchmark, scoring) for benchmark in ("easy", "hard") for scoring in SCORINGS]
+    expected = [(benchmark, scoring) for benchmark in ("easy", "hard") for scoring in scoring_names()]
     assert [(entry["benchmark"], entry["scoring"]) for entry in entries] == expected
 
 
@@ -222,10 +224,8 @@ def test_by_default_the_best_scoring_and_a_cheap_one_answer(evaluate, tmp_path):
 
 def test_test_questions_are_answered_by_what_is_reported_alone(evaluate, recipe, tmp_path, monkeypatch):
     asked = []
-    answer = recipe.AnalogyEvaluation.answer
-    monkeypatch.setattr(
-        recipe.AnalogyEvaluation, "answer", lambda self, *args: asked.append(args[:2]) or answer(self, *args)
-    )
+    answer = AnalogyEvaluation.answer
+    monkeypatch.setattr(AnalogyEvaluation, "answer", lambda self, *args: asked.append(args[:2]) or answer(self, *args))
     words = ["--benchmarks", "easy", "--scorings", "perplexity", "--templates", "is-to-as", "is-to-what"]
     chosen = results_by_scoring(evaluate(tmp_path / "run", *words))["perplexity"]["configuration"]
     assert [configuration for _, configuration in asked] == [chosen, {"scoring": "perplexity", "template": "is-to-as"}]
@@ -265,15 +265,15 @@ def test_a_quick_look_takes_a_part_of_the_questions(evaluate, tmp_path):
 # What models can do
 
 
-def test_what_an_embedding_model_cannot_do_is_left_out(evaluate, tiny, tmp_path, capsys):
+def test_scorings_that_a_model_does_not_support_are_skipped(evaluate, tiny, tmp_path, capsys):
     AutoModel.from_pretrained(tiny, add_pooling_layer=False).save_pretrained(tmp_path / "model")
     shutil.copy(tiny / "tokenizer.json", tmp_path / "model")
     shutil.copy(tiny / "tokenizer_config.json", tmp_path / "model")
     folder = evaluate(tmp_path / "run", "--benchmarks", "easy", "--grid", "none", *ALL, model=tmp_path / "model")
     assert list(results_by_scoring(folder)) == ["embedding_similarity", "relation_embedding"]
-    left_out = "of the embedding kind: hypothesis_bias, marginal_bias, perplexity, pmi"
-    assert left_out in capsys.readouterr().out
-    with pytest.raises(ValueError, match="of the embedding kind, which can do none of: perplexity"):
+    skipped = "by models of the embedding kind: hypothesis_bias, marginal_bias, perplexity, pmi"
+    assert skipped in capsys.readouterr().out
+    with pytest.raises(ValueError, match="of the embedding kind, which supports none of: perplexity"):
         evaluate(tmp_path / "no", "--benchmarks", "easy", "--scorings", "perplexity", model=tmp_path / "model")
 
 
@@ -294,8 +294,8 @@ def test_models_are_compared_in_one_run(evaluate, tiny, tmp_path, capsys):
 def test_the_work_is_announced_before_it_starts(evaluate, tmp_path, capsys):
     evaluate(tmp_path / "run", "--benchmarks", "hard", "--scorings", "perplexity")
     said = capsys.readouterr().out
-    assert f"to choose on validation: about {24 * (3 + 2)} sentences, in " in said
-    assert f"to answer the test: at most about {24 * (2 + 2)} sentences, in " in said
+    assert f"search on validation: about {24 * (3 + 2)} sentences in " in said
+    assert f"answer the test: at most about {24 * (2 + 2)} sentences in " in said
 
 
 def test_the_table_shows_chance_and_noise_beside_each_accuracy(evaluate, tmp_path, capsys):
@@ -315,10 +315,10 @@ def test_without_matplotlib_there_is_no_picture_but_all_else(evaluate, recipe, t
     def missing(*args, **kwargs):
         raise ImportError("pictures need matplotlib")
 
-    monkeypatch.setattr(recipe, "plot_analogy_accuracies", missing)
+    monkeypatch.setattr("hf_sphere.visualization.plot_analogy_accuracies", missing)
     folder = evaluate(tmp_path / "run", "--benchmarks", "easy", "--scorings", "perplexity", "--grid", "none")
     assert (folder / "results.csv").is_file()
-    assert "no picture: pictures need matplotlib" in capsys.readouterr().out
+    assert "no plot: pictures need matplotlib" in capsys.readouterr().out
 
 
 # What is kept
@@ -328,10 +328,8 @@ def test_without_matplotlib_there_is_no_picture_but_all_else(evaluate, recipe, t
 def searched(recipe, monkeypatch) -> list[str]:
     """The scorings that are searched."""
     seen = []
-    search = recipe.AnalogyEvaluation.search
-    monkeypatch.setattr(
-        recipe.AnalogyEvaluation, "search", lambda self, *args: seen.append(args[1]) or search(self, *args)
-    )
+    search = AnalogyEvaluation.search
+    monkeypatch.setattr(AnalogyEvaluation, "search", lambda self, *args: seen.append(args[1]) or search(self, *args))
     return seen
 
 
@@ -340,7 +338,7 @@ def test_finished_results_are_not_computed_again(evaluate, tmp_path, searched, r
     before = results_of(evaluate(tmp_path / "run", *words))
     assert searched == ["perplexity"]
     assert results_of(evaluate(tmp_path / "run", *words)) == before
-    assert "everything is finished already" in capsys.readouterr().out
+    assert "all results are finished already" in capsys.readouterr().out
     evaluate(tmp_path / "run", *words, "pmi")
     assert searched == ["perplexity", "pmi"]
 
@@ -390,7 +388,7 @@ def test_a_run_that_was_stopped_goes_on(start, evaluate, tiny, tmp_path):
         if line.startswith("long       embedding_similarity"):
             process.send_signal(signal.SIGINT)  # while sentences are scored, one by one
             break
-    assert "Stopped. What is finished is kept" in process.stdout.read()
+    assert "Stopped. Finished results are kept" in process.stdout.read()
     assert process.wait() == 130
     (kept,) = (folder / "finished").iterdir()
     before = kept.stat().st_mtime_ns
@@ -407,11 +405,11 @@ def test_scores_of_sentences_survive_a_stop(evaluate, recipe, tmp_path, monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(recipe, "report_accuracy", stop)
+        patch.setattr(benchmark, "report_accuracy", stop)
         with pytest.raises(SystemExit, match="130"):
             evaluate(tmp_path / "run", *words)
     evaluate(tmp_path / "run", *words)
-    told = re.findall(r"to choose on validation: about (\d+) sentences", capsys.readouterr().out)
+    told = re.findall(r"search on validation: about (\d+) sentences", capsys.readouterr().out)
     assert told == [str(2 * 24 * (3 + 2)), str(24 * (3 + 2))]  # those of the first benchmark are there
 
 
@@ -421,9 +419,9 @@ def test_scores_of_sentences_survive_a_stop(evaluate, recipe, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--scorings", "guess"], "unknown scoring 'guess'; the scorings are: embedding_similarity"),
-        (["--templates", "a is b"], "'a is b' is no template"),
-        (["--relation_templates", "{a}"], "--relation_templates must have .a. and .b."),
+        (["--scorings", "guess"], "'guess' .choose from .*embedding_similarity"),
+        (["--templates", "a is b"], "'a is b' is not a template"),
+        (["--relation_templates", "{a}"], "must have .a. and .b."),
         (["--benchmarks", "sat"], "no configuration 'sat' in .*; it has: easy, hard"),
         (["--num_shuffles", "0"], "num_shuffles must be at least 1"),
         (["--max_questions", "0"], "max_questions must be at least 1"),

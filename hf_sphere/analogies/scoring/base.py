@@ -1,111 +1,149 @@
-"""What every scoring has in common: questions and a model in, a cost of each choice out."""
+"""Base classes of the scorings: they turn questions and a model into a cost per choice."""
 
 import dataclasses
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from hf_sphere.analogies.prompts import NEGATIVE_PERMUTATIONS, PERMUTATIONS, POSITIVE_PERMUTATIONS
+from hf_sphere.analogies.language_model import Kind, LanguageModel
+from hf_sphere.analogies.likelihoods import perplexities
+from hf_sphere.analogies.prompts import (
+    NEGATIVE_PERMUTATIONS,
+    PERMUTATIONS,
+    POSITIVE_PERMUTATIONS,
+    Permutation,
+    Sentence,
+    fill,
+    template_text,
+)
 from hf_sphere.analogies.questions import Question, choice_counts
-
-if TYPE_CHECKING:
-    from hf_sphere.analogies.language_model import LanguageModel
+from hf_sphere.analogies.score_cache import ScoreCache
 
 NUM_POSITIVE, NUM_NEGATIVE = len(POSITIVE_PERMUTATIONS), len(NEGATIVE_PERMUTATIONS)
 
 POSITIVE_AGGREGATIONS = ("mean", "max", "min", *(f"index_{number}" for number in range(NUM_POSITIVE)))
-"""How the costs of the orders in which an analogy holds become one."""
+"""How the costs of the permutations in which an analogy holds are reduced to one."""
 
 NEGATIVE_AGGREGATIONS = ("mean", "max", "min", *(f"index_{number}" for number in range(NUM_NEGATIVE)))
-"""How those of the orders in which it does not hold become one."""
+"""The same for the permutations in which it does not hold."""
 
 WEIGHTS = (0.0, 0.2, -0.2, 0.4, -0.4)
-"""Weights of the published grid for what is taken from a cost, the simplest first."""
+"""Weights of the published grid for the terms that are subtracted from a cost, simplest first."""
+
+TEXTS_AT_ONCE = 4096
+"""Texts that are scored or embedded together; with four words of 4,096 numbers each, their embeddings take 256 MiB."""
 
 _REDUCTIONS: dict[str, Callable[[Tensor, int], Tensor]] = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
 
 
 def aggregate(costs: Tensor, name: str, dim: int) -> Tensor:
-    """Make one of several costs, by `mean`, `max`, `min` or `index_<i>`; the dimension goes."""
-    return _REDUCTIONS[name](costs, dim) if name in _REDUCTIONS else costs.select(dim, int(name.removeprefix("index_")))
+    """Reduce a dimension by `mean`, `max`, `min` or `index_<i>`."""
+    return _REDUCTIONS[name](costs, dim) if name in _REDUCTIONS else costs.select(dim, _index(name))
+
+
+def _index(aggregation: str) -> int:
+    return int(aggregation.removeprefix("index_"))
 
 
 def check_choice(option: str, value: Any, allowed: Sequence[str]) -> None:
-    """Refuse a value that is not among those of an option."""
+    """Raise a ValueError if a value is not among the allowed ones."""
     if value not in allowed:
         raise ValueError(f"{option} must be one of {', '.join(allowed)}; got {value!r}.")
 
 
-def check_weight(option: str, value: Any) -> None:
-    """Refuse a weight that is no finite number."""
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise ValueError(f"{option} must be a finite number, 0 to leave out what it weighs; got {value!r}.")
+def check_finite(values: Tensor, question: Question) -> None:
+    """Raise a ValueError if a model's values for a question are infinite or NaN."""
+    if not values.isfinite().all():
+        raise ValueError(
+            f"the model's value of the question {question.stem} to {question.choices} is infinite or not a number. "
+            "Are its weights finite, and is its dtype wide enough?"
+        )
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A model and how it is run.
+
+    Attributes:
+        language_model: The model.
+        batch_size: Sequences per batch; by default as many as run fast.
+        cache: Where perplexities are kept; scorings by embeddings do not use it.
+        progress: Called with the number of questions that were finished since the last call.
+    """
+
+    language_model: LanguageModel
+    batch_size: int | None = None
+    cache: ScoreCache | None = None
+    progress: Callable[[int], Any] = lambda count: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring(ABC):
+    """Computes the costs of the choices of questions. The fields of a subclass are its options.
+
+    Attributes:
+        name: Unique name, which is also that of the file.
+        kinds: Kinds of models that it works with.
+        remark: Why it lacks options that others have, for error messages.
+    """
+
+    name: ClassVar[str] = ""
+    kinds: ClassVar[tuple[Kind, ...]] = ("masked", "causal", "embedding")
+    remark: ClassVar[str] = ""
+
+    @abstractmethod
+    def costs(self, questions: Sequence[Question], engine: Engine) -> Tensor:
+        """Compute the costs of the choices; the choice of the lowest cost is the answer.
+
+        Args:
+            questions: Q valid questions of up to K choices.
+            engine: The model.
+
+        Returns:
+            (Q, K), float64; infinite for choices that a question does not have.
+        """
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """What a model says of questions, before any weight of a scoring is chosen.
+    """Everything that a scoring needs of a model, whatever the weights and aggregations.
 
     Attributes:
-        scoring: The scoring they were made for.
-        values: (Q, 24, K, ...), float64, in the order of `PERMUTATIONS`; NaN for what was not measured and for the
-            choices that a question does not have.
-        num_choices: (Q,), how many of the K choices each question has.
+        scoring: The scoring.
+        terms: (T, Q, 24, K), float64, permutations as in `PERMUTATIONS`; NaN for permutations that were not measured
+            and choices that a question does not have.
+        num_choices: (Q,), number of choices per question.
     """
 
     scoring: "PermutedScoring"
-    values: Tensor
+    terms: Tensor
     num_choices: Tensor
 
     @property
     def exists(self) -> Tensor:
         """Whether a question has a choice, (Q, K), boolean."""
-        return torch.arange(self.values.shape[2]) < self.num_choices[:, None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scoring(ABC):
-    """From questions to the costs of their choices. The fields of a subclass are its options.
-
-    Attributes:
-        name: Unique name, by which `score_questions` finds it.
-        remark: Why it lacks an option that others have, for messages.
-    """
-
-    name: ClassVar[str] = ""
-    remark: ClassVar[str] = ""
-
-    @abstractmethod
-    def costs(self, questions: Sequence[Question], language_model: "LanguageModel", **engine: Any) -> Tensor:
-        """Costs of the choices, the lowest wins.
-
-        Args:
-            questions: Q questions of up to K choices, checked.
-            language_model: The model.
-            **engine: How the model is run: `batch_size`, `cache`, `progress`.
-
-        Returns:
-            (Q, K), float64; infinite for the choices that a question does not have.
-        """
+        return torch.arange(self.terms.shape[-1]) < self.num_choices[:, None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PermutedScoring(Scoring):
-    """A scoring of the 24 orders of the words of a question.
+    """A scoring of the 24 permutations of the four words of a question and a choice.
 
-    cost = aggregate over the 8 orders in which the analogy holds - negative_weight * aggregate over the 16 others.
+    cost = aggregate over the 8 permutations in which the analogy holds
+    - negative_weight * aggregate over the 16 others.
 
-    Only the orders that count are measured: with `index_0` and no negative weight, which is the default, the question
-    as it is asked.
+    Only the permutations that are needed are measured: with `index_0` and no negative weight (the default), the words
+    in their given order.
 
     Attributes:
-        grid: Which values a search tries for the options of the subclass, the simplest first.
+        grid: Values that a search tries for the options of the subclass, simplest first.
     """
 
     grid: ClassVar[dict[str, tuple[Any, ...]]] = {}
@@ -118,88 +156,155 @@ class PermutedScoring(Scoring):
         check_choice("positive_aggregation", self.positive_aggregation, POSITIVE_AGGREGATIONS)
         check_choice("negative_aggregation", self.negative_aggregation, NEGATIVE_AGGREGATIONS)
         for option in dataclasses.fields(self):
-            if isinstance(option.default, float):
-                check_weight(option.name, getattr(self, option.name))
+            value = getattr(self, option.name)
+            if isinstance(option.default, float) and not (isinstance(value, Real) and math.isfinite(value)):
+                raise ValueError(f"{option.name} must be a finite number, 0 to switch it off; got {value!r}.")
 
     @abstractmethod
-    def measure(
-        self,
-        questions: Sequence[Question],
-        language_model: "LanguageModel",
-        permutations: Iterable[int] = range(len(PERMUTATIONS)),
-        **engine: Any,
-    ) -> Measurements:
-        """Measure what the costs are made of, by one call of the model's engine.
-
-        Args:
-            questions: Q questions of up to K choices, checked.
-            language_model: The model.
-            permutations: Which of the `PERMUTATIONS` to measure.
-            **engine: See `costs`.
-        """
-
-    def terms(self, measurements: Measurements) -> Tensor:
-        """Return what the costs are a function of once the weights are known, (T, Q, 24, K), float64."""
-        return measurements.values[None]
+    def question_terms(
+        self, questions: Sequence[Question], permutations: Sequence[Permutation], engine: Engine
+    ) -> Iterable[Tensor]:
+        """Compute the terms of each question, (T, P, k) for P permutations and its k choices."""
 
     def permutation_costs(self, terms: Tensor) -> Tensor:
-        """Costs of each order of the words, (T, Q, 24, K) -> (Q, 24, K)."""
+        """Combine terms into the cost of every permutation, (T, Q, 24, K) -> (Q, 24, K)."""
         return terms[0]
 
-    def costs(self, questions: Sequence[Question], language_model: "LanguageModel", **engine: Any) -> Tensor:
+    def count_texts(self, question: Question) -> int:
+        """Return how many texts the model reads for one permutation of a question."""
+        return len(question.choices)
+
+    def measure(
+        self, questions: Sequence[Question], engine: Engine, permutations: Sequence[int] = range(len(PERMUTATIONS))
+    ) -> Measurements:
+        """Run the model on questions, some at a time, so that memory does not grow with their number.
+
+        Args:
+            questions: Q valid questions of up to K choices.
+            engine: The model.
+            permutations: Numbers of the `PERMUTATIONS` to measure.
+
+        Raises:
+            ValueError: If a value is not finite.
+        """
+        orders = [PERMUTATIONS[number] for number in permutations]
+        counts = choice_counts(questions)
+        found: list[Tensor] = []
+        texts = itertools.accumulate(len(orders) * self.count_texts(question) for question in questions)
+        batches = itertools.groupby(zip(questions, texts, strict=True), lambda pair: pair[1] // TEXTS_AT_ONCE)
+        for _, pairs in batches:
+            batch = [question for question, _ in pairs]
+            found += self.question_terms(batch, orders, engine)
+            engine.progress(len(batch))
+        shape = (len(found[0]), len(questions), len(PERMUTATIONS), int(counts.max()))
+        terms = torch.full(shape, torch.nan, dtype=torch.float64)
+        for place, (question, values) in enumerate(zip(questions, found, strict=True)):
+            check_finite(values, question)
+            terms[:, place][:, list(permutations), : len(question.choices)] = values.double()
+        return Measurements(self, terms, counts)
+
+    def costs(self, questions: Sequence[Question], engine: Engine) -> Tensor:
         """See `Scoring.costs`."""
-        measurements = self.measure(questions, language_model, self._permutations(), **engine)
-        costs = self.permutation_costs(self.terms(measurements))
-        positive = aggregate(costs[:, :NUM_POSITIVE], self.positive_aggregation, 1)
+        needed = _needed(self.positive_aggregation, range(NUM_POSITIVE))
         if self.negative_weight:
-            negative = aggregate(costs[:, NUM_POSITIVE:], self.negative_aggregation, 1)
-            positive = positive - self.negative_weight * negative
-        return positive.where(measurements.exists, torch.inf)
-
-    def _permutations(self) -> list[int]:
-        """Return the orders that count."""
-        positive = _numbers(self.positive_aggregation, NUM_POSITIVE)
-        negative = _numbers(self.negative_aggregation, NUM_NEGATIVE) if self.negative_weight else []
-        return [*positive, *(NUM_POSITIVE + number for number in negative)]
+            needed += _needed(self.negative_aggregation, range(NUM_POSITIVE, len(PERMUTATIONS)))
+        measurements = self.measure(questions, engine, needed)
+        costs = self.permutation_costs(measurements.terms)
+        total = aggregate(costs[:, :NUM_POSITIVE], self.positive_aggregation, 1)
+        if self.negative_weight:
+            total = total - self.negative_weight * aggregate(costs[:, NUM_POSITIVE:], self.negative_aggregation, 1)
+        return total.where(measurements.exists, torch.inf)
 
 
-def _numbers(aggregation: str, count: int) -> list[int]:
-    return list(range(count)) if aggregation in _REDUCTIONS else [int(aggregation.removeprefix("index_"))]
+def _needed(aggregation: str, numbers: range) -> list[int]:
+    return list(numbers) if aggregation in _REDUCTIONS else [numbers[_index(aggregation)]]
 
 
-def check_finite(values: Tensor, question: Question) -> None:
-    """Refuse what a model says of a question if it is no number."""
-    if not values.isfinite().all():
-        raise ValueError(
-            f"the model's value of the question {question.stem} to {question.choices} is infinite or not a number. "
-            "Are its weights finite, and is its dtype wide enough?"
-        )
+@dataclass(frozen=True, kw_only=True)
+class SentenceScoring(PermutedScoring):
+    """A scoring by the perplexities of sentences. A subclass defines the sentences.
 
-
-def gather(
-    questions: Sequence[Question], permutations: Sequence[int], values: Iterable[Tensor], *, sides: int, rest: int = 0
-) -> tuple[Tensor, Tensor]:
-    """Put the values of each question where they belong among those of all.
-
-    Args:
-        questions: Q questions of up to K choices.
-        permutations: The P orders that were measured.
-        values: For each question (P, k) for its k choices, or (P, k, k), or (P, k, rest).
-        sides: How many dimensions are choices: 1 or 2.
-        rest: Length of the last dimension, if it is not choices.
-
-    Returns:
-        (Q, 24, K), or (Q, 24, K, K), or (Q, 24, K, rest), float64; NaN elsewhere. And the number of choices (Q,).
-
-    Raises:
-        ValueError: If a value is not finite.
+    Attributes:
+        template: A name of `TEMPLATES`, or a text with the fields {a}, {b}, {c} and {d}.
     """
-    counts = choice_counts(questions)
-    most = int(counts.max())
-    shape = (len(questions), len(PERMUTATIONS), *([most] * sides), *([rest] if rest else []))
-    gathered = torch.full(shape, torch.nan, dtype=torch.float64)
-    for question, place, count, found in zip(questions, gathered, counts.tolist(), values, strict=True):
-        check_finite(found, question)
-        inside = place[:, :count] if sides == 1 else place[:, :count, :count]
-        inside[list(permutations)] = found.to(gathered)
-    return gathered, counts
+
+    kinds: ClassVar[tuple[Kind, ...]] = ("masked", "causal")
+
+    template: str = "is-to-what"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        template_text(self.template)
+
+    @abstractmethod
+    def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
+        """Return the S sentences of one permutation of a question."""
+
+    def terms(self, perplexity: Tensor) -> Tensor:
+        """Compute the terms of a question from its perplexities, (P, S) -> (T, P, k)."""
+        return perplexity[None]
+
+    def fill(
+        self, question: Question, head: str, tail: str, permutation: Permutation, hidden: tuple[int, ...] = ()
+    ) -> Sentence:
+        """Fill the template with the stem and a choice (head, tail)."""
+        return fill(self.template, (*question.stem, head, tail), permutation, hidden=hidden)
+
+    def count_texts(self, question: Question) -> int:
+        """See `PermutedScoring.count_texts`."""
+        return len(self.sentences(question, PERMUTATIONS[0]))
+
+    def question_terms(
+        self, questions: Sequence[Question], permutations: Sequence[Permutation], engine: Engine
+    ) -> list[Tensor]:
+        """See `PermutedScoring.question_terms`."""
+        sentences = [
+            [sentence for order in permutations for sentence in self.sentences(question, order)]
+            for question in questions
+        ]
+        flat = list(itertools.chain.from_iterable(sentences))
+        found = perplexities(engine.language_model, flat, batch_size=engine.batch_size, cache=engine.cache)
+        pieces = found.split([len(of_question) for of_question in sentences])
+        return [self.terms(piece.view(len(permutations), -1)) for piece in pieces]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridScoring(SentenceScoring):
+    """A scoring of sentences with every head and every tail; the choices are the diagonal of this grid."""
+
+    def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
+        """See `SentenceScoring.sentences`."""
+        heads, tails = zip(*question.choices, strict=True)
+        return [self.fill(question, head, tail, permutation) for head in heads for tail in tails]
+
+    def terms(self, perplexity: Tensor) -> Tensor:
+        """See `SentenceScoring.terms`."""
+        size = math.isqrt(perplexity.shape[-1])
+        return self.grid_terms(perplexity.unflatten(-1, (size, size)))
+
+    @abstractmethod
+    def grid_terms(self, perplexity: Tensor) -> Tensor:
+        """Compute the terms of a question from the perplexities by head and tail, (P, k, k) -> (T, P, k)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasScoring(SentenceScoring):
+    """A scoring with three terms: those of the sentence, of the head and of the tail.
+
+    cost = sentence - weight_head * head - weight_tail * tail
+    """
+
+    grid = {"weight_head": WEIGHTS, "weight_tail": WEIGHTS}
+
+    weight_head: float = 0.0
+    weight_tail: float = 0.0
+
+    def permutation_costs(self, terms: Tensor) -> Tensor:
+        """See `PermutedScoring.permutation_costs`."""
+        sentence, head, tail = terms
+        return sentence - self.weight_head * head - self.weight_tail * tail
+
+
+def log_shares(values: Tensor) -> Tensor:
+    """Logarithms of the shares of the choices in the sum over all choices, (..., k)."""
+    return (values / values.sum(-1, keepdim=True)).log()

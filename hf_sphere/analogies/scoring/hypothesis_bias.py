@@ -1,4 +1,4 @@
-"""Perplexity less what the sentence without the head, or without the tail, brings."""
+"""Perplexity of the sentence, less those of the sentence without the head and without the tail."""
 
 from dataclasses import dataclass
 
@@ -6,40 +6,30 @@ from torch import Tensor
 
 from hf_sphere.analogies.prompts import Permutation, Sentence
 from hf_sphere.analogies.questions import Question
-from hf_sphere.analogies.scoring.base import WEIGHTS, Measurements
-from hf_sphere.analogies.scoring.sentences import SentenceScoring, log_shares
+from hf_sphere.analogies.scoring.base import BiasScoring, log_shares
 
 HEAD, TAIL = (2,), (3,)  # numbers of the words c and d
 
 
 @dataclass(frozen=True, kw_only=True)
-class HypothesisBias(SentenceScoring):
-    """The share of perplexity, less those of the sentences in which the head or the tail is hidden by mask tokens.
+class HypothesisBias(BiasScoring):
+    """Share in the perplexities, less the shares of the sentences in which the head or the tail is masked.
 
-    With P_i the perplexity of the sentence of choice i, H_i that with c_i hidden and T_i that with d_i hidden:
+    With P_i the perplexity of the sentence of choice i, H_i that with c_i masked and T_i that with d_i masked:
     log(P_i / sum P) - weight_head log(H_i / sum H) - weight_tail log(T_i / sum T). For masked models only.
     """
 
     name = "hypothesis_bias"
-    grid = {"weight_head": WEIGHTS, "weight_tail": WEIGHTS}
-    rest = 3
-
-    weight_head: float = 0.0
-    weight_tail: float = 0.0
+    kinds = ("masked",)
 
     def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
         """See `SentenceScoring.sentences`."""
         return [
             self.fill(question, head, tail, permutation, hidden)
-            for head, tail in question.choices
             for hidden in ((), HEAD, TAIL)
+            for head, tail in question.choices
         ]
 
-    def terms(self, measurements: Measurements) -> Tensor:
-        """See `PermutedScoring.terms`."""
-        return log_shares(measurements.values.movedim(-1, 0))
-
-    def permutation_costs(self, terms: Tensor) -> Tensor:
-        """See `PermutedScoring.permutation_costs`."""
-        sentence, head, tail = terms
-        return sentence - self.weight_head * head - self.weight_tail * tail
+    def terms(self, perplexity: Tensor) -> Tensor:
+        """See `SentenceScoring.terms`."""
+        return log_shares(perplexity.unflatten(-1, (3, -1)).movedim(-2, 0))

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 
 from hf_sphere.analogies.prompts import Permutation, Sentence
 from hf_sphere.analogies.questions import Question
-from hf_sphere.analogies.scoring.sentences import SentenceScoring
+from hf_sphere.analogies.scoring.base import SentenceScoring
 
 
 @dataclass(frozen=True, kw_only=True)
 class Perplexity(SentenceScoring):
-    """The choice whose sentence surprises the model least.
+    """Perplexity of the sentence.
 
-    Pseudo-perplexity of masked models (Salazar et al., "Masked Language Model Scoring", ACL 2020), perplexity of causal
-    ones.
+    Pseudo-perplexity for masked models (Salazar et al., "Masked Language Model Scoring", ACL 2020), perplexity for
+    causal models.
     """
 
     name = "perplexity"

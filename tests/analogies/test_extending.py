@@ -1,0 +1,77 @@
+"""A new scoring is a new file: nothing else has to be edited."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hf_sphere.analogies import make_questions, measure_questions, score_questions, scoring, search_configurations
+
+TOY = '''
+from dataclasses import dataclass
+
+import torch
+
+from hf_sphere.analogies.scoring.base import PermutedScoring
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy(PermutedScoring):
+    """Difference in length of the two words of a choice, without a model."""
+
+    name = "toy"
+    grid = {"scale": (1.0, -1.0)}
+
+    scale: float = 1.0
+
+    def question_terms(self, questions, permutations, engine):
+        for question in questions:
+            words = [(*question.stem, *pair) for pair in question.choices]
+            yield torch.tensor([[[len(four[p[2]]) - len(four[p[3]]) for four in words] for p in permutations]]).double()
+
+    def permutation_costs(self, terms):
+        return self.scale * terms[0].abs()
+'''
+QUESTIONS = make_questions([("word", "language")], [[("a", "bbbb"), ("cc", "dd"), ("e", "fff")]], [1])
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """Add a file to the folder of the scorings."""
+    (tmp_path / "toy.py").write_text(TOY)
+    monkeypatch.setattr(scoring, "__path__", [*scoring.__path__, str(tmp_path)])
+    yield "toy"
+    sys.modules.pop("hf_sphere.analogies.scoring.toy", None)
+
+
+def test_a_new_scoring_is_found_by_its_name(toy):
+    assert toy in scoring.scoring_names()
+    assert scoring.build_scoring(toy, scale=2.0).scale == 2
+    with pytest.raises(ValueError, match=r"'toy' has no option size; its options are: .*scale"):
+        scoring.build_scoring(toy, size=1)
+
+
+def test_a_new_scoring_scores_questions(toy):
+    assert score_questions(QUESTIONS, None, toy).by_question() == [[3.0, 0.0, 2.0]]
+    assert score_questions(QUESTIONS, None, toy, scale=-1.0).predictions.tolist() == [0]
+
+
+def test_a_new_scoring_is_searched(toy):
+    result = search_configurations(measure_questions(QUESTIONS, None, toy), QUESTIONS)
+    assert len(result) == 2 * 6 * 11 * 19
+    assert result.configuration(result.best()) == {
+        **{"scoring": "toy", "negative_weight": 0.0, "scale": 1.0},
+        **{"positive_aggregation": "mean", "negative_aggregation": "mean"},
+    }
+
+
+def test_a_file_must_define_the_scoring_of_its_name(tmp_path, toy):
+    (tmp_path / "other.py").write_text("")
+    with pytest.raises(TypeError, match=r"other\.py must define a subclass of Scoring with name = 'other'"):
+        scoring.scoring_class("other")
+
+
+def test_the_names_are_listed_without_importing_torch():
+    code = "from hf_sphere.analogies import scoring; import sys; print(scoring.scoring_names(), 'torch' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == f"{scoring.scoring_names()} False"
