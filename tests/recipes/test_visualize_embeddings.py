@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from hf_sphere.embeddings.store import read_embeddings, written_embeddings
+from hf_sphere.embeddings.store import embeddings_writer, read_embeddings
 from hf_sphere.training import provenance
 from hf_sphere.utils.snapshots import list_snapshots
 
@@ -66,7 +66,7 @@ def draw(recipe, run_main, cache, tmp_path) -> Draw:
 def write(folder: Path, points: torch.Tensor, labels: torch.Tensor | None = None) -> Path:
     """Embeddings that another program could have written."""
     columns = {"embedding": points} | ({} if labels is None else {"label": labels})
-    with written_embeddings(folder, "test", {}, class_names=["a", "b", "c"]) as add:
+    with embeddings_writer(folder, "test", {}, class_names=["a", "b", "c"]) as add:
         add(columns)
     return folder
 
@@ -235,7 +235,7 @@ def test_a_gallery_is_of_the_same_classes(draw, embeddings, tmp_path):
 
 
 def test_a_film_needs_to_know_its_run(draw, tmp_path):
-    with pytest.raises(ValueError, match="does not say which model embedded which images of which data set"):
+    with pytest.raises(ValueError, match="needs the model and the images of the embeddings"):
         draw(write(tmp_path / "own", *clusters(3)), "--pictures", "film")
 
 
