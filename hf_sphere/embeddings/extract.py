@@ -53,22 +53,19 @@ def class_names(model: Any) -> list[str]:
     return [labels[index] for index in range(len(labels))] if hasattr(model, "head") else []
 
 
-def preprocessing_options(
+def load_image_processor(
     name: str, config: SphereVisionConfig, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
-) -> dict[str, Any]:
-    """Return the size, channels and statistics of a model's input images.
+) -> SphereVisionImageProcessor:
+    """Load the image processor of a model, or make one for a model that was saved without.
 
-    They come from the image processor saved with the model. Without one, the configuration gives the size, and the
-    statistics must be given: wrong ones would change the embeddings silently.
+    The configuration has the image size but not the statistics, which must be given then: wrong ones would change the
+    embeddings silently.
 
     Args:
         name: Folder of the model, or id on the Hub.
         config: Configuration of the model.
         mean: Mean per channel, for a model without an image processor.
         std: Standard deviation per channel, likewise.
-
-    Returns:
-        Keyword arguments of `hf_sphere.data.load_image_split`.
 
     Raises:
         ValueError: If mean or standard deviation is neither saved nor given, or both saved and given.
@@ -82,15 +79,11 @@ def preprocessing_options(
                 f"{name} has no image processor, so the normalization of its images is unknown. Give --image_mean and "
                 "--image_std of the training images."
             ) from error
-        return {"image_size": list(config.input_size), "num_channels": config.num_channels, "mean": mean, "std": std}
+        size = dict(zip(("height", "width"), config.input_size, strict=True))
+        return SphereVisionImageProcessor(num_channels=config.num_channels, size=size, image_mean=mean, image_std=std)
     if given:
         raise ValueError(f"{name} has an image processor, which sets --{given[0]}; leave it out.")
-    return {
-        "image_size": [processor.size["height"], processor.size["width"]],
-        "num_channels": processor.num_channels,
-        "mean": processor.image_mean,
-        "std": processor.image_std,
-    }
+    return processor
 
 
 def load_source_images(about: Mapping[str, Any], split: str, config: SphereVisionConfig, **options: Any) -> ImageSplit:
@@ -103,10 +96,14 @@ def load_source_images(about: Mapping[str, Any], split: str, config: SphereVisio
         config: Configuration of the model.
         **options: Further options of `hf_sphere.data.load_image_split`.
     """
+    processor = load_image_processor(about["model"], config, about.get("image_mean"), about.get("image_std"))
     return load_image_split(
         about["dataset"],
         split,
-        **preprocessing_options(about["model"], config, about.get("image_mean"), about.get("image_std")),
+        image_size=[processor.size["height"], processor.size["width"]],
+        num_channels=processor.num_channels,
+        mean=processor.image_mean,
+        std=processor.image_std,
         config_name=about.get("dataset_config_name"),
         image_column=about.get("image_column_name"),
         train_classes=about.get("train_classes"),

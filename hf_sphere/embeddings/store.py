@@ -175,11 +175,11 @@ def read_embeddings(
     chosen = next(iter(splits)) if split is None or (only_split and len(splits) == 1) else split
     rows = find_split(splits, chosen, "--split")
     columns = rows.column_names
-    paired = {"prediction", "confidence"} if {"prediction", "confidence"} & set(columns) else set()
-    missing = [column for column in ("embedding", *needed, *sorted(paired)) if column not in columns]
+    predicted = ["confidence", "prediction"] if {"confidence", "prediction"} & set(columns) else []
+    missing = [c for c in dict.fromkeys(["embedding", *needed, *predicted]) if c not in columns]
     if missing:
         raise ValueError(
-            f"{name} has no column {' and no column '.join(dict.fromkeys(missing))}; it has: {', '.join(columns)}. "
+            f"{name} has no column {' and no column '.join(missing)}; it has: {', '.join(columns)}. "
             "recipes/extract_embeddings.py writes embedding, label if the data has labels, prediction and confidence "
             "if the model has a head, and concentration if that head has one."
         )
@@ -191,14 +191,14 @@ def read_embeddings(
         numbers = drawn.sort().values
         rows = rows.select(numbers.tolist())
     class_names = read_class_names(rows, "label") if "label" in columns else []
-    if paired and not isinstance(rows.features["prediction"], ClassLabel):
+    if predicted and not isinstance(rows.features["prediction"], ClassLabel):
         raise ValueError(
             f"column prediction of {name} holds {rows.features['prediction']}, without the names of classes. Cast "
             "it: dataset.cast_column('prediction', datasets.ClassLabel(names=[...])), or leave it out."
         )
-    predicted_names = read_class_names(rows, "prediction") if paired else []
+    predicted_names = read_class_names(rows, "prediction") if predicted else []
     labels = read_labels(rows, "label", class_names, chosen) if "label" in columns else None
-    confidences = read_values(rows, "confidence", chosen) if paired else None
+    confidences = read_values(rows, "confidence", chosen) if predicted else None
     concentrations = read_values(rows, "concentration", chosen) if "concentration" in columns else None
 
     place = f"of {name}, split {chosen!r}"
@@ -216,10 +216,10 @@ def read_embeddings(
     return Embeddings(
         name=name,
         split=chosen,
-        embeddings=_read_vectors(rows, "embedding", name),
+        embeddings=_read_vectors(rows, name),
         labels=labels,
         class_names=class_names,
-        predictions=read_labels(rows, "prediction", predicted_names, chosen) if paired else None,
+        predictions=read_labels(rows, "prediction", predicted_names, chosen) if predicted else None,
         predicted_names=predicted_names,
         confidences=confidences,
         concentrations=concentrations,
@@ -243,18 +243,18 @@ def _check_none(invalid: Tensor, values: Tensor, column: str, place: str, number
         raise ValueError(f"column {column} {place}, is {values[first].item()} in row {numbers[first]}; {rule}.")
 
 
-def _read_vectors(rows: Dataset, column: str, name: str) -> Tensor:
-    """Read a column of vectors of one length, float32 (N, d)."""
-    cells = rows.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
+def _read_vectors(rows: Dataset, name: str) -> Tensor:
+    """Read the column of embeddings, vectors of one length, as float32 (N, d)."""
+    cells = rows.select_columns(["embedding"]).with_format("arrow")[:]["embedding"].combine_chunks()
     kind = cells.type
     is_list = isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
     if not is_list or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
-        raise ValueError(f"column {column} of {name} holds {rows.features[column]}; it must be lists of numbers.")
+        raise ValueError(f"column embedding of {name} holds {rows.features['embedding']}; it must be lists of numbers.")
     lengths = cells.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
     odd = (lengths != lengths[0]).nonzero()[0] if lengths[0] > 0 else [0]
     numbers = cells.flatten()
     if len(odd) or numbers.null_count:
         reason = f"row {odd[0]} has none or another length" if len(odd) else "some numbers are missing"
-        raise ValueError(f"column {column} of {name} must have vectors of one length in all rows; {reason}.")
+        raise ValueError(f"column embedding of {name} must have vectors of one length in all rows; {reason}.")
     values = numbers.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
     return torch.tensor(values).reshape(len(rows), -1)
