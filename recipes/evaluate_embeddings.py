@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
     """Compute the metrics, write them and plot."""
-    from hf_sphere.embeddings.evaluate import count_noun, evaluate_embeddings, read_ood_embeddings
+    from hf_sphere.embeddings.evaluate import evaluate_embeddings, read_ood_embeddings
     from hf_sphere.embeddings.store import read_embeddings
     from hf_sphere.training.checkpoints import RESULTS_FILE, RUN_FILE
     from hf_sphere.training.results_folders import check_results_dir, claim_results_dir
@@ -69,12 +69,8 @@ def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
     data = read_embeddings(args.embeddings, needed=needed, **reading)
     ood = read_ood_embeddings(args.out_of_distribution, data, **reading)
     evaluation = evaluate_embeddings(data, options, ood=ood)
-    classes = count_noun(len(data.labels.unique()), "class", "classes")
-    count, dim = data.embeddings.shape
-    print(
-        f"{data.name}: {count_noun(count, 'embedding')} of {classes}, {count_noun(dim, 'dimension')}, "
-        f"{evaluation.distance} distance"
-    )
+    (count, dim), classes = data.embeddings.shape, len(data.labels.unique())
+    print(f"{data.name}: embeddings {count:,} x {dim}, classes {classes}, distance {evaluation.distance}")
     for name, value in evaluation.results.items():
         print(f"{name:<48}{value:>8,}" if isinstance(value, int) else f"{name:<48}{100 * value:>8.2f} %")
     for other in ood.values():

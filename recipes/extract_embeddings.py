@@ -128,7 +128,7 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
 
 
 def check_output_dir(output: Path, *, overwrite: bool) -> None:
-    """Refuse to replace anything but embeddings with their evaluation, and to replace these without being told to."""
+    """Raise an error if the folder holds anything but embeddings and their results, or must not be overwritten."""
     from hf_sphere.embeddings.store import ABOUT_FILE, DATA_FOLDER
 
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):

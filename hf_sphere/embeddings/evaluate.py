@@ -160,13 +160,16 @@ def _evaluate_retrieval(
         return
     scores = retrieval_scores(data.embeddings, labels, **retrieval)
     evaluation.add("eval", scores)
-    if excluded := int(scores["num_excluded"]):
-        images = count_noun(excluded, "image")
-        evaluation.notes.append(f"the retrieval queries exclude {images} without another image of the same class.")
+    if excluded := scores["num_excluded"]:
+        evaluation.notes.append(
+            f"images that are not retrieval queries because they are the only one of their class: {excluded:,}."
+        )
     if data.concentrations is None or options.num_samples == 0 or evaluation.distance == "hyperbolic":
         return
     if zero := int((~data.embeddings.any(-1)).sum()):
-        evaluation.notes.append(f"sampled retrieval is skipped: {count_noun(zero, 'zero vector')} without a direction.")
+        evaluation.notes.append(
+            f"sampled retrieval is skipped: zero vectors have no direction, number of them: {zero:,}."
+        )
         return
     retrieval |= {"num_samples": options.num_samples, "seed": options.seed}
     for name, score in sampled_retrieval_scores(data.embeddings, data.concentrations, labels, **retrieval).items():
@@ -184,14 +187,9 @@ def _evaluate_overlap(
     zero = int((~points.any(-1)).sum())
     if zero and options.overlap_distance == "angular":
         evaluation.notes.append(
-            f"class overlap is skipped: {count_noun(zero, 'zero vector')} without a direction; --overlap_distance "
-            "euclidean needs none."
+            f"class overlap is skipped: zero vectors have no direction, number of them: {zero:,}. --overlap_distance "
+            "euclidean allows them."
         )
         return
     threshold: dict[str, Any] = {"threshold": options.overlap_threshold, "distance": options.overlap_distance}
     evaluation.add("eval_overlap", class_overlap(points, labels[known], correct, **threshold))
-
-
-def count_noun(number: int, singular: str, plural: str | None = None) -> str:
-    """Return a number with its noun: `1 image`, `2 images`."""
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

@@ -38,6 +38,13 @@ ABOUT_FILE = "embeddings.json"
 DATA_FOLDER = "data"
 """Folder of the parquet files: the only name for which `datasets` accepts splits of any name."""
 
+RULES = {
+    "label": "classes count from 0, and -1 often marks a missing label. Remove such rows, or the column",
+    "confidence": "it must be a probability, in [0, 1]. Store the softmax of the logits, or remove it and prediction",
+    "concentration": "it must be at least 0, that of the uniform distribution. Correct it, or remove the column",
+}
+"""Reported for values below 0, and for confidences above 1."""
+
 SIGNED = [Value(f"int{bits}") for bits in (8, 16, 32, 64)]
 """Types of integer columns that may be negative."""
 
@@ -198,20 +205,20 @@ def read_embeddings(
         )
     predicted_names = read_class_names(rows, "prediction") if predicted else []
     labels = read_labels(rows, "label", class_names, chosen) if "label" in columns else None
-    confidences = read_values(rows, "confidence", chosen) if predicted else None
-    concentrations = read_values(rows, "concentration", chosen) if "concentration" in columns else None
-
-    place = f"of {name}, split {chosen!r}"
+    certainties = ("confidence", "concentration")
+    values = {column: read_values(rows, column, chosen) for column in certainties if column in columns}
     if labels is not None and rows.features["label"] in SIGNED:
-        given = torch.tensor([int(label) for label in class_names])[labels]
-        rule = "classes count from 0, and -1 often marks a missing label. Remove such rows, or the column"
-        _check_none(given < 0, given, "label", place, numbers, rule)
-    if confidences is not None:
-        rule = "it must be a probability, in [0, 1]. Store the softmax of the logits, or remove it and prediction"
-        _check_none((confidences < 0) | (confidences > 1), confidences, "confidence", place, numbers, rule)
-    if concentrations is not None:
-        rule = "it must be at least 0, the concentration of the uniform distribution. Correct it, or remove the column"
-        _check_none(concentrations < 0, concentrations, "concentration", place, numbers, rule)
+        values["label"] = torch.tensor([int(label) for label in class_names])[labels]
+    for column, given in values.items():
+        invalid = given < 0
+        if column == "confidence":
+            invalid |= given > 1
+        if invalid.any():
+            first = int(invalid.nonzero()[0, 0])
+            raise ValueError(
+                f"column {column} of {name}, split {chosen!r}, is {given[first].item()} in row {numbers[first]}; "
+                f"{RULES[column]}."
+            )
     about = Path(name) / ABOUT_FILE
     return Embeddings(
         name=name,
@@ -221,8 +228,8 @@ def read_embeddings(
         class_names=class_names,
         predictions=read_labels(rows, "prediction", predicted_names, chosen) if predicted else None,
         predicted_names=predicted_names,
-        confidences=confidences,
-        concentrations=concentrations,
+        confidences=values.get("confidence"),
+        concentrations=values.get("concentration"),
         indices=torch.tensor(rows["index"][:]) if rows.features.get("index") in SIGNED else None,
         about=json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {},
     )
@@ -234,13 +241,6 @@ def _feature(name: str, values: Tensor, names: Mapping[str, Sequence[str]]) -> A
         return ClassLabel(names=list(names[name]))
     number = Value(str(values.dtype).removeprefix("torch."))
     return number if values.ndim == 1 else List(number, length=values.shape[1])
-
-
-def _check_none(invalid: Tensor, values: Tensor, column: str, place: str, numbers: Tensor, rule: str) -> None:
-    """Raise a ValueError if a value is invalid; it names the row of the first one in the split."""
-    if invalid.any():
-        first = int(invalid.nonzero()[0, 0])
-        raise ValueError(f"column {column} {place}, is {values[first].item()} in row {numbers[first]}; {rule}.")
 
 
 def _read_vectors(rows: Dataset, name: str) -> Tensor:

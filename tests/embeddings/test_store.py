@@ -174,7 +174,7 @@ class TestReading:
             read_embeddings(save(embedding=[[1.0]], prediction=[0], confidence=[0.5]))
 
     @pytest.mark.parametrize(
-        ("vectors", "said"),
+        ("vectors", "message"),
         [
             ([[1.0, 2.0], [3.0]], "row 1 has none or another length"),
             ([[1.0, 2.0], None], "row 1 has none or another length"),
@@ -185,8 +185,8 @@ class TestReading:
         ],
         ids=str,
     )
-    def test_invalid_vectors_are_refused(self, save, vectors, said):
-        with pytest.raises(ValueError, match=said):
+    def test_invalid_vectors_are_refused(self, save, vectors, message):
+        with pytest.raises(ValueError, match=message):
             read_embeddings(save(embedding=vectors))
 
     def test_one_of_several_splits_must_be_chosen(self, save):
@@ -198,7 +198,7 @@ class TestReading:
         with pytest.raises(ValueError, match="no split 'validation'"):
             read_embeddings(name, split="validation")
 
-    def test_the_only_split_goes_by_its_name_unless_told_otherwise(self, save):
+    def test_the_only_split_has_to_be_named_correctly_by_default(self, save):
         name = save(embedding=[[1.0]])
         assert read_embeddings(name).split == read_embeddings(name, split="train").split == "train"
         with pytest.raises(ValueError, match=r"no split 'test'; the data has train\. Choose one with --split"):
@@ -227,18 +227,18 @@ class TestReading:
             read_embeddings(save(embedding=[[1.0]] * 3, label=labels))
 
     @pytest.mark.parametrize(
-        ("column", "value", "said"),
+        ("column", "value", "message"),
         [
             ("confidence", 1.5, r"is 1\.5 in row 2; it must be a probability"),
             ("confidence", -0.5, r"is -0\.5 in row 2; it must be a probability"),
             ("concentration", -3.0, r"is -3\.0 in row 2; it must be at least 0"),
         ],
     )
-    def test_an_invalid_certainty_is_reported_by_column_file_and_row(self, folder, column, value, said):
+    def test_an_invalid_certainty_is_reported_by_column_file_and_row(self, folder, column, value, message):
         columns = columns_of()
         columns[column][2] = value
         name = str(write(folder, columns))
-        with pytest.raises(ValueError, match=f"column {column} of {name}, split 'test', {said}"):
+        with pytest.raises(ValueError, match=f"column {column} of {name}, split 'test', {message}"):
             read_embeddings(name)
 
     @pytest.mark.parametrize(("column", "values"), [("confidence", [0.0, 1.0]), ("concentration", [0.0, 1e8])])

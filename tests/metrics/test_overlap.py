@@ -97,7 +97,7 @@ def test_many_equal_points_do_not_fill_the_memory(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "said"),
+    ("changed", "error", "message"),
     [
         ({"embeddings": torch.zeros(4)}, ValueError, r"embeddings must have the shape \(N, d\).*got \(4,\)"),
         ({"embeddings": torch.zeros(0, 2)}, ValueError, r"embeddings must have the shape .*got \(0, 2\)"),
@@ -116,7 +116,7 @@ def test_many_equal_points_do_not_fill_the_memory(monkeypatch):
     ],
     ids=str,
 )
-def test_bad_input_is_refused(changed, error, said):
+def test_bad_input_is_refused(changed, error, message):
     good = {"embeddings": torch.eye(4), "labels": torch.arange(4), "correct": torch.ones(4), "threshold": 10.0}
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         class_overlap(**(good | changed))

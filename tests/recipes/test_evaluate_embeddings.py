@@ -42,8 +42,8 @@ def recipe(load_recipe) -> ModuleType:
 def measure(recipe, run_main, tmp_path) -> Measure:
     """Run the recipe and return the folder of the results."""
 
-    def run(embeddings: Path, *words: object) -> Path:
-        run_main(recipe, ["--embeddings", str(embeddings), *map(str, words)])
+    def run(embeddings: Path, *argv: object) -> Path:
+        run_main(recipe, ["--embeddings", str(embeddings), *map(str, argv)])
         return embeddings / "evaluation"
 
     return run
@@ -119,7 +119,7 @@ def test_the_stored_distance_is_the_default(write, measure, results_of, capsys):
     options = {"distance": "hyperbolic", "curvature": 0.5}
     expected = retrieval_scores(columns["embedding"], columns["label"], **options)
     assert results_of(folder)["eval_map_at_r"] == pytest.approx(expected["map_at_r"])
-    assert "hyperbolic distance" in capsys.readouterr().out
+    assert "distance hyperbolic" in capsys.readouterr().out
 
 
 def test_a_given_curvature_is_used(write, measure, results_of):
@@ -141,19 +141,19 @@ def test_uncertain_embeddings_are_sampled(write, measure, results_of):
         assert measured == pytest.approx({"": score["mean"], "_low": score["low"], "_high": score["high"]})
 
 
-@pytest.mark.parametrize("words", [["--num_samples", "0"], ["--distance", "hyperbolic", "--curvature", "1e-5"]])
-def test_sampling_is_left_out_if_told_and_off_the_sphere(write, measure, results_of, words):
-    results = results_of(measure(write(columns_of()), *words))
+@pytest.mark.parametrize("argv", [["--num_samples", "0"], ["--distance", "hyperbolic", "--curvature", "1e-5"]])
+def test_sampling_is_skipped_for_zero_samples_and_off_the_sphere(write, measure, results_of, argv):
+    results = results_of(measure(write(columns_of()), *argv))
     assert not [name for name in results if "sampled" in name]
 
 
 @pytest.mark.parametrize(
-    ("words", "threshold", "distance"),
+    ("argv", "threshold", "distance"),
     [([], 10.5, "angular"), (["--overlap_distance", "euclidean"], 0.4, "euclidean")],
 )
-def test_the_overlap_of_classes_is_that_of_the_metric(write, measure, results_of, words, threshold, distance):
+def test_the_overlap_of_classes_is_that_of_the_metric(write, measure, results_of, argv, threshold, distance):
     columns = columns_of()
-    results = results_of(measure(write(columns), "--overlap_threshold", threshold, *words))
+    results = results_of(measure(write(columns), "--overlap_threshold", threshold, *argv))
     correct = columns["prediction"] == columns["label"]
     expected = class_overlap(columns["embedding"], columns["label"], correct, threshold=threshold, distance=distance)
     assert expected["num_pairs"] > 0
@@ -178,7 +178,7 @@ def test_a_zero_embedding_skips_the_angular_overlap_with_a_note(write, measure, 
     columns["embedding"][5] = 0
     results = results_of(measure(write(columns), "--overlap_threshold", 20))
     assert "eval_overlap_ratio" not in results
-    assert "class overlap is skipped: 1 zero vector without a direction" in capsys.readouterr().out
+    assert "class overlap is skipped: zero vectors have no direction, number of them: 1." in capsys.readouterr().out
 
 
 def test_overlap_on_an_open_set_is_skipped_with_a_note(write, measure, results_of, capsys):
@@ -226,8 +226,8 @@ def test_two_paths_of_one_model_are_the_same_model(write, measure, tmp_path, mon
 def test_ood_images_may_have_a_split_of_another_name_with_a_note(write, measure, results_of, tmp_path, capsys):
     with embeddings_writer(tmp_path / "other", "train", {}, class_names=CLASSES, predicted_names=CLASSES) as add:
         add(columns_of(seed=1))
-    words = ["--split", "test", "--out_of_distribution", tmp_path / "other"]
-    assert "ood_other_auroc_confidence" in results_of(measure(write(columns_of()), *words))
+    argv = ["--split", "test", "--out_of_distribution", tmp_path / "other"]
+    assert "ood_other_auroc_confidence" in results_of(measure(write(columns_of()), *argv))
     assert "has no split 'test'; its only one, 'train', was read instead" in capsys.readouterr().out
 
 
@@ -237,7 +237,7 @@ def test_a_zero_embedding_skips_only_sampled_retrieval_with_a_note(write, measur
     results = results_of(measure(write(columns)))
     assert {"eval_accuracy", "eval_recall_at_1"} <= results.keys()
     assert not [name for name in results if "sampled" in name]
-    assert "sampled retrieval is skipped: 1 zero vector without a direction" in capsys.readouterr().out
+    assert "sampled retrieval is skipped: zero vectors have no direction, number of them: 1." in capsys.readouterr().out
 
 
 def test_a_k_that_is_given_twice_is_printed_once(write, measure, capsys):
@@ -287,10 +287,10 @@ def test_an_open_set_has_only_retrieval_with_a_note(write, measure, results_of, 
 
 def test_embeddings_without_predictions_have_only_retrieval_with_a_note(measure, results_of, tmp_path, capsys):
     columns = columns_of()
-    (tmp_path / "foreign").mkdir()
+    (tmp_path / "other").mkdir()
     rows = {name: columns[name].tolist() for name in ("embedding", "label")}
-    Dataset.from_dict(rows).to_parquet(tmp_path / "foreign" / "train.parquet")
-    results = results_of(measure(tmp_path / "foreign"))
+    Dataset.from_dict(rows).to_parquet(tmp_path / "other" / "train.parquet")
+    results = results_of(measure(tmp_path / "other"))
     expected = retrieval_scores(columns["embedding"], columns["label"])
     assert results["eval_map_at_r"] == pytest.approx(expected["map_at_r"])
     assert "eval_accuracy" not in results
@@ -303,7 +303,7 @@ def test_images_alone_in_their_class_are_counted_and_noted(write, measure, resul
     columns["label"][3] = 2
     results = results_of(measure(write(columns)))
     assert (results["eval_num_queries"], results["eval_num_excluded"]) == (6, 1)
-    assert "the retrieval queries exclude 1 image without another image of the same class" in capsys.readouterr().out
+    assert "the only one of their class: 1." in capsys.readouterr().out
 
 
 def test_without_two_images_of_a_class_retrieval_is_skipped_with_a_note(write, measure, results_of, capsys):
@@ -339,7 +339,7 @@ def test_the_arguments_are_written(write, measure):
 def test_every_share_is_printed_in_percent(write, measure, results_of, capsys):
     results = results_of(measure(write(columns_of())))
     printed = capsys.readouterr().out
-    assert "60 embeddings of 3 classes, 3 dimensions, cosine distance" in printed
+    assert "embeddings 60 x 3, classes 3, distance cosine" in printed
     for name in ("eval_accuracy", "eval_recall_at_1", "eval_map_at_r", "eval_sampled_r_precision"):
         (line,) = (line for line in printed.splitlines() if line.startswith(f"{name} "))
         assert line.endswith(f" {100 * results[name]:.2f} %")
@@ -403,7 +403,7 @@ def test_stopping_leaves_no_results(write, measure, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "message"),
     [
         (["--distance", "hyperbolic"], "--distance hyperbolic needs a curvature.*; give --curvature"),
         (["--curvature", "1"], "--curvature is for the hyperbolic distance; that of .* is cosine. Leave it out"),
@@ -411,16 +411,16 @@ def test_stopping_leaves_no_results(write, measure, monkeypatch, capsys):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_refused_before_any_measurement_and_leaves_no_results(write, measure, words, said, capsys):
+def test_a_mistake_is_refused_before_any_measurement_and_leaves_no_results(write, measure, argv, message, capsys):
     folder = write(columns_of())
-    with pytest.raises(ValueError, match=said):
-        measure(folder, *words)
+    with pytest.raises(ValueError, match=message):
+        measure(folder, *argv)
     assert "accuracy" not in capsys.readouterr().out
     assert not (folder / "evaluation").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "message"),
     [
         (["--ks", "2", "0"], "--ks must be integers of at least 1, for instance 1 5; got [2, 0]."),
         (
@@ -441,11 +441,11 @@ def test_a_mistake_is_refused_before_any_measurement_and_leaves_no_results(write
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_invalid_options_are_refused_before_anything_is_read(measure, words, said, capsys):
+def test_invalid_options_are_refused_before_anything_is_read(measure, argv, message, capsys):
     with pytest.raises(SystemExit) as stop:
-        measure(Path("nowhere"), *words)
+        measure(Path("nowhere"), *argv)
     assert stop.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_embeddings_without_labels_are_refused(write, measure):

@@ -53,7 +53,7 @@ def config_of(**options) -> SphereVisionConfig:
 
 @pytest.fixture(scope="module")
 def save(tmp_path_factory) -> Callable[..., Path]:
-    """Save a model, with an image processor unless told otherwise."""
+    """Save a model, with an image processor by default."""
 
     def save_model(model, *, processor: bool = True) -> Path:
         folder = tmp_path_factory.mktemp("models") / "model"
@@ -79,9 +79,9 @@ def classifier(save) -> Path:
 def extract_in(recipe, run_main, cache, classifier) -> Extract:
     """Run the recipe on the bundled digits into a given folder."""
 
-    def run(folder: Path, *words: object, model: Path = classifier) -> Path:
+    def run(folder: Path, *argv: object, model: Path = classifier) -> Path:
         quick = ["--model_name_or_path", str(model), "--dataset_name", "digits", "--disable_tqdm", *cache]
-        run_main(recipe, [*quick, "--output_dir", str(folder), *map(str, words)])
+        run_main(recipe, [*quick, "--output_dir", str(folder), *map(str, argv)])
         return folder
 
     return run
@@ -90,7 +90,7 @@ def extract_in(recipe, run_main, cache, classifier) -> Extract:
 @pytest.fixture
 def extract(extract_in, tmp_path) -> Extract:
     """Run the recipe into a folder below `tmp_path`."""
-    return lambda *words, name="embedded", **options: extract_in(tmp_path / name, *words, **options)
+    return lambda *argv, name="embedded", **options: extract_in(tmp_path / name, *argv, **options)
 
 
 @pytest.fixture(scope="module")
@@ -300,8 +300,8 @@ def test_a_model_without_image_processor_needs_the_statistics(extract, save):
 
 def test_with_statistics_a_model_without_image_processor_takes_its_own_size(extract, save):
     encoder = SphereVisionModel(config_of(image_size=[6, 4]))
-    words = ["--image_mean", 0.5, "--image_std", 0.25]
-    first = rows_of(extract(*words, model=save(encoder, processor=False)))
+    argv = ["--image_mean", 0.5, "--image_std", 0.25]
+    first = rows_of(extract(*argv, model=save(encoder, processor=False)))
     processor = SphereVisionImageProcessor(
         num_channels=1, size={"height": 6, "width": 4}, image_mean=[0.5], image_std=[0.25]
     )
@@ -320,7 +320,7 @@ def test_statistics_beside_an_image_processor_are_refused(extract):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "message"),
     [
         (["--split", "validation"], "no split 'validation'; the data has train, test. Choose one with --split"),
         (["--image_column_name", "picture"], "no image column 'picture'"),
@@ -331,10 +331,10 @@ def test_statistics_beside_an_image_processor_are_refused(extract):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_refused_and_leaves_no_folder(extract, tmp_path, words, said):
+def test_a_mistake_is_refused_and_leaves_no_folder(extract, tmp_path, argv, message):
     with pytest.raises(ValueError, match=r".") as refusal:
-        extract(*words)
-    assert said in str(refusal.value)
+        extract(*argv)
+    assert message in str(refusal.value)
     assert not (tmp_path / "embedded").exists()
 
 
@@ -401,12 +401,12 @@ def test_an_empty_folder_is_used(extract, tmp_path):
     assert rows_of(extract("--max_samples", 5)).num_rows == 5
 
 
-@pytest.mark.parametrize("words", [[], ["--overwrite_output_dir"]], ids=["", "overwrite"])
-def test_anything_else_is_never_replaced(extract, tmp_path, words):
+@pytest.mark.parametrize("argv", [[], ["--overwrite_output_dir"]], ids=["", "overwrite"])
+def test_anything_else_is_never_replaced(extract, tmp_path, argv):
     (tmp_path / "embedded").mkdir()
     (tmp_path / "embedded" / "thesis.tex").touch()
     with pytest.raises(FileExistsError, match=r"thesis\.tex is not part of embeddings"):
-        extract(*words)
+        extract(*argv)
     assert (tmp_path / "embedded" / "thesis.tex").exists()
 
 
@@ -435,9 +435,9 @@ def test_two_processes_write_what_one_does(start, extracted, classifier, tmp_pat
     """The 355 images do not halve, and the last batch is on one process alone: 44 of 4 each, then 2 and 1."""
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    words = ["--model_name_or_path", classifier, "--dataset_name", "digits", "--output_dir", tmp_path / "embedded"]
-    words += ["--cache_dir", tmp_path / "decoded", "--batch_size", "4", "--disable_tqdm"]
-    process = start(*launch, SCRIPT, *words)
+    argv = ["--model_name_or_path", classifier, "--dataset_name", "digits", "--output_dir", tmp_path / "embedded"]
+    argv += ["--cache_dir", tmp_path / "decoded", "--batch_size", "4", "--disable_tqdm"]
+    process = start(*launch, SCRIPT, *argv)
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
     rows, expected = rows_of(tmp_path / "embedded"), rows_of(extracted)
