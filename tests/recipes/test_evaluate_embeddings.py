@@ -1,5 +1,7 @@
+import contextlib
+import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -28,9 +30,11 @@ Write = Callable[..., Path]
 Measure = Callable[..., Path]
 
 
-@pytest.fixture(autouse=True)
-def _home_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf_datasets")
+@pytest.fixture(scope="module", autouse=True)
+def _home_stays_clean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf_datasets"))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -59,24 +63,33 @@ def columns_of(count: int = 60, *, concentration: bool = True, logits_scale: flo
     return columns | ({"concentration": points.norm(dim=-1) * 20} if concentration else {})
 
 
+def write_columns(
+    folder: Path,
+    columns: Columns,
+    *,
+    class_names: list[str] = CLASSES,
+    predicted_names: list[str] = CLASSES,
+    **about: object,
+) -> Path:
+    names = {"class_names": class_names, "predicted_names": predicted_names}
+    with embeddings_writer(folder, "test", about, **names) as add:
+        add(columns)
+    return folder
+
+
 @pytest.fixture
 def write(tmp_path) -> Write:
     """Write columns as embeddings."""
+    return lambda columns, name="made-test", **options: write_columns(tmp_path / name, columns, **options)
 
-    def write_columns(
-        columns: Columns,
-        name: str = "made-test",
-        *,
-        class_names: list[str] = CLASSES,
-        predicted_names: list[str] = CLASSES,
-        **about: object,
-    ) -> Path:
-        names = {"class_names": class_names, "predicted_names": predicted_names}
-        with embeddings_writer(tmp_path / name, "test", about, **names) as add:
-            add(columns)
-        return tmp_path / name
 
-    return write_columns
+@pytest.fixture(scope="module")
+def default(recipe, run_main, tmp_path_factory) -> tuple[Path, str]:
+    """The evaluation of `columns_of()` with default options, to be read only: its folder and what was printed."""
+    folder = write_columns(tmp_path_factory.mktemp("default") / "made-test", columns_of())
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        run_main(recipe, ["--embeddings", str(folder)])
+    return folder / "evaluation", printed.getvalue()
 
 
 def without(columns: Columns, *names: str) -> Columns:
@@ -86,16 +99,15 @@ def without(columns: Columns, *names: str) -> Columns:
 # What is measured
 
 
-def test_accuracy_is_the_share_of_labels_that_were_predicted(write, measure, results_of):
-    columns = columns_of()
-    results = results_of(measure(write(columns)))
+def test_accuracy_is_the_share_of_labels_that_were_predicted(default, results_of):
+    columns, results = columns_of(), results_of(default[0])
     assert results["eval_accuracy"] == pytest.approx((columns["prediction"] == columns["label"]).double().mean().item())
     assert results["eval_num_unknown_labels"] == 0
 
 
-def test_calibration_and_risk_are_those_of_the_metrics(write, measure, results_of):
-    columns = columns_of()
-    results, correct = results_of(measure(write(columns))), columns["prediction"] == columns["label"]
+def test_calibration_and_risk_are_those_of_the_metrics(default, results_of):
+    columns, results = columns_of(), results_of(default[0])
+    correct = columns["prediction"] == columns["label"]
     for name, value in calibration_errors(columns["confidence"], correct).items():
         assert results[f"eval_{name}"] == pytest.approx(value)
     for column, suffix in (("confidence", ""), ("concentration", "_concentration")):
@@ -169,8 +181,8 @@ def test_overlap_is_computed_on_the_classes_of_the_model(write, measure, results
     assert results["eval_overlap_num_overlaps"] == expected["num_overlaps"]
 
 
-def test_without_a_threshold_there_is_no_overlap(write, measure, results_of):
-    assert not [name for name in results_of(measure(write(columns_of()))) if name.startswith("eval_overlap")]
+def test_without_a_threshold_there_is_no_overlap(default, results_of):
+    assert not [name for name in results_of(default[0]) if name.startswith("eval_overlap")]
 
 
 def test_a_zero_embedding_skips_the_angular_overlap_with_a_note(write, measure, results_of, capsys):
@@ -228,7 +240,7 @@ def test_ood_images_may_have_a_split_of_another_name_with_a_note(write, measure,
         add(columns_of(seed=1))
     argv = ["--split", "test", "--out_of_distribution", tmp_path / "other"]
     assert "ood_other_auroc_confidence" in results_of(measure(write(columns_of()), *argv))
-    assert "has no split 'test'; its only one, 'train', was read instead" in capsys.readouterr().out
+    assert "has no split 'test'; its only split, 'train', was read instead" in capsys.readouterr().out
 
 
 def test_a_zero_embedding_skips_only_sampled_retrieval_with_a_note(write, measure, results_of, capsys):
@@ -316,10 +328,9 @@ def test_without_two_images_of_a_class_retrieval_is_skipped_with_a_note(write, m
 # What is written and printed
 
 
-def test_the_plots_are_written(write, measure):
-    folder = measure(write(columns_of()))
+def test_the_plots_are_written(default):
     for plot in PLOTS:
-        assert (folder / plot).read_bytes().startswith(b"\x89PNG")
+        assert (default[0] / plot).read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_caption_has_both_calibration_errors(write, measure, results_of, monkeypatch):
@@ -336,9 +347,8 @@ def test_the_arguments_are_written(write, measure):
     assert run["ks"] == [1, 2]
 
 
-def test_every_share_is_printed_in_percent(write, measure, results_of, capsys):
-    results = results_of(measure(write(columns_of())))
-    printed = capsys.readouterr().out
+def test_every_share_is_printed_in_percent(default, results_of):
+    results, printed = results_of(default[0]), default[1]
     assert "embeddings 60 x 3, classes 3, distance cosine" in printed
     for name in ("eval_accuracy", "eval_recall_at_1", "eval_map_at_r", "eval_sampled_r_precision"):
         (line,) = (line for line in printed.splitlines() if line.startswith(f"{name} "))
