@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from hf_sphere.embeddings import provenance
 from hf_sphere.embeddings.store import embeddings_writer, read_embeddings
-from hf_sphere.training import provenance
 from hf_sphere.utils.snapshots import list_snapshots
 
 pytest.importorskip("matplotlib")
