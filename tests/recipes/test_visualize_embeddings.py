@@ -224,7 +224,7 @@ def test_pictures_that_are_there_are_not_replaced_unasked(draw, tmp_path):
 
 def test_a_film_needs_snapshots(draw, embeddings, tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "list_snapshots", lambda run: [])
-    with pytest.raises(ValueError, match=r"snapshots of a run, two at least.*has 0; train with --snapshot_epochs 1"):
+    with pytest.raises(ValueError, match=r"at least two snapshots of a run.*has 0; train with --snapshot_epochs 1"):
         draw(embeddings, "--pictures", "film")
     assert not (tmp_path / "pictures").exists()
 
