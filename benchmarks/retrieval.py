@@ -1,6 +1,6 @@
-"""Are retrieval scores as quick as those of pytorch-metric-learning, and how much memory do 60,000 embeddings take?
+"""Compare the speed of retrieval scores with pytorch-metric-learning, and measure the memory for 60,000 embeddings.
 
-Writes `results/retrieval.json`. `--quick` leaves out the 60,000 embeddings.
+Writes `results/retrieval.json`. `--quick` skips the 60,000 embeddings.
 """
 
 import argparse
@@ -20,16 +20,16 @@ NAMES = {
     "r_precision": "r_precision",
     "mean_average_precision_at_r": "map_at_r",
 }
-"""Scores of pytorch-metric-learning, and what they are called here."""
+"""Scores by their names in pytorch-metric-learning and here."""
 
 
 def clusters(count: int, dim: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Embeddings around the centres of their classes, and their labels."""
+    """Return embeddings around the centers of their classes, and their labels."""
     generator = torch.Generator().manual_seed(0)
-    centres = F.normalize(torch.randn(classes, dim, generator=generator), dim=1) * dim**0.5
+    centers = F.normalize(torch.randn(classes, dim, generator=generator), dim=1) * dim**0.5
     embeddings = torch.randn(count, dim, generator=generator).mul_(2)
-    for number, centre in enumerate(centres):  # in place: no peak of memory that would hide a later one
-        embeddings[number::classes] += centre
+    for number, center in enumerate(centers):  # in place: a peak of memory here would hide a later one
+        embeddings[number::classes] += center
     return embeddings, torch.arange(count) % classes
 
 
@@ -58,7 +58,7 @@ def compare() -> list[dict[str, Any]]:
         difference = max(abs(theirs[their] - ours[our]) for their, our in NAMES.items())
         rows += [
             row(
-                f"10,000 x 128, {name}: time, of pytorch-metric-learning's",
+                f"10,000 x 128, {name}: time relative to pytorch-metric-learning",
                 ratio(seconds[name], seconds["theirs"]),
                 1.0,
             ),
@@ -77,15 +77,15 @@ def many() -> list[dict[str, Any]]:
     memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     return [
         row("60,000 x 512, 10 classes: seconds", took),
-        row("60,000 x 512, 10 classes: further memory, MiB", memory, at_most=2048),
+        row("60,000 x 512, 10 classes: additional memory, MiB", memory, at_most=2048),
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="leave out the 60,000 embeddings")
+    parser.add_argument("--quick", action="store_true", help="skip the 60,000 embeddings")
     quick = parser.parse_args().quick
-    # The large case first: the peak of memory that the other one leaves would hide it.
+    # The large case first: the peak of memory of the other one would hide it.
     rows = [] if quick else many()
     report("retrieval", [*rows, *compare()])
 

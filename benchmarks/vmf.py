@@ -1,4 +1,4 @@
-"""Is the von Mises-Fisher mathematics exact, are the samples right, and what does the loss cost beside a cosine head?
+"""Check the von Mises-Fisher mathematics and samples, and compare the cost of the loss with that of a cosine head.
 
 Writes `results/vmf.json`. The reference values are those of the tests.
 """
@@ -58,7 +58,7 @@ def compare_samples(draws: int = 100_000) -> list[dict[str, Any]]:
     for dim, kappa in PLACES:
         concentration = torch.full((draws,), float(kappa), device=DEVICE, requires_grad=True)
         axis = F.one_hot(torch.tensor(0), dim).to(DEVICE, torch.float32)
-        # In parts, as all coordinates of all points would not fit.
+        # In parts, because all coordinates of all samples would not fit.
         cosines, slopes = [], []
         for part in concentration.split(5_000):
             part = part.detach().requires_grad_()
@@ -133,12 +133,12 @@ def measure_memory() -> list[dict[str, Any]]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         step()
         used = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10
-    return [row("batch 128, d 512, 10,000 classes: further memory of a step, MiB", used, at_most=1024)]
+    return [row("batch 128, d 512, 10,000 classes: additional memory of a step, MiB", used, at_most=1024)]
 
 
 def main() -> None:
     torch.manual_seed(0)
-    # Memory first: what earlier parts have asked for would count as free.
+    # Memory first: blocks that earlier parts have freed would be reused and not counted.
     memory = measure_memory()
     report("vmf", compare_normalizer() + compare_samples() + compare_loss() + compare_cost() + memory)
 

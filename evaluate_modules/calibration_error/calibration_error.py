@@ -1,4 +1,4 @@
-"""Calibration error for the library `evaluate`, by the two definitions in use."""
+"""Calibration error for the library `evaluate`, by the two common definitions."""
 
 import datasets
 import evaluate
@@ -7,17 +7,17 @@ import torch
 from hf_sphere.metrics import calibration_errors
 
 _DESCRIPTION = """
-How far confidence and accuracy are apart: of answers given with 80 % confidence, are 80 % right?
+Expected calibration error: whether 80 % of the predictions with a confidence of 80 % are correct.
 """
 
 _KWARGS_DESCRIPTION = """
 Args:
-    confidences (list of float): For each answer the probability, in [0, 1], that it is right.
+    confidences (list of float): Predicted probability, in [0, 1], that each prediction is correct.
     correct (list of bool): Whether it is.
 
 Returns:
-    calibration_error_equal_mass_l2 (float): 15 bins of as many answers, root of the mean squared distance.
-    calibration_error_equal_width_l1 (float): 15 bins of one width, mean distance.
+    calibration_error_equal_mass_l2 (float): 15 bins of equal mass, root mean square of the differences.
+    calibration_error_equal_width_l1 (float): 15 bins of equal width, mean absolute difference.
 
 Examples:
     >>> metric = evaluate.load("evaluate_modules/calibration_error")

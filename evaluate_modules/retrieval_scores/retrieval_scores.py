@@ -1,4 +1,4 @@
-"""Retrieval scores of embeddings for the library `evaluate`."""
+"""Retrieval metrics of embeddings for the library `evaluate`."""
 
 import datasets
 import evaluate
@@ -8,23 +8,23 @@ import torch
 from hf_sphere.metrics import retrieval_scores
 
 _DESCRIPTION = """
-How well embeddings find others of their class among all others: Recall@k, R-precision and MAP@R.
+Recall@k, R-precision and MAP@R of embeddings, with each embedding as a query among all others.
 """
 
 _KWARGS_DESCRIPTION = """
 Args:
-    embeddings (list of list of float): Each is a query among all others.
+    embeddings (list of list of float): Embeddings of the same length.
     labels (list of int): Class of each embedding.
     distance (str): "cosine" (default), "euclidean" or "hyperbolic", in the Poincare ball.
-    ks (list of int): For which k to give Recall@k; [1] by default.
-    curvature (float): With the hyperbolic distance, c > 0 for the curvature -c; 1e-5 by default.
+    ks (list of int): Values of k for Recall@k; [1] by default.
+    curvature (float): c > 0 for the curvature -c of the hyperbolic distance; 1e-5 by default.
 
 Returns:
-    recall_at_<k> (float): Share of queries with one of their class or more among the k nearest.
-    r_precision (float): Share of the class among the R nearest, R the number of its other members.
-    map_at_r (float): Mean average precision among the R nearest.
-    num_queries (int): Number of queries that have others of their class; over them the scores are means.
-    num_excluded (int): Number of embeddings that are alone in their class.
+    recall_at_<k> (float): Share of queries with at least one member of their class among the k nearest neighbors.
+    r_precision (float): Precision among the R nearest neighbors, R the number of other members of the class.
+    map_at_r (float): Mean average precision among the R nearest neighbors.
+    num_queries (int): Number of queries, the embeddings with other members of their class.
+    num_excluded (int): Number of embeddings that are the only one of their class.
 
 Examples:
     >>> metric = evaluate.load("evaluate_modules/retrieval_scores")

@@ -21,7 +21,7 @@ from torchvision.transforms.v2 import functional as tvF
 from tqdm.auto import tqdm
 
 from hf_sphere.utils.files import atomic_file
-from hf_sphere.utils.pixels import convert_picture
+from hf_sphere.utils.pixels import convert_image
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class EncodedImages(torch.utils.data.Dataset):
     def _decode(self, row: int, record: dict[str, Any] | None) -> Tensor | CorruptImageError:
         try:
             with _open(record) as image:
-                pixels = np.array(convert_picture(image, self.shape.channels))
+                pixels = np.array(convert_image(image, self.shape.channels))
         except _NOT_AN_IMAGE as error:
             return CorruptImageError(
                 f"image {row} of the split cannot be decoded ({error}). Repair or remove it, or pass "

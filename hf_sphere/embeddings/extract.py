@@ -1,17 +1,20 @@
-"""Embedding a split with a saved model: what the recipes share that write embeddings and that look at them."""
+"""Compute the predictions and embeddings of an image split with a saved model."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from os import PathLike
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import Tensor
+from tqdm.auto import tqdm
 from transformers import AutoConfig
 
-from hf_sphere.data import ImageBatches
-from hf_sphere.embeddings.store import Columns
+from hf_sphere.data import ImageBatches, ImageDataOptions, ImageSplit, load_image_split
+from hf_sphere.embeddings.store import Columns, embeddings_writer
 from hf_sphere.models import (
     SphereVisionConfig,
     SphereVisionForImageClassification,
@@ -22,53 +25,51 @@ from hf_sphere.models import (
 MODELS = {
     "SphereVisionForImageClassification": SphereVisionForImageClassification,
     "SphereVisionModel": SphereVisionModel,
-    "SphereVisionForFewShotClassification": SphereVisionModel,  # its encoder: episodes have no part in embeddings
+    "SphereVisionForFewShotClassification": SphereVisionModel,  # the encoder; episodes play no role for embeddings
 }
-"""What embeds images, by the name of the class that was saved."""
+"""Class to load, by the class that was saved."""
 
 
-def load_embedder(name: str) -> Any:
-    """Load a classifier or an encoder, whichever was saved; of a few-shot model its encoder.
+def load_embedding_model(name: str) -> Any:
+    """Load a saved classifier or encoder; of a few-shot model, the encoder.
 
     Args:
         name: Folder, or id on the Hub.
 
     Raises:
-        ValueError: If it is a model of another kind.
+        ValueError: If the model is of another kind.
     """
     config = AutoConfig.from_pretrained(name)
     if not isinstance(config, SphereVisionConfig):
-        raise ValueError(f"{name} is a model of type {config.model_type}; this recipe embeds images by sphere_vision.")
-    built = (config.architectures or ["model of an unknown class"])[0]
-    if built not in MODELS:
-        raise ValueError(f"{name} is a {built}; this recipe takes a {' or a '.join(MODELS)}.")
-    return MODELS[built].from_pretrained(name)
+        raise ValueError(f"{name} is a model of type {config.model_type}; embeddings need one of type sphere_vision.")
+    saved = (config.architectures or ["model of an unknown class"])[0]
+    if saved not in MODELS:
+        raise ValueError(f"{name} is a {saved}; embeddings need a {' or a '.join(MODELS)}.")
+    return MODELS[saved].from_pretrained(name)
 
 
-def class_names_of(model: Any) -> list[str]:
-    """Names of the classes that a model predicts, by index; none without a head."""
+def class_names(model: Any) -> list[str]:
+    """Return the names of the classes that a model predicts, by index; empty for a model without a head."""
     labels = model.config.id2label
     return [labels[index] for index in range(len(labels))] if hasattr(model, "head") else []
 
 
-def find_preparation(
+def load_image_processor(
     name: str, config: SphereVisionConfig, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
-) -> dict[str, Any]:
-    """Find out how a model wants its images: from its image processor, or from its configuration and what is given.
+) -> SphereVisionImageProcessor:
+    """Load the image processor of a model, or make one for a model that was saved without.
 
-    The configuration knows the size but not the statistics, and guessed ones would make other embeddings.
+    The configuration has the image size but not the statistics, which must be given then: wrong ones would change the
+    embeddings silently.
 
     Args:
         name: Folder of the model, or id on the Hub.
-        config: Its configuration.
-        mean: Mean a channel, for a model without image processor.
-        std: Standard deviation a channel, likewise.
-
-    Returns:
-        Fields of `hf_sphere.data.ImageDataOptions`: image_size, num_channels, image_mean and image_std.
+        config: Configuration of the model.
+        mean: Mean per channel, for a model without an image processor.
+        std: Standard deviation per channel, likewise.
 
     Raises:
-        ValueError: If mean and deviation are neither in the processor nor given, or in both.
+        ValueError: If mean or standard deviation is neither saved nor given, or both saved and given.
     """
     given = [option for option, values in (("image_mean", mean), ("image_std", std)) if values is not None]
     try:
@@ -76,40 +77,114 @@ def find_preparation(
     except OSError as error:
         if len(given) < 2:
             raise ValueError(
-                f"{name} has no image processor that says how images are normalised. Give --image_mean and "
-                "--image_std of its training images."
+                f"{name} has no image processor, so the normalization of its images is unknown. Give --image_mean and "
+                "--image_std of the training images."
             ) from error
-        size, channels = list(config.input_size), config.num_channels
-        return {"image_size": size, "num_channels": channels, "image_mean": mean, "image_std": std}
+        size = dict(zip(("height", "width"), config.input_size, strict=True))
+        return SphereVisionImageProcessor(num_channels=config.num_channels, size=size, image_mean=mean, image_std=std)
     if given:
-        raise ValueError(f"{name} has an image processor that says --{given[0]}; leave it out.")
-    return {
+        raise ValueError(f"{name} has an image processor, which sets --{given[0]}; leave it out.")
+    return processor
+
+
+def load_source_images(
+    model_name: str, config: SphereVisionConfig, options: ImageDataOptions, split: str, **loading: Any
+) -> ImageSplit:
+    """Load a split with the preprocessing of a model.
+
+    Args:
+        model_name: Folder of the model, or id on the Hub.
+        config: Configuration of the model.
+        options: The data set. Size and number of channels are those of the model; mean and standard deviation too,
+            unless it was saved without an image processor.
+        split: Name of the split.
+        **loading: Keywords of `hf_sphere.data.load_image_split`.
+    """
+    processor = load_image_processor(model_name, config, options.image_mean, options.image_std)
+    preprocessing: dict[str, Any] = {
         "image_size": [processor.size["height"], processor.size["width"]],
         "num_channels": processor.num_channels,
-        "image_mean": processor.image_mean,
-        "image_std": processor.image_std,
+        "image_mean": list(processor.image_mean),
+        "image_std": list(processor.image_std),
     }
+    return load_image_split(replace(options, **preprocessing), split, **loading)
 
 
 @torch.inference_mode()
-def embed(model: Any, batches: ImageBatches, accelerator: Accelerator, *, labelled: bool = True) -> Iterator[Columns]:
-    """Yield the columns of each batch of this process, as `hf_sphere.embeddings.store` describes them.
+def embed_split(
+    model: Any, batches: ImageBatches, accelerator: Accelerator, *, labeled: bool = True
+) -> Iterator[Columns]:
+    """Yield the columns of `hf_sphere.embeddings.store` in the order of the split, on every process.
 
     Args:
-        model: A model that `load_embedder` gives, in eval mode.
-        batches: The split.
-        accelerator: Precision of the model.
-        labelled: Whether the labels of the batches are classes.
+        model: A model from `load_embedding_model`, in eval mode.
+        batches: The split. Process p of n has the images p, p + n, ...; the batches that the processes compute at the
+            same time are therefore a contiguous part of the split, and are yielded together.
+        accelerator: Gives the precision of the model.
+        labeled: Whether the labels of the batches are classes.
 
     Raises:
-        ValueError: If something is not finite.
+        ValueError: If a value is not finite.
     """
-    rows = batches.epoch_rows().split(batches.batch_size)
-    for batch, index in zip(batches.epoch(), rows, strict=True):
+    own = _embed_batches(model, batches, accelerator, labeled)
+    most_images = math.ceil(batches.num_examples / batches.num_processes)  # of any process
+    for _ in range(math.ceil(most_images / batches.batch_size)):
+        parts = [part for part in gather_object([next(own, None)]) if part is not None]
+        order = torch.cat([part["index"] for part in parts]).argsort()
+        yield {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
+
+
+def extract_embeddings(
+    model: Any,
+    images: ImageSplit,
+    folder: str | PathLike,
+    accelerator: Accelerator,
+    *,
+    about: Mapping[str, Any] | None = None,
+    progress: bool = True,
+) -> list[str]:
+    """Write the predictions and embeddings of a split to a folder; the main process writes.
+
+    Args:
+        model: A model from `load_embedding_model`, in eval mode and on its device.
+        images: The split, from `load_source_images` or `load_image_split`.
+        folder: Folder to write; replaced if it exists.
+        accelerator: Gives the precision of the model and the processes.
+        about: Where model and images come from, for `embeddings.json`; backbone, head and distance are added.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The names of the columns.
+    """
+    head = getattr(model, "head", None)
+    about = {**(about or {}), "backbone": model.config.backbone, "split": images.name}
+    about |= {"head": None, "distance": "cosine"}
+    if head is not None:
+        about |= {"head": model.config.head, "distance": head.distance}
+        if head.distance == "hyperbolic":
+            about["curvature"] = float(head.curvature)
+    names = {"class_names": images.class_names, "predicted_names": class_names(model)}
+    split = images.name.replace("+", "_")  # pooled splits are written as one, whose name must not have a plus
+    is_main = accelerator.is_main_process
+    writer = embeddings_writer(folder, split, about, **names) if is_main else nullcontext(lambda columns: None)
+    columns: Columns = {}
+    with (
+        writer as write,
+        tqdm(total=images.num_images, desc="Embedding", unit="image", disable=not (progress and is_main)) as bar,
+    ):
+        for columns in embed_split(model, images.batches, accelerator, labeled=bool(images.class_names)):
+            write(columns)
+            bar.update(len(columns["index"]))
+    return list(columns)
+
+
+def _embed_batches(model: Any, batches: ImageBatches, accelerator: Accelerator, labeled: bool) -> Iterator[Columns]:
+    """Yield the columns of each batch of this process."""
+    for batch, rows in zip(batches.epoch(), batches.epoch_rows().split(batches.batch_size), strict=True):
         with accelerator.autocast():
             output = model(pixel_values=batch["pixel_values"])
         columns = {"embedding": output.embeddings.float().cpu()}
-        if labelled:
+        if labeled:
             columns["label"] = batch["labels"].cpu()
         if "logits" in output:
             logits = output.logits.float().cpu()
@@ -117,28 +192,11 @@ def embed(model: Any, batches: ImageBatches, accelerator: Accelerator, *, labell
             columns |= {"prediction": prediction, "confidence": confidence, "logits": logits}
         if output.get("concentration") is not None:
             columns["concentration"] = output.concentration.float().cpu()
-        _check_finite(columns, index)
-        yield {**columns, "index": index}
-
-
-def in_order(own: Iterator[Columns], batches: ImageBatches) -> Iterator[Columns]:
-    """Yield the rows of all processes in the order of the split, on each process, one batch of each at a time.
-
-    Processes have every n-th image, so their batches of one number make a piece of the split without gaps.
-    """
-    longest = math.ceil(batches.num_examples / batches.num_processes)
-    for _ in range(math.ceil(longest / batches.batch_size)):
-        parts = [part for part in gather_object([next(own, None)]) if part is not None]
-        order = torch.cat([part["index"] for part in parts]).argsort()
-        yield {name: torch.cat([part[name] for part in parts])[order] for name in parts[0]}
-
-
-def _check_finite(columns: Columns, index: Tensor) -> None:
-    """Refuse what is not a number: it would spoil every measure later."""
-    for name, values in columns.items():
-        wrong = ~values.isfinite().reshape(len(index), -1).all(-1)
-        if wrong.any():
-            raise ValueError(
-                f"{name} of image {int(index[wrong][0])} is not finite. Is the model a trained one? With "
-                "--mixed_precision fp16 values may be too large: try bf16, or no."
-            )
+        for name, values in columns.items():
+            finite = values.isfinite().reshape(len(rows), -1).all(-1)
+            if not finite.all():
+                raise ValueError(
+                    f"{name} of image {int(rows[~finite][0])} is not finite. Is the model trained? With "
+                    "--mixed_precision fp16 values may overflow: try bf16, or no."
+                )
+        yield {**columns, "index": rows}

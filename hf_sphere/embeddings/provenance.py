@@ -1,7 +1,6 @@
-"""From embeddings back to what they were made of: the model's class directions, the images, the run's snapshots.
+"""Load what stored embeddings were computed from: the model's class directions, the images, the run's snapshots.
 
-`recipes/extract_embeddings.py` notes model and data set beside the embeddings; what cannot be found is a `ValueError`
-or an `OSError` that says why.
+`embeddings.json` names the model and the data set. If they cannot be loaded, a `ValueError` or an `OSError` says why.
 """
 
 import os
@@ -15,20 +14,20 @@ from accelerate import Accelerator
 from safetensors.torch import load_model
 from torch import Tensor
 
-from hf_sphere.data import ImageDataOptions, load_image_split
+from hf_sphere.data import ImageDataOptions
 from hf_sphere.data.thumbnails import load_thumbnails
-from hf_sphere.embeddings.extract import class_names_of, embed, find_preparation, in_order, load_embedder
+from hf_sphere.embeddings.extract import class_names, embed_split, load_embedding_model, load_source_images
 from hf_sphere.embeddings.store import Embeddings
 from hf_sphere.utils.snapshots import Snapshot, list_snapshots
 
 
 @dataclass(frozen=True)
-class Moment:
-    """Embeddings after some epoch of a training.
+class EpochEmbeddings:
+    """Embeddings after an epoch of training.
 
     Attributes:
-        epoch: Epochs trained.
-        points: (N, d).
+        epoch: Number of epochs trained.
+        points: (N, d), the embeddings.
         labels: (N,) class indices.
         directions: (K, d), directions of the classes, if the model has them.
     """
@@ -40,26 +39,26 @@ class Moment:
 
 
 def find_directions(data: Embeddings) -> Tensor | None:
-    """Directions or prototypes (K, d) of the classes, by the model that embedded; None of an encoder without a head.
+    """Load the directions or prototypes (K, d) of the classes from the model; None for an encoder without a head.
 
     Raises:
-        OSError: If the model is not there.
-        ValueError: If its classes have no direction, or not in the space or not of the classes of the embeddings.
+        OSError: If the model does not exist.
+        ValueError: If its classes have no directions, or differ from the embeddings in dimension or classes.
     """
     if data.about.get("model") is None or data.about.get("head") is None:
         return None
-    return _directions_of(load_embedder(data.about["model"]), data)
+    return _class_directions(load_embedding_model(data.about["model"]), data)
 
 
 def find_thumbnails(data: Embeddings, *, cache_dir: str | os.PathLike | None = None, progress: bool = True) -> Tensor:
-    """The images that were embedded, small: uint8 (N, channels, height, width).
+    """Load thumbnails of the images that were embedded: uint8 (N, channels, height, width).
 
     Raises:
-        OSError: If the data set is not there.
-        ValueError: If it is not known which images these are.
+        OSError: If the data set does not exist.
+        ValueError: If the embeddings do not identify their images.
     """
     if "dataset" not in data.about or data.indices is None:
-        raise ValueError(f"{data.name} does not say which images were embedded.")
+        raise ValueError(f"{data.name} does not store which images were embedded.")
     return load_thumbnails(
         data.about["dataset"],
         data.about["split"].split("+"),
@@ -72,23 +71,23 @@ def find_thumbnails(data: Embeddings, *, cache_dir: str | os.PathLike | None = N
 
 
 def find_snapshots_of(data: Embeddings) -> list[Snapshot]:
-    """The snapshots of the run that embedded, by epoch.
+    """List the snapshots of the training run whose model computed the embeddings, by epoch.
 
     Raises:
-        ValueError: If there are fewer than two, or model or data set are not known.
+        ValueError: If there are fewer than two, or the embeddings do not identify their model or their images.
     """
-    run, dataset = data.about.get("model"), data.about.get("dataset")
-    if run is None or dataset is None or data.indices is None:
+    run = data.about.get("model")
+    if run is None or "dataset" not in data.about or data.indices is None:
         raise ValueError(
-            f"{data.name} does not say which model embedded which images of which data set, so there is no film of it; "
-            "recipes/extract_embeddings.py notes that."
+            f"a film needs the model and the images of the embeddings, and {data.name} does not store them; "
+            "recipes/extract_embeddings.py does."
         )
     if not Path(run).is_dir():
-        raise ValueError(f"a film needs the snapshots of a run, and {run} is no folder; was it moved?")
+        raise ValueError(f"a film needs the snapshots of a run, and {run} is not a folder; was it moved?")
     snapshots = list_snapshots(run)
     if len(snapshots) < 2:
         raise ValueError(
-            f"a film needs the snapshots of a run, two at least, and {run} has {len(snapshots)}; train with "
+            f"a film needs at least two snapshots of a run, and {run} has {len(snapshots)}; train with "
             "--snapshot_epochs 1."
         )
     return snapshots
@@ -102,68 +101,70 @@ def embed_snapshots(
     seed: int = 0,
     cache_dir: str | os.PathLike | None = None,
     progress: bool = True,
-) -> Iterator[Moment]:
-    """Embed some of the images again with the weights of each snapshot, the same ones for all.
+) -> Iterator[EpochEmbeddings]:
+    """Embed some of the images again with the weights of each snapshot; the same images for all.
 
     Args:
-        data: The embeddings whose run and data set these are.
-        snapshots: Of that run.
-        max_samples: Images of the data set to take; those that are among the embeddings are shown.
-        seed: Seed of their choice.
+        data: The embeddings.
+        snapshots: Snapshots of the run whose model computed them.
+        max_samples: Number of images to sample from the data set; those among the embeddings are yielded.
+        seed: Seed of the sampling.
         cache_dir: Folder for decoded images; below the Hugging Face home if None.
         progress: Whether to show a progress bar while images are decoded.
     """
     about, accelerator = data.about, Accelerator()
-    model = load_embedder(about["model"]).to(accelerator.device).eval()
+    model = load_embedding_model(about["model"]).to(accelerator.device).eval()
+    names = ("dataset_config_name", "image_column_name", "image_mean", "image_std")
+    stored: dict[str, Any] = {name: about.get(name) for name in names}
     options = ImageDataOptions(
         about["dataset"],
-        about.get("dataset_config_name"),
         train_split=about.get("train_split") or "train",
-        image_column_name=about.get("image_column_name"),
-        **find_preparation(about["model"], model.config, about.get("image_mean"), about.get("image_std")),
         skip_corrupt_images=True,
         cache_dir=None if cache_dir is None else str(cache_dir),
+        **stored,
     )
-    split = load_image_split(
+    split = load_source_images(
+        about["model"],
+        model.config,
         options,
         about["split"].split("+")[-1],
         train_classes=about.get("train_classes"),
         max_samples=max_samples,
-        seed=seed,
         device=accelerator.device,
+        seed=seed,
         progress=progress,
     )
     for snapshot in snapshots:
         load_model(model, snapshot.path, device=str(accelerator.device))
-        columns = list(in_order(embed(model, split.batches, accelerator, labelled=False), split.batches))
+        columns = list(embed_split(model, split.batches, accelerator, labeled=False))
         points, rows = (torch.cat([part[name] for part in columns]) for name in ("embedding", "index"))
-        points, labels = _labelled(points, rows, data)
+        points, labels = _select_stored(points, rows, data)
         try:
-            directions = _directions_of(model, data)
+            directions = _class_directions(model, data)
         except ValueError:
             directions = None
-        yield Moment(snapshot.epoch, points, labels, directions)
+        yield EpochEmbeddings(snapshot.epoch, points, labels, directions)
 
 
-def _labelled(points: Tensor, rows: Tensor, data: Embeddings) -> tuple[Tensor, Tensor]:
-    """Keep the points (N, d) whose rows (N,) are among the embeddings, and give them the labels that these have."""
-    known = data.indices
-    assert known is not None  # there are no snapshots of embeddings without
-    places = torch.full((int(max(known.max(), rows.max())) + 1,), -1)
-    places[known] = torch.arange(len(known))
-    places = places[rows]
-    labels = torch.zeros(len(known), dtype=torch.long) if data.labels is None else data.labels
-    return points[places >= 0], labels[places[places >= 0]]
+def _select_stored(points: Tensor, rows: Tensor, data: Embeddings) -> tuple[Tensor, Tensor]:
+    """Return those of the points (N, d) whose rows (N,) are among the embeddings, with the labels stored there."""
+    stored = data.indices
+    assert stored is not None  # find_snapshots_of requires them
+    index_of_row = torch.full((int(max(stored.max(), rows.max())) + 1,), -1)
+    index_of_row[stored] = torch.arange(len(stored))
+    index = index_of_row[rows]
+    labels = torch.zeros(len(stored), dtype=torch.long) if data.labels is None else data.labels
+    return points[index >= 0], labels[index[index >= 0]]
 
 
-def _directions_of(model: Any, data: Embeddings) -> Tensor | None:
+def _class_directions(model: Any, data: Embeddings) -> Tensor | None:
     if not hasattr(model, "head"):
         return None
-    directions, width = model.head.directions(), data.embeddings.shape[1]
+    directions, dim = model.head.directions(), data.embeddings.shape[1]
     if directions is None:
-        raise ValueError(f"those of a {model.config.head} head have none.")
-    if directions.shape[1] != width:
-        raise ValueError(f"they have {directions.shape[1]} coordinates, and the embeddings {width}.")
-    if data.labels is None or class_names_of(model) != data.class_names:
+        raise ValueError(f"the classes of a {model.config.head} head have no directions.")
+    if directions.shape[1] != dim:
+        raise ValueError(f"the directions have {directions.shape[1]} dimensions and the embeddings {dim}.")
+    if data.labels is None or class_names(model) != data.class_names:
         raise ValueError("the classes of the data are not those of the model.")
     return directions.float().cpu()

@@ -1,4 +1,4 @@
-"""Does a confidence of 80 % mean that 80 % of the answers are right?"""
+"""Calibration: whether 80 % of the predictions with a confidence of 80 % are correct."""
 
 import math
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ Binning = Literal["equal_mass", "equal_width"]
 
 @dataclass(frozen=True, eq=False)  # tensors do not compare to one truth value
 class ReliabilityBins:
-    """A reliability diagram: answers in bins of similar confidence, from the least to the most confident.
+    """Data of a reliability diagram: predictions in bins of increasing confidence.
 
     Attributes:
-        confidence: (B,), mean confidence of each bin, float64; NaN where a bin is empty.
-        accuracy: (B,), share of right answers of each bin, float64; NaN where a bin is empty.
-        count: (B,), answers in each bin, int64.
+        confidence: (B,), mean confidence per bin, float64; NaN for empty bins.
+        accuracy: (B,), accuracy per bin, float64; NaN for empty bins.
+        count: (B,), number of predictions per bin, int64.
     """
 
     confidence: Tensor
@@ -27,7 +27,7 @@ class ReliabilityBins:
     count: Tensor
 
     def error(self, norm: float) -> float:
-        """Distance of accuracy and confidence, `(sum_b n_b |acc_b - conf_b|^norm / N)^(1 / norm)`, in [0, 1]."""
+        """Return the calibration error `(sum_b n_b |acc_b - conf_b|^norm / N)^(1 / norm)`, in [0, 1]."""
         filled = self.count > 0
         gaps = (self.accuracy - self.confidence)[filled].abs() ** norm
         return float(((gaps * self.count[filled]).sum() / self.count.sum()) ** (1 / norm))
@@ -36,24 +36,25 @@ class ReliabilityBins:
 def reliability_bins(
     confidences: Tensor, correct: Tensor, *, num_bins: int = 15, binning: Binning = "equal_mass"
 ) -> ReliabilityBins:
-    """Group answers by confidence.
+    """Group predictions into bins by confidence.
 
-    Answers of one confidence count with their common accuracy, so that the result does not depend on their order where
-    a bin ends among them.
+    Tied predictions count with their common accuracy, so the result does not depend on their order, even if a bin ends
+    among them.
 
     Args:
-        confidences: (N,), probability in [0, 1] that each answer is right.
+        confidences: (N,), predicted probability that each prediction is correct, in [0, 1].
         correct: (N,), whether it is; boolean, or 0 and 1.
         num_bins: Number of bins B.
-        binning: `equal_mass`: bins of as many answers each, to one; with fewer answers than bins some are empty.
-            `equal_width`: the intervals [0, 1/B], (1/B, 2/B], ..., ((B-1)/B, 1].
+        binning: `equal_mass`: the same number of predictions in each bin, up to rounding; if there are fewer
+            predictions than bins, some bins are empty. `equal_width`: the intervals [0, 1/B], (1/B, 2/B], ...,
+            ((B-1)/B, 1].
 
     Returns:
-        Confidence, accuracy and count of each bin, on the CPU.
+        Confidence, accuracy and count per bin, on the CPU.
 
     Raises:
-        ValueError: If the shapes are not (N,) with one N >= 1, a confidence is outside of [0, 1], `correct` has other
-            values than 0 and 1, `num_bins` is not an integer of at least 1, or there is no such binning.
+        ValueError: If the shapes are not (N,) with the same N >= 1, a confidence is outside [0, 1], `correct` has
+            values other than 0 and 1, `num_bins` is not an integer of at least 1, or the binning is unknown.
     """
     confidences, correct = check_confidences(confidences, correct)
     if not ((confidences >= 0) & (confidences <= 1)).all():
@@ -62,17 +63,17 @@ def reliability_bins(
     if not isinstance(num_bins, int) or num_bins < 1:
         raise ValueError(f"num_bins must be an integer of at least 1; got {num_bins!r}.")
     if binning == "equal_mass":
-        answers = len(confidences)
-        rank = torch.empty(answers, dtype=torch.float64)
-        rank[confidences.argsort()] = torch.arange(answers, dtype=torch.float64)
-        # The program of the vMF paper cuts in this order of operations; an exact quotient would cut one answer later
-        # at some boundaries, for instance at 29/50 of 2,000.
-        bins = (rank / answers * num_bins).long()
+        total = len(confidences)
+        rank = torch.empty(total, dtype=torch.float64)
+        rank[confidences.argsort()] = torch.arange(total, dtype=torch.float64)
+        # The order of operations of the authors' code for the vMF paper; exact arithmetic would move some boundaries by
+        # one prediction, for instance 29/50 of 2,000.
+        bins = (rank / total * num_bins).long()
     elif binning == "equal_width":
-        inner = torch.arange(1, num_bins, dtype=torch.float64) / num_bins  # rounded as a confidence k / n is
+        inner = torch.arange(1, num_bins, dtype=torch.float64) / num_bins  # rounded like a confidence k / n
         bins = torch.bucketize(confidences, inner)
     else:
-        raise ValueError(f"no binning {binning!r}; there are equal_mass, equal_width.")
+        raise ValueError(f"unknown binning {binning!r}; choose equal_mass or equal_width.")
     count = torch.bincount(bins, minlength=num_bins)
     sums = [
         torch.bincount(bins, weights=values, minlength=num_bins)
@@ -84,23 +85,23 @@ def reliability_bins(
 def expected_calibration_error(
     confidences: Tensor, correct: Tensor, *, num_bins: int = 15, norm: float = 2, binning: Binning = "equal_mass"
 ) -> float:
-    """Distance of accuracy and confidence over bins, `(sum_b n_b |acc_b - conf_b|^norm / N)^(1 / norm)`.
+    """Compute the expected calibration error over bins, `(sum_b n_b |acc_b - conf_b|^norm / N)^(1 / norm)`.
 
     The defaults are those of Scott, Gallagher, Mozer, "von Mises-Fisher Loss: An Exploration of Embedding Geometries
     for Supervised Learning", ICCV 2021, after Nixon et al., "Measuring Calibration in Deep Learning", 2019.
 
     Args:
-        confidences: (N,), probability in [0, 1] that each answer is right.
+        confidences: (N,), predicted probability that each prediction is correct, in [0, 1].
         correct: (N,), whether it is; boolean, or 0 and 1.
         num_bins: Number of bins.
-        norm: Exponent, at least 1; with 1 the mean distance.
-        binning: How the bins are cut, see `reliability_bins`.
+        norm: Exponent, at least 1; 1 gives the mean absolute difference.
+        binning: Kind of bins, see `reliability_bins`.
 
     Returns:
         The error, in [0, 1]; lower is better.
 
     Raises:
-        ValueError: If `norm` is not finite and at least 1, and as `reliability_bins` does.
+        ValueError: If `norm` is not finite and at least 1, and for the same reasons as `reliability_bins`.
     """
     if not (norm >= 1 and math.isfinite(norm)):
         raise ValueError(f"norm must be finite and at least 1; got {norm}.")
@@ -108,19 +109,19 @@ def expected_calibration_error(
 
 
 def calibration_errors(confidences: Tensor, correct: Tensor) -> dict[str, float]:
-    """Calibration error by the two definitions in use; they differ too much to share a name.
+    """Compute the calibration error by the two common definitions, whose values are not comparable.
 
     Args:
-        confidences: (N,), probability in [0, 1] that each answer is right.
+        confidences: (N,), predicted probability that each prediction is correct, in [0, 1].
         correct: (N,), whether it is; boolean, or 0 and 1.
 
     Returns:
-        `calibration_error_equal_mass_l2`: 15 bins of as many answers, exponent 2 (Scott, Gallagher, Mozer, ICCV 2021).
-        `calibration_error_equal_width_l1`: 15 bins of one width, exponent 1 (Guo, Pleiss, Sun, Weinberger, "On
+        `calibration_error_equal_mass_l2`: 15 bins of equal mass, exponent 2 (Scott, Gallagher, Mozer, ICCV 2021).
+        `calibration_error_equal_width_l1`: 15 bins of equal width, exponent 1 (Guo, Pleiss, Sun, Weinberger, "On
         Calibration of Modern Neural Networks", ICML 2017).
 
     Raises:
-        ValueError: As `reliability_bins` does.
+        ValueError: For the same reasons as `reliability_bins`.
     """
     return {
         "calibration_error_equal_mass_l2": expected_calibration_error(confidences, correct),

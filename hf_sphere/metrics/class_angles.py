@@ -1,4 +1,4 @@
-"""Angles between embeddings of one class and of two."""
+"""Angles between embeddings within a class and between classes."""
 
 import torch
 from torch import Tensor
@@ -6,38 +6,40 @@ from torch import Tensor
 from hf_sphere.metrics.checks import check_classes, check_directions
 
 MAX_PAIRS = 500_000
-"""Pairs that are measured unless said otherwise: all of 1000 points."""
+"""Default number of pairs: all pairs of 1000 embeddings."""
 
-_NUMBERS_AT_A_TIME = 2**22
+_BLOCK_NUMEL = 2**22
 
 
-def class_angles(points: Tensor, labels: Tensor, *, max_pairs: int = MAX_PAIRS, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Measure the angles between points of one class, and between points of two.
+def class_angles(
+    embeddings: Tensor, labels: Tensor, *, max_pairs: int = MAX_PAIRS, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Compute the angles between embeddings of the same class, and between embeddings of different classes.
 
-    Of all pairs, if they are at most `max_pairs`. Else as many of each kind are drawn, with replacement, each pair as
-    likely as every other of its kind, by a generator of its own.
+    All pairs are used if there are at most `max_pairs`. Otherwise `max_pairs` pairs of each kind are sampled uniformly
+    with replacement; the global random state does not change.
 
     Args:
-        points: (N, d), of any norms but zero. A tensor, an array or lists.
-        labels: (N,), class of each point; any integers.
-        max_pairs: How many pairs to measure, of each kind, where there are more in all.
-        seed: Of the pairs that are drawn.
+        embeddings: (N, d), of any norms but zero. A tensor, an array or lists.
+        labels: (N,), class of each embedding; any integers.
+        max_pairs: Number of pairs of each kind to sample, if there are more pairs in total.
+        seed: Seed of the sampling.
 
     Returns:
-        Angles in degrees, from 0 to 180, float64 on the CPU: of the pairs within classes and of those between.
+        Angles in degrees, from 0 to 180, float64 on the CPU: of pairs within classes, and of pairs between classes.
 
     Raises:
-        TypeError: If the points are complex or the labels are not integers.
-        ValueError: If a shape is wrong, a point is zero or not finite, there is one class only, no class has two
+        TypeError: If the embeddings are complex or the labels are not integers.
+        ValueError: If a shape is wrong, an embedding is zero or not finite, there is only one class, no class has two
             members or `max_pairs` is not positive.
     """
     if max_pairs < 1:
         raise ValueError(f"max_pairs must be at least 1; got {max_pairs}.")
-    unit = check_directions(points)
+    unit = check_directions(embeddings)
     classes = check_classes(labels, len(unit))
     sizes = torch.bincount(classes)
     if len(sizes) < 2:
-        raise ValueError("angles between classes need points of two classes at least; got one class.")
+        raise ValueError("angles between classes need at least two classes; got one.")
     if sizes.max() < 2:
         raise ValueError(f"none of the {len(sizes)} classes has two members, so there is no angle within a class.")
     if len(unit) * (len(unit) - 1) // 2 <= max_pairs:
@@ -53,18 +55,18 @@ def class_angles(points: Tensor, labels: Tensor, *, max_pairs: int = MAX_PAIRS, 
 def _draw_pairs(
     start: Tensor, size: Tensor, count: int, seed: int
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Draw pairs of points that are sorted by class, (count,) indices each: of one class, and of two.
+    """Sample pairs of embeddings that are sorted by class: indices (count,) and (count,) of each kind.
 
     Args:
-        start: (N,), where the class of each point begins.
-        size: (N,), number of its members.
-        count: Pairs of each kind.
-        seed: Of the generator.
+        start: (N,), index of the first member of each embedding's class.
+        size: (N,), number of members of that class.
+        count: Number of pairs within classes, and of pairs between classes.
+        seed: Seed of the generator.
     """
     generator = torch.Generator().manual_seed(seed)
 
     def draw(others: Tensor) -> tuple[Tensor, Tensor]:
-        """First points, each as often as it has partners, and the numbers of their partners."""
+        """Sample a first embedding, in proportion to its number of partners, and which of its partners."""
         ends = others.cumsum(0)
         first = torch.searchsorted(ends, torch.randint(int(ends[-1]), (count,), generator=generator), right=True)
         number = (torch.rand(count, dtype=torch.float64, generator=generator) * others[first]).long()
@@ -72,18 +74,18 @@ def _draw_pairs(
 
     first, number = draw(size - 1)
     second = start[first] + number
-    within = first, second + (second >= first)  # all of the class but the point itself
+    within = first, second + (second >= first)  # skips the embedding itself
     first, number = draw(len(size) - size)
-    between = first, number + size[first] * (number >= start[first])  # all that are not of its class
+    between = first, number + size[first] * (number >= start[first])  # skips the class
     return within, between
 
 
 def _angles(unit: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Angles in degrees between unit vectors (N, d) of the indices (P,) and (P,)."""
+    """Return the angles in degrees, (P,), between the unit vectors (N, d) at the indices (P,) and (P,)."""
     parts = []
-    step = max(1, _NUMBERS_AT_A_TIME // unit.shape[1])
+    step = max(1, _BLOCK_NUMEL // unit.shape[1])
     for rows, columns in zip(first.split(step), second.split(step), strict=True):
         x, y = unit[rows], unit[columns]
-        # Exact for small angles as well, where the cosine hardly changes.
+        # Unlike the arc cosine, this is accurate for small angles too.
         parts.append(2 * torch.atan2((x - y).norm(dim=1), (x + y).norm(dim=1)))
     return torch.cat(parts).rad2deg()

@@ -1,36 +1,36 @@
-"""In how many directions embeddings vary."""
+"""Effective dimension of embeddings."""
 
 from torch import Tensor
 
 from hf_sphere.metrics.checks import check_embeddings
 
 
-def effective_dimension(points: Tensor) -> float:
-    """Participation ratio (sum l)^2 / sum l^2 of the eigenvalues l of the points' covariance.
+def effective_dimension(embeddings: Tensor) -> float:
+    """Compute the participation ratio (sum l)^2 / sum l^2 of the eigenvalues l of the embeddings' covariance.
 
-    d if the points vary as much in all d directions, 1 if they lie on a line, and 0 if all of them are equal. The
-    points are taken as they are: normalise them before, if only their directions are to count.
+    It is d if the variance is the same in all d directions, 1 if all embeddings lie on a line, and 0 if they are equal.
+    They are not normalized: do that first if only directions matter.
 
     Args:
-        points: (N, d). A tensor, an array or lists.
+        embeddings: (N, d). A tensor, an array or lists.
 
     Returns:
         0, or from 1 to min(N - 1, d).
 
     Raises:
-        TypeError: If the points are complex.
-        ValueError: If the shape is wrong or a point is not finite.
+        TypeError: If the embeddings are complex.
+        ValueError: If the shape is wrong or an embedding is not finite.
 
     Reference:
         Gao et al., "A theory of multineuronal dimensionality, dynamics and measurement", bioRxiv 214262, 2017.
     """
-    points = check_embeddings(points)
-    if (points == points[0]).all():
+    embeddings = check_embeddings(embeddings).cpu().double()
+    if (embeddings == embeddings[0]).all():
         return 0.0
-    # Any scale gives the same ratio; at this one neither sums nor squares leave the range of float64.
-    centred = points / points.abs().max()
-    centred = centred - centred.mean(0)
-    centred = centred / centred.abs().max()
-    # The traces of the covariance and of its square; the products of the points have the same as those of coordinates.
-    small = centred.T @ centred if points.shape[0] > points.shape[1] else centred @ centred.T
-    return (small.trace().square() / small.square().sum()).item()
+    # The ratio does not depend on the scale; with this one neither sums nor squares leave the range of float64.
+    centered = embeddings / embeddings.abs().max()
+    centered = centered - centered.mean(0)
+    centered = centered / centered.abs().max()
+    # The trace, and that of the square, are the same for the covariance and for the smaller Gram matrix.
+    gram = centered.T @ centered if embeddings.shape[0] > embeddings.shape[1] else centered @ centered.T
+    return (gram.trace().square() / gram.square().sum()).item()

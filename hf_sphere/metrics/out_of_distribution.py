@@ -1,4 +1,4 @@
-"""Can a score tell known inputs from foreign ones?"""
+"""Out-of-distribution (OOD) detection: how well a score separates in-distribution inputs from others."""
 
 import torch
 from torch import Tensor
@@ -7,19 +7,20 @@ from hf_sphere.metrics.checks import check_scores
 
 
 def detection_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
-    """How well a score that is higher for known inputs tells them from foreign ones.
+    """Compute AUROC and FPR95 of a score that should be higher for in-distribution inputs.
 
     After Hendrycks, Gimpel, "A Baseline for Detecting Misclassified and Out-of-Distribution Examples in Neural
     Networks", ICLR 2017.
 
     Args:
-        inside: (N,), scores of inputs from the training distribution.
-        outside: (M,), scores of other inputs.
+        inside: (N,), scores of in-distribution inputs, the positives.
+        outside: (M,), scores of out-of-distribution inputs, the negatives.
 
     Returns:
-        `auroc`: probability that a known input scores higher than a foreign one, ties counted half; 1 is best.
-        `fpr_at_95`: share of foreign inputs at or above the highest threshold that at least 95 % of the known ones
-        reach; 0 is best.
+        `auroc`: area under the ROC curve, the probability that an in-distribution input scores higher than an
+        out-of-distribution one, with ties counted half; 1 is best.
+        `fpr_at_95_tpr`: false-positive rate at a true-positive rate of 95 % (FPR95), the share of out-of-distribution
+        inputs at or above the highest threshold that at least 95 % of the in-distribution inputs reach; 0 is best.
 
     Raises:
         ValueError: If the shapes are not (N,) and (M,) with N, M >= 1, or a score is NaN.
@@ -27,11 +28,11 @@ def detection_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
     inside, outside = check_scores("inside", inside), check_scores("outside", outside).sort().values
     below = torch.searchsorted(outside, inside)
     not_above = torch.searchsorted(outside, inside, right=True)
-    # Whole numbers up to the end: exact for any N and M.
+    # Integers up to the division: exact for any N and M.
     twice_won = int(below.sum()) + int(not_above.sum())
-    kept = -(-95 * len(inside) // 100)
-    threshold = inside.sort(descending=True).values[kept - 1]
+    accepted = -(-95 * len(inside) // 100)
+    threshold = inside.sort(descending=True).values[accepted - 1]
     return {
         "auroc": twice_won / (2 * len(inside) * len(outside)),
-        "fpr_at_95": int((outside >= threshold).sum()) / len(outside),
+        "fpr_at_95_tpr": int((outside >= threshold).sum()) / len(outside),
     }

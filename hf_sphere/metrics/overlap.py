@@ -1,4 +1,4 @@
-"""Where examples of different classes are represented so alike that they lie on top of each other."""
+"""Class overlap: examples whose embeddings are close to examples of other classes."""
 
 import math
 from typing import Literal, get_args
@@ -6,67 +6,67 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from hf_sphere.metrics.checks import check_classes, check_directions, check_embeddings, check_scores
+from hf_sphere.metrics.checks import check_classes, check_correct, check_directions, check_embeddings
 
 OverlapDistance = Literal["angular", "euclidean"]
 
 BYTES_IN_MEMORY = 2**27
-"""About how much the distances in hand take."""
+"""Approximate memory of a block of distances."""
 
 
 @torch.no_grad()
 def class_overlap(
-    points: Tensor,
+    embeddings: Tensor,
     labels: Tensor,
     correct: Tensor,
     *,
     threshold: float,
     distance: OverlapDistance = "angular",
 ) -> dict[str, float]:
-    """Count the examples whose representation lies at that of an example of another class.
+    """Count the examples that overlap with another class, and the errors among them.
 
-    An example overlaps if the representation of an example of another class is nearer than the threshold. The share of
-    misclassified examples among them says how far a classifier can still tell such classes apart. The paper publishes
-    these counts, but neither its threshold nor the program: compare numbers of one threshold with each other.
+    An example overlaps if an example of another class is nearer than the threshold. The error rate among overlapping
+    examples measures how well a classifier still separates their classes. The paper publishes these counts, but neither
+    its threshold nor its code: compare only numbers for the same threshold.
 
-    Computed on the CPU, block by block. Distances are compared with the threshold to the rounding of float64, however
-    small they are.
+    Computed on the CPU in blocks. The comparison with the threshold is accurate to the rounding of float64, however
+    small the distance.
 
     Args:
-        points: Representations, (N, d), finite, of any real dtype.
+        embeddings: (N, d), finite, of any real dtype.
         labels: (N,), class of each example; any integers.
         correct: (N,), whether each example is classified correctly; boolean, or 0 and 1.
-        threshold: In degrees, up to 180, for `angular`; in the unit of the points for `euclidean`.
-        distance: `angular`, the angle between two points, or `euclidean`.
+        threshold: In degrees, up to 180, for `angular`; in the unit of the embeddings for `euclidean`.
+        distance: `angular`, the angle between two embeddings, or `euclidean`.
 
     Returns:
-        `num_overlaps`, examples that overlap; `num_pairs`, pairs of examples of different classes that are nearer than
-        the threshold; `num_errors`, overlapping examples that are misclassified; `ratio`, the share of these among the
-        overlapping ones, in [0, 1], and 0 if there are none.
+        `num_overlaps`, the number of overlapping examples; `num_pairs`, the number of pairs of different classes that
+        are nearer than the threshold; `num_errors`, the number of misclassified overlapping examples; `ratio`, their
+        share of the overlapping examples, in [0, 1], and 0 if there are none.
 
     Raises:
-        TypeError: If the points are complex or the labels are not integers.
-        ValueError: If a shape is wrong, a point is not finite or, for `angular`, zero, `correct` has other values than
-            0 and 1, the threshold is not possible, or there is no such distance.
+        TypeError: If the embeddings are complex or the labels are not integers.
+        ValueError: If a shape is wrong, an embedding is not finite or, for `angular`, zero, `correct` has values other
+            than 0 and 1, the threshold is out of range, or the distance is unknown.
 
     Reference:
         Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022, comparison with angle-based
         operators.
     """
     if distance not in get_args(OverlapDistance):
-        raise ValueError(f"no distance {distance!r}; there are {', '.join(get_args(OverlapDistance))}.")
+        raise ValueError(f"unknown distance {distance!r}; choose one of {', '.join(get_args(OverlapDistance))}.")
     if not 0 < threshold < math.inf or (distance == "angular" and threshold > 180):
-        range_ = "in degrees, above 0 and up to 180" if distance == "angular" else "positive and finite"
-        raise ValueError(f"threshold of the {distance} distance must be {range_}; got {threshold}.")
-    points = check_directions(points) if distance == "angular" else check_embeddings(points)
+        allowed = "in degrees, above 0 and up to 180" if distance == "angular" else "positive and finite"
+        raise ValueError(f"threshold of the {distance} distance must be {allowed}; got {threshold}.")
+    points = check_directions(embeddings) if distance == "angular" else check_embeddings(embeddings).cpu().double()
     labels = check_classes(labels, len(points))
-    correct = check_scores("correct", correct)
+    correct = check_correct(correct)
     if len(correct) != len(points):
-        raise ValueError(f"correct must have the shape ({len(points)},), one an embedding; got {tuple(correct.shape)}.")
-    if not ((correct == 0) | (correct == 1)).all():
-        raise ValueError("correct must be boolean, or 0 and 1; got other values. Compare predictions and labels by ==.")
+        raise ValueError(
+            f"correct must have the shape ({len(points)},), one per embedding; got {tuple(correct.shape)}."
+        )
     if distance == "angular":
-        threshold = 2 * math.sin(math.radians(threshold) / 2)  # the chord, which is exact also for small angles
+        threshold = 2 * math.sin(math.radians(threshold) / 2)  # the chord, which is accurate for small angles too
     overlaps, num_pairs = torch.zeros(len(points), dtype=torch.bool), 0
     step = max(1, BYTES_IN_MEMORY // (32 * len(points)))
     for first in range(0, len(points), step):
@@ -87,12 +87,12 @@ def class_overlap(
 
 
 def _near(rows: Tensor, columns: Tensor, threshold: float) -> Tensor:
-    """Which of two sets of points, (R, d) and (C, d), are nearer than the threshold: bool, (R, C)."""
+    """Return which pairs of two sets of points, (R, d) and (C, d), are nearer than the threshold: bool, (R, C)."""
     products = rows @ columns.T
     sizes = rows.square().sum(1)[:, None] + columns.square().sum(1)
     excess = sizes - 2 * products - threshold**2
     near = excess < 0
-    # A difference of squares cannot tell these few; the difference of the points can.
+    # For these few pairs rounding decides the difference of squares; the difference of the points is accurate.
     doubtful = (excess.abs() <= 4 * rows.shape[1] * torch.finfo(rows.dtype).eps * (sizes + threshold**2)).nonzero()
     for row, column in (pairs.T for pairs in doubtful.split(max(1, BYTES_IN_MEMORY // (16 * rows.shape[1])))):
         near[row, column] = torch.linalg.vector_norm(rows[row] - columns[column], dim=1) < threshold

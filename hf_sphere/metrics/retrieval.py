@@ -1,4 +1,4 @@
-"""How well embeddings find others of their class."""
+"""Retrieval metrics of embeddings: Recall@k, R-precision and MAP@R."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.distributions import VonMisesFisher
-from hf_sphere.metrics.neighbours import Backend, Distance, Gallery, choose_backend
+from hf_sphere.metrics.checks import check_embeddings, check_labels
+from hf_sphere.metrics.neighbors import Backend, Distance, Gallery, choose_backend
 
 
 @torch.no_grad()
@@ -25,60 +26,61 @@ def retrieval_scores(
     backend: Backend | None = None,
     block_size: int | None = None,
 ) -> dict[str, float]:
-    """Search each embedding's class among all other embeddings.
+    """Compute retrieval metrics with each embedding as a query among all others.
 
-    The measures of Musgrave, Belongie, Lim, "A Metric Learning Reality Check", ECCV 2020. With R the number of other
-    members of a query's class, R-precision is the share of the class among the R nearest, and MAP@R the mean over
-    j = 1..R of the precision among the j nearest where the j-th is of the class, and 0 where it is not. Recall@k is the
-    share of queries with one of their class or more among the k nearest. A query whose class has no other member
-    cannot succeed: it is left out of the means, but others may find it.
+    The metrics of Musgrave, Belongie, Lim, "A Metric Learning Reality Check", ECCV 2020. Let R be the number of other
+    members of a query's class. R-precision is the precision among the R nearest neighbors. MAP@R is the mean over
+    j = 1..R of the precision among the j nearest neighbors if the j-th is of the class, and of 0 if it is not. Recall@k
+    is the share of queries with at least one member of their class among the k nearest neighbors. An embedding that is
+    the only one of its class is not a query, but still a reference for the others.
 
-    A tie counts against the query: of two that are equally near, the one of another class comes first. So equal
-    embeddings are worth nothing, and the order of the embeddings does not matter.
+    Ties count against the query: of two neighbors at the same distance, the one of another class comes first. A
+    collapsed embedding therefore scores 0, and the order of the embeddings does not matter.
 
-    Computed block by block in float32, or in float64 where the embeddings are and for the hyperbolic distance.
+    Computed in blocks in float32, or in float64 for float64 embeddings and for the hyperbolic distance.
 
     Args:
         embeddings: (N, d), finite, of any real dtype; N and d at least 1. A tensor, an array or lists.
         labels: (N,), class of each embedding; any integers.
-        distance: `cosine`, where a zero vector has the cosine 0 with every other, `euclidean`, or `hyperbolic`: in the
-            Poincare ball of radius 1 / sqrt(curvature).
-        ks: For which k to give Recall@k.
-        curvature: With the hyperbolic distance, c > 0 for the curvature -c.
-        device: Where to compute; by default where the embeddings are.
-        backend: `torch`; `faiss`, on the CPU and not for the hyperbolic distance; by default the faster one, of those
-            installed. Their results are the same but for rounding.
-        block_size: Queries to compare at a time; by default as many as take some 256 MiB. Has no effect on the result.
+        distance: `cosine` (0 between a zero vector and any other), `euclidean`, or `hyperbolic`, in the Poincare ball
+            of radius 1 / sqrt(curvature).
+        ks: Values of k for Recall@k.
+        curvature: c > 0 for the curvature -c of the hyperbolic distance.
+        device: Device of the computation; by default that of the embeddings.
+        backend: `torch`; `faiss`, on the CPU and not for the hyperbolic distance; by default the faster one of those
+            installed. Their results are equal up to rounding.
+        block_size: Queries per block; by default as many as take about 256 MiB. Does not change the result.
 
     Returns:
-        `recall_at_<k>` for each k, `r_precision` and `map_at_r`, in [0, 1], higher is better; `num_queries`, over which
-        they are the means, and `num_excluded`, left out.
+        `recall_at_<k>` for each k, `r_precision` and `map_at_r`, in [0, 1], higher is better: means over `num_queries`
+        queries. `num_excluded` embeddings are not queries.
 
     Raises:
-        TypeError: If the embeddings are complex, the labels are not integers or `ks` is no sequence.
-        ValueError: If a shape is wrong, an embedding is not finite or lies outside of the ball, no class has two
-            members, `ks`, `curvature` or `block_size` are not positive, there is no such distance or backend, or faiss
-            cannot do it.
+        TypeError: If the embeddings are complex, the labels are not integers or `ks` is not a sequence.
+        ValueError: If a shape is wrong, an embedding is not finite or outside the ball, no class has two members, `ks`,
+            `curvature` or `block_size` is not positive, the distance or backend is unknown, or faiss does not support
+            the input.
         ImportError: If `backend` is `faiss` and it is not installed.
     """
     if distance not in get_args(Distance):
-        raise ValueError(f"no distance {distance!r}; there are {', '.join(get_args(Distance))}.")
+        raise ValueError(f"unknown distance {distance!r}; choose one of {', '.join(get_args(Distance))}.")
     if not isinstance(ks, Sequence):
         raise TypeError(f"ks must be a sequence of integers, for instance (1, 5); got {ks!r}.")
     if any(not isinstance(k, int) or k < 1 for k in ks):
         raise ValueError(f"ks must be integers of at least 1; got {list(ks)}.")
     if block_size is not None and block_size < 1:
-        raise ValueError(f"block_size must be at least 1, or None for what fits into memory; got {block_size}.")
+        raise ValueError(f"block_size must be at least 1, or None for the default; got {block_size}.")
     if not (curvature > 0 and math.isfinite(curvature)):
         raise ValueError(f"curvature must be finite and positive, c for the curvature -c; got {curvature}.")
-    embeddings, labels = _check_data(embeddings, labels)
+    embeddings = check_embeddings(embeddings)
+    labels = check_labels(labels, len(embeddings))
     device = embeddings.device if device is None else torch.device(device)
     embeddings = embeddings.to(device, torch.promote_types(embeddings.dtype, torch.float32))
     with _full_precision(device):
         gallery = Gallery.of(embeddings, labels.to(device), distance, curvature)
         excluded = int((gallery.relevant == 0).sum())
         if excluded == len(labels):
-            raise ValueError(f"none of the {excluded} classes has two members, so there is nothing to find.")
+            raise ValueError(f"none of the {excluded} classes has two members, so there are no queries.")
         count = max([int(gallery.relevant.max()), *ks])
         backend = choose_backend(backend, distance, embeddings, count)
         rows = torch.arange(excluded, len(labels), device=device)
@@ -101,43 +103,44 @@ def sampled_retrieval_scores(
     device: torch.device | str | None = None,
     **options: Any,
 ) -> dict[str, dict[str, float]]:
-    """Retrieval with embeddings that are von Mises-Fisher distributions: scores of samples of them.
+    """Compute retrieval metrics of samples from embeddings that are von Mises-Fisher distributions.
 
     Scott, Gallagher, Mozer, "von Mises-Fisher Loss: An Exploration of Embedding Geometries for Supervised Learning",
-    ICCV 2021. The samples are drawn on the CPU by a generator of their own: they are the same on every device, and the
-    global generators stay as they are.
+    ICCV 2021. The samples are drawn on the CPU, so they are the same for every device; the global random state does not
+    change.
 
     Args:
-        directions: (N, d), mean directions; of any norms but zero. A tensor, an array or lists, as all others.
-        concentration: (N,), how far each point is concentrated around its direction, positive.
+        directions: (N, d), mean directions, of any norms but zero. A tensor, an array or lists, as all others.
+        concentration: (N,), concentration of each distribution, at least 0.
         labels: (N,), class of each embedding; any integers.
-        num_samples: How many times to draw all points.
-        seed: Of the samples.
-        interval: Share of the samples' scores that the interval holds.
-        device: Where to compute the scores; by default where the directions are.
-        **options: Of `retrieval_scores`.
+        num_samples: Number of samples from each distribution.
+        seed: Seed of the samples.
+        interval: Share of the samples' scores inside the interval.
+        device: Device on which the scores are computed; by default that of the directions.
+        **options: Options of `retrieval_scores`.
 
     Returns:
-        For each score of `retrieval_scores` its `mean` over the samples and the ends of the interval around the median,
-        `low` and `high`.
+        For each score of `retrieval_scores` its `mean` over the samples, and the ends `low` and `high` of the interval
+        around the median.
 
     Raises:
         ValueError: If `num_samples` is not positive, `interval` is not in (0, 1), the concentrations are not (N,) or
-            not valid, and as `retrieval_scores` does.
+            not valid, and for the same reasons as `retrieval_scores`.
     """
     if num_samples < 1:
         raise ValueError(f"num_samples must be at least 1; got {num_samples}.")
     if not 0 < interval < 1:
         raise ValueError(f"interval must be in (0, 1), for instance 0.95; got {interval}.")
-    directions, labels = _check_data(directions, labels)
+    directions = check_embeddings(directions)
+    labels = check_labels(labels, len(directions))
     concentration = torch.as_tensor(concentration)
     if concentration.shape != labels.shape:
         raise ValueError(f"concentration must have the shape {tuple(labels.shape)}; got {tuple(concentration.shape)}.")
     if not directions.any(-1).all():
-        raise ValueError("every direction must be other than zero; got zero vectors. Remove them.")
+        raise ValueError("directions must not be zero vectors. Remove them.")
     device = directions.device if device is None else device
     dtype = torch.promote_types(directions.dtype, torch.float32)
-    # Compiling a model turns validation off by default, for the whole process.
+    # Explicitly, since compiling a model turns off the default validation of distributions in the whole process.
     axes = F.normalize(directions.to("cpu", dtype), dim=-1)
     points = VonMisesFisher(axes, concentration.to("cpu", dtype), validate_args=True)
     generator = torch.Generator().manual_seed(seed)
@@ -155,45 +158,22 @@ def sampled_retrieval_scores(
 
 
 def _scores(gallery: Gallery, rows: Tensor, ks: Sequence[int], backend: Backend) -> Tensor:
-    """Scores of queries (b,), (b, len(ks) + 2), float32 on the CPU."""
+    """Return the scores of queries (b,): (b, len(ks) + 2), float32 on the CPU."""
     relevant = gallery.relevant[rows, None]
     count = max([int(relevant.max()), *ks])
     same, others = gallery.nearest(rows, count, backend)
-    # The j-th of the class has j - 1 of the class and all others that are as near or nearer before it.
-    place = torch.arange(1, same.shape[1] + 1, device=rows.device)
-    rank = place + torch.searchsorted(-others, -same, right=True)
+    # Before the j-th member of the class come j - 1 members, and all embeddings of other classes at most as far away.
+    order = torch.arange(1, same.shape[1] + 1, device=rows.device)
+    rank = order + torch.searchsorted(-others, -same, right=True)
     found = rank <= relevant
     scores = [rank[:, 0] <= k for k in ks]
-    scores += [found.sum(1) / relevant[:, 0], (found * place / rank).sum(1) / relevant[:, 0]]
+    scores += [found.sum(1) / relevant[:, 0], (found * order / rank).sum(1) / relevant[:, 0]]
     return torch.stack([score.float() for score in scores], dim=1).cpu()
-
-
-def _check_data(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    embeddings, labels = torch.as_tensor(embeddings), torch.as_tensor(labels)
-    if embeddings.ndim != 2 or 0 in embeddings.shape:
-        raise ValueError(
-            f"embeddings must have the shape (N, d) with N >= 1 and d >= 1; got {tuple(embeddings.shape)}."
-        )
-    if labels.shape != embeddings.shape[:1]:
-        raise ValueError(
-            f"labels must have the shape ({len(embeddings)},), one an embedding; got {tuple(labels.shape)}."
-        )
-    if embeddings.is_complex():
-        raise TypeError(f"embeddings must be real; got {embeddings.dtype}.")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"labels must be integers; got {labels.dtype}. Convert them with .long().")
-    finite = embeddings.isfinite().all(-1)
-    if not finite.all():
-        raise ValueError(
-            f"every embedding must be finite; {int((~finite).sum())} of {len(finite)} are not, the first is number "
-            f"{int((~finite).nonzero()[0])}."
-        )
-    return embeddings, labels
 
 
 @contextmanager
 def _full_precision(device: torch.device) -> Iterator[None]:
-    """Products of matrices in full float32, whatever was allowed for training."""
+    """Compute matrix products in full float32, whatever precision is allowed for training."""
     backends: Any = torch.backends
     products = [backends.cuda.matmul, backends.mkldnn.matmul]
     before = [product.fp32_precision for product in products]

@@ -1,4 +1,4 @@
-"""Which answers to trust: error among the most confident ones."""
+"""Selective prediction: risk among the most confident predictions."""
 
 import torch
 from torch import Tensor
@@ -7,22 +7,22 @@ from hf_sphere.metrics.checks import check_confidences, mean_over_ties
 
 
 def risk_coverage(confidences: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
-    """Error among the most confident answers, for every share of them.
+    """Compute the risk-coverage curve: the error rate among the most confident predictions, at every coverage.
 
-    El-Yaniv, Wiener, "On the Foundations of Noise-free Selective Classification", JMLR 2010. Within answers of one
-    confidence the error is the mean over all orders of them, so that the order in which they are given does not matter.
+    El-Yaniv, Wiener, "On the Foundations of Noise-free Selective Classification", JMLR 2010. Tied predictions count
+    with the mean over all their orders, so the result does not depend on the order of the input.
 
     Args:
-        confidences: (N,), higher where an answer is more trusted; any numbers, for instance concentrations.
-        correct: (N,), whether each answer is right; boolean, or 0 and 1.
+        confidences: (N,), higher for more certain predictions; any numbers, for instance concentrations.
+        correct: (N,), whether each prediction is correct; boolean, or 0 and 1.
 
     Returns:
-        Coverage 1/N, 2/N, ..., 1, and risk: the share of wrong answers among that share of the most confident ones.
+        Coverage 1/N, 2/N, ..., 1, and risk: the error rate among that share of the most confident predictions.
         Both (N,), float64, on the CPU.
 
     Raises:
-        ValueError: If the shapes are not (N,) with one N >= 1, a confidence is NaN, or `correct` has other values than
-            0 and 1.
+        ValueError: If the shapes are not (N,) with the same N >= 1, a confidence is NaN, or `correct` has
+            values other than 0 and 1.
     """
     confidences, correct = check_confidences(confidences, correct)
     wrong = (1 - mean_over_ties(confidences, correct))[confidences.argsort(descending=True)]
@@ -31,18 +31,18 @@ def risk_coverage(confidences: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]
 
 
 def area_under_risk_coverage(confidences: Tensor, correct: Tensor) -> float:
-    """Mean of the risk over all coverages; lower is better.
+    """Compute the area under the risk-coverage curve (AURC), the mean risk over all coverages; lower is better.
 
     Geifman, Uziel, El-Yaniv, "Bias-Reduced Uncertainty Estimation for Deep Neural Classifiers", ICLR 2019.
 
     Args:
-        confidences: (N,), higher where an answer is more trusted.
-        correct: (N,), whether each answer is right; boolean, or 0 and 1.
+        confidences: (N,), higher for more certain predictions.
+        correct: (N,), whether each prediction is correct; boolean, or 0 and 1.
 
     Returns:
         The area, in [0, 1].
 
     Raises:
-        ValueError: As `risk_coverage` does.
+        ValueError: For the same reasons as `risk_coverage`.
     """
     return float(risk_coverage(confidences, correct)[1].mean())

@@ -1,4 +1,4 @@
-"""How near embeddings of one class are to each other, and how evenly all of them cover the sphere."""
+"""Alignment and uniformity of embeddings on the unit sphere (Wang and Isola, ICML 2020)."""
 
 import math
 
@@ -7,26 +7,26 @@ from torch import Tensor
 
 from hf_sphere.metrics.checks import check_classes, check_directions
 
-_NUMBERS_AT_A_TIME = 2**22
+_BLOCK_NUMEL = 2**22
 
 
-def alignment(points: Tensor, labels: Tensor, *, alpha: float = 2.0) -> float:
-    """Mean of |x - y|^alpha over all pairs of points of one class, by their directions x and y.
+def alignment(embeddings: Tensor, labels: Tensor, *, alpha: float = 2.0) -> float:
+    """Compute the mean of |x - y|^alpha over all pairs of the same class, with x and y the normalized embeddings.
 
-    0 if each class is at one place. A class with one member has no pair and does not count. For alpha = 2 the time
-    grows with the number of points, else with the squares of the numbers in the classes; the memory does not.
+    It is 0 if every class is collapsed to a point. Classes with a single member have no pairs and do not count. The
+    time is linear in N for alpha = 2, and otherwise quadratic in the class sizes; the memory is bounded.
 
     Args:
-        points: (N, d), of any norms but zero. A tensor, an array or lists.
-        labels: (N,), class of each point; any integers.
+        embeddings: (N, d), of any norms but zero. A tensor, an array or lists.
+        labels: (N,), class of each embedding; any integers.
         alpha: Exponent, positive.
 
     Returns:
-        From 0 to 2^alpha, lower is better.
+        The alignment, from 0 to 2^alpha; lower is better.
 
     Raises:
-        TypeError: If the points are complex or the labels are not integers.
-        ValueError: If a shape is wrong, a point is zero or not finite, no class has two members or `alpha` is not
+        TypeError: If the embeddings are complex or the labels are not integers.
+        ValueError: If a shape is wrong, an embedding is zero or not finite, no class has two members or `alpha` is not
             positive.
 
     Reference:
@@ -35,41 +35,41 @@ def alignment(points: Tensor, labels: Tensor, *, alpha: float = 2.0) -> float:
     """
     if not (alpha > 0 and math.isfinite(alpha)):
         raise ValueError(f"alpha must be finite and positive, usually 2; got {alpha}.")
-    unit = check_directions(points)
+    unit = check_directions(embeddings)
     classes = check_classes(labels, len(unit))
     sizes = torch.bincount(classes)
     pairs = (sizes * (sizes - 1)).sum().item() / 2
     if pairs == 0:
-        raise ValueError(f"none of the {len(sizes)} classes has two members, so there is no pair to measure.")
+        raise ValueError(f"none of the {len(sizes)} classes has two members, so there are no pairs.")
     if alpha == 2:
-        # The squared distances of n points sum up to n times those to their mean.
+        # The squared distances of all pairs of n points sum to n times those to their mean.
         means = torch.zeros(len(sizes), unit.shape[1], dtype=unit.dtype).index_add(0, classes, unit) / sizes[:, None]
         return ((unit - means[classes]).square().sum(1) * sizes[classes]).sum().item() / pairs
     total = 0.0
     for members in unit[classes.argsort(stable=True)].split(sizes.tolist()):
         for start, stop in _blocks(members):
-            # Differences, not products: near points lose no digits.
+            # Differences, not products, which would lose digits for close points.
             distances = torch.cdist(members[start:stop], members[start:], compute_mode="donot_use_mm_for_euclid_dist")
             total += distances.triu(1).pow(alpha).sum().item()
     return total / pairs
 
 
-def uniformity(points: Tensor, *, t: float = 2.0) -> float:
-    """Logarithm of the mean of exp(-t |x - y|^2) over all pairs of points, by their directions x and y.
+def uniformity(embeddings: Tensor, *, t: float = 2.0) -> float:
+    """Compute the logarithm of the mean of exp(-t |x - y|^2) over all pairs, with x and y the normalized embeddings.
 
-    0 if all points are at one place; the lower, the more evenly they cover the sphere. Uniform points in many
-    dimensions come near -2 t. The time grows with the square of the number of points, the memory does not.
+    It is 0 if all directions are equal, and lower the more uniformly they cover the sphere. For the uniform
+    distribution it approaches -2 t as d grows. The time is quadratic in N; the memory is bounded.
 
     Args:
-        points: (N, d), N at least 2, of any norms but zero. A tensor, an array or lists.
-        t: How fast the weight of a pair falls with its distance, positive.
+        embeddings: (N, d), N at least 2, of any norms but zero. A tensor, an array or lists.
+        t: Decay of the weight of a pair with its squared distance, positive.
 
     Returns:
-        From -4 t to 0.
+        The uniformity, from -4 t to 0.
 
     Raises:
-        TypeError: If the points are complex.
-        ValueError: If a shape is wrong, a point is zero or not finite, or `t` is not positive.
+        TypeError: If the embeddings are complex.
+        ValueError: If a shape is wrong, an embedding is zero or not finite, or `t` is not positive.
 
     Reference:
         Wang and Isola, "Understanding contrastive representation learning through alignment and uniformity on the
@@ -77,18 +77,18 @@ def uniformity(points: Tensor, *, t: float = 2.0) -> float:
     """
     if not (t > 0 and math.isfinite(t)):
         raise ValueError(f"t must be finite and positive, usually 2; got {t}.")
-    unit = check_directions(points, least=2)
+    unit = check_directions(embeddings, min_count=2)
     count = len(unit)
     total = torch.tensor(-math.inf, dtype=unit.dtype)
     for start, stop in _blocks(unit):
         # |x - y|^2 = 2 - 2 x.y for unit vectors
         exponents = 2 * t * ((unit[start:stop] @ unit[start:].T).clamp(-1.0, 1.0) - 1)
-        own = torch.ones_like(exponents, dtype=torch.bool).tril()
-        total = torch.logaddexp(total, exponents.masked_fill(own, -math.inf).flatten().logsumexp(0))
+        counted = torch.ones_like(exponents, dtype=torch.bool).tril()  # each pair once
+        total = torch.logaddexp(total, exponents.masked_fill(counted, -math.inf).flatten().logsumexp(0))
     return total.item() - math.log(count * (count - 1) / 2)
 
 
 def _blocks(points: Tensor) -> list[tuple[int, int]]:
-    """Rows of points (n, d) to compare with all at a time, from where to where; the last row has no pair after it."""
-    step = max(1, _NUMBERS_AT_A_TIME // len(points))
+    """Split the rows of points (n, d) into blocks (start, stop) to compare with all later rows; the last has none."""
+    step = max(1, _BLOCK_NUMEL // len(points))
     return [(start, min(start + step, len(points))) for start in range(0, len(points) - 1, step)]

@@ -1,4 +1,4 @@
-"""Atomic writes: a file or folder appears under its name when it is complete, or not at all."""
+"""Atomic writes: a file or folder appears under its name only when it is complete."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         yield unfinished
-        _settle(unfinished)
+        _finalize(unfinished)
         unfinished.replace(path)
         _flush(path.parent)
     finally:
@@ -40,7 +40,7 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
 def atomic_folder(folder: str | os.PathLike) -> Iterator[Path]:
     """Yield an empty temporary folder beside `folder`; it replaces `folder` when the block ends without an error.
 
-    A folder cannot be replaced in one step. The old one is renamed first, and `restore_folder` brings it back if the
+    A folder cannot be replaced in one step. The old one is renamed first, and `restore_folder` restores it if the
     process is killed between the two renames.
     """
     folder = Path(folder)
@@ -50,7 +50,7 @@ def atomic_folder(folder: str | os.PathLike) -> Iterator[Path]:
     unfinished.mkdir(parents=True)
     try:
         yield unfinished
-        _settle(unfinished)
+        _finalize(unfinished)
         if folder.exists():
             folder.rename(replaced)
         unfinished.rename(folder)
@@ -62,9 +62,9 @@ def atomic_folder(folder: str | os.PathLike) -> Iterator[Path]:
 
 @contextmanager
 def atomic_files(folder: str | os.PathLike) -> Iterator[Path]:
-    """Yield an empty temporary folder inside `folder`; its files replace those of `folder`, whose others stay.
+    """Yield an empty temporary folder inside `folder`; its files replace those of the same name in `folder`.
 
-    Nothing is replaced before everything has been written and flushed.
+    Nothing is replaced before everything has been written and flushed. Each replacement is atomic, the sequence is not.
     """
     folder = Path(folder)
     unfinished = folder / UNFINISHED
@@ -72,7 +72,7 @@ def atomic_files(folder: str | os.PathLike) -> Iterator[Path]:
     unfinished.mkdir(parents=True)
     try:
         yield unfinished
-        _settle(unfinished)
+        _finalize(unfinished)
         for file in unfinished.iterdir():
             file.replace(folder / file.name)
         _flush(folder)
@@ -96,7 +96,7 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 
 def write_json(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
-    """Write a JSON file atomically; what JSON has no type for is written as a string."""
+    """Write a JSON file atomically; values of types that JSON lacks are written as strings."""
     write_text(path, json.dumps(values, indent=2, default=str) + "\n")
 
 
@@ -104,8 +104,8 @@ def _siblings(folder: Path) -> tuple[Path, Path]:
     return folder.with_name(f".{folder.name}{UNFINISHED}"), folder.with_name(f".{folder.name}{REPLACED}")
 
 
-def _settle(path: Path) -> None:
-    """Flush a file, or everything in a folder, to disk, with the mode of new files."""
+def _finalize(path: Path) -> None:
+    """Give a file, or all files in a folder, the mode of new files, and flush them to disk."""
     umask = os.umask(0)
     os.umask(umask)
     for file in [path, *path.rglob("*")] if path.is_dir() else [path]:
@@ -115,7 +115,7 @@ def _settle(path: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    # Windows opens no folders, and some network file systems flush none.
+    # Windows cannot open folders, and some network file systems cannot flush them.
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -1,8 +1,8 @@
-"""Seeds of what is drawn again and again: one for every epoch, batch and process."""
+"""Derived seeds: one per epoch, batch and process."""
 
 
 def mix_seed(*numbers: int) -> int:
-    """Make one 63-bit seed of several numbers, different for every combination that occurs (splitmix64)."""
+    """Hash several numbers to a 63-bit seed (splitmix64); the combinations that occur in practice do not collide."""
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF

@@ -1,6 +1,6 @@
-"""Snapshots: the weights along a training, a safetensors file an epoch, for what is asked of them afterwards.
+"""Snapshots: the weights during training, one safetensors file per epoch, for later analysis.
 
-A checkpoint is there to go on from and is soon replaced; snapshots hold the model alone, and all of them stay.
+A checkpoint serves to resume training and is soon replaced; snapshots hold only the model, and all of them are kept.
 `hf_sphere.training` writes them to the folder `snapshots` of a run, `hf_sphere.analysis` reads them.
 """
 
@@ -18,22 +18,22 @@ from torch import nn
 from hf_sphere.utils.files import atomic_file
 
 SNAPSHOT_FOLDER = "snapshots"
-"""Where a run keeps them."""
+"""Folder of the snapshots inside that of the run."""
 
 ORDER_KEY = "order"
-"""Of the header: the names of the tensors in the order of the model, which safetensors files do not keep."""
+"""Metadata key of the names of the tensors in the order of the model, which safetensors files do not keep."""
 
 _NAME = re.compile(r"epoch-(\d+)\.safetensors")
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Weights after some epoch of a training.
+    """Weights after an epoch of training.
 
     Attributes:
-        path: A safetensors file whose names are those of the model's state dict.
-        epoch: Epochs trained; 0 is the initialisation.
-        metadata: What else the file says of itself.
+        path: A safetensors file with the names of the model's state dict.
+        epoch: Number of epochs trained; 0 is the initialization.
+        metadata: Metadata of the file.
     """
 
     path: Path
@@ -44,13 +44,13 @@ class Snapshot:
 def save_snapshot(
     model: nn.Module, folder: str | PathLike, epoch: int, metadata: Mapping[str, str] | None = None
 ) -> Path:
-    """Write `<folder>/epoch-<epoch>.safetensors`, whole or not at all.
+    """Write `<folder>/epoch-<epoch>.safetensors` atomically.
 
     Args:
-        model: Its parameters and buffers are written, tied ones once.
-        folder: Made if it is not there.
-        epoch: Epochs trained.
-        metadata: Further words for the file's header.
+        model: Model whose parameters and buffers are written, tied ones once.
+        folder: Folder to write to; created if necessary.
+        epoch: Number of epochs trained.
+        metadata: Further metadata of the file.
 
     Returns:
         The path of the file.
@@ -67,50 +67,50 @@ def read_snapshot(path: str | PathLike) -> Snapshot:
     """Read the header of a snapshot.
 
     Raises:
-        FileNotFoundError: If it is not there.
-        ValueError: If it is no safetensors file, or neither its header nor its name says the epoch.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If it is not a complete safetensors file, or neither its metadata nor its name has the epoch.
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no snapshot {path}.")
+        raise FileNotFoundError(f"the snapshot {path} does not exist.")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is no whole safetensors file: {error}") from error
+        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error
     named = _NAME.fullmatch(path.name)
     epoch = str(metadata.get("epoch", named[1] if named else ""))
     if not epoch.isdigit():
         raise ValueError(
-            f"{path} does not say after which epoch it was taken; a snapshot has `epoch` in its metadata, or is called "
+            f"the epoch of {path} is unknown; a snapshot has `epoch` in its metadata, or is named "
             "epoch-<number>.safetensors."
         )
     return Snapshot(path, int(epoch), metadata)
 
 
 def list_snapshots(folder: str | PathLike) -> list[Snapshot]:
-    """Return the snapshots of a run, by epoch.
+    """Return the snapshots of a run, sorted by epoch.
 
     Args:
         folder: Folder of the run, or of the snapshots themselves.
     """
     inner = Path(folder, SNAPSHOT_FOLDER)
-    place = inner if inner.is_dir() else Path(folder)  # which need not be there
+    place = inner if inner.is_dir() else Path(folder)  # which may not exist
     found = [read_snapshot(path) for path in place.glob("*.safetensors") if _NAME.fullmatch(path.name)]
     return sorted(found, key=lambda snapshot: snapshot.epoch)
 
 
 def find_snapshots(paths: Iterable[Snapshot | str | PathLike]) -> tuple[list[Snapshot], list[Path]]:
-    """Tell those of a list of snapshots that are there from those that are missing.
+    """Divide snapshots into those that exist and the paths of those that are missing.
 
     Raises:
-        ValueError: If one is there but is no snapshot.
+        ValueError: If a file exists but is not a snapshot.
     """
     found, missing = [], []
-    for one in paths:
-        path = Path(one.path if isinstance(one, Snapshot) else one)
-        if not path.is_file():
-            missing.append(path)
+    for item in paths:
+        path = Path(item.path if isinstance(item, Snapshot) else item)
+        if path.is_file():
+            found.append(item if isinstance(item, Snapshot) else read_snapshot(path))
         else:
-            found.append(one if isinstance(one, Snapshot) else read_snapshot(path))
+            missing.append(path)
     return found, missing

@@ -4,7 +4,6 @@ from datasets import ClassLabel, Features, Image, load_dataset
 
 from hf_sphere.data import parquet
 from hf_sphere.data.parquet import ParquetSplit
-from hf_sphere.utils.files import atomic_folder
 
 FEATURES = Features({"image": Image(), "label": ClassLabel(names=["ant", "bee"])})
 
@@ -62,45 +61,3 @@ def test_many_bytes_are_several_files_that_load_in_order(write, encode, tmp_path
 def test_an_image_larger_than_a_file_is_a_file_by_itself(write, monkeypatch):
     monkeypatch.setattr(parquet, "BYTES_A_FILE", 1)
     assert len(write(3)) == 3
-
-
-def test_a_folder_appears_when_all_has_been_written(tmp_path):
-    with atomic_folder(tmp_path / "new") as unfinished:
-        (unfinished / "file").touch()
-        assert not (tmp_path / "new").exists()
-    assert [path.name for path in tmp_path.rglob("*")] == ["new", "file"]
-
-
-def test_a_folder_takes_the_place_of_the_one_before(tmp_path):
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "old").touch()
-    with atomic_folder(tmp_path / "new") as unfinished:
-        (unfinished / "file").touch()
-    assert [path.name for path in tmp_path.rglob("*")] == ["new", "file"]
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_leaves_the_folder_before_and_nothing_else(error, tmp_path):
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "old").touch()
-    with pytest.raises(error), atomic_folder(tmp_path / "new") as unfinished:  # noqa: PT012
-        (unfinished / "file").touch()
-        raise error
-    assert [path.name for path in tmp_path.rglob("*")] == ["new", "old"]
-
-
-def test_leftovers_of_a_killed_process_are_removed(tmp_path):
-    for name in (".new.unfinished", ".new.replaced", "new"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "old").touch()
-    with atomic_folder(tmp_path / "new") as unfinished:
-        (unfinished / "file").touch()
-    assert [path.name for path in tmp_path.rglob("*")] == ["new", "file"]
-
-
-def test_what_a_killed_process_was_about_to_replace_comes_back_if_the_next_one_fails(tmp_path):
-    (tmp_path / ".new.replaced").mkdir()
-    (tmp_path / ".new.replaced" / "old").touch()
-    with pytest.raises(ValueError, match="stop"), atomic_folder(tmp_path / "new"):
-        raise ValueError("stop")
-    assert [path.name for path in tmp_path.rglob("*")] == ["new", "old"]

@@ -125,9 +125,9 @@ def test_single_precision_and_numbers_0_and_1_are_taken(answers):
     [
         (torch.rand(3, 2), torch.ones(3), r"confidences must have the shape \(N,\) with N >= 1; got \(3, 2\)"),
         (torch.rand(0), torch.ones(0), r"got \(0,\)"),
-        (torch.rand(3), torch.ones(4), "got 3 confidences for 4 answers"),
+        (torch.rand(3), torch.ones(4), "got 3 confidences for 4 predictions"),
         (torch.tensor([0.5, 1.5]), torch.ones(2), r"probabilities, in \[0, 1\]; got 0.5 to 1.5"),
-        (torch.tensor([0.5, float("nan")]), torch.ones(2), "confidences must not be NaN; number 1 is"),
+        (torch.tensor([0.5, float("nan")]), torch.ones(2), "confidences must not be NaN; index 1 is"),
         (torch.rand(2), torch.tensor([0, 2]), "correct must be boolean, or 0 and 1"),
     ],
 )
@@ -143,7 +143,7 @@ def test_bad_answers_are_refused(confidences, correct, message):
         ({"num_bins": 2.5}, "got 2.5"),
         ({"norm": 0.5}, "norm must be finite and at least 1; got 0.5"),
         ({"norm": float("inf")}, "got inf"),
-        ({"binning": "equal"}, "no binning 'equal'; there are equal_mass, equal_width"),
+        ({"binning": "equal"}, "unknown binning 'equal'; choose equal_mass or equal_width"),
     ],
 )
 def test_bad_options_are_refused(options, message):

@@ -79,7 +79,7 @@ def test_a_seed_draws_the_same_pairs_and_leaves_the_global_generator_alone():
 @pytest.mark.parametrize(
     ("points", "labels", "options", "message"),
     [
-        (torch.eye(3), [0, 0, 0], {}, "points of two classes at least; got one class"),
+        (torch.eye(3), [0, 0, 0], {}, "need at least two classes; got one"),
         (torch.eye(3), [0, 1, 2], {}, "none of the 3 classes has two members"),
         (torch.eye(3), [0, 0, 1], {"max_pairs": 0}, "max_pairs must be at least 1"),
         (torch.eye(3), [0, 1], {}, r"labels must have the shape \(3,\)"),

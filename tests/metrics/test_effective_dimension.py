@@ -20,7 +20,7 @@ def test_it_is_the_participation_ratio_of_the_eigenvalues(seed, count, dim):
 
 
 @pytest.mark.parametrize("dim", [1, 2, 7])
-def test_points_that_vary_alike_in_all_directions_have_all_dimensions(dim):
+def test_points_that_have_the_same_variance_in_all_directions_have_all_dimensions(dim):
     corners = torch.cat([torch.eye(dim), -torch.eye(dim)])
     assert effective_dimension(corners) == pytest.approx(dim)
 
@@ -54,7 +54,7 @@ def test_a_large_mean_does_not_hide_the_rest():
 @pytest.mark.parametrize(
     ("points", "error", "message"),
     [
-        (torch.tensor([[1.0, torch.inf]]), ValueError, "every embedding must be finite; 1 of 1"),
+        (torch.tensor([[1.0, torch.inf]]), ValueError, "embeddings must be finite; 1 of 1"),
         (torch.empty(0, 2), ValueError, r"shape \(N, d\) with N >= 1"),
         (torch.ones(2, 2, dtype=torch.complex64), TypeError, "must be real"),
     ],

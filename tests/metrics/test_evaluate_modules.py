@@ -61,7 +61,7 @@ def test_retrieval_scores_are_those_of_the_function(found):
     assert found["tensors"] == pytest.approx(retrieval_scores(embeddings, labels))
 
 
-def test_they_say_what_they_are(found, root):
+def test_they_have_a_description_and_a_card(found, root):
     assert found["described"] == [True, True]
     for folder in ("calibration_error", "retrieval_scores"):
         card = (root / "evaluate_modules" / folder / "README.md").read_text().split("---\n")[1]

@@ -21,7 +21,7 @@ def test_auroc_is_the_share_of_pairs_in_order_with_ties_counted_half(inside, out
 def test_fpr_is_at_the_highest_threshold_that_keeps_95_percent(inside, outside):
     kept = [t for t in inside if 100 * sum(a >= t for a in inside) >= 95 * len(inside)]
     expected = sum(b >= max(kept) for b in outside) / len(outside)
-    assert detection_scores(torch.tensor(inside), torch.tensor(outside))["fpr_at_95"] == expected
+    assert detection_scores(torch.tensor(inside), torch.tensor(outside))["fpr_at_95_tpr"] == expected
 
 
 def test_auroc_is_that_of_scikit_learn_on_many_scores():
@@ -35,18 +35,18 @@ def test_auroc_is_that_of_scikit_learn_on_many_scores():
     [([2.0, 3.0], [0.0, 1.0], 1.0, 0.0), ([0.0, 1.0], [2.0, 3.0], 0.0, 1.0), ([1.0, 1.0], [1.0], 0.5, 1.0)],
 )
 def test_perfect_reversed_and_useless_scores(inside, outside, auroc, fpr):
-    assert detection_scores(torch.tensor(inside), torch.tensor(outside)) == {"auroc": auroc, "fpr_at_95": fpr}
+    assert detection_scores(torch.tensor(inside), torch.tensor(outside)) == {"auroc": auroc, "fpr_at_95_tpr": fpr}
 
 
-def test_of_twenty_known_inputs_the_lowest_may_be_lost():
+def test_one_of_twenty_in_distribution_inputs_may_be_rejected():
     inside = torch.arange(20.0)
-    assert detection_scores(inside, torch.tensor([0.0, 0.5, 1.0, 1.5]))["fpr_at_95"] == 0.5
+    assert detection_scores(inside, torch.tensor([0.0, 0.5, 1.0, 1.5]))["fpr_at_95_tpr"] == 0.5
 
 
 @pytest.mark.parametrize(
     ("inside", "outside", "message"),
     [
-        (torch.tensor([0.0, float("nan")]), torch.zeros(2), "inside must not be NaN; number 1 is"),
+        (torch.tensor([0.0, float("nan")]), torch.zeros(2), "inside must not be NaN; index 1 is"),
         (torch.zeros(2), torch.tensor([float("nan")]), "outside must not be NaN"),
         (torch.zeros(0), torch.zeros(2), r"inside must have the shape \(N,\)"),
         (torch.zeros(2), torch.zeros(2, 2), r"outside must have the shape \(N,\) with N >= 1; got \(2, 2\)"),

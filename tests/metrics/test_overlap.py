@@ -52,7 +52,7 @@ def test_blocks_count_the_same_as_the_whole(monkeypatch):
 
 @pytest.mark.parametrize("degrees", [1e-12, 1e-7, 1e-3, 1.0, 90.0, 179.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_angles_of_every_size_are_told_from_the_threshold(degrees, dtype):
+def test_angles_of_every_size_are_compared_exactly_with_the_threshold(degrees, dtype):
     angle = math.radians(degrees)
     points = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype=dtype)
     exact = math.degrees(math.atan2(points[1, 1].item(), points[1, 0].item()))
@@ -62,7 +62,7 @@ def test_angles_of_every_size_are_told_from_the_threshold(degrees, dtype):
 
 
 @pytest.mark.parametrize("distance", ["angular", "euclidean"])
-def test_far_from_the_origin_small_distances_are_told_apart(distance):
+def test_small_distances_are_accurate_far_from_the_origin(distance):
     """1e-9 beside points of length 1e6 is lost in a difference of squares."""
     points = torch.tensor([[1e6, 0.0], [1e6, 1e-9], [1e6, 1e-7]], dtype=torch.float64)
     threshold = 2e-9 if distance == "euclidean" else math.degrees(2e-15)
@@ -90,33 +90,33 @@ def test_the_lengths_of_points_do_not_count_for_angles(scale):
     )
 
 
-def test_equal_points_far_apart_in_number_do_not_fill_the_memory(monkeypatch):
+def test_many_equal_points_do_not_fill_the_memory(monkeypatch):
     monkeypatch.setattr(overlap, "BYTES_IN_MEMORY", 2**12)
     counts = class_overlap(torch.ones(90, 4), torch.arange(90), torch.ones(90), threshold=0.1, distance="euclidean")
     assert counts["num_pairs"] == 90 * 89 / 2
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "said"),
+    ("changed", "error", "message"),
     [
-        ({"points": torch.zeros(4)}, ValueError, r"embeddings must have the shape \(N, d\).*got \(4,\)"),
-        ({"points": torch.zeros(0, 2)}, ValueError, r"embeddings must have the shape .*got \(0, 2\)"),
-        ({"points": torch.eye(4, dtype=torch.complex64)}, TypeError, "embeddings must be real"),
-        ({"points": torch.eye(4) / torch.tensor([1, 1, 0, 1])}, ValueError, "4 of 4 are not, the first is number 0"),
-        ({"points": torch.zeros(4, 4)}, ValueError, "a zero vector has no direction; 4 of 4 embeddings are zero"),
-        ({"labels": torch.zeros(3)}, ValueError, r"labels must have the shape \(4,\), one an embedding; got \(3,\)"),
+        ({"embeddings": torch.zeros(4)}, ValueError, r"embeddings must have the shape \(N, d\).*got \(4,\)"),
+        ({"embeddings": torch.zeros(0, 2)}, ValueError, r"embeddings must have the shape .*got \(0, 2\)"),
+        ({"embeddings": torch.eye(4, dtype=torch.complex64)}, TypeError, "embeddings must be real"),
+        ({"embeddings": torch.eye(4) / torch.tensor([1, 1, 0, 1])}, ValueError, "4 of 4 are not, the first at index 0"),
+        ({"embeddings": torch.zeros(4, 4)}, ValueError, "a zero vector has no direction; 4 of 4 embeddings are zero"),
+        ({"labels": torch.zeros(3)}, ValueError, r"labels must have the shape \(4,\), one per embedding; got \(3,\)"),
         ({"labels": torch.zeros(4)}, TypeError, "labels must be integers; got torch.float32"),
-        ({"correct": torch.zeros(3)}, ValueError, r"correct must have the shape \(4,\), one an embedding; got \(3,\)"),
+        ({"correct": torch.zeros(3)}, ValueError, r"correct must have the shape \(4,\), one per embedding; got \(3,\)"),
         ({"correct": torch.full((4,), 0.5)}, ValueError, "correct must be boolean, or 0 and 1"),
         ({"threshold": 0.0}, ValueError, "angular distance must be in degrees, above 0 and up to 180; got 0"),
         ({"threshold": 181.0}, ValueError, "above 0 and up to 180; got 181"),
         ({"threshold": math.nan}, ValueError, "got nan"),
         ({"threshold": -1.0, "distance": "euclidean"}, ValueError, "euclidean distance must be positive and finite"),
-        ({"distance": "cosine"}, ValueError, "no distance 'cosine'; there are angular, euclidean"),
+        ({"distance": "cosine"}, ValueError, "unknown distance 'cosine'; choose one of angular, euclidean"),
     ],
     ids=str,
 )
-def test_bad_input_is_refused(changed, error, said):
-    good = {"points": torch.eye(4), "labels": torch.arange(4), "correct": torch.ones(4), "threshold": 10.0}
-    with pytest.raises(error, match=said):
+def test_bad_input_is_refused(changed, error, message):
+    good = {"embeddings": torch.eye(4), "labels": torch.arange(4), "correct": torch.ones(4), "threshold": 10.0}
+    with pytest.raises(error, match=message):
         class_overlap(**(good | changed))

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from safetensors.torch import load_file
 
 from hf_sphere.metrics import retrieval_scores
-from hf_sphere.metrics.neighbours import Gallery, _largest
+from hf_sphere.metrics.neighbors import Gallery, _largest
 
 DISTANCES = ["cosine", "euclidean", "hyperbolic"]
 CURVATURE = 0.1
@@ -134,11 +134,11 @@ class TestValues:
             assert scores["map_at_r"] == pytest.approx(expected["mean_average_precision_at_r"], abs=1e-6)
 
     @pytest.mark.parametrize("curvature", [1e-5, 0.1, 1.0])
-    def test_hyperbolic_neighbours_are_those_of_geoopt(self, curvature):
+    def test_hyperbolic_neighbors_are_those_of_geoopt(self, curvature):
         geoopt = pytest.importorskip("geoopt")
         labels = torch.arange(80) % 8
-        centres = random_points(8)[labels] * 0.9
-        points = (centres + 0.1 * torch.randn(80, 4)) * (CURVATURE / curvature) ** 0.5 * 0.99
+        centers = random_points(8)[labels] * 0.9
+        points = (centers + 0.1 * torch.randn(80, 4)) * (CURVATURE / curvature) ** 0.5 * 0.99
         ball = geoopt.PoincareBall(c=curvature)
         near = ball.dist(points[:, None], points[None]).fill_diagonal_(float("inf")).argsort(dim=1)[:, :9]
         same = labels[near] == labels[:, None]
@@ -153,20 +153,20 @@ class TestValues:
         scores = retrieval_scores(points.float(), torch.tensor([0, 0, 1, 1]), distance="hyperbolic", curvature=1.0)
         assert scores["map_at_r"] == 1.0
 
-    def test_a_flat_ball_has_the_neighbours_of_euclidean_space(self, clusters):
+    def test_a_flat_ball_has_the_neighbors_of_euclidean_space(self, clusters):
         embeddings, labels = clusters
         points = embeddings * torch.rand(len(labels), 1)
         flat = retrieval_scores(points, labels, distance="hyperbolic", curvature=1e-9)
         assert flat == close(retrieval_scores(points, labels, distance="euclidean"))
 
-    def test_recall_counts_more_neighbours_than_the_class_has(self):
+    def test_recall_counts_more_neighbors_than_the_class_has(self):
         embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.9, 0.1], [0.8, 0.3], [0.7, 0.5]])
         scores = retrieval_scores(embeddings, torch.tensor([0, 0, 1, 2, 3]), ks=(1, 2, 3, 4, 9))
         found = [scores[f"recall_at_{k}"] for k in (1, 2, 3, 4, 9)]
         assert found == [0.0, 0.0, 0.0, 1.0, 1.0]
         assert (scores["num_queries"], scores["num_excluded"]) == (2, 3)
 
-    def test_equal_embeddings_are_worth_nothing(self):
+    def test_collapsed_embeddings_score_zero(self):
         scores = retrieval_scores(torch.ones(30, 3), torch.arange(30) % 3)
         assert (scores["recall_at_1"], scores["r_precision"], scores["map_at_r"]) == (0.0, 0.0, 0.0)
 
@@ -206,7 +206,7 @@ class TestInvariance:
         expected = retrieval_scores(embeddings, labels, distance=distance)
         assert retrieval_scores(embeddings * scale, labels, distance=distance) == close(expected)
 
-    def test_a_far_origin_does_not_matter_to_euclidean_neighbours(self, clusters):
+    def test_a_far_origin_does_not_matter_to_euclidean_neighbors(self, clusters):
         embeddings, labels = clusters
         rounded = (embeddings * 2**10).round()  # such that the move itself loses nothing
         expected = retrieval_scores(rounded, labels, distance="euclidean")
@@ -281,7 +281,7 @@ class TestBackends:
     @pytest.mark.parametrize("options", [{"distance": "hyperbolic"}, {}])
     def test_faiss_is_refused_where_it_cannot_compute(self, clusters, options):
         embeddings, labels = clusters
-        with pytest.raises(ValueError, match=r"compares on the CPU, in float32, .* Take backend='torch'"):
+        with pytest.raises(ValueError, match=r"distances, in float32 on the CPU; .* Use backend='torch'"):
             retrieval_scores(0.1 * embeddings.double(), labels, backend="faiss", **options)
 
 
@@ -300,7 +300,7 @@ class TestMemory:
             held.append(len(rows) * len(self.queries) * self.queries.element_size())
             return nearest(self, rows, count, backend)
 
-        monkeypatch.setattr("hf_sphere.metrics.neighbours.BYTES_IN_MEMORY", 2**20)
+        monkeypatch.setattr("hf_sphere.metrics.neighbors.BYTES_IN_MEMORY", 2**20)
         monkeypatch.setattr(Gallery, "nearest", measured)
         whole = 4 * 3000**2
         retrieval_scores(torch.randn(3000, 4), torch.arange(3000) % 2)
@@ -335,13 +335,13 @@ class TestRefusals:
             (
                 torch.randn(4, 2),
                 torch.zeros(3).long(),
-                r"labels must have the shape \(4,\), one an embedding; got \(3,",
+                r"labels must have the shape \(4,\), one per embedding; got \(3,",
             ),
             (torch.randn(4, 2), torch.zeros(4, 1).long(), r"got \(4, 1\)"),
             (torch.randn(4, 2), torch.arange(4), "none of the 4 classes has two members"),
             (torch.randn(0, 2), torch.zeros(0).long(), r"N >= 1 and d >= 1; got \(0, 2\)"),
             ([], [], r"N >= 1 and d >= 1; got \(0,\)"),
-            (torch.tensor([[1.0], [math.nan]]), torch.zeros(2).long(), "1 of 2 are not, the first is number 1"),
+            (torch.tensor([[1.0], [math.nan]]), torch.zeros(2).long(), "1 of 2 are not, the first at index 1"),
             (torch.tensor([[math.inf], [1.0]]), torch.zeros(2).long(), "must be finite"),
         ],
     )
@@ -352,12 +352,12 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"distance": "manhattan"}, "no distance 'manhattan'; there are cosine, euclidean, hyperbolic"),
+            ({"distance": "manhattan"}, "unknown distance 'manhattan'; choose one of cosine, euclidean, hyperbolic"),
             ({"ks": (1, 0)}, r"ks must be integers of at least 1; got \[1, 0\]"),
             ({"ks": (1.5,)}, "ks must be integers"),
             ({"block_size": 0}, "block_size must be at least 1"),
             ({"curvature": -1.0}, "curvature must be finite and positive, c for the curvature -c; got -1.0"),
-            ({"backend": "annoy"}, "no backend 'annoy'; there are torch, faiss"),
+            ({"backend": "annoy"}, "unknown backend 'annoy'; choose torch, faiss"),
             (
                 {"distance": "hyperbolic", "curvature": 100.0},
                 r"ball of curvature -100, of radius 0.1; one has the norm 1",

@@ -46,7 +46,7 @@ def test_a_seed_makes_the_same_samples_and_another_one_others(directions):
     assert first != other
 
 
-def test_the_global_random_numbers_go_on_as_if_nothing_had_happened(directions):
+def test_the_global_random_state_does_not_change(directions):
     before = torch.get_rng_state()
     sampled_retrieval_scores(directions, torch.full((120,), 20.0), LABELS, num_samples=2)
     assert torch.equal(torch.get_rng_state(), before)
@@ -71,12 +71,12 @@ def test_lists_and_arrays_are_taken(directions, kind):
     [
         ({"concentration": torch.ones(3)}, r"concentration must have the shape \(120,\); got \(3,\)"),
         ({"concentration": -torch.ones(120)}, "concentration"),
-        ({"directions": torch.zeros(120, 8)}, "every direction must be other than zero"),
+        ({"directions": torch.zeros(120, 8)}, "directions must not be zero vectors"),
         ({"num_samples": 0}, "num_samples must be at least 1; got 0"),
         ({"interval": 1.0}, r"interval must be in \(0, 1\), for instance 0.95; got 1.0"),
     ],
 )
-def test_bad_input_is_refused(directions, change, message):
+def test_bad_input_is_rejected(directions, change, message):
     given = {"directions": directions, "concentration": torch.ones(120), "labels": LABELS, **change}
     with pytest.raises(ValueError, match=message):
         sampled_retrieval_scores(**given)

@@ -58,7 +58,7 @@ class TestAlignment:
     def test_blocks_change_nothing(self, monkeypatch):
         points, labels = unit(60, 3), torch.arange(60) % 2
         whole = alignment(points, labels, alpha=1.0)
-        monkeypatch.setattr(MODULE, "_NUMBERS_AT_A_TIME", 100)
+        monkeypatch.setattr(MODULE, "_BLOCK_NUMEL", 100)
         assert alignment(points, labels, alpha=1.0) == pytest.approx(whole, rel=1e-12)
 
     def test_no_class_with_two_members_is_refused(self):
@@ -73,7 +73,7 @@ class TestAlignment:
     @pytest.mark.parametrize(
         ("labels", "error", "message"),
         [
-            (torch.zeros(2).long(), ValueError, r"labels must have the shape \(3,\), one an embedding; got \(2,\)"),
+            (torch.zeros(2).long(), ValueError, r"labels must have the shape \(3,\), one per embedding; got \(2,\)"),
             (torch.zeros(3), TypeError, "labels must be integers; got torch.float32"),
         ],
         ids=["too few", "real"],
@@ -118,7 +118,7 @@ class TestUniformity:
     def test_blocks_change_nothing(self, monkeypatch):
         points = unit(61, 3)
         whole = uniformity(points)
-        monkeypatch.setattr(MODULE, "_NUMBERS_AT_A_TIME", 200)
+        monkeypatch.setattr(MODULE, "_BLOCK_NUMEL", 200)
         assert uniformity(points) == pytest.approx(whole, rel=1e-12)
 
     def test_one_point_is_refused(self):
@@ -139,15 +139,15 @@ class TestBoth:
         assert measure(scale * points) == pytest.approx(measure(points))
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-    def test_any_dtype_is_summed_in_float64(self, measure, dtype):
+    def test_every_dtype_is_computed_in_float64(self, measure, dtype):
         points = unit(20, 4).to(dtype)
         assert measure(points) == measure(points.double())
 
     @pytest.mark.parametrize(
         ("points", "error", "message"),
         [
-            (torch.tensor([[1.0, 0.0], [0.0, 0.0]]), ValueError, "a zero vector has no direction; 1 of 2 .* number 1"),
-            (torch.tensor([[1.0, torch.nan], [0.0, 1.0]]), ValueError, "every embedding must be finite; 1 of 2"),
+            (torch.tensor([[1.0, 0.0], [0.0, 0.0]]), ValueError, "a zero vector has no direction; 1 of 2 .* index 1"),
+            (torch.tensor([[1.0, torch.nan], [0.0, 1.0]]), ValueError, "embeddings must be finite; 1 of 2"),
             (torch.empty(0, 2), ValueError, r"shape \(N, d\)"),
             (torch.ones(3), ValueError, r"shape \(N, d\)"),
             (torch.ones(2, 2, dtype=torch.complex64), TypeError, "must be real"),

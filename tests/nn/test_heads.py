@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from hf_sphere import nn as sphere_nn
 from hf_sphere.geometry import spherize
-from hf_sphere.metrics.neighbours import Distance
+from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.nn import HEADS, Head, build_head
 from hf_sphere.nn.heads.base import TemperatureHead
 

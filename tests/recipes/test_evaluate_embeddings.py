@@ -1,5 +1,7 @@
+import contextlib
+import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -9,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from datasets import Dataset
 
-from hf_sphere.embeddings.store import written_embeddings
+from hf_sphere import visualization
+from hf_sphere.embeddings.store import embeddings_writer
 from hf_sphere.metrics import (
     area_under_risk_coverage,
     calibration_errors,
@@ -20,16 +23,18 @@ from hf_sphere.metrics import (
 )
 
 CLASSES = ["a", "b", "c"]
-PICTURES = ["reliability.png", "risk_coverage.png"]
+PLOTS = ["reliability.png", "risk_coverage.png"]
 
 Columns = dict[str, torch.Tensor]
 Write = Callable[..., Path]
 Measure = Callable[..., Path]
 
 
-@pytest.fixture(autouse=True)
-def _home_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf_datasets")
+@pytest.fixture(scope="module", autouse=True)
+def _home_stays_clean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("hf_datasets"))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +46,8 @@ def recipe(load_recipe) -> ModuleType:
 def measure(recipe, run_main, tmp_path) -> Measure:
     """Run the recipe and return the folder of the results."""
 
-    def run(embeddings: Path, *words: object) -> Path:
-        run_main(recipe, ["--embeddings", str(embeddings), *map(str, words)])
+    def run(embeddings: Path, *argv: object) -> Path:
+        run_main(recipe, ["--embeddings", str(embeddings), *map(str, argv)])
         return embeddings / "evaluation"
 
     return run
@@ -58,24 +63,33 @@ def columns_of(count: int = 60, *, concentration: bool = True, logits_scale: flo
     return columns | ({"concentration": points.norm(dim=-1) * 20} if concentration else {})
 
 
+def write_columns(
+    folder: Path,
+    columns: Columns,
+    *,
+    class_names: list[str] = CLASSES,
+    predicted_names: list[str] = CLASSES,
+    **about: object,
+) -> Path:
+    names = {"class_names": class_names, "predicted_names": predicted_names}
+    with embeddings_writer(folder, "test", about, **names) as add:
+        add(columns)
+    return folder
+
+
 @pytest.fixture
 def write(tmp_path) -> Write:
     """Write columns as embeddings."""
+    return lambda columns, name="made-test", **options: write_columns(tmp_path / name, columns, **options)
 
-    def write_columns(
-        columns: Columns,
-        name: str = "made-test",
-        *,
-        class_names: list[str] = CLASSES,
-        predicted_names: list[str] = CLASSES,
-        **about: object,
-    ) -> Path:
-        names = {"class_names": class_names, "predicted_names": predicted_names}
-        with written_embeddings(tmp_path / name, "test", about, **names) as add:
-            add(columns)
-        return tmp_path / name
 
-    return write_columns
+@pytest.fixture(scope="module")
+def default(recipe, run_main, tmp_path_factory) -> tuple[Path, str]:
+    """The evaluation of `columns_of()` with default options, to be read only: its folder and what was printed."""
+    folder = write_columns(tmp_path_factory.mktemp("default") / "made-test", columns_of())
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        run_main(recipe, ["--embeddings", str(folder)])
+    return folder / "evaluation", printed.getvalue()
 
 
 def without(columns: Columns, *names: str) -> Columns:
@@ -85,16 +99,15 @@ def without(columns: Columns, *names: str) -> Columns:
 # What is measured
 
 
-def test_accuracy_is_the_share_of_labels_that_were_predicted(write, measure, results_of):
-    columns = columns_of()
-    results = results_of(measure(write(columns)))
+def test_accuracy_is_the_share_of_labels_that_were_predicted(default, results_of):
+    columns, results = columns_of(), results_of(default[0])
     assert results["eval_accuracy"] == pytest.approx((columns["prediction"] == columns["label"]).double().mean().item())
     assert results["eval_num_unknown_labels"] == 0
 
 
-def test_calibration_and_risk_are_those_of_the_metrics(write, measure, results_of):
-    columns = columns_of()
-    results, correct = results_of(measure(write(columns))), columns["prediction"] == columns["label"]
+def test_calibration_and_risk_are_those_of_the_metrics(default, results_of):
+    columns, results = columns_of(), results_of(default[0])
+    correct = columns["prediction"] == columns["label"]
     for name, value in calibration_errors(columns["confidence"], correct).items():
         assert results[f"eval_{name}"] == pytest.approx(value)
     for column, suffix in (("confidence", ""), ("concentration", "_concentration")):
@@ -111,17 +124,17 @@ def test_retrieval_is_that_of_the_metric(write, measure, results_of, distance):
     assert (results["eval_num_queries"], results["eval_num_excluded"]) == (60, 0)
 
 
-def test_embeddings_are_compared_by_their_own_distance(write, measure, results_of, capsys):
+def test_the_stored_distance_is_the_default(write, measure, results_of, capsys):
     columns = columns_of(concentration=False)
     columns["embedding"] = columns["embedding"] / 10
     folder = measure(write(columns, distance="hyperbolic", curvature=0.5))
     options = {"distance": "hyperbolic", "curvature": 0.5}
     expected = retrieval_scores(columns["embedding"], columns["label"], **options)
     assert results_of(folder)["eval_map_at_r"] == pytest.approx(expected["map_at_r"])
-    assert "hyperbolic distance" in capsys.readouterr().out
+    assert "distance hyperbolic" in capsys.readouterr().out
 
 
-def test_a_curvature_that_is_given_counts(write, measure, results_of):
+def test_a_given_curvature_is_used(write, measure, results_of):
     columns = columns_of(concentration=False)
     columns["embedding"] = columns["embedding"] / 10
     folder = measure(write(columns), "--distance", "hyperbolic", "--curvature", 2.0)
@@ -140,29 +153,26 @@ def test_uncertain_embeddings_are_sampled(write, measure, results_of):
         assert measured == pytest.approx({"": score["mean"], "_low": score["low"], "_high": score["high"]})
 
 
-@pytest.mark.parametrize("words", [["--num_samples", "0"], ["--distance", "hyperbolic", "--curvature", "1e-5"]])
-def test_sampling_is_left_out_if_told_and_off_the_sphere(write, measure, results_of, words):
-    results = results_of(measure(write(columns_of()), *words))
+@pytest.mark.parametrize("argv", [["--num_samples", "0"], ["--distance", "hyperbolic", "--curvature", "1e-5"]])
+def test_sampling_is_skipped_for_zero_samples_and_off_the_sphere(write, measure, results_of, argv):
+    results = results_of(measure(write(columns_of()), *argv))
     assert not [name for name in results if "sampled" in name]
 
 
 @pytest.mark.parametrize(
-    ("words", "threshold", "distance"),
+    ("argv", "threshold", "distance"),
     [([], 10.5, "angular"), (["--overlap_distance", "euclidean"], 0.4, "euclidean")],
 )
-def test_the_overlap_of_classes_is_that_of_the_metric(write, measure, results_of, words, threshold, distance, capsys):
+def test_the_overlap_of_classes_is_that_of_the_metric(write, measure, results_of, argv, threshold, distance):
     columns = columns_of()
-    results = results_of(measure(write(columns), "--overlap_threshold", threshold, *words))
+    results = results_of(measure(write(columns), "--overlap_threshold", threshold, *argv))
     correct = columns["prediction"] == columns["label"]
     expected = class_overlap(columns["embedding"], columns["label"], correct, threshold=threshold, distance=distance)
     assert expected["num_pairs"] > 0
     assert {name: results[f"eval_overlap_{name}"] for name in expected} == expected
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("wrong where classes overlap"))
-    assert f"{expected['num_errors']} of {expected['num_overlaps']} images nearer than {threshold}" in line
-    assert ("degrees" in line) == (distance == "angular")
 
 
-def test_overlap_is_measured_on_the_labels_that_the_model_knows(write, measure, results_of):
+def test_overlap_is_computed_on_the_classes_of_the_model(write, measure, results_of):
     columns = columns_of()
     known = columns["label"] != 2
     correct = (columns["prediction"] == columns["label"])[known]
@@ -171,23 +181,23 @@ def test_overlap_is_measured_on_the_labels_that_the_model_knows(write, measure, 
     assert results["eval_overlap_num_overlaps"] == expected["num_overlaps"]
 
 
-def test_without_a_threshold_there_is_no_overlap(write, measure, results_of):
-    assert not [name for name in results_of(measure(write(columns_of()))) if name.startswith("overlap")]
+def test_without_a_threshold_there_is_no_overlap(default, results_of):
+    assert not [name for name in results_of(default[0]) if name.startswith("eval_overlap")]
 
 
-def test_a_zero_embedding_leaves_out_the_overlap_by_angle_and_that_is_said(write, measure, results_of, capsys):
+def test_a_zero_embedding_skips_the_angular_overlap_with_a_note(write, measure, results_of, capsys):
     columns = columns_of(concentration=False)
     columns["embedding"][5] = 0
     results = results_of(measure(write(columns), "--overlap_threshold", 20))
     assert "eval_overlap_ratio" not in results
-    assert "1 embedding is the zero vector, without an angle to others" in capsys.readouterr().out
+    assert "class overlap is skipped: zero vectors have no direction, number of them: 1." in capsys.readouterr().out
 
 
-def test_overlap_on_an_open_set_is_left_out_and_that_is_said(write, measure, results_of, capsys):
+def test_overlap_on_an_open_set_is_skipped_with_a_note(write, measure, results_of, capsys):
     columns = columns_of(concentration=False)
     results = results_of(measure(write(columns, class_names=["x", "y", "z"]), "--overlap_threshold", 20))
     assert "eval_overlap_ratio" not in results
-    assert "there is no overlap" in capsys.readouterr().out
+    assert "class overlap is skipped: no label is one of the model's classes" in capsys.readouterr().out
 
 
 def test_overlap_needs_predictions(write, measure):
@@ -196,28 +206,28 @@ def test_overlap_needs_predictions(write, measure):
         measure(write(bare), "--overlap_threshold", 20)
 
 
-def test_strange_images_are_told_apart_by_every_certainty(write, measure, results_of):
-    own, strange = columns_of(), without(columns_of(40, logits_scale=1.0, seed=1), "label")
-    results = results_of(measure(write(own), "--out_of_distribution", write(strange, "other.test")))
+def test_ood_images_are_detected_by_every_certainty(write, measure, results_of):
+    own, other = columns_of(), without(columns_of(40, logits_scale=1.0, seed=1), "label")
+    results = results_of(measure(write(own), "--out_of_distribution", write(other, "other.test")))
     for name in ("confidence", "concentration"):
-        expected = detection_scores(own[name], strange[name])
+        expected = detection_scores(own[name], other[name])
         assert results[f"ood_other.test_auroc_{name}"] == pytest.approx(expected["auroc"])
-        assert results[f"ood_other.test_fpr_at_95_{name}"] == pytest.approx(expected["fpr_at_95"])
+        assert results[f"ood_other.test_fpr_at_95_tpr_{name}"] == pytest.approx(expected["fpr_at_95_tpr"])
 
 
-def test_several_strange_sets_have_results_by_their_names(write, measure, results_of):
+def test_several_ood_sets_have_results_by_their_names(write, measure, results_of):
     paths = [write(columns_of(seed=seed), f"other{seed}") for seed in (1, 2)]
     results = results_of(measure(write(columns_of()), "--out_of_distribution", *paths))
     assert {f"ood_other{seed}_auroc_confidence" for seed in (1, 2)} <= results.keys()
 
 
-def test_strange_images_by_another_model_are_noted(write, measure, capsys):
+def test_ood_images_embedded_by_another_model_are_noted(write, measure, capsys):
     other = write(columns_of(seed=1), "other", model="second")
     measure(write(columns_of(), model="first"), "--out_of_distribution", other)
     assert "was embedded by another model" in capsys.readouterr().out
 
 
-def test_one_model_written_in_two_ways_is_one_model(write, measure, tmp_path, monkeypatch, capsys):
+def test_two_paths_of_one_model_are_the_same_model(write, measure, tmp_path, monkeypatch, capsys):
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
     other = write(columns_of(seed=1), "other", model="model/")
@@ -225,34 +235,34 @@ def test_one_model_written_in_two_ways_is_one_model(write, measure, tmp_path, mo
     assert "another model" not in capsys.readouterr().out
 
 
-def test_strange_images_may_have_a_split_of_another_name_and_that_is_said(write, measure, results_of, tmp_path, capsys):
-    with written_embeddings(tmp_path / "other", "train", {}, class_names=CLASSES, predicted_names=CLASSES) as add:
+def test_ood_images_may_have_a_split_of_another_name_with_a_note(write, measure, results_of, tmp_path, capsys):
+    with embeddings_writer(tmp_path / "other", "train", {}, class_names=CLASSES, predicted_names=CLASSES) as add:
         add(columns_of(seed=1))
-    words = ["--split", "test", "--out_of_distribution", tmp_path / "other"]
-    assert "ood_other_auroc_confidence" in results_of(measure(write(columns_of()), *words))
-    assert "has no split 'test'; its only one, 'train', was read instead" in capsys.readouterr().out
+    argv = ["--split", "test", "--out_of_distribution", tmp_path / "other"]
+    assert "ood_other_auroc_confidence" in results_of(measure(write(columns_of()), *argv))
+    assert "has no split 'test'; its only split, 'train', was read instead" in capsys.readouterr().out
 
 
-def test_a_zero_embedding_leaves_out_sampled_retrieval_alone_and_that_is_said(write, measure, results_of, capsys):
+def test_a_zero_embedding_skips_only_sampled_retrieval_with_a_note(write, measure, results_of, capsys):
     columns = columns_of()
     columns["embedding"][5] = 0
     results = results_of(measure(write(columns)))
     assert {"eval_accuracy", "eval_recall_at_1"} <= results.keys()
     assert not [name for name in results if "sampled" in name]
-    assert "1 embedding is the zero vector" in capsys.readouterr().out
+    assert "sampled retrieval is skipped: zero vectors have no direction, number of them: 1." in capsys.readouterr().out
 
 
 def test_a_k_that_is_given_twice_is_printed_once(write, measure, capsys):
     measure(write(columns_of(concentration=False)), "--ks", 2, 1, 2)
-    assert capsys.readouterr().out.count("recall@2") == 1
+    assert capsys.readouterr().out.count("eval_recall_at_2 ") == 1
 
 
-def test_a_number_of_embeddings_is_measured_if_asked_for(write, measure, results_of):
+def test_max_samples_limits_the_embeddings(write, measure, results_of):
     results = results_of(measure(write(columns_of()), "--max_samples", 30))
     assert results["eval_num_queries"] == 30
 
 
-# Labels that the model does not know
+# Labels that are not classes of the model
 
 
 def test_labels_and_predictions_are_compared_by_name(write, measure, results_of):
@@ -264,7 +274,7 @@ def test_labels_and_predictions_are_compared_by_name(write, measure, results_of)
     assert results["eval_accuracy"] == pytest.approx(expected)
 
 
-def test_unknown_labels_are_counted_and_left_out_of_accuracy_and_calibration(write, measure, results_of, capsys):
+def test_unknown_labels_are_counted_and_excluded_from_accuracy_and_calibration(write, measure, results_of, capsys):
     columns = columns_of()
     known = columns["label"] != 2
     correct = (columns["prediction"] == columns["label"])[known]
@@ -274,66 +284,62 @@ def test_unknown_labels_are_counted_and_left_out_of_accuracy_and_calibration(wri
     expected = calibration_errors(columns["confidence"][known], correct)["calibration_error_equal_mass_l2"]
     assert results["eval_calibration_error_equal_mass_l2"] == pytest.approx(expected)
     assert results["eval_num_queries"] == 60
-    assert "20 of 60 labels are none of the model's classes" in capsys.readouterr().out
+    assert "20 of 60 labels are not among the model's classes" in capsys.readouterr().out
 
 
-def test_an_open_set_has_retrieval_alone_and_that_is_said(write, measure, results_of, capsys):
+def test_an_open_set_has_only_retrieval_with_a_note(write, measure, results_of, capsys):
     folder = measure(write(columns_of(concentration=False), class_names=["x", "y", "z"]))
     names = set(results_of(folder))
     assert names == {f"eval_{name}" for name in ("num_unknown_labels", "num_queries", "num_excluded")} | {
         f"eval_{name}" for name in ("recall_at_1", "r_precision", "map_at_r")
     }
     assert "no label is one of the model's classes (an open set)" in capsys.readouterr().out
-    assert not [picture for picture in PICTURES if (folder / picture).exists()]
+    assert not [plot for plot in PLOTS if (folder / plot).exists()]
 
 
-def test_embeddings_of_another_program_have_retrieval_alone_and_that_is_said(measure, results_of, tmp_path, capsys):
+def test_embeddings_without_predictions_have_only_retrieval_with_a_note(measure, results_of, tmp_path, capsys):
     columns = columns_of()
-    (tmp_path / "foreign").mkdir()
+    (tmp_path / "other").mkdir()
     rows = {name: columns[name].tolist() for name in ("embedding", "label")}
-    Dataset.from_dict(rows).to_parquet(tmp_path / "foreign" / "train.parquet")
-    results = results_of(measure(tmp_path / "foreign"))
+    Dataset.from_dict(rows).to_parquet(tmp_path / "other" / "train.parquet")
+    results = results_of(measure(tmp_path / "other"))
     expected = retrieval_scores(columns["embedding"], columns["label"])
     assert results["eval_map_at_r"] == pytest.approx(expected["map_at_r"])
     assert "eval_accuracy" not in results
-    assert "without a column prediction there is no accuracy" in capsys.readouterr().out
+    assert "risk are skipped: there is no column prediction" in capsys.readouterr().out
 
 
-def test_classes_of_one_image_are_counted_and_noted(write, measure, results_of, capsys):
+def test_images_alone_in_their_class_are_counted_and_noted(write, measure, results_of, capsys):
     columns = columns_of(7)  # three, two and two
     columns["label"][6] = 1
     columns["label"][3] = 2
     results = results_of(measure(write(columns)))
     assert (results["eval_num_queries"], results["eval_num_excluded"]) == (6, 1)
-    assert "1 image alone in a class, left out of the queries of retrieval" in capsys.readouterr().out
+    assert "the only one of their class: 1." in capsys.readouterr().out
 
 
-def test_without_two_images_of_a_class_there_is_no_retrieval_and_that_is_said(write, measure, results_of, capsys):
+def test_without_two_images_of_a_class_retrieval_is_skipped_with_a_note(write, measure, results_of, capsys):
     results = results_of(measure(write(columns_of(3))))
     assert "eval_accuracy" in results
     assert "eval_recall_at_1" not in results
-    assert "no class has two images, so there is no retrieval" in capsys.readouterr().out
+    assert "retrieval is skipped: no class has two images" in capsys.readouterr().out
 
 
-# What is left behind
+# What is written and printed
 
 
-def test_the_pictures_are_drawn(write, measure):
-    folder = measure(write(columns_of()))
-    for picture in PICTURES:
-        assert (folder / picture).read_bytes().startswith(b"\x89PNG")
+def test_the_plots_are_written(default):
+    for plot in PLOTS:
+        assert (default[0] / plot).read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_two_calibration_errors_are_told_apart(recipe, write, measure, results_of, monkeypatch, capsys):
+def test_the_caption_has_both_calibration_errors(write, measure, results_of, monkeypatch):
     captions = []
-    monkeypatch.setattr(recipe, "plot_reliability", lambda *args, caption, **options: captions.append(caption))
+    monkeypatch.setattr(visualization, "plot_reliability", lambda *args, caption, **options: captions.append(caption))
     results = results_of(measure(write(columns_of())))
     squared, plain = (100 * results[f"eval_calibration_error_{kind}"] for kind in ("equal_mass_l2", "equal_width_l1"))
     mass, width = f"{squared:.2f} % (equal mass, root mean square)", f"{plain:.2f} % (equal width, mean)"
     assert captions == [f"calibration error {mass}, {width}"]
-    printed = capsys.readouterr().out
-    assert "calibration error, equal mass " in printed
-    assert "calibration error, equal width " in printed
 
 
 def test_the_arguments_are_written(write, measure):
@@ -341,39 +347,39 @@ def test_the_arguments_are_written(write, measure):
     assert run["ks"] == [1, 2]
 
 
-def test_every_share_is_printed_in_percent(write, measure, results_of, capsys):
-    results = results_of(measure(write(columns_of())))
-    printed = capsys.readouterr().out
-    assert "60 embeddings of 3 classes, 3 coordinates" in printed
+def test_every_share_is_printed_in_percent(default, results_of):
+    results, printed = results_of(default[0]), default[1]
+    assert "embeddings 60 x 3, classes 3, distance cosine" in printed
     for name in ("eval_accuracy", "eval_recall_at_1", "eval_map_at_r", "eval_sampled_r_precision"):
-        assert f"{100 * results[name]:.2f} %" in printed, name
+        (line,) = (line for line in printed.splitlines() if line.startswith(f"{name} "))
+        assert line.endswith(f" {100 * results[name]:.2f} %")
 
 
-def test_the_results_go_where_they_are_told_to(write, measure, results_of, tmp_path):
+def test_the_results_go_to_output_dir(write, measure, results_of, tmp_path):
     folder = write(columns_of())
     measure(folder, "--output_dir", tmp_path / "results")
     assert results_of(tmp_path / "results")["eval_num_queries"] == 60
     assert not (folder / "evaluation").exists()
 
 
-def test_without_matplotlib_there_are_results_and_no_pictures(recipe, write, measure, results_of, monkeypatch, capsys):
+def test_without_matplotlib_there_are_results_and_no_plots(write, measure, results_of, monkeypatch, capsys):
     def missing(*args, **options):
-        raise ImportError("pictures need matplotlib")
+        raise ImportError("plots need matplotlib")
 
-    monkeypatch.setattr(recipe, "plot_reliability", missing)
+    monkeypatch.setattr(visualization, "plot_reliability", missing)
     assert "eval_accuracy" in results_of(measure(write(columns_of())))
-    assert "no pictures: pictures need matplotlib" in capsys.readouterr().out
+    assert "no plots: plots need matplotlib" in capsys.readouterr().out
 
 
-def test_results_are_not_replaced_unasked(write, measure, results_of):
+def test_results_are_not_replaced_by_default(write, measure, results_of):
     folder = write(columns_of())
     measure(folder)
-    with pytest.raises(FileExistsError, match=r"holds other results.*--overwrite_output_dir"):
+    with pytest.raises(FileExistsError, match=r"holds results.*--overwrite_output_dir"):
         measure(folder, "--max_samples", 30)
     assert results_of(folder / "evaluation")["eval_num_queries"] == 60
 
 
-def test_results_are_replaced_when_told_with_their_pictures(write, measure, results_of):
+def test_overwriting_replaces_the_results_and_their_plots(write, measure, results_of):
     folder = write(columns_of())
     measure(folder)
     (folder / "evaluation" / "reliability.png").write_bytes(b"old")
@@ -382,7 +388,7 @@ def test_results_are_replaced_when_told_with_their_pictures(write, measure, resu
     assert (folder / "evaluation" / "reliability.png").read_bytes() != b"old"
 
 
-def test_pictures_of_replaced_results_do_not_stay(write, measure, tmp_path):
+def test_overwriting_removes_plots_that_are_not_written_again(write, measure, tmp_path):
     results = ["--output_dir", tmp_path / "results"]
     measure(write(columns_of()), *results)
     open_set = write(columns_of(), "open", class_names=["x", "y", "z"])
@@ -390,11 +396,11 @@ def test_pictures_of_replaced_results_do_not_stay(write, measure, tmp_path):
     assert not list((tmp_path / "results").glob("*.png"))
 
 
-def test_stopping_leaves_no_results(recipe, write, measure, monkeypatch, capsys):
+def test_stopping_leaves_no_results(write, measure, monkeypatch, capsys):
     def stop(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(recipe, "retrieval_scores", stop)
+    monkeypatch.setattr("hf_sphere.embeddings.evaluate.retrieval_scores", stop)
     folder = write(columns_of())
     with pytest.raises(SystemExit) as status:
         measure(folder)
@@ -407,27 +413,30 @@ def test_stopping_leaves_no_results(recipe, write, measure, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "message"),
     [
-        (["--distance", "hyperbolic"], "--distance hyperbolic needs a curvature.*space; give --curvature"),
-        (["--curvature", "1"], "--curvature is for the distance hyperbolic; that of .* is cosine. Leave it out"),
+        (["--distance", "hyperbolic"], "--distance hyperbolic needs a curvature.*; give --curvature"),
+        (["--curvature", "1"], "--curvature is for the hyperbolic distance; that of .* is cosine. Leave it out"),
         (["--split", "train"], r"no split 'train'; the data has test\. Choose one with --split"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_refused_before_any_measurement_and_leaves_no_results(write, measure, words, said, capsys):
+def test_a_mistake_is_refused_before_any_measurement_and_leaves_no_results(write, measure, argv, message, capsys):
     folder = write(columns_of())
-    with pytest.raises(ValueError, match=said):
-        measure(folder, *words)
+    with pytest.raises(ValueError, match=message):
+        measure(folder, *argv)
     assert "accuracy" not in capsys.readouterr().out
     assert not (folder / "evaluation").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "message"),
     [
         (["--ks", "2", "0"], "--ks must be integers of at least 1, for instance 1 5; got [2, 0]."),
-        (["--curvature", "1", "--distance", "cosine"], "--curvature is for --distance hyperbolic; this one is cosine."),
+        (
+            ["--curvature", "1", "--distance", "cosine"],
+            "--curvature is for --distance hyperbolic; got --distance cosine.",
+        ),
         (["--curvature", "-1"], "--curvature must be finite and positive, c for the curvature -c; got -1."),
         (["--num_bins", "0"], "--num_bins must be at least 1; got 0."),
         (["--num_samples", "-1"], "--num_samples must be at least 0; got -1."),
@@ -438,15 +447,15 @@ def test_a_mistake_is_refused_before_any_measurement_and_leaves_no_results(write
             ["--overlap_threshold", "inf", "--overlap_distance", "euclidean"],
             "--overlap_threshold must be positive and finite; got inf.",
         ),
-        (["--overlap_distance", "angular"], "--overlap_distance angular needs a threshold; give --overlap_threshold."),
+        (["--overlap_distance", "angular"], "--overlap_distance angular needs --overlap_threshold; give both."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_an_impossible_number_is_refused_before_anything_is_read(measure, words, said, capsys):
+def test_invalid_options_are_refused_before_anything_is_read(measure, argv, message, capsys):
     with pytest.raises(SystemExit) as stop:
-        measure(Path("nowhere"), *words)
+        measure(Path("nowhere"), *argv)
     assert stop.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_embeddings_without_labels_are_refused(write, measure):
@@ -454,27 +463,27 @@ def test_embeddings_without_labels_are_refused(write, measure):
         measure(write(without(columns_of(), "label")))
 
 
-def test_a_strange_set_without_a_certainty_that_the_own_one_has_is_refused(write, measure):
+def test_an_ood_set_without_a_certainty_of_the_data_is_refused(write, measure):
     other = write(columns_of(concentration=False), "other")
     with pytest.raises(ValueError, match="other has no column concentration"):
         measure(write(columns_of()), "--out_of_distribution", other)
 
 
-def test_strange_images_need_a_certainty(write, measure):
+def test_ood_detection_needs_a_certainty(write, measure):
     bare = without(columns_of(), "prediction", "confidence", "concentration")
     with pytest.raises(ValueError, match="needs a column confidence or concentration"):
         measure(write(bare), "--out_of_distribution", write(columns_of(), "other"))
 
 
-def test_two_strange_sets_of_one_name_are_refused(write, measure, tmp_path):
+def test_two_ood_sets_of_one_name_are_refused(write, measure, tmp_path):
     paths = [write(columns_of(), f"{place}/test") for place in ("one", "two")]
-    with pytest.raises(ValueError, match="two are called the same: test, test"):
+    with pytest.raises(ValueError, match="have the same name: test, test"):
         measure(write(columns_of()), "--out_of_distribution", *paths)
 
 
-def test_a_data_set_that_is_no_folder_needs_one_to_write_to(measure):
+def test_a_data_set_of_the_hub_needs_output_dir(measure):
     with pytest.raises(
-        ValueError, match=r"is no folder\. If it is a data set of the Hub, name a folder .* --output_dir"
+        ValueError, match=r"is not a folder\. If it is a data set of the Hub, give a folder .* --output_dir"
     ):
         measure(Path("someone/embeddings"))
 

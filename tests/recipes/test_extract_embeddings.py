@@ -26,6 +26,7 @@ from hf_sphere import (
 )
 from hf_sphere.data import sources
 from hf_sphere.data.sources import load_splits
+from hf_sphere.embeddings import extract as extraction
 
 SCRIPT = "recipes/extract_embeddings.py"
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -52,7 +53,7 @@ def config_of(**options) -> SphereVisionConfig:
 
 @pytest.fixture(scope="module")
 def save(tmp_path_factory) -> Callable[..., Path]:
-    """Save a model, with an image processor unless told otherwise."""
+    """Save a model, with an image processor by default."""
 
     def save_model(model, *, processor: bool = True) -> Path:
         folder = tmp_path_factory.mktemp("models") / "model"
@@ -76,11 +77,11 @@ def classifier(save) -> Path:
 
 @pytest.fixture(scope="module")
 def extract_in(recipe, run_main, cache, classifier) -> Extract:
-    """Run the recipe on the embedded digits into a given folder."""
+    """Run the recipe on the bundled digits into a given folder."""
 
-    def run(folder: Path, *words: object, model: Path = classifier) -> Path:
+    def run(folder: Path, *argv: object, model: Path = classifier) -> Path:
         quick = ["--model_name_or_path", str(model), "--dataset_name", "digits", "--disable_tqdm", *cache]
-        run_main(recipe, [*quick, "--output_dir", str(folder), *map(str, words)])
+        run_main(recipe, [*quick, "--output_dir", str(folder), *map(str, argv)])
         return folder
 
     return run
@@ -89,7 +90,7 @@ def extract_in(recipe, run_main, cache, classifier) -> Extract:
 @pytest.fixture
 def extract(extract_in, tmp_path) -> Extract:
     """Run the recipe into a folder below `tmp_path`."""
-    return lambda *words, name="embedded", **options: extract_in(tmp_path / name, *words, **options)
+    return lambda *argv, name="embedded", **options: extract_in(tmp_path / name, *argv, **options)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +124,7 @@ def rows_of(folder: Path, split: str = "test") -> Dataset:
 # What is embedded
 
 
-def test_of_a_few_shot_model_the_encoder_embeds(extract, save):
+def test_the_encoder_of_a_few_shot_model_is_used(extract, save):
     few_shot = SphereVisionForFewShotClassification(config_of(head=None, spherization={}))
     folder = save(few_shot)
     rows = rows_of(extract(model=folder))
@@ -137,8 +138,8 @@ def test_of_a_few_shot_model_the_encoder_embeds(extract, save):
 # What is written
 
 
-def test_the_columns_are_what_the_model_says_of_raw_images(extracted, classifier):
-    """By way of the library's public doors alone."""
+def test_the_columns_are_the_model_outputs_for_the_raw_images(extracted, classifier):
+    """Computed with public interfaces only."""
     images = load_splits("digits")["test"]["image"][:]
     pixels = AutoImageProcessor.from_pretrained(classifier)(images, return_tensors="pt")
     with torch.no_grad():
@@ -160,15 +161,15 @@ def test_predictions_have_the_names_of_the_model(extracted):
     assert rows_of(extracted).features["prediction"] == ClassLabel(names=NAMES)
 
 
-def test_rows_are_in_the_order_of_the_split_and_say_their_row(extracted):
+def test_rows_are_in_the_order_of_the_split_with_their_index(extracted):
     assert rows_of(extracted)["index"][:].tolist() == list(range(355))
 
 
-def test_the_columns_are_those_that_there_are(extracted):
+def test_a_classifier_on_labeled_data_gives_all_columns(extracted):
     assert rows_of(extracted).column_names == COLUMNS
 
 
-def test_what_was_embedded_is_told_beside(extracted, classifier):
+def test_model_and_data_set_are_stored_beside_the_embeddings(extracted, classifier):
     assert json.loads((extracted / "embeddings.json").read_text()) == {
         "model": str(classifier),
         "backbone": "linear_embedding",
@@ -187,13 +188,13 @@ def test_what_was_embedded_is_told_beside(extracted, classifier):
     }
 
 
-def test_embeddings_in_hyperbolic_space_tell_their_curvature(extract, save):
+def test_hyperbolic_embeddings_store_their_curvature(extract, save):
     model = SphereVisionForImageClassification(config_of(head="hyperbolic", head_kwargs={"curvature": 0.5}))
     about = json.loads((extract("--max_samples", 5, model=save(model)) / "embeddings.json").read_text())
     assert (about["distance"], about["curvature"]) == ("hyperbolic", 0.5)
 
 
-def test_the_distance_is_the_one_that_the_head_says(extract, classifier, monkeypatch):
+def test_the_stored_distance_is_that_of_the_head(extract, classifier, monkeypatch):
     head = SphereVisionForImageClassification.from_pretrained(classifier).head
     monkeypatch.setattr(type(head), "distance", "euclidean")
     about = json.loads((extract("--max_samples", 5) / "embeddings.json").read_text())
@@ -222,7 +223,7 @@ def test_the_batch_size_does_not_matter(extracted, extract):
     assert torch.equal(rows["index"][:], others["index"][:])
 
 
-def test_a_certainty_of_the_head_is_written(extract, save):
+def test_the_concentration_of_the_head_is_written(extract, save):
     rows = rows_of(extract("--max_samples", 5, model=save(SphereVisionForImageClassification(config_of(head="vmf")))))
     assert rows.column_names == [*COLUMNS[:-1], "concentration", "index"]
     assert rows["concentration"][:].dtype == torch.float32
@@ -242,7 +243,7 @@ def test_data_without_labels_gives_no_labels(extract, made_up, capsys):
     assert "2 images, no labels" in capsys.readouterr().out
 
 
-def test_some_images_say_which_rows_they_are(extracted, extract):
+def test_sampled_images_keep_their_index(extracted, extract):
     some, rows = rows_of(extract("--max_samples", 20, "--seed", 3)), rows_of(extracted)
     chosen = some["index"][:]
     assert len(chosen) == 20
@@ -256,7 +257,7 @@ def test_a_corrupt_image_is_named(extract, made_up, tmp_path):
     assert not (tmp_path / "embedded").exists()
 
 
-def test_corrupt_images_are_left_out_if_asked_to_and_the_others_keep_their_rows(extract, made_up):
+def test_skipping_corrupt_images_keeps_the_index_of_the_others(extract, made_up):
     name = made_up(gray(10), b"not an image", gray(200), label=[0, 0, 1])
     rows = rows_of(extract("--dataset_name", name, "--skip_corrupt_images"))
     assert rows["index"][:].tolist() == [0, 2]
@@ -278,13 +279,13 @@ def test_a_yaml_file_may_hold_the_arguments(recipe, run_main, classifier, cache,
     assert rows_of(tmp_path / "embedded", "train").num_rows == 200
 
 
-def test_what_was_done_and_how_to_go_on_is_printed(extract, classifier, capsys):
+def test_a_summary_and_the_next_step_are_printed(extract, classifier, capsys):
     folder = extract()
     assert capsys.readouterr().out.splitlines() == [
         f"model     {classifier}: linear_embedding, spherized head, 10 classes, on cpu",
         "data      digits, split test: 355 images, 10 classes",
         f"wrote     {folder}: 355 rows of {', '.join(COLUMNS)}",
-        f"go on by  python recipes/evaluate_embeddings.py --embeddings {folder}",
+        f"next step python recipes/evaluate_embeddings.py --embeddings {folder}",
     ]
 
 
@@ -293,14 +294,14 @@ def test_what_was_done_and_how_to_go_on_is_printed(extract, classifier, capsys):
 
 def test_a_model_without_image_processor_needs_the_statistics(extract, save):
     model = save(SphereVisionModel(config_of()), processor=False)
-    with pytest.raises(ValueError, match=r"has no image processor .* Give --image_mean and --image_std"):
+    with pytest.raises(ValueError, match=r"has no image processor.* Give --image_mean and --image_std"):
         extract("--image_mean", 0.5, model=model)
 
 
 def test_with_statistics_a_model_without_image_processor_takes_its_own_size(extract, save):
     encoder = SphereVisionModel(config_of(image_size=[6, 4]))
-    words = ["--image_mean", 0.5, "--image_std", 0.25]
-    first = rows_of(extract(*words, model=save(encoder, processor=False)))
+    argv = ["--image_mean", 0.5, "--image_std", 0.25]
+    first = rows_of(extract(*argv, model=save(encoder, processor=False)))
     processor = SphereVisionImageProcessor(
         num_channels=1, size={"height": 6, "width": 4}, image_mean=[0.5], image_std=[0.25]
     )
@@ -311,7 +312,7 @@ def test_with_statistics_a_model_without_image_processor_takes_its_own_size(extr
 
 
 def test_statistics_beside_an_image_processor_are_refused(extract):
-    with pytest.raises(ValueError, match="has an image processor that says --image_mean; leave it out"):
+    with pytest.raises(ValueError, match="has an image processor, which sets --image_mean; leave it out"):
         extract("--image_mean", 0.5)
 
 
@@ -319,26 +320,32 @@ def test_statistics_beside_an_image_processor_are_refused(extract):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "message"),
     [
         (["--split", "validation"], "no split 'validation'; the data has train, test. Choose one with --split"),
         (["--image_column_name", "picture"], "no image column 'picture'"),
         (["--label_column_name", "lable"], "Did you mean 'label'?"),
         (["--max_samples", "0"], "a subset must have at least one image; got 0"),
         (["--train_classes", "10"], "--train_classes 10 does not divide 10 classes"),
-        (["--train_split", "train"], "--train_split train has no use without --train_classes; leave it out"),
         (["--batch_size", "0"], "the batch size must be at least 1; got 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_refused_and_leaves_no_folder(extract, tmp_path, words, said):
+def test_a_mistake_is_refused_and_leaves_no_folder(extract, tmp_path, argv, message):
     with pytest.raises(ValueError, match=r".") as refusal:
-        extract(*words)
-    assert said in str(refusal.value)
+        extract(*argv)
+    assert message in str(refusal.value)
     assert not (tmp_path / "embedded").exists()
 
 
-def test_a_model_that_does_not_exist_is_an_error_a_user_can_mend(extract, tmp_path):
+def test_a_train_split_without_train_classes_is_refused_before_anything_is_loaded(extract, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        extract("--train_split", "train", model=tmp_path / "nowhere")
+    assert stop.value.code == 2
+    assert "--train_split train has no effect without --train_classes; leave it out" in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_exist_is_a_readable_error(extract, tmp_path):
     with pytest.raises((OSError, ValueError), match="nowhere"):
         extract(model=tmp_path / "nowhere")
 
@@ -346,7 +353,7 @@ def test_a_model_that_does_not_exist_is_an_error_a_user_can_mend(extract, tmp_pa
 def test_a_regression_is_refused(extract, save):
     config = config_of(head=None, embedding_dim=2, value_range=[0.0, 1.0])
     model = save(SphereVisionForRegression(config))
-    with pytest.raises(ValueError, match="is a SphereVisionForRegression; this recipe takes a SphereVisionForImage"):
+    with pytest.raises(ValueError, match="is a SphereVisionForRegression; embeddings need a SphereVisionForImage"):
         extract(model=model)
 
 
@@ -372,47 +379,47 @@ def test_what_is_not_finite_is_refused(extract, save):
         extract(model=save(model))
 
 
-# A folder that is there
+# An existing folder
 
 
-def test_embeddings_are_not_replaced_unasked(extract):
+def test_embeddings_are_not_replaced_by_default(extract):
     folder = extract("--max_samples", 5)
     with pytest.raises(FileExistsError, match=r"holds embeddings.*--overwrite_output_dir"):
         extract()
     assert rows_of(folder).num_rows == 5
 
 
-def test_embeddings_are_replaced_when_told_with_their_evaluation(extract):
+def test_overwriting_replaces_the_embeddings_and_removes_their_evaluation(extract):
     folder = extract("--max_samples", 5)
     (folder / "evaluation").mkdir()
     assert rows_of(extract("--max_samples", 6, "--overwrite_output_dir")).num_rows == 6
     assert not (folder / "evaluation").exists()
 
 
-def test_an_empty_folder_is_taken(extract, tmp_path):
+def test_an_empty_folder_is_used(extract, tmp_path):
     (tmp_path / "embedded").mkdir()
     assert rows_of(extract("--max_samples", 5)).num_rows == 5
 
 
-@pytest.mark.parametrize("words", [[], ["--overwrite_output_dir"]], ids=["", "overwrite"])
-def test_anything_else_is_never_replaced(extract, tmp_path, words):
+@pytest.mark.parametrize("argv", [[], ["--overwrite_output_dir"]], ids=["", "overwrite"])
+def test_anything_else_is_never_replaced(extract, tmp_path, argv):
     (tmp_path / "embedded").mkdir()
     (tmp_path / "embedded" / "thesis.tex").touch()
-    with pytest.raises(FileExistsError, match=r"thesis\.tex is no embeddings"):
-        extract(*words)
+    with pytest.raises(FileExistsError, match=r"thesis\.tex is not part of embeddings"):
+        extract(*argv)
     assert (tmp_path / "embedded" / "thesis.tex").exists()
 
 
-def test_stopping_leaves_what_was_there_and_nothing_else(recipe, extract, tmp_path, monkeypatch, capsys):
+def test_stopping_keeps_the_old_embeddings_and_nothing_else(extract, tmp_path, monkeypatch, capsys):
     extract("--max_samples", 5)
     before = sorted(path for path in tmp_path.rglob("*") if "hf_datasets" not in path.parts)
-    whole = recipe.in_order
+    complete = extraction.embed_split
 
-    def stop_after_one(*args):
-        yield next(whole(*args))
+    def stop_after_one(*args, **options):
+        yield next(complete(*args, **options))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(recipe, "in_order", stop_after_one)
+    monkeypatch.setattr(extraction, "embed_split", stop_after_one)
     with pytest.raises(SystemExit) as stop:
         extract("--overwrite_output_dir", "--batch_size", 150)
     assert stop.value.code == 130
@@ -420,7 +427,7 @@ def test_stopping_leaves_what_was_there_and_nothing_else(recipe, extract, tmp_pa
     assert sorted(path for path in tmp_path.rglob("*") if "hf_datasets" not in path.parts) == before
 
 
-# The recipe as processes of its own
+# The recipe in several processes
 
 
 @pytest.mark.slow
@@ -428,9 +435,9 @@ def test_two_processes_write_what_one_does(start, extracted, classifier, tmp_pat
     """The 355 images do not halve, and the last batch is on one process alone: 44 of 4 each, then 2 and 1."""
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    words = ["--model_name_or_path", classifier, "--dataset_name", "digits", "--output_dir", tmp_path / "embedded"]
-    words += ["--cache_dir", tmp_path / "decoded", "--batch_size", "4", "--disable_tqdm"]
-    process = start(*launch, SCRIPT, *words)
+    argv = ["--model_name_or_path", classifier, "--dataset_name", "digits", "--output_dir", tmp_path / "embedded"]
+    argv += ["--cache_dir", tmp_path / "decoded", "--batch_size", "4", "--disable_tqdm"]
+    process = start(*launch, SCRIPT, *argv)
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
     rows, expected = rows_of(tmp_path / "embedded"), rows_of(extracted)

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from hf_sphere.embeddings.store import read_embeddings, written_embeddings
-from hf_sphere.training import provenance
+from hf_sphere.embeddings import provenance
+from hf_sphere.embeddings.store import embeddings_writer, read_embeddings
 from hf_sphere.utils.snapshots import list_snapshots
 
 pytest.importorskip("matplotlib")
@@ -66,7 +66,7 @@ def draw(recipe, run_main, cache, tmp_path) -> Draw:
 def write(folder: Path, points: torch.Tensor, labels: torch.Tensor | None = None) -> Path:
     """Embeddings that another program could have written."""
     columns = {"embedding": points} | ({} if labels is None else {"label": labels})
-    with written_embeddings(folder, "test", {}, class_names=["a", "b", "c"]) as add:
+    with embeddings_writer(folder, "test", {}, class_names=["a", "b", "c"]) as add:
         add(columns)
     return folder
 
@@ -224,7 +224,7 @@ def test_pictures_that_are_there_are_not_replaced_unasked(draw, tmp_path):
 
 def test_a_film_needs_snapshots(draw, embeddings, tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "list_snapshots", lambda run: [])
-    with pytest.raises(ValueError, match=r"snapshots of a run, two at least.*has 0; train with --snapshot_epochs 1"):
+    with pytest.raises(ValueError, match=r"at least two snapshots of a run.*has 0; train with --snapshot_epochs 1"):
         draw(embeddings, "--pictures", "film")
     assert not (tmp_path / "pictures").exists()
 
@@ -235,7 +235,7 @@ def test_a_gallery_is_of_the_same_classes(draw, embeddings, tmp_path):
 
 
 def test_a_film_needs_to_know_its_run(draw, tmp_path):
-    with pytest.raises(ValueError, match="does not say which model embedded which images of which data set"):
+    with pytest.raises(ValueError, match="needs the model and the images of the embeddings"):
         draw(write(tmp_path / "own", *clusters(3)), "--pictures", "film")
 
 

@@ -13,7 +13,7 @@ from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_utils import PILImageResampling
 from transformers.processing_utils import ImagesKwargs, Unpack
 
-from hf_sphere.utils.pixels import convert_picture
+from hf_sphere.utils.pixels import convert_image
 
 
 class SphereVisionImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
@@ -51,7 +51,7 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         """Turn one image into a uint8 or float tensor (num_channels, height, width)."""
         channels = num_channels or self.num_channels
         if isinstance(image, Image.Image):
-            image = convert_picture(image, channels)
+            image = convert_image(image, channels)
         tensor = super().process_image(image, **kwargs)
         if tensor.shape[0] == channels:
             return tensor

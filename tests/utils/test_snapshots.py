@@ -13,7 +13,7 @@ def test_a_snapshot_holds_every_parameter_and_buffer_of_the_model(tmp_path):
     assert all(torch.equal(written[name], value) for name, value in model.state_dict().items())
 
 
-def test_a_snapshot_says_its_epoch_and_what_it_was_told(tmp_path):
+def test_a_snapshot_stores_its_epoch_and_metadata(tmp_path):
     snapshot = read_snapshot(save_snapshot(nn.Linear(2, 2), tmp_path, 12, {"seed": "5"}))
     assert snapshot.epoch == 12
     assert snapshot.metadata["seed"] == "5"
@@ -34,12 +34,12 @@ def test_snapshots_are_listed_by_epoch_from_a_run_or_from_their_folder(inner, tm
     assert [snapshot.epoch for snapshot in list_snapshots(tmp_path)] == [0, 2, 10, 10_000]
 
 
-def test_a_file_without_metadata_is_known_by_its_name(tmp_path):
+def test_the_epoch_of_a_file_without_metadata_is_in_its_name(tmp_path):
     save_file({"weight": torch.ones(1)}, tmp_path / "epoch-7.safetensors")
     assert read_snapshot(tmp_path / "epoch-7.safetensors").epoch == 7
 
 
-def test_a_failed_write_leaves_what_was_there_before(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_snapshot(tmp_path, monkeypatch):
     path = save_snapshot(nn.Linear(1, 1), tmp_path, 1)
     before = path.read_bytes()
 
@@ -61,11 +61,11 @@ def test_a_missing_snapshot_is_named(tmp_path):
 
 def test_a_damaged_snapshot_is_named(tmp_path):
     (tmp_path / "epoch-0003.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"epoch-0003\.safetensors is no whole safetensors file"):
+    with pytest.raises(ValueError, match=r"epoch-0003\.safetensors is not a complete safetensors file"):
         read_snapshot(tmp_path / "epoch-0003.safetensors")
 
 
-def test_a_file_that_does_not_say_its_epoch_is_refused(tmp_path):
+def test_a_file_without_an_epoch_is_refused(tmp_path):
     save_file({"weight": torch.ones(1)}, tmp_path / "weights.safetensors")
-    with pytest.raises(ValueError, match="does not say after which epoch"):
+    with pytest.raises(ValueError, match=r"the epoch of .* is unknown"):
         read_snapshot(tmp_path / "weights.safetensors")

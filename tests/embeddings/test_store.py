@@ -9,7 +9,7 @@ from datasets import ClassLabel, Dataset, List, Value, load_dataset
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from hf_sphere.data import parquet
-from hf_sphere.embeddings.store import Columns, Embeddings, read_embeddings, written_embeddings
+from hf_sphere.embeddings.store import Columns, Embeddings, embeddings_writer, read_embeddings
 
 CLASSES = ["cat", "dog"]
 MODEL_CLASSES = ["dog", "cat", "bird"]
@@ -37,7 +37,7 @@ def columns_of(count: int = 4, start: int = 0) -> dict[str, torch.Tensor]:
 
 def write(folder: Path, *parts: Columns, split: str = "test", about: dict | None = None) -> Path:
     names = {"class_names": CLASSES, "predicted_names": MODEL_CLASSES}
-    with written_embeddings(folder, split, about or {}, **names) as add:
+    with embeddings_writer(folder, split, about or {}, **names) as add:
         for part in parts:
             add(part)
     return folder
@@ -98,10 +98,10 @@ class TestWriting:
 
     @pytest.mark.parametrize("split", ["", "test[:10]", "../test", "test-1"])
     def test_a_split_that_datasets_would_not_find_is_refused(self, folder, split):
-        with pytest.raises(ValueError, match="a split is named by letters"):
+        with pytest.raises(ValueError, match="the name of a split consists of letters"):
             write(folder, columns_of(), split=split)
 
-    def test_what_was_embedded_is_told_beside(self, folder):
+    def test_model_and_size_are_stored_beside_the_data(self, folder):
         write(folder, columns_of(3), columns_of(4), about={"model": "some/model"})
         about = json.loads((folder / "embeddings.json").read_text())
         assert about == {"model": "some/model", "embedding_dim": 5, "num_images": 7}
@@ -110,14 +110,14 @@ class TestWriting:
     def test_an_error_leaves_what_was_there_and_nothing_else(self, folder, error):
         write(folder, columns_of())
         before = sorted(path.name for path in folder.parent.rglob("*"))
-        with pytest.raises(error), written_embeddings(folder, "test", {}, class_names=CLASSES) as add:  # noqa: PT012
+        with pytest.raises(error), embeddings_writer(folder, "test", {}, class_names=CLASSES) as add:  # noqa: PT012
             add({"embedding": torch.randn(300, 2)})
             raise error
         assert sorted(path.name for path in folder.parent.rglob("*")) == before
         assert len(read_embeddings(str(folder)).embeddings) == 4
 
     def test_no_embedding_is_nothing_to_write(self, folder):
-        with pytest.raises(ValueError, match="there is no embedding to write"):
+        with pytest.raises(ValueError, match="no embeddings were added"):
             write(folder)
         assert not folder.exists()
 
@@ -161,7 +161,7 @@ class TestReading:
         with pytest.raises(ValueError, match=r"no column label; it has: embedding, text\. recipes/extract_embeddings"):
             read_embeddings(save(embedding=[[1.0]], text=["a"]), needed=["label"])
 
-    def test_data_without_embeddings_is_answered_with_what_makes_them(self, save):
+    def test_data_without_embeddings_is_refused(self, save):
         with pytest.raises(ValueError, match="no column embedding; it has: text"):
             read_embeddings(save(text=["a"]))
 
@@ -170,14 +170,14 @@ class TestReading:
             read_embeddings(save(embedding=[[1.0]], prediction=[0]))
 
     def test_a_prediction_without_names_of_classes_is_refused(self, save):
-        with pytest.raises(ValueError, match=r"does not tell the model's classes by name\. Cast it"):
+        with pytest.raises(ValueError, match=r"without the names of classes\. Cast it"):
             read_embeddings(save(embedding=[[1.0]], prediction=[0], confidence=[0.5]))
 
     @pytest.mark.parametrize(
-        ("vectors", "said"),
+        ("vectors", "message"),
         [
-            ([[1.0, 2.0], [3.0]], "row 1 is none, or one of another length"),
-            ([[1.0, 2.0], None], "row 1 is none, or one of another length"),
+            ([[1.0, 2.0], [3.0]], "row 1 has none or another length"),
+            ([[1.0, 2.0], None], "row 1 has none or another length"),
             ([[], []], "it must be lists of numbers"),
             ([[1.0, None], [3.0, 4.0]], "some numbers are missing"),
             ([1.0, 2.0], "it must be lists of numbers"),
@@ -185,8 +185,8 @@ class TestReading:
         ],
         ids=str,
     )
-    def test_vectors_that_are_none_are_refused(self, save, vectors, said):
-        with pytest.raises(ValueError, match=said):
+    def test_invalid_vectors_are_refused(self, save, vectors, message):
+        with pytest.raises(ValueError, match=message):
             read_embeddings(save(embedding=vectors))
 
     def test_one_of_several_splits_must_be_chosen(self, save):
@@ -198,7 +198,7 @@ class TestReading:
         with pytest.raises(ValueError, match="no split 'validation'"):
             read_embeddings(name, split="validation")
 
-    def test_the_only_split_goes_by_its_name_unless_told_otherwise(self, save):
+    def test_the_only_split_has_to_be_named_correctly_by_default(self, save):
         name = save(embedding=[[1.0]])
         assert read_embeddings(name).split == read_embeddings(name, split="train").split == "train"
         with pytest.raises(ValueError, match=r"no split 'test'; the data has train\. Choose one with --split"):
@@ -223,22 +223,22 @@ class TestReading:
     @pytest.mark.parametrize("labels", [[-1, -1, -1], [0, 2, -1]])
     def test_integers_below_zero_are_no_labels(self, save, labels):
         row = labels.index(-1)
-        with pytest.raises(ValueError, match=f"label of .*split 'train', is -1 in row {row}; .* there is no label"):
+        with pytest.raises(ValueError, match=f"label of .*split 'train', is -1 in row {row}; .* a missing label"):
             read_embeddings(save(embedding=[[1.0]] * 3, label=labels))
 
     @pytest.mark.parametrize(
-        ("column", "value", "said"),
+        ("column", "value", "message"),
         [
             ("confidence", 1.5, r"is 1\.5 in row 2; it must be a probability"),
             ("confidence", -0.5, r"is -0\.5 in row 2; it must be a probability"),
             ("concentration", -3.0, r"is -3\.0 in row 2; it must be at least 0"),
         ],
     )
-    def test_a_certainty_that_cannot_be_is_named_by_column_file_and_row(self, folder, column, value, said):
+    def test_an_invalid_certainty_is_reported_by_column_file_and_row(self, folder, column, value, message):
         columns = columns_of()
         columns[column][2] = value
         name = str(write(folder, columns))
-        with pytest.raises(ValueError, match=f"column {column} of {name}, split 'test', {said}"):
+        with pytest.raises(ValueError, match=f"column {column} of {name}, split 'test', {message}"):
             read_embeddings(name)
 
     @pytest.mark.parametrize(("column", "values"), [("confidence", [0.0, 1.0]), ("concentration", [0.0, 1e8])])
@@ -279,14 +279,14 @@ def test_labels_and_predictions_are_compared_by_name(class_names, predicted_name
     made = Embeddings(
         "made", "test", empty[:, None], labels, class_names, predictions, predicted_names, empty, None, {}
     )
-    known, correct = made.judge_predictions()
+    known, correct = made.match_predictions()
     assert known.tolist() == [label in predicted_names for label, _ in pairs]
     assert correct.tolist() == [label == prediction for label, prediction in pairs]
 
 
-def test_the_rows_that_were_embedded_are_known_where_they_were_noted(tmp_path):
+def test_the_rows_of_the_source_are_read_if_they_are_stored(tmp_path):
     for name, more, expected in (("with", {"index": torch.tensor([4, 2, 9])}, [4, 2, 9]), ("without", {}, None)):
-        with written_embeddings(tmp_path / name, "test", {}) as add:
+        with embeddings_writer(tmp_path / name, "test", {}) as add:
             add({"embedding": torch.eye(3), **more})
         indices = read_embeddings(str(tmp_path / name)).indices
         assert (indices if indices is None else indices.tolist()) == expected

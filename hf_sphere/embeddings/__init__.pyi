@@ -1,0 +1,4 @@
+from .evaluate import Evaluation as Evaluation, evaluate_embeddings as evaluate_embeddings
+from .extract import extract_embeddings as extract_embeddings, load_embedding_model as load_embedding_model
+from .options import EvaluationOptions as EvaluationOptions
+from .store import Embeddings as Embeddings, embeddings_writer as embeddings_writer, read_embeddings as read_embeddings

@@ -1,0 +1,195 @@
+"""Evaluate stored embeddings: accuracy, calibration, retrieval, class overlap and out-of-distribution detection."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hf_sphere.embeddings.options import EvaluationOptions
+from hf_sphere.embeddings.store import Embeddings, read_embeddings
+from hf_sphere.metrics import (
+    ReliabilityBins,
+    area_under_risk_coverage,
+    calibration_errors,
+    class_overlap,
+    detection_scores,
+    reliability_bins,
+    retrieval_scores,
+    risk_coverage,
+    sampled_retrieval_scores,
+)
+
+
+@dataclass
+class Evaluation:
+    """Results of `evaluate_embeddings`.
+
+    Attributes:
+        distance: Distance of retrieval.
+        results: Value of each metric by name; shares, floats in [0, 1], and counts, integers.
+        notes: Which metrics were skipped or exclude images, and why.
+        reliability: Bins of the reliability diagram, if there are predictions of the labels' classes.
+        risk_coverage: Coverage and risk, (N,) each, by certainty measure, likewise.
+    """
+
+    distance: str
+    results: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    reliability: ReliabilityBins | None = None
+    risk_coverage: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def add(self, prefix: str, values: Mapping[str, float]) -> None:
+        """Add results whose names begin with a prefix."""
+        self.results |= {f"{prefix}_{name}": value for name, value in values.items()}
+
+
+def evaluate_embeddings(
+    data: Embeddings, options: EvaluationOptions | None = None, *, ood: Mapping[str, Embeddings] | None = None
+) -> Evaluation:
+    """Compute the metrics for which the embeddings have the data; the others are skipped, with a note.
+
+    Args:
+        data: Embeddings with labels.
+        options: Options of the metrics; the defaults if None.
+        ood: Embeddings of out-of-distribution (OOD) images by name, with the certainty measures of `data`.
+
+    Returns:
+        The metrics: `eval_accuracy`, `eval_recall_at_1`, `ood_<name>_auroc_confidence` and so on.
+
+    Raises:
+        ValueError: If the embeddings have no labels, or a curvature is missing or given for another distance.
+    """
+    if data.labels is None:
+        raise ValueError(f"{data.name} has no labels, which the metrics need.")
+    options = options or EvaluationOptions()
+    retrieval = {**_retrieval_distance(data, options), "ks": options.ks}
+    evaluation = Evaluation(retrieval["distance"])
+    known = _evaluate_predictions(evaluation, data, options.num_bins)
+    _evaluate_retrieval(evaluation, data, data.labels, options, retrieval)
+    if options.overlap_threshold is not None:
+        _evaluate_overlap(evaluation, data, data.labels, known, options)
+    for name, other in (ood or {}).items():
+        # A folder can be written in several ways, an id on the Hub in one.
+        models = {Path(about["model"]).resolve() for about in (data.about, other.about) if "model" in about}
+        if len(models) == 2:
+            evaluation.notes.append(
+                f"{other.name} was embedded by another model, so its certainties are not comparable."
+            )
+        for measure, inside in data.certainties.items():
+            for score, value in detection_scores(inside, other.certainties[measure]).items():
+                evaluation.results[f"ood_{name}_{score}_{measure}"] = value
+    return evaluation
+
+
+def read_ood_embeddings(paths: Sequence[str], data: Embeddings, **options: Any) -> dict[str, Embeddings]:
+    """Read embeddings of out-of-distribution images, by the names of their folders.
+
+    Args:
+        paths: Folders, or ids on the Hub.
+        data: Embeddings to compare with; the others must have the same certainty measures.
+        **options: Options of `read_embeddings`.
+
+    Raises:
+        ValueError: If two folders have the same name, or a certainty measure is missing.
+    """
+    names = [Path(path).resolve().name for path in paths]
+    if len(set(names)) < len(names):
+        raise ValueError(f"results are named by folder, and two folders have the same name: {', '.join(names)}.")
+    if names and not data.certainties:
+        raise ValueError(
+            f"--out_of_distribution needs a column confidence or concentration, and {data.name} has neither: extract "
+            "embeddings with a model that has a head."
+        )
+    options |= {"needed": list(data.certainties), "only_split": True}
+    return {name: read_embeddings(path, **options) for name, path in zip(names, paths, strict=True)}
+
+
+def _retrieval_distance(data: Embeddings, options: EvaluationOptions) -> dict[str, Any]:
+    distance = options.distance or data.about.get("distance", "cosine")
+    if distance == "hyperbolic":
+        curvature = options.curvature or data.about.get("curvature")
+        if curvature is None:
+            raise ValueError(
+                f"--distance hyperbolic needs a curvature, and {data.name} does not store one; give --curvature."
+            )
+        return {"distance": distance, "curvature": curvature}
+    if options.curvature is not None:
+        raise ValueError(
+            f"--curvature is for the hyperbolic distance; that of {data.name} is {distance}. Leave it out, or give "
+            "--distance hyperbolic."
+        )
+    return {"distance": distance}
+
+
+def _evaluate_predictions(evaluation: Evaluation, data: Embeddings, num_bins: int) -> Tensor | None:
+    """Add accuracy, calibration and risk, and return which labels (N,) they are computed on: classes of the model."""
+    skipped = "accuracy, calibration and risk are skipped"
+    if data.predictions is None:
+        evaluation.notes.append(f"{skipped}: there is no column prediction.")
+        return None
+    known, correct = data.match_predictions()
+    unknown = int((~known).sum())
+    evaluation.results["eval_num_unknown_labels"] = unknown
+    if not known.any():
+        evaluation.notes.append(f"{skipped}: no label is one of the model's classes (an open set).")
+        return None
+    if unknown:
+        evaluation.notes.append(
+            f"{unknown:,} of {len(known):,} labels are not among the model's classes; accuracy, calibration and risk "
+            "exclude them."
+        )
+    correct = correct[known]
+    certainties = {name: values[known] for name, values in data.certainties.items()}
+    evaluation.results["eval_accuracy"] = correct.double().mean().item()
+    evaluation.add("eval", calibration_errors(certainties["confidence"], correct))
+    evaluation.reliability = reliability_bins(certainties["confidence"], correct, num_bins=num_bins)
+    for name, values in certainties.items():
+        evaluation.risk_coverage[name] = risk_coverage(values, correct)
+        suffix = "" if name == "confidence" else f"_{name}"
+        evaluation.results[f"eval_area_under_risk_coverage{suffix}"] = area_under_risk_coverage(values, correct)
+    return known
+
+
+def _evaluate_retrieval(
+    evaluation: Evaluation, data: Embeddings, labels: Tensor, options: EvaluationOptions, retrieval: dict[str, Any]
+) -> None:
+    if labels.unique(return_counts=True)[1].max() < 2:
+        evaluation.notes.append("retrieval is skipped: no class has two images.")
+        return
+    scores = retrieval_scores(data.embeddings, labels, **retrieval)
+    evaluation.add("eval", scores)
+    if excluded := scores["num_excluded"]:
+        evaluation.notes.append(
+            f"images that are not retrieval queries because they are the only one of their class: {excluded:,}."
+        )
+    if data.concentrations is None or options.num_samples == 0 or evaluation.distance == "hyperbolic":
+        return
+    if zero := int((~data.embeddings.any(-1)).sum()):
+        evaluation.notes.append(
+            f"sampled retrieval is skipped: zero vectors have no direction, number of them: {zero:,}."
+        )
+        return
+    retrieval |= {"num_samples": options.num_samples, "seed": options.seed}
+    for name, score in sampled_retrieval_scores(data.embeddings, data.concentrations, labels, **retrieval).items():
+        ends = {f"{name}_low": score["low"], f"{name}_high": score["high"]}
+        evaluation.add("eval_sampled", {name: score["mean"], **ends})
+
+
+def _evaluate_overlap(
+    evaluation: Evaluation, data: Embeddings, labels: Tensor, known: Tensor | None, options: EvaluationOptions
+) -> None:
+    if known is None:
+        evaluation.notes.append("class overlap is skipped: no label is one of the model's classes.")
+        return
+    points, correct = data.embeddings[known], data.match_predictions()[1][known]
+    zero = int((~points.any(-1)).sum())
+    if zero and options.overlap_distance == "angular":
+        evaluation.notes.append(
+            f"class overlap is skipped: zero vectors have no direction, number of them: {zero:,}. --overlap_distance "
+            "euclidean allows them."
+        )
+        return
+    threshold: dict[str, Any] = {"threshold": options.overlap_threshold, "distance": options.overlap_distance}
+    evaluation.add("eval_overlap", class_overlap(points, labels[known], correct, **threshold))
