@@ -17,20 +17,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_sphere.optim.names import optimizer_names
-from hf_sphere.training.checkpoints import RESULTS_FILE, list_checkpoints
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.files import write_json
-from hf_sphere.visualization import plot_training_curves
 
 RECIPES = Path(__file__).parent
 CONFIGS = RECIPES / "configs" / "adamsrt"
-OPTIMIZERS = ["sgd", "adam", "adamw", *optimizer_names()]
+OPTIMIZERS = ["sgd", "adam", "adamw", "adam_g", "sgd_mrt", "adam_s", "adam_srt"]
+"""Those with a configuration for every setting, in the order of the paper."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Start the missing runs, then compare all finished ones."""
     args, rest = parse(argv)
+    from hf_sphere.training.checkpoints import RESULTS_FILE, list_checkpoints
+    from hf_sphere.visualization import plot_training_curves
+
     folder = Path(args.output_dir or f"outputs/adamsrt/{args.setting}-sweep")
     check_same_sweep(folder, args.setting, rest)
     stopped = []
@@ -91,6 +92,8 @@ def check_same_sweep(folder: Path, setting: str, rest: list[str]) -> None:
 
 def command(setting: str, optimizer: str, seed: int, run: Path, rest: list[str]) -> list[str]:
     """Command line of one run, which resumes from its latest checkpoint."""
+    from hf_sphere.training.checkpoints import list_checkpoints
+
     line = [sys.executable, str(RECIPES / "train_image_classification.py")]
     line += ["--config", str(CONFIGS / f"{setting}-{optimizer}.yaml"), "--seed", str(seed), "--output_dir", str(run)]
     how = ["--resume_from_checkpoint", "latest"] if list_checkpoints(run) else ["--overwrite_output_dir", "true"]
@@ -99,6 +102,8 @@ def command(setting: str, optimizer: str, seed: int, run: Path, rest: list[str])
 
 def gather(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Results of all finished runs in the folder, by optimizer, in the order of the seeds."""
+    from hf_sphere.training.checkpoints import RESULTS_FILE
+
     results: dict[str, list[dict[str, Any]]] = {}
     for optimizer in OPTIMIZERS:
         paths = sorted(folder.glob(f"{optimizer}-seed*/{RESULTS_FILE}"))

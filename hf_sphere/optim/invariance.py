@@ -132,7 +132,8 @@ def _fitting_example(trial: nn.Module) -> Any:
             return example
     raise ValueError(
         f"no input could be generated for {type(trial).__name__} ({failure}). Pass a batch: build the optimizer from "
-        "radial_parameter_groups(model, batch)."
+        "radial_parameter_groups(model, batch); for the Trainer, optimizer_cls_and_kwargs=(optimizer class, "
+        '{"params": radial_parameter_groups(model, batch), "lr": ...}).'
     )
 
 

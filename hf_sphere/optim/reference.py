@@ -45,15 +45,10 @@ def adam_srt(x: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, dims: Sequence[
     return y, m, v
 
 
-def adam_g(
-    x: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, dims: Sequence[int], lr: float,
-    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, shrink: float = 1.0,
-) -> Step:  # fmt: skip
+def adam_g(x: Tensor, g: Tensor, m: Tensor, v: Tensor, t: int, dims: Sequence[int], lr: float, **options: Any) -> Step:
     """Adam-G: a step without the factor sqrt(D), a transported momentum, and weights of unit norm."""
-    beta1, beta2 = betas
-    m = beta1 * m + (1 - beta1) * g
-    v = beta2 * v + (1 - beta2) * inner(g, g, dims)
-    y = shrink * x - lr * (m / (1 - beta1**t)) / ((v / (1 - beta2**t)).sqrt() + eps)
+    group_size = x.numel() / v.numel()
+    y, m, v = adam_s(x, g, m, v, t, dims, lr=lr / group_size**0.5, **options)
     norms = (inner(x, x, dims) * inner(y, y, dims)).sqrt()
     m = (inner(x, y, dims) * m - inner(m, y, dims) * x) / norms
     return y / inner(y, y, dims).sqrt(), m, v

@@ -6,6 +6,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from accelerate.utils import str_to_bool
+
 from hf_sphere.optim.base import SphereOptimizer
 from hf_sphere.optim.groups import radial_parameter_groups
 from hf_sphere.optim.names import optimizer_class
@@ -31,14 +33,7 @@ def optimizer_for_trainer(context: Any) -> tuple[type[SphereOptimizer], dict[str
         betas = options.pop("betas", supported["betas"])
         options["betas"] = (options.pop("beta1", betas[0]), options.pop("beta2", betas[1]))
     if context.model is not None:
-        try:
-            options["params"] = radial_parameter_groups(context.model)
-        except ValueError as error:
-            raise ValueError(
-                f"optim={name!r} could not find the scale-invariant weights: {error} For the Trainer: "
-                f"Trainer(..., optimizer_cls_and_kwargs=({kind.__name__}, "
-                '{"params": radial_parameter_groups(model, batch), "lr": ...})).'
-            ) from error
+        options["params"] = radial_parameter_groups(context.model)
     return kind, options
 
 
@@ -59,17 +54,10 @@ def _parse(name: str, given: dict[str, str], supported: dict[str, Any]) -> dict[
     return options
 
 
-def _read_bool(text: str) -> bool:
-    values = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    if text.lower() not in values:
-        raise ValueError(text)
-    return values[text.lower()]
-
-
 _READERS: dict[type, tuple[Callable[[str], Any], str]] = {
     float: (float, "a number"),
     str: (str, "a string"),
-    bool: (_read_bool, "true or false"),
-    type(None): (_read_bool, "true or false"),
+    bool: (lambda text: bool(str_to_bool(text)), "true or false"),
+    type(None): (lambda text: bool(str_to_bool(text)), "true or false"),
 }
 """How to read an option whose default has this type, and the expected value in words."""
