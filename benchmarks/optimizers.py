@@ -1,4 +1,4 @@
-"""Adam-SRT and SGD-MRT on ResNet-18, beside torch's fused optimisers and beside the rule written plainly.
+"""Adam-SRT and SGD-MRT on ResNet-18, compared with torch's fused optimizers and with the plain form of the rule.
 
 python benchmarks/optimizers.py
 """
@@ -67,7 +67,7 @@ def main() -> None:
         ),
         row("SGD-MRT / fused SGD, time", ratio(seconds["SGD-MRT"], seconds["fused SGD"]), at_most=at_most),
         row(
-            "rule written plainly / Adam-SRT, time",
+            "plain form of the rule / Adam-SRT, time",
             ratio(seconds["plain Adam-SRT, L2"], seconds["Adam-SRT, L2"]),
             at_least=7 if on_cpu else None,
         ),
@@ -76,7 +76,7 @@ def main() -> None:
             ratio(seconds["Adam-SRT, L2"], seconds["fused AdamW"]),
             at_most=None if on_cpu else 1.3,
         ),
-        row("state of Adam-SRT, numbers a weight", state / weights, at_most=1.05),
+        row("state of Adam-SRT, numbers per weight", state / weights, at_most=1.05),
         row("golden trajectories, largest relative error", golden_error(), at_most=1e-5),
     ]
     if device == "cuda":
@@ -87,12 +87,12 @@ def main() -> None:
                 at_most=1.3,
             )
         )
-    rows += [row(f"{name}, ms a step", 1e3 * sorted(times)[len(times) // 2]) for name, times in seconds.items()]
+    rows += [row(f"{name}, ms per step", 1e3 * sorted(times)[len(times) // 2]) for name, times in seconds.items()]
     report("optimizers", rows, weights=weights)
 
 
 def with_gradients(net: nn.Module) -> nn.Module:
-    """A copy of the network, with gradients of its own."""
+    """A copy of the network, with its own gradients."""
     net = copy.deepcopy(net)
     for parameter in net.parameters():
         parameter.grad = 1e-3 * torch.randn_like(parameter)
@@ -100,7 +100,7 @@ def with_gradients(net: nn.Module) -> nn.Module:
 
 
 def capture(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """Capture a step in a CUDA graph, as one does for training steps that cost little."""
+    """Capture a step in a CUDA graph, as for training steps that take little time."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -114,7 +114,7 @@ def capture(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 
 
 class PlainAdamSRT:
-    """The published rule, one parameter after another: groups moved to the last axis by copies, every sum spelt out."""
+    """The published rule, one parameter after another: groups moved to the last axis by copies."""
 
     def __init__(self, net: nn.Module, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         self.parameters = list(net.parameters())
@@ -142,7 +142,7 @@ class PlainAdamSRT:
             second.copy_(v)
 
     def adam(self, x: Tensor, g: Tensor, m: Tensor, v: Tensor, squares: Tensor, dim: int) -> tuple[Tensor, ...]:
-        """Adam with a given order-2 moment of the gradient."""
+        """Adam with a given second moment of the gradient."""
         beta1, beta2 = self.betas
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * squares
@@ -151,7 +151,7 @@ class PlainAdamSRT:
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product over all axes but the last, spread over them again."""
+    """Inner product over all axes but the last, expanded over them."""
     return (a * b).sum((0, 1, 2), keepdim=True).expand_as(a)
 
 

@@ -6,6 +6,7 @@ imported when they are asked for. Every hook below runs right after the module i
 if that has happened already.
 """
 
+import functools
 import importlib.util
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import wrapt
 
 from hf_sphere import models
+from hf_sphere.optim.names import optimizer_class, optimizer_names
 
 _CONFIGURATIONS = {
     "sphere_bert": "SphereBertConfig",
@@ -99,21 +101,69 @@ def _register_backbones(timm: ModuleType) -> None:
 
 
 def _register_optimizer_names(training_args: ModuleType) -> None:
-    from hf_sphere.optim.trainer import register_names
-
-    register_names(training_args)
+    """Add the names to transformers' enumeration of optimizers, which has no public way to extend it."""
+    names = training_args.OptimizerNames
+    for value in optimizer_names():
+        if value not in names._value2member_map_:
+            key = value.upper()
+            member = str.__new__(names, value)
+            member._name_, member._value_, member._sort_order_ = key, value, len(names._member_names_)
+            names._member_names_.append(key)
+            names._member_map_[key] = names._value2member_map_[value] = member
+            type.__setattr__(names, key, member)
 
 
 def _register_optimizer_handlers(trainer_optimizer: ModuleType) -> None:
-    from hf_sphere.optim.trainer import register_handlers
+    for name in optimizer_names():
+        trainer_optimizer._OPTIMIZER_HANDLERS.setdefault(name, _optimizer_for_trainer)
 
-    register_handlers(trainer_optimizer)
+
+def _optimizer_for_trainer(context: Any) -> tuple[type, dict[str, Any]]:
+    from hf_sphere.optim.trainer import optimizer_for_trainer  # imports torch and accelerate
+
+    return optimizer_for_trainer(context)
 
 
 def _register_optimizers_with_timm(factory: ModuleType) -> None:
-    from hf_sphere.optim.timm_factory import register_optimizers
+    """Let `timm.optim.create_optimizer_v2(model, "adamsrt")` build the optimizers, with radial parameter groups.
 
-    register_optimizers(factory)
+    timm uses the last part of a name that is split at underscores, so `adam_srt` is `adamsrt` there.
+    """
+    registry = factory.default_registry
+    classes = {name.replace("_", ""): optimizer_class(name) for name in optimizer_names()}
+    if classes.keys() <= registry._optimizers.keys():
+        return
+    for name, kind in classes.items():
+        has = {f"has_{option}": option in kind.option_defaults() for option in ("eps", "betas", "momentum")}
+        description = (kind.__doc__ or "").strip().split("\n")[0]
+        registry.register(factory.OptimInfo(name=name, opt_class=kind, description=description, **has))
+    create = registry.create_optimizer
+
+    @functools.wraps(create)
+    def create_optimizer(model_or_params: Any, opt: str, *args: Any, **options: Any) -> Any:
+        from torch import nn
+
+        if opt.lower().split("_")[-1] in classes and isinstance(model_or_params, nn.Module):
+            if options.get("layer_decay") is not None:
+                raise ValueError(
+                    f"{opt} does not support layer_decay: its parameter groups follow the scale-invariant weights. Set "
+                    "lr in the groups of radial_parameter_groups(model) instead."
+                )
+            if options.get("param_group_fn") is None:
+                decay_all = options.get("weight_decay_exclude_1d", True) is False
+                options["param_group_fn"] = functools.partial(_groups_for_timm, decay_all=decay_all)
+        return create(model_or_params, opt, *args, **options)
+
+    registry.create_optimizer = create_optimizer
+
+
+def _groups_for_timm(model: Any, decay_all: bool) -> list[dict[str, Any]]:
+    """Parameter groups of a model; timm's `filter_bias_and_bn=False` lets norms and biases decay too."""
+    from hf_sphere.optim import radial_parameter_groups
+
+    groups = radial_parameter_groups(model)
+    norms = {"params", "weight_decay"}  # and no per-parameter options
+    return [{"params": group["params"]} if decay_all and set(group) == norms else group for group in groups]
 
 
 _HOOKS = {

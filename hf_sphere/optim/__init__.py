@@ -1,6 +1,6 @@
-"""Optimisers for scale-invariant weights, and the search for those weights.
+"""Optimizers for scale-invariant weights, and the search for those weights.
 
-Imported at first use: the names are registered with transformers and timm at no cost to those who train otherwise.
+Names are imported on first use, so that registering the optimizers with transformers and timm imports nothing heavy.
 """
 
 import lazy_loader

@@ -1,4 +1,3 @@
-from .adam import AdamG as AdamG, AdamS as AdamS, AdamSRT as AdamSRT
 from .diagnostics import (
     EffectiveStep as EffectiveStep,
     RadialDiagnosticsCallback as RadialDiagnosticsCallback,
@@ -8,4 +7,7 @@ from .diagnostics import (
 )
 from .groups import parameter_groups as parameter_groups, radial_parameter_groups as radial_parameter_groups
 from .invariance import RadialWeights as RadialWeights, find_radial_weights as find_radial_weights
-from .sgd import SGDMRT as SGDMRT
+from .optimizers.adam_g import AdamG as AdamG
+from .optimizers.adam_s import AdamS as AdamS
+from .optimizers.adam_srt import AdamSRT as AdamSRT
+from .optimizers.sgd_mrt import SGDMRT as SGDMRT

@@ -1,5 +1,6 @@
-"""What the optimisers on the sphere share: groups with `channel_dims`, their state, the flow of a step."""
+"""Base class of the optimizers: parameter groups with `channel_dims`, their state, the flow of a step."""
 
+import inspect
 import itertools
 import logging
 from collections import defaultdict
@@ -11,8 +12,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from hf_sphere.optim.blocks import Block, portions, scratch_for
-from hf_sphere.optim.channels import check_shards, group_size, local, one_a_group, resolve_channel_dims
+from hf_sphere.optim.blocks import Block, portions
+from hf_sphere.optim.channels import check_shards, group_size, local, resolve_channel_dims, zeros_per_group
 from hf_sphere.optim.open_parameter import OpenParameter
 from hf_sphere.optim.precision import LOW_PRECISION, at_least_float32, is_low
 from hf_sphere.optim.rules import Number
@@ -21,124 +22,141 @@ logger = logging.getLogger(__name__)
 
 Group = dict[str, Any]
 
+UNSUPPORTED = ("nesterov", "amsgrad", "differentiable")
+"""Options of torch's optimizers that the optimizers on the sphere do not have."""
+
 
 class SphereOptimizer(Optimizer):
-    """Base of the optimisers: torch's own step for ordinary parameters, a rule of the sphere for radial ones.
+    """Base of the optimizers: torch's own step for ordinary parameters, a rule on the sphere for radial ones.
 
-    A subclass inherits from this class and from the torch optimiser that it generalises, and says what its momentum is
-    called, how it builds up, and which rule it follows.
+    A subclass inherits from this class and from the torch optimizer that it generalizes. It sets `momentum_key` and
+    `has_second_moment`, and implements `_rule` for radial parameters and `_step_of_torch` for ordinary ones.
 
     Args:
         params: Parameters or groups of them.
-        own: Defaults of the settings that torch's optimiser does not know.
-        **options: Arguments of torch's optimiser.
+        **options: Options of torch's optimizer, and those of `own_defaults`.
     """
 
     momentum_key: ClassVar[str]
+    """Key of the momentum in the state."""
     has_second_moment: ClassVar[bool]
+    """Whether the state has a second moment `exp_avg_sq`."""
+    own_defaults: ClassVar[dict[str, Any]] = {"channel_dims": None, "channel_wise": False, "low_precision": "nearest"}
+    """Options that torch's optimizer lacks, with their defaults."""
 
-    def __init__(self, params: Any, own: dict[str, Any], **options: Any) -> None:
-        self.check_settings({**own, **options})
-        self._own_defaults = own
-        self._axes: dict[Tensor, int] = {}  # how many axes each parameter had when it came
+    def __init__(self, params: Any, **options: Any) -> None:
+        own = {name: options.pop(name, default) for name, default in self.own_defaults.items()}
+        self.check_options({**self.option_defaults(), **own, **options})
+        self._own = own
+        self._axes: dict[Tensor, int] = {}  # number of axes of each parameter when it was added
         super().__init__(params, **options)
         unsearched = all(group["channel_dims"] is None and not group.get("param_names") for group in self.param_groups)
-        if unsearched:  # groups with names come from radial_parameter_groups, which has warned by itself
+        if unsearched:  # groups with names come from radial_parameter_groups, which warns itself
             logger.warning(
                 "No parameter group of %s has channel_dims, so every step is torch's own. "
-                "radial_parameter_groups(model) makes groups that have them.",
+                "radial_parameter_groups(model) creates groups that have them.",
                 type(self).__name__,
             )
-        # Loss scaling is left to GradScaler: it unscales the gradients and skips the step where they overflow.
+        # Loss scaling is left to GradScaler: it unscales the gradients and skips the step if they overflow.
         self._step_supports_amp_scaling = False
+
+    @classmethod
+    def option_defaults(cls) -> dict[str, Any]:
+        """Supported options of the constructor by name, those of torch's optimizer included, with their defaults."""
+        found: dict[str, Any] = dict(cls.own_defaults)
+        for parent in reversed(cls.__mro__):
+            options = inspect.signature(parent).parameters.values() if issubclass(parent, Optimizer) else ()
+            found |= {option.name: option.default for option in options if option.default is not option.empty}
+        return {name: default for name, default in found.items() if name not in UNSUPPORTED}
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group of parameters.
 
         Args:
-            param_group: `params`, and settings that differ from the defaults, `channel_dims` or `channel_wise` among
-                them.
+            param_group: `params`, and options that differ from the defaults, such as `channel_dims` or `channel_wise`.
 
         Raises:
-            ValueError: If a setting is out of range or does not fit the parameters.
+            ValueError: If an option is out of range or does not fit the parameters.
         """
-        # torch's __init__ has just made `defaults`, and comes here for the first group before it returns.
-        self.defaults.update(self.__dict__.pop("_own_defaults", {}))
-        param_group = dict(param_group)  # the caller's stays as it is, for another optimiser
-        given = {"channel_dims": None, "channel_wise": False} | {
-            key: param_group[key] for key in ("channel_dims", "channel_wise") if key in param_group
-        }
-        if not {"channel_dims", "channel_wise"} & set(param_group):
-            given = {key: self.defaults[key] for key in given}
+        # torch's __init__ creates `defaults` and then calls this method for the first group.
+        self.defaults.update(self.__dict__.pop("_own", {}))
+        param_group = dict(param_group)  # the caller may pass the same group to another optimizer
+        has_channels = bool({"channel_dims", "channel_wise"} & set(param_group))
+        source = param_group if has_channels else self.defaults
+        given = {"channel_dims": source.get("channel_dims"), "channel_wise": source.get("channel_wise", False)}
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            self.check_settings(group)
+            self.check_options(group)
             names = self._names(group)
             for name, parameter in zip(names, group["params"], strict=True):
                 self._check_parameter(name, parameter, group)
             group["channel_dims"] = resolve_channel_dims(names, group["params"], **given)
             group.pop("channel_wise", None)
-            # An optimiser that was copied or unpickled has forgotten it: torch keeps defaults, state and groups alone.
+            # Missing after copying or unpickling: torch keeps only defaults, state and groups.
             self.__dict__.setdefault("_axes", {}).update({p: p.ndim for p in group["params"]})
         except ValueError:
             self.param_groups.pop()
             raise
 
-    def check_settings(self, settings: Group) -> None:
-        """Refuse settings out of range.
+    def check_options(self, options: Group) -> None:
+        """Check options of the optimizer or of a parameter group.
 
         Raises:
-            ValueError: With the setting, its value and what is allowed.
+            ValueError: If one is out of range or not supported.
         """
-        for name in ("lr", "weight_decay"):
-            if not isinstance(settings[name], (int, float, Tensor)) or not settings[name] >= 0.0:
-                raise ValueError(f"{name} must be a number that is not negative; got {settings[name]!r}.")
-        if not isinstance(settings.get("channel_wise", False), bool):
-            raise ValueError(f"channel_wise is True or False; got {settings['channel_wise']!r}.")
-        if settings["decoupled_weight_decay"] and settings["lr"] * settings["weight_decay"] >= 1.0:
+        for name in {"lr", "weight_decay", "eps", "momentum", "dampening"} & options.keys():
+            allowed = (int, float, Tensor) if name in ("lr", "weight_decay") else (int, float)
+            if not isinstance(options[name], allowed) or not options[name] >= 0.0:
+                raise ValueError(f"{name} must be a number that is not negative; got {options[name]!r}.")
+        betas = options.get("betas", (0.0, 0.0))
+        numbers = isinstance(betas, (tuple, list)) and [isinstance(b, (int, float)) and 0 <= b < 1 for b in betas]
+        if numbers != [True, True]:
+            raise ValueError(f"betas must be two numbers in [0, 1); got {betas!r}.")
+        if not isinstance(options.get("channel_wise", False), bool):
+            raise ValueError(f"channel_wise is True or False; got {options['channel_wise']!r}.")
+        if options["decoupled_weight_decay"] and options["lr"] * options["weight_decay"] >= 1.0:
             raise ValueError(
-                f"decoupled weight decay of {settings['weight_decay']} at lr {settings['lr']} leaves nothing of the "
+                f"decoupled weight decay of {options['weight_decay']} at lr {options['lr']} would remove the "
                 "weights in one step; lr * weight_decay must be below 1."
             )
-        for name in ("nesterov", "amsgrad", "differentiable"):
-            if settings.get(name):
-                raise ValueError(f"{type(self).__name__} has no {name} form; leave {name} out.")
-        if settings["low_precision"] not in LOW_PRECISION:
-            raise ValueError(f"low_precision can be {', '.join(LOW_PRECISION)}; got {settings['low_precision']!r}.")
-        if settings["low_precision"] == "stochastic" and settings["capturable"]:
+        for name in UNSUPPORTED:
+            if options.get(name):
+                raise ValueError(f"{type(self).__name__} does not support {name}; leave {name} out.")
+        if options["low_precision"] not in LOW_PRECISION:
+            raise ValueError(f"low_precision can be {', '.join(LOW_PRECISION)}; got {options['low_precision']!r}.")
+        if options["low_precision"] == "stochastic" and options["capturable"]:
             raise ValueError(
-                "stochastic rounding draws new numbers each step, which a captured graph cannot: use "
+                "stochastic rounding needs new random numbers in each step, which a captured graph cannot draw: use "
                 "low_precision='master' with capturable=True."
             )
 
     def _check_parameter(self, name: str, parameter: Tensor, group: Group) -> None:
         if not parameter.is_floating_point():
-            raise ValueError(f"{name} is {parameter.dtype}; {type(self).__name__} takes real floating-point numbers.")
+            raise ValueError(f"{name} is {parameter.dtype}; {type(self).__name__} requires real floating point.")
         if group["low_precision"] == "stochastic" and parameter.dtype == torch.float16:
             raise ValueError(f"{name} is float16; stochastic rounding is for bfloat16: use low_precision='master'.")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step; the gradients are only read.
+        """Take a step; the gradients are not changed.
 
         Args:
-            closure: Evaluates the model anew and returns the loss.
+            closure: Evaluates the model again and returns the loss.
 
         Returns:
-            What the closure returned, or None.
+            The closure's loss, or None.
 
         Raises:
-            RuntimeError: On sparse gradients, on shards that cut through groups, on a CUDA graph without `capturable`.
+            RuntimeError: On sparse gradients, shards that cut through groups, or a CUDA graph without `capturable`.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         seeds = itertools.count()
-        for group in self.param_groups:  # before anything is changed
-            self._check_capture(group)
-            self._check_shards(group)
+        for group in self.param_groups:  # before any parameter changes
+            self._check_step(group)
         for group in self.param_groups:
             ordinary: list[Tensor] = []
             radial: dict[Any, list[Tensor]] = defaultdict(list)
@@ -147,7 +165,7 @@ class SphereOptimizer(Optimizer):
                     continue
                 if parameter.grad.is_sparse:
                     raise RuntimeError(
-                        f"{type(self).__name__} takes no sparse gradients: build the embedding with sparse=False."
+                        f"{type(self).__name__} does not support sparse gradients: use an embedding with sparse=False."
                     )
                 is_radial = self._is_radial(parameter, group)
                 self._init_state(parameter, group, is_radial)
@@ -156,7 +174,7 @@ class SphereOptimizer(Optimizer):
                 elif local(parameter).numel():
                     radial[parameter.device, parameter.dtype].append(parameter)
                 else:
-                    self.state[parameter]["step"] += 1  # no group of it is here, but the steps are everybody's
+                    self.state[parameter]["step"] += 1  # this process holds none of its groups but counts its steps
             if ordinary:
                 opened = self._open(group, ordinary)
                 self._step_of_torch(group, ordinary, opened)
@@ -175,7 +193,7 @@ class SphereOptimizer(Optimizer):
         self, group: Group, parameters: list[Tensor], opened: list[OpenParameter], seeds: "itertools.count[int]"
     ) -> None:
         for parameter, part in zip(parameters, opened, strict=True):
-            # Seeds follow from the step alone: replicas round alike, and so does a run that is resumed.
+            # The seed depends on the step alone, so that replicas and resumed runs round identically.
             draws = group["low_precision"] == "stochastic"
             part.close(int(self.state[parameter]["step"]) * 1_000_003 + next(seeds) if draws else 0)
 
@@ -186,7 +204,7 @@ class SphereOptimizer(Optimizer):
             state = self.state[parameter]
             state["step"] += 1
             moment = local(state["exp_avg_sq"]).view(-1) if self.has_second_moment else part.weight.new_empty(0)
-            # A number where that costs no wait for the device.
+            # A Python number if reading it does not wait for the device.
             on_host = state["step"].device.type == "cpu" and not torch.compiler.is_compiling()
             step = state["step"].item() if on_host else state["step"]
             blocks.append(Block(part.weight, part.gradient, part.momentum, moment, step))
@@ -197,29 +215,29 @@ class SphereOptimizer(Optimizer):
         if torch.compiler.is_compiling() and memory.device.type == "cpu":
             rule = torch.compiler.disable(rule)  # Inductor's C++ backend fails on norms of what it updates (torch 2.15)
         for portion in together:
-            rule(portion, scratch_for(portion, memory), group, decay, shrink)
+            if not torch.compiler.is_compiling():  # a compiler allocates what it does not fuse
+                for block in portion:
+                    block.scratch = memory[: block.weight.numel()].view(block.weight.shape)
+            rule(portion, group, decay, shrink)
 
     def _decay(self, group: Group) -> tuple[float, Number]:
-        """L2 weight decay, and the factor by which decoupled weight decay shrinks the weights."""
+        """L2 weight decay, and the factor of decoupled weight decay."""
         if group["decoupled_weight_decay"] and group["weight_decay"]:
             lr = group["lr"].squeeze() if isinstance(group["lr"], Tensor) else group["lr"]
             return 0.0, 1 - lr * group["weight_decay"]
         return group["weight_decay"], 1.0
 
     def _step_of_torch(self, group: Group, parameters: list[Tensor], opened: Sequence[OpenParameter]) -> None:
-        """Step ordinary parameters with torch's functional optimiser."""
+        """Update ordinary parameters with torch's functional optimizer."""
         raise NotImplementedError
 
-    def _rule(
-        self, blocks: list[Block], scratch: Sequence[Tensor | None], group: Group, decay: float, shrink: Number
-    ) -> None:
-        """Step groups of radial weights, all on one device and of one dtype.
+    def _rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
+        """Update groups of radial weights, all on one device and of one dtype.
 
         Args:
             blocks: The groups.
-            scratch: Room for a matrix like each block's.
-            group: Settings.
-            decay: L2 weight decay, 0 where it is decoupled.
+            group: Options of the parameter group.
+            decay: L2 weight decay, 0 if it is decoupled.
             shrink: Factor of decoupled weight decay, else 1.
         """
         raise NotImplementedError
@@ -230,12 +248,14 @@ class SphereOptimizer(Optimizer):
             return False
         if parameter.ndim != self.__dict__.get("_axes", {}).get(parameter, parameter.ndim):
             raise RuntimeError(
-                f"channel_dims {list(dims)} do not fit a parameter that has become {parameter.ndim}-dimensional: it "
-                "was flattened after the optimiser was built. FSDP2 (fully_shard) keeps filters whole."
+                f"channel_dims {list(dims)} do not fit a parameter that is now {parameter.ndim}-dimensional: it was "
+                "flattened after the optimizer was built. FSDP2 (fully_shard) keeps the shape of parameters."
             )
         return group_size(parameter, dims) > 1
 
-    def _check_shards(self, group: Group) -> None:
+    def _check_step(self, group: Group) -> None:
+        if not group["capturable"] and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(f"a CUDA graph is being captured: build {type(self).__name__} with capturable=True.")
         for number, parameter in enumerate(group["params"]):
             if isinstance(parameter, DTensor) and parameter.grad is not None and self._is_radial(parameter, group):
                 check_shards(self._names(group)[number], parameter, group["channel_dims"])
@@ -266,43 +286,41 @@ class SphereOptimizer(Optimizer):
         for key in keys:
             dtype = self._state_dtype(key, parameter, group)
             if key in state:
-                state[key] = state[key].to(dtype)  # other settings may ask for another precision than before
+                state[key] = state[key].to(dtype)  # the options may have changed since the last step
             elif key == "exp_avg_sq" and is_radial:
-                state[key] = one_a_group(parameter, group["channel_dims"], dtype)
+                state[key] = zeros_per_group(parameter, group["channel_dims"], dtype)
             else:
                 state[key] = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
 
     def _state_dtype(self, key: str, parameter: Tensor, group: Group) -> torch.dtype:
-        """As torch has it, the parameter's own; at least float32 where it costs little or precision was asked for."""
-        whole = key == "exp_avg_sq" and self._is_radial(parameter, group)
-        whole |= key == "master" or group["low_precision"] != "nearest"
-        return at_least_float32(parameter.dtype) if whole else parameter.dtype
+        """The parameter's dtype, as in torch; at least float32 for small tensors and in the precise modes."""
+        precise = key == "exp_avg_sq" and self._is_radial(parameter, group)
+        precise |= key == "master" or group["low_precision"] != "nearest"
+        return at_least_float32(parameter.dtype) if precise else parameter.dtype
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, also that of a model in another dtype.
+        """Load a state, also one saved with parameters of another dtype.
 
         Args:
-            state_dict: What `state_dict()` returned.
+            state_dict: A result of `state_dict()`.
 
         Raises:
-            ValueError: If it is no state of this optimiser, or does not fit the groups.
+            ValueError: If it is not a state of this optimizer, or does not fit the groups.
         """
         wanted = set(self.defaults) - {"channel_wise"}
         lacking = {key for group in state_dict["param_groups"] for key in wanted - set(group)}
         if lacking:
-            raise ValueError(
-                f"this is no state of {type(self).__name__}: its groups lack {', '.join(sorted(lacking))}."
-            )
+            raise ValueError(f"not a state of {type(self).__name__}: its groups lack {', '.join(sorted(lacking))}.")
         for number, (saved, group) in enumerate(zip(state_dict["param_groups"], self.param_groups, strict=False)):
             for key in ("channel_dims", "param_names"):
                 before, now = saved.get(key), group.get(key)
                 if (key == "channel_dims" or (before and now)) and _plain(before) != _plain(now):
                     raise ValueError(
                         f"{key} of parameter group {number} is {_plain(before)} in the state and {_plain(now)} in the "
-                        "optimiser: it was saved with other groups. Build the optimiser from the same ones."
+                        "optimizer. Build the optimizer with the groups that the state was saved with."
                     )
         super().load_state_dict(state_dict)
-        # torch casts every tensor to the dtype of its parameter; those kept in higher precision are taken again.
+        # torch casts every tensor to the dtype of its parameter; load those in higher precision again.
         indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         owners = [(parameter, group) for group in self.param_groups for parameter in group["params"]]
         for index, (parameter, group) in zip(indices, owners, strict=True):
@@ -310,11 +328,6 @@ class SphereOptimizer(Optimizer):
                 dtype = value.dtype if key == "step" else self._state_dtype(key, parameter, group)
                 if self.state[parameter][key].dtype != dtype:
                     self.state[parameter][key] = value.to(device=parameter.device, dtype=dtype)
-
-    def _check_capture(self, group: Group) -> None:
-        captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if captured and not group["capturable"]:
-            raise RuntimeError(f"a CUDA graph is being captured: build {type(self).__name__} with capturable=True.")
 
 
 def _plain(value: Any) -> Any:

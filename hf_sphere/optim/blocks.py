@@ -1,4 +1,4 @@
-"""Cuts the matrices of several parameters into portions that a rule takes at once."""
+"""Cuts the matrices of several parameters into portions that a rule updates at once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,23 +6,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_sphere.optim.rules import Number
+from hf_sphere.optim.rules import Number, transport_
 
-# Weights a portion on the CPU. Its weights, gradients, momenta and scratch then stay in the cache while the rule goes
-# over them several times, and memory is read once.
+# Weights per portion on the CPU: its weights, gradients, momenta and scratch stay in the cache while the rule reads
+# them several times.
 CPU_PORTION = 3 << 18
 
 
 @dataclass(slots=True)
 class Block:
-    """Some groups of one parameter.
+    """Groups of one parameter.
 
     Attributes:
         weight: (K, D); changed by the step.
         gradient: (K, D); only read.
         momentum: (K, D); changed by the step.
-        second_moment: (K,), changed by the step; empty where a rule has none.
-        step: How many steps the parameter has taken, this one included.
+        second_moment: (K,), changed by the step; empty for rules without one.
+        step: Number of steps that the parameter has taken, including this one.
+        scratch: Temporary memory for a matrix (K, D); None where a function shall allocate its own.
     """
 
     weight: Tensor
@@ -30,9 +31,10 @@ class Block:
     momentum: Tensor
     second_moment: Tensor
     step: Number
+    scratch: Tensor | None = None
 
     def rows(self, start: int, stop: int) -> "Block":
-        """Some of the groups."""
+        """The groups from `start` to `stop`."""
         if start == 0 and stop >= self.weight.shape[0]:
             return self
         here = slice(start, stop)
@@ -43,9 +45,9 @@ def portions(blocks: Sequence[Block], foreach: bool | None) -> Iterator[list[Blo
     """Group and cut blocks of one device and dtype.
 
     Args:
-        blocks: One a parameter.
-        foreach: True for a single portion, False for one a parameter; None for a single portion on a GPU and for
-            portions that fit into the cache on a CPU.
+        blocks: One per parameter.
+        foreach: True for a single portion, False for one per parameter; None for a single portion on a GPU and for
+            portions that fit in the cache on a CPU.
     """
     if foreach is False:
         yield from ([block] for block in blocks)
@@ -70,23 +72,23 @@ def portions(blocks: Sequence[Block], foreach: bool | None) -> Iterator[list[Blo
     yield portion
 
 
-def scratch_for(portion: Sequence[Block], memory: Tensor) -> Sequence[Tensor | None]:
-    """The same memory, shaped like each block in turn: room for a matrix that is needed for a moment."""
-    if torch.compiler.is_compiling():
-        return [None] * len(portion)  # a compiler needs no room where it fuses, and finds it by itself
-    return [memory[: block.weight.numel()].view(block.weight.shape) for block in portion]
+def split(values: Tensor, blocks: Sequence[Block]) -> Sequence[Tensor]:
+    """Split values of all groups, (sum K, ...), into those of each block."""
+    return values.split([block.weight.shape[0] for block in blocks])
 
 
-def spread(values: Sequence[Number], blocks: Sequence[Block]) -> Number:
-    """Numbers that belong to a block each, one a group: (sum K,); a number alone where all are the same."""
+def per_group(values: Sequence[Number], blocks: Sequence[Block]) -> Number:
+    """Repeat one number per block to one per group, (sum K,); a single number where all are equal."""
     first = values[0]
     if len(values) == 1 or not (isinstance(first, Tensor) or any(value != first for value in values)):
         return first
-    parts = []
+    rows = []
     for value, block in zip(values, blocks, strict=True):
-        count = block.weight.shape[0]
-        if isinstance(value, Tensor):
-            parts.append(value.to(block.weight.dtype).expand(count))
-        else:
-            parts.append(block.weight.new_full((count,), value))
-    return torch.cat(parts)
+        number = value if isinstance(value, Tensor) else block.weight.new_full((), value)
+        rows.append(number.to(block.weight.dtype).expand(block.weight.shape[0]))
+    return torch.cat(rows)
+
+
+def transport_momenta(blocks: Sequence[Block]) -> Tensor:
+    """Transport the momenta to the new weights; see `transport_`."""
+    return transport_([b.momentum for b in blocks], [b.weight for b in blocks], [b.scratch for b in blocks])

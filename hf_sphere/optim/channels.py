@@ -1,4 +1,4 @@
-"""`channel_dims`: which axes of a weight number its groups, and the matrix of groups that follows."""
+"""`channel_dims`: the axes of a weight that number its groups, and the matrix of groups."""
 
 import itertools
 import math
@@ -14,19 +14,19 @@ ChannelDims = tuple[int, ...]
 def resolve_channel_dims(
     names: Sequence[str], parameters: Sequence[Tensor], channel_dims: Iterable[int] | None, channel_wise: bool
 ) -> ChannelDims | None:
-    """Check the two spellings of a parameter group and bring them into one.
+    """Check `channel_dims` and `channel_wise` of a parameter group and merge them.
 
     Args:
-        names: Of the parameters, for messages.
-        parameters: Of the group.
+        names: Names of the parameters, for messages.
+        parameters: Parameters of the group.
         channel_dims: Axes that number the groups of weights; None for ordinary parameters.
         channel_wise: True is short for `channel_dims=[0]`.
 
     Returns:
-        The axes in order, or None where every weight would be a group of its own: the ordinary optimiser.
+        The sorted axes, or None if every group would have a single weight: the ordinary optimizer.
 
     Raises:
-        ValueError: If an axis is out of range for a parameter, comes twice, or the two spellings contradict each other.
+        ValueError: If an axis is out of range for a parameter or repeated, or the two options contradict each other.
     """
     if channel_wise:
         if channel_dims is not None and list(channel_dims) != [0]:
@@ -44,7 +44,7 @@ def resolve_channel_dims(
         raise ValueError(f"channel_dims is a list of axes such as [0], or None; got {channel_dims!r}.")
     dims = tuple(sorted(channel_dims))
     if len(set(dims)) != len(dims):
-        raise ValueError(f"channel_dims names an axis twice: {list(dims)}.")
+        raise ValueError(f"channel_dims repeats an axis: {list(dims)}.")
     for name, parameter in zip(names, parameters, strict=True):
         if dims and not 0 <= dims[0] <= dims[-1] < parameter.ndim:
             raise ValueError(
@@ -59,8 +59,8 @@ def group_size(parameter: Tensor, dims: ChannelDims | None) -> int:
     return 1 if dims is None else parameter.numel() // max(1, math.prod([parameter.shape[dim] for dim in dims]))
 
 
-def one_a_group(parameter: Tensor, dims: ChannelDims, dtype: torch.dtype) -> Tensor:
-    """Zeros, one a group: the shape of the parameter with 1 along all axes but the channels, sharded as it is."""
+def zeros_per_group(parameter: Tensor, dims: ChannelDims, dtype: torch.dtype) -> Tensor:
+    """One zero per group: the parameter's shape with 1 along all axes but `dims`, sharded like the parameter."""
     shape = [size if dim in dims else 1 for dim, size in enumerate(parameter.shape)]
     if isinstance(parameter, DTensor):
         return zeros(shape, dtype=dtype, device_mesh=parameter.device_mesh, placements=parameter.placements)
@@ -68,7 +68,7 @@ def one_a_group(parameter: Tensor, dims: ChannelDims, dtype: torch.dtype) -> Ten
 
 
 def check_shards(name: str, parameter: DTensor, dims: ChannelDims) -> None:
-    """Refuse a sharding that cuts through groups.
+    """Check that a sharding keeps groups on one process.
 
     Raises:
         RuntimeError: If the parameter is sharded along an axis that is not in `dims`, or is a partial sum.
@@ -78,26 +78,26 @@ def check_shards(name: str, parameter: DTensor, dims: ChannelDims) -> None:
             raise RuntimeError(
                 f"{name} of shape {list(parameter.shape)} with channel_dims {list(dims)} is placed as "
                 f"{list(parameter.placements)}, which cuts through its groups. Shard it along one of its channel_dims, "
-                "replicate it, or let it be ordinary (channel_dims=None)."
+                "replicate it, or make it ordinary (channel_dims=None)."
             )
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this process holds."""
+    """The local shard of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class Layout:
-    """How a weight and its companions become a matrix (K, D) of groups, as views of their memory wherever that works.
+    """Turns a weight and tensors like it into a matrix (K, D) of groups, as a view of their memory where possible.
 
     Args:
-        weight: The part of the weight that this process holds.
-        dims: Its channel axes.
+        weight: The local shard of the weight.
+        dims: Axes that number its groups.
     """
 
     def __init__(self, weight: Tensor, dims: ChannelDims) -> None:
         rest = [dim for dim in range(weight.ndim) if dim not in dims]
-        # Within a group the order of the weights is free: that of memory makes the matrix a view.
+        # The order of the weights within a group is arbitrary; the order in memory makes the matrix a view.
         self._order = [*dims, *sorted(rest, key=weight.stride, reverse=True)]
         self._dims = dims
         self._natural = self._order == list(range(weight.ndim))
@@ -105,11 +105,11 @@ class Layout:
         self._shape = (math.prod(self._permuted[: len(dims)]), math.prod(self._permuted[len(dims) :]))
 
     def matrix(self, tensor: Tensor) -> Tensor:
-        """Matrix (K, D) of a tensor like the weight; a view if memory allows, else a copy."""
+        """Matrix (K, D) of a tensor like the weight; a view where possible, else a copy."""
         return (tensor if self._natural else tensor.permute(self._order)).reshape(self._shape)
 
-    def put_back(self, tensor: Tensor, matrix: Tensor) -> None:
-        """Write a matrix back into the tensor that it was made of, unless it is a view of it."""
+    def write_back(self, tensor: Tensor, matrix: Tensor) -> None:
+        """Copy a matrix back to the tensor it was created from, unless it is a view of it."""
         if matrix.dtype != tensor.dtype or not self._is_view(tensor):
             tensor.permute(self._order).copy_(matrix.view(self._permuted))
 

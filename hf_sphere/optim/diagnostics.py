@@ -1,4 +1,4 @@
-"""What an optimiser does to the directions of radially invariant weights: effective learning rate, direction, norms."""
+"""Diagnostics of steps on radially invariant weights: effective learning rate, effective direction, norms."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import TrainerCallback
 
-from hf_sphere.optim.adam import AdamG
 from hf_sphere.optim.channels import ChannelDims, Layout, local
 
 logger = logging.getLogger(__name__)
@@ -19,17 +18,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class EffectiveStep:
-    """A step x - lr a / b as it acts on the directions u = x / |x| of K groups with D weights each.
+    """The effect of a step x - lr a / b on the directions u = x / |x| of K groups with D weights each.
 
     Attributes:
         learning_rate: The effective learning rate lr_e = lr / (|x|^2 s - lr <c, u>), with s = |b| / sqrt(D), (K,). For
             plain SGD at the start of training it is about lr / |x|^2.
         direction: The effective direction, tangent to the sphere: c - <c, u> u with c = |x| a / (b / s), (K, D).
-        angle: How far the step turns the weights, radians, (K,): atan(lr_e |direction|) up to a right angle. 0 for a
-            group at zero.
+        angle: Angle between the weights before and after the step, radians, (K,): atan(lr_e |direction|) up
+            to a right angle. 0 for a group at zero.
         weight_norm: |x|, (K,).
-        anisotropy: Deviation of b over its mean, (K,): how much the order-2 moment bends the direction of a; 0 for SGD
-            and for one second moment a group.
+        anisotropy: Standard deviation of b over its mean, (K,): how much the order-2 moment changes the direction of a;
+            0 for SGD and for one second moment per group.
     """
 
     learning_rate: Tensor
@@ -40,7 +39,7 @@ class EffectiveStep:
 
 
 def effective_step(weight: Tensor, momentum: Tensor, denominator: Tensor, lr: float | Tensor) -> EffectiveStep:
-    """Resolve a step on the sphere.
+    """Compute the effect of a step on the sphere.
 
     Args:
         weight: x, (K, D).
@@ -52,13 +51,13 @@ def effective_step(weight: Tensor, momentum: Tensor, denominator: Tensor, lr: fl
     step of a generic scheme, equations of lr_e and c.
     """
     denominator = denominator.expand_as(weight)
-    norm = weight.norm(dim=1).clamp_min(torch.finfo(weight.dtype).tiny)
+    tiny = torch.finfo(weight.dtype).tiny
+    norm = weight.norm(dim=1).clamp_min(tiny)
     unit = weight / norm.unsqueeze(1)
     scale = denominator.square().mean(1).sqrt()
-    tiny = torch.finfo(weight.dtype).tiny
-    bent = norm.unsqueeze(1) * momentum / (denominator / scale.clamp_min(tiny).unsqueeze(1)).clamp_min(tiny)
-    along = (bent * unit).sum(1)
-    direction = bent - along.unsqueeze(1) * unit
+    scaled = norm.unsqueeze(1) * momentum / (denominator / scale.clamp_min(tiny).unsqueeze(1)).clamp_min(tiny)
+    along = (scaled * unit).sum(1)
+    direction = scaled - along.unsqueeze(1) * unit
     radial = norm.square() * scale - lr * along
     learning_rate = torch.where(norm > tiny, lr / radial, 0.0)
     return EffectiveStep(
@@ -74,31 +73,31 @@ def effective_step(weight: Tensor, momentum: Tensor, denominator: Tensor, lr: fl
 def radial_diagnostics(
     optimizer: Optimizer, channel_dims: Mapping[str, ChannelDims] | None = None, model: nn.Module | None = None
 ) -> dict[str, dict[str, float]]:
-    """Measure what an optimiser's state does to each radially invariant weight: means over the weight's groups.
+    """Measure the effective step of each radially invariant weight: means over the weight's groups.
 
-    The step that is measured is the one that the present moments would make from the present weights; right after a
-    step that is the one just taken, but for the change of the weights and the transport of the momentum.
+    The measured step is the one of the current moments from the current weights; right after a step that is the step
+    just taken, except for the change of the weights and the transport of the momentum.
 
     Args:
-        optimizer: One of this library's, or torch's Adam, AdamW or SGD built from named parameters (as
-            `parameter_groups` gives them), which have taken a step.
-        channel_dims: Name of each radial weight to the axes of its groups, as `find_radial_weights(model).channel_dims`
-            has them; those of the optimiser's own groups if None.
-        model: Where the names of the parameters come from if the optimiser was built without names.
+        optimizer: One of this library's, or torch's Adam, AdamW or SGD built from named parameters (such as those of
+            `parameter_groups`), after a step.
+        channel_dims: Name of each radial weight to the axes of its groups, as in
+            `find_radial_weights(model).channel_dims`; those of the optimizer's groups if None.
+        model: Source of the names of the parameters if the optimizer was built without names.
 
     Returns:
         For each weight `effective_learning_rate`, `effective_direction_norm`, `step_angle` (radians), `weight_norm`
         and `anisotropy` of the order-2 moment.
 
     Raises:
-        ValueError: If the optimiser holds no radial weight by these names.
+        ValueError: If the optimizer has no radial weight with these names.
     """
     measured = {}
     for name, parameter, group in _radial(optimizer, channel_dims, model):
         dims = group["channel_dims"] if channel_dims is None else channel_dims[name]
         state = optimizer.state.get(parameter, {})
         if not local(parameter).numel() or ("exp_avg_sq" not in state and isinstance(optimizer, torch.optim.Adam)):
-            continue  # nothing of it here, or it has not taken a step
+            continue  # no local shard, or no step yet
         layout = Layout(local(parameter), tuple(dims))
         momentum, denominator = _scheme(optimizer, parameter, state, group, layout)
         step = effective_step(
@@ -127,7 +126,7 @@ def _radial(
                 yield name, parameter, group
     if not found:
         raise ValueError(
-            "the optimiser holds no radially invariant weight that is known by name: build it from "
+            "the optimizer has no radially invariant weight with a known name: build it from "
             "radial_parameter_groups(model), or pass find_radial_weights(model).channel_dims and named parameters."
         )
 
@@ -135,7 +134,7 @@ def _radial(
 def _scheme(
     optimizer: Optimizer, parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any], layout: Layout
 ) -> tuple[Tensor, Tensor]:
-    """A and b of the step x - lr a / b that the state makes, as matrices."""
+    """Momentum a and denominator b of the step x - lr a / b, as matrices."""
     if "exp_avg_sq" in state:
         beta1, beta2 = group["betas"]
         step = float(state["step"])
@@ -144,13 +143,15 @@ def _scheme(
         if second.numel() == local(parameter).numel():
             return momentum, (layout.matrix(second) / (1 - beta2**step)).sqrt() + group["eps"]
         root = (second.reshape(-1, 1) / (1 - beta2**step)).sqrt() + group["eps"]
-        return momentum, root if isinstance(optimizer, AdamG) else root / momentum.shape[1] ** 0.5
+        return momentum, root / momentum.shape[1] ** 0.5 if getattr(optimizer, "scales_with_dim", True) else root
     if state.get("momentum_buffer") is not None:
         momentum = layout.matrix(local(state["momentum_buffer"]))
     elif parameter.grad is not None:
         momentum = layout.matrix(local(parameter.grad))
     else:
-        raise ValueError(f"{type(optimizer).__name__} keeps no momentum, and the gradients are gone: measure before.")
+        raise ValueError(
+            f"{type(optimizer).__name__} has no momentum and the gradients were reset: measure before `zero_grad`."
+        )
     return momentum, torch.ones_like(momentum[:, :1])
 
 
@@ -170,7 +171,7 @@ class RadialDiagnosticsCallback(TrainerCallback):
     Args:
         log: The Trainer's `log`.
         every: Steps between two logs.
-        channel_dims: Radial weights, for torch's own optimisers; see `radial_diagnostics`.
+        channel_dims: Radial weights, for torch's own optimizers; see `radial_diagnostics`.
 
     Example:
         >>> trainer.add_callback(RadialDiagnosticsCallback(trainer.log, every=100))
@@ -180,7 +181,7 @@ class RadialDiagnosticsCallback(TrainerCallback):
         self,
         log: Callable[[dict[str, float]], None],
         every: int = 100,
-        channel_dims: Mapping[str, ChannelDims] | None = None,
+        channel_dims: dict[str, ChannelDims] | None = None,
     ) -> None:
         if every < 1:
             raise ValueError(f"every must be at least 1; got {every}.")
@@ -190,7 +191,7 @@ class RadialDiagnosticsCallback(TrainerCallback):
         self._measured: dict[str, float] = {}
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure after every so many optimiser steps, while the gradients are still there."""
+        """Measure every `every` optimizer steps, before the gradients are reset."""
         step = state.global_step + 1
         if self._every and step % self._every == 0 and state.is_world_process_zero:
             optimizer = kwargs["optimizer"]
@@ -199,13 +200,13 @@ class RadialDiagnosticsCallback(TrainerCallback):
             try:
                 measured = as_metrics(radial_diagnostics(optimizer, self._channel_dims, model))
             except ValueError as error:
-                logger.warning("No radial diagnostics from here on: %s", error)  # training is worth more
+                logger.warning("Radial diagnostics are disabled: %s", error)  # training must not fail
                 self._every = 0
             else:
                 self._measured = measured
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log what has been measured, now that the Trainer counts the step."""
+        """Log the measurements once the Trainer has counted the step."""
         if self._measured:
             self._log(self._measured)
             self._measured = {}

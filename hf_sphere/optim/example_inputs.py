@@ -1,4 +1,4 @@
-"""Makes inputs to try a model on, from what it says about itself or from its first layer."""
+"""Generates inputs for a model from its configuration or its first layer."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 _SIDES = (32, 28, 64, 84, 96, 128, 224, 299, 16, 8)
-_BATCH = 4  # batch norm over a 1 x 1 map sees one value an image, and of two values it leaves no gradient
+_BATCH = 4  # batch norm over a 1 x 1 map has one value per image, and two values leave no gradient
 
 
 def example_inputs(model: nn.Module) -> Iterator[Any]:
     """Yield inputs that may fit the model, the likeliest first.
 
-    transformers' models tell by `main_input_name` and their configuration, timm's by `pretrained_cfg`; of others the
-    first layer with weights tells how many channels or features it takes, and several sizes are tried.
+    Models of transformers have `main_input_name` and a configuration, models of timm `pretrained_cfg`; for others the
+    first layer with weights determines the number of channels or features, and several sizes follow.
 
     Args:
         model: Any module.
@@ -54,7 +54,7 @@ def _for_first_layer(model: nn.Module, device: torch.device) -> Iterator[torch.T
             yield torch.randn(_BATCH, module.in_features, device=device)
             yield torch.randn(_BATCH, 5, module.in_features, device=device)
             for side in _SIDES:
-                for channels in (1, 3):  # images that the model flattens by itself
+                for channels in (1, 3):  # images that the model flattens
                     if channels * side * side == module.in_features:
                         yield torch.randn(_BATCH, channels, side, side, device=device)
         elif isinstance(module, nn.Embedding):

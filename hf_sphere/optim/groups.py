@@ -1,4 +1,4 @@
-"""Parameter groups: which parameters are radial, which decay, which have settings of their own."""
+"""Parameter groups: radial parameters, weight decay, and per-parameter optimizer options."""
 
 import logging
 import warnings
@@ -17,17 +17,17 @@ logger = logging.getLogger(__name__)
 def radial_parameter_groups(
     model: nn.Module, batch: Any = None, loss: Loss | None = None, *, tolerance: float = 1e-3
 ) -> list[dict[str, Any]]:
-    """Sort a model's trainable parameters into groups for the optimisers of this library.
+    """Sort a model's trainable parameters into groups for the optimizers of this library.
 
-    Radially invariant weights come with the `channel_dims` of their groups; other weights are ordinary; norms, biases,
-    temperatures, gains of weight normalisation, what the model names in `no_weight_decay()` (as timm's models do) and
-    other parameters of one axis or none are ordinary and do not decay. The groups hold named parameters. Parameters
-    that the model names in a method `parameter_options() -> {name: settings}` get a group of their own with those
-    settings.
+    Radially invariant weights get the `channel_dims` of their groups; other weights are ordinary. Norms, biases,
+    temperatures, gains of weight normalization, parameters in the model's `no_weight_decay()` (as in timm) and other
+    parameters with at most one axis are ordinary and do not decay. The groups contain named parameters. Each parameter
+    in the model's `parameter_options() -> {name: options}`, if it has this method, gets a separate group with these
+    options.
 
     Args:
-        model: See `find_radial_weights`, as for the other arguments.
-        batch: A batch of real data makes the proof stronger.
+        model: See `find_radial_weights`, also for the other arguments.
+        batch: A batch of real data, if the generated input is not representative.
         loss: Loss of the model's output and the batch.
         tolerance: Largest deviation that counts as zero.
 
@@ -38,7 +38,7 @@ def radial_parameter_groups(
         ValueError: See `find_radial_weights`.
 
     Warns:
-        UserWarning: If no weight is radially invariant, or if the batch proves wrong what the structure says.
+        UserWarning: If no weight is radially invariant.
 
     Example:
         >>> optimizer = AdamSRT(radial_parameter_groups(model), lr=1e-3)
@@ -46,27 +46,20 @@ def radial_parameter_groups(
     model = extract_model_from_parallel(model, keep_fp32_wrapper=False, keep_torch_compile=False)
     found = find_radial_weights(model, batch, loss, tolerance=tolerance)
     logger.info(found.summary())
-    if found.refuted:
-        listed = "; ".join(f"{name}: {found.rejected[name]}" for name in found.refuted)
-        warnings.warn(
-            "The structure of the model says that these weights are radially invariant, the batch proves they are "
-            f"not; they are treated as ordinary ones. {listed}",
-            stacklevel=2,
-        )
     if not found.channel_dims:
         warnings.warn(
-            f"{type(model).__name__} has no radially invariant weight, so the optimiser will be the ordinary one. "
-            f"Looked at:\n{found}",
+            f"{type(model).__name__} has no radially invariant weight, so the optimizer will be the ordinary one. "
+            f"Checked weights:\n{found}",
             stacklevel=2,
         )
     return parameter_groups(model, found.channel_dims)
 
 
 def parameter_groups(model: nn.Module, channel_dims: Mapping[str, ChannelDims] | None = None) -> list[dict[str, Any]]:
-    """Sort trainable parameters into radial ones, other weights, those that do not decay, and those with own settings.
+    """Sort trainable parameters into radial ones, other weights, those without decay, and those with own options.
 
     Args:
-        model: Any module; its method `parameter_options`, if it has one, names parameters with settings of their own.
+        model: Any module; its method `parameter_options`, if it has one, returns per-parameter optimizer options.
         channel_dims: Radially invariant weights.
 
     Raises:
@@ -77,7 +70,7 @@ def parameter_groups(model: nn.Module, channel_dims: Mapping[str, ChannelDims] |
     kept = set(getattr(model, "no_weight_decay", set)())
     missing = set(own) - {name for name, _ in model.named_parameters()}
     if missing:
-        raise ValueError(f"settings are given for parameters that the model lacks: {', '.join(sorted(missing))}.")
+        raise ValueError(f"parameter_options names parameters that the model lacks: {', '.join(sorted(missing))}.")
     radial: dict[ChannelDims, dict[str, Any]] = {}
     weights: dict[str, Any] = {"params": []}
     plain: dict[str, Any] = {"params": [], "weight_decay": 0.0}
@@ -97,6 +90,6 @@ def parameter_groups(model: nn.Module, channel_dims: Mapping[str, ChannelDims] |
 
 
 def _decays(name: str, parameter: Tensor, kept: set[str]) -> bool:
-    """Whether a parameter is a matrix or kernel; gains and temperatures may have axes of length 1 besides their own."""
+    """Whether a parameter is a matrix or kernel; gains and temperatures may have additional axes of length 1."""
     gain = name.endswith((".original0", "weight_g")) or (parameter.ndim > 2 and sum(n > 1 for n in parameter.shape) < 2)
     return parameter.ndim > 1 and not gain and name not in kept

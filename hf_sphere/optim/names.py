@@ -1,35 +1,32 @@
-"""The optimisers by name, without importing torch."""
+"""The optimizers by name, listed without importing torch: each name is that of a file in `optimizers/`."""
 
 import importlib
-from typing import Any, NamedTuple
+import pkgutil
+from typing import TYPE_CHECKING
+
+from hf_sphere.optim import optimizers
+
+if TYPE_CHECKING:
+    from hf_sphere.optim.base import SphereOptimizer
 
 
-class Kind(NamedTuple):
-    """An optimiser.
+def optimizer_names() -> list[str]:
+    """List the names of the optimizers in alphabetical order."""
+    return sorted(module.name for module in pkgutil.iter_modules(optimizers.__path__))
 
-    Attributes:
-        class_name: Of the class in `hf_sphere.optim`.
-        is_adam: Whether it takes betas and eps, as Adam does, or momentum, as SGD does.
-        description: In a few words.
+
+def optimizer_class(name: str) -> "type[SphereOptimizer]":
+    """Import the class of an optimizer: the first subclass of `SphereOptimizer` that its file defines.
+
+    Raises:
+        ValueError: If there is no optimizer of this name; the message lists the names.
     """
+    if name not in optimizer_names():
+        raise ValueError(f"unknown optimizer {name!r}; the optimizers are: {', '.join(optimizer_names())}.")
+    from hf_sphere.optim.base import SphereOptimizer
 
-    class_name: str
-    is_adam: bool
-    description: str
-
-
-OPTIMIZERS = {
-    "adam_s": Kind("AdamS", True, "Adam with one second moment a group of scale-invariant weights"),
-    "adam_srt": Kind("AdamSRT", True, "Adam-S with rescaled and transported moments"),
-    "adam_g": Kind("AdamG", True, "Adam on unit-norm groups of scale-invariant weights"),
-    "sgd_mrt": Kind("SGDMRT", False, "SGD with momentum transported along the sphere"),
-}
-
-
-def optimizer_class(name: str) -> Any:
-    """Class of an optimiser.
-
-    Args:
-        name: A key of `OPTIMIZERS`.
-    """
-    return getattr(importlib.import_module("hf_sphere.optim"), OPTIMIZERS[name].class_name)
+    module = importlib.import_module(f"{optimizers.__name__}.{name}")
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, SphereOptimizer) and value.__module__ == module.__name__:
+            return value
+    raise ValueError(f"{module.__file__} defines no subclass of SphereOptimizer.")

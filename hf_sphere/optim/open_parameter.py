@@ -1,4 +1,4 @@
-"""A parameter opened for one step: the part this process holds, in the precision and shape to compute in."""
+"""A parameter prepared for one step: its local shard, in the precision and shape to compute in."""
 
 from typing import Any
 
@@ -11,28 +11,23 @@ from hf_sphere.optim.precision import at_least_float32, is_low, round_stochastic
 
 
 class OpenParameter:
-    """Weight, gradient and momentum of a parameter for the length of a step.
+    """Weight, gradient and momentum of a parameter during one step.
 
     Args:
         parameter: With its gradient, which is only read.
-        state: Of the optimiser for the parameter.
-        low_precision: How weights of low precision take small steps.
-        momentum_key: Of the momentum in `state`.
+        state: The optimizer's state of the parameter.
+        low_precision: How steps of weights in low precision are rounded.
+        momentum_key: Key of the momentum in `state`.
         dims: The channel axes of a radial parameter; None for an ordinary one.
 
     Attributes:
-        weight: What the step changes: a matrix (K, D) of groups, or a tensor like the parameter where it is ordinary.
+        weight: Changed by the step: a matrix (K, D) of groups, or a tensor like the parameter if it is ordinary.
         gradient: Of the shape of `weight`.
-        momentum: Of the shape and dtype of `weight`; empty where there is none.
+        momentum: Of the shape and dtype of `weight`; empty if there is none.
     """
 
     def __init__(
-        self,
-        parameter: Tensor,
-        state: dict[str, Any],
-        low_precision: str,
-        momentum_key: str,
-        dims: ChannelDims | None = None,
+        self, parameter: Tensor, state: dict[str, Any], low_precision: str, momentum_key: str, dims: ChannelDims | None
     ) -> None:
         gradient: Tensor = parameter.grad  # type: ignore[assignment]
         if isinstance(gradient, DTensor):
@@ -52,17 +47,17 @@ class OpenParameter:
             self.gradient = self._layout.matrix(gradient).contiguous()
             self.momentum = self._layout.matrix(self._kept).to(self.weight.dtype)
         elif gradient.dtype != self.weight.dtype or gradient.stride() != self.weight.stride():
-            self.gradient = torch.empty_like(self.weight).copy_(gradient)  # torch's fused kernels go by one layout
+            self.gradient = torch.empty_like(self.weight).copy_(gradient)  # torch's fused kernels assume one layout
 
     def close(self, seed: int) -> None:
-        """Write back what the step has changed.
+        """Write the step's changes back.
 
         Args:
-            seed: Of stochastic rounding; the same on every process that holds the same weights.
+            seed: Seed of stochastic rounding; the same on every process that holds the same weights.
         """
         if self._layout is not None:
-            self._layout.put_back(self._worked_on, self.weight)
-            self._layout.put_back(self._kept, self.momentum)
+            self._layout.write_back(self._worked_on, self.weight)
+            self._layout.write_back(self._kept, self.momentum)
         if self._rounding == "stochastic":
             generator = torch.Generator(self._held.device).manual_seed(seed)
             self._held.copy_(round_stochastically(self._worked_on, generator))

@@ -1,4 +1,4 @@
-"""How weights of low precision take steps that are smaller than the spacing of their numbers."""
+"""Updates of low-precision weights that are smaller than the spacing of their values."""
 
 from typing import Literal, get_args
 
@@ -10,12 +10,12 @@ LOW_PRECISION: tuple[str, ...] = get_args(LowPrecision)
 
 
 def is_low(dtype: torch.dtype) -> bool:
-    """Whether numbers of this type have fewer bits than float32."""
+    """Whether this dtype has fewer bits than float32."""
     return dtype.itemsize < 4
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    """The type to compute in."""
+    """The dtype to compute in."""
     return torch.float32 if is_low(dtype) else dtype
 
 
@@ -23,7 +23,7 @@ def round_stochastically(values: Tensor, generator: torch.Generator | None = Non
     """Round float32 to bfloat16, up or down with probabilities that keep the mean.
 
     Rounding to nearest loses every step below half the spacing of bfloat16 (1/256 of the value); rounding at random
-    keeps it on average. Infinities and NaN stay what they are.
+    keeps it on average. Infinities and NaN are kept.
 
     Args:
         values: float32, any shape.

@@ -1,13 +1,13 @@
-"""The update rules, on matrices whose rows are groups.
+"""The steps that the update rules share, on matrices whose rows are groups.
 
-A group is a set of weights that a normalisation layer makes radially invariant: one filter before BatchNorm, one whole
+A group is a set of weights that a normalization layer makes radially invariant: one filter before BatchNorm, one whole
 tensor before LayerNorm. Here the weights, the momentum and the gradient of K groups with D weights each are matrices
 (K, D), and numbers that belong to a group are vectors (K,). Functions whose name ends in an underscore change their
-first arguments in place.
+first arguments in place. `reference.py` has the rules as formulas.
 
-A step of every optimiser is made of these: the gradient enters the momentum (`accumulate_`), the size of the step
-follows from one number a group (`adam_step_size`), the weights move (`step_`), and the momentum is carried
-over to where they are now (`transport_`).
+Each optimizer is built from these functions: `accumulate_` adds the gradient to the momentum, `adam_step_size` computes
+the step size from one number per group, `step_` moves the weights, and `transport_` transports the momentum to the new
+weights.
 
 Source: Roburin, de Mont-Marin, Bursuc, Marlet, Perez, Aubry, "A spherical perspective on learning with normalization
 layers" (Neurocomputing 2022), sections 4 and 5.
@@ -31,7 +31,7 @@ def accumulate_(
     maximize: bool = False,
     scratch: Tensor | None = None,
 ) -> Tensor:
-    """Let a gradient enter the running mean: g = +-gradient + decay x and m = keep m + (1 - keep) g.
+    """Add a gradient to the running mean: g = +-gradient + decay x and m = keep m + (1 - keep) g.
 
     Args:
         momentum: m, (K, D); changed.
@@ -39,8 +39,8 @@ def accumulate_(
         weight: x, (K, D).
         keep: beta1.
         decay: L2 weight decay.
-        maximize: The gradient enters with a minus sign.
-        scratch: Room for a matrix (K, D) of the dtype of `momentum`; made anew if None.
+        maximize: Negate the gradient.
+        scratch: Temporary memory (K, D) of the dtype of `momentum`; allocated if None.
 
     Returns:
         |g| of each group, (K,).
@@ -64,12 +64,12 @@ def adam_step_size(
     """Length of the step in units of m: lr sqrt(D) / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps).
 
     Args:
-        second_moment: v, one number a group, (K,).
+        second_moment: v, one number per group, (K,).
         lr: Learning rate.
         bias1: 1 - beta1^t with t counted from 1; a number, or (K,).
         bias2: 1 - beta2^t.
         eps: Added to the root.
-        dim: D, the number of weights in a group; 1 leaves the factor out, as Adam-G does.
+        dim: D, the number of weights in a group; 1 omits the factor, as in Adam-G.
 
     Returns:
         (K,).
@@ -92,23 +92,23 @@ def step_(weight: Tensor, momentum: Tensor, step_size: Tensor, shrink: Number = 
 
 
 def shrinks(shrink: Number) -> bool:
-    """Whether there is decoupled weight decay; a tensor is not looked into, which would wait for the device."""
+    """Whether there is decoupled weight decay; true for every tensor, as reading one would wait for the device."""
     return isinstance(shrink, Tensor) or shrink != 1.0
 
 
 def transport_(
     momenta: Sequence[Tensor], weights: Sequence[Tensor], scratch: Sequence[Tensor | None] | None = None
 ) -> Tensor:
-    """Carry momenta over to where their own step has led: m = m - <m, y> / <y, y> y.
+    """Transport momenta to the weights after their own step: m = m - <m, y> / <y, y> y.
 
     The paper writes (<x, y> m - <m, y> x) / <y, y> with the weights x before the step. With y = x - a m that is the
-    projection above, and x need not be kept: m loses its part along y, and shrinks by |x| / |y| where it was orthogonal
-    to x. A group at zero keeps its momentum.
+    projection above, which does not need x: m loses its component along y, and shrinks by |x| / |y| if it was
+    orthogonal to x. A group at zero keeps its momentum.
 
     Args:
         momenta: m, matrices (K_i, D_i); changed.
         weights: y, the weights after the step, of the same shapes.
-        scratch: Room for a matrix like each; made anew if None.
+        scratch: Temporary memory for each; allocated where it is None.
 
     Returns:
         |y| of each group, (sum K_i,).
@@ -129,5 +129,5 @@ def lengths(matrices: Sequence[Tensor]) -> Tensor:
 
 
 def is_zero(length: Tensor) -> Tensor:
-    """Which of the `lengths` belong to groups at zero, which have no direction and stay where they are."""
+    """Mask of the `lengths` of groups at zero, which have no direction and are not updated."""
     return length <= torch.finfo(length.dtype).tiny

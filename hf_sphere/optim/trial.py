@@ -1,4 +1,4 @@
-"""A copy of a model to try things on: in training mode, with epsilons that do not count, moved off initial values."""
+"""A copy of a model for the numerical check: in training mode, with negligible epsilons, moved off initial values."""
 
 import contextlib
 import copy
@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 _EPSILONS = ("eps", "epsilon", "variance_epsilon")
 _CHECKPOINTING = ("gradient_checkpointing", "grad_checkpointing")
 
 
 def make_trial(model: nn.Module) -> nn.Module:
-    """Copy a model for the proof.
+    """Copy a model for the numerical check.
 
-    The epsilons of norms, which break the invariance a little, become too small to count. A model in evaluation is
-    switched to training, one in training keeps the modules that are frozen. The copy computes in float32 or better, and
-    without activation checkpointing.
+    The epsilons of norms, which break the invariance slightly, become negligible. A model in evaluation mode is
+    switched to training; single modules in evaluation mode stay so in a model in training mode. The copy computes in
+    float32 or better, without activation checkpointing.
 
     Raises:
         ValueError: If the model is sharded, on the meta device, or cannot be copied.
@@ -28,13 +28,13 @@ def make_trial(model: nn.Module) -> nn.Module:
         if isinstance(parameter, DTensor):
             raise ValueError(f"{name} is sharded; find the groups before the model is sharded.")
         if parameter.is_meta:
-            raise ValueError(f"{name} is on the meta device; the proof needs real weights.")
+            raise ValueError(f"{name} is on the meta device; the numerical check needs real weights.")
     try:
         trial = copy.deepcopy(model)
     except (RuntimeError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{type(model).__name__} cannot be copied to try the weights on ({error}); pass channel_dims by hand, in "
-            "parameter groups."
+            f"{type(model).__name__} cannot be copied for the numerical check ({error}); pass parameter "
+            "groups with channel_dims instead."
         ) from error
     if not any(parameter.dtype == torch.float64 for parameter in trial.parameters()):
         trial.to(torch.float32)
@@ -52,7 +52,7 @@ def make_trial(model: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def exact(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Compute in full float32, whatever autocast and TF32 say outside."""
+    """Compute in full float32, without autocast and TF32."""
     kinds = {device.type for device in devices} - {"meta"}
     with contextlib.ExitStack() as stack:
         for kind in kinds:
@@ -68,25 +68,21 @@ def exact(devices: Iterable[torch.device]) -> Iterator[None]:
 
 @torch.no_grad()
 def move(trial: nn.Module) -> None:
-    """Move every parameter at random by a tenth of its size.
+    """Move every parameter at random by a tenth of its root mean square.
 
-    Zeros (biases, last gains, layer scales of nearly nothing) and ones hide dependences; they move by a tenth of 1.
+    Initial values of zero, or of nearly zero (layer scales, class tokens), hide dependences; those move by 0.1.
     """
     for parameter in trial.parameters():
         if parameter.is_floating_point() and parameter.numel():
             size = parameter.square().mean().sqrt()
-            least = 0.0 if parameter.ndim > 1 else 1e-2
+            least = 1e-4 if parameter.ndim > 1 else 1e-2
             parameter.add_(0.1 * torch.where(size > least, size, 1.0) * torch.randn_like(parameter))
 
 
 def call(trial: nn.Module, batch: Any) -> Any:
-    """Call a model with keywords (a mapping), arguments (a tuple or list) or one argument, floats in its own dtype."""
+    """Call a model with keyword arguments (a mapping), arguments (a tuple or list) or one argument, in its dtype."""
     dtype = next((p.dtype for p in trial.parameters() if p.is_floating_point()), torch.float32)
-
-    def fit(leaf: Any) -> Any:
-        return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-
-    batch = tree_map(fit, batch)
+    batch = tree_map_only(Tensor, lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, batch)
     if isinstance(batch, Mapping):
         return trial(**batch)
     return trial(*batch) if isinstance(batch, (tuple, list)) else trial(batch)

@@ -4,15 +4,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from hf_sphere.optim.names import OPTIMIZERS
+from hf_sphere.optim.names import optimizer_names
 from hf_sphere.utils.arguments import argument
 
 OPTIMIZER_HELP = "Optimizer; all but adam, adamw and sgd find the scale-invariant weights."
 
 
-def optimizer_names() -> Iterable[str]:
+def optimizer_choices() -> Iterable[str]:
     """Return the valid values of `--optimizer`."""
-    return ("adam", "adamw", "sgd", *OPTIMIZERS)
+    return ("adam", "adamw", "sgd", *optimizer_names())
 
 
 @dataclass
@@ -34,7 +34,7 @@ class TrainingArguments:
     mixed_precision: Literal["no", "fp16", "bf16"] | None = argument(
         None, "Precision of the forward pass; the setting of `accelerate launch` if not set."
     )
-    optimizer: str = argument("adam", OPTIMIZER_HELP, choices=optimizer_names)
+    optimizer: str = argument("adam", OPTIMIZER_HELP, choices=optimizer_choices)
     learning_rate: float = argument(1e-3, "Peak learning rate.")
     weight_decay: float = argument(0.0, "Weight decay of weights; norms, biases and scalars have none.")
     momentum: float = argument(0.9, "Momentum of sgd and sgd_mrt.")

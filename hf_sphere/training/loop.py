@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from tqdm.auto import tqdm
 
 from hf_sphere.optim import as_metrics, find_radial_weights, radial_diagnostics
-from hf_sphere.optim.names import OPTIMIZERS
+from hf_sphere.optim.names import optimizer_names
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.batches import Batch, Batches, count_targets, counts_targets, loss_is_sum
 from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, save_checkpoint
@@ -86,7 +86,7 @@ class TrainingLoop:
         if args.max_steps is not None:
             self.total_steps = min(self.total_steps, args.max_steps)
         self._loss_is_sum = loss_is_sum(model)
-        few = self._few_examples() if args.optimizer in OPTIMIZERS or args.radial_logging_steps else None
+        few = self._few_examples() if args.optimizer in optimizer_names() or args.radial_logging_steps else None
         optimizer = build_optimizer(model, args, few)
         self._radial = self._radial_weights(model, optimizer, few) if args.radial_logging_steps else {}
         # Before `prepare`: the schedule counts optimizer steps itself, whatever the number of processes.

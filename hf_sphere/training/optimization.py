@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from hf_sphere.optim import parameter_groups, radial_parameter_groups
-from hf_sphere.optim.names import OPTIMIZERS, optimizer_class
+from hf_sphere.optim.names import optimizer_class, optimizer_names
 from hf_sphere.training.arguments import TrainingArguments
 
 
@@ -28,20 +28,20 @@ def build_optimizer(
         args: How to train.
         batch: Keywords of the model, to find and check the radially invariant weights with; made up if None.
     """
-    groups = radial_parameter_groups(model, batch) if args.optimizer in OPTIMIZERS else parameter_groups(model)
+    groups = radial_parameter_groups(model, batch) if args.optimizer in optimizer_names() else parameter_groups(model)
     # One fused kernel per step where torch has one; the update rule is the same.
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
     options: dict[str, Any] = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "fused": fused}
-    sphere = OPTIMIZERS.get(args.optimizer)
-    if args.optimizer == "sgd" or (sphere is not None and not sphere.is_adam):
+    sphere = optimizer_class(args.optimizer) if args.optimizer in optimizer_names() else None
+    if args.optimizer == "sgd" or (sphere is not None and "betas" not in sphere.option_defaults()):
         options["momentum"] = args.momentum
     else:
         options |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
         for group in groups:
             group.pop("momentum", None)  # an option that these optimizers do not support
     if sphere is not None:
-        return optimizer_class(args.optimizer)(groups, **options)
+        return sphere(groups, **options)
     for group in groups:
         if args.optimizer == "sgd":
             group.setdefault("nesterov", args.nesterov and group.get("momentum", args.momentum) > 0)

@@ -1,4 +1,4 @@
-"""The four optimisers as one parameter, a small model with its groups, gradients that follow from a seed."""
+"""Every optimizer as a parameter, a small model with its groups, gradients determined by a seed."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -8,33 +8,31 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
-
-LEARNING_RATES = {AdamS: 1e-2, AdamSRT: 1e-2, AdamG: 1e-2, SGDMRT: 1e-1}
+from hf_sphere.optim.names import optimizer_class, optimizer_names
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Threads only wait for each other where the work is so small."""
+    """Threads cost more than they save on small tensors."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=list(LEARNING_RATES), ids=lambda kind: kind.__name__)
+@pytest.fixture(params=optimizer_names())
 def kind(request: pytest.FixtureRequest) -> type[Optimizer]:
-    """Each of the optimisers in turn."""
-    return request.param
+    """Each optimizer class of the library."""
+    return optimizer_class(request.param)
 
 
 def _make_optimizer(kind: type[Optimizer], params: Any, **options: Any) -> Optimizer:
-    return kind(params, **{"lr": LEARNING_RATES[kind]} | options)
+    return kind(params, **{"lr": 0.1 if issubclass(kind, torch.optim.SGD) else 0.01} | options)
 
 
 @pytest.fixture(scope="session")
 def make_optimizer() -> Callable[..., Optimizer]:
-    """Build an optimiser with a learning rate that suits it."""
+    """Build an optimizer with a suitable learning rate."""
     return _make_optimizer
 
 

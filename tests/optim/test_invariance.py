@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
-from hf_sphere.optim import find_radial_weights, radial_parameter_groups
+from hf_sphere.optim import find_radial_weights
 
 Dims = dict[str, tuple[int, ...]]
 
@@ -256,7 +256,12 @@ GRAPHS: dict[str, tuple[Callable[[], nn.Module], Dims]] = {
     "a residual sum": (lambda: two(lambda m, x: m.norm(m.b(x) + x)), {}),
     "a sum of two weights": (lambda: two(lambda m, x: m.norm(m.a(x) + m.b(x))), {}),
     "a sum of one weight with itself": (lambda: two(lambda m, x: m.norm(m.b(x) + m.b(x.flip(0)))), B),
-    "a number added": (lambda: two(lambda m, x: m.norm(m.b(x) + 1.0), nn.LayerNorm(6)), {}),
+    "a number added before RMSNorm": (lambda: two(lambda m, x: m.norm(m.b(x) + 1.0), nn.RMSNorm(6)), {}),
+    # LayerNorm subtracts what is the same for all features.
+    "a number added before LayerNorm": (
+        lambda: two(lambda m, x: m.norm(m.b(x) + 1.0), nn.LayerNorm(6)),
+        {"b.weight": ()},
+    ),
     "a quotient by a number": (lambda: two(lambda m, x: m.norm(m.b(x) / 3.0)), B),
     "a concatenation": (lambda: two(lambda m, x: m.norm(torch.cat([m.a(x), m.b(x)], 1)), nn.BatchNorm1d(12)), BOTH),
     "a concatenation before LayerNorm": (
@@ -269,7 +274,8 @@ GRAPHS: dict[str, tuple[Callable[[], nn.Module], Dims]] = {
     ),
     "an output beside the norm": (lambda: two(lambda m, x: (lambda y: (m.norm(y), y))(m.b(x))), {}),
     "a second use beside the norm": (lambda: two(lambda m, x: (lambda y: m.norm(y) + y.mean())(m.b(x))), {}),
-    "a number read from it": (lambda: two(lambda m, x: (lambda y: m.norm(y) + y.mean().item())(m.b(x))), {}),
+    # The check follows gradients, as training does.
+    "a number read from it": (lambda: two(lambda m, x: (lambda y: m.norm(y) + y.mean().item())(m.b(x))), B),
     "two norms": (lambda: two(lambda m, x: (lambda y: m.norm(y) + F.normalize(y))(m.b(x))), {"b.weight": ()}),
     "one weight before two norms": (lambda: two(lambda m, x: m.norm(m.b(m.norm(m.b(x))))), B),
     "one weight before a norm and at the end": (lambda: two(lambda m, x: m.b(m.norm(m.b(x)))), {}),
@@ -286,9 +292,17 @@ GRAPHS: dict[str, tuple[Callable[[], nn.Module], Dims]] = {
         {"w": (0,), "a.weight": ()},
     ),
     "a norm with fixed statistics": (lambda: two(lambda m, x: m.norm(m.b(x)), nn.BatchNorm1d(6).eval()), {}),
-    # What is not homogeneous for the numbers that are given with it
+    # Functions that are not homogeneous because of a constant
     "padding by ones": (lambda: two(lambda m, x: m.norm(F.pad(m.b(x), (1, 1), value=1.0)), nn.LayerNorm(8)), {}),
-    "a threshold above zero": (lambda: two(lambda m, x: m.norm(F.threshold(m.b(x), 0.1, 0.0)), nn.LayerNorm(6)), {}),
+    # Homogeneous except at the threshold, so that the gradient is tangent to the sphere.
+    "a threshold above zero": (
+        lambda: two(lambda m, x: m.norm(F.threshold(m.b(x), 0.1, 0.0)), nn.LayerNorm(6)),
+        {"b.weight": ()},
+    ),
+    "a threshold with another value": (
+        lambda: two(lambda m, x: m.norm(F.threshold(m.b(x), 0.1, 0.2)), nn.LayerNorm(6)),
+        {},
+    ),
     "the larger of it and a number": (
         lambda: two(lambda m, x: m.norm(torch.max(m.b(x), torch.tensor(0.1))), nn.LayerNorm(6)),
         {},
@@ -302,11 +316,11 @@ def test_every_path_of_a_weight_must_end_in_a_norm(graph):
     assert found_in(build(), torch.randn(8, 6)) == expected
 
 
-# Structures that lie
+# Layers that look like norms
 
 
 class MyLayerNorm(nn.Module):
-    """Not what its name says."""
+    """Not a norm, despite its name."""
 
     def __init__(self, width: int = 6) -> None:
         super().__init__()
@@ -317,7 +331,7 @@ class MyLayerNorm(nn.Module):
 
 
 class MyShiftedLayerNorm(MyLayerNorm):
-    """A norm, but of its input and a learned number."""
+    """A norm, but of the sum of its input and a learned number."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.layer_norm(x + self.scale, (6,))
@@ -337,7 +351,7 @@ class Unseen(torch.autograd.Function):
         return gradient.expand(ctx.shape) / ctx.shape.numel()
 
 
-LIES: dict[str, Callable[[], nn.Module]] = {
+NOT_NORMS: dict[str, Callable[[], nn.Module]] = {
     "a norm in name only": MyLayerNorm,
     "a norm with a shift inside": MyShiftedLayerNorm,
     "a norm with fixed statistics": lambda: nn.Sequential(
@@ -347,23 +361,46 @@ LIES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_the_proof_overrules_the_structure_and_says_so(lie):
+@pytest.mark.parametrize("layer", NOT_NORMS)
+def test_a_layer_that_only_looks_like_a_norm_does_not_make_weights_radial(layer):
     model = Graph(
-        lambda m, x: (m.lie(m.suspect(x)), m.norm(m.radial(x))),
-        lie=LIES[lie](),
+        lambda m, x: (m.layer(m.suspect(x)), m.norm(m.radial(x))),
+        layer=NOT_NORMS[layer](),
         suspect=linear(),
         radial=linear(),
         norm=nn.LayerNorm(6),
     )
-    with pytest.warns(UserWarning, match=r"structure .* treated as ordinary ones\. suspect\.weight: ") as caught:
-        groups = radial_parameter_groups(model, torch.randn(8, 6))
-    dims = {name: group.get("channel_dims") for group in groups for name, _ in group["params"]}
-    assert (dims["suspect.weight"], dims["radial.weight"]) == (None, ())
-    assert {warning.filename for warning in caught} == {__file__}
+    found = find_radial_weights(model, torch.randn(8, 6))
+    assert found.channel_dims == {"radial.weight": ()}
+    assert "not 0" in found.rejected["suspect.weight"]
 
 
-def test_the_proof_holds_for_a_large_matrix():
+class TinyToken(nn.Module):
+    """A token that is added to others after a norm, as the class token of DeiT-III, which starts at 1e-6."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(1e-6 * torch.randn(1, 1, 64))
+        self.norm, self.linear, self.last = nn.LayerNorm(64), nn.Linear(64, 64), nn.LayerNorm(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1)
+        return self.last(x + self.linear(self.norm(x)))
+
+
+def test_a_weight_that_starts_at_nearly_zero_does_not_pass_by_its_size():
+    assert found_in(TinyToken(), torch.randn(4, 3, 64)) == {}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_single_group_does_not_pass_by_chance(seed):
+    """One check passes by chance in about 1 of 100 cases; a token embedding of one token has one group."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Embedding(20, 512), nn.Linear(512, 512, bias=False), nn.GELU())
+    assert found_in(model, torch.zeros(4, 1, dtype=torch.long)) == {}
+
+
+def test_the_check_holds_for_a_large_matrix():
     """In many dimensions two directions that have nothing to do with each other are nearly orthogonal."""
     model = nn.Sequential(nn.Linear(2048, 2048, bias=False), MyLayerNorm(2048))
     assert found_in(model, torch.randn(8, 2048)) == {}

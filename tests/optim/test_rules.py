@@ -1,4 +1,4 @@
-import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,8 +7,10 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
+from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, reference
 from hf_sphere.optim.blocks import Block, portions
+from hf_sphere.optim.names import optimizer_class, optimizer_names
+from hf_sphere.optim.reference import inner
 from hf_sphere.optim.rules import transport_
 
 GOLDEN_CASES = {
@@ -46,50 +48,34 @@ shapes = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(2, 3), st.i
 seeds = st.integers(0, 2**31)
 
 
-def inner(a: Tensor, b: Tensor, dims: list[int]) -> Tensor:
-    return (a * b).sum([axis for axis in range(a.ndim) if axis not in dims], keepdim=True)
+# The name of an optimizer is that of its rule in reference.py, and that of its file.
+RULES = [name for name in optimizer_names() if hasattr(reference, name)]
 
 
-def by_the_papers(
+def reference_of(kind: type[Optimizer]) -> Callable[..., reference.Step]:
+    return getattr(reference, kind.__module__.rpartition(".")[2])
+
+
+def by_the_reference(
     kind: type[Optimizer],
     x: Tensor,
     gradients: Tensor,
     dims: list[int],
     *,
     lr: float,
-    betas: tuple[float, float] = (0.9, 0.99),
-    eps: float = 1e-8,
-    momentum: float = 0.9,
-    dampening: float = 0.0,
     weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,
     maximize: bool = False,
+    **options: Any,
 ) -> Tensor:
-    """Weights after each step: the published formulas, with the old weights kept, in the dtype of the arguments."""
-    (beta1, beta2), path = betas, []
-    m, v = torch.zeros_like(x), torch.zeros_like(inner(x, x, dims))
-    dim = x.numel() // math.prod(x.shape[axis] for axis in dims)
+    """Weights after each step of the reference, in the dtype of the arguments."""
+    m, v, path = torch.zeros_like(x), torch.zeros_like(inner(x, x, dims)), []
+    if decoupled_weight_decay:
+        options["shrink"] = 1 - lr * weight_decay
     for t, gradient in enumerate(gradients, start=1):
         g = -gradient if maximize else gradient
         g = g if decoupled_weight_decay else g + weight_decay * x
-        start = x * (1 - lr * weight_decay) if decoupled_weight_decay else x
-        if kind is SGDMRT:
-            m = momentum * m + (1 - dampening) * g
-            y = start - lr * m
-        else:
-            m = beta1 * m + (1 - beta1) * g
-            v = beta2 * v + (1 - beta2) * inner(g, g, dims)
-            root = (v / (1 - beta2**t)).sqrt() + eps
-            y = start - lr * (1.0 if kind is AdamG else dim**0.5) * (m / (1 - beta1**t)) / root
-        transported = inner(x, y, dims) * m - inner(m, y, dims) * x
-        if kind is AdamSRT:
-            v = v * inner(x, x, dims) / inner(y, y, dims)
-        if kind in (AdamSRT, SGDMRT):
-            m = transported / inner(y, y, dims)
-        if kind is AdamG:
-            m = transported / (inner(x, x, dims) * inner(y, y, dims)).sqrt()
-            y = y / inner(y, y, dims).sqrt()
-        x = y
+        x, m, v = reference_of(kind)(x, g, m, v, t, dims, lr=lr, **options)
         path.append(x)
     return torch.stack(path)
 
@@ -127,21 +113,35 @@ def test_every_step_matches_the_golden_one(golden, case):
             assert (parameter - expected).abs().max() <= 1e-5 * expected.abs().max(), (step, name)
 
 
+@pytest.mark.parametrize("case", [case for case in GOLDEN_CASES if not case.endswith("_off")])  # those are torch's
+def test_the_reference_matches_the_golden_steps(golden, case):
+    values, about = golden("optimizers"), golden("optimizers").cases[case]
+    dims = [0] if case == "adam_g" else about["conv_group"].get("channel_dims", [0])
+    x = values.get(f"{case}.param.conv", values["param.conv"]).double()
+    gradients = torch.stack([values[f"grad{step}.conv"] for step in range(6)]).double()
+    path = by_the_reference(GOLDEN_CASES[case], x, gradients, dims, **about["hyperparameters"])
+    for step, y in enumerate(path):
+        expected = values[f"{case}.step{step}.conv"]
+        assert (y - expected).abs().max() <= 1e-5 * expected.abs().max(), step
+
+
 def test_all_golden_cases_are_tested(golden):
     assert set(golden("optimizers").cases) == set(GOLDEN_CASES)
 
 
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("decay", DECAYS)
-def test_steps_follow_the_published_formulas(kind, dims, decay):
+@pytest.mark.parametrize("name", RULES)
+def test_steps_follow_the_published_formulas(name, dims, decay):
+    kind = optimizer_class(name)
+
     @some_groups
     @given(shapes, seeds)
     def check(shape, seed):
         x, gradients = weights_and_gradients(shape, seed)
         options = {"lr": 0.05, **DECAYS[decay]}
-        expected = by_the_papers(kind, x, gradients, dims, **options)
-        betas = {} if kind is SGDMRT else {"betas": (0.9, 0.99)}
-        optimizer = kind([x.clone().requires_grad_()], channel_dims=dims, **betas, **options)
+        expected = by_the_reference(kind, x, gradients, dims, **options)
+        optimizer = kind([x.clone().requires_grad_()], channel_dims=dims, **options)
         torch.testing.assert_close(by_the_optimizer(optimizer, gradients), expected, rtol=1e-8, atol=1e-10)
 
     check()
@@ -153,7 +153,7 @@ def test_dampening_and_momentum_enter_sgd_mrt_as_published(shape, seed, dampenin
     x, gradients = weights_and_gradients(shape, seed)
     options = {"lr": 0.05, "dampening": dampening, "momentum": momentum}
     optimizer = SGDMRT([x.clone().requires_grad_()], channel_dims=[0], **options)
-    expected = by_the_papers(SGDMRT, x, gradients, [0], **options)
+    expected = by_the_reference(SGDMRT, x, gradients, [0], **options)
     torch.testing.assert_close(by_the_optimizer(optimizer, gradients), expected, rtol=1e-8, atol=1e-10)
 
 
@@ -163,7 +163,7 @@ def test_betas_and_eps_enter_adam_srt_as_published(shape, seed, beta1, beta2, ep
     x, gradients = weights_and_gradients(shape, seed)
     options = {"lr": 0.05, "betas": (beta1, beta2), "eps": eps}
     optimizer = AdamSRT([x.clone().requires_grad_()], channel_dims=[0], **options)
-    expected = by_the_papers(AdamSRT, x, gradients, [0], **options)
+    expected = by_the_reference(AdamSRT, x, gradients, [0], **options)
     torch.testing.assert_close(by_the_optimizer(optimizer, gradients), expected, rtol=1e-8, atol=1e-10)
 
 

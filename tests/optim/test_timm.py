@@ -10,11 +10,11 @@ import torch
 from timm.optim import _optim_factory, create_optimizer_v2, get_optimizer_class, list_optimizers
 from torch import nn
 
-import hf_sphere  # noqa: F401  (registers the optimisers)
-from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, parameter_groups
-from hf_sphere.optim.timm_factory import register_optimizers
+from hf_sphere import registration
+from hf_sphere.optim import AdamSRT, parameter_groups
+from hf_sphere.optim.names import optimizer_class, optimizer_names
 
-KINDS = {"adams": AdamS, "adamsrt": AdamSRT, "adamg": AdamG, "sgdmrt": SGDMRT}
+KINDS = {name.replace("_", ""): optimizer_class(name) for name in optimizer_names()}
 
 
 class Net(nn.Module):
@@ -74,7 +74,7 @@ def test_without_a_learning_rate_the_class_has_its_own():
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_an_optimiser_made_by_timm_takes_a_step(name):
+def test_an_optimizer_made_by_timm_takes_a_step(name):
     model = Net()
     optimizer = create_optimizer_v2(model, name, lr=0.1, weight_decay=0.1)
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -92,7 +92,7 @@ def test_lookahead_goes_round_it():
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_timm_lists_the_optimiser_with_a_description(name):
+def test_timm_lists_the_optimizer_with_a_description(name):
     described = dict(list_optimizers(with_description=True))
     assert described[name]
     assert get_optimizer_class(name) is KINDS[name]
@@ -141,7 +141,7 @@ def test_radial_groups_of_the_callers_own_pass_through():
 
 @pytest.mark.parametrize("name", [*KINDS, "lookahead_adamsrt"])
 def test_layer_decay_is_refused_with_a_way_out(name):
-    message = f"{name} takes no layer_decay: .* Set lr in the groups of radial_parameter_groups"
+    message = f"{name} does not support layer_decay: .* Set lr in the groups of radial_parameter_groups"
     with pytest.raises(ValueError, match=message):
         create_optimizer_v2(Net(), name, layer_decay=0.5)
 
@@ -162,7 +162,7 @@ print([name for name in list_optimizers() if name not in ("adams", "adamsrt", "a
 """
 
 
-def test_the_optimisers_of_timm_stay_as_they_are(capsys):
+def test_the_optimizers_of_timm_stay_as_they_are(capsys):
     """Against a process that has never seen this library."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", DESCRIBE]
@@ -175,5 +175,5 @@ def test_the_optimisers_of_timm_stay_as_they_are(capsys):
 def test_registering_again_changes_nothing():
     registry = _optim_factory.default_registry
     before = dict(registry._optimizers), registry.create_optimizer
-    register_optimizers(_optim_factory)
+    registration._register_optimizers_with_timm(_optim_factory)
     assert (dict(registry._optimizers), registry.create_optimizer) == before

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-# Three steps of ResNet-20 on the embedded digits.
+# Three steps of ResNet-20 on the bundled digits.
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "60", "--per_device_train_batch_size", "20"]
 QUICK += ["--max_eval_samples", "40", "--num_train_epochs", "1", "--disable_tqdm", "true"]
 SETTING = ["--setting", "cifar10-resnet20"]
@@ -65,7 +65,7 @@ def runs(in_process) -> Runs:
 
 @pytest.fixture(scope="module")
 def finished(sweep, in_process, quick, tmp_path_factory) -> tuple[Path, str]:
-    """The folder of a finished sweep of two optimisers, and what was printed; to be read only."""
+    """The folder of a finished sweep of two optimizers, and what was printed; to be read only."""
     folder, printed = tmp_path_factory.mktemp("finished") / "sweep", io.StringIO()
     with contextlib.redirect_stdout(printed):
         sweep.main([*quick, "--optimizers", "adam", "adam_srt", "--output_dir", str(folder)])
@@ -76,7 +76,7 @@ def finished(sweep, in_process, quick, tmp_path_factory) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adam_srt"])
-def test_each_run_has_the_settings_of_its_optimiser(finished, optimizer):
+def test_each_run_has_the_settings_of_its_optimizer(finished, optimizer):
     settings = json.loads((finished[0] / f"{optimizer}-seed0" / "run.json").read_text())
     assert (settings["optimizer"], settings["seed"], settings["backbone"]) == (optimizer, 0, "resnet20_cifar")
     assert settings["weight_decay"] == {"adam": 5e-4, "adam_srt": 7.8125e-6}[optimizer]
@@ -91,13 +91,13 @@ def test_the_summary_holds_the_accuracies_of_the_runs(finished, results_of):
     }
 
 
-def test_the_picture_shows_a_curve_of_every_optimiser(finished):
+def test_the_picture_shows_a_curve_of_every_optimizer(finished):
     picture = Image.open(finished[0] / "sweep.png").convert("RGB")
     colors = {color for _, color in picture.getcolors(picture.width * picture.height)}
     assert {(63, 144, 218), (255, 169, 14)} <= colors
 
 
-def test_the_table_has_a_row_for_every_optimiser(finished, results_of):
+def test_the_table_has_a_row_for_every_optimizer(finished, results_of):
     folder, printed = finished
     rows = re.findall(r"^\| (adam\w*) \| 1 \| ([\d.]+) \| ([\d.]+) \| [\d.]+ \|$", printed, re.MULTILINE)
     expected = []
@@ -115,11 +115,11 @@ def test_a_second_call_repeats_nothing_and_compares_again(sweep, runs, finished,
     (folder / "sweep.png").unlink()
     sweep.main([*quick, "--optimizers", "adam", "adam_srt", "--output_dir", str(folder)])
     assert runs.commands == []
-    assert capsys.readouterr().out.count("finished already") == 2
+    assert capsys.readouterr().out.count("already finished") == 2
     assert (folder / "sweep.png").is_file()
 
 
-def test_a_call_for_one_optimiser_compares_all_that_is_there(sweep, runs, finished, quick, capsys):
+def test_a_call_for_one_optimizer_compares_all_that_is_there(sweep, runs, finished, quick, capsys):
     sweep.main([*quick, "--optimizers", "adam", "--output_dir", str(finished[0])])
     assert "| adam_srt | 1 |" in capsys.readouterr().out
 
@@ -138,7 +138,7 @@ def test_a_run_that_was_stopped_goes_on(sweep, runs, finished, quick, tmp_path, 
     (tmp_path / "arguments.json").unlink()
     capsys.readouterr()
     sweep.main(words)
-    assert f"{run}: going on" in capsys.readouterr().out
+    assert f"{run}: resuming" in capsys.readouterr().out
     assert "--resume_from_checkpoint" in runs.commands[-1]
     assert (results_of(run)["steps"], results_of(run)["epoch"]) == (3, 1.0)
     unbroken, resumed = (load_file(r / "model.safetensors") for r in (finished[0] / "adam_srt-seed0", run))
@@ -160,7 +160,7 @@ FAILS = ["--optimizers", "sgd_mrt", "adam", "--nesterov", "true"]  # which sgd_m
 
 
 def test_a_run_that_fails_is_named_and_the_others_are_compared(sweep, runs, quick, tmp_path, capsys):
-    with pytest.raises(ValueError, match=r"1 of the runs failed: sgd_mrt with seed 0\. Their messages stand above"):
+    with pytest.raises(ValueError, match=r"1 of the runs failed: sgd_mrt with seed 0\. See their messages above"):
         sweep.main([*quick, *FAILS, "--output_dir", str(tmp_path)])
     assert list(json.loads((tmp_path / "sweep.json").read_text())["eval_accuracy"]) == ["adam"]
     assert "| adam | 1 |" in capsys.readouterr().out
@@ -193,20 +193,20 @@ def test_the_sweep_as_a_process_of_its_own_ends_with_status_1_where_a_run_fails(
     assert process.returncode == 1, printed
     assert "sgd_mrt has no nesterov form; leave nesterov out" in printed
     assert [line for line in printed.splitlines() if line.startswith(("Error:", "Traceback"))] == [
-        "Error: 1 of the runs failed: sgd_mrt with seed 0. Their messages stand above."
+        "Error: 1 of the runs failed: sgd_mrt with seed 0. See their messages above."
     ]
 
 
 # The command line
 
 
-def test_every_setting_has_a_configuration_of_every_optimiser(sweep):
+def test_every_setting_has_a_configuration_of_every_optimizer(sweep):
     settings = {path.stem.rsplit("-", 1)[0] for path in sweep.CONFIGS.glob("*.yaml")}
     names = {f"{setting}-{optimizer}.yaml" for setting in settings for optimizer in sweep.OPTIMIZERS}
     assert names == {path.name for path in sweep.CONFIGS.glob("*.yaml")}
 
 
-def test_without_further_words_all_optimisers_run_with_one_seed(sweep):
+def test_without_further_words_all_optimizers_run_with_one_seed(sweep):
     args, words = sweep.parse(SETTING)
     assert (args.optimizers, args.seeds, args.output_dir, words) == (sweep.OPTIMIZERS, [0], None, [])
 
@@ -236,7 +236,7 @@ def test_what_the_sweep_sets_itself_is_refused(sweep, words, capsys):
         sweep.parse([*SETTING, *words])
     assert stop.value.code == 2
     assert (
-        f"{words[0].split('=')[0].replace('-', '_').replace('__', '--', 1)} is set by the sweep itself; leave it out."
+        f"{words[0].split('=')[0].replace('-', '_').replace('__', '--', 1)} is set by the sweep; leave it out."
         in capsys.readouterr().err
     )
 
@@ -262,7 +262,7 @@ def test_runs_of_several_seeds_are_averaged(sweep):
     assert row == "| adam | 2 | 55.00 ± 7.07 | 65.00 ± 7.07 | 2.0 |"
 
 
-def test_results_are_gathered_by_optimiser_and_seed(sweep, tmp_path):
+def test_results_are_gathered_by_optimizer_and_seed(sweep, tmp_path):
     for name, accuracy in (("adam_srt-seed0", 0.1), ("adam-seed1", 0.3), ("adam-seed0", 0.2)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "all_results.json").write_text(json.dumps(result(accuracy)))

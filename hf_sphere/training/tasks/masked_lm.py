@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_sphere import data, models
 from hf_sphere.data.options import TextDataOptions
-from hf_sphere.training.arguments import TrainingArguments, optimizer_names
+from hf_sphere.training.arguments import TrainingArguments, optimizer_choices
 from hf_sphere.training.measures import measure_tokens, perplexity
 from hf_sphere.training.tasks.base import Description, Prepared, Task
 from hf_sphere.utils.arguments import Options, argument
@@ -86,7 +86,7 @@ class TextTrainingArguments(TrainingArguments):
     optimizer: str = argument(
         "adamw",
         "Optimizer; those other than adam, adamw and sgd find scale-invariant weights.",
-        choices=optimizer_names,
+        choices=optimizer_choices,
     )
     learning_rate: float = argument(5e-5, "Peak learning rate.")
 

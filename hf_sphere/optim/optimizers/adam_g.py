@@ -1,0 +1,33 @@
+"""Adam-G: Adam on groups of scale-invariant weights with unit norm."""
+
+from torch import Tensor
+
+from hf_sphere.optim.blocks import Block, split, transport_momenta
+from hf_sphere.optim.optimizers.adam_s import AdamS
+from hf_sphere.optim.rules import Number
+
+
+class AdamG(AdamS):
+    """Adam with groups on the unit sphere: every step ends at norm 1, and the momentum is transported.
+
+    The step is that of Adam-S without sqrt(D) (so a learning rate of about 1e-2 suits it), the weights are divided by
+    their norm, and m = (<x, y> m - <m, y> x) / (|x| |y|). The first step moves weights of another norm to the sphere.
+    Arguments, groups and errors are those of `AdamS`.
+
+    Source: Cho and Lee, "Riemannian approach to batch normalization" (NeurIPS 2017), algorithm 4.
+
+    Example:
+        >>> optimizer = AdamG(radial_parameter_groups(model), lr=1e-2, betas=(0.9, 0.99))
+    """
+
+    scales_with_dim = False
+
+    def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:
+        new_length = transport_momenta(blocks)
+        scales = split((new_length / length).div_(shrink).unsqueeze(1), blocks)
+        # torch takes a step with learning rate 0 to create the state; it must not change the weights.
+        norms = split(new_length.masked_fill(size == 0, 1.0).unsqueeze(1), blocks)
+        for block, scale, norm in zip(blocks, scales, norms, strict=True):
+            block.momentum.mul_(scale)
+            block.weight.div_(norm)
+        return moment

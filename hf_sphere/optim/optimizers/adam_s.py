@@ -1,0 +1,126 @@
+"""Adam-S: Adam with one second moment per group of scale-invariant weights."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+
+from hf_sphere.optim.base import Group, SphereOptimizer
+from hf_sphere.optim.blocks import Block, per_group, split
+from hf_sphere.optim.channels import local
+from hf_sphere.optim.open_parameter import OpenParameter
+from hf_sphere.optim.rules import Number, accumulate_, adam_step_size, is_zero, lengths, step_
+
+
+class AdamS(SphereOptimizer, torch.optim.Adam):
+    """Adam with one second moment per group, so that it does not bend the direction of the step.
+
+    m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) <g, g>;
+    x = x - lr sqrt(D) (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
+
+    with <., .> over the D weights of a group. Meant for weights whose scale is removed by a normalization layer;
+    `radial_parameter_groups(model)` finds them. Parameters in groups without `channel_dims` (the last layer,
+    embeddings, norms, biases) follow torch's Adam, bit for bit. The state of a radial weight is one number per weight
+    and one per group.
+
+    Args:
+        params: Parameters, or groups of them with their own options.
+        lr: Learning rate, a number or a tensor of one element.
+        betas: Decay rates of the two moments, each in [0, 1).
+        eps: Added to the root of the second moment, which for a group is a sum of D squares.
+        weight_decay: L2 penalty, added to the gradient (never to `.grad`), as in the paper.
+        channel_dims: Axes that number the groups: `[0]` for each filter (before BatchNorm), `[]` for the whole tensor
+            (before LayerNorm); None for ordinary parameters. Usually given per parameter group.
+        channel_wise: Short for `channel_dims=[0]`.
+        low_precision: For weights in bfloat16 or float16: `nearest` rounds each step (as torch does), `stochastic`
+            (bfloat16) rounds at random so that small steps are kept on average, `master` keeps a float32 copy, which
+            then is the weight: values written into the parameter from outside are lost at the next step.
+        decoupled_weight_decay: Shrink the weights by `lr * weight_decay` instead, as AdamW does.
+        foreach: Update the groups of all tensors at once (True) or tensor by tensor (False); by default at once on a
+            GPU and in portions that fit the cache on a CPU.
+        maximize: Maximize the objective.
+        capturable: For CUDA graphs: keep the step count on the device. A learning rate that changes between replays
+            must be a tensor on the device; a number is captured as it is.
+        fused: Use torch's fused kernel for ordinary parameters.
+
+    Raises:
+        ValueError: If an option is out of range, is not supported (`amsgrad`, `differentiable`) or does not fit a
+            parameter.
+
+    Source: Roburin et al., "A spherical perspective on learning with normalization layers", section 5.
+
+    Example:
+        >>> optimizer = AdamS(radial_parameter_groups(model), lr=1e-3, weight_decay=1e-4)
+    """
+
+    momentum_key = "exp_avg"
+    has_second_moment = True
+    scales_with_dim: ClassVar[bool] = True
+    """Whether the step has the factor sqrt(D)."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, **options)
+
+    def _rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
+        beta1, beta2 = group["betas"]
+        options = {"keep": beta1, "decay": decay, "maximize": group["maximize"]}
+        gradient = torch.cat(
+            [accumulate_(b.momentum, b.gradient, b.weight, scratch=b.scratch, **options) for b in blocks]
+        )
+        length = lengths([block.weight for block in blocks])
+        moment = torch.cat([block.second_moment for block in blocks]).lerp_(gradient.square_(), 1 - beta2)
+        step_size = adam_step_size(
+            moment,
+            lr=group["lr"],
+            bias1=per_group([1 - beta1**block.step for block in blocks], blocks),
+            bias2=per_group([1 - beta2**block.step for block in blocks], blocks),
+            eps=group["eps"],
+            dim=per_group([float(b.weight.shape[1]) if self.scales_with_dim else 1.0 for b in blocks], blocks),
+        ).masked_fill_(is_zero(length), 0.0)
+        for block, size in zip(blocks, split(step_size, blocks), strict=True):
+            step_(block.weight, block.momentum, size, shrink)
+        moment = self._transport(blocks, moment, length, step_size, shrink)
+        for block, part in zip(blocks, split(moment, blocks), strict=True):
+            block.second_moment.copy_(part)
+
+    def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:
+        """Transport the moments to the new weights.
+
+        Args:
+            blocks: After the step.
+            moment: Second moment of all groups, (K,).
+            length: |x| of the weights before the step, (K,).
+            size: Step size, (K,).
+            shrink: Factor of decoupled weight decay, else 1.
+
+        Returns:
+            The new second moment.
+        """
+        return moment
+
+    def _step_of_torch(self, group: Group, parameters: list[Tensor], opened: Sequence[OpenParameter]) -> None:
+        states = [self.state[parameter] for parameter in parameters]
+        beta1, beta2 = group["betas"]
+        same = ("foreach", "capturable", "fused", "decoupled_weight_decay", "lr", "weight_decay", "eps", "maximize")
+        adam(
+            [part.weight for part in opened],
+            [part.gradient for part in opened],
+            [local(state["exp_avg"]) for state in states],
+            [local(state["exp_avg_sq"]) for state in states],
+            [],
+            [state["step"] for state in states],
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            **{name: group[name] for name in same},
+        )

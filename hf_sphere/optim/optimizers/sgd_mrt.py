@@ -1,0 +1,105 @@
+"""SGD-MRT: SGD whose momentum is rescaled and transported along the sphere."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.sgd import sgd
+
+from hf_sphere.optim.base import Group, SphereOptimizer
+from hf_sphere.optim.blocks import Block, transport_momenta
+from hf_sphere.optim.open_parameter import OpenParameter
+from hf_sphere.optim.rules import Number, is_zero, lengths, shrinks
+
+
+class SGDMRT(SphereOptimizer, torch.optim.SGD):
+    """SGD with momentum that is rescaled and transported to the new weights after each step.
+
+    b = momentum b + (1 - dampening) g; y = x - lr b; b = (<x, y> b - <b, y> x) / <y, y>
+
+    with <., .> over the weights of a group. Meant for weights whose scale is removed by a normalization layer;
+    `radial_parameter_groups(model)` finds them. Parameters in groups without `channel_dims` follow torch's SGD, bit for
+    bit, and so do all parameters if `momentum` is 0, as there is nothing to transport. One difference: b starts from
+    zero, so dampening applies to the first gradient too, as in the paper; torch's SGD does not dampen the first
+    gradient.
+
+    Args:
+        params: Parameters, or groups of them with their own options.
+        lr: Learning rate, a number or a tensor of one element.
+        momentum: Factor of the momentum, not negative.
+        dampening: Dampening of the gradient in the momentum.
+        weight_decay: L2 penalty, added to the gradient (never to `.grad`), as in the paper.
+        **options: `channel_dims`, `channel_wise`, `low_precision`, `decoupled_weight_decay`, `foreach`, `maximize`,
+            `capturable` and `fused`; see `AdamS`.
+
+    Raises:
+        ValueError: If an option is out of range, is not supported (`nesterov`, `differentiable`) or does not fit a
+            parameter.
+
+    Source: Roburin et al., "A spherical perspective on learning with normalization layers", section 5, SGD-MRT.
+
+    Example:
+        >>> optimizer = SGDMRT(radial_parameter_groups(model), lr=0.1, momentum=0.9, weight_decay=2.5e-4)
+    """
+
+    momentum_key = "momentum_buffer"
+    has_second_moment = False
+    own_defaults = {**SphereOptimizer.own_defaults, "decoupled_weight_decay": False, "capturable": False}
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.9,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, **options)
+
+    def _keeps_momentum(self, group: Group) -> bool:
+        return group["momentum"] != 0
+
+    def _rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
+        zeros = [_at_zero(block.weight) for block in blocks]
+        self._sgd(blocks, group, decay, shrink)
+        for block, rows in zip(blocks, zeros, strict=True):
+            if rows is not None:
+                block.weight.masked_fill_(rows.unsqueeze(1), 0.0)
+        transport_momenta(blocks)
+        if shrinks(shrink):
+            torch._foreach_div_([block.momentum for block in blocks], shrink)
+
+    def _step_of_torch(self, group: Group, parameters: list[Tensor], opened: Sequence[OpenParameter]) -> None:
+        for parameter in parameters:
+            self.state[parameter]["step"] += 1
+        self._sgd(opened, group, *self._decay(group))
+
+    def _sgd(self, parts: Sequence[Block | OpenParameter], group: Group, decay: float, shrink: Number) -> None:
+        weights = [part.weight for part in parts]
+        momenta: list[Tensor | None] = [part.momentum for part in parts]
+        if shrinks(shrink):
+            torch._foreach_mul_(weights, shrink)
+        lr = group["lr"]
+        later = isinstance(lr, Tensor) and group["capturable"] and group["momentum"] != 0
+        sgd(
+            weights,
+            [part.gradient.to(part.weight.dtype) for part in parts],
+            # Zeros before the first step; torch takes None for no momentum at all.
+            momenta if group["momentum"] else [None] * len(weights),
+            weight_decay=decay,
+            lr=0.0 if later else lr,
+            nesterov=False,
+            **{name: group[name] for name in ("foreach", "fused", "momentum", "dampening", "maximize")},
+        )
+        if later:  # torch's SGD reads the learning rate on the host, which a captured graph cannot do
+            for part in parts:
+                part.weight.addcmul_(part.momentum, lr.to(part.weight.dtype), value=-1)
+
+
+def _at_zero(weight: Tensor) -> Tensor | None:
+    """Mask of the groups at zero; None if there is none, which on a CPU the first column mostly shows at no cost."""
+    if weight.device.type == "cpu" and not torch.compiler.is_compiling() and weight[:, 0].all():
+        return None
+    return is_zero(lengths([weight]))

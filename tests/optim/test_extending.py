@@ -1,0 +1,76 @@
+"""A new optimizer is one file in `hf_sphere/optim/optimizers`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_sphere.optim import AdamS, optimizers
+from hf_sphere.optim.names import optimizer_class, optimizer_names
+
+TOY = '''
+from hf_sphere.optim.optimizers.adam_s import AdamS
+
+
+class ToyAdam(AdamS):
+    """Adam-S by another name."""
+'''
+
+USE = """
+import json, sys
+from hf_sphere.optim import optimizers
+optimizers.__path__.append(sys.argv[1])
+from timm.optim import create_optimizer_v2, list_optimizers
+from torch import nn
+from transformers import TrainingArguments
+from transformers.trainer_optimizer import _OPTIMIZER_HANDLERS
+model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+args = TrainingArguments(output_dir=sys.argv[1], optim="toy_adam", report_to=[])
+print(json.dumps({
+    "Trainer": args.optim.value in _OPTIMIZER_HANDLERS,
+    "timm": type(create_optimizer_v2(model, "toyadam")).__name__,
+    "timm's list": dict(list_optimizers(with_description=True))["toyadam"],
+}))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the file of a toy optimizer, as a part of the package of optimizers."""
+    (tmp_path / "toy_adam.py").write_text(TOY)
+    monkeypatch.setattr(optimizers, "__path__", [*optimizers.__path__, str(tmp_path)])
+    yield tmp_path
+    sys.modules.pop("hf_sphere.optim.optimizers.toy_adam", None)
+
+
+def test_a_file_makes_an_optimizer_known_by_its_name(folder):
+    assert optimizer_names() == ["adam_g", "adam_s", "adam_srt", "sgd_mrt", "toy_adam"]
+    kind = optimizer_class("toy_adam")
+    assert (kind.__name__, issubclass(kind, AdamS)) == ("ToyAdam", True)
+
+
+def test_the_trainer_and_timm_know_the_optimizer_of_a_new_file(folder):
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", USE, str(folder)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    assert json.loads(printed) == {"Trainer": True, "timm": "ToyAdam", "timm's list": "Adam-S by another name."}
+
+
+def test_an_unknown_name_is_refused_with_the_names():
+    with pytest.raises(ValueError, match="unknown optimizer 'adam_x'; the optimizers are: adam_g, adam_s, adam_srt, "):
+        optimizer_class("adam_x")
+
+
+def test_a_file_without_an_optimizer_is_refused(folder):
+    (folder / "toy_adam.py").write_text("")
+    with pytest.raises(ValueError, match=r"toy_adam\.py defines no subclass of SphereOptimizer"):
+        optimizer_class("toy_adam")
+
+
+def test_the_names_are_listed_without_torch():
+    code = "import sys; from hf_sphere.optim import names; print(len(names.optimizer_names()), 'torch' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["4", "False"]
