@@ -30,17 +30,17 @@ def kib(name):
     lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
     return int(lines[name].split()[0])
 
-projection_statistics(torch.nn.Linear(3, 4), "all")  # what the libraries take at the first use
+projection_statistics(torch.nn.Linear(3, 4), "all")  # memory that the libraries allocate at first use
 before = kib("VmRSS")
-open("/proc/self/clear_refs", "w").write("5")  # the peak starts anew
-path, way = sys.argv[1:]
-projection_statistics(path if way == "stream" else safetensors.torch.load_file(path), "all")
+open("/proc/self/clear_refs", "w").write("5")  # resets the peak
+path, mode = sys.argv[1:]
+projection_statistics(path if mode == "stream" else safetensors.torch.load_file(path), "all")
 print(json.dumps((kib("VmHWM") - before) / 1024))
 """
 
 
 def plain(model: nn.Module) -> dict[str, Any]:
-    """The same statistics filter by filter."""
+    """Compute the same statistics filter by filter."""
     statistics = {}
     for name, module in model.named_modules():
         if not isinstance(module, nn.Conv2d | nn.Linear):
@@ -101,12 +101,12 @@ def memory(folder: Path) -> list[dict[str, Any]]:
     path = folder / "large.safetensors"
     save_file({f"layers.{number}.weight": torch.randn(4096, 2048) for number in range(24)}, path)
     peaks = {}
-    for way in ("stream", "load"):
-        command = [sys.executable, "-c", PEAK, str(path), way]
-        peaks[way] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    for mode in ("stream", "load"):
+        command = [sys.executable, "-c", PEAK, str(path), mode]
+        peaks[mode] = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
     return [
-        row("768 MiB in 24 layers, streamed: further memory at the peak, MiB", peaks["stream"], at_most=128),
-        row("768 MiB in 24 layers, loaded at once: further memory at the peak, MiB", peaks["load"]),
+        row("768 MiB in 24 layers, streamed: additional peak memory, MiB", peaks["stream"], at_most=128),
+        row("768 MiB in 24 layers, loaded at once: additional peak memory, MiB", peaks["load"]),
     ]
 
 

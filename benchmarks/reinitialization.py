@@ -1,4 +1,4 @@
-"""Re-initialisation of VGG-11, its 8 convolutions x 5 snapshots, with activations reused and with the whole network.
+"""Re-initialization of VGG-11, 8 convolutions x 5 snapshots, with and without reuse of activations.
 
 python benchmarks/reinitialization.py
 """
@@ -22,7 +22,7 @@ def main() -> None:
     images = torch.randn(NUM_IMAGES, 3, 32, 32, device=DEVICE)
     with torch.no_grad():
         labels = torch.cat([net(batch).argmax(-1) for batch in images.split(BATCH)])
-    labels[::2] = torch.randint(10, (NUM_IMAGES // 2,), device=DEVICE)  # half right, so that accuracies say something
+    labels[::2] = torch.randint(10, (NUM_IMAGES // 2,), device=DEVICE)  # half correct, so that accuracies vary
     tables: dict[bool, ReinitializationRobustness] = {}
 
     def fill(reuse: bool) -> None:
@@ -30,17 +30,17 @@ def main() -> None:
             net, snapshots, lambda model: accuracy(model, images, labels), layers="conv", reuse_activations=reuse
         )
 
-    seconds = time_in_turn({"reused": lambda: fill(True), "whole": lambda: fill(False)}, rounds=1, warmup=0)
+    seconds = time_in_turn({"reused": lambda: fill(True), "full": lambda: fill(False)}, rounds=1, warmup=0)
     difference = max(
         abs(cell - other)
         for name, layer in tables[True].layers.items()
         for cell, other in zip(layer.snapshots.values(), tables[False].layers[name].snapshots.values(), strict=True)
     )
-    gain = ratio(seconds["whole"], seconds["reused"])
+    gain = ratio(seconds["full"], seconds["reused"])
     rows = [
-        row("whole network for each cell / activations reused, time", gain, at_least=1.6),
+        row("time of full passes / time with reused activations", gain, at_least=1.6),
         row("largest difference of accuracies", difference, at_most=0),
-        row("seconds of the table, activations reused", seconds["reused"][0]),
+        row("seconds with reused activations", seconds["reused"][0]),
     ]
     report("reinitialization", rows, images=NUM_IMAGES, batch_size=BATCH, snapshots=NUM_SNAPSHOTS)
 
@@ -56,7 +56,7 @@ def new_net(seed: int) -> nn.Module:
 
 @torch.inference_mode()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Share of right answers."""
+    """Fraction of correct predictions."""
     right = sum((model(x).argmax(-1) == y).sum() for x, y in zip(images.split(BATCH), labels.split(BATCH), strict=True))
     return float(right) / len(labels)
 

@@ -102,7 +102,7 @@ def command(setting: str, optimizer: str, seed: int, run: Path, rest: list[str])
 
 def gather(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Results of all finished runs in the folder, by optimizer, in the order of the seeds."""
-    from hf_sphere.training.checkpoints import RESULTS_FILE
+    from hf_sphere.training.output_dir import RESULTS_FILE
 
     results: dict[str, list[dict[str, Any]]] = {}
     for optimizer in OPTIMIZERS:

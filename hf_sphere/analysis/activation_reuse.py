@@ -1,286 +1,134 @@
-"""What a model computes before a layer that changes, computed once and used for all its changes."""
+"""Reuse of activations in `nn.Sequential` when one layer of a model changes at a time."""
 
-import contextlib
-import math
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hf_sphere.analysis.cuts import CutFinder, Entry, recorded, replayed
-from hf_sphere.analysis.swapping import Forward, compiled_modules, left_as_it_was, patched_forwards
-from hf_sphere.analysis.tensor_trees import close, taken_apart, tensors
 
-INPUT_TOLERANCE = 1e-4
-"""Up to this part of the largest projection in a batch its projections may differ: the order of sums, no more."""
+@dataclass
+class _Entry:
+    """What a `nn.Sequential` computed in one of its calls.
 
-LARGEST_INPUT = 1e6
-"""Numbers beyond it, as masks hold them, count as this one in projections."""
+    Attributes:
+        given: The input.
+        position: Number of modules that have been applied to it.
+        reached: The result of these.
+    """
 
-Run = Callable[[int, Forward, tuple, dict], Any]
-"""Makes a call of the model: its number in the evaluation, the forward method, arguments and keywords."""
+    given: Tensor
+    position: int
+    reached: Tensor
 
 
 class ActivationReuse:
-    """Evaluates a model with a layer changed, without what comes before that layer where this is proved to be right.
+    """Lets each `nn.Sequential` of a model start at its first module with changed tensors.
 
-    `baseline` evaluates the untouched model, finds the cuts and records their inputs; it brings `layers` into the order
-    in which they are to be taken up. `enter` takes up a layer, the model still being untouched, and `evaluate` is for
-    the changed model.
+    A pass records the input of every call. When a later call gets an equal input, the modules before the first changed
+    one give what they gave before, so that only the modules after them run. This is exact by definition of
+    `nn.Sequential`; the forward methods of all other modules run as they are. Calls with another input, or for which
+    there is no room, run in full.
+
+    It holds for modules that compute their output from their input and their own tensors. Modules that draw random
+    numbers, subclasses with another forward method, and modules with hooks are excluded. A model whose forward pass
+    changes attributes or buffers must not be reused; see `evaluation_mode`.
 
     Args:
-        model: The model, in evaluation mode.
-        evaluation: Runs a model over its batches, the same in the same order each time.
-        layers: Paths of the layers that will be changed.
-        changes: Names of the tensors that change with a layer, asked for once the model ran.
-        max_cached_bytes: Room for recorded inputs. Cuts that do not fit are recorded by a later pass, which begins at
-            the cut before; of a cut that does not even fit alone the first batches are recorded, the others run whole.
-        enabled: Whether to reuse anything; otherwise each evaluation runs whole, and nothing is put into the model.
-
-    Attributes:
-        layers: The paths.
-        cuts: Path of a layer to the module at which a pass may begin when the layer changes.
+        model: Any module.
+        max_cached_bytes: Memory for inputs and activations.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        evaluation: Callable[[nn.Module], Any],
-        layers: Collection[str],
-        changes: Callable[[str], Collection[str]],
-        max_cached_bytes: int,
-        enabled: bool = True,
-    ) -> None:
-        self.layers = list(layers)
-        self.cuts: dict[str, nn.Module] = {}
-        self._model = model
-        self._evaluation = evaluation
-        self._changes = changes
-        self._enabled = enabled and not compiled_modules(model)
-        self._room = self._free = max_cached_bytes
-        self._order: list[nn.Module] = []
-        self._written: set[nn.Module] = set()  # cuts that need copies
-        self._entries: dict[nn.Module, dict[int, Entry]] = {}  # by the number of the model's call; in order
-        self._sizes: dict[nn.Module, dict[int, int]] = {}
-        self._inputs: list[_Given] | None = None
+    def __init__(self, model: nn.Module, max_cached_bytes: int) -> None:
+        self._tensors = {
+            sequential: [{id(tensor) for tensor in (*step.parameters(), *step.buffers())} for step in sequential]
+            for sequential in model.modules()
+            if _is_plain(sequential)
+        }
+        self._free = max_cached_bytes
+        self._entries: dict[tuple[nn.Module, int], _Entry] = {}
+        self._starts: dict[nn.Module, int] = {}
+        self._calls: Counter[nn.Module] = Counter()
+        self._recording = False
 
-    def baseline(self) -> Any:
-        """Evaluate the untouched model, find the cuts and record their inputs, as many as there is room for."""
-        if not self._enabled:
-            return self._evaluation(self._model)
-
-        def run(number: int, forward: Forward, args: tuple, kwargs: dict) -> Any:
-            if number == 0:
-                self._find_cuts(forward, args, kwargs)
-            with recorded(self._model, self._order, partial(self._record, number)):
-                return forward(*args, **kwargs)
-
-        return self._evaluate(run)
-
-    def enter(self, layer: str, num_evaluations: int) -> None:
-        """Take up a layer: see to it that the input of its cut is there, and forget those before.
+    def install(self, changed: Iterable[Tensor], *, record: bool = False) -> None:
+        """Set the forward methods for one evaluation; `evaluation_mode` removes them again.
 
         Args:
-            layer: Path of the layer.
-            num_evaluations: How many are coming; a pass that only records must pay.
+            changed: The parameters and buffers of the model that will be replaced.
+            record: Record the inputs instead, for which nothing may be replaced.
         """
-        if layer not in self.cuts:
-            return
-        cut = self.cuts[layer]
-        place = self._order.index(cut)
-        needed = sum(self._sizes[cut].values())
-        if cut not in self._entries and num_evaluations * min(self._room, needed) >= 2 * needed:
-            source = self._latest(cut)
-            self._entries.update({later: {} for later in self._order[place:]})
+        changed_ids = {id(tensor) for tensor in changed}
+        self._recording = record
+        self._calls.clear()
+        for sequential, tensors in self._tensors.items():
+            first = (position for position, ids in enumerate(tensors) if ids & changed_ids)
+            self._starts[sequential] = next(first, len(tensors))
+            vars(sequential)["forward"] = MethodType(self._forward, sequential)  # deep copies get their own
 
-            def run(number: int, forward: Forward, args: tuple, kwargs: dict) -> Any:
-                entry = self._take(source, number)  # makes room
-                record = recorded(self._model, self._order[place:], partial(self._record, number))
-                with self._begun(source, entry), record:
-                    return forward(*args, **kwargs)
+    def clear(self) -> None:
+        """Forget all activations, so that nothing is reused."""
+        self._entries.clear()
 
-            self._evaluate(run)
-        if cut in self._entries:
-            for earlier in self._order[:place]:
-                self._forget(earlier)
+    def _forward(self, sequential: nn.Sequential, given: Any) -> Any:
+        is_tensor = isinstance(given, Tensor) and given.layout is torch.strided
+        if torch.compiler.is_compiling() or sequential not in self._starts or not is_tensor:
+            return nn.Sequential.forward(sequential, given)
+        key = (sequential, self._calls[sequential])
+        self._calls[sequential] += 1
+        if self._recording:
+            return self._record(key, given)
+        entry = self._entries.get(key)
+        if entry is None or not _is_equal(entry.given, given):
+            return nn.Sequential.forward(sequential, given)
+        modules, start = list(sequential), self._starts[sequential]
+        position, output = (entry.position, entry.reached) if entry.position <= start else (0, entry.given)
+        output = output.clone()  # modules may write into their input
+        for module in modules[position:start]:
+            output = module(output)
+        if start > entry.position and isinstance(output, Tensor):
+            self._advance(entry, start, output)
+        for module in modules[start:]:
+            output = module(output)
+        return output
 
-    def evaluate(self, layer: str) -> Any:
-        """Evaluate the model, in which this layer is changed."""
-        cut = self._latest(self.cuts.get(layer))
-        if cut is None:
-            return self._evaluation(self._model)
+    def _record(self, key: tuple[nn.Sequential, int], given: Tensor) -> Any:
+        fits = given.nbytes <= self._free
+        copy = given.detach().clone() if fits else given
+        random_state = _random_state(given.device)
+        output = nn.Sequential.forward(key[0], given)
+        if fits and torch.equal(random_state, _random_state(given.device)):
+            self._entries[key] = _Entry(copy, 0, copy)
+            self._free -= copy.nbytes
+        return output
 
-        def run(number: int, forward: Forward, args: tuple, kwargs: dict) -> Any:
-            with self._begun(cut, self._entries[cut].get(number)):
-                return forward(*args, **kwargs)
-
-        return self._evaluate(run)
-
-    def _find_cuts(self, forward: Forward, args: tuple, kwargs: dict) -> None:
-        """Find the cuts of all layers, in the middle of the model's first call."""
-        enabled = torch.is_grad_enabled()
-        devices = {tensor.device for tensor in [*self._model.parameters(), *self._model.buffers()]}
-        with (
-            torch.inference_mode(False),  # inference tensors do not count writes
-            torch.set_grad_enabled(enabled),
-            torch.random.fork_rng([device for device in devices if device.type == "cuda"]),
-            left_as_it_was(self._model),
-        ):
-            finder = CutFinder(self._model, forward, args, kwargs)
-            for layer in self.layers:
-                found = finder.find(layer, self._changes(layer))
-                if found is not None:
-                    self.cuts[layer], written = found
-                    self._written |= {self.cuts[layer]} if written else set()
-        # A pass that begins at a cut comes by those after it, also by a module inside it, but not by one around it.
-        places = {module: place for place, module in enumerate(finder.order)}
-        self.layers.sort(key=lambda layer: places[self.cuts[layer]] if layer in self.cuts else -1)
-        self._order = list(dict.fromkeys(self.cuts[layer] for layer in self.layers if layer in self.cuts))
-        self._entries = {cut: {} for cut in self._order}
-        self._sizes = {cut: {} for cut in self._order}
-
-    def _latest(self, cut: nn.Module | None) -> nn.Module | None:
-        """Return the last cut up to this one whose inputs are there; it will do for all that change after it."""
-        before = self._order[: self._order.index(cut) + 1] if cut is not None else []
-        return next((module for module in reversed(before) if self._entries.get(module)), None)
-
-    def _begun(self, cut: nn.Module | None, entry: Entry | None) -> contextlib.AbstractContextManager[None]:
-        """Let a call of the model begin at a cut, or at the beginning if nothing was recorded."""
-        if cut is None or entry is None:
-            return contextlib.nullcontext()
-        return replayed(cut, entry, cut in self._written)
-
-    def _record(self, number: int, cut: nn.Module, entry: Entry) -> None:
-        """Keep the input of a cut if there is room; the last cuts make room for it."""
-        if not entry.is_transparent():
-            return
-        size = sum({id(tensor): tensor.nbytes for tensor in tensors(entry.given)}.values())
-        self._sizes[cut][number] = size
-        while cut in self._entries and size > self._free and (last := next(reversed(self._entries))) is not cut:
-            self._forget(last)
-        if cut in self._entries and size <= self._free:
-            self._entries[cut][number] = entry.copied()
-            self._free -= size
-
-    def _take(self, cut: nn.Module | None, number: int) -> Entry | None:
-        if cut is None or number not in self._entries[cut]:
-            return None
-        self._free += self._sizes[cut][number]
-        return self._entries[cut].pop(number)
-
-    def _forget(self, cut: nn.Module) -> None:
-        for number in self._entries.pop(cut, {}):
-            self._free += self._sizes[cut][number]
-
-    def _evaluate(self, run: Run) -> Any:
-        """Evaluate with other calls of the model, and check that it is given what it was given the first time.
-
-        A call that is given something else than the first one, a keyword more for instance, may take another way than
-        the one that the cuts were tried on; it runs whole.
-        """
-        seen: list[_Given] = []
-        before = self._inputs
-
-        def call(forward: Forward) -> Forward:
-            def called(*args: Any, **kwargs: Any) -> Any:
-                given = self._seen(args, kwargs)
-                if given is None:
-                    return forward(*args, **kwargs)
-                number = len(seen)
-                seen.append(given)
-                if before is not None and (number >= len(before) or not given.has_form_of(before[number])):
-                    raise ValueError(_other_inputs(number))
-                if given.structure != seen[0].structure:
-                    return forward(*args, **kwargs)
-                return run(number, forward, args, kwargs)
-
-            return called
-
-        with patched_forwards({self._model: call}):
-            result = self._evaluation(self._model)
-        if before is None:
-            self._inputs = seen
-            return result
-        # Only now is the device waited for.
-        for number, (new, old) in enumerate(zip(seen, before, strict=False)):
-            if not new.is_close_to(old):
-                raise ValueError(_other_inputs(number))
-        if len(seen) < len(before) and self._enabled:
-            raise ValueError(_other_inputs(len(seen)))
-        return result
-
-    def _seen(self, args: tuple, kwargs: dict) -> "_Given | None":
-        """Look at what the model is given; where that cannot be done, nothing is reused from now on."""
-        if self._enabled:
-            try:
-                return _Given.of((args, kwargs))
-            except Exception:  # an object with tensors inside, a sparse tensor; it may be another one the next time
-                self._enabled = False
-                self.cuts.clear()
-                self._entries.clear()
-        return None
+    def _advance(self, entry: _Entry, position: int, reached: Tensor) -> None:
+        """Keep the activation at a later position, in place of the one before."""
+        room = self._free + (entry.reached.nbytes if entry.position else 0)
+        if reached.nbytes <= room:
+            self._free = room - reached.nbytes
+            entry.position, entry.reached = position, reached.detach().clone()
 
 
-@dataclass(frozen=True)
-class _Given:
-    """What a call of the model was given, as much of it as tells it from another.
-
-    Attributes:
-        structure: All but the tensors.
-        shapes: Of the tensors.
-        projections: Of the tensors.
-    """
-
-    structure: tuple
-    shapes: list[torch.Size]
-    projections: list[Tensor]
-
-    @classmethod
-    def of(cls, given: Any) -> "_Given":
-        found, structure = taken_apart(given)
-        projections = [projection for tensor in found for projection in _projections(tensor)]
-        return cls(structure, [tensor.shape for tensor in found], projections)
-
-    def has_form_of(self, other: "_Given") -> bool:
-        return self.structure == other.structure and self.shapes == other.shapes
-
-    def is_close_to(self, other: "_Given") -> bool:
-        pairs = zip(self.projections, other.projections, strict=True)
-        return all(close(new, old, INPUT_TOLERANCE) for new, old in pairs)
-
-
-def _projections(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Project the examples of a batch.
-
-    Returns:
-        Of the first example, (1,), and of what each differs from the first by, (B,): what is large in all of them alike
-        does not hide that they changed places.
-
-    Raises:
-        TypeError: If it has no rows that can be projected.
-    """
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
-        raise TypeError(f"a tensor of layout {tensor.layout} and dtype {tensor.dtype} is not compared.")
-    values = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-    values = values.float().nan_to_num(0.0).clamp(-LARGEST_INPUT, LARGEST_INPUT)
-    rows = values.reshape(1, 1) if not values.ndim else values.reshape(len(values), math.prod(values.shape[1:]))
-    direction = _direction(rows.shape[1]).to(rows.device)
-    with torch.autocast(rows.device.type, enabled=False):
-        return rows[:1] @ direction, (rows - rows[:1]) @ direction
-
-
-@lru_cache(maxsize=8)
-def _direction(length: int) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.randn(length, generator=torch.Generator().manual_seed(0))
-
-
-def _other_inputs(number: int) -> str:
+def _is_plain(module: nn.Module) -> bool:
+    """Return whether a module applies its children one after another, and nothing observes them."""
     return (
-        f"evaluate did not give the model the same as the first time (from its call {number + 1} on), so that what was "
-        "computed then cannot be reused. Give the same batches in the same order each time, without shuffling and "
-        "random augmentation, or pass reuse_activations=False."
+        isinstance(module, nn.Sequential)
+        and type(module).forward is nn.Sequential.forward
+        and "forward" not in vars(module)
+        and not any(inner._forward_hooks or inner._forward_pre_hooks for inner in module.modules())
     )
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+
+
+def _random_state(device: torch.device) -> Tensor:
+    states = [torch.random.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return torch.cat(states)

@@ -1,13 +1,14 @@
-"""How far the filters of each layer went from their initialisation."""
+"""Distance of the filters of each layer from their initialization."""
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
 from hf_sphere.analysis.layers import LayerSelection
+from hf_sphere.analysis.replacements import refuse_duplicates
 from hf_sphere.analysis.saved_results import SavedResult
 from hf_sphere.analysis.sources import LayerWeight, Source, open_layers
 from hf_sphere.utils.snapshots import Snapshot, find_snapshots
@@ -15,12 +16,12 @@ from hf_sphere.utils.snapshots import Snapshot, find_snapshots
 
 @dataclass(frozen=True)
 class LayerDistance:
-    """Distance of a layer's weights, biases apart, from its initial ones.
+    """Distance of the weights of a layer, without biases, from the initial ones.
 
     Attributes:
         l2: |W - W0|_2 / |W0|_2, over all weights.
-        l_inf: |W - W0|_inf / |W0|_inf, the largest change of a weight by the largest initial one.
-        relative: False where the initial weights are all zero, or there are none: then both are not divided.
+        l_inf: |W - W0|_inf / |W0|_inf, the largest change of a weight relative to the largest initial weight.
+        relative: False if all initial weights are zero, or the layer has none; both distances are then absolute.
     """
 
     l2: float
@@ -30,10 +31,10 @@ class LayerDistance:
 
 @dataclass(frozen=True, repr=False)
 class Distances(SavedResult):
-    """Distances of all layers. `str()` of it is a table.
+    """Distances of all layers; prints as a table.
 
     Attributes:
-        layers: By the module's path.
+        layers: By the path of the module.
     """
 
     layers: Mapping[str, LayerDistance]
@@ -49,50 +50,36 @@ class Distances(SavedResult):
             lines.append(f"{name:<{width}} {layer.l2:>9.4g} {layer.l_inf:>9.4g}{mark}")
         return "\n".join(lines)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers and dictionaries, as JSON has them."""
-        return {"layers": {name: asdict(layer) for name, layer in self.layers.items()}}
-
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Make it of what `to_dict` returned.
-
-        Raises:
-            ValueError: If something is missing.
-        """
-        try:
-            return cls({name: LayerDistance(**layer) for name, layer in content["layers"].items()})
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"these are no distances as to_dict returns them: {error!r}.") from error
+    def _from_dict(cls, content: Mapping[str, Any]) -> Self:
+        return cls({name: LayerDistance(**layer) for name, layer in content["layers"].items()})
 
 
 def distance_from_initialization(
     model: Source, initial: Source, layers: LayerSelection = "conv", include_1x1: bool = False
 ) -> Distances:
-    """Compute how far each layer is from its initialisation, in float64.
+    """Compute the distance of each layer from its initialization, in float64.
 
     Args:
         model: A module, a state dict, a snapshot, or the path of safetensors files; see `iterate_layers`.
-        initial: The same before training, in any of these forms.
-        layers: Which kinds; `all` are both.
-        include_1x1: Also convolutions whose kernel is a single point.
+        initial: The same model before training, in any of these forms.
+        layers: Which kinds; `all` means both.
+        include_1x1: Include pointwise (1x1) convolutions.
 
     Returns:
         The distances of each layer, in the order of `model`.
 
     Raises:
-        ValueError: If they are not of one architecture (a layer that only one has, or two shapes, are named), a weight
-            is not finite, and as `iterate_layers` does.
+        ValueError: If the architectures differ (the message names a layer that only one has, or two shapes), a weight
+            is not finite, or `iterate_layers` raises it.
     """
     trained, untrained = open_layers(model, layers, include_1x1), open_layers(initial, layers, include_1x1)
-    for owner, own, other in (("the model", trained, untrained), ("its initialisation", untrained, trained)):
-        alone = [name for name in own if name not in other]
-        if alone:
+    for owner, own, other in (("the model", trained, untrained), ("its initialization", untrained, trained)):
+        only = [name for name in own if name not in other]
+        if only:
             raise ValueError(
-                f"only {owner} has the layer {alone[0]}"
-                f"{f' (and {len(alone) - 1} more)' if len(alone) > 1 else ''}; the other side has "
-                f"{', '.join(list(other)[:5])}{', ...' if len(other) > 5 else ''}. Both must be of one "
-                "architecture, and both wrapped or both not, as by torch.compile or DistributedDataParallel."
+                f"only {owner} has the layer {', '.join(only[:5])}; the other one has {', '.join(list(other)[:5])}. "
+                "Both must have one architecture, and both or neither a wrapper such as DistributedDataParallel."
             )
     return Distances({name: _distance(layer.read(), untrained[name].read()) for name, layer in trained.items()})
 
@@ -103,41 +90,39 @@ def distances_along_training(
     layers: LayerSelection = "conv",
     include_1x1: bool = False,
 ) -> dict[int, Distances]:
-    """Compute the distances of each snapshot of a training.
+    """Compute the distances of each snapshot of a training run.
 
     Args:
-        snapshots: Snapshots, or paths of such; those that are not there are named in a warning and left out.
-        initial: The model before training; the first snapshot if left out.
-        layers: Which kinds; `all` are both.
-        include_1x1: Also convolutions whose kernel is a single point.
+        snapshots: Snapshots or their paths; missing ones are named in a warning and skipped.
+        initial: The model before training; the first snapshot by default.
+        layers: Which kinds; `all` means both.
+        include_1x1: Include pointwise (1x1) convolutions.
 
     Returns:
         Distances by epoch.
 
     Raises:
-        TypeError: If `snapshots` is a single one and no list.
-        FileNotFoundError: If none is there, or the first one is not and `initial` was left out.
-        ValueError: If two are of one epoch, and as `distance_from_initialization` does.
+        TypeError: If `snapshots` is no list.
+        FileNotFoundError: If all are missing, or the first one is and `initial` is not given.
+        ValueError: If two have the same epoch, or `distance_from_initialization` raises it.
     """
     if isinstance(snapshots, str | PathLike | Snapshot):
-        raise TypeError(f"snapshots must be a list, also of one; got a {type(snapshots).__name__}.")
+        raise TypeError(f"snapshots must be a list, even of one snapshot; got a {type(snapshots).__name__}.")
     found, missing = find_snapshots(snapshots)
+    names = ", ".join(map(str, missing))
     if not found:
-        raise FileNotFoundError(f"none of the {len(missing)} snapshots is there: {', '.join(map(str, missing))}.")
-    epochs = [snapshot.epoch for snapshot in found]
-    twice = sorted({epoch for epoch in epochs if epochs.count(epoch) > 1})
-    if twice:
-        raise ValueError(f"several snapshots are of epoch {', '.join(map(str, twice))}; give one of each epoch.")
+        raise FileNotFoundError(f"all {len(missing)} snapshots are missing: {names}.")
+    refuse_duplicates([snapshot.epoch for snapshot in found])
     if initial is None:
-        first = Path(snapshots[0].path if isinstance(snapshots[0], Snapshot) else snapshots[0])
-        if first in missing:
+        first = snapshots[0]
+        if Path(first.path if isinstance(first, Snapshot) else first) in missing:
             raise FileNotFoundError(
-                f"{first} is not there, which the distances are to be measured from. Give `initial`: the model before "
+                f"{missing[0]} is missing, from which distances are measured. Give `initial`: the model before "
                 "training, or another snapshot."
             )
         initial = found[0]
     if missing:
-        warnings.warn(f"snapshots that are not there are left out: {', '.join(map(str, missing))}.", stacklevel=2)
+        warnings.warn(f"missing snapshots are skipped: {names}.", stacklevel=2)
     distances = {}
     for snapshot in found:
         try:
@@ -150,8 +135,8 @@ def distances_along_training(
 def _distance(trained: LayerWeight, initial: LayerWeight) -> LayerDistance:
     if trained.weight.shape != initial.weight.shape:
         raise ValueError(
-            f"{trained.name} has the filters {tuple(trained.weight.shape)}, but {tuple(initial.weight.shape)} in the "
-            "initialisation (number of filters, inputs of each). Both must be of one architecture."
+            f"{trained.name} has filters of shape {tuple(trained.weight.shape)}, but {tuple(initial.weight.shape)} in "
+            "the initialization (number of filters, inputs of each). Both must have one architecture."
         )
     squares = initial_squares = largest = initial_largest = 0.0
     for after, before in zip(trained.chunks(), initial.chunks(), strict=True):

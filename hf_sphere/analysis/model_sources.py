@@ -1,7 +1,7 @@
-"""From a name to weights, or to an image classifier: folders, files, the Hub, timm, torchvision.
+"""Weights and image classifiers by name: from folders, files, the Hub, timm, and torchvision.
 
 `timm:<name>` and `torchvision:<name>` are models of these libraries with their pretrained weights; any other name is a
-file or folder if it is there, and otherwise a repository of the Hub.
+file or folder if it exists, and otherwise a repository on the Hub.
 """
 
 import difflib
@@ -24,16 +24,16 @@ _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Classifier:
-    """An image classifier, and how it wants its images.
+    """An image classifier, and the images it expects.
 
     Attributes:
-        model: From pixel values (B, C, H, W) to logits (B, K), or to an output that has `logits`; in eval mode.
+        model: From pixel values (B, C, H, W) to logits (B, K), or to an output with `logits`; in eval mode.
         fresh: Builds the same model with new random weights.
         num_classes: K.
         image_size: Height and width, pixels.
         num_channels: C.
-        mean: Mean a channel on the scale 0 to 1.
-        std: Standard deviation a channel.
+        mean: Mean per channel, on the scale 0 to 1.
+        std: Standard deviation per channel.
     """
 
     model: nn.Module
@@ -46,54 +46,48 @@ class Classifier:
 
 
 def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> nn.Module | Path:
-    """Find the weights that a name stands for, without building a model where a file has them.
+    """Find the weights of a model, without building the model if they are in files.
 
     Args:
-        name: See the module.
-        random_weights: Take a model of timm or torchvision with its random initialisation.
-        seed: Seed of that.
+        name: See the module docstring.
+        random_weights: Take a model of timm or torchvision with its random initialization.
+        seed: Seed of the random initialization.
 
     Returns:
         A file or folder of safetensors, or a model of timm or torchvision.
 
     Raises:
-        ValueError: If there is no such model, or random weights are asked for of what is only weights.
-        FileNotFoundError: If there is neither file nor folder, and the Hub does not have it or cannot be reached.
+        ValueError: If timm or torchvision has no such model, or `random_weights` is set for another kind of name.
+        FileNotFoundError: If there is no such file or folder, and no such repository on the Hub, or no network.
     """
-    library, _, inner = name.partition(":")
-    if library in LIBRARIES and inner:
-        return _build(library, inner, pretrained=not random_weights, seed=seed)[0]
-    if random_weights:
-        raise ValueError(f"random weights are for timm:<name> and torchvision:<name>; got {name}.")
+    if library_model := _split_name(name, random_weights):
+        return _build(*library_model, pretrained=not random_weights, seed=seed)[0]
     if Path(name).exists():
         return Path(name)
     try:
         return Path(snapshot_download(name, allow_patterns=_WEIGHT_FILES, ignore_patterns=["*/*"]))
-    except (OSError, ValueError) as error:  # no such repository, no network, no name of the Hub
+    except (OSError, ValueError) as error:  # no such repository, no network, no valid repository name
         raise FileNotFoundError(
-            f"{name} is no file or folder here, and not to be had from the Hub ({_first_line(error)}). Give a file or "
-            "folder of safetensors, a repository of the Hub, timm:<name> or torchvision:<name>."
+            f"{name} is no file or folder, and cannot be downloaded from the Hub ({_first_line(error)}). Give a file "
+            "or folder of safetensors, a repository on the Hub, timm:<name> or torchvision:<name>."
         ) from error
 
 
 def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -> Classifier:
-    """Load an image classifier with what its preprocessing says.
+    """Load an image classifier and the configuration of its preprocessing.
 
     Args:
-        name: See the module; of the Hub and of folders, what `AutoModelForImageClassification` loads.
-        random_weights: Take a model of timm or torchvision with its random initialisation.
-        seed: Seed of that.
+        name: See the module docstring; of the Hub and of folders, what `AutoModelForImageClassification` loads.
+        random_weights: Take a model of timm or torchvision with its random initialization.
+        seed: Seed of the random initialization.
 
     Raises:
         ValueError: If there is no such model.
         OSError: If it cannot be loaded; the message is that of transformers.
     """
-    library, _, inner = name.partition(":")
-    if library in LIBRARIES and inner:
-        model, about = _build(library, inner, pretrained=not random_weights, seed=seed)
-        return Classifier(model.eval(), lambda: _build(library, inner, pretrained=False)[0], **about)
-    if random_weights:
-        raise ValueError(f"random weights are for timm:<name> and torchvision:<name>; got {name}.")
+    if library_model := _split_name(name, random_weights):
+        model, about = _build(*library_model, pretrained=not random_weights, seed=seed)
+        return Classifier(model.eval(), lambda: _build(*library_model, pretrained=False)[0], **about)
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
     try:
@@ -107,14 +101,24 @@ def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -
 
 
 def file_name(name: str) -> str:
-    """Make of the name of a model one that a folder can have."""
+    """Turn the name of a model into the name of a folder."""
     return re.sub(r"[^\w.-]+", "-", Path(name).name if Path(name).exists() else name).strip("-.") or "model"
 
 
-def _build(library: str, name: str, *, pretrained: bool, seed: int | None = None) -> tuple[nn.Module, dict[str, Any]]:
-    """Build a model of a library, and say how many classes it has and how it wants its images.
+def _split_name(name: str, random_weights: bool) -> tuple[str, str] | None:
+    """Return the library and the name of its model, or None for a model of the Hub or on disk."""
+    library, _, inner = name.partition(":")
+    if library in LIBRARIES and inner:
+        return library, inner
+    if random_weights:
+        raise ValueError(f"random weights are for timm:<name> and torchvision:<name>; got {name}.")
+    return None
 
-    Random weights are drawn by the seed, or without one by the caller's random state.
+
+def _build(library: str, name: str, *, pretrained: bool, seed: int | None = None) -> tuple[nn.Module, dict[str, Any]]:
+    """Build a model of a library, and return its number of classes and the images it expects as well.
+
+    Random weights are sampled with the seed, or without one from the random state of the caller.
     """
     build = _build_timm if library == "timm" else _build_torchvision
     if seed is None:
@@ -141,37 +145,32 @@ def _build_torchvision(name: str, pretrained: bool) -> tuple[nn.Module, dict[str
     weights = get_model_weights(name).DEFAULT
     options: dict[str, Any] = {"weights": weights if pretrained else None}
     if not pretrained and "weights_backbone" in inspect.signature(get_model_builder(name)).parameters:
-        options["weights_backbone"] = None  # or it would be fetched
+        options["weights_backbone"] = None  # or it would be downloaded
     transform = weights.transforms()
     size = getattr(transform, "crop_size", [224])
-    about = {
-        "num_classes": len(weights.meta["categories"]) if "categories" in weights.meta else 0,
+    return get_model(name, **options), {
+        "num_classes": len(weights.meta.get("categories", [])),
         "image_size": (size[0], size[-1]),
         "num_channels": 3,
         "mean": list(getattr(transform, "mean", _IMAGENET_MEAN)),
         "std": list(getattr(transform, "std", _IMAGENET_STD)),
     }
-    return get_model(name, **options), about
 
 
 def _unknown(library: str, name: str, known: list[str]) -> ValueError:
     close = difflib.get_close_matches(name, known, n=5) or known[:5]
-    return ValueError(f"{library} has no model {name!r}; it has, among others, {', '.join(close)}.")
+    return ValueError(f"{library} has no model {name!r}; some of its models are {', '.join(close)}.")
 
 
 def _from_timm(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What timm's data configuration says of images."""
-    channels, height, width = config["input_size"]
-    return {
-        "image_size": (height, width),
-        "num_channels": channels,
-        "mean": list(config["mean"]),
-        "std": list(config["std"]),
-    }
+    """Return the images that a data configuration of timm describes."""
+    channels, *size = config["input_size"]
+    mean, std = list(config["mean"]), list(config["std"])
+    return {"image_size": tuple(size), "num_channels": channels, "mean": mean, "std": std}
 
 
 def _from_processor(processor: Any) -> dict[str, Any]:
-    """What an image processor of transformers says of images."""
+    """Return the images that an image processor of transformers describes."""
     crop = getattr(processor, "crop_size", None) if getattr(processor, "do_center_crop", False) else None
     size = dict(crop or processor.size)
     side = size.get("shortest_edge")

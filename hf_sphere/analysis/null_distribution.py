@@ -1,15 +1,16 @@
-"""What projections would be if nothing preferred a direction: the null that trained filters are held against.
+"""Null distribution of the projections, that of filters without a preferred direction, and tests against it.
 
-For an isotropic filter w in N dimensions, and with the unit vector 1 / sqrt(N), the normalised projection
-p = sum(w) / (|w| sqrt(N)) is the cosine of a random angle: (p + 1) / 2 is Beta((N-1)/2, (N-1)/2), exactly.
+For an isotropic filter w in N dimensions, the normalized projection p = sum(w) / (|w| sqrt(N)) is the cosine of the
+angle between w and a fixed vector: (p + 1) / 2 is exactly Beta((N-1)/2, (N-1)/2) distributed.
 
-Isotropic is initialisation with i.i.d. normal weights, and each single filter of an orthogonal one. The default of
-torch draws i.i.d. uniform weights, whose projections have nearly that law: the distribution functions differ by at
-most about 0.06 / N (0.020, 0.014, 0.0063, 0.0022, 0.0021 and 0.00074 at N = 3, 4, 9, 25, 27 and 75, measured on 4 to 40
-million filters). At N = 576 that is 0.0001, too little to be measured so; 0.055 / N is also what the Edgeworth
-expansion gives. The Kolmogorov-Smirnov test at level 0.05 sees that in 80 % of the cases from about 350 N^2 filters
-on: 30,000 at N = 9, 240,000 at N = 25 and 27 (measured), hence 2 million at N = 75 and 120 million at N = 576. Hardly
-a layer has so many. The sign test is exact for any weights that are symmetric about zero.
+Initialization with i.i.d. normal weights is isotropic, and so is each single filter of an orthogonal initialization.
+The default of torch are i.i.d. uniform weights, whose projections have nearly the same distribution: the distribution
+functions differ by at most about 0.06 / N (0.020, 0.014, 0.0063, 0.0022, 0.0021 and 0.00074 at N = 3, 4, 9, 25, 27 and
+75, measured on 4 to 40 million filters). At N = 576 the difference would be 0.0001, too small to be measured in this
+way; the Edgeworth expansion gives 0.055 / N as well. The Kolmogorov-Smirnov test at level 0.05 detects it with a power
+of 80 % for about 350 N^2 filters and more: 30,000 at N = 9, 240,000 at N = 25 and 27 (measured), hence 2 million at
+N = 75 and 120 million at N = 576. Hardly any layer has as many. The sign test is exact for all weights that are
+symmetric about zero.
 """
 
 from collections.abc import Sequence
@@ -20,26 +21,26 @@ from scipy.special import bdtr, betainc
 from scipy.stats import binom, kstwo
 
 SIGNIFICANT = 0.05
-"""Level of the tests."""
+"""Significance level of the tests."""
 
 Floats = NDArray[np.float64]
 
 
 def projection_cdf(projections: Floats, dim: int) -> Floats:
-    """Probability that the normalised projection of an isotropic filter is at most so much.
+    """Distribution function of the normalized projection of an isotropic filter.
 
     Args:
-        projections: (...), in [-1, 1]; rounding beyond that is cut off.
-        dim: N, at least 2. In one dimension the projection is -1 or 1 and has no continuous law.
+        projections: (...), in [-1, 1]; values beyond that, by rounding, are clipped.
+        dim: N, at least 2. In one dimension the projection is -1 or 1, and its distribution not continuous.
 
     Returns:
-        (...), in [0, 1]: I_x((N-1)/2, (N-1)/2) of the regularised incomplete beta function at x = (p + 1) / 2.
+        (...), in [0, 1]: I_x((N-1)/2, (N-1)/2) of the regularized incomplete beta function at x = (p + 1) / 2.
 
     Raises:
         ValueError: If `dim` is below 2.
     """
     if dim < 2:
-        raise ValueError(f"projections have a continuous law in 2 dimensions or more; got dim={dim}.")
+        raise ValueError(f"projections have a continuous distribution in 2 dimensions or more; got dim={dim}.")
     shape = (dim - 1) / 2
     return betainc(shape, shape, (np.clip(projections, -1, 1) + 1) / 2)
 
@@ -52,8 +53,8 @@ def kolmogorov_smirnov(uniform: Floats) -> tuple[float, float] | tuple[None, Non
 
     Returns:
         The largest distance D of the empirical distribution function, and the probability of at least that distance
-        under the null (exact; Simard & L'Ecuyer, "Computing the Two-Sided Kolmogorov-Smirnov Distribution", 2011).
-        None for both without observations.
+        under the null hypothesis (exact; Simard & L'Ecuyer, "Computing the Two-Sided Kolmogorov-Smirnov Distribution",
+        2011). Both are None without observations.
     """
     count = len(uniform)
     if count == 0:
@@ -65,33 +66,33 @@ def kolmogorov_smirnov(uniform: Floats) -> tuple[float, float] | tuple[None, Non
 
 
 def sign_test(projections: Floats) -> float | None:
-    """Test whether both signs are as probable, two-sided and exact.
+    """Test whether both signs are equally probable, two-sided and exact.
 
     Args:
         projections: (n,), of any scale; zeros have no sign and are dropped.
 
     Returns:
-        The p-value; None if there is no sign.
+        The p-value; None if all are zero.
     """
     negative, positive = int((projections < 0).sum()), int((projections > 0).sum())
     if negative + positive == 0:
         return None
-    return min(2 * float(bdtr(min(negative, positive), negative + positive, 0.5)), 1.0)  # both tails are alike
+    return min(2 * float(bdtr(min(negative, positive), negative + positive, 0.5)), 1.0)  # both tails are equal
 
 
 def is_significant(p_value: float | None) -> bool:
-    """Tell whether a p-value, corrected if it is one of several, is below `SIGNIFICANT`."""
+    """Return whether a p-value, corrected if it is one of several, is below `SIGNIFICANT`."""
     return p_value is not None and p_value < SIGNIFICANT
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Correct p-values for their number (Holm, 1979): below alpha only with probability alpha if all nulls are true.
+    """Adjust p-values for multiple testing (Holm, 1979), which controls the family-wise error rate.
 
     Args:
-        p_values: Of several tests, dependent or not; None where there was none, which does not count.
+        p_values: Of several tests, dependent or not; None for tests that were not done, which do not count.
 
     Returns:
-        The adjusted ones, in the same order.
+        The adjusted p-values, in the same order.
     """
     adjusted: list[float | None] = [None] * len(p_values)
     known = sorted((value, at) for at, value in enumerate(p_values) if value is not None)
@@ -103,14 +104,14 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def mass_band(count: int, confidence: float = 0.95) -> tuple[float, float] | tuple[None, None]:
-    """Return between which shares of projections <= 0 so many isotropic filters stay.
+    """Return the range of the fraction of projections <= 0 for a number of isotropic filters.
 
     Args:
         count: Number of filters.
-        confidence: How probable that is, at least.
+        confidence: Probability of the range, at least.
 
     Returns:
-        Binomial quantiles, divided by the number; None for both without filters.
+        Binomial quantiles, divided by the number; both None without filters.
     """
     if count == 0:
         return None, None

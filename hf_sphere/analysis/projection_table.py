@@ -14,11 +14,12 @@ HEADER = (
 
 
 def projection_table(statistics: Mapping[str, Any]) -> str:
-    """Format what `ProjectionStatistics.to_dict` returns, 100 columns wide at most.
+    """Format what `ProjectionStatistics.to_dict` returns, at most 100 columns wide.
 
-    Masses stand beside the band that isotropic filters stay in at least 95 times of 100. A star marks lines in which a
-    p-value is below 0.05. There are two tests, each corrected for the number of layers by itself and not for the other:
-    6 to 8 % of networks of isotropic filters have a star (measured, 2000 networks of each of several sizes).
+    The column `isotropic` is the range of masses that isotropic filters have with a probability of at least 95 %. A
+    star marks lines in which a p-value is below 0.05. There are two tests, each corrected for the number of layers, but
+    not for the other: 6 to 8 % of networks of isotropic filters have a star (measured, 2000 networks of each of several
+    sizes).
     """
     lines = [HEADER]
     lines += [_line(_shortened(name), layer) for name, layer in statistics["layers"].items()]
@@ -41,9 +42,9 @@ def _line(name: str, row: Mapping[str, Any]) -> str:
 
 
 def _verdict(net: Mapping[str, Any]) -> str:
-    """Say in a sentence whether the arrangement is biased and to which side."""
+    """Return a sentence on whether the arrangement is biased, and to which side."""
     if net["mass"] is None:
-        return "There is no live filter: nothing can be said of the arrangement."
+        return "There is no live filter, so that no test is possible."
     negative = f"{net['mass']:.1%} are <= 0"
     expected = f"isotropic: {net['null_mass_low']:.1%} to {net['null_mass_high']:.1%}"
     projections, sign, ks = net["projections"], net["sign_p_value"], net["ks_p_value"]
@@ -52,22 +53,22 @@ def _verdict(net: Mapping[str, Any]) -> str:
         side = "negative" if below > above else "positive"  # not by the mass, which counts zeros
         zeros = len(projections) - below - above
         return f"The arrangement is biased to {side} projections: {negative} ({expected})." + (
-            f"\n{zeros} of the {len(projections)} projections are 0, on neither side." if zeros else ""
+            f"\n{zeros} of the {len(projections)} projections are 0, which counts for neither side." if zeros else ""
         )
     if is_significant(ks):
-        return f"The arrangement is not isotropic, but has no side: {negative} ({expected})."
-    return f"No bias is seen in the projections: {negative} ({expected})."
+        return f"The arrangement is neither isotropic nor biased: {negative} ({expected})."
+    return f"No significant bias of the projections: {negative} ({expected})."
 
 
 def _shortened(name: str) -> str:
-    """Shorten a path from the left, where paths are alike."""
+    """Shorten a path on the left, where paths are alike."""
     return name if len(name) <= LAYER_WIDTH else f"..{name[2 - LAYER_WIDTH :]}"
 
 
 def _p_value(value: float | None) -> str:
     if value is None:
         return "-"
-    if value < 1e-300:  # also what is too small for a number
+    if value < 1e-300:  # including underflow
         return "<1e-300"
     return f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"
 

@@ -1,21 +1,23 @@
-"""Where the hyperplanes of a network's filters face: their projections on (1, ..., 1), layer by layer.
+"""Projections of the filters of a network on (1, ..., 1), layer by layer, with tests for a bias.
 
 After Gamba, Carlsson, Azizpour, Bjorkman, "Hyperplane Arrangements of Trained ConvNets Are Biased", 2020: those of
-trained networks are biased to negative projections, those of random ones are not.
+trained networks are biased to negative projections, those of random networks are not.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Self, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
 
+from hf_sphere.analysis.distances import Distances
 from hf_sphere.analysis.layers import LayerKind, LayerSelection
 from hf_sphere.analysis.null_distribution import (
     Floats,
     holm,
+    is_significant,
     kolmogorov_smirnov,
     mass_band,
     projection_cdf,
@@ -28,24 +30,25 @@ from hf_sphere.analysis.sources import LayerWeight, Source, iterate_layers
 
 @dataclass(frozen=True, repr=False)
 class Projections:
-    """Projections of some filters, and how they compare with those of isotropic ones.
+    """Projections of filters, compared with those of isotropic filters.
 
-    What a layer without live filters does not have is None.
+    Statistics that need a live filter are None if there is none.
 
     Attributes:
         num_filters: F, dead ones included.
-        num_dead: Filters whose weights are all zero, or that have none; they have no direction and are part of nothing
-            below.
+        num_dead: Filters whose weights are all zero, or that have none; they have no direction and are left out of all
+            statistics.
         mean: Mean of the projections.
-        mass: Share of the projections that are <= 0.
-        null_mass_low: In at least 95 % of the cases the mass of so many isotropic filters is between this
-        null_mass_high: and this.
-        ks_statistic: Largest distance between the distribution functions of the normalised projections and of the null.
-        ks_p_value: How probable at least that distance is under the null; None where all filters have one dimension.
+        mass: Fraction of the projections that are <= 0.
+        null_mass_low: Lower end of a range that contains the mass of as many isotropic filters with a probability of
+            at least 95 %.
+        null_mass_high: Upper end of this range.
+        ks_statistic: Largest distance between the distribution functions of the normalized projections and of the null.
+        ks_p_value: Probability of at least that distance under the null; None if all filters have one dimension.
         ks_p_value_adjusted: The same, corrected for the number of layers (Holm).
         sign_p_value: Two-sided sign test of the projections.
         sign_p_value_adjusted: The same, corrected for the number of layers (Holm).
-        projections: Of the live filters, in their order.
+        projections: Projections of the live filters, in their order.
     """
 
     num_filters: int
@@ -65,6 +68,12 @@ class Projections:
         mass = "None" if self.mass is None else f"{self.mass:.4g}"
         return f"{type(self).__name__}(num_filters={self.num_filters}, num_dead={self.num_dead}, mass={mass}, ...)"
 
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
+        """Create an instance from its fields; those of other names are ignored."""
+        values = {field.name: content[field.name] for field in fields(cls)}
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
 
 @dataclass(frozen=True, repr=False)
 class LayerProjections(Projections):
@@ -73,9 +82,9 @@ class LayerProjections(Projections):
     Attributes:
         kind: `conv` or `linear`.
         stage: Stage of the network that the layer is in; None in a file whose names do not number stages.
-        block: Number of the layer among the analysed ones of its stage.
+        block: Number of the layer among the analyzed ones of its stage.
         dim: N, the inputs of a filter.
-        dead: Numbers of the dead filters.
+        dead: Indices of the dead filters.
     """
 
     kind: LayerKind
@@ -85,21 +94,18 @@ class LayerProjections(Projections):
     dead: tuple[int, ...]
 
 
-Kind = TypeVar("Kind", bound=Projections)
-
-
 @dataclass(frozen=True, repr=False)
 class ProjectionStatistics(SavedResult):
-    """Projections of all layers of a network. `str()` of it is a table.
+    """Projections of all layers of a network; prints as a table.
 
-    In it a star means that one of two tests is below 0.05. Each is corrected over the layers for itself, so that 6 to
-    8 % of networks of isotropic filters have one.
+    A star in the table means that one of two tests is below 0.05. Each is corrected over the layers, but not for the
+    other test, so that 6 to 8 % of networks of isotropic filters have a star.
 
     Attributes:
-        normalized: Whether projections and means are of filters of unit length, in [-1, 1]. Tests always are.
-        layers: By the module's path.
-        net: All filters together. Its Kolmogorov-Smirnov test is of the values of each layer's null distribution
-            function, which are uniform whatever the layer; its p-values are of one test and need no correction.
+        normalized: Whether projections and means are those of filters of unit length, in [-1, 1]. The tests always are.
+        layers: By the path of the module.
+        net: All filters together. Its Kolmogorov-Smirnov test is that of the null distribution function of each layer
+            at its projections, which is uniform for every layer; its p-values need no correction.
     """
 
     normalized: bool
@@ -112,129 +118,105 @@ class ProjectionStatistics(SavedResult):
     def __str__(self) -> str:
         return projection_table(self.to_dict())
 
-    def by_stage(self) -> dict[str, Any]:
-        """Return the layout of the original program, stage and block numbers as strings.
+    def by_stage(self, distances: Distances | None = None) -> dict[str, Any]:
+        """Return the layout of the original program, with stage and block numbers as strings.
+
+        Args:
+            distances: Distances from initialization, for `l2_dist` and `l_inf_dist` of each layer; of the same network,
+                also if its files omit the beginning of module paths.
 
         Returns:
             `{stage: {block: {"projections", "mean", "mass"}}, "net": {"projections", "mean", "mass"}}`. The original
             starts a stage at each max-pooling; see `hf_sphere.analysis.stages` for where ours differ.
 
         Raises:
-            ValueError: If the stages are not known, as from a file whose names do not number them.
+            ValueError: If the stages are unknown, as of a file whose names do not number them.
         """
         stages: dict[str, Any] = {}
         for name, layer in self.layers.items():
             if layer.stage is None:
                 raise ValueError(
-                    f"the stage of {name} is not known: the names of the file do not number stages, and it says "
-                    "nothing of poolings. Compute the statistics of the model instead of the file."
+                    f"the stage of {name} is unknown: the names in the file do not number stages, and files do not "
+                    "contain poolings. Compute the statistics of the model instead of the file."
                 )
-            stages.setdefault(str(layer.stage), {})[str(layer.block)] = _original(layer)
+            cell = stages.setdefault(str(layer.stage), {})[str(layer.block)] = _original(layer)
+            for other, distance in distances.layers.items() if distances else ():
+                if f".{name}".endswith(f".{other}"):
+                    cell |= {"l2_dist": distance.l2, "l_inf_dist": distance.l_inf}
         return {**stages, "net": _original(self.net)}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers, lists and dictionaries, as JSON has them."""
+    def summary(self) -> dict[str, Any]:
+        """Return the statistics of the network as a whole, and the number of biased layers, for a table of results."""
+        biased = {name for name, one in self.layers.items() if is_significant(one.sign_p_value_adjusted)}
+        other = {name for name, one in self.layers.items() if is_significant(one.ks_p_value_adjusted)}
+        names = ("num_filters", "num_dead", "mean", "mass", "null_mass_low", "null_mass_high", "ks_p_value")
         return {
-            "normalized": self.normalized,
-            "layers": {name: _plain(layer) for name, layer in self.layers.items()},
-            "net": _plain(self.net),
+            "num_layers": len(self.layers),
+            "num_layers_biased": len(biased),
+            "num_layers_unlike_isotropic": len(biased | other),
+            **{name: getattr(self.net, name) for name in (*names, "sign_p_value")},
         }
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Make it of what `to_dict` returned.
-
-        Raises:
-            ValueError: If something is missing.
-        """
-        try:
-            layers = {name: _parsed(LayerProjections, layer) for name, layer in content["layers"].items()}
-            return cls(bool(content["normalized"]), layers, _parsed(Projections, content["net"]))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"these are no projection statistics as to_dict returns them: {error!r}.") from error
+    def _from_dict(cls, content: Mapping[str, Any]) -> Self:
+        layers = {name: LayerProjections.from_dict(layer) for name, layer in content["layers"].items()}
+        return cls(bool(content["normalized"]), layers, Projections.from_dict(content["net"]))
 
 
 def projection_statistics(
     model: Source, layers: LayerSelection = "conv", normalize: bool = True, include_1x1: bool = False
 ) -> ProjectionStatistics:
-    """Compute where the filters of each layer face, and test whether that could be chance.
+    """Compute the projections of the filters of each layer on (1, ..., 1), and test whether they are biased.
 
-    Filters are computed with in float64 whatever their dtype. Layers are read one after another.
+    All computations are in float64. Layers are read one after another.
 
     Args:
         model: A module, a state dict, a snapshot, or the path of safetensors files; see `iterate_layers`.
-        layers: Which kinds; `all` are both.
-        normalize: Project filters of unit length, sum(w) / (|w| sqrt(N)), else as they are, sum(w). The tests are of
-            the former in both cases.
-        include_1x1: Also convolutions whose kernel is a single point.
+        layers: Which kinds; `all` means both.
+        normalize: Project filters of unit length, sum(w) / (|w| sqrt(N)), otherwise the filters as they are, sum(w).
+            The tests use the former in both cases.
+        include_1x1: Include pointwise (1x1) convolutions.
 
     Returns:
         Projections, their mean and mass and the p-values of both tests, of each layer and of all together.
 
     Raises:
-        ValueError: If a weight is not finite, and as `iterate_layers` does.
+        ValueError: If a weight is not finite, or `iterate_layers` raises it.
     """
-    read = [_project(layer) for layer in iterate_layers(model, layers, include_1x1)]
-    transforms = [projection_cdf(one.normalized, one.dim) if one.dim > 1 else np.empty(0) for one in read]
-    ks = [kolmogorov_smirnov(transform) for transform in transforms]
-    signs = [sign_test(one.normalized) for one in read]
-    ks_adjusted = holm([p_value for _, p_value in ks])
-    signs_adjusted = holm(signs)
-
     described: dict[str, LayerProjections] = {}
-    for at, one in enumerate(read):
-        described[one.name] = LayerProjections(
-            kind=one.kind,
-            stage=one.stage,
-            block=one.block,
-            dim=one.dim,
-            dead=one.dead,
-            num_filters=len(one.dead) + len(one.raw),
-            num_dead=len(one.dead),
-            **_summary(one.normalized if normalize else one.raw),
-            ks_statistic=ks[at][0],
-            ks_p_value=ks[at][1],
-            ks_p_value_adjusted=ks_adjusted[at],
-            sign_p_value=signs[at],
-            sign_p_value_adjusted=signs_adjusted[at],
+    raw, normalized, transforms = [], [], []
+    for layer in iterate_layers(model, layers, include_1x1):
+        sums, cosines, dead = _project(layer)
+        transform = projection_cdf(cosines, layer.dim) if layer.dim > 1 else np.empty(0)
+        described[layer.name] = LayerProjections(
+            **_statistics(sums, cosines, transform, len(dead), normalize),
+            kind=layer.kind,
+            stage=layer.stage,
+            block=layer.block,
+            dim=layer.dim,
+            dead=dead,
         )
-
-    all_normalized = np.concatenate([one.normalized for one in read])
-    statistic, p_value = kolmogorov_smirnov(np.concatenate(transforms))
-    sign = sign_test(all_normalized)
-    net = Projections(
-        num_filters=sum(layer.num_filters for layer in described.values()),
-        num_dead=sum(layer.num_dead for layer in described.values()),
-        **_summary(all_normalized if normalize else np.concatenate([one.raw for one in read])),
-        ks_statistic=statistic,
-        ks_p_value=p_value,
-        ks_p_value_adjusted=p_value,
-        sign_p_value=sign,
-        sign_p_value_adjusted=sign,
-    )
-    return ProjectionStatistics(normalize, described, net)
+        raw.append(sums)
+        normalized.append(cosines)
+        transforms.append(transform)
+    ks_adjusted = holm([layer.ks_p_value for layer in described.values()])
+    sign_adjusted = holm([layer.sign_p_value for layer in described.values()])
+    adjusted = {
+        name: replace(layer, ks_p_value_adjusted=ks, sign_p_value_adjusted=sign)
+        for (name, layer), ks, sign in zip(described.items(), ks_adjusted, sign_adjusted, strict=True)
+    }
+    num_dead = sum(layer.num_dead for layer in described.values())
+    pooled = (np.concatenate(arrays) for arrays in (raw, normalized, transforms))
+    return ProjectionStatistics(normalize, adjusted, Projections(**_statistics(*pooled, num_dead, normalize)))
 
 
-@dataclass(frozen=True, eq=False)
-class _Projected:
-    """A layer of which only the projections of its live filters are kept."""
-
-    name: str
-    kind: LayerKind
-    stage: int | None
-    block: int | None
-    dim: int
-    raw: Floats
-    normalized: Floats
-    dead: tuple[int, ...]
-
-
-def _project(layer: LayerWeight) -> _Projected:
+def _project(layer: LayerWeight) -> tuple[Floats, Floats, tuple[int, ...]]:
+    """Return the projections of the live filters, those of unit length, and the indices of the dead filters."""
     raw, normalized, dead = [], [], []
     for rows in layer.chunks():
         sums, norms = rows.sum(dim=1), torch.linalg.vector_norm(rows, dim=1)
         cosines = sums / (norms * math.sqrt(layer.dim))
-        extreme = ~((norms > 1e-140) & (norms < 1e140))  # squares may have vanished or overflowed
+        extreme = ~((norms > 1e-140) & (norms < 1e140))  # squares may have underflowed or overflowed
         if layer.dim and extreme.any():
             peaks = rows[extreme].abs().amax(dim=1)
             scaled = rows[extreme] / peaks.where(peaks > 0, 1.0)[:, None]
@@ -242,47 +224,33 @@ def _project(layer: LayerWeight) -> _Projected:
             cosines[extreme] = scaled.sum(dim=1) / (torch.linalg.vector_norm(scaled, dim=1) * math.sqrt(layer.dim))
         live = norms > 0
         raw.append(sums[live])
-        normalized.append(cosines[live].clamp(-1, 1))  # rounding can lead beyond
+        normalized.append(cosines[live].clamp(-1, 1))  # rounding may exceed the range
         dead.append(~live)
-    return _Projected(
-        name=layer.name,
-        kind=layer.kind,
-        stage=layer.stage,
-        block=layer.block,
-        dim=layer.dim,
-        raw=torch.cat(raw).numpy(),
-        normalized=torch.cat(normalized).numpy(),
-        dead=tuple(torch.cat(dead).nonzero()[:, 0].tolist()),
-    )
+    return torch.cat(raw).numpy(), torch.cat(normalized).numpy(), tuple(torch.cat(dead).nonzero()[:, 0].tolist())
 
 
-def _summary(projections: Floats) -> dict[str, Any]:
-    low, high = mass_band(len(projections))
+def _statistics(raw: Floats, normalized: Floats, transform: Floats, num_dead: int, normalize: bool) -> dict[str, Any]:
+    """Return the fields of `Projections`; `transform` is the null distribution function at the projections."""
+    projections = normalized if normalize else raw
+    count = len(projections)
+    low, high = mass_band(count)
+    ks_statistic, ks_p_value = kolmogorov_smirnov(transform)
+    sign_p_value = sign_test(normalized)
     return {
-        "mean": float(projections.mean()) if len(projections) else None,
-        "mass": float((projections <= 0).mean()) if len(projections) else None,
+        "num_filters": count + num_dead,
+        "num_dead": num_dead,
+        "mean": float(projections.mean()) if count else None,
+        "mass": float((projections <= 0).mean()) if count else None,
         "null_mass_low": low,
         "null_mass_high": high,
+        "ks_statistic": ks_statistic,
+        "ks_p_value": ks_p_value,
+        "ks_p_value_adjusted": ks_p_value,
+        "sign_p_value": sign_p_value,
+        "sign_p_value_adjusted": sign_p_value,
         "projections": tuple(projections.tolist()),
     }
 
 
 def _original(projections: Projections) -> dict[str, Any]:
-    return {
-        "projections": list(projections.projections),
-        "mean": projections.mean,
-        "mass": projections.mass,
-    }
-
-
-def _plain(projections: Projections) -> dict[str, Any]:
-    values = {field.name: getattr(projections, field.name) for field in fields(projections)}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-def _parsed(kind: type[Kind], content: Mapping[str, Any]) -> Kind:
-    values: dict[str, Any] = {field.name: content[field.name] for field in fields(kind)}
-    frozen: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
-    return kind(**frozen)
+    return {name: getattr(projections, name) for name in ("projections", "mean", "mass")}

@@ -1,43 +1,37 @@
-"""Which layers a trained network needs: accuracy with one layer at a time put back to what it was in training."""
+"""Which layers a trained network needs: its accuracy with one layer at a time reset to an earlier state."""
 
 import warnings
-from collections.abc import Callable, MutableMapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from tqdm.auto import tqdm
 
 from hf_sphere.analysis.activation_reuse import ActivationReuse
 from hf_sphere.analysis.layers import LayerSelection, filters, find_layers
+from hf_sphere.analysis.model_state import (
+    compiled_modules,
+    evaluate_with,
+    evaluation_mode,
+    named_tensors,
+    observed_batch_norms,
+)
 from hf_sphere.analysis.replacements import (
-    FreshWeights,
+    RandomWeights,
     SnapshotLike,
-    Weights,
     check_architecture,
     check_names,
     open_snapshots,
-    read_for,
+    read_tensors,
     tensor_names,
 )
 from hf_sphere.analysis.robustness import LayerRobustness, ReinitializationRobustness
-from hf_sphere.analysis.swapping import (
-    compiled_modules,
-    evaluation_mode,
-    left_as_it_was,
-    named_tensors,
-    observed_batch_norms,
-    swapped_tensors,
-)
 
-Column = Callable[[Sequence[str]], Weights]
-"""Where the weights of a column of the table come from, given the paths of the modules that they are for."""
-
-_UNSEEN = (
-    "evaluate runs {} of the model where it cannot be seen which batch norms take their output (compiled?); let it run "
-    "the model that it is given, not compiled, or pass include_batch_norm=False."
+_NOT_OBSERVED = (
+    "{} cannot be observed, as in a compiled model, so that it is unknown which batch norms follow it; let evaluate "
+    "run the model that it is given, not compiled, or pass include_batch_norm=False."
 )
 
 
@@ -57,53 +51,52 @@ def reinitialization_robustness(
     finished: MutableMapping[str, float] | None = None,
     progress: bool = False,
 ) -> ReinitializationRobustness:
-    """Put each layer alone back to earlier or fresh weights, leave the rest trained, and measure the accuracy.
+    """Reset one layer at a time to earlier or new random weights, keep the others trained, and measure the accuracy.
 
-    A layer is its weights and bias, all that its module holds. What the model computes before the layer is computed
-    once and used again for each of its cells, where a trial on a few examples proves that this is right; elsewhere
-    (a connection past the layer, weights that are used twice) the next outer module is tried, then the whole model
-    runs. The model is left as it was, the same tensors and attributes in the same places, also after an exception.
-    Trials take time: of a deep model and few images the table may be had sooner with `reuse_activations=False`.
+    A layer is its weight and bias, all tensors of its module. The model is unchanged afterwards: the same tensors,
+    modes, attributes and hooks, also after an exception.
+
+    Activations before the layer are reused in each `nn.Sequential` of the model (see
+    `hf_sphere.analysis.activation_reuse`), if no attribute or buffer of the model changes when it runs. The accuracies
+    are those of full passes.
 
     Args:
         model: The trained model, any module; on any device, of any dtype.
-        snapshots: Snapshots, their paths, state dicts or modules, in order. A snapshot and a path are called by the
-            epoch, the others by their place in the list. Of a file only the layer at hand is read.
-        evaluate: Runs the model that it is given over its batches and returns the accuracy in [0, 1]. The batches and
-            their order must be the same each time. It may use only what the model returns: hooks see, and attributes
-            keep, nothing of the modules that do not run again. Weights that are kept outside of modules, in a list for
-            instance, are not put back.
+        snapshots: Snapshots, their paths, state dicts or modules, in order. The label of a snapshot or a path is its
+            epoch, that of the others their position in the list. Of a file only the current layer is read.
+        evaluate: Runs the model that it is given over its batches and returns the accuracy in [0, 1]. Weights outside
+            of modules, in a list for instance, are not replaced.
         layers: Which layers: `conv`, `linear` or `all`.
-        include_1x1: Also convolutions whose kernel is one point.
-        include_batch_norm: A batch norm that takes the very output of a layer goes with the layer: its weights and its
-            running statistics. Without it they remain those of the trained layer.
-        num_random: Number of fresh random draws a layer.
-        seed: Of these draws; the caller's random state is not touched.
-        fresh: Builds the model with new random weights; one is held in memory for each draw. By default a model of
-            transformers is built from its configuration, and layers of others draw by their `reset_parameters`.
-        reuse_activations: False lets the whole model run for each cell.
-        max_cached_bytes: Room for what is computed once, on the model's device.
-        finished: Accuracies that are known already, by `<layer>@<label>`, `<layer>@random<draw>` and `baseline`; they
-            are not computed again, and new ones are put in one by one, so that a run can stop and go on. The baseline
-            is measured again if any other is left to measure.
-        progress: Show a bar.
+        include_1x1: Include pointwise (1x1) convolutions.
+        include_batch_norm: Reset a batch norm with the layer whose very output is its input: its weights and running
+            statistics. Otherwise it keeps those of the trained network.
+        num_random: Number of random initializations per layer.
+        seed: Seed of these; the random state of the caller does not change.
+        fresh: Builds the model with new random weights; one is kept in memory per initialization. By default a model
+            of transformers is built from its configuration, and other layers are initialized by their
+            `reset_parameters`.
+        reuse_activations: False runs the complete model in every evaluation.
+        max_cached_bytes: Memory for activations, on the device of the model.
+        finished: Known accuracies, under `<layer>@<label>`, `<layer>@random<number>` and `baseline`, which are not
+            measured again. New ones are added one by one, so that an interrupted run can resume. The baseline is
+            measured again if another accuracy is missing.
+        progress: Show a progress bar.
 
     Returns:
         The accuracies.
 
     Raises:
-        ValueError: If the model has no such layer, or under other names in its state dict, no snapshot is there and
-            nothing is drawn, a snapshot is of another architecture, `evaluate` returns no share, or where activations
-            are reused gives the model other inputs than the first time, it cannot be seen which batch norms go with a
-            layer, or a layer can only be drawn by `fresh` and that is not given.
+        ValueError: If the model has no such layer, or the layer has other names in the state dict; no snapshot exists
+            and `num_random` is 0; a snapshot is of another architecture; `evaluate` returns no accuracy; the batch
+            norms that follow a layer are unknown; or a layer can only be initialized by `fresh`, which is missing.
         TypeError: If a snapshot is none of the above.
 
-    Reference:
+    References:
         Zhang, Bengio and Singer, "Are All Layers Created Equal?", 2019.
     """
     modules = find_layers(model, layers, include_1x1)
     for path, module in modules.items():
-        filters(module, path)  # refuses what is quantised, sharded, or not there
+        filters(module, path)  # refuses quantized, sharded and offloaded weights
     if num_random < 0 or max_cached_bytes < 0:
         raise ValueError(
             f"num_random and max_cached_bytes cannot be negative; got num_random={num_random} and "
@@ -111,64 +104,59 @@ def reinitialization_robustness(
         )
     found, missing = open_snapshots(snapshots)
     if missing:
-        warnings.warn(f"{len(missing)} snapshots are missing and left out: {', '.join(missing)}.", stacklevel=2)
+        warnings.warn(f"{len(missing)} snapshots are missing and skipped: {', '.join(missing)}.", stacklevel=2)
     if not found and not num_random:
-        raise ValueError("there is nothing to put into the layers; give snapshots that are there, or num_random.")
+        raise ValueError("there are no weights to reset the layers to; give existing snapshots, or num_random.")
     state = named_tensors(model)
     norms = {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
     norms = norms if include_batch_norm else {}
     check_names(state, modules | norms)
-    for weights in found:
-        check_architecture(state, weights, modules | norms)
-    draw_labels = [f"random{number}" for number in range(num_random)]
-    columns: dict[str, Column] = {weights.label: partial(_same, weights) for weights in found}
-    if num_random:
-        draws = FreshWeights(model, seed, fresh, modules)
-        columns |= {label: partial(draws.draw, number) for number, label in enumerate(draw_labels)}
+    for label, tensors in found.items():
+        check_architecture(state, label, tensors, modules | norms)
+    random = RandomWeights(model, seed, fresh, modules) if num_random else None
+    random_labels = {f"random{number}": number for number in range(num_random)}
+    compiled = compiled_modules(model)
+    if norms and (inside := [path for path, module in modules.items() if module in compiled]):
+        raise ValueError(_NOT_OBSERVED.format(f"the layer {inside[0]!r}"))
+
     known = {} if finished is None else finished
-    left = {layer: [label for label in columns if f"{layer}@{label}" not in known] for layer in modules}
-    left = {layer: labels for layer, labels in left.items() if labels}
-    observed = modules if norms else {}
-    compiled = {inner for outer in compiled_modules(model) for inner in outer.modules()}
-    if unseen := [path for path, module in observed.items() if module in compiled]:
-        raise ValueError(_UNSEEN.format(f"the layer {unseen[0]!r}"))
+    labels = [*found, *random_labels]
+    left = [(layer, label) for layer in modules for label in labels if f"{layer}@{label}" not in known]
+    reuse = ActivationReuse(model, max_cached_bytes) if reuse_activations else None
 
-    def paths(layer: str) -> list[str]:
-        return [layer, *seen.get(layer, [])]
+    def measure(values: Mapping[str, Tensor], record: bool = False) -> float:
+        changed = [state[name] for name in values]
+        with evaluation_mode(model) as is_stateful:
+            if reuse is not None:
+                reuse.install(changed, record=record)
+            accuracy = _check_accuracy(evaluate_with(model, evaluate, values))
+            if reuse is not None and record and is_stateful():
+                reuse.clear()
+        return accuracy
 
-    def names(layer: str) -> list[str]:
-        return list(dict.fromkeys(name for path in paths(layer) for name in tensor_names(state, path)))
+    def replacement(layer: str, label: str, following: Sequence[str]) -> dict[str, Tensor]:
+        paths = [layer, *following]
+        names = dict.fromkeys(name for path in paths for name in tensor_names(state, path))
+        weights = found[label] if random is None or label in found else random.sample(random_labels[label], paths)
+        return read_tensors(state, weights, names)
 
-    def measure(model: nn.Module) -> float:
-        with left_as_it_was(model):  # so that no cell depends on those before it
-            return _check_accuracy(evaluate(model))
-
-    reuse = ActivationReuse(model, measure, list(left), names, max_cached_bytes, reuse_activations)
     if left or "baseline" not in known:
-        num_cells = 1 + sum(map(len, left.values()))
-        bar = tqdm(total=num_cells, desc="untouched model", disable=not progress)
-        with bar, evaluation_mode(model):
-            with observed_batch_norms(model, observed) as seen:
-                known["baseline"] = reuse.baseline()
-            if observed and not seen:
-                raise ValueError(_UNSEEN.format("no layer"))
+        with tqdm(total=1 + len(left), desc="baseline", disable=not progress) as bar:
+            with observed_batch_norms(model, modules if norms else {}) as following:
+                known["baseline"] = measure({}, record=bool(left))
+            if norms and not following:
+                raise ValueError(_NOT_OBSERVED.format("every layer"))
             bar.update()
-            for layer in reuse.layers:
-                reuse.enter(layer, len(left[layer]))
-                for label in left[layer]:
-                    bar.set_description(f"{layer} of {label}")
-                    values = read_for(state, columns[label](paths(layer)), names(layer))
-                    if all(torch.equal(value, state[name]) for name, value in values.items()):
-                        accuracy = known["baseline"]
-                    else:
-                        with swapped_tensors(model, values):
-                            accuracy = reuse.evaluate(layer)
-                    known[f"{layer}@{label}"] = accuracy
-                    bar.update()
+            for layer, label in left:
+                bar.set_description(f"{layer} of {label}")
+                values = replacement(layer, label, following.get(layer, []))
+                same = all(torch.equal(value, state[name]) for name, value in values.items())
+                known[f"{layer}@{label}"] = known["baseline"] if same else measure(values)
+                bar.update()
     results = {
         layer: LayerRobustness(
-            {weights.label: known[f"{layer}@{weights.label}"] for weights in found},
-            [known[f"{layer}@{label}"] for label in draw_labels],
+            {label: known[f"{layer}@{label}"] for label in found},
+            [known[f"{layer}@{label}"] for label in random_labels],
         )
         for layer in modules
     }
@@ -180,10 +168,6 @@ def _check_accuracy(value: Any) -> float:
         accuracy = float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"evaluate must return the accuracy, a number; got a {type(value).__name__}.") from error
-    if not 0 <= accuracy <= 1:  # NaN is not either
-        raise ValueError(f"evaluate must return the accuracy as a share in [0, 1]; got {accuracy}.")
+    if not 0 <= accuracy <= 1:  # also NaN
+        raise ValueError(f"evaluate must return the accuracy as a fraction in [0, 1]; got {accuracy}.")
     return accuracy
-
-
-def _same(weights: Weights, paths: Sequence[str]) -> Weights:
-    return weights

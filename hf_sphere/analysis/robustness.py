@@ -1,4 +1,4 @@
-"""Accuracies of a model with one of its layers put back to other weights, as a table."""
+"""Accuracies of a model with one of its layers reset to other weights, as a table."""
 
 import statistics
 import textwrap
@@ -16,12 +16,12 @@ _CELL = 8
 
 @dataclass(frozen=True)
 class LayerRobustness:
-    """Accuracies with other weights in one layer.
+    """Accuracies with one layer reset to other weights.
 
     Attributes:
-        snapshots: Label of a snapshot, its epoch or its place in the list, to the accuracy with its weights; in the
-            order of the list.
-        random: Accuracy with each fresh draw.
+        snapshots: Accuracies with the weights of each snapshot, by its label, which is its epoch or its position in the
+            list; in the order of the list.
+        random: Accuracies with each random initialization.
     """
 
     snapshots: dict[str, float] = field(default_factory=dict)
@@ -29,28 +29,28 @@ class LayerRobustness:
 
     @property
     def random_mean(self) -> float | None:
-        """Mean over the draws, None without any."""
+        """Mean over the random initializations, None without any."""
         return statistics.fmean(self.random) if self.random else None
 
     @property
     def random_deviation(self) -> float | None:
-        """Sample standard deviation over the draws, None of fewer than two."""
+        """Sample standard deviation over the random initializations, None for fewer than two."""
         return statistics.stdev(self.random) if len(self.random) > 1 else None
 
     @property
     def reset(self) -> float | None:
-        """Accuracy with the first snapshot, or, if there is none, the mean over the draws."""
+        """Accuracy with the first snapshot, or, if there is none, the mean over the random initializations."""
         return next(iter(self.snapshots.values()), self.random_mean)
 
 
 @dataclass(frozen=True)
 class ReinitializationRobustness(SavedResult):
-    """What the layers' own weights are worth; prints as a table.
+    """Accuracies with each layer reset in turn; prints as a table.
 
     Attributes:
-        accuracy: Of the untouched model.
-        layers: Accuracies by the path of the layer, in the order in which the model defines them.
-        missing: Snapshots that were not there.
+        accuracy: Accuracy of the trained model.
+        layers: By the path of the layer, in the order in which the model defines them.
+        missing: Paths of missing snapshots.
     """
 
     accuracy: float
@@ -58,16 +58,16 @@ class ReinitializationRobustness(SavedResult):
     missing: list[str] = field(default_factory=list)
 
     def critical_layers(self, drop: float = 0.05) -> list[str]:
-        """Return the layers whose reset costs more accuracy than `drop`, the worst first.
+        """Return the layers whose reset reduces the accuracy by more than `drop`, the largest loss first.
 
-        A layer is reset to the first snapshot of the list or, where there are none, to fresh draws, whose mean counts.
+        A layer is reset to the first snapshot or, without snapshots, to random weights, for which the mean counts.
         """
         resets = {name: layer.reset for name, layer in self.layers.items()}
-        costs = {name: self.accuracy - reset for name, reset in resets.items() if reset is not None}
-        return sorted((name for name, cost in costs.items() if cost > drop + 1e-9), key=lambda name: -costs[name])
+        losses = {name: self.accuracy - reset for name, reset in resets.items() if reset is not None}
+        return sorted((name for name, loss in losses.items() if loss > drop + 1e-9), key=lambda name: -losses[name])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what JSON can hold."""
+        """Return the accuracies, with mean and deviation of the random ones, as JSON can hold them."""
         layers = {}
         for name, layer in self.layers.items():
             random = {"mean": layer.random_mean, "deviation": layer.random_deviation, "values": layer.random}
@@ -75,42 +75,34 @@ class ReinitializationRobustness(SavedResult):
         return {"accuracy": self.accuracy, "layers": layers, "missing": self.missing}
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Make it of what `to_dict` returned.
-
-        Raises:
-            ValueError: If something is missing.
-        """
-        try:
-            layers = {
-                name: LayerRobustness(dict(layer["snapshots"]), list((layer["random"] or {"values": []})["values"]))
-                for name, layer in content["layers"].items()
-            }
-            return cls(content["accuracy"], layers, list(content["missing"]))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"this is no robustness as to_dict returns it: {error!r}.") from error
+    def _from_dict(cls, content: Mapping[str, Any]) -> Self:
+        layers = {
+            name: LayerRobustness(dict(layer["snapshots"]), list((layer["random"] or {"values": []})["values"]))
+            for name, layer in content["layers"].items()
+        }
+        return cls(content["accuracy"], layers, list(content["missing"]))
 
     def __str__(self) -> str:
         return self.table()
 
     def table(self, drop: float = 0.05) -> str:
-        """Return a line a layer, a column a snapshot, and in words which layers are critical.
+        """Return a line per layer, a column per snapshot, and the names of the critical layers.
 
-        Of many snapshots those are shown that fit, the first and the last among them.
+        If there are too many snapshots for the width, some are left out, but not the first and the last.
 
         Args:
-            drop: As of `critical_layers`.
+            drop: See `critical_layers`.
         """
         labels = list(next(iter(self.layers.values())).snapshots)
         random = any(layer.random for layer in self.layers.values())
         name_width = min(max(len("layer"), *(len(_name(name)) for name in self.layers)), WIDTH // 2)
-        places = max(2, (WIDTH - name_width - 2 * _CELL * random) // _CELL)
+        columns = max(2, (WIDTH - name_width - 2 * _CELL * random) // _CELL)
         shown = labels
-        if len(labels) > places:
-            shown = [labels[round(i * (len(labels) - 1) / (places - 1))] for i in range(places)]
-        lines = [f"accuracy of the untouched model: {self.accuracy:.4f}"]
+        if len(labels) > columns:
+            shown = [labels[round(i * (len(labels) - 1) / (columns - 1))] for i in range(columns)]
+        lines = [f"accuracy of the trained model: {self.accuracy:.4f}"]
         if len(shown) < len(labels):
-            lines.append(f"{len(shown)} of {len(labels)} snapshots are shown")
+            lines.append(f"{len(shown)} of {len(labels)} snapshots shown")
         header = "".join(f"{label:>{_CELL}}" for label in shown) + ("random".rjust(_CELL) if random else "")
         lines.append(f"{'layer':<{name_width}}{header}")
         for name, layer in self.layers.items():
@@ -122,10 +114,10 @@ class ReinitializationRobustness(SavedResult):
             lines.append(f"{_shorten(_name(name), name_width):<{name_width}}{cells}")
         critical = self.critical_layers(drop)
         others = [_name(name) for name in self.layers if name not in critical]
-        reset = f"the first snapshot, {labels[0]}" if labels else "fresh random weights"
+        reset = f"snapshot {labels[0]}" if labels else "random weights"
         for what, names in (
-            (f"lose more than {drop:g} with {reset} (critical)", [_name(name) for name in critical]),
-            ("lose no more than that", others),
+            (f"lose more than {drop:g} when reset to {reset} (critical)", [_name(name) for name in critical]),
+            ("lose at most that", others),
         ):
             lines += textwrap.wrap(f"{what}: {', '.join(names) or 'none'}", WIDTH, subsequent_indent="  ")
         if self.missing:
@@ -138,6 +130,6 @@ def _name(path: str) -> str:
 
 
 def _shorten(name: str, width: int) -> str:
-    """Leave out the middle of a long name, whose ends tell most."""
+    """Leave out the middle of a long name."""
     half = (width - 1) // 2
     return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}"

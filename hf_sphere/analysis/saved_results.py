@@ -1,7 +1,8 @@
-"""Results that are written as JSON and read again without loss."""
+"""Results that are saved as JSON and loaded without loss."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -10,23 +11,30 @@ from hf_sphere.utils.files import write_json
 
 
 class SavedResult:
-    """What all results can; `to_dict` and `from_dict` are their own."""
+    """Base of result dataclasses, which define `from_dict`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers, lists and dictionaries, as JSON has them."""
-        raise NotImplementedError
+        """Return the fields as JSON can hold them."""
+        return asdict(self)  # type: ignore[call-overload]
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Make it of what `to_dict` returned.
+        """Create a result from what `to_dict` returned.
 
         Raises:
-            ValueError: If something is missing.
+            ValueError: If a field is missing.
         """
+        try:
+            return cls._from_dict(content)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"this is no {cls.__name__} as to_dict returns it: {error!r}.") from error
+
+    @classmethod
+    def _from_dict(cls, content: Mapping[str, Any]) -> Self:
         raise NotImplementedError
 
     def save(self, path: str | PathLike) -> None:
-        """Write JSON, without loss."""
+        """Write a JSON file."""
         write_json(path, self.to_dict())
 
     @classmethod
@@ -34,6 +42,36 @@ class SavedResult:
         """Read what `save` wrote.
 
         Raises:
-            ValueError: If it is something else.
+            ValueError: If the file holds something else.
         """
         return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+
+
+class SavedAccuracies(dict[str, float]):
+    """Accuracies by name, appended to a file one by one, so that an interrupted run can resume.
+
+    Args:
+        path: A file of JSON lines.
+        prepare: Called once, before the first line is written.
+        read: Whether to read the existing lines and append to them.
+    """
+
+    def __init__(self, path: Path, prepare: Callable[[], None], *, read: bool) -> None:
+        super().__init__()
+        self._path = path
+        self._prepare: Callable[[], None] | None = prepare
+        if read and path.is_file():
+            text = path.read_text(encoding="utf-8")
+            complete = text[: text.rfind("\n") + 1]  # the last line may be incomplete after a kill
+            for line in complete.splitlines():
+                self.update(json.loads(line))
+            if complete != text:
+                path.write_text(complete, encoding="utf-8")
+
+    def __setitem__(self, name: str, value: float) -> None:
+        if self._prepare is not None:
+            self._prepare()
+            self._prepare = None
+        super().__setitem__(name, value)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({name: value}) + "\n")

@@ -1,4 +1,4 @@
-"""Layers and their filters from wherever weights are kept: a model, a state dict, files."""
+"""Layers and their filters from a model, a state dict, or files."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,16 +7,16 @@ from os import PathLike
 
 from torch import Tensor, nn
 
-from hf_sphere.analysis.layers import LayerKind, LayerSelection, check_selection, filters, find_layers, layer_kind
+from hf_sphere.analysis.layers import LayerKind, LayerSelection, filters, find_layers, layer_kind
 from hf_sphere.analysis.stages import blocks_of_stages, stages_of_model, stages_of_names
 from hf_sphere.analysis.weight_files import named_layers, open_tensors, tensors_of_state_dict
 from hf_sphere.utils.snapshots import Snapshot
 
 Source = nn.Module | Mapping[str, Tensor] | str | PathLike | Snapshot
-"""What has layers: a model, its state dict, safetensors files."""
+"""A model, its state dict, or safetensors files."""
 
 NUMBERS_AT_A_TIME = 2**17
-"""Weights that are held in float64 at once: 1 MB, which stays in the cache."""
+"""Weights converted to float64 at a time: 1 MB, which fits the cache."""
 
 
 @dataclass(frozen=True, eq=False)  # tensors do not compare to one truth value
@@ -27,9 +27,9 @@ class LayerWeight:
         name: Path of the module.
         kind: `conv` or `linear`.
         dim: N, the inputs of a filter.
-        weight: (F, N), a filter a row, as it is stored: of any floating dtype, on any device.
+        weight: (F, N), one filter per row, as stored: of any floating dtype, on any device.
         stage: Stage of the network that the layer is in; None in a file whose names do not number stages.
-        block: Number of the layer among the chosen ones of its stage; None without a stage.
+        block: Number of the layer among the selected ones of its stage; None without a stage.
     """
 
     name: str
@@ -40,14 +40,14 @@ class LayerWeight:
     block: int | None
 
     def chunks(self) -> Iterator[Tensor]:
-        """Yield the filters in float64 on the CPU, some rows at a time.
+        """Yield the filters in float64 on the CPU, several rows at a time.
 
         Raises:
             ValueError: If a weight is not finite.
         """
         for rows in self.weight.split(max(NUMBERS_AT_A_TIME // max(self.dim, 1), 1)):
             numbers = rows.cpu().double()
-            # A sum is quicker than to ask each; where it is not finite, one of them need not be, but seldom is.
+            # A sum is faster than an elementwise test; it overflows only if the values are not finite or very large.
             if not numbers.sum().isfinite() and not numbers.isfinite().all():
                 wrong = numbers[~numbers.isfinite()][0].item()
                 raise ValueError(
@@ -75,7 +75,6 @@ class Layer:
 
 def open_layers(source: Source, layers: LayerSelection = "conv", include_1x1: bool = False) -> dict[str, Layer]:
     """Return the layers of a source by name, in order, unread. Arguments and errors as of `iterate_layers`."""
-    check_selection(layers)
     readers: Mapping[str, Callable[[], Tensor]]
     if isinstance(source, nn.Module):
         modules = find_layers(source, layers, include_1x1)
@@ -108,9 +107,9 @@ def iterate_layers(source: Source, layers: LayerSelection = "conv", include_1x1:
     Args:
         source: A module; a state dict; or a `Snapshot` or the path of a safetensors file, of the index of a sharded
             checkpoint (`model.safetensors.index.json`) or of a folder with either. Of files only one layer is in memory
-            at a time. What counts as a layer in a file or a state dict is said in `hf_sphere.analysis.weight_files`.
-        layers: Which kinds; `all` are both.
-        include_1x1: Also convolutions whose kernel is a single point.
+            at a time. `hf_sphere.analysis.weight_files` defines what a layer of a file or a state dict is.
+        layers: Which kinds; `all` means both.
+        include_1x1: Include pointwise (1x1) convolutions.
 
     Yields:
         The layers: of a model in the order of definition, of a state dict in its order, of files by their names.
@@ -118,7 +117,7 @@ def iterate_layers(source: Source, layers: LayerSelection = "conv", include_1x1:
     Raises:
         TypeError: If the source is none of these.
         FileNotFoundError: If there is no such file or folder, or a part of a sharded checkpoint is missing.
-        ValueError: If there is no such layer or selection; if weights are quantised, offloaded, sharded in memory or
+        ValueError: If there is no such layer or selection; if weights are quantized, offloaded, sharded in memory or
             stored in parts; if a file is damaged, or pickled instead of safetensors.
     """
     for layer in open_layers(source, layers, include_1x1).values():

@@ -1,10 +1,11 @@
-"""In which stage of a network a layer is: the keys by which Gamba et al. file their results.
+"""The stages of a network, by which Gamba et al. group their results.
 
-They start a stage at each max-pooling, which is right for LeNet and VGG, but leaves a ResNet with two. Where the module
-paths number stages, these are the stages.
+They start a stage at each max-pooling, which is right for LeNet and VGG, but gives a ResNet only two. If module paths
+number stages, we use these.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from torch import nn
@@ -20,7 +21,7 @@ NUMBERED = re.compile(
 )
 """`layer1.0.conv1`, `model.backbone.stage2.x`, `features.denseblock1.x`, `resnet.encoder.stages.0.layers.1.x`, Swin's
 `layers.0.blocks.1.x` and `layers.1.downsample.x`, EfficientNet's `blocks.0.1.x`; not `encoder.layer.0.x` nor
-`blocks.0.x`, where layers of one kind are counted. What is itself called `layer1` is a layer and no stage."""
+`blocks.0.x`, which number layers of one kind. A module named `layer1` itself is a layer and no stage."""
 
 _ADAPTIVE = (pooling._AdaptiveAvgPoolNd, pooling._AdaptiveMaxPoolNd)
 _WINDOWED = (
@@ -33,7 +34,7 @@ _WINDOWED = (
 
 
 def numbered_stage(name: str) -> int | None:
-    """Read the stage from a module path: `layer1.` and its like are stage 1, and so is `stages.0.`."""
+    """Return the stage in a module path, if any: 1 for `layer1.` and the like, and also for `stages.0.`."""
     match = NUMBERED.search(name)
     if match is None:
         return None
@@ -43,31 +44,30 @@ def numbered_stage(name: str) -> int | None:
 
 
 def stages_of_model(model: nn.Module) -> dict[str, int]:
-    """Return the stage of every layer of a model, whatever its kind.
+    """Return the stage of every layer of a model, of all kinds.
 
-    If module paths number stages, those are the stages, from 1; what is defined before is stage 0, the stem, and what
-    is defined between and after them belongs to the stage before. Else the first layer after a pooling (maximum,
-    average or adaptive) starts the next stage, from 0. Poolings that keep the resolution start none, as in an Inception
-    block, and neither do adaptive ones to a single point with a convolution still to come, as in a block of squeeze and
-    excitation.
+    If module paths number stages, those are the stages, from 1. Layers defined before are in stage 0, the stem, and
+    layers defined between and after them in the stage before. Otherwise the first layer after a pooling (maximum,
+    average or adaptive) starts the next stage, from 0. Two kinds of poolings start none: those that keep the
+    resolution, as in an Inception block, and adaptive ones to a single point before the last convolution, as in a
+    squeeze-and-excitation block.
 
-    In torchvision, ConvNeXt, Swin, EfficientNet and MobileNetV2 number no stages and reduce by strides: all but the
-    classifier is stage 0, and in MobileNetV2, whose pooling is no module, the classifier too.
+    The ConvNeXt, Swin, EfficientNet and MobileNetV2 of torchvision number no stages and reduce the resolution by
+    strides: all layers but the classifier are in stage 0; in MobileNetV2, whose pooling is no module, the classifier as
+    well.
     """
     kinds = {name: kind for name, module in model.named_modules() if (kind := layer_kind(module))}
     numbers = {name: numbered_stage(name) for name in kinds}
+    stages: dict[str, int] = {}
+    stage = 0
     if any(number is not None for number in numbers.values()):
-        stage = 0
-        stages = {}
         for name, number in numbers.items():
-            stage = stage if number is None else number
-            stages[name] = stage
+            stage = stages[name] = stage if number is None else number
         return stages
 
     modules = dict(model.named_modules())
     last_convolution = max((at for at, name in enumerate(modules) if kinds.get(name) == "conv"), default=-1)
-    stages = {}
-    stage, pooled = 0, False
+    pooled = False
     for at, (name, module) in enumerate(modules.items()):
         if name in kinds:
             stage += pooled and bool(stages)
@@ -85,10 +85,10 @@ def stages_of_names(kinds: Mapping[str, LayerKind]) -> dict[str, int] | None:
         kinds: All layers and their kinds, in any order.
 
     Returns:
-        The stages that the names number. Of the other layers, convolutions are counted to the stem, stage 0, and linear
-        layers to the last stage: names do not say that a layer is between or after the stages. `conv_head` of timm's
-        EfficientNet, which comes after them, is stage 0 by its name; give the model, by which it is in the last stage.
-        None if no name numbers a stage: poolings have no weights.
+        The stages in the names. Other convolutions are in the stem, stage 0, and other linear layers in the last stage,
+        since names do not show whether a layer is between or after the stages: `conv_head` of the EfficientNet of timm
+        is in stage 0 by its name, and in the last stage by the model. None if no name numbers a stage; poolings have no
+        weights.
     """
     numbers = {name: numbered_stage(name) for name in kinds}
     known = [number for number in numbers.values() if number is not None]
@@ -99,24 +99,21 @@ def stages_of_names(kinds: Mapping[str, LayerKind]) -> dict[str, int] | None:
 
 
 def blocks_of_stages(stages: Iterable[int | None]) -> list[int | None]:
-    """Number the analysed layers within their stages, from 0."""
-    counts: dict[int, int] = {}
+    """Number the analyzed layers within their stages, from 0."""
+    counts: Counter[int | None] = Counter()
     blocks: list[int | None] = []
     for stage in stages:
-        if stage is None:
-            blocks.append(None)
-            continue
-        blocks.append(counts.get(stage, 0))
-        counts[stage] = counts.get(stage, 0) + 1
+        blocks.append(None if stage is None else counts[stage])
+        counts[stage] += 1
     return blocks
 
 
 def _reduces(module: nn.Module, to_point: bool) -> bool:
-    """Tell whether a module pools to a lower resolution; `to_point`: whether adaptive poolings to one point count."""
+    """Return whether a module pools to a lower resolution; `to_point`: whether adaptive pooling to one point counts."""
     if isinstance(module, _ADAPTIVE):
         sizes = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)
         return to_point or any(size != 1 for size in sizes)
     if not isinstance(module, _WINDOWED):
         return False
-    stride = getattr(module, "stride", None) or 2  # fractional poolings have none, and always reduce
+    stride = getattr(module, "stride", None) or 2  # fractional poolings have no stride, and always reduce
     return max(stride) > 1 if isinstance(stride, tuple) else stride > 1

@@ -10,8 +10,8 @@ from hf_sphere.utils.arguments import argument
 
 
 @dataclass
-class ImageDataOptions:
-    """Which images, of what size, with which labels, and how training images are augmented."""
+class ImageSourceOptions:
+    """Which images, of what size, with which labels."""
 
     dataset_name: str = argument("digits", "Hub id, folder, or a bundled data set: `digits` or `two_clusters`.")
     dataset_config_name: str | None = argument(None, "Configuration of the data set.")
@@ -50,6 +50,12 @@ class ImageDataOptions:
     skip_corrupt_images: bool = argument(False, "Skip images that cannot be decoded.")
     cache_dir: str | None = argument(None, "Cache folder for decoded images; default: below the Hugging Face home.")
     dataloader_num_workers: int | None = argument(None, "Decoding processes; default: one per core.")
+
+
+@dataclass
+class ImageDataOptions(ImageSourceOptions):
+    """Which images, and how training images are augmented."""
+
     crop_padding: int = argument(0, "Zero padding in pixels before a random crop of training images.")
     horizontal_flip: bool = argument(False, "Flip training images horizontally with probability 1/2.")
     rotation: float = argument(0.0, "Maximum angle of random rotations of training images, in degrees.")

@@ -43,7 +43,7 @@ def test_values_are_those_of_the_original(root):
         assert distances[name].l_inf == pytest.approx(cell["l_inf_dist"], abs=1e-6)
 
 
-def test_a_layer_that_began_at_zero_has_absolute_distances(model):
+def test_a_layer_initialized_with_zeros_has_absolute_distances(model):
     initial = copy.deepcopy(model)
     initial[0].weight.data.zero_()
     distances = distance_from_initialization(model, initial).layers
@@ -56,13 +56,13 @@ def test_a_layer_that_began_at_zero_has_absolute_distances(model):
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(0, 3), (3, 0)])
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-def test_a_layer_without_weights_stays_where_it_is(inputs, outputs):
+def test_a_layer_without_weights_has_distance_zero(inputs, outputs):
     layer = nn.Linear(inputs, outputs)
     distances = distance_from_initialization(layer, copy.deepcopy(layer), "linear")
     assert distances.layers[""] == LayerDistance(0, 0, relative=False)
 
 
-def test_biases_are_no_part_of_it(model):
+def test_biases_do_not_count(model):
     other = copy.deepcopy(model)
     other[0].bias.data += 1
     assert distance_from_initialization(other, model).layers["0"].l2 == 0
@@ -82,14 +82,14 @@ def test_forms_may_be_mixed_and_dtypes_too(model, tmp_path):
 
 def test_another_shape_is_named(model):
     other = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 5, 3), nn.Linear(4, 2))
-    with pytest.raises(ValueError, match=r"1 has the filters \(4, 27\), but \(5, 27\)"):
+    with pytest.raises(ValueError, match=r"1 has filters of shape \(4, 27\), but \(5, 27\)"):
         distance_from_initialization(model, other)
 
 
 def test_a_layer_that_one_side_lacks_is_named(model):
-    with pytest.raises(ValueError, match=r"only the model has the layer 1; the other side has 0\."):
+    with pytest.raises(ValueError, match=r"only the model has the layer 1; the other one has 0\."):
         distance_from_initialization(model, model[:1])
-    with pytest.raises(ValueError, match="only its initialisation has the layer 1"):
+    with pytest.raises(ValueError, match="only its initialization has the layer 1"):
         distance_from_initialization(model[:1], model)
 
 
@@ -100,45 +100,45 @@ def test_weights_that_are_not_finite_are_refused(model):
         distance_from_initialization(other, model)
 
 
-def test_distances_along_a_training_are_from_the_first_snapshot(snapshots):
+def test_distances_along_training_are_from_the_first_snapshot(snapshots):
     distances = distances_along_training(snapshots)
     assert {epoch: one.layers["1"].l2 for epoch, one in distances.items()} == pytest.approx({0: 0, 1: 1, 3: 3})
 
 
-def test_distances_along_a_training_may_be_from_another_model(model, snapshots):
+def test_distances_along_training_may_be_from_another_model(model, snapshots):
     distances = distances_along_training(snapshots[1:], initial=changed(model, 2))
     assert {epoch: one.layers["1"].l2 for epoch, one in distances.items()} == pytest.approx({1: 0, 3: 1})
 
 
-def test_missing_snapshots_are_named_and_the_others_done(snapshots):
+def test_missing_snapshots_are_named_and_skipped(snapshots):
     snapshots[1].unlink()
-    with pytest.warns(UserWarning, match=r"not there are left out: .*epoch-0001"):
+    with pytest.warns(UserWarning, match=r"missing snapshots are skipped: .*epoch-0001"):
         assert distances_along_training(snapshots).keys() == {0, 3}
 
 
-def test_without_its_start_a_training_asks_for_another(snapshots):
+def test_without_the_first_snapshot_the_initial_model_is_required(snapshots):
     snapshots[0].unlink()
     with pytest.raises(FileNotFoundError, match="Give `initial`"):
         distances_along_training(snapshots)
-    with pytest.raises(FileNotFoundError, match="none of the 0 snapshots"):
+    with pytest.raises(FileNotFoundError, match="all 0 snapshots"):
         distances_along_training([])
 
 
 def test_two_snapshots_of_one_epoch_are_refused(snapshots):
-    with pytest.raises(ValueError, match=r"several snapshots are of epoch 1; give one of each epoch"):
+    with pytest.raises(ValueError, match=r"several snapshots have the label 1; give one per epoch"):
         distances_along_training([*snapshots, snapshots[1]])
 
 
 def test_a_single_snapshot_must_be_a_list(snapshots):
     for single in (snapshots[0], str(snapshots[0]), Snapshot(snapshots[0], 0)):
-        with pytest.raises(TypeError, match="must be a list, also of one"):
+        with pytest.raises(TypeError, match="must be a list, even of one"):
             distances_along_training(single)
     assert distances_along_training(snapshots[:1]).keys() == {0}
 
 
 def test_a_snapshot_of_another_architecture_is_named(snapshots):
     with pytest.raises(
-        ValueError, match=r"snapshot epoch-0000\.safetensors: only its initialisation has the layer weight"
+        ValueError, match=r"snapshot epoch-0000\.safetensors: only its initialization has the layer weight"
     ):
         distances_along_training(
             snapshots,
@@ -146,12 +146,12 @@ def test_a_snapshot_of_another_architecture_is_named(snapshots):
         )
 
 
-def test_what_was_saved_is_loaded_again(model, tmp_path):
+def test_saved_distances_can_be_loaded(model, tmp_path):
     distances = distance_from_initialization(changed(model, 1.3), model, "all")
     distances.save(tmp_path / "distances.json")
     assert Distances.load(tmp_path / "distances.json") == distances
     assert "L inf" in str(distances)
     assert repr(distances) == "Distances(3 layers)"
     (tmp_path / "other.json").write_text('{"layers": {"0": {"l2": 1}}}')
-    with pytest.raises(ValueError, match="no distances"):
+    with pytest.raises(ValueError, match="no Distances"):
         Distances.load(tmp_path / "other.json")

@@ -51,7 +51,7 @@ def test_a_shared_weight_counts_once():
     assert list(find_layers(model, "linear")) == ["0", "1"]
 
 
-def test_parametrised_weights_are_not_taken_for_shared():
+def test_parametrized_weights_are_not_taken_for_shared():
     model = nn.Sequential(*(parametrizations.weight_norm(nn.Linear(3, 3)) for _ in range(6)))
     assert len(find_layers(model, "linear")) == 6
 
@@ -60,9 +60,9 @@ def test_a_model_may_be_a_layer_itself():
     assert list(find_layers(nn.Linear(3, 2), "linear")) == [""]
 
 
-def test_a_model_without_such_a_layer_is_told_what_it_has():
+def test_the_error_without_such_a_layer_names_those_that_exist():
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Linear(3, 4), nn.Linear(4, 3))
-    with pytest.raises(ValueError, match=r"1 convolution of one point, 2 linear layers.*include_1x1=True or layers="):
+    with pytest.raises(ValueError, match=r"2 linear layers, 1 pointwise convolution.*include_1x1=True or layers="):
         find_layers(model)
     with pytest.raises(ValueError, match="neither kind"):
         find_layers(nn.ReLU(), "all")
@@ -96,12 +96,12 @@ def test_filters_of_linear_layers_have_the_outputs_first():
     torch.testing.assert_close(F.linear(inputs, filters(turned), turned.bias), turned(inputs))
 
 
-def test_what_is_no_layer_has_no_filters():
+def test_other_modules_have_no_filters():
     with pytest.raises(ValueError, match="BatchNorm2d is neither"):
         filters(nn.BatchNorm2d(3))
 
 
-def quantised_module():
+def quantized_module():
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(3, 2))
     packed = nn.Module()
     packed.register_buffer("qweight", torch.zeros(3, dtype=torch.int32))
@@ -124,36 +124,36 @@ def flattened_shard():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (quantised_module(), "1 is quantised"),
-        (eight_bit_module(torch.int8), "quantised.*int8"),
-        (eight_bit_module(torch.float8_e4m3fn), "quantised.*float8"),
+        (quantized_module(), "1 is quantized"),
+        (eight_bit_module(torch.int8), "quantized.*int8"),
+        (eight_bit_module(torch.float8_e4m3fn), "quantized.*float8"),
         (nn.Linear(3, 2, device="meta"), "meta device.*device_map"),
         (nn.LazyLinear(3), "lazy"),
         (flattened_shard(), r"shape \(0,\).*full state dict"),
     ],
 )
-def test_weights_that_are_not_at_hand_are_refused(model, message):
+def test_unavailable_weights_are_refused(model, message):
     with pytest.raises(ValueError, match=message):
         list(iterate_layers(model, "linear"))
 
 
-def test_quantised_modules_of_the_other_kind_are_no_hindrance():
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), quantised_module())
+def test_quantized_modules_of_the_other_kind_are_ignored():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), quantized_module())
     assert list(find_layers(model, "conv")) == ["0"]
-    with pytest.raises(ValueError, match=r"1\.1 is quantised"):
+    with pytest.raises(ValueError, match=r"1\.1 is quantized"):
         find_layers(model, "all")
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
-def test_quantised_modules_of_torch_are_refused():
+def test_quantized_modules_of_torch_are_refused():
     from torch.ao.nn.quantized import Conv2d, Linear
 
     model = nn.Sequential(Linear(2, 3), nn.Conv2d(1, 2, 3))
     assert list(find_layers(model, "conv")) == ["1"]
-    with pytest.raises(ValueError, match=r"0 is quantised \(a torch\.ao.*Linear\)"):
+    with pytest.raises(ValueError, match=r"0 is quantized \(a torch\.ao.*Linear\)"):
         find_layers(model, "linear")
-    with pytest.raises(ValueError, match="0 is quantised"):
+    with pytest.raises(ValueError, match="0 is quantized"):
         find_layers(nn.Sequential(Conv2d(1, 2, 3)), "conv")
 
 

@@ -22,7 +22,7 @@ def resnet(tmp_path):
     return tmp_path / "resnet"
 
 
-def test_a_file_or_folder_that_is_there_is_itself(tmp_path):
+def test_an_existing_file_or_folder_is_returned(tmp_path):
     save_file({"weight": torch.ones(1)}, tmp_path / "model.safetensors")
     for path in (tmp_path, tmp_path / "model.safetensors"):
         assert find_weights(str(path)) == path
@@ -52,15 +52,15 @@ def test_a_repository_of_the_hub_gives_its_weights_and_configuration_alone(tmp_p
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing", "no such folder/at all/here"])
-def test_a_name_that_is_nowhere_is_refused_with_what_there_may_be(name, monkeypatch):
+def test_an_unknown_name_is_refused_with_the_valid_forms(name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(FileNotFoundError, match=r"repository of the Hub, timm:<name> or torchvision:<name>"):
+    with pytest.raises(FileNotFoundError, match=r"repository on the Hub, timm:<name> or torchvision:<name>"):
         find_weights(name)
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("timm:resnet51", "resnet50"), ("torchvision:resnet51", "resnet50"), ("timm:zzz", "among others")],
+    [("timm:resnet51", "resnet50"), ("torchvision:resnet51", "resnet50"), ("timm:zzz", "some of its models are")],
 )
 def test_an_unknown_model_of_a_library_is_refused_with_others(name, expected):
     with pytest.raises(ValueError, match=expected):
@@ -73,7 +73,7 @@ def test_random_weights_of_a_folder_are_refused(load, tmp_path):
         load(str(tmp_path), random_weights=True)
 
 
-def test_one_of_our_models_says_how_it_wants_its_images(tmp_path):
+def test_the_preprocessing_of_one_of_our_models_is_found(tmp_path):
     config = SphereVisionConfig(backbone="lenet5", head="softmax", num_channels=1, image_size=[28, 30], num_labels=3)
     SphereVisionForImageClassification(config).save_pretrained(tmp_path)
     SphereVisionImageProcessor(
@@ -100,12 +100,12 @@ def test_images_are_of_the_size_after_a_crop(resnet):
     assert load_classifier(str(resnet)).image_size == (40, 40)
 
 
-def test_images_are_square_where_only_their_shortest_edge_is_said(resnet):
+def test_images_are_square_if_only_the_shortest_edge_is_given(resnet):
     ConvNextImageProcessor(size={"shortest_edge": 48}).save_pretrained(resnet)
     assert load_classifier(str(resnet)).image_size == (48, 48)
 
 
-def test_a_model_of_timm_in_a_repository_says_how_it_wants_its_images(tmp_path):
+def test_the_preprocessing_of_a_timm_model_in_a_repository_is_found(tmp_path):
     about = {"input_size": (3, 40, 48), "mean": (0.1, 0.2, 0.3), "std": (0.5, 0.5, 0.5)}
     config = TimmWrapperConfig(architecture="test_resnet", num_labels=7, pretrained_cfg=about)
     TimmWrapperForImageClassification(config).save_pretrained(tmp_path)
@@ -116,7 +116,7 @@ def test_a_model_of_timm_in_a_repository_says_how_it_wants_its_images(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["timm:test_resnet", "torchvision:squeezenet1_1"])
-def test_a_library_says_how_its_model_wants_images(name):
+def test_the_preprocessing_of_a_library_model_is_found(name):
     found = load_classifier(name, random_weights=True)
     with torch.inference_mode():
         logits = found.model(torch.zeros(1, found.num_channels, *found.image_size))

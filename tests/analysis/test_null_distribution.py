@@ -49,7 +49,7 @@ def test_uniform_weights_nearly_follow_it(dim):
     assert distance < 0.06 / dim + 0.003  # the latter is chance; KS at level 0.05 or so
 
 
-def test_one_dimension_has_no_continuous_law():
+def test_one_dimension_has_no_continuous_distribution():
     with pytest.raises(ValueError, match="dim=1"):
         projection_cdf(np.ones(1), 1)
 
@@ -94,6 +94,6 @@ def test_the_band_of_the_mass_holds_95_of_100(count):
     assert low + high == pytest.approx(1)
 
 
-def test_nothing_is_said_of_nothing():
+def test_without_observations_there_are_no_results():
     assert kolmogorov_smirnov(np.empty(0)) == (None, None)
     assert mass_band(0) == (None, None)

@@ -60,12 +60,12 @@ def test_values_are_those_of_the_original(known, golden_model, normalize):
     assert sum(len(found[stage]) for stage in ("0", "1")) == len(cells) - 1
 
 
-@pytest.mark.parametrize("initialise", [nn.init.normal_, lambda weight: weight], ids=["normal", "default of torch"])
-def test_p_values_are_uniform_on_random_initialisations(initialise):
+@pytest.mark.parametrize("initialize", [nn.init.normal_, lambda weight: weight], ids=["normal", "default of torch"])
+def test_p_values_are_uniform_on_random_initialisations(initialize):
     torch.manual_seed(3)
     layers = [nn.Conv2d(2 + number % 9, 40, 3, bias=False) for number in range(200)]
     for layer in layers:
-        initialise(layer.weight)
+        initialize(layer.weight)
     statistics = projection_statistics(nn.ModuleList(layers))
     p_values = [layer.ks_p_value for layer in statistics.layers.values()]
     assert scipy.stats.kstest(p_values, "uniform").pvalue > 0.01
@@ -106,7 +106,7 @@ weights = st.integers(0, 2**31).map(
 
 @settings(max_examples=30)
 @given(weights, st.floats(-250, 250))
-def test_the_length_of_a_filter_is_of_no_consequence(weight, exponent):
+def test_the_length_of_a_filter_does_not_matter(weight, exponent):
     scaled = statistics_of(weight * 10.0**exponent)
     assert scaled.projections == pytest.approx(statistics_of(weight).projections, abs=1e-12)
     assert scaled.num_dead == 0
@@ -114,7 +114,7 @@ def test_the_length_of_a_filter_is_of_no_consequence(weight, exponent):
 
 @settings(max_examples=30)
 @given(weights)
-def test_the_other_side_has_the_other_sign(weight):
+def test_opposite_filters_have_opposite_projections(weight):
     ours, other = statistics_of(weight), statistics_of(-weight)
     assert other.projections == pytest.approx([-value for value in ours.projections], abs=1e-15)
     assert other.mass == pytest.approx(1 - ours.mass)
@@ -123,11 +123,11 @@ def test_the_other_side_has_the_other_sign(weight):
 
 @settings(max_examples=30)
 @given(weights, st.permutations(range(8)))
-def test_the_order_inside_of_a_filter_is_of_no_consequence(weight, order):
+def test_the_order_of_the_weights_does_not_matter(weight, order):
     assert statistics_of(weight[:, order]).projections == pytest.approx(statistics_of(weight).projections, abs=1e-12)
 
 
-def test_equal_weights_face_the_vector_itself():
+def test_equal_weights_have_the_largest_projection():
     layer = statistics_of(torch.full((2, 7), 0.1) * torch.tensor([[1.0], [-1.0]]))
     assert layer.projections == pytest.approx((1, -1), abs=1e-15)
     assert max(map(abs, layer.projections)) <= 1
@@ -179,7 +179,7 @@ def test_one_dimension_has_only_signs():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_with_in_double(dtype):
+def test_half_precision_is_computed_in_double(dtype):
     weight = torch.randn(4, 3000).mul_(100).to(dtype)  # the sum of squares is beyond the range of float16
     assert statistics_of(weight).projections == statistics_of(weight.double()).projections
 
@@ -192,14 +192,14 @@ def test_weights_that_are_not_finite_are_refused_by_layer(value):
         projection_statistics(model, "linear")
 
 
-def test_many_filters_are_computed_as_few_are(monkeypatch):
+def test_filters_are_the_same_in_chunks(monkeypatch):
     weight = torch.randn(50, 30)
     expected = statistics_of(weight)
     monkeypatch.setattr("hf_sphere.analysis.sources.NUMBERS_AT_A_TIME", 100)
     assert statistics_of(weight).projections == pytest.approx(expected.projections, abs=1e-15)
 
 
-def test_tests_are_of_the_normalised_projections_in_both_cases():
+def test_tests_are_of_the_normalized_projections_in_both_cases():
     weight = torch.randn(20, 9) * torch.rand(20, 1)
     raw, normalized = statistics_of(weight, normalize=False), statistics_of(weight)
     assert raw.ks_p_value == normalized.ks_p_value
@@ -207,7 +207,7 @@ def test_tests_are_of_the_normalised_projections_in_both_cases():
     assert raw.projections == pytest.approx(weight.double().sum(1).tolist())
 
 
-def test_what_was_saved_is_loaded_again(tmp_path):
+def test_saved_statistics_can_be_loaded(tmp_path):
     model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.MaxPool2d(2), nn.Conv2d(5, 4, 3), nn.Linear(1, 3))
     model[2].weight.data[1] = 0
     statistics = projection_statistics(model, "all")
@@ -219,17 +219,17 @@ def test_what_was_saved_is_loaded_again(tmp_path):
 
 def test_another_file_is_refused(tmp_path):
     (tmp_path / "other.json").write_text('{"layers": {}}')
-    with pytest.raises(ValueError, match="no projection statistics"):
+    with pytest.raises(ValueError, match="no ProjectionStatistics"):
         ProjectionStatistics.load(tmp_path / "other.json")
 
 
-def test_zeros_are_on_neither_side():
+def test_zeros_count_for_neither_side():
     zero_sum, positive = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([1.0, 2.0, 3.0])
     weight = torch.cat([zero_sum.repeat(60, 1), positive.repeat(30, 1), -positive.repeat(10, 1)])
     statistics = projection_statistics(linear(weight), "linear")
     assert statistics.net.mass == 0.7
     assert "biased to positive" in str(statistics)
-    assert str(statistics).endswith("60 of the 100 projections are 0, on neither side.")
+    assert str(statistics).endswith("60 of the 100 projections are 0, which counts for neither side.")
     statistics = projection_statistics(linear(-weight), "linear")
     assert "biased to negative" in str(statistics)
     assert max(map(len, str(statistics).splitlines())) <= 100
@@ -240,7 +240,7 @@ def test_the_verdict_fits_a_terminal(mean):
     weight = torch.randn(2000, 9) + mean
     weight[:1000, 4:] *= 0.01 if mean == 0 else 1
     text = str(projection_statistics(linear(weight), "linear"))
-    expected = {-1: "biased to negative", 0: "not isotropic, but has no side", 1: "biased to positive"}
+    expected = {-1: "biased to negative", 0: "neither isotropic nor biased", 1: "biased to positive"}
     assert expected[mean] in text
     assert max(map(len, text.splitlines())) <= 100
 

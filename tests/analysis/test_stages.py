@@ -86,7 +86,7 @@ def test_blocks_count_within_a_stage():
     assert blocks_of_stages([0, 1, 1, 0, None, 1]) == [0, 0, 1, 1, None, 2]
 
 
-def test_names_without_stages_say_nothing():
+def test_names_without_stages_have_none():
     assert stages_of_names({"features.0": "conv", "classifier.1": "linear"}) is None
     assert stages_of_names({"stem": "conv", "layer2.0": "conv", "fc": "linear"}) == {"stem": 0, "layer2.0": 2, "fc": 2}
 
@@ -99,13 +99,13 @@ def stages_by_both(name):
     return stages_of_model(model), stages_of_names(kinds)
 
 
-def test_names_say_of_swin_what_its_modules_say():
+def test_names_and_modules_of_swin_have_the_same_stages():
     by_modules, by_names = stages_by_both("swin_tiny_patch4_window7_224")
     assert by_names == by_modules
     assert by_names["layers.1.downsample.reduction"] == 2
 
 
-def test_names_do_not_say_that_a_layer_comes_after_the_stages():
+def test_names_do_not_show_that_a_layer_comes_after_the_stages():
     by_modules, by_names = stages_by_both("efficientnet_b0")
     assert {name for name in by_names if by_names[name] != by_modules[name]} == {"conv_head"}
     assert (by_modules["conv_head"], by_names["conv_head"]) == (7, 0)
@@ -119,7 +119,7 @@ def test_a_file_has_the_stages_of_its_model(tmp_path):
     assert found == expected
 
 
-def test_a_file_that_does_not_number_stages_asks_for_the_model(tmp_path):
+def test_a_file_that_does_not_number_stages_requires_the_model(tmp_path):
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Conv2d(2, 2, 3))
     save_model(model, str(tmp_path / "model.safetensors"))
     assert projection_statistics(model).by_stage().keys() == {"0", "1", "net"}

@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClas
 from hf_sphere.analysis import ProjectionStatistics, projection_statistics
 from hf_sphere.utils.snapshots import list_snapshots
 
-# LeNet with nine layers on the embedded digits: an epoch of 200 images in 4 steps.
+# LeNet with nine layers on the bundled digits: an epoch of 200 images in 4 steps.
 TRAIN = ["--dataset_name", "digits", "--max_train_samples", "200", "--max_eval_samples", "100", "--backbone", "lenet9"]
 TRAIN += ["--head", "softmax", "--optimizer", "sgd", "--per_device_train_batch_size", "50", "--disable_tqdm"]
 TRAIN += ["--num_train_epochs", "3", "--snapshot_epochs", "1"]
@@ -57,7 +57,7 @@ def test_the_model_that_was_kept_is_measured_and_not_the_last_snapshot(recipe, t
     assert saved.net.mean == projection_statistics(list_snapshots(trained)[1]).net.mean
 
 
-def test_a_run_that_is_not_finished_is_measured_at_its_last_snapshot(recipe, trained, tmp_path, capsys):
+def test_an_unfinished_run_is_measured_at_its_last_snapshot(recipe, trained, tmp_path, capsys):
     shutil.copytree(trained / "snapshots", tmp_path / "run" / "snapshots")
     compute(recipe, tmp_path / "run", tmp_path / "out", "--disable_tqdm")
     assert "snapshot of epoch 3" in capsys.readouterr().out
@@ -73,7 +73,7 @@ def test_results_never_go_into_the_folder_of_a_model(words, recipe, trained):
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
 
 
-def test_nothing_of_an_earlier_call_stays(recipe, trained, tmp_path):
+def test_files_of_an_earlier_call_are_removed(recipe, trained, tmp_path):
     compute(recipe, trained, tmp_path / "out", "--by_stage", "--disable_tqdm")
     compute(recipe, trained / "model.safetensors", tmp_path / "out", "--overwrite_output_dir")
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -86,7 +86,7 @@ def test_random_weights_are_the_same_each_time(recipe, tmp_path):
     assert first == second
 
 
-def test_a_training_is_followed_snapshot_by_snapshot(followed, trained):
+def test_each_snapshot_of_a_run_is_measured(followed, trained):
     entries = json.loads((followed / "training.json").read_text())["epochs"]
     assert [entry["epoch"] for entry in entries] == [0, 1, 2, 3]
     for entry, snapshot in zip(entries, list_snapshots(trained), strict=True):
@@ -123,17 +123,17 @@ def test_stages_are_filed_as_by_the_original_program(followed):
 
 
 @pytest.mark.parametrize("picture", ["masses.png", "histograms.png", "along_training.png"])
-def test_pictures_can_be_opened(picture, followed):
+def test_plots_can_be_opened(picture, followed):
     with Image.open(followed / picture) as image:
         assert image.width > 500
 
 
 @pytest.mark.parametrize("picture", ["masses.svg", "histograms.svg", "along_training.svg"])
-def test_pictures_are_there_as_vectors_too(picture, followed):
+def test_plots_are_saved_as_vector_graphics(picture, followed):
     assert "<svg" in (followed / picture).read_text()[:1000]
 
 
-def test_the_summary_says_of_what_it_is(followed):
+def test_the_summary_names_model_and_data(followed):
     summary = json.loads((followed / "all_results.json").read_text())
     assert summary["backbone"] == "lenet9"
     assert summary["dataset_name"] == "digits"
@@ -141,7 +141,7 @@ def test_the_summary_says_of_what_it_is(followed):
     assert summary["num_filters"] == 2 * (6 + 16 + 64)
 
 
-def test_the_table_names_the_layers_and_says_the_result_in_words(recipe, trained, tmp_path, capsys):
+def test_the_table_names_the_layers_and_the_result(recipe, trained, tmp_path, capsys):
     compute(recipe, trained / "model.safetensors", tmp_path / "out")
     shown = capsys.readouterr().out
     assert "backbone.layers.12" in shown
@@ -182,7 +182,7 @@ def test_raw_projections_have_no_histograms(recipe, trained, tmp_path):
     assert not (tmp_path / "out" / "histograms.png").exists()
 
 
-def test_missing_snapshots_are_named_and_the_others_done(recipe, trained, tmp_path, caplog):
+def test_missing_snapshots_are_named_and_skipped(recipe, trained, tmp_path, caplog):
     paths = [str(snapshot.path) for snapshot in list_snapshots(trained)]
     absent = str(tmp_path / "epoch-0009.safetensors")
     compute(recipe, trained, tmp_path / "out", "--disable_tqdm", "--snapshots", paths[0], absent, paths[2])
@@ -192,21 +192,21 @@ def test_missing_snapshots_are_named_and_the_others_done(recipe, trained, tmp_pa
 
 
 def test_snapshots_that_are_all_missing_are_an_error(recipe, trained, tmp_path):
-    with pytest.raises(FileNotFoundError, match="none of the snapshots"):
+    with pytest.raises(FileNotFoundError, match="all snapshots are missing"):
         compute(recipe, trained, tmp_path / "out", "--snapshots", str(tmp_path / "epoch-0009.safetensors"))
 
 
 def test_a_distance_is_from_the_model_that_was_named(recipe, trained, tmp_path, capsys):
     first = str(list_snapshots(trained)[0].path)
     compute(recipe, trained / "model.safetensors", tmp_path / "out", "--initial_model", first)
-    assert "Distance from the initialisation" in capsys.readouterr().out
+    assert "Distance from initialization" in capsys.readouterr().out
 
 
 def test_an_initial_model_of_another_architecture_is_refused_with_layer_and_shapes(recipe, trained, tmp_path):
     tensors = load_file(trained / "model.safetensors")
     tensors["sphere_vision.backbone.layers.2.weight"] = torch.zeros(6, 5, 3, 3)
     save_file(tensors, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match=r"layers\.2 has the filters \(6, 54\), but \(6, 45\)"):
+    with pytest.raises(ValueError, match=r"layers\.2 has filters of shape \(6, 54\), but \(6, 45\)"):
         compute(recipe, trained, tmp_path / "out", "--initial_model", str(tmp_path / "other.safetensors"))
 
 
@@ -230,6 +230,6 @@ def test_results_are_replaced_only_if_asked(recipe, trained, tmp_path):
     compute(recipe, trained / "model.safetensors", tmp_path / "out", "--overwrite_output_dir")
 
 
-def test_stages_of_bare_weights_that_do_not_say_them_need_the_model(recipe, trained, tmp_path):
+def test_stages_of_weights_without_numbered_stages_require_the_model(recipe, trained, tmp_path):
     with pytest.raises(ValueError, match="no model can be built of"):
         compute(recipe, trained / "model.safetensors", tmp_path / "out", "--by_stage")

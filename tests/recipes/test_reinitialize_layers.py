@@ -4,16 +4,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from accelerate import Accelerator
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from hf_sphere import SphereVisionForImageClassification
 from hf_sphere.analysis import ReinitializationRobustness
 from hf_sphere.analysis.model_sources import load_classifier
+from hf_sphere.analysis.saved_results import SavedAccuracies
 from hf_sphere.data import ImageDataOptions, load_image_data
 from hf_sphere.utils.snapshots import list_snapshots
 
-# LeNet with nine layers on the embedded digits: an epoch of 200 images in 4 steps.
+# LeNet with nine layers on the bundled digits: an epoch of 200 images in 4 steps.
 TRAIN = ["--dataset_name", "digits", "--max_train_samples", "200", "--max_eval_samples", "100", "--backbone", "lenet9"]
 TRAIN += ["--head", "softmax", "--optimizer", "adam", "--per_device_train_batch_size", "50", "--disable_tqdm"]
 TRAIN += ["--num_train_epochs", "6", "--learning_rate", "0.003", "--snapshot_epochs", "3", "--label_noise", "0.5"]
@@ -50,12 +52,12 @@ def measured(measure, trained, tmp_path_factory):
     return folder
 
 
-def test_the_untouched_model_has_the_accuracy_of_its_run(measured, trained, results_of):
+def test_the_trained_model_has_the_accuracy_of_its_run(measured, trained, results_of):
     result = ReinitializationRobustness.load(measured / "reinitialization.json")
     assert result.accuracy == pytest.approx(results_of(trained)["eval_accuracy"])
 
 
-def test_every_layer_gets_every_snapshot_and_every_draw(measured):
+def test_every_layer_is_reset_to_every_snapshot_and_random_weights(measured):
     layers = json.loads((measured / "reinitialization.json").read_text())["layers"]
     assert len(layers) == 9
     for layer in layers.values():
@@ -68,7 +70,7 @@ def test_the_last_snapshot_changes_nothing(measured):
     assert all(layer["snapshots"]["6"] == result["accuracy"] for layer in result["layers"].values())
 
 
-def test_a_cell_is_the_accuracy_of_the_model_with_that_layer_put_back(measured, trained, recipe, monkeypatch, tmp_path):
+def test_a_cell_is_the_accuracy_of_the_model_with_that_layer_reset(measured, trained, recipe, monkeypatch, tmp_path):
     layer = "sphere_vision.backbone.layers.2"
     model = tmp_path / "by-hand"
     tensors = load_file(trained / "model.safetensors")
@@ -78,15 +80,15 @@ def test_a_cell_is_the_accuracy_of_the_model_with_that_layer_put_back(measured, 
     for file in ("config.json", "preprocessor_config.json", "run.json"):
         (model / file).write_text((trained / file).read_text())
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    by_hand = recipe.load_classifier(str(model))
+    by_hand = load_classifier(str(model))
     args, data_args = recipe.parse_arguments(
-        (recipe.RobustnessArguments, recipe.ImageSourceArguments),
+        (recipe.RobustnessArguments, recipe.ImageSourceOptions),
         ["--model_name_or_path", str(model), "--disable_tqdm"],
     )
-    seed = recipe.adopt(args, data_args, model, by_hand, set())
-    accuracy = recipe.Accuracy(recipe.load_batches(args, data_args, seed, recipe.Accelerator()), None)
+    seed = recipe.adopt_settings(args, data_args, model, by_hand, set())
+    batches = recipe.load_batches(args, data_args, seed, Accelerator())
     cells = json.loads((measured / "reinitialization.json").read_text())["layers"]
-    assert accuracy(by_hand.model) == cells[layer]["snapshots"]["0"]
+    assert recipe.accuracy(by_hand.model, batches, batches.num_examples) == cells[layer]["snapshots"]["0"]
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +135,7 @@ def test_the_images_are_those_of_the_run_with_the_labels_that_they_had(
     assert result.accuracy == pytest.approx(by_hand[split])
 
 
-def test_what_is_given_has_the_last_word_also_where_it_is_a_default(measure, corrupted, by_hand, tmp_path):
+def test_given_arguments_take_precedence_even_if_they_are_defaults(measure, corrupted, by_hand, tmp_path):
     words = ["--split", "train", "--layers", "linear", "--num_random", "0", "--label_noise", "0"]
     assert measure(corrupted, tmp_path / "out", *words).accuracy != pytest.approx(by_hand["train"])
 
@@ -143,20 +145,20 @@ def test_the_best_model_of_a_run_is_measured_as_its_last(measure, corrupted, by_
     assert len(result.layers["head.linear"].snapshots) == 3
 
 
-def test_a_model_of_no_run_needs_the_name_of_its_images(measure, corrupted, tmp_path):
+def test_a_model_without_run_requires_its_data_set(measure, corrupted, tmp_path):
     for file in ("config.json", "preprocessor_config.json", "model.safetensors"):
         (tmp_path / file).write_bytes((corrupted / file).read_bytes())
     with pytest.raises(ValueError, match="--dataset_name"):
         measure(tmp_path, tmp_path / "out")
 
 
-def test_a_model_of_a_library_is_of_no_run_whatever_folder_one_stands_in(recipe, trained, monkeypatch):
+def test_a_model_of_a_library_has_no_run_in_any_working_directory(recipe, trained, monkeypatch):
     monkeypatch.chdir(trained)
     assert recipe.find_run("timm:test_resnet") is None
     assert recipe.find_run(".").resolve() == trained
 
 
-def test_of_the_images_so_many_are_drawn(measure, trained, tmp_path, capsys):
+def test_max_samples_limits_the_images(measure, trained, tmp_path, capsys):
     result = measure(trained, tmp_path / "out", "--max_samples", "16", "--layers", "linear")
     assert "measuring on 16 images of digits, eval" in capsys.readouterr().out
     assert 16 * result.accuracy == round(16 * result.accuracy)
@@ -164,13 +166,13 @@ def test_of_the_images_so_many_are_drawn(measure, trained, tmp_path, capsys):
 
 def test_fewer_images_are_of_all_classes(recipe, trained):
     """The data may be sorted by class."""
-    kinds = recipe.RobustnessArguments, recipe.ImageSourceArguments
+    kinds = recipe.RobustnessArguments, recipe.ImageSourceOptions
     words = ["--model_name_or_path", str(trained), "--max_samples", "40", "--disable_tqdm"]
     args, data_args = recipe.parse_arguments(kinds, words)
-    seed = recipe.adopt(args, data_args, trained, load_classifier(str(trained)), set())
-    few = recipe.load_batches(args, data_args, seed, recipe.Accelerator())
+    seed = recipe.adopt_settings(args, data_args, trained, load_classifier(str(trained)), set())
+    few = recipe.load_batches(args, data_args, seed, Accelerator())
     args.max_samples = None
-    all_of_them = recipe.load_batches(args, data_args, seed, recipe.Accelerator())
+    all_of_them = recipe.load_batches(args, data_args, seed, Accelerator())
     assert few.num_examples == 40
     assert set(few.epoch_rows().tolist()) < set(all_of_them.epoch_rows().tolist())
     assert few.epoch_rows().tolist() != all_of_them.epoch_rows()[:40].tolist()
@@ -184,7 +186,7 @@ def test_results_never_go_into_the_folder_of_a_model(words, measure, trained):
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
 
 
-def test_a_call_that_fails_leaves_the_folder_to_the_next(measure, trained, tmp_path):
+def test_a_failed_call_leaves_the_folder_unused(measure, trained, tmp_path):
     tensors = load_file(list_snapshots(trained)[0].path)
     tensors["sphere_vision.backbone.layers.2.weight"] = torch.zeros(6, 5, 3, 3)
     save_file(tensors, tmp_path / "epoch-0.safetensors")
@@ -226,40 +228,40 @@ def test_critical_layers_are_named(measured, capsys):
 
 def test_a_finished_run_is_not_measured_again(measured, measure, trained, monkeypatch, recipe):
     before = (measured / "cells.jsonl").read_text()
-    monkeypatch.setattr(recipe.Accuracy, "__call__", lambda *_: pytest.fail("a model was run"))
+    monkeypatch.setattr(recipe, "accuracy", lambda *_: pytest.fail("a model was run"))
     measure(trained, measured, "--num_random", "2")
     assert (measured / "cells.jsonl").read_text() == before
 
 
-def test_a_stopped_run_goes_on_with_the_same_command(measured, measure, trained, monkeypatch, recipe, tmp_path, capsys):
-    whole, calls = recipe.Accuracy.__call__, []
+def test_an_interrupted_run_resumes(measured, measure, trained, monkeypatch, recipe, tmp_path, capsys):
+    whole, calls = recipe.accuracy, []
 
-    def stop_at_the_fifth(accuracy, model):
+    def stop_at_the_fifth(model, *images):
         calls.append(model)
         if len(calls) == 5:
             raise KeyboardInterrupt
-        return whole(accuracy, model)
+        return whole(model, *images)
 
-    monkeypatch.setattr(recipe.Accuracy, "__call__", stop_at_the_fifth)
+    monkeypatch.setattr(recipe, "accuracy", stop_at_the_fifth)
     with pytest.raises(SystemExit) as stopped:
         measure(trained, tmp_path / "out", "--num_random", "2")
     assert stopped.value.code == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command resumes" in capsys.readouterr().err
     kept = (tmp_path / "out" / "cells.jsonl").read_text()
     assert kept
-    monkeypatch.setattr(recipe.Accuracy, "__call__", whole)
+    monkeypatch.setattr(recipe, "accuracy", whole)
     measure(trained, tmp_path / "out", "--num_random", "2")
     assert (tmp_path / "out" / "cells.jsonl").read_text().startswith(kept)
     names = ["reinitialization.json", "all_results.json"]
     assert all((tmp_path / "out" / name).read_text() == (measured / name).read_text() for name in names)
 
 
-def test_a_line_that_a_kill_has_cut_is_measured_again(recipe, tmp_path):
+def test_an_incomplete_line_is_measured_again(tmp_path):
     (tmp_path / "cells.jsonl").write_text('{"a@0": 0.5}\n{"b@0": 0.')
-    cells = recipe.Cells(tmp_path / "cells.jsonl", lambda: None, read=True)
+    cells = SavedAccuracies(tmp_path / "cells.jsonl", lambda: None, read=True)
     assert dict(cells) == {"a@0": 0.5}
     cells["b@0"] = 0.25
-    assert dict(recipe.Cells(tmp_path / "cells.jsonl", lambda: None, read=True)) == {"a@0": 0.5, "b@0": 0.25}
+    assert dict(SavedAccuracies(tmp_path / "cells.jsonl", lambda: None, read=True)) == {"a@0": 0.5, "b@0": 0.25}
 
 
 @pytest.mark.parametrize("words", [["--layers", "conv"], ["--seed", "5"], ["--num_random", "1"]])
@@ -275,7 +277,7 @@ def test_other_weights_of_the_same_name_are_not_mixed_with_these(measured, measu
         measure(trained, measured, "--num_random", "2", "--snapshots", *snapshots[:2])
 
 
-def test_missing_snapshots_are_named_and_the_others_done(measure, trained, tmp_path):
+def test_missing_snapshots_are_named_and_skipped(measure, trained, tmp_path):
     absent = str(tmp_path / "epoch-0009.safetensors")
     words = ["--snapshots", str(list_snapshots(trained)[0].path), absent, "--num_random", "0", "--layers", "linear"]
     with pytest.warns(UserWarning, match="epoch-0009"):
@@ -294,7 +296,7 @@ def test_a_snapshot_of_another_architecture_is_refused_with_layer_and_shapes(mea
 
 def test_a_model_of_timm_needs_no_snapshots(measure, tmp_path, monkeypatch, recipe):
     untrained = load_classifier("timm:test_resnet", random_weights=True)  # the Hub has the others
-    monkeypatch.setattr(recipe, "load_classifier", lambda name: untrained)
+    monkeypatch.setattr("hf_sphere.analysis.model_sources.load_classifier", lambda name: untrained)
     words = ["--dataset_name", "digits", "--max_eval_samples", "20", "--layers", "linear", "--num_random", "2"]
     result = measure("timm:test_resnet", tmp_path / "out", *words)
     assert len(result.layers["fc"].random) == 2
@@ -302,7 +304,7 @@ def test_a_model_of_timm_needs_no_snapshots(measure, tmp_path, monkeypatch, reci
 
 def test_data_of_more_classes_than_the_model_has_is_refused(measure, trained, tmp_path, monkeypatch, recipe):
     smaller = replace(load_classifier(str(trained)), num_classes=5)
-    monkeypatch.setattr(recipe, "load_classifier", lambda name: smaller)
+    monkeypatch.setattr("hf_sphere.analysis.model_sources.load_classifier", lambda name: smaller)
     with pytest.raises(ValueError, match=r"labels up to 9, but .* has 5 classes"):
         measure(trained, tmp_path / "out")
 
@@ -313,7 +315,7 @@ def test_validation_images_are_refused_where_none_were_held_out(measure, trained
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_process_of_its_own_keeps_what_is_finished(start, trained, tmp_path, root):
+def test_ctrl_c_in_a_new_process_keeps_finished_accuracies(start, trained, tmp_path, root):
     words = ["--model_name_or_path", trained, "--output_dir", tmp_path / "out", "--num_random", "30"]
     process = start(root / "recipes" / "reinitialize_layers.py", *words)
     cells = tmp_path / "out" / "cells.jsonl"
@@ -322,5 +324,5 @@ def test_ctrl_c_in_a_process_of_its_own_keeps_what_is_finished(start, trained, t
     process.send_signal(signal.SIGINT)
     shown, _ = process.communicate()
     assert process.returncode == 130
-    assert "the same command goes on" in shown
+    assert "the same command resumes" in shown
     assert cells.read_text()

@@ -1,0 +1,19 @@
+from .distances import (
+    Distances as Distances,
+    LayerDistance as LayerDistance,
+    distance_from_initialization as distance_from_initialization,
+    distances_along_training as distances_along_training,
+)
+from .layers import find_layers as find_layers
+from .projections import (
+    LayerProjections as LayerProjections,
+    Projections as Projections,
+    ProjectionStatistics as ProjectionStatistics,
+    projection_statistics as projection_statistics,
+)
+from .reinitialization import reinitialization_robustness as reinitialization_robustness
+from .robustness import (
+    LayerRobustness as LayerRobustness,
+    ReinitializationRobustness as ReinitializationRobustness,
+)
+from .sources import LayerWeight as LayerWeight, iterate_layers as iterate_layers

@@ -1,0 +1,146 @@
+"""Evaluate a model with some of its tensors replaced, and leave it unchanged."""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a model, the objects themselves, by all their names in its state dict."""
+    return {name: v for name, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
+
+
+class _Evaluation(nn.Module):
+    """Makes an evaluation of a model a forward pass, for `functional_call`."""
+
+    def __init__(self, model: nn.Module, evaluate: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.evaluate = evaluate
+
+    def forward(self) -> Any:
+        return self.evaluate(self.model)
+
+
+def evaluate_with(model: nn.Module, evaluate: Callable[[Any], Any], values: Mapping[str, Tensor]) -> Any:
+    """Return `evaluate(model)` with other tensors in the model.
+
+    Args:
+        model: Any module.
+        evaluate: Is given the model.
+        values: Replacements by their names in the state dict, of the same shape, dtype and device. A tied tensor is
+            replaced everywhere, whichever of its names is given.
+    """
+    state = named_tensors(model)
+    new = {id(state[name]): value.detach() for name, value in values.items()}
+    # Each place once. With tie_weights=True, functional_call would not restore a module that has two names.
+    replaced = {
+        f"model.{path}.{key}" if path else f"model.{key}": new[id(tensor)]
+        for path, module in model.named_modules()
+        for key, tensor in (
+            *module.named_parameters(recurse=False, remove_duplicate=False),
+            *module.named_buffers(recurse=False, remove_duplicate=False),
+        )
+        if id(tensor) in new
+    }
+    return functional_call(_Evaluation(model, evaluate), replaced, (), tie_weights=False)
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[Callable[[], bool]]:
+    """Put a model into evaluation mode, and restore its modes, buffers and attributes at the end.
+
+    The model works with copies of its buffers and of the tensors among its attributes, so that a forward pass that
+    updates statistics or stores features leaves no trace. Restores also after an exception.
+
+    Args:
+        model: Any module.
+
+    Yields:
+        A function that returns whether a buffer or an attribute has changed since, as those of a stateful module do.
+    """
+    places = [place for module in model.modules() for place in (module._buffers, vars(module))]
+    before = [dict(place) for place in places]
+    copies: dict[int, Tensor] = {}
+    try:
+        for place in places:
+            for key, value in place.items():
+                if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                    place[key] = copies.setdefault(id(value), value.detach().clone())
+        model.eval()
+        inside = [dict(place) for place in places]
+
+        def changed() -> bool:
+            return any(
+                place.keys() - {"forward"} != start.keys() - {"forward"}  # what ActivationReuse sets
+                or any(place[key] is not value for key, value in start.items() if key != "forward")
+                for place, start in zip(places, inside, strict=True)
+            ) or any(
+                not torch.equal(place[key], value)
+                for place, start in zip(places, before, strict=True)
+                for key, value in start.items()
+                if id(value) in copies
+            )
+
+        yield changed
+    finally:
+        for place, kept in zip(places, before, strict=True):
+            place.clear()
+            place.update(kept)
+
+
+def compiled_modules(model: nn.Module) -> set[nn.Module]:
+    """Return the modules that `torch.compile` runs, in which hooks are not called as in eager mode."""
+    compiled = [m for m in model.modules() if getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod")]
+    return {inner for outer in compiled for inner in outer.modules()}
+
+
+@contextlib.contextmanager
+def observed_batch_norms(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[str]]]:
+    """Find the batch norms that follow layers directly, while the model is used.
+
+    Args:
+        model: Any module.
+        layers: Some of its modules by their paths.
+
+    Yields:
+        For the path of each layer that ran, the paths of the batch norms whose input was the very tensor that the layer
+        returned, unless another module received it first, such as an in-place activation. Filled as the model runs.
+    """
+    found: dict[str, list[str]] = {}
+    outputs: dict[str, weakref.ref[Tensor]] = {}
+
+    def received(norm: str | None, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        if torch.compiler.is_compiling():
+            return
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        for layer, output in list(outputs.items()):
+            if any(output() is tensor for tensor in tensors):
+                if norm is None:
+                    del outputs[layer]
+                elif norm not in found[layer]:
+                    found[layer].append(norm)
+
+    def returned(layer: str, module: nn.Module, args: tuple, output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            found.setdefault(layer, [])
+            if isinstance(output, Tensor):
+                outputs[layer] = weakref.ref(output)
+
+    with contextlib.ExitStack() as hooks:
+        for path, module in model.named_modules():
+            norm = path if isinstance(module, _BatchNorm) else None
+            is_leaf = not isinstance(module, nn.Identity) and not list(module.children())
+            if norm is not None or is_leaf or path in layers:
+                hook = partial(received, norm)
+                hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+            if path in layers:
+                hooks.callback(module.register_forward_hook(partial(returned, path)).remove)
+        yield found
