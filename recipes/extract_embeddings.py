@@ -39,7 +39,7 @@ class ExtractionArguments:
     model_name_or_path: str = field(
         metadata={"help": "A saved classifier, encoder or few-shot model of sphere_vision: folder or Hub id."}
     )
-    dataset_name: str = field(metadata={"help": "Id on the Hub, a folder, or the embedded `digits` or `two_clusters`."})
+    dataset_name: str = field(metadata={"help": "Id on the Hub, a folder, or the bundled `digits` or `two_clusters`."})
     output_dir: str = field(metadata={"help": "Folder to write."})
     dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
     split: str = field(default="test", metadata={"help": "Split whose images to embed."})

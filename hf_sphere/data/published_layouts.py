@@ -166,11 +166,10 @@ def _read_artworks(reader: Reader, split: str) -> list[Row]:
             if lacking:
                 raise ValueError(f"{path} lacks the columns {lacking}; it has {columns}.")
             for record in table:
-                artwork, school, year = (
-                    (record[name] or "").strip() for name in ("omni_id", "school", "creation_year")
-                )
-                values = {"label": school, "year": _number(year)}
-                if artwork and school and math.isfinite(values["year"]):
+                artwork, school = (record["omni_id"] or "").strip(), (record["school"] or "").strip()
+                year = _number(record["creation_year"] or "")
+                if artwork and school and math.isfinite(year):
+                    values = {"label": school, "year": year}
                     rows.append(Row(reader.source / split / f"{artwork}.jpg", values))
                 else:
                     bad.append(f"line {table.line_num} of {path.name}")

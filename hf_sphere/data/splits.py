@@ -1,4 +1,4 @@
-"""The images of one split with their targets, on the way from the data set to batches."""
+"""Images and targets of one split, between the data set and batches."""
 
 import os
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from hf_sphere.data.open_set import held_out_classes
 from hf_sphere.data.options import ImageDataOptions
 
 LARGEST_SIDE_IN_MEMORY = 96
-"""Images up to this many pixels a side are decoded once and kept on the device; larger ones stream from disk."""
+"""Images with sides up to this length are decoded once and kept on the device; larger ones stream from disk."""
 
 
 @dataclass
@@ -138,7 +138,7 @@ def prepare_images(
 
 
 def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
-    """Divide off a share of the images, of each class alike if there are classes: the images kept, and those."""
+    """Hold out a fraction of the images, stratified by class if there are classes; return the rest, and these."""
     _check_share(fraction)
     splitter = (ShuffleSplit if split.classes is None else StratifiedShuffleSplit)(
         1, test_size=fraction, random_state=seed
@@ -151,14 +151,14 @@ def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
 
 
 def hold_out_classes(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
-    """Divide off a share of the classes with all of their images: the images kept, and those."""
+    """Hold out a fraction of the classes with all of their images; return the rest, and these."""
     _check_share(fraction)
     held_out = held_out_classes(split.known_classes, fraction, seed)
     return split.select(~held_out), split.select(held_out)
 
 
 def find_range(values: Tensor) -> tuple[float, float]:
-    """Smallest and largest of the values of the training images, (N,), which must not be all the same."""
+    """Return the smallest and largest of the values of the training images, (N,), which must differ."""
     smallest, largest = values.min().item(), values.max().item()
     if smallest == largest:
         raise ValueError(
@@ -168,12 +168,12 @@ def find_range(values: Tensor) -> tuple[float, float]:
 
 
 def stays_in_memory(shape: ImageShape) -> bool:
-    """Whether images of this shape are decoded once and kept."""
+    """Whether images of this shape are decoded once and kept in memory."""
     return max(shape.height, shape.width) <= LARGEST_SIDE_IN_MEMORY
 
 
 def check_computable(value: str, shape: ImageShape) -> None:
-    """Refuse a value that is computed from pixels for images of a shape that streams from disk."""
+    """Raise if a value cannot be computed from images of this shape, because they stream from disk."""
     if not stays_in_memory(shape):
         raise ValueError(
             f"--computed_value {value} is for images of up to {LARGEST_SIDE_IN_MEMORY} pixels a side, which are kept "
@@ -196,14 +196,14 @@ def choose_shape(rows: Dataset, column: str, options: ImageDataOptions) -> Image
 
 
 def measure_pixels(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation a channel on the scale from 0 to 1; of an even sample if images are on disk."""
+    """Measure mean and standard deviation per channel, on the scale from 0 to 1; on a sample if images are on disk."""
     if not isinstance(images, Tensor):
         chosen = torch.linspace(0, len(images) - 1, min(sample, len(images))).long().unique().tolist()
         _, stacked, error = stack_images(images.__getitems__(chosen))
         if error is not None or stacked is None:
             raise error or CorruptImageError("no image can be decoded.")
         images = stacked
-    # Counting the 256 values a channel is exact and needs no floating copy of the data.
+    # Counting the 256 values per channel is exact and needs no floating-point copy of the data.
     values = torch.arange(256, dtype=torch.float64) / 255
     mean, std = [], []
     for channel in images.unbind(1):

@@ -475,9 +475,7 @@ class TestProducts:
         put_products(source)
         with (source / "Ebay_test.txt").open("a") as file:
             file.write("7 3 1 bicycle_final/a_1.JPG\n")
-        with pytest.raises(
-            ValueError, match=r"must not be those of Ebay_test\.txt; 1 are in both: 3\."
-        ):
+        with pytest.raises(ValueError, match=r"must not be those of Ebay_test\.txt; 1 are in both: 3\."):
             prepare("sop")
         assert not output.exists()
 
