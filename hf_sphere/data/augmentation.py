@@ -21,11 +21,11 @@ class Augmentation:
         rotation: Maximum angle, in degrees, of a random rotation in either direction (nearest pixel, zeros outside).
         random_resized_crop: Minimum fraction of the area that a crop keeps, above 0 and up to 1 (0.08 is common); None
             for no such crop. The fraction is uniform up to 1, the position is uniform, and the aspect ratio log-uniform
-            from 3/4 to 4/3 times that of the image; the crop is resized to the size of the image. A crop that would be wider or
-            higher than the image is redrawn, and after ten such draws the full image is used. Positions are not rounded
-            to pixels, and resizing is bilinear: crops are only enlarged, so no antialiasing is needed. Images are
-            cropped at the size of the model, not at their original size, so a small crop is blurrier than one cut out
-            of a large original.
+            from 3/4 to 4/3 times that of the image; the crop is resized to the size of the image. A crop that would be
+            wider or higher than the image is redrawn, and after ten such draws the full image is used. Positions are
+            not rounded to pixels, and resizing is bilinear: crops are only enlarged, so no antialiasing is needed.
+            Images are cropped at the size of the model, not at their original size, so a small crop is blurrier than
+            one cut out of a large original.
     """
 
     crop_padding: int = 0

@@ -144,7 +144,8 @@ class Corruption:
         if self.shuffled_pixels is None:
             return images
         if isinstance(images, EncodedImages):
-            return images.transformed(partial(self._shuffle_one, split))
+            shuffle = partial(self._shuffle_one, split)
+            return EncodedImages(images.dataset, images.column, images.shape, images.rows, shuffle)
         return self._shuffle(images, rows, split)
 
     def _shuffle_one(self, split: str, image: Tensor, row: Tensor) -> Tensor:

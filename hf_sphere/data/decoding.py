@@ -97,10 +97,6 @@ class EncodedImages(torch.utils.data.Dataset):
         """Select images by index or by mask."""
         return EncodedImages(self.dataset, self.column, self.shape, self.rows[indices], self.transform)
 
-    def transformed(self, transform: Callable[[Tensor, Tensor], Tensor]) -> "EncodedImages":
-        """Return the same images with a transform."""
-        return EncodedImages(self.dataset, self.column, self.shape, self.rows, transform)
-
     def _decode(self, row: Tensor, record: dict[str, Any] | None) -> Tensor | CorruptImageError:
         try:
             with _open(record) as image:

@@ -31,7 +31,6 @@ from hf_sphere.data.splits import (
     find_range,
     find_statistics,
     hold_out,
-    hold_out_classes,
     prepare_images,
 )
 from hf_sphere.data.targets import OPEN_SETS, Task, check_task, read_class_names, read_labels, read_values
@@ -150,9 +149,8 @@ def load_image_data(
     reading: dict[str, Any] = {"computed_value": values.computed_value, "seed": seed, "progress": progress}
     for key, part in parts.items():
         parts[key] = prepare_images(part, options, corruption, max_samples=limits.get(key), **reading)
-    if options.validation_fraction:
-        divide = hold_out_classes if task in OPEN_SETS else hold_out
-        parts["train"], parts["validation"] = divide(parts["train"], options.validation_fraction, seed)
+    if fraction := options.validation_fraction:
+        parts["train"], parts["validation"] = hold_out(parts["train"], fraction, seed, by_class=task in OPEN_SETS)
     names = dict.fromkeys(parts, class_names)
     if task in OPEN_SETS:
         names = {key: part.number_classes(class_names) for key, part in parts.items()}

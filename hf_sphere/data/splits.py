@@ -137,24 +137,20 @@ def prepare_images(
     return split
 
 
-def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
-    """Hold out a fraction of the images, stratified by class if there are classes; return the rest, and these."""
-    _check_share(fraction)
-    splitter = (ShuffleSplit if split.classes is None else StratifiedShuffleSplit)(
-        1, test_size=fraction, random_state=seed
-    )
+def hold_out(split: Split, fraction: float, seed: int, *, by_class: bool) -> tuple[Split, Split]:
+    """Hold out a fraction of the classes, or of the images, stratified if they have classes; return rest and part."""
+    if not 0.0 < fraction < 1.0:
+        raise ValueError(f"validation_fraction must lie between 0 and 1; got {fraction}.")
+    if by_class:
+        chosen = held_out_classes(split.known_classes, fraction, seed)
+        return split.select(~chosen), split.select(chosen)
+    kind = ShuffleSplit if split.classes is None else StratifiedShuffleSplit
+    splitter = kind(1, test_size=fraction, random_state=seed)
     try:
         kept, held_out = next(splitter.split(torch.arange(len(split)).numpy(), split.classes))
     except ValueError as error:
         raise ValueError(f"validation_fraction={fraction} does not split {len(split)} images: {error}") from error
     return split.select(torch.as_tensor(kept).sort().values), split.select(torch.as_tensor(held_out).sort().values)
-
-
-def hold_out_classes(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
-    """Hold out a fraction of the classes with all of their images; return the rest, and these."""
-    _check_share(fraction)
-    held_out = held_out_classes(split.known_classes, fraction, seed)
-    return split.select(~held_out), split.select(held_out)
 
 
 def find_range(values: Tensor) -> tuple[float, float]:
@@ -233,8 +229,3 @@ def _per_channel(values: Sequence[float], shape: ImageShape, what: str) -> list[
     if what == "std" and min(values) <= 0:
         raise ValueError(f"std must be positive; got {list(values)}.")
     return [float(value) for value in values] * (shape.channels // len(values))
-
-
-def _check_share(fraction: float) -> None:
-    if not 0.0 < fraction < 1.0:
-        raise ValueError(f"validation_fraction must lie between 0 and 1; got {fraction}.")
