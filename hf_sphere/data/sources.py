@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, load_dataset
@@ -20,7 +21,7 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
         config_name: Configuration of a data set that has several.
     """
     if name in BUNDLED:
-        return BUNDLED[name]()
+        return DatasetDict(BUNDLED[name]())
     splits = load_dataset(name, config_name)
     if not isinstance(splits, DatasetDict):
         raise ValueError(f"data set {name!r} does not load as named splits; got {type(splits).__name__}.")
@@ -70,6 +71,7 @@ def find_split(splits: DatasetDict, name: str, option: str) -> Dataset:
     return splits[name]
 
 
+@cache
 def _digits() -> DatasetDict:
     """The 1,797 handwritten 8x8 digits of scikit-learn; every fifth of each class is for testing."""
     from sklearn.datasets import load_digits
@@ -87,6 +89,7 @@ def _digits() -> DatasetDict:
     )
 
 
+@cache
 def _two_clusters() -> DatasetDict:
     """Toy task: two clusters of 100 points around (0, 0) and (1, 1), +-0.05.
 

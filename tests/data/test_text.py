@@ -85,7 +85,7 @@ def test_a_missing_text_counts_as_an_empty_one(load):
     assert tokens_of(load({"train": LINES, "test": some}).evaluation) == tokens_of(load().evaluation)
 
 
-def test_several_processes_tokenise_to_the_same_blocks(load):
+def test_several_processes_tokenize_to_the_same_blocks(load):
     assert tokens_of(load(preprocessing_num_workers=2).train) == tokens_of(load().train)
 
 
