@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hf_sphere.data.options import ImageDataOptions
+from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.training.command_line import run_recipe
 from hf_sphere.utils.arguments import argument, parse_arguments
 
@@ -98,7 +98,7 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
     model = load_embedding_model(args.model_name_or_path).to(accelerator.device).eval()
     about = {"model": args.model_name_or_path, "dataset": args.dataset_name}
     about |= {name: getattr(args, name) for name in COMMON}
-    options = ImageDataOptions(
+    options = ImageSourceOptions(
         args.dataset_name,
         dataset_config_name=args.dataset_config_name,
         train_split=args.train_split or "train",

@@ -12,6 +12,7 @@ from .images import (
 )
 from .options import (
     ImageDataOptions as ImageDataOptions,
+    ImageSourceOptions as ImageSourceOptions,
     OpenSetOptions as OpenSetOptions,
     TextDataOptions as TextDataOptions,
     ValueOptions as ValueOptions,

@@ -1,4 +1,4 @@
-"""Random changes of training images, one operation a batch, on the device that the images are on."""
+"""Augmentation of training images, one operation per batch, on the device of the images."""
 
 import math
 from dataclasses import dataclass
@@ -8,24 +8,24 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _DRAWS = 10
-"""Draws of a random resized crop before the image is kept whole."""
+"""Draws of a random resized crop before the full image is used."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of training images.
+    """Random augmentation of training images.
 
     Attributes:
-        crop_padding: Zero pixels added on each side before a crop of the original size at a random place.
-        horizontal_flip: Whether half of the images are mirrored.
-        rotation: Largest angle, in degrees, of a random rotation either way (nearest pixel, zeros outside).
-        random_resized_crop: Smallest share of the area that a crop keeps, above 0 and up to 1 (0.08 is usual); None
-            for no such crop. The share is uniform from there to 1, the side lengths' ratio log-uniform from 3/4 to 4/3
-            times the image's own (so for a square image that of the crop), the place uniform; the crop is stretched to
-            the size of the image. A crop that would be wider or higher than the image is drawn again, and after ten
-            such draws the image is kept whole. Places are not rounded to pixels, and pixels are bilinear: a crop is
-            never made smaller here, so nothing needs smoothing. It starts from images already at the model's size, not
-            from larger originals, so that a small crop is softer than one cut out of a large picture.
+        crop_padding: Zero padding in pixels on each side before a random crop of the original size.
+        horizontal_flip: Whether to flip images with probability 1/2.
+        rotation: Maximum angle, in degrees, of a random rotation in either direction (nearest pixel, zeros outside).
+        random_resized_crop: Minimum fraction of the area that a crop keeps, above 0 and up to 1 (0.08 is common); None
+            for no such crop. The fraction is uniform up to 1, the position is uniform, and the aspect ratio log-uniform
+            from 3/4 to 4/3 times that of the image; the crop is resized to the size of the image. A crop that would be
+            wider or higher than the image is redrawn, and after ten such draws the full image is used. Positions are
+            not rounded to pixels, and resizing is bilinear: crops are only enlarged, so no antialiasing is needed.
+            Images are cropped at the size of the model, not at their original size, so a small crop is blurrier than
+            one cut out of a large original.
     """
 
     crop_padding: int = 0
@@ -41,8 +41,8 @@ class Augmentation:
         if self.random_resized_crop is not None:
             if not 0.0 < self.random_resized_crop <= 1.0:
                 raise ValueError(
-                    "random_resized_crop is the smallest share of the area that is kept, above 0 and up to 1 (0.08 is "
-                    f"usual); got {self.random_resized_crop}."
+                    "random_resized_crop is the minimum fraction of the area to keep, above 0 and up to 1 (0.08 is "
+                    f"common); got {self.random_resized_crop}."
                 )
             if self.crop_padding:
                 raise ValueError(
@@ -51,7 +51,7 @@ class Augmentation:
                 )
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Change each image of a uint8 batch (B, C, H, W) by itself; `generator` lives on the CPU."""
+        """Augment each image of a uint8 batch (B, C, H, W) independently; `generator` is on the CPU."""
         if self.crop_padding:
             images = _random_crop(images, self.crop_padding, generator)
         if self.random_resized_crop is not None:
@@ -66,7 +66,7 @@ class Augmentation:
 
 
 def _random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
-    """Crop of the original size at a random place of the zero-padded image."""
+    """Random crop of the original size from the zero-padded image."""
     count, channels, height, width = images.shape
     padded = F.pad(images, (padding,) * 4)
     top, left = torch.randint(0, 2 * padding + 1, (2, count), generator=generator).to(images.device)
@@ -77,7 +77,7 @@ def _random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Te
 
 
 def _draw_boxes(count: int, smallest_share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw boxes inside an image whose sides are 1: their sizes and centres, each (N, 2) with x first."""
+    """Draw boxes inside an image with sides of 1: their sizes and centers, each (N, 2) with x first."""
     draws = torch.rand(2, count, _DRAWS, generator=generator)
     area = smallest_share + (1 - smallest_share) * draws[0]
     ratio = ((2 * draws[1] - 1) * math.log(4 / 3)).exp()
@@ -90,19 +90,19 @@ def _draw_boxes(count: int, smallest_share: float, generator: torch.Generator) -
 
 
 def _crop_and_resize(images: Tensor, size: Tensor, center: Tensor) -> Tensor:
-    """Stretch a box of each image to the whole image, bilinear; size and centre (B, 2), x first, in image sides."""
+    """Resize a box of each image to the full image, bilinear; size and center (B, 2), x first, in image sides."""
     matrix = torch.cat([torch.diag_embed(size), (2 * center - 1)[:, :, None]], dim=2)
     grid = F.affine_grid(matrix.to(images.device), list(images.shape), align_corners=False)
-    # A box that ends at the edge reads half a pixel beyond the last centre, where the edge goes on.
+    # A box that ends at the edge reads half a pixel beyond the last pixel center, hence the border padding.
     cropped = F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
     return cropped.round_().to(images.dtype)
 
 
 def _rotate(images: Tensor, radians: Tensor) -> Tensor:
-    """Rotate each image about its centre by the nearest pixel; outside is zero."""
+    """Rotate each image about its center with nearest-pixel sampling; outside is zero."""
     height, width = images.shape[-2:]
     cosine, sine, zero = radians.cos(), radians.sin(), torch.zeros_like(radians)
-    # Grid coordinates run from -1 to 1 along both sides, so an oblong image needs its aspect taken out and put back.
+    # Grid coordinates run from -1 to 1 along both sides, so the aspect ratio of the image must be compensated.
     matrix = torch.stack(
         [cosine, sine * (height / width), zero, -sine * (width / height), cosine, zero], dim=1
     ).reshape(-1, 2, 3)

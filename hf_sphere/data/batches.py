@@ -1,4 +1,4 @@
-"""Batches of images on the training device: drawn, augmented and normalised as tensors."""
+"""Batches of images on the training device: indexed, augmented and normalized as tensors."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,30 +17,30 @@ from hf_sphere.utils.seeds import mix_seed
 class ImageBatches:
     """Batches `{"pixel_values", "labels"}` of one split, the same interface for data in memory and on disk.
 
-    With two targets an image, they have `regression_labels` besides.
+    With two targets per image, batches also have `regression_labels`.
 
-    Order and augmentation follow from (`seed`, epoch, batch), so any batch can be made again by itself: that is what
-    lets a run resume in the middle of an epoch. Several processes get interleaved parts of the same order, of equal
-    length in training; in evaluation every image is seen once. With episodes these make the batches of an epoch, and
-    processes share them as `EpisodeSampler` says.
+    Order and augmentation are determined by (`seed`, epoch, batch), so that every batch can be reproduced and a run can
+    resume in the middle of an epoch. Processes get interleaved parts of the same order, of equal length in training; in
+    evaluation every image occurs once. With episodes, these are the batches of an epoch, and are divided among
+    processes by `EpisodeSampler`.
 
     Args:
-        labels: (N,) class indices, or real numbers for regression.
-        regression_labels: (N,) real numbers to learn beside the classes.
-        rows: (N,) row of the data set that each image is; 0 to N - 1 if None.
-        batch_size: Images a batch and process; None for those of an episode.
-        mean: Mean a channel, on the scale from 0 to 1.
-        std: Standard deviation a channel, on the scale from 0 to 1.
+        labels: (N,) class indices, or real values for regression.
+        regression_labels: (N,) real values, in addition to classes.
+        rows: (N,) row of the data set of each image; 0 to N - 1 if None.
+        batch_size: Images per batch and process; None with episodes.
+        mean: Mean per channel, on the scale from 0 to 1.
+        std: Standard deviation per channel, on the scale from 0 to 1.
         device: Where batches are made.
-        augmentation: Random changes; None for evaluation.
-        shuffle: Whether each epoch has an order of its own, as in training.
-        episodes: Make epochs of these episodes, drawn by class and by `seed`, instead of passing over all images.
+        augmentation: Random augmentation; None for evaluation.
+        shuffle: Whether to shuffle in each epoch, as in training.
+        episodes: Make epochs of these episodes, drawn with `seed`, instead of passing over all images.
         seed: Seed of order and augmentation.
-        process_index: Which of the processes this is.
-        num_processes: How many processes share the data.
+        process_index: Index of this process.
+        num_processes: Number of processes that share the data.
 
     Raises:
-        ValueError: If sizes do not go together, or episodes cannot be drawn from the labels.
+        ValueError: If sizes do not match, or episodes cannot be drawn from the labels.
     """
 
     def __init__(
@@ -84,26 +84,26 @@ class ImageBatches:
         self._shift = (-center / spread)[:, None, None]
 
     def __len__(self) -> int:
-        """Batches an epoch and process."""
+        """Batches per epoch and process."""
         count = self._share()
-        # Batch norm cannot train on a single image, so a training batch of one is left out (if it is not the only).
+        # Batch norm cannot train on a single image, so a training batch of one is dropped (unless it is the only one).
         leftover_of_one = self.shuffle and count % self.batch_size == 1 and count > self.batch_size
         return math.ceil(count / self.batch_size) - leftover_of_one
 
     @property
     def num_examples(self) -> int:
-        """Images in the split, over all processes, whatever an epoch takes of them."""
+        """Images in the split, over all processes, used in an epoch or not."""
         return len(self.labels)
 
     @property
     def examples_per_epoch(self) -> int:
-        """Images that the batches of an epoch hold, over all processes, repeated ones included."""
+        """Images in the batches of an epoch, over all processes, with repetitions."""
         if not self._same_for_all:
             return len(self.labels)
         return min(self._share(), len(self) * self.batch_size) * self.num_processes
 
     def epoch(self, epoch: int = 0, *, start: int = 0, augment: bool = True) -> Iterator[dict[str, Tensor]]:
-        """Yield the batches of an epoch from batch `start` on, with the augmentation there is or as they are."""
+        """Yield the batches of an epoch, beginning with batch `start`; augmented only if `augment` is set."""
         batches = list(self._order(epoch).split(self.batch_size))[start : len(self)]
         for number, (images, indices) in enumerate(zip(self._fetch(batches), batches, strict=True), start):
             if self.augmentation is not None and augment:
@@ -119,17 +119,17 @@ class ImageBatches:
         return self._rows[self._order(epoch)[: len(self) * self.batch_size]]
 
     def take(self, indices: Tensor, batch_size: int) -> Iterator[Tensor]:
-        """Yield images by their index, (N,) on the CPU, without random changes: float32 (`batch_size`, C, H, W)."""
+        """Yield images by index, (N,) on the CPU, without augmentation: float32 (`batch_size`, C, H, W)."""
         if len(indices):
             yield from map(self._normalize, self._fetch(list(indices.split(batch_size))))
 
     @property
     def episodes(self) -> Episodes | None:
-        """What an epoch is made of, if of episodes."""
+        """The episodes of an epoch, if it has any."""
         return None if self._episodes is None else self._episodes.episodes
 
     def episode_indices(self, epoch: int = 0) -> Tensor:
-        """Return the index of each image of each episode of an epoch, all processes' episodes, int64 on the CPU.
+        """Return the index of each image of the episodes of an epoch, those of all processes, int64 on the CPU.
 
         Returns:
             (count, classes, examples).
@@ -150,7 +150,7 @@ class ImageBatches:
 
     @property
     def _same_for_all(self) -> bool:
-        """Whether each process gets as many images as any other."""
+        """Whether all processes get the same number of images."""
         return self.shuffle or self._episodes is not None
 
     def _share(self) -> int:
@@ -180,7 +180,7 @@ class ImagesInMemory(ImageBatches):
 
     Args:
         images: uint8, (N, C, H, W).
-        labels: (N,) class indices, or real numbers for regression.
+        labels: (N,) class indices, or real values for regression.
         **options: See `ImageBatches`.
     """
 
@@ -194,11 +194,11 @@ class ImagesInMemory(ImageBatches):
 
 
 class ImagesFromDisk(ImageBatches):
-    """Images decoded by worker processes while training goes on.
+    """Images decoded by worker processes during training.
 
     Args:
-        encoded: The images; a corrupt one is an error when its batch comes.
-        labels: (N,) class indices, or real numbers for regression.
+        encoded: The images; a corrupt one raises when its batch is made.
+        labels: (N,) class indices, or real values for regression.
         num_workers: Decoding processes.
         **options: See `ImageBatches`.
     """
@@ -215,7 +215,7 @@ class ImagesFromDisk(ImageBatches):
             num_workers=self.num_workers,
             collate_fn=stack_images,
             pin_memory=self.device.type == "cuda",
-            generator=torch.Generator(),  # a loader draws a seed, and that must not touch the model's random numbers
+            generator=torch.Generator(),  # the loader draws a seed, which must not change the global random state
         )
         for _, images, error in loader:
             if error is not None:

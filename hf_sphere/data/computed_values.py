@@ -1,7 +1,7 @@
-"""Values to learn that follow from the pixels themselves, so that any images of strokes make a regression task.
+"""Regression targets computed from the pixels, so that any images of strokes make a regression task.
 
-Light ink on a dark ground is assumed, as in MNIST; pictures of dark ink on paper have to be inverted first. Each
-function takes images, uint8 (N, C, H, W), all channels of which count alike, and returns float32 (N,).
+Light ink on a dark background is assumed, as in MNIST; images of dark ink on paper must be inverted first. Each
+function takes images, uint8 (N, C, H, W), all channels of which have the same weight, and returns float32 (N,).
 """
 
 from collections.abc import Callable, Iterator
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 _PIXELS_AT_A_TIME = 1 << 20
-"""Pixels that are held in double precision at once: 8 MB."""
+"""Pixels converted to double precision at once: 8 MB."""
 
 
 def intensity(images: Tensor) -> Tensor:
-    """Mean intensity of each image on the scale from 0 (black, as a blank image is) to 1.
+    """Mean intensity of each image on the scale from 0 (black) to 1.
 
     Args:
         images: uint8, (N, C, H, W).
@@ -28,9 +28,9 @@ def intensity(images: Tensor) -> Tensor:
 def slant(images: Tensor) -> Tensor:
     """Slant of the stroke from the vertical in degrees, between -90 and 90, positive where it leans right.
 
-    It is the angle by which the ink's mean place moves sideways with height, by central second moments of the ink:
-    tan(slant) = mu_xy / mu_yy, x to the right and y up as a reader sees them. Shearing an image by -tan(slant) sets it
-    upright. An image without ink has slant 0, and so has one with ink in a single row only.
+    It is computed from central second moments of the ink: tan(slant) = mu_xy / mu_yy, with x to the right and y up.
+    Shearing an image by -tan(slant) makes the stroke upright. Images without ink, or with ink in a single row only,
+    have slant 0.
 
     Args:
         images: uint8, (N, C, H, W), light on dark.
@@ -44,11 +44,11 @@ def slant(images: Tensor) -> Tensor:
     slants = []
     for ink in _ink(images):
         in_rows = ink.sum(2)
-        total = in_rows.sum(1, keepdim=True).clamp_min(1)  # of whole numbers, so that only a blank image is below
+        total = in_rows.sum(1, keepdim=True).clamp_min(1)  # a sum of integers, so only blank images are clamped
         offset = down - in_rows @ down[:, None] / total
         moment_yy = (in_rows * offset.square()).sum(1)
         moment_xy = (ink @ across * offset).sum(1)
-        # Rows are counted downwards, hence the sign.
+        # Rows are counted downward, hence the sign.
         slants.append(torch.where(moment_yy > 0, -moment_xy / moment_yy, 0.0).atan().rad2deg())
     return _joined(images, slants)
 
@@ -60,11 +60,11 @@ CHANGED_BY = {
     "intensity": ("crop_padding", "random_resized_crop"),
     "slant": ("horizontal_flip", "rotation", "random_resized_crop"),
 }
-"""Options of `Augmentation` after which an image no longer has the value that was computed of it."""
+"""Options of `Augmentation` that change the value of an image."""
 
 
 def _ink(images: Tensor) -> Iterator[Tensor]:
-    """Yield sums over the channels, whole numbers as float64 (n, H, W), a part of the images at a time."""
+    """Yield sums over the channels, integers as float64 (n, H, W), for a part of the images at a time."""
     for part in images.split(max(_PIXELS_AT_A_TIME // max(images[0:1].numel(), 1), 1)):
         yield part.sum(1, dtype=torch.float64)
 

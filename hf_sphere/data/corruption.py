@@ -1,44 +1,45 @@
-"""Image data made harder on purpose, as in Zhang et al. 2017: random labels, shuffled pixels, fewer classes.
+"""Corruption of image data sets: random labels, shuffled pixels, fewer classes.
 
-"Understanding deep learning requires rethinking generalization", ICLR 2017, arXiv:1611.03530. What is drawn follows
-from a seed and from where an image stands in its data set, so that the same corruption is made again when a run
-resumes, in every process, and when another part of the images is held out.
+From Zhang et al., "Understanding deep learning requires rethinking generalization", ICLR 2017, arXiv:1611.03530. The
+corruption of an image is determined by a seed and by its row in the data set, so that it is the same after a run
+resumes, in every process, and with other held-out images.
 """
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from hf_sphere.data.decoding import CorruptImageError, EncodedImages
+from hf_sphere.data.decoding import EncodedImages
 from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
 
 PixelShuffling = Literal["per_image", "shared"]
-"""Whether each image has its pixels in a permutation of its own, or all images have them in the same one."""
+"""Whether the pixels of each image are permuted differently, or those of all images in the same way."""
 
 _PIXELS_AT_A_TIME = 1 << 22
-"""Pixels that permutations are held for at once: 32 MB."""
+"""Pixels whose permutations are in memory at once: 32 MB."""
 
-# What else the seed is mixed with, so that one draw says nothing of another.
+# Mixed with the seed, so that the draws are independent of each other.
 _CLASSES, _NOISE, _PIXELS = 1, 2, 3
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """What is done to the images and labels of a data set.
+    """Corruption of the images and labels of a data set.
 
     Attributes:
-        label_noise: Share of the labels that `replace_labels` draws anew.
-        shuffled_pixels: How `shuffle` moves pixels; None for not at all.
-        sample_classes: How many classes `draw_classes` keeps; None for all.
+        label_noise: Fraction of the labels that `replace_labels` replaces.
+        shuffled_pixels: How `shuffle` permutes pixels; None keeps them in place.
+        sample_classes: Number of classes that `draw_classes` keeps; None for all.
         seed: Seed of all three.
 
     Raises:
-        ValueError: If a share or a number is not possible, or there is no such way to shuffle.
+        ValueError: If a value is not possible.
     """
 
     label_noise: float = 0.0
@@ -49,22 +50,20 @@ class Corruption:
     def __post_init__(self) -> None:
         if not 0.0 <= self.label_noise <= 1.0:
             raise ValueError(
-                "--label_noise is the share of the training labels that are drawn anew, from 0 to 1; got "
-                f"{self.label_noise}."
+                f"--label_noise is the fraction of the training labels to replace, from 0 to 1; got {self.label_noise}."
             )
         if self.shuffled_pixels is not None and self.shuffled_pixels not in get_args(PixelShuffling):
             raise ValueError(
-                "--shuffled_pixels is per_image (a permutation of its own for each image) or shared (one for all); got "
+                "--shuffled_pixels is per_image (a permutation for each image) or shared (one for all images); got "
                 f"{self.shuffled_pixels!r}."
             )
         if self.sample_classes is not None and self.sample_classes < 2:
             raise ValueError(
-                f"--sample_classes keeps so many classes, at least 2; got {self.sample_classes}. Leave it out to keep "
-                "all."
+                f"--sample_classes must be at least 2; got {self.sample_classes}. Leave it out to keep all classes."
             )
 
     def check_task(self, task: str) -> None:
-        """Refuse what does not go with a task of `hf_sphere.data.targets.Task`."""
+        """Raise if the corruption does not fit a task of `hf_sphere.data.targets.Task`."""
         if task == "regression" and self.label_noise:
             raise ValueError(
                 f"--label_noise {self.label_noise} draws classes, and regression has none: leave it out, or choose "
@@ -82,42 +81,42 @@ class Corruption:
             )
 
     def draw_classes(self, count: int) -> Tensor:
-        """Draw the classes to keep, whatever images there are of them.
+        """Draw the classes to keep.
 
         Args:
-            count: Classes there are.
+            count: Number of classes.
 
         Returns:
             Their indices in increasing order, int64, (`sample_classes`,); all if that is None.
 
         Raises:
-            ValueError: If more are asked for than there are.
+            ValueError: If there are fewer classes.
         """
         if self.sample_classes is None:
             return torch.arange(count)
         if self.sample_classes > count:
             raise ValueError(
-                f"--sample_classes {self.sample_classes} is more than the data has: {count} classes. Ask for 2 to "
+                f"--sample_classes {self.sample_classes} is more than the data has: {count} classes. Use 2 to "
                 f"{count}, or leave it out to keep all."
             )
         return torch.randperm(count, generator=self._generator(_CLASSES))[: self.sample_classes].sort().values
 
     def replace_labels(self, labels: Tensor, rows: Tensor, *, num_rows: int, num_classes: int) -> Tensor:
-        """Replace a share of the labels by classes drawn uniformly over all, the true one included.
+        """Replace a fraction of the labels by classes drawn uniformly from all classes, the true one included.
 
-        With all of them replaced, labels say nothing of the images; a draw among the other classes would say which
-        class an image is not. A label is drawn for its row of the data set, and rows are replaced in an order that
-        does not depend on the share: a larger share replaces the same labels by the same classes and some besides,
-        and another choice of images changes little.
+        If all labels are replaced, they are independent of the images; with draws from the other classes only, a label
+        would rule out one class. Labels are drawn for the rows of the data set, and rows are replaced in an order that
+        does not depend on the fraction: a larger fraction replaces the same labels by the same classes, and further
+        ones, and another subset of the images changes little.
 
         Args:
             labels: (N,) class indices.
-            rows: (N,) row of the data set that each of them belongs to.
+            rows: (N,) row of the data set of each label.
             num_rows: Rows of the data set.
-            num_classes: Classes to draw from.
+            num_classes: Number of classes.
 
         Returns:
-            int64, (N,), with exactly round(`label_noise` * N) of them drawn anew.
+            int64, (N,), with exactly round(`label_noise` * N) labels redrawn.
         """
         count = round(self.label_noise * len(labels))
         if count == 0:
@@ -127,40 +126,43 @@ class Corruption:
         noisy = labels.clone()
         noisy[replaced] = (drawn[rows[replaced]] * num_classes).long()
         logger.info(
-            "Drew %d of %d training labels anew; %d are now wrong.", count, len(labels), int((noisy != labels).sum())
+            "Redrew %d of %d training labels; %d are now wrong.", count, len(labels), int((noisy != labels).sum())
         )
         return noisy
 
     def shuffle(self, images: Tensor | EncodedImages, rows: Tensor, split: str) -> Tensor | EncodedImages:
-        """Move the pixels of each image about, the channels of a pixel together.
+        """Permute the pixels of each image; the channels of a pixel stay together.
 
         Args:
-            images: uint8, (N, C, H, W), which are left as they are; or encoded, which are shuffled when decoded.
-            rows: (N,) row of the data set that each image is.
-            split: Name of the split. Of two that are equal, images of the same row have the same permutation.
+            images: uint8, (N, C, H, W), which are not changed in place; or encoded, which are shuffled when decoded.
+            rows: (N,) row of the data set of each image.
+            split: Name of the split; images in the same row of the same split have the same permutation.
 
         Returns:
-            Images of the same kind; those that were given where pixels stay in place.
+            Images of the same kind; the given ones if pixels stay in place.
         """
         if self.shuffled_pixels is None:
             return images
         if isinstance(images, EncodedImages):
-            return _ShuffledImages(images, self, split)
-        return self._shuffle_decoded(images, rows, split)
+            shuffle = partial(self._shuffle_one, split)
+            return EncodedImages(images.dataset, images.column, images.shape, images.rows, shuffle)
+        return self._shuffle(images, rows, split)
 
-    def _shuffle_decoded(self, images: Tensor, rows: Tensor, split: str) -> Tensor:
+    def _shuffle_one(self, split: str, image: Tensor, row: Tensor) -> Tensor:
+        return self._shuffle(image[None], row[None], split)[0]
+
+    def _shuffle(self, images: Tensor, rows: Tensor, split: str) -> Tensor:
         num_pixels = images.shape[-2] * images.shape[-1]
-        at_a_time = max(_PIXELS_AT_A_TIME // num_pixels, 1)
-        flat, shuffled = images.flatten(2), torch.empty_like(images)
-        for part, there, into in zip(
-            flat.split(at_a_time), rows.split(at_a_time), shuffled.flatten(2).split(at_a_time), strict=True
-        ):
-            order = self._permutations(there, num_pixels, split).to(images.device)
-            torch.gather(part, 2, order[:, None, :].expand_as(part), out=into)
+        step = max(_PIXELS_AT_A_TIME // num_pixels, 1)
+        shuffled = torch.empty_like(images)
+        chunks = (images.flatten(2).split(step), rows.split(step), shuffled.flatten(2).split(step))
+        for pixels, chunk_rows, out in zip(*chunks, strict=True):
+            order = self._permutations(chunk_rows, num_pixels, split).to(images.device)
+            torch.gather(pixels, 2, order[:, None, :].expand_as(pixels), out=out)
         return shuffled
 
     def _permutations(self, rows: Tensor, num_pixels: int, split: str) -> Tensor:
-        """The place that each pixel comes from, (N, P) or, if they share it, (1, P)."""
+        """The source of each pixel, (N, P), or (1, P) if it is the same for all images."""
         if self.shuffled_pixels == "shared":
             return torch.randperm(num_pixels, generator=self._generator(_PIXELS))[None]
         of_split = mix_seed(self.seed, _PIXELS, *split.encode())
@@ -171,25 +173,3 @@ class Corruption:
 
     def _generator(self, draw: int) -> torch.Generator:
         return torch.Generator().manual_seed(mix_seed(self.seed, draw))
-
-
-class _ShuffledImages(EncodedImages):
-    """Encoded images whose pixels are shuffled as they are decoded."""
-
-    def __init__(self, images: EncodedImages, corruption: Corruption, split: str) -> None:
-        super().__init__(images.dataset, images.column, images.shape, images.rows)
-        self._corruption = corruption
-        self._split = split
-
-    def __getitems__(self, indices: list[int]) -> list[Tensor | CorruptImageError]:
-        return [
-            self._shuffle(image, row) if isinstance(image, Tensor) else image
-            for image, row in zip(super().__getitems__(indices), self.rows[indices], strict=True)
-        ]
-
-    def select(self, indices: Tensor) -> EncodedImages:
-        """Keep only some of the images."""
-        return _ShuffledImages(super().select(indices), self._corruption, self._split)
-
-    def _shuffle(self, image: Tensor, row: Tensor) -> Tensor:
-        return self._corruption._shuffle_decoded(image[None], row[None], self._split)[0]

@@ -1,4 +1,4 @@
-"""From encoded images to uint8 tensors: in parallel, with a progress bar, cached on disk, corrupt images by index."""
+"""Decoding of images to uint8 tensors: parallel, cached on disk, with corrupt images reported by index."""
 
 import io
 import logging
@@ -25,7 +25,7 @@ from hf_sphere.utils.pixels import convert_image
 
 logger = logging.getLogger(__name__)
 
-# What PIL raises for a broken file; SyntaxError is its word for a broken PNG.
+# What PIL raises for a broken file; SyntaxError for a broken PNG.
 _NOT_AN_IMAGE = (OSError, ValueError, SyntaxError, PILImage.DecompressionBombError)
 
 
@@ -43,7 +43,7 @@ class ImageShape:
 
 
 def probe_shape(dataset: Dataset, column: str) -> ImageShape:
-    """Read the shape off the first image that opens."""
+    """Return the shape of the first image that can be opened."""
     for record in _encoded(dataset, column):
         try:
             with _open(record[column]) as image:
@@ -55,23 +55,31 @@ def probe_shape(dataset: Dataset, column: str) -> ImageShape:
 
 
 class EncodedImages(torch.utils.data.Dataset):
-    """Encoded images of a split that come out as uint8 tensors (channels, height, width).
+    """Encoded images of a split, decoded to uint8 tensors (channels, height, width) on access.
 
-    A corrupt image comes out as the error that describes it: raised here, in a worker process, it would reach the user
-    wrapped in a second traceback.
+    For a corrupt image, the error is returned: raised in a worker process, it would have a second traceback.
 
     Args:
         dataset: The split.
         column: The image column.
         shape: Shape to convert and resize to.
-        rows: Rows of the split that are in use, (N,); all if None.
+        rows: Rows of the split to use, (N,); all if None.
+        transform: Applied to each decoded image and its row, a scalar tensor.
     """
 
-    def __init__(self, dataset: Dataset, column: str, shape: ImageShape, rows: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        column: str,
+        shape: ImageShape,
+        rows: Tensor | None = None,
+        transform: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
         self.dataset = dataset
         self.column = column
         self.shape = shape
         self.rows = torch.arange(len(dataset)) if rows is None else rows
+        self.transform = transform
         self._records = _encoded(dataset, column)
 
     def __len__(self) -> int:
@@ -81,26 +89,28 @@ class EncodedImages(torch.utils.data.Dataset):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Tensor | CorruptImageError]:
-        rows = self.rows[indices].tolist()
-        return [self._decode(row, record) for row, record in zip(rows, self._records[rows][self.column], strict=True)]
+        rows = self.rows[indices]
+        records = self._records[rows.tolist()][self.column]
+        return [self._decode(row, record) for row, record in zip(rows, records, strict=True)]
 
     def select(self, indices: Tensor) -> "EncodedImages":
-        """Keep only some of the images."""
-        return EncodedImages(self.dataset, self.column, self.shape, self.rows[indices])
+        """Select images by index or by mask."""
+        return EncodedImages(self.dataset, self.column, self.shape, self.rows[indices], self.transform)
 
-    def _decode(self, row: int, record: dict[str, Any] | None) -> Tensor | CorruptImageError:
+    def _decode(self, row: Tensor, record: dict[str, Any] | None) -> Tensor | CorruptImageError:
         try:
             with _open(record) as image:
                 pixels = np.array(convert_image(image, self.shape.channels))
         except _NOT_AN_IMAGE as error:
             return CorruptImageError(
-                f"image {row} of the split cannot be decoded ({error}). Repair or remove it, or pass "
+                f"image {int(row)} of the split cannot be decoded ({error}). Repair or remove it, or pass "
                 "--skip_corrupt_images to leave such images out."
             )
         tensor = torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1)
         size = [self.shape.height, self.shape.width]
-        # The same resizing as in the image processor, so that training and use see the same pixels.
-        return tensor if list(tensor.shape[1:]) == size else tvF.resize(tensor, size, antialias=True)
+        if list(tensor.shape[1:]) != size:  # resized as by the image processor, so that inference has the same pixels
+            tensor = tvF.resize(tensor, size, antialias=True)
+        return tensor if self.transform is None else self.transform(tensor, row)
 
 
 def decode_all(
@@ -115,10 +125,10 @@ def decode_all(
 
     Args:
         images: The images.
-        skip_corrupt: Leave corrupt images out (and log how many) instead of raising.
-        cache_dir: Folder for decoded data, keyed by the data set's fingerprint; None for the default one below the
+        skip_corrupt: Skip corrupt images (and log their number) instead of raising.
+        cache_dir: Folder for decoded data, keyed by the fingerprint of the data set; None for the default one below the
             Hugging Face home.
-        num_workers: Decoding processes; None for one a core, or none for small data.
+        num_workers: Decoding processes; None for one per core, or none for small data.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -147,13 +157,13 @@ def decode_all(
 
 
 def find_good(images: EncodedImages, *, num_workers: int | None = None, progress: bool = True) -> Tensor:
-    """Decode every image once to learn which can be: their indices, int64 of shape (N,)."""
+    """Decode every image once and return the indices of those that are not corrupt, int64 of shape (N,)."""
     passed = _pass_over(images, True, num_workers, progress, "Looking for corrupt images", collate=_only_mask)
     return torch.cat([mask for mask, _ in passed]).nonzero()[:, 0]
 
 
 def stack_images(images: list[Tensor | CorruptImageError]) -> tuple[Tensor, Tensor | None, CorruptImageError | None]:
-    """Collate decoded images: which are good, (B,), those stacked (None if there is none), and the first error."""
+    """Collate decoded images: a mask of the good ones, (B,), these stacked (None without any), and the first error."""
     good = [image for image in images if isinstance(image, Tensor)]
     errors = [image for image in images if isinstance(image, CorruptImageError)]
     return _mask(images), torch.stack(good) if good else None, errors[0] if errors else None
@@ -175,7 +185,7 @@ def _pass_over(
     what: str,
     collate: Callable[..., tuple] = stack_images,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield which images of each batch are good, and those stacked."""
+    """Yield, for each batch, a mask of the good images and these stacked."""
     if num_workers is None:
         num_workers = min(os.cpu_count() or 1, 16) if len(images) > 5000 else 0
     loader: DataLoader = DataLoader(
@@ -183,7 +193,7 @@ def _pass_over(
         batch_size=500,
         num_workers=num_workers,
         collate_fn=collate,
-        generator=torch.Generator(),  # a loader draws a seed, and that must not touch the model's random numbers
+        generator=torch.Generator(),  # the loader draws a seed, which must not change the global random state
     )
     count = 0
     with tqdm(total=len(images), desc=what, unit="image", disable=not progress, leave=False) as bar:
@@ -211,9 +221,9 @@ def _encoded(dataset: Dataset, column: str) -> Dataset:
 
 def _open(record: dict[str, Any] | None) -> PILImage.Image:
     if record is None:
-        raise ValueError("there is none")
+        raise ValueError("it is missing")
     image = PILImage.open(io.BytesIO(record["bytes"]) if record["bytes"] is not None else record["path"])
-    # Upright, as `datasets` and the pipelines of transformers show it.
+    # Upright, as in `datasets` and the pipelines of transformers.
     return ImageOps.exif_transpose(image)
 
 
@@ -222,7 +232,7 @@ def _cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None) -> P
     shape, used = images.shape, images.dataset
     if len(images) < len(used):
         used = used.select(images.rows.tolist())
-    # The fingerprint is private in name only: it is what `datasets` documents as the key of its own caches.
+    # The fingerprint is private in name only: `datasets` documents it as the key of its caches.
     name = f"{used._fingerprint}-{images.column}-{shape.channels}x{shape.height}x{shape.width}"
     return folder / f"{name}.safetensors"
 
@@ -243,4 +253,4 @@ def _write_cache(path: Path, tensors: dict[str, Tensor]) -> None:
         with atomic_file(path) as unfinished:
             save_file(tensors, unfinished)
     except (OSError, SafetensorError) as error:
-        logger.warning("Could not write the cache of decoded images (%s); training goes on without it.", error)
+        logger.warning("Could not write the cache of decoded images (%s); continuing without it.", error)

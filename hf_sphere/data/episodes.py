@@ -1,4 +1,4 @@
-"""Episodes for metric learning: batches of a few classes, with so many images of each."""
+"""Episodes for metric learning and few-shot learning: P x K sampling of P classes with K images each."""
 
 import logging
 import math
@@ -15,20 +15,20 @@ from hf_sphere.utils.seeds import mix_seed
 logger = logging.getLogger(__name__)
 
 _NAMED = 3
-"""Classes that a warning names."""
+"""Number of classes that a message names."""
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """An epoch as a list of episodes.
+    """P x K sampling: an epoch is a list of episodes with K images each of P classes.
 
     Attributes:
-        classes: Different classes in an episode.
-        examples: Images of each of them.
-        count: Episodes an epoch, over all processes.
-        per_batch: Episodes a batch and process; the last batch of an epoch may hold fewer.
-        distinct: Refuse classes with fewer images than `examples`, instead of repeating theirs within an episode.
-        origin: Which settings the numbers come from, a sentence for messages.
+        classes: Number of classes in an episode, P.
+        examples: Images per class, K.
+        count: Episodes per epoch, over all processes.
+        per_batch: Episodes per batch and process; the last batch of an epoch may have fewer.
+        distinct: Raise if a class has fewer images than `examples`, instead of repeating images within an episode.
+        origin: Names the options behind these numbers, a sentence for error messages.
     """
 
     classes: int
@@ -55,22 +55,22 @@ class Episodes:
 
 
 def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | None = None, what: str = "an") -> None:
-    """Refuse episodes that cannot be drawn.
+    """Raise if episodes cannot be drawn.
 
     Args:
         labels: (N,) class of each image, integers.
         episodes: The episodes.
         names: Name of each class, by label, for the message.
-        what: Which episode, for the message: the words before it.
+        what: Article and kind of the episode, for the message.
 
     Raises:
-        ValueError: If there are fewer classes, or where images must be distinct, fewer images in a class.
+        ValueError: If there are too few classes, or if images must be distinct and a class has too few of them.
     """
     classes, counts = labels.unique(return_counts=True)
     origin = f" {episodes.origin}" if episodes.origin else ""
     if episodes.classes > len(classes):
-        # An episode of one class has nothing to tell apart, so it is no advice.
-        advice = "ask for at most as many as there are" if len(classes) > 1 else "use images of more classes"
+        # Episodes of one class have no use, so they are not suggested.
+        advice = "use at most as many as there are" if len(classes) > 1 else "use images of more classes"
         raise ValueError(
             f"{what} episode of {episodes.classes} different classes cannot be drawn from {len(classes)}; "
             f"{advice}.{origin}"
@@ -80,9 +80,9 @@ def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | No
         order = counts.argsort(stable=True)[: min(too_small, _NAMED)].tolist()
         smallest = [(classes[place].item(), counts[place].item()) for place in order]
         fewest = int(counts.min())
-        # Nor is one of a single image of each class, which has no other to be compared with.
-        ask = f"Ask for at most {fewest}, or leave these classes out"
-        advice = ask if fewest > 1 else "Leave these classes out, or use more images"
+        # Neither are episodes of a single image per class, which has no other image to be compared with.
+        fewer = f"Use at most {fewest}, or leave these classes out"
+        advice = fewer if fewest > 1 else "Leave these classes out, or use more images"
         named = ", ".join(f"{names[label] if names else f'class {label}'} has {count}" for label, count in smallest)
         raise ValueError(
             f"{what} episode takes {episodes.examples} different images of a class, but {too_small} of {len(classes)} "
@@ -91,24 +91,23 @@ def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | No
 
 
 class EpisodeSampler(Sampler[list[int]]):
-    """Draws episodes, a class behind the other; usable as `batch_sampler` of a `DataLoader`.
+    """Draws episodes, with the images of a class next to each other; usable as `batch_sampler` of a `DataLoader`.
 
-    The classes of an episode differ, and so do the images of a class, unless the class has too few of them. That is an
-    error where they must be distinct; otherwise each of its images occurs, and none more than once more often than
-    another, of which a warning tells when the sampler is made. An episode follows from (`seed`, epoch, its number)
-    alone. Several processes get interleaved episodes of the same list, equally many each, for which the list is
-    continued from its start if need be; each takes so many of its own as a batch has.
+    The classes of an episode are distinct, and so are the images of a class, unless it has too few of them. That is an
+    error if `episodes.distinct` is set. Otherwise a warning is logged, and the images are repeated equally often, up to
+    a difference of one. An episode is determined by (`seed`, epoch, its number) alone. Processes get interleaved
+    episodes of the same list, the same number each, for which the list is repeated from its start if necessary.
 
     Args:
         labels: (N,) class of each image, integers of any kind; classes are those that occur.
-        episodes: How many episodes, and of what.
+        episodes: The P x K sampling.
         seed: Seed of the draws.
-        process_index: Which of the processes this is.
-        num_processes: How many processes share the episodes.
+        process_index: Index of this process.
+        num_processes: Number of processes that share the episodes.
 
     Raises:
-        ValueError: If labels are not integers, episodes ask for more classes than there are or for more distinct
-            images than a class has, or there is no such process.
+        ValueError: If labels are not integers, episodes have more classes than there are or more distinct images than a
+            class has, or the process index is not possible.
     """
 
     def __init__(
@@ -122,8 +121,8 @@ class EpisodeSampler(Sampler[list[int]]):
     ) -> None:
         if not 0 <= process_index < num_processes:
             raise ValueError(
-                f"there must be a process, and they count from 0 to num_processes - 1; got process_index="
-                f"{process_index} and num_processes={num_processes}."
+                f"process_index must lie between 0 and num_processes - 1; got process_index={process_index} and "
+                f"num_processes={num_processes}."
             )
         labels = torch.as_tensor(labels).cpu()
         if labels.dim() != 1 or (len(labels) and labels.is_floating_point()):
@@ -138,7 +137,7 @@ class EpisodeSampler(Sampler[list[int]]):
         self.epoch = 0
         rounds = math.ceil(episodes.count / num_processes) * num_processes
         self._numbers = [number % episodes.count for number in range(process_index, rounds, num_processes)]
-        # The images of a class are a stretch of this order.
+        # The images of a class are contiguous in this order.
         self._by_class = labels.argsort(stable=True)
         self._starts = (counts.cumsum(0) - counts).tolist()
         self._counts = counts.tolist()
@@ -146,22 +145,22 @@ class EpisodeSampler(Sampler[list[int]]):
             self._warn_of_small_classes(classes, counts)
 
     def __len__(self) -> int:
-        """Batches an epoch and process."""
+        """Batches per epoch and process."""
         return math.ceil(self.num_episodes / self.episodes.per_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the indices of one batch after another, drawn when they are asked for."""
+        """Yield the indices of each batch, drawn lazily."""
         for start in range(0, self.num_episodes, self.episodes.per_batch):
             numbers = self._numbers[start : start + self.episodes.per_batch]
             yield [index for number in numbers for index in self._draw(self.epoch, number).tolist()]
 
     @property
     def num_episodes(self) -> int:
-        """Episodes an epoch and process."""
+        """Episodes per epoch and process."""
         return len(self._numbers)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose which epoch's episodes come next."""
+        """Set the epoch whose episodes are drawn."""
         self.epoch = epoch
 
     def indices(self, epoch: int) -> Tensor:
@@ -169,11 +168,11 @@ class EpisodeSampler(Sampler[list[int]]):
         return torch.stack([self._draw(epoch, number) for number in self._numbers])
 
     def all_indices(self, epoch: int) -> Tensor:
-        """Draw all episodes of an epoch, whatever the processes, int64 of shape (count, classes x examples)."""
+        """Draw all episodes of an epoch, those of all processes, int64 of shape (count, classes x examples)."""
         return torch.stack([self._draw(epoch, number) for number in range(self.episodes.count)])
 
     def _draw(self, epoch: int, number: int) -> Tensor:
-        # `sample` takes time in proportion to what it draws, a permutation in proportion to the size of the class.
+        # `sample` takes time proportional to the number of draws, a permutation to the size of the class.
         draws = Random(mix_seed(self.seed, epoch, number + 1))
         places: list[int] = []
         for chosen in draws.sample(range(len(self._counts)), self.episodes.classes):
@@ -192,8 +191,7 @@ class EpisodeSampler(Sampler[list[int]]):
         some = list(zip(classes[small].tolist(), counts[small].tolist(), strict=True))[:_NAMED]
         named = ", ".join(f"class {label} has {count}" for label, count in some)
         logger.warning(
-            "%d of %d classes have fewer than the %d images that an episode takes of a class (%s%s): theirs are "
-            "repeated within it.",
+            "%d of %d classes have fewer than the %d images of an episode (%s%s), which are repeated within it.",
             int(small.sum()),
             len(classes),
             self.episodes.examples,

@@ -14,7 +14,7 @@ from hf_sphere.data.corruption import Corruption
 from hf_sphere.data.decoding import EncodedImages, ImageShape
 from hf_sphere.data.episodes import Episodes, check_episodes
 from hf_sphere.data.open_set import first_classes, warn_of_shared_classes
-from hf_sphere.data.options import ImageDataOptions, OpenSetOptions, ValueOptions
+from hf_sphere.data.options import ImageDataOptions, ImageSourceOptions, OpenSetOptions, ValueOptions
 from hf_sphere.data.sources import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
@@ -31,7 +31,6 @@ from hf_sphere.data.splits import (
     find_range,
     find_statistics,
     hold_out,
-    hold_out_classes,
     prepare_images,
 )
 from hf_sphere.data.targets import OPEN_SETS, Task, check_task, read_class_names, read_labels, read_values
@@ -150,9 +149,8 @@ def load_image_data(
     reading: dict[str, Any] = {"computed_value": values.computed_value, "seed": seed, "progress": progress}
     for key, part in parts.items():
         parts[key] = prepare_images(part, options, corruption, max_samples=limits.get(key), **reading)
-    if options.validation_fraction:
-        divide = hold_out_classes if task in OPEN_SETS else hold_out
-        parts["train"], parts["validation"] = divide(parts["train"], options.validation_fraction, seed)
+    if fraction := options.validation_fraction:
+        parts["train"], parts["validation"] = hold_out(parts["train"], fraction, seed, by_class=task in OPEN_SETS)
     names = dict.fromkeys(parts, class_names)
     if task in OPEN_SETS:
         names = {key: part.number_classes(class_names) for key, part in parts.items()}
@@ -198,7 +196,7 @@ def load_image_data(
 
 
 def load_image_split(
-    options: ImageDataOptions,
+    options: ImageSourceOptions,
     split: str | None = None,
     *,
     train_classes: int | None = None,
@@ -277,7 +275,7 @@ def load_image_split(
     return ImageSplit(batches, class_names, len(part), part.name)
 
 
-def _corruption(options: ImageDataOptions, seed: int, task: str, noise: bool = True) -> Corruption:
+def _corruption(options: ImageSourceOptions, seed: int, task: str, noise: bool = True) -> Corruption:
     seed = seed if options.corruption_seed is None else options.corruption_seed
     share = options.label_noise if noise else 0.0
     corruption = Corruption(share, options.shuffled_pixels, options.sample_classes, seed)
@@ -286,7 +284,7 @@ def _corruption(options: ImageDataOptions, seed: int, task: str, noise: bool = T
 
 
 def _open_parts(
-    options: ImageDataOptions, task: str, values: ValueOptions, train_classes: int | None, corruption: Corruption
+    options: ImageSourceOptions, task: str, values: ValueOptions, train_classes: int | None, corruption: Corruption
 ) -> tuple[dict[str, Split], list[str], ImageShape]:
     """Open the parts `train`, `eval` and perhaps `validation`; returns them, the class names and the image shape."""
     rows = _choose_splits(options, train_classes)
@@ -324,7 +322,7 @@ def _open_parts(
     return parts, class_names, shape
 
 
-def _choose_splits(options: ImageDataOptions, train_classes: int | None) -> dict[str, tuple[str, Dataset]]:
+def _choose_splits(options: ImageSourceOptions, train_classes: int | None) -> dict[str, tuple[str, Dataset]]:
     """Name and rows of the splits `train`, `eval` and perhaps `validation`."""
     splits = load_splits(options.dataset_name, options.dataset_config_name)
     names = {"train": options.train_split, "eval": choose_eval_split(splits, options.eval_split)}

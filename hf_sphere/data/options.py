@@ -25,20 +25,12 @@ class ImageSourceOptions:
     )
     image_column_name: str | None = argument(None, "Image column; found by its usual names by default.")
     label_column_name: str | None = argument(None, "Label column; found by its usual names by default.")
-    image_size: list[int] | None = argument(
-        None, "Side in pixels, or height and width; default: the size of the first image."
-    )
+    image_size: list[int] | None = argument(None, "Side in pixels, or height and width; default: as the first image.")
     num_channels: int | None = argument(None, "1 or 3; default: the channels of the first image.")
-    image_mean: list[float] | None = argument(
-        None, "Mean per channel, on the scale 0 to 1; default: measured on the training images."
-    )
-    image_std: list[float] | None = argument(None, "Standard deviation per channel; default: measured likewise.")
-    sample_classes: int | None = argument(
-        None, "Keep only the images of this many classes, sampled with corruption_seed."
-    )
-    label_noise: float = argument(
-        0.0, "Fraction of the training labels to replace by a class drawn uniformly from all classes."
-    )
+    image_mean: list[float] | None = argument(None, "Mean per channel, on the scale 0 to 1; default: measured.")
+    image_std: list[float] | None = argument(None, "Standard deviation per channel; default: measured.")
+    sample_classes: int | None = argument(None, "Keep only this many classes, sampled with corruption_seed.")
+    label_noise: float = argument(0.0, "Fraction of the training labels to replace by uniformly drawn classes.")
     shuffled_pixels: Literal["per_image", "shared"] | None = argument(
         None, "Permute the pixels of every image: with a permutation per image, or one shared by all images."
     )
@@ -76,9 +68,7 @@ class ValueOptions:
     """Which real values are the targets of a regression."""
 
     value_column_name: str | None = argument(None, "Value column; found by its usual names by default.")
-    computed_value: str | None = argument(
-        None, "Predict a value computed from the image instead: slant (degrees) or intensity."
-    )
+    computed_value: str | None = argument(None, "Value computed from the image instead: slant (degrees) or intensity.")
 
 
 @dataclass
@@ -86,9 +76,7 @@ class OpenSetOptions:
     """Which classes are for training; evaluation uses others."""
 
     train_classes: int | None = argument(
-        None,
-        "Pool both splits, train on this many classes, the first ones, and evaluate on the others; by default each "
-        "split keeps its classes.",
+        None, "Pool both splits, train on the first N classes and evaluate on the others; default: keep the splits."
     )
 
 

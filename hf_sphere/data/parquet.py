@@ -1,4 +1,4 @@
-"""Writing image data sets as folders of parquet files that `datasets.load_dataset` loads."""
+"""Writing of image data sets as folders of parquet files for `datasets.load_dataset`."""
 
 from pathlib import Path
 from typing import Any
@@ -8,21 +8,21 @@ import pyarrow.parquet as pq
 from datasets import Features
 
 BYTES_A_FILE = 500_000_000
-"""Image bytes after which another file is begun."""
+"""Image bytes per file."""
 
 ROWS_AT_A_TIME = 100
-"""Rows of a parquet row group, which is what is held in memory."""
+"""Rows of a parquet row group, the unit held in memory."""
 
 
 class ParquetSplit:
     """Writes the rows of a split, one by one, to `<split>-00000-of-00003.parquet` and so on.
 
-    The number of files is in their names, so they have these only at the end of the `with` block.
+    The number of files is part of their names, so they are renamed at the end of the `with` block.
 
     Args:
         folder: Folder of the data set.
         split: Name of the split.
-        features: Kind of each column.
+        features: Type of each column.
     """
 
     def __init__(self, folder: Path, split: str, features: Features) -> None:
@@ -38,7 +38,7 @@ class ParquetSplit:
         return self
 
     def add(self, row: dict[str, Any], size: int) -> None:
-        """Add a row, as it is encoded, whose image has `size` bytes."""
+        """Add a row in its encoded form, with an image of `size` bytes."""
         if self._bytes and self._bytes + size > BYTES_A_FILE:
             self._close_file()
         self._rows.append(row)

@@ -1,12 +1,13 @@
-"""Where image data sets come from: the Hub, a folder, or the library itself."""
+"""Sources of image data sets: the Hub, a folder, or the data bundled with the library."""
 
 import difflib
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, load_dataset
 
-# Names used on the Hub, the usual one first. A fine label is preferred to a coarse one.
+# Column names used on the Hub, the most common one first. A fine label is preferred to a coarse one.
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label", "labels", "coarse_label")
 VALUE_COLUMNS = ("value", "target", "year", "creation_year", "age", "regression_label")
@@ -16,11 +17,11 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
     """Load all splits of an image data set.
 
     Args:
-        name: `digits` or `two_clusters` (made here), an id on the Hub, or a folder of parquet files or images.
+        name: `digits` or `two_clusters` (bundled), an id on the Hub, or a folder of parquet files or images.
         config_name: Configuration of a data set that has several.
     """
-    if name in EMBEDDED:
-        return EMBEDDED[name]()
+    if name in BUNDLED:
+        return DatasetDict(BUNDLED[name]())
     splits = load_dataset(name, config_name)
     if not isinstance(splits, DatasetDict):
         raise ValueError(f"data set {name!r} does not load as named splits; got {type(splits).__name__}.")
@@ -30,14 +31,17 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
 def find_column(
     dataset: Dataset, given: str | None, candidates: tuple[str, ...], what: str, *, instead: str = ""
 ) -> str:
-    """Return the column that was given or the first candidate that exists, or say which columns there are.
+    """Return the given column, or the first candidate that exists.
 
     Args:
         dataset: The split.
-        given: Name that was given, if one was.
+        given: Name of the column; None looks for the candidates.
         candidates: Usual names.
-        what: What the column holds, for messages.
-        instead: What else can be done where there is none, the end of a message.
+        what: Content of the column, for messages.
+        instead: An alternative if there is no such column, the end of a message.
+
+    Raises:
+        ValueError: If there is no such column; the message lists the columns.
     """
     option = f"--{what}_column_name"
     if given is not None and given not in dataset.column_names:
@@ -54,12 +58,12 @@ def find_column(
 
 
 def choose_eval_split(splits: DatasetDict, name: str | None) -> str:
-    """Return the name of the split to report results on: the one asked for, else `test`, else `validation`."""
+    """Return the name of the evaluation split: the given one, else `test`, else `validation`."""
     return name or next((split for split in ("test", "validation", "valid") if split in splits), "test")
 
 
 def find_split(splits: DatasetDict, name: str, option: str) -> Dataset:
-    """Return a split that is not empty, or say which splits there are."""
+    """Return a split that exists and is not empty; otherwise the error lists the splits."""
     if name not in splits:
         raise ValueError(f"no split {name!r}; the data has {', '.join(splits)}. Choose one with {option}.")
     if len(splits[name]) == 0:
@@ -67,6 +71,7 @@ def find_split(splits: DatasetDict, name: str, option: str) -> Dataset:
     return splits[name]
 
 
+@cache
 def _digits() -> DatasetDict:
     """The 1,797 handwritten 8x8 digits of scikit-learn; every fifth of each class is for testing."""
     from sklearn.datasets import load_digits
@@ -84,10 +89,11 @@ def _digits() -> DatasetDict:
     )
 
 
+@cache
 def _two_clusters() -> DatasetDict:
-    """Two clusters of 100 points round (0, 0) and (1, 1), +-0.05: the toy task.
+    """Toy task: two clusters of 100 points around (0, 0) and (1, 1), +-0.05.
 
-    A point is an image of 1 x 2 pixels whose grey runs linearly from -0.05 to 1.05.
+    A point is an image of 1 x 2 pixels, whose gray values map -0.05 to 0 and 1.05 to 255.
     """
     splits = {}
     for split, seed in (("train", 0), ("test", 1)):
@@ -112,5 +118,5 @@ def _as_splits(splits: dict[str, tuple[np.ndarray, np.ndarray]], names: list[str
     )
 
 
-EMBEDDED: dict[str, Callable[[], DatasetDict]] = {"digits": _digits, "two_clusters": _two_clusters}
+BUNDLED: dict[str, Callable[[], DatasetDict]] = {"digits": _digits, "two_clusters": _two_clusters}
 """Data sets that need no network."""

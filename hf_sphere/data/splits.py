@@ -1,4 +1,4 @@
-"""The images of one split with their targets, on the way from the data set to batches."""
+"""Images and targets of one split, between the data set and batches."""
 
 import os
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ from hf_sphere.data.decoding import (
     stack_images,
 )
 from hf_sphere.data.open_set import held_out_classes
-from hf_sphere.data.options import ImageDataOptions
+from hf_sphere.data.options import ImageSourceOptions
 
 LARGEST_SIDE_IN_MEMORY = 96
-"""Images up to this many pixels a side are decoded once and kept on the device; larger ones stream from disk."""
+"""Images with sides up to this length are decoded once and kept on the device; larger ones stream from disk."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Split:
         classes, self.classes = self.known_classes.unique(return_inverse=True)
         return [names[index] for index in classes.tolist()]
 
-    def read(self, options: ImageDataOptions, *, progress: bool) -> "Split":
+    def read(self, options: ImageSourceOptions, *, progress: bool) -> "Split":
         """Decode images that fit in memory; of larger ones, drop the corrupt ones if the options say so."""
         encoded = self.images
         assert isinstance(encoded, EncodedImages)  # a split is read once
@@ -120,7 +120,7 @@ class Split:
 
 def prepare_images(
     split: Split,
-    options: ImageDataOptions,
+    options: ImageSourceOptions,
     corruption: Corruption,
     *,
     max_samples: int | None,
@@ -137,12 +137,15 @@ def prepare_images(
     return split
 
 
-def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
-    """Divide off a share of the images, of each class alike if there are classes: the images kept, and those."""
-    _check_share(fraction)
-    splitter = (ShuffleSplit if split.classes is None else StratifiedShuffleSplit)(
-        1, test_size=fraction, random_state=seed
-    )
+def hold_out(split: Split, fraction: float, seed: int, *, by_class: bool) -> tuple[Split, Split]:
+    """Hold out a fraction of the classes, or of the images, stratified if they have classes; return rest and part."""
+    if not 0.0 < fraction < 1.0:
+        raise ValueError(f"validation_fraction must lie between 0 and 1; got {fraction}.")
+    if by_class:
+        chosen = held_out_classes(split.known_classes, fraction, seed)
+        return split.select(~chosen), split.select(chosen)
+    kind = ShuffleSplit if split.classes is None else StratifiedShuffleSplit
+    splitter = kind(1, test_size=fraction, random_state=seed)
     try:
         kept, held_out = next(splitter.split(torch.arange(len(split)).numpy(), split.classes))
     except ValueError as error:
@@ -150,15 +153,8 @@ def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
     return split.select(torch.as_tensor(kept).sort().values), split.select(torch.as_tensor(held_out).sort().values)
 
 
-def hold_out_classes(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
-    """Divide off a share of the classes with all of their images: the images kept, and those."""
-    _check_share(fraction)
-    held_out = held_out_classes(split.known_classes, fraction, seed)
-    return split.select(~held_out), split.select(held_out)
-
-
 def find_range(values: Tensor) -> tuple[float, float]:
-    """Smallest and largest of the values of the training images, (N,), which must not be all the same."""
+    """Return the smallest and largest of the values of the training images, (N,), which must differ."""
     smallest, largest = values.min().item(), values.max().item()
     if smallest == largest:
         raise ValueError(
@@ -168,12 +164,12 @@ def find_range(values: Tensor) -> tuple[float, float]:
 
 
 def stays_in_memory(shape: ImageShape) -> bool:
-    """Whether images of this shape are decoded once and kept."""
+    """Whether images of this shape are decoded once and kept in memory."""
     return max(shape.height, shape.width) <= LARGEST_SIDE_IN_MEMORY
 
 
 def check_computable(value: str, shape: ImageShape) -> None:
-    """Refuse a value that is computed from pixels for images of a shape that streams from disk."""
+    """Raise if a value cannot be computed from images of this shape, because they stream from disk."""
     if not stays_in_memory(shape):
         raise ValueError(
             f"--computed_value {value} is for images of up to {LARGEST_SIDE_IN_MEMORY} pixels a side, which are kept "
@@ -182,7 +178,7 @@ def check_computable(value: str, shape: ImageShape) -> None:
         )
 
 
-def choose_shape(rows: Dataset, column: str, options: ImageDataOptions) -> ImageShape:
+def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> ImageShape:
     """Return the shape that the options give, or else that of the first image."""
     found = probe_shape(rows, column)
     if options.num_channels not in (None, 1, 3):
@@ -196,14 +192,14 @@ def choose_shape(rows: Dataset, column: str, options: ImageDataOptions) -> Image
 
 
 def measure_pixels(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation a channel on the scale from 0 to 1; of an even sample if images are on disk."""
+    """Measure mean and standard deviation per channel, on the scale from 0 to 1; on a sample if images are on disk."""
     if not isinstance(images, Tensor):
         chosen = torch.linspace(0, len(images) - 1, min(sample, len(images))).long().unique().tolist()
         _, stacked, error = stack_images(images.__getitems__(chosen))
         if error is not None or stacked is None:
             raise error or CorruptImageError("no image can be decoded.")
         images = stacked
-    # Counting the 256 values a channel is exact and needs no floating copy of the data.
+    # Counting the 256 values per channel is exact and needs no floating-point copy of the data.
     values = torch.arange(256, dtype=torch.float64) / 255
     mean, std = [], []
     for channel in images.unbind(1):
@@ -216,7 +212,7 @@ def measure_pixels(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[
 
 
 def find_statistics(
-    images: Tensor | EncodedImages, shape: ImageShape, options: ImageDataOptions
+    images: Tensor | EncodedImages, shape: ImageShape, options: ImageSourceOptions
 ) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation per channel: those of the options, else measured."""
     mean, std = options.image_mean, options.image_std
@@ -233,8 +229,3 @@ def _per_channel(values: Sequence[float], shape: ImageShape, what: str) -> list[
     if what == "std" and min(values) <= 0:
         raise ValueError(f"std must be positive; got {list(values)}.")
     return [float(value) for value in values] * (shape.channels // len(values))
-
-
-def _check_share(fraction: float) -> None:
-    if not 0.0 < fraction < 1.0:
-        raise ValueError(f"validation_fraction must lie between 0 and 1; got {fraction}.")

@@ -1,4 +1,4 @@
-"""What is to be learned of each image: its class, a real number, or both."""
+"""Targets of images: class labels, real values, or both."""
 
 from typing import Literal, get_args
 
@@ -12,11 +12,11 @@ from hf_sphere.data.episodes import Episodes
 from hf_sphere.data.options import ValueOptions
 
 Task = Literal["classification", "regression", "joint", "retrieval", "few_shot"]
-"""What `labels` are: classes, real numbers, classes with real numbers beside them, or (the last two) classes of which
-those of each split are numbered by themselves."""
+"""Kind of `labels`: classes, real values, classes with real values in addition, or (the last two) classes that are
+numbered separately in each split."""
 
 OPEN_SETS = ("retrieval", "few_shot")
-"""Tasks whose splits may have classes of their own."""
+"""Tasks whose splits may have different classes."""
 
 
 def check_task(
@@ -26,7 +26,7 @@ def check_task(
     train_classes: int | None = None,
     episodes: Episodes | None = None,
 ) -> None:
-    """Refuse a task that does not exist, or targets or episodes that do not fit it."""
+    """Raise if a task does not exist, or if targets or episodes do not fit it."""
     if task not in get_args(Task):
         raise ValueError(f"task must be classification, regression, joint, retrieval or few_shot; got {task!r}.")
     sources = {"value_column_name": values.value_column_name, "computed_value": values.computed_value}
@@ -52,10 +52,10 @@ def check_task(
 
 
 def read_values(rows: Dataset, column: str, split: str) -> Tensor:
-    """Read real numbers, float32, (N,).
+    """Read real values, float32, (N,).
 
     Raises:
-        ValueError: If one is missing, not a number or not finite; the message names its row and the split.
+        ValueError: If a value is missing, not a number or not finite; the message names its row and the split.
     """
     cells = rows.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
     where = f"in split {split!r}"
@@ -67,8 +67,8 @@ def read_values(rows: Dataset, column: str, split: str) -> Tensor:
         )
     if not (pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)):
         raise ValueError(
-            f"value column {column!r} holds {rows.features[column]}, from row 0 {where} on; values are integers or "
-            "real numbers. Convert it, or name another column with --value_column_name."
+            f"value column {column!r} holds {rows.features[column]}, beginning with row 0 {where}; values must be "
+            "integers or real numbers. Convert it, or name another column with --value_column_name."
         )
     exact = cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     values = torch.tensor(exact, dtype=torch.float32)
@@ -87,7 +87,7 @@ def _first(marked: Tensor) -> int:
 
 
 def read_class_names(rows: Dataset, column: str) -> list[str]:
-    """Return the name of each class, by index: those of the column's type, or its values in order."""
+    """Return the name of each class, by index: the names of a `ClassLabel`, or the sorted values of the column."""
     feature = rows.features[column]
     if isinstance(feature, ClassLabel):
         return list(feature.names)

@@ -1,4 +1,4 @@
-"""A text data set made ready for training: found column, splits, tokens, blocks, batches."""
+"""Text data sets made ready for training: column, splits, tokens, blocks, batches."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ TEXT_COLUMNS = ("text", "sentence", "content")
 """Names used on the Hub, the usual one first."""
 
 FILE_KINDS = {".txt": "text", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
-"""How `datasets` calls the kinds of a single file."""
+"""Builder of `datasets` for each kind of file."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class TextData:
 
     Attributes:
         train: Training batches.
-        evaluation: Batches of the split that results are reported on.
-        eval_split: Name of that split.
-        validation: Batches for choosing epochs, if there are such.
-        validation_split: Name of what they are made of.
+        evaluation: Evaluation batches.
+        eval_split: Name of the evaluation split.
+        validation: Batches for choosing epochs, if any.
+        validation_split: Name of their split.
     """
 
     train: TextBatches
@@ -138,19 +138,18 @@ def load_text_splits(
     """Load all splits of a text data set.
 
     Args:
-        name: Id on the Hub, a folder of parquet or text files (with a folder `config_name` in it, that one), or one
+        name: Id on the Hub, a folder of parquet or text files (or its subfolder `config_name`, if that exists), or one
             file, which becomes the split `train`.
         config_name: Configuration of a data set that has several.
-        cache_dir: Folder for what `datasets` keeps; its own if None.
+        cache_dir: Cache folder of `datasets`; its default if None.
 
     Raises:
-        ValueError: If a file is of no kind that is known here, cannot be read as what it is, or the data has no named
-            splits.
+        ValueError: If the kind of a file is not supported, it cannot be read, or the data has no named splits.
     """
     path, cache = Path(name), None if cache_dir is None else str(cache_dir)
     kind = path.suffix.lower()
     if path.is_file() and kind not in FILE_KINDS:
-        raise ValueError(f"{name} is no file of text; the kinds that are read are: {', '.join(FILE_KINDS)}.")
+        raise ValueError(f"{name} is not a file of text; the supported kinds are: {', '.join(FILE_KINDS)}.")
     try:
         if path.is_file():
             splits = load_dataset(FILE_KINDS[kind], data_files={"train": name}, cache_dir=cache)
@@ -158,7 +157,7 @@ def load_text_splits(
             splits = load_dataset(str(path / config_name), cache_dir=cache)
         else:
             splits = load_dataset(name, config_name, cache_dir=cache)
-    except DatasetGenerationError as error:  # which says nothing itself
+    except DatasetGenerationError as error:  # its own message is generic
         raise ValueError(f"{name} cannot be read: {error.__cause__ or error}") from error
     if not isinstance(splits, DatasetDict):
         raise ValueError(f"data set {name!r} does not load as named splits; got {type(splits).__name__}.")
@@ -195,31 +194,31 @@ def _find_text_column(rows: dict[str, Dataset], given: str | None) -> str:
         find_column(split, found, (), "text")
         kind = split.features[found]
         if getattr(kind, "dtype", None) not in ("string", "large_string"):
-            raise ValueError(f"column {found!r} holds no text but {kind}; name another one with --text_column_name.")
+            raise ValueError(f"column {found!r} does not hold text but {kind}; name another with --text_column_name.")
     return found
 
 
 def _read_blocks(rows: Dataset, column: str, tokenizer: Any, room: int, num_proc: int | None) -> tuple[Tensor, Tensor]:
-    """Tokens (N, room), int32, of all texts joined, and whether each begins a word, bool; the rest is dropped."""
-    tokenised = rows.map(
-        _tokenise,
+    """Tokens (N, room), int32, of all texts joined, and whether each begins a word, bool; the remainder is dropped."""
+    tokenized = rows.map(
+        _tokenize,
         batched=True,
         remove_columns=rows.column_names,
         fn_kwargs={"tokenizer": tokenizer, "column": column},
         features=Features({"input_ids": List(Value("int32")), "starts": List(Value("bool"))}),
         num_proc=num_proc,
-        desc="Tokenising",
+        desc="Tokenizing",
     )
-    joined = [_join(tokenised, name) for name in ("input_ids", "starts")]
+    joined = [_join(tokenized, name) for name in ("input_ids", "starts")]
     whole = len(joined[0]) // room * room
     tokens, starts = (torch.from_numpy(values[:whole].reshape(-1, room)) for values in joined)
     return tokens, starts
 
 
-def _tokenise(batch: dict[str, list], tokenizer: Any, column: str) -> dict[str, list]:
+def _tokenize(batch: dict[str, list], tokenizer: Any, column: str) -> dict[str, list]:
     """Tokens of each text without special ones, and whether each begins a word."""
     texts = [text or "" for text in batch[column]]
-    # Not verbose: a text is cut into blocks, so its length is no reason for a warning.
+    # Not verbose: texts are cut into blocks, so a warning about their length would be misleading.
     encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
     tokens = encoded["input_ids"]
     if not tokenizer.is_fast:
@@ -236,7 +235,7 @@ def _join(rows: Dataset, column: str) -> np.ndarray:
 
 
 def _hold_out(blocks: tuple[Tensor, Tensor], fraction: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The blocks without their last share, and that share: neighbours in a text, so that little is told between."""
+    """Split off the last fraction of the blocks: contiguous text, so that little of it leaks into training."""
     count = len(blocks[0])
     held_out = round(fraction * count)
     if not 0 < held_out < count:
@@ -246,7 +245,7 @@ def _hold_out(blocks: tuple[Tensor, Tensor], fraction: float) -> tuple[tuple[Ten
 
 
 def _sample(blocks: tuple[Tensor, Tensor], count: int | None, seed: int) -> tuple[Tensor, Tensor]:
-    """Only so many blocks, drawn by `seed`, in their order; all of them if `count` is None."""
+    """Select `count` random blocks, in their order; all of them if `count` is None."""
     if count is None or count >= len(blocks[0]):
         return blocks
     if count < 1:
@@ -257,7 +256,7 @@ def _sample(blocks: tuple[Tensor, Tensor], count: int | None, seed: int) -> tupl
 
 @contextmanager
 def _progress_bars(show: bool) -> Iterator[None]:
-    """Let `datasets` show its bars or not, and leave its setting as it was."""
+    """Show or hide the progress bars of `datasets` within the block."""
     shown = datasets.is_progress_bar_enabled()
     (datasets.enable_progress_bars if show else datasets.disable_progress_bars)()
     try:

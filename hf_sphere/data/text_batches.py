@@ -1,4 +1,4 @@
-"""Batches of text on the training device, with the tokens that a language model is to recover."""
+"""Batches of text on the training device, with the tokens that a language model predicts."""
 
 import math
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from torch import Tensor
 from hf_sphere.utils.seeds import mix_seed
 
 IGNORED = -100
-"""Label of a token that is no target, as in torch's cross-entropy and all language models of transformers."""
+"""Label of tokens that are not targets, as in torch's cross-entropy and all language models of transformers."""
 
 Objective = Literal["masked", "reconstruction"]
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What batches need to know of a tokenizer.
+    """Special and ordinary tokens of a tokenizer.
 
     Attributes:
         prefix: Special tokens before a text.
@@ -34,14 +34,14 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Any) -> "Vocabulary":
-        """Read it off a tokenizer of transformers.
+        """Make it from a tokenizer of transformers.
 
         Raises:
             ValueError: If the tokenizer has no mask token.
         """
         if tokenizer.mask_token_id is None:
             raise ValueError(
-                f"the tokenizer of {tokenizer.name_or_path!r} has no mask token, so no token can be hidden; choose a "
+                f"the tokenizer of {tokenizer.name_or_path!r} has no mask token; choose a "
                 "masked language model such as bert-base-cased, or name its tokenizer with --tokenizer_name."
             )
         encoded = tokenizer("a", return_special_tokens_mask=True)
@@ -54,15 +54,15 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Masking:
-    """Which tokens are targets, and what stands in their place.
+    """Masking for masked language modeling.
 
-    Each token, or each word with all of its tokens, is chosen with `probability`; where a block has none, the one that
-    came nearest is. Of the chosen tokens 80 % become the mask token, 10 % any ordinary token, 10 % stay as they are
-    (Devlin et al., "BERT", NAACL 2019).
+    Each token, or each word with all of its tokens, is chosen with `probability`; in a block without any, the one with
+    the lowest draw is chosen. Of the chosen tokens, 80 % are replaced by the mask token, 10 % by a random ordinary
+    token, and 10 % are kept (Devlin et al., "BERT", NAACL 2019).
 
     Attributes:
-        probability: Share of tokens to choose, above 0 and at most 1.
-        whole_words: Whether words are chosen rather than tokens.
+        probability: Fraction of tokens to choose, above 0 and at most 1.
+        whole_words: Whether to choose whole words.
     """
 
     probability: float = 0.15
@@ -75,16 +75,16 @@ class Masking:
     def __call__(
         self, tokens: Tensor, starts: Tensor, vocabulary: Vocabulary, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Hide tokens of blocks.
+        """Mask tokens of blocks.
 
         Args:
             tokens: (B, L) tokens of the text, int64.
             starts: (B, L) whether a token begins a word.
-            vocabulary: Mask token and what random tokens are drawn from.
-            generator: Of the CPU, so that every device gets the same draws.
+            vocabulary: The mask token, and the ordinary tokens for random replacement.
+            generator: On the CPU, so that draws are the same on every device.
 
         Returns:
-            The tokens that a model sees, and the labels: the token where it is a target, else -100; both (B, L).
+            The input tokens, and the labels: the token where it is a target, else -100; both (B, L).
         """
         draws, fates = torch.rand(2, *tokens.shape, generator=generator).to(tokens.device)
         others = torch.randint(len(vocabulary.ordinary), tokens.shape, generator=generator).to(tokens.device)
@@ -102,25 +102,25 @@ class Masking:
 
 
 class TextBatches:
-    """Batches `{"input_ids", "labels"}` of blocks of equal length, (B, P + L + S) with the special tokens round them.
+    """Batches `{"input_ids", "labels"}` of blocks of equal length, (B, P + L + S) with P + S special tokens.
 
-    In training, order and masks follow from (`seed`, epoch, batch, process), so any batch can be made again by itself:
-    that is what lets a run resume in the middle of an epoch. Several processes get interleaved parts of the same order,
-    of equal length. In evaluation every block is seen once, and the masks follow from `seed` alone: they are the same
-    in every epoch, whatever the batch size and the number of processes.
+    In training, order and masks are determined by (`seed`, epoch, batch, process), so that every batch can be
+    reproduced and a run can resume in the middle of an epoch. Processes get interleaved parts of the same order, of
+    equal length. In evaluation every block occurs once, and the masks are determined by `seed` alone: they are the same
+    in every epoch, for any batch size and number of processes.
 
     Args:
         tokens: (N, L) tokens of the text without special ones, any integer type.
         starts: (N, L) whether a token begins a word.
         vocabulary: Special and ordinary tokens.
-        batch_size: Blocks a batch and process.
-        masking: Which tokens are targets; None hides nothing and makes every token, special ones included, a target:
+        batch_size: Blocks per batch and process.
+        masking: Which tokens are targets; None masks nothing and makes every token a target, special ones included:
             plain reconstruction.
         device: Where the blocks are kept and batches are made.
-        shuffle: Whether each epoch has an order and masks of its own, as in training.
+        shuffle: Whether order and masks differ between epochs, as in training.
         seed: Seed of order and masks.
-        process_index: Which of the processes this is.
-        num_processes: How many processes share the data.
+        process_index: Index of this process.
+        num_processes: Number of processes that share the data.
 
     Raises:
         ValueError: If the sizes are not possible.
@@ -160,7 +160,7 @@ class TextBatches:
             self._fixed = masking(self.tokens.long(), self.starts, vocabulary, generator)
 
     def __len__(self) -> int:
-        """Batches an epoch and process."""
+        """Batches per epoch and process."""
         return math.ceil(self._share() / self.batch_size)
 
     @property
@@ -170,16 +170,16 @@ class TextBatches:
 
     @property
     def block_length(self) -> int:
-        """Tokens a block, special ones included."""
+        """Tokens per block, special tokens included."""
         return len(self.vocabulary.prefix) + self.tokens.shape[1] + len(self.vocabulary.suffix)
 
     @property
     def examples_per_epoch(self) -> int:
-        """Blocks that the batches of an epoch hold, over all processes, repeated ones included."""
+        """Blocks in the batches of an epoch, over all processes, with repetitions."""
         return self._share() * self.num_processes if self.shuffle else len(self.tokens)
 
     def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[dict[str, Tensor]]:
-        """Yield the batches of an epoch from batch `start` on, int64."""
+        """Yield the batches of an epoch, beginning with batch `start`, int64."""
         for number, rows in enumerate(self._order(epoch).split(self.batch_size)[start:], start):
             rows = rows.to(self.device)
             if self._fixed is not None:
@@ -201,7 +201,7 @@ class TextBatches:
 
     @staticmethod
     def num_targets(batch: dict[str, Tensor]) -> Tensor:
-        """How many tokens of a batch its loss is the mean over, a scalar on its device."""
+        """Return the number of targets of a batch, over which its loss is the mean: a scalar on its device."""
         return (batch["labels"] != IGNORED).sum()
 
     def _surround(self, tokens: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Small pictures of single images of a data set, for pages that show what a point stands for."""
+"""Thumbnails of single images of a data set, for interactive plots."""
 
 import os
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ def load_thumbnails(
     cache_dir: str | os.PathLike | None = None,
     progress: bool = True,
 ) -> Tensor:
-    """Load images by their rows, shrunk where they are larger.
+    """Load images by row, downscaled if they are larger.
 
     Args:
-        name: Embedded data set, id on the Hub, or folder; see `hf_sphere.data.sources.load_splits`.
-        splits: The split; several are put behind each other.
-        rows: (N,) rows of that, in any order.
+        name: Bundled data set, id on the Hub, or folder; see `hf_sphere.data.sources.load_splits`.
+        splits: The split; several are concatenated.
+        rows: (N,) rows of the split, in any order.
         config_name: Configuration of a data set that has several.
         image_column: Column of the images; found by its usual names if None.
-        side: Longest side of a thumbnail in pixels. All have the shape of the first image.
+        side: Length of the longest side of a thumbnail in pixels. All have the aspect ratio of the first image.
         cache_dir: Folder for decoded images; below the Hugging Face home if None.
         progress: Whether to show a progress bar.
 
@@ -38,7 +38,7 @@ def load_thumbnails(
         uint8, (N, channels, height, width); an image that cannot be decoded is black.
 
     Raises:
-        ValueError: If a split or a row is not there.
+        ValueError: If a split or a row does not exist.
     """
     loaded = load_splits(name, config_name)
     parts = [find_split(loaded, split, "--split") for split in splits]

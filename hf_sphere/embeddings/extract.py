@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from tqdm.auto import tqdm
 from transformers import AutoConfig
 
-from hf_sphere.data import ImageBatches, ImageDataOptions, ImageSplit, load_image_split
+from hf_sphere.data import ImageBatches, ImageSourceOptions, ImageSplit, load_image_split
 from hf_sphere.embeddings.store import Columns, embeddings_writer
 from hf_sphere.models import (
     SphereVisionConfig,
@@ -88,7 +88,7 @@ def load_image_processor(
 
 
 def load_source_images(
-    model_name: str, config: SphereVisionConfig, options: ImageDataOptions, split: str, **loading: Any
+    model_name: str, config: SphereVisionConfig, options: ImageSourceOptions, split: str, **loading: Any
 ) -> ImageSplit:
     """Load a split with the preprocessing of a model.
 

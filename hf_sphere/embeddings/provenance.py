@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_model
 from torch import Tensor
 
-from hf_sphere.data import ImageDataOptions
+from hf_sphere.data import ImageSourceOptions
 from hf_sphere.data.thumbnails import load_thumbnails
 from hf_sphere.embeddings.extract import class_names, embed_split, load_embedding_model, load_source_images
 from hf_sphere.embeddings.store import Embeddings
@@ -116,7 +116,7 @@ def embed_snapshots(
     model = load_embedding_model(about["model"]).to(accelerator.device).eval()
     names = ("dataset_config_name", "image_column_name", "image_mean", "image_std")
     stored: dict[str, Any] = {name: about.get(name) for name in names}
-    options = ImageDataOptions(
+    options = ImageSourceOptions(
         about["dataset"],
         train_split=about.get("train_split") or "train",
         skip_corrupt_images=True,

@@ -81,10 +81,10 @@ def save(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def embed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Offer splits as an embedded data set and return its name: quicker than a folder, and not bound to its rules."""
+    """Offer splits as a bundled data set and return its name: quicker than a folder, and not bound to its rules."""
 
     def offer(**splits: Dataset) -> str:
-        monkeypatch.setitem(sources.EMBEDDED, "made_up", lambda: DatasetDict(splits))
+        monkeypatch.setitem(sources.BUNDLED, "made_up", lambda: DatasetDict(splits))
         return "made_up"
 
     return offer

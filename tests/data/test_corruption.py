@@ -116,7 +116,7 @@ class TestLabels:
         before = torch.zeros(100, dtype=torch.int64)
         with caplog.at_level(logging.INFO, logger="hf_sphere"):
             after = replace(before, 0.4)
-        assert f"Drew 40 of 100 training labels anew; {int((after != 0).sum())} are now wrong." in caplog.text
+        assert f"Redrew 40 of 100 training labels; {int((after != 0).sum())} are now wrong." in caplog.text
 
 
 class TestLabelsOfADataSet:
@@ -146,7 +146,7 @@ class TestLabelsOfADataSet:
     def test_the_share_is_that_of_the_images_trained_on(self, load_animals, caplog):
         with caplog.at_level(logging.INFO, logger="hf_sphere"):
             load_animals(label_noise=0.3, validation_fraction=0.25, max_train_samples=80)
-        assert "Drew 18 of 60 training labels anew" in caplog.text
+        assert "Redrew 18 of 60 training labels" in caplog.text
 
     def test_without_noise_nothing_changes(self, load_animals):
         assert all(label == row % 6 for row, label in labels(load_animals().train).items())

@@ -150,7 +150,7 @@ class TestDistinctImages:
             EpisodeSampler(labels_of(counts), Episodes(2, 5, 3, distinct=True))
         smallest = min(range(len(counts)), key=counts.__getitem__)
         assert f"(class {3 * smallest + 5} has {counts[smallest]}" in str(refusal.value)
-        assert f"Ask for at most {min(counts)}" in str(refusal.value)
+        assert f"Use at most {min(counts)}" in str(refusal.value)
 
     def test_a_class_of_a_single_image_is_an_error_that_asks_for_no_episode_of_single_images(self):
         with pytest.raises(ValueError, match=r"\(class 8 has 1\)\. Leave these classes out, or use more images\.$"):
@@ -206,7 +206,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize(
         ("there_are", "advice"),
-        [(1, "use images of more classes."), (2, "ask for at most as many as there are.")],
+        [(1, "use images of more classes."), (2, "use at most as many as there are.")],
     )
     def test_more_classes_than_there_are_is_an_error_that_advises_what_is_possible(self, there_are, advice):
         with pytest.raises(ValueError, match=f"cannot be drawn from {there_are}; {advice}"):

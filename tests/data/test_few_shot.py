@@ -161,7 +161,7 @@ class TestLoading:
         with pytest.raises(ValueError, match=r"an evaluation episode takes 9 .* 4 of 4 classes have fewer") as refusal:
             self.load(load, dataset, count=3, validation_fraction=0.0, eval_episodes=Episodes(2, 9, 3, distinct=True))
         assert "(5 has 2, 6 has 4, 4 has 6, ...)" in str(refusal.value)
-        assert "Ask for at most 2, or leave these classes out" in str(refusal.value)
+        assert "Use at most 2, or leave these classes out" in str(refusal.value)
 
     def test_more_classes_than_there_are_is_an_error_that_says_where(self, load, dataset):
         with pytest.raises(ValueError, match="a validation episode of 4 different classes cannot be drawn from 3"):

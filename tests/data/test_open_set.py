@@ -7,7 +7,8 @@ from datasets import ClassLabel, Value
 from hypothesis import given, settings, strategies as st
 
 from hf_sphere.data import ImagesFromDisk
-from hf_sphere.data.open_set import first_classes, held_out_classes, number_classes
+from hf_sphere.data.open_set import first_classes, held_out_classes
+from hf_sphere.data.splits import Split
 
 without_deadline = settings(deadline=None, max_examples=60)
 """The machine may be busy with other things."""
@@ -101,7 +102,9 @@ class TestNumbering:
     @given(LABELS)
     def test_numbers_are_without_gaps_and_every_image_keeps_its_name_and_names_their_order(self, labels):
         names = [f"class {index:02d}" for index in range(16)]
-        numbered, left = number_classes(labels, names)
+        split = Split("train", len(labels), labels, labels, classes=labels)
+        left = split.number_classes(names)
+        numbered = split.known_classes
         assert [left[index] for index in numbered] == [names[index] for index in labels]
         assert numbered.unique().tolist() == list(range(len(left)))
         assert left == sorted(left)

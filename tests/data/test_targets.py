@@ -216,7 +216,7 @@ class TestColumn:
         ("values", "kind"), [(["1990", "x"], "string"), ([True, False], "bool"), ([[1.0], [2.0]], "List")]
     )
     def test_a_column_of_other_things_than_numbers_is_an_error_that_names_row_and_split(self, values, kind):
-        with pytest.raises(ValueError, match=f"'age' holds .*{kind}.*, from row 0 in split 'train' on"):
+        with pytest.raises(ValueError, match=f"'age' holds .*{kind}.*, beginning with row 0 in split 'train'"):
             read_values(Dataset.from_dict({"age": values}), "age", "train")
 
     def test_a_column_in_several_chunks_is_read_whole(self):

@@ -85,7 +85,7 @@ def test_a_missing_text_counts_as_an_empty_one(load):
     assert tokens_of(load({"train": LINES, "test": some}).evaluation) == tokens_of(load().evaluation)
 
 
-def test_several_processes_tokenise_to_the_same_blocks(load):
+def test_several_processes_tokenize_to_the_same_blocks(load):
     assert tokens_of(load(preprocessing_num_workers=2).train) == tokens_of(load().train)
 
 
@@ -241,7 +241,7 @@ def test_what_cannot_be_done_is_refused(load, splits, options, message):
 
 def test_a_column_of_numbers_is_no_text(load):
     rows = Dataset.from_dict({"text": [1, 2]})
-    with pytest.raises(ValueError, match=r"column 'text' holds no text but .*int64"):
+    with pytest.raises(ValueError, match=r"column 'text' does not hold text but .*int64"):
         load({"train": rows, "test": rows})
 
 
@@ -260,7 +260,7 @@ def test_an_empty_split_is_refused(load, monkeypatch):
 
 def test_a_file_of_another_kind_is_refused(load, tmp_path):
     (tmp_path / "a.pdf").touch()
-    with pytest.raises(ValueError, match=r"is no file of text; the kinds that are read are: .txt, .parquet"):
+    with pytest.raises(ValueError, match=r"is not a file of text; the supported kinds are: .txt, .parquet"):
         load(name=str(tmp_path / "a.pdf"))
 
 

@@ -22,7 +22,7 @@ def load(tmp_path):
 def offer(monkeypatch, *images) -> str:
     cells = [{"bytes": i, "path": None} if isinstance(i, bytes) else fromarray(i) for i in images]
     rows = Dataset.from_dict({"image": cells}, features=Features({"image": Image()}))
-    monkeypatch.setitem(sources.EMBEDDED, "made_up", lambda: DatasetDict(test=rows))
+    monkeypatch.setitem(sources.BUNDLED, "made_up", lambda: DatasetDict(test=rows))
     return "made_up"
 
 

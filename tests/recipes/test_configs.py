@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import AutoTokenizer, RobertaConfig, RobertaForMaskedLM
 
 from hf_sphere.data import ImageDataOptions, images as data_images, text as data_text
-from hf_sphere.data.sources import EMBEDDED
+from hf_sphere.data.sources import BUNDLED
 from hf_sphere.prototypes import place_prototypes
 from hf_sphere.training import calibrate_head, find_task, start_run
 from hf_sphere.training.optimization import build_optimizer, build_scheduler
@@ -56,8 +56,8 @@ IMAGES_OF_A_CLASS = dict.fromkeys(OPEN_SETS - {"data/prepared/sop"}, 4)
 
 @functools.cache
 def made_up(name: str, config_name: str | None = None) -> DatasetDict:
-    if name in EMBEDDED:
-        return EMBEDDED[name]()
+    if name in BUNDLED:
+        return BUNDLED[name]()
     image, label, shape, classes = DATA[name]
     labels = [index for index in range(classes) for _ in range(IMAGES_OF_A_CLASS.get(name, 1))]
     pixels = np.random.default_rng(0).integers(0, 256, (len(labels), *shape), dtype=np.uint8)
@@ -77,7 +77,7 @@ def made_up(name: str, config_name: str | None = None) -> DatasetDict:
 
 def test_every_data_set_of_the_configurations_is_described_above():
     names = {parse(run)[1].dataset_name for run in RUNS}
-    assert names <= set(DATA) | set(EMBEDDED)
+    assert names <= set(DATA) | set(BUNDLED)
 
 
 def task_of(run: Path) -> type[ImageTask]:
@@ -262,7 +262,7 @@ def test_a_run_of_the_comparison_has_the_head_of_its_name_and_differs_in_nothing
 )
 def test_an_episode_has_no_more_classes_than_the_run_trains_on(run):
     _, data, _, *rest = parse(run)
-    classes = 10 if data.dataset_name in EMBEDDED else DATA[data.dataset_name][3]
+    classes = 10 if data.dataset_name in BUNDLED else DATA[data.dataset_name][3]
     if task_of(run).is_open_set:
         classes = rest[0].train_classes or classes
         classes -= round(data.validation_fraction * classes)

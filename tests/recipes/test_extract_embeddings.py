@@ -107,7 +107,7 @@ def made_up(monkeypatch) -> Callable[..., str]:
         cells = [{"bytes": i, "path": None} if isinstance(i, bytes) else fromarray(i) for i in images]
         kinds = {name: ClassLabel(names=["a", "b"]) for name in columns}
         rows = Dataset.from_dict({"image": cells, **columns}, features=Features({"image": Image(), **kinds}))
-        monkeypatch.setitem(sources.EMBEDDED, "made_up", lambda: DatasetDict(test=rows))
+        monkeypatch.setitem(sources.BUNDLED, "made_up", lambda: DatasetDict(test=rows))
         return "made_up"
 
     return offer

@@ -11,8 +11,16 @@ import torch
 from datasets import load_dataset
 from PIL import Image
 
-from hf_sphere.data import ImageData, ImageDataOptions, ImageSplit, OpenSetOptions, load_image_data, load_image_split
-from hf_sphere.data.published_layouts import Published
+from hf_sphere.data import (
+    ImageData,
+    ImageDataOptions,
+    ImageSplit,
+    OpenSetOptions,
+    load_image_data,
+    load_image_split,
+    prepare as prepare_module,
+)
+from hf_sphere.data.published_layouts import PUBLISHED, Published
 
 BROKEN = b"not an image"
 
@@ -217,7 +225,7 @@ class TestImagenet200:
             prepare("imagenet200")
 
     def test_an_empty_folder_is_an_error(self, prepare):
-        with pytest.raises(ValueError, match=r"train is not there; .*source is empty\. Is --source the folder"):
+        with pytest.raises(ValueError, match=r"train is not there; .*source is empty\. Is --source the right folder"):
             prepare("imagenet200")
 
     @pytest.mark.parametrize("split", ["train", "test"])
@@ -295,7 +303,7 @@ class TestOmniart:
         (source / "train_complete.csv").write_bytes(
             "omni_id,creation_year,school\n1,1650,fran\xe7ais\n".encode("latin-1")
         )
-        with pytest.raises(ValueError, match=r"train_complete\.csv is no readable table"):
+        with pytest.raises(ValueError, match=r"train_complete\.csv is not a readable table"):
             prepare("omniart")
 
     def test_a_missing_image_is_an_error_that_names_it(self, source, prepare):
@@ -467,7 +475,7 @@ class TestProducts:
         put_products(source)
         with (source / "Ebay_test.txt").open("a") as file:
             file.write("7 3 1 bicycle_final/a_1.JPG\n")
-        with pytest.raises(ValueError, match=r"must not be those of Ebay_train\.txt; 1 are in both, the first: 3\."):
+        with pytest.raises(ValueError, match=r"must not be those of Ebay_test\.txt; 1 are in both: 3\."):
             prepare("sop")
         assert not output.exists()
 
@@ -601,7 +609,7 @@ class TestCounts:
 
     def test_a_class_of_too_few_images_is_named(self, recipe, source, prepare, monkeypatch):
         few = Published(2, images_of_a_class={"train": 2, "test": 1}, size=(8, 8))
-        monkeypatch.setitem(recipe.PUBLISHED, "imagenet200", few)
+        monkeypatch.setitem(PUBLISHED, "imagenet200", few)
         put_imagenet(source)
         (source / "train" / "n02" / "1.png").unlink()
         with pytest.raises(ValueError, match="2 train images of each class expected, 1 of n02 found"):
@@ -609,7 +617,7 @@ class TestCounts:
 
     def test_the_numbers_published_are_no_error(self, recipe, source, prepare, load, monkeypatch, capsys):
         few = Published(2, images_of_a_class={"train": 2, "test": 1}, size=(8, 8))
-        monkeypatch.setitem(recipe.PUBLISHED, "imagenet200", few)
+        monkeypatch.setitem(PUBLISHED, "imagenet200", few)
         put_imagenet(source)
         prepare("imagenet200", expect_counts=True)
         assert load().train.num_examples == 4
@@ -617,24 +625,22 @@ class TestCounts:
 
     def test_classes_are_counted_in_each_split_where_they_differ(self, recipe, source, prepare, monkeypatch):
         put_products(source)
-        monkeypatch.setitem(recipe.PUBLISHED, "sop", Published(4, {"train": 1, "test": 3}))
+        monkeypatch.setitem(PUBLISHED, "sop", Published(4, {"train": 1, "test": 3}))
         with pytest.raises(ValueError, match="sop as published: 1 train classes expected, 2 found; 3 test classes exp"):
             prepare("sop", expect_counts=True)
-        monkeypatch.setitem(
-            recipe.PUBLISHED, "sop", Published(4, {"train": 2, "test": 2}, images={"train": 3, "test": 3})
-        )
+        monkeypatch.setitem(PUBLISHED, "sop", Published(4, {"train": 2, "test": 2}, images={"train": 3, "test": 3}))
         prepare("sop", expect_counts=True)
 
     def test_images_of_another_size_are_an_error_that_names_one(self, recipe, source, prepare, output, monkeypatch):
         few = Published(2, images_of_a_class={"train": 2, "test": 1}, size=(64, 64))
-        monkeypatch.setitem(recipe.PUBLISHED, "imagenet200", few)
+        monkeypatch.setitem(PUBLISHED, "imagenet200", few)
         put_imagenet(source)
         with pytest.raises(ValueError, match=r"64 x 64 pixels expected, .*0\.png has 8 x 8"):
             prepare("imagenet200", expect_counts=True)
         assert not output.exists()
 
     def test_images_that_cannot_be_read_do_not_count(self, recipe, source, prepare, output, monkeypatch):
-        monkeypatch.setitem(recipe.PUBLISHED, "cub200", Published(2, images={"train": 2, "test": 1}))
+        monkeypatch.setitem(PUBLISHED, "cub200", Published(2, images={"train": 2, "test": 1}))
         put_cub(source)
         (source / "images" / "002.Blue_Jay" / "b.jpg").write_bytes(BROKEN)
         with pytest.raises(ValueError, match="2 train images expected, 1 found"):
@@ -686,7 +692,7 @@ class TestOutput:
 
     def test_a_stop_leaves_nothing_and_says_so(self, recipe, source, prepare, tmp_path, monkeypatch, capsys):
         put_cub(source)
-        monkeypatch.setattr(recipe.ParquetSplit, "add", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        monkeypatch.setattr(prepare_module.ParquetSplit, "add", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(SystemExit, match="130"):
             prepare("cub200")
         assert "Stopped; nothing was written." in capsys.readouterr().err
