@@ -84,7 +84,7 @@ class TestMasses:
         assert ranges[0].get_width() > bars[0].get_width()
 
     @pytest.mark.parametrize("test", ["sign_p_value_adjusted", "ks_p_value_adjusted"])
-    def test_layers_that_either_test_tells_from_random_ones_differ_in_colour_and_hatch(self, test):
+    def test_layers_that_either_test_tells_from_random_ones_differ_in_color_and_hatch(self, test):
         layers = {"a": layer(-1, 1), "b": layer(-1, 1, **{test: 0.049}), "c": layer(-1, 1, **{test: 0.05})}
         figure = plot_projection_masses(statistics(layers))
         _, different, alike = figure.axes[0].containers
@@ -228,9 +228,9 @@ class TestHistograms:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"layers": ["conv7"]}, "layers conv7 cannot be drawn; there are: conv0, conv1"),
-            ({"epochs": [0, 3, 4]}, "epochs 3, 4 cannot be drawn; there are: 0, 2"),
-            ({"epochs": []}, "epochs none cannot be drawn; there are: 0, 2"),
+            ({"layers": ["conv7"]}, "layers conv7 cannot be drawn; available: conv0, conv1"),
+            ({"epochs": [0, 3, 4]}, "epochs 3, 4 cannot be drawn; available: 0, 2"),
+            ({"epochs": []}, "epochs none cannot be drawn; available: 0, 2"),
         ],
         ids=str,
     )
@@ -244,7 +244,7 @@ class TestHistograms:
             plot_projection_histograms(statistics(numbered(1)), epochs=[0])
 
     def test_raw_projections_are_refused(self):
-        with pytest.raises(ValueError, match=r"not normalised.*projection_statistics\(\.\.\., normalize=True\)"):
+        with pytest.raises(ValueError, match=r"not normalized.*projection_statistics\(\.\.\., normalize=True\)"):
             plot_projection_histograms(statistics(numbered(1), normalized=False))
 
     @pytest.mark.parametrize("training", [{"epochs": []}, {"epochs": [{"epoch": 0}]}, statistics({})], ids=str)
@@ -284,7 +284,7 @@ class TestAlongTraining:
         above, _ = plot_projections_along_training(self.training(eval_accuracy=0.25)).axes
         assert list(self.lines(above)) == ["evaluation"]
 
-    def test_distances_stand_below_in_the_colours_of_their_layers(self):
+    def test_distances_stand_below_in_the_colors_of_their_layers(self):
         distances = {"layers": {name: {"l2": 1.5, "l_inf": 2.0, "relative": True} for name in ("conv0", "conv1")}}
         masses, below = plot_projections_along_training(self.training(distances=distances)).axes
         assert self.lines(below)["conv1"] == [(0, 1.5), (1, 1.5), (2, 1.5)]

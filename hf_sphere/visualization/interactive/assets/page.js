@@ -43,7 +43,7 @@ const GLOBE = 0.97;  // radius of the ball that hides what is behind it
 const TIP = 1.13;  // where directions end
 const MOST_NAMES = 40;  // on the sphere at one time: more would hide the points
 
-const themeColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const themeColor = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 const isSeen = (plot, index) => plot.data[index].visible !== "legendonly";
 
@@ -55,7 +55,7 @@ function grouped(content) {
   const labels = new Int32Array(decode(content.labels).buffer);
   const directions = content.directions && vectors(content.directions);
   const classes = content.names.map((name, index) => ({
-    name, colour: content.colours[index], members: [], direction: directions ? directions[index] : null,
+    name, color: content.colors[index], members: [], direction: directions ? directions[index] : null,
   }));
   points.forEach((_, index) => classes[labels[index]].members.push(index));
   for (const one of classes) one.tip = scaled(one.direction || sum(one.members.map((index) => points[index])), TIP);
@@ -68,7 +68,7 @@ function classTrace(one, points) {
     type: "scatter3d", mode: "markers", name: forLegend(one.name), hoverinfo: "none", showlegend: true,
     // A class without points has a line in the legend all the same, for its direction.
     ...columns(rows.length > 0 ? rows : [gap]),
-    marker: {size: points.length > 3000 ? 3.5 : 5, color: one.colour, line: {width: 0}},
+    marker: {size: points.length > 3000 ? 3.5 : 5, color: one.color, line: {width: 0}},
   };
 }
 
@@ -88,7 +88,7 @@ function wireTrace() {
   }
   return {
     type: "scatter3d", mode: "lines", hoverinfo: "skip", showlegend: false, ...columns(rows),
-    line: {width: 1, color: themeColour("wire")},
+    line: {width: 1, color: themeColor("wire")},
   };
 }
 
@@ -108,7 +108,7 @@ function globeTrace() {
     }
   }
   return {
-    type: "mesh3d", hoverinfo: "skip", showlegend: false, ...columns(rows), i, j, k, color: themeColour("globe"),
+    type: "mesh3d", hoverinfo: "skip", showlegend: false, ...columns(rows), i, j, k, color: themeColor("globe"),
     lighting: {ambient: 1, diffuse: 0, specular: 0, fresnel: 0},
   };
 }
@@ -116,10 +116,10 @@ function globeTrace() {
 /** Lines along the directions of classes. */
 function directionTrace(classes) {
   const rows = classes.filter((one) => one.direction).flatMap((one) => [[0, 0, 0], one.tip, gap]);
-  const colours = classes.flatMap((one) => [one.colour, one.colour, one.colour]);
+  const colors = classes.flatMap((one) => [one.color, one.color, one.color]);
   return {
     type: "scatter3d", mode: "lines", hoverinfo: "skip", showlegend: false, ...columns(rows.length > 0 ? rows : [gap]),
-    line: {width: 5, color: colours},
+    line: {width: 5, color: colors},
   };
 }
 
@@ -142,10 +142,10 @@ function layout(points) {
 }
 
 const themed = () => ({
-  paper_bgcolor: themeColour("page"),
-  font: {family: getComputedStyle(document.body).fontFamily, size: 13, color: themeColour("ink")},
-  legend: {itemsizing: "constant", x: 1, xanchor: "right", y: 0.5, maxheight: 0.88, bgcolor: themeColour("page")},
-  modebar: {bgcolor: "rgba(0,0,0,0)", color: themeColour("faint"), activecolor: themeColour("ink")},
+  paper_bgcolor: themeColor("page"),
+  font: {family: getComputedStyle(document.body).fontFamily, size: 13, color: themeColor("ink")},
+  legend: {itemsizing: "constant", x: 1, xanchor: "right", y: 0.5, maxheight: 0.88, bgcolor: themeColor("page")},
+  modebar: {bgcolor: "rgba(0,0,0,0)", color: themeColor("faint"), activecolor: themeColor("ink")},
 });
 
 // Names of the classes
@@ -179,7 +179,7 @@ function nameClasses(plot, content) {
   const tags = content.classes.map((one) => {
     const tag = element("names").appendChild(document.createElement("span"));
     tag.textContent = one.name;
-    tag.style.borderLeft = `4px solid ${one.colour}`;  // beside it lie points of other classes, too
+    tag.style.borderLeft = `4px solid ${one.color}`;  // beside it lie points of other classes, too
     return {tag, width: tag.offsetWidth, height: tag.offsetHeight, place: inCube(one.tip)};
   });
   const arrange = (camera) => {
@@ -258,7 +258,7 @@ function showCards(plot, content) {
     const point = one.members[hit.pointNumber];
     paint(point);
     element("class").textContent = one.name;
-    element("swatch").style.background = one.colour;
+    element("swatch").style.background = one.color;
     element("text").textContent = content.texts ? content.texts[point] : "";
     element("number").textContent = `point ${point}`;
     card.hidden = false;
@@ -301,8 +301,8 @@ function switchTheme(plot, content) {
     document.documentElement.dataset.theme = dark ? "dark" : "light";
     element("theme").textContent = dark ? "Light" : "Dark";
     if (!plot.data) return;
-    await Plotly.update(plot, {color: themeColour("globe")}, themed(), [globe]);
-    await Plotly.restyle(plot, {"line.color": themeColour("wire")}, [wires]);
+    await Plotly.update(plot, {color: themeColor("globe")}, themed(), [globe]);
+    await Plotly.restyle(plot, {"line.color": themeColor("wire")}, [wires]);
   };
   const isDark = () => document.documentElement.dataset.theme === "dark";
   system.addEventListener("change", () => apply(system.matches));
