@@ -43,14 +43,11 @@ class VisualizationArguments:
     overwrite_output_dir: bool = argument(False, "Replace the pictures in output_dir.")
     pictures: list[str] | None = argument(
         None,
-        "Pictures to draw; if not set sphere, angles and interactive, as far as their extras are installed, and with "
-        "--beside gallery.",
+        "Pictures; default: all whose extras are installed but film, gallery with --beside.",
         choices=PICTURES,
     )
     beside: list[str] = argument(list, "Further embeddings of the same classes, for the gallery.")
-    dim: Literal[2, 3] | None = argument(
-        None, "Draw on the circle (2) or the sphere (3); if not set the circle for 2 coordinates."
-    )
+    dim: Literal[2, 3] | None = argument(None, "2 for the circle, 3 for the sphere; default: by the coordinates.")
     lengths: bool = argument(False, "Draw 2 coordinates at their places in the plane, not only their directions.")
     split: str | None = argument(None, "Split to read from data sets with several.")
     max_samples: int | None = argument(None, "Maximum number of embeddings, chosen at random.")
@@ -100,14 +97,10 @@ def visualize(args: VisualizationArguments) -> None:
     chosen = choose_pictures(args)
     output = Path(args.output_dir or Path(args.embeddings) / "pictures")
     check_results_dir(output, overwrite=args.overwrite_output_dir)
-    drawing = {"dim": args.dim, "lengths": args.lengths, "title": args.title, "directions": not args.no_directions}
-    own, *others = (
-        EmbeddingPictures(
-            read_embeddings(name, needed=needed, split=args.split, max_samples=args.max_samples, seed=args.seed),
-            **drawing,
-        )
-        for name, needed in ((args.embeddings, []), *((name, ["label"]) for name in args.beside))
-    )
+    options = {"dim": args.dim, "lengths": args.lengths, "title": args.title, "directions": not args.no_directions}
+    reading = {"split": args.split, "max_samples": args.max_samples, "seed": args.seed}
+    own = EmbeddingPictures(read_embeddings(args.embeddings, **reading), **options)
+    others = [EmbeddingPictures(read_embeddings(x, needed=["label"], **reading), **options) for x in args.beside]
     own.check_gallery(others)
     if "film" in chosen:
         find_snapshots_of(own.data)  # raises before anything is written

@@ -116,7 +116,7 @@ def _add_arguments(group: Any, cls: type) -> None:
         choices = field.metadata.get("choices")
         if get_origin(kind) is Literal:
             choices = get_args(kind)
-            kind = str
+            kind = type(choices[0])
         if choices is not None:
             options["choices"] = list(choices() if callable(choices) else choices)
         if get_origin(kind) is list:

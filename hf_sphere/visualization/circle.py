@@ -28,7 +28,7 @@ _NAMES = 1.0 + _HEIGHT + 0.02
 _MARGIN = 0.12
 """Margin of the picture of a quarter beside the axes, in radii."""
 
-ROSE_NOTE = "height of a class outside of the circle: square root of its density"
+ROSE_NOTE = "height of a class outside the circle: square root of its density"
 
 
 @plain_text()

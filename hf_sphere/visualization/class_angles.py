@@ -6,15 +6,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.metrics.class_angles import MAX_PAIRS, class_angles
-from hf_sphere.visualization.figures import (
-    COLORS,
-    Figure,
-    add_caption,
-    new_figure,
-    plain_text,
-    save_figure,
-    style_axes,
-)
+from hf_sphere.visualization.figures import COLORS, Figure, add_caption, new_figure, plain_text, save_figure, style_axes
 
 _BINS = 180
 

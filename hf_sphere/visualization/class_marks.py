@@ -117,7 +117,7 @@ def place_names(
             line = torch.stack([places[number], ends[number]]).T
             axes.plot(*line.numpy(), color="0.25", linewidth=0.8, zorder=5, scalex=False, scaley=False)
     if not kept.all():
-        note = f"{int((~kept).sum())} names left out for want of room"
+        note = f"{int((~kept).sum())} names omitted for lack of space"
         axes.text(0.0, 0.0, note, transform=axes.transAxes, fontsize=8, color="0.35").set_in_layout(False)
 
 

@@ -83,6 +83,6 @@ def _make_scene(name: str, panel: Panel, class_names: Sequence[str], dim: int) -
     try:
         if panel.lengths and dim == 3:
             raise ValueError("lengths can be drawn in two dimensions only; unset them or use dim=2.")
-        return SphereScene(panel, class_names) if dim == 3 else CircleScene(panel, class_names, 2)
+        return SphereScene(panel, class_names, None, None) if dim == 3 else CircleScene(panel, class_names, 2)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error

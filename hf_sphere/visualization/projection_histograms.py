@@ -64,7 +64,7 @@ def plot_projection_histograms(
         axes.set_title("" if epoch is None else f"epoch {epoch}", fontsize=10)
     panels[0, 0].set_ylim(0, 1.08 * highest)  # shared by all panels
     panels[0, 0].xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=3, steps=(1, 2, 5, 10)))
-    label = "projection · √N" + (", those further out in the outermost bars" if (np.abs(values) > end).any() else "")
+    label = "projection · √N" + (", outliers in the outermost bars" if (np.abs(values) > end).any() else "")
     labels = [name for name in (NEGATIVE, POSITIVE, RANDOM) if name in drawn]
     handles = [drawn[name] for name in labels]
     # A common label of the horizontal axes would overlap the legend, so it is the legend's title.

@@ -12,7 +12,7 @@ from hf_sphere.visualization.layer_names import shorten_layer_names
 SIGNIFICANT = 0.05
 """Level of the adjusted p-values."""
 
-DIFFERENT, ALIKE = f"unlike random filters (adjusted p < {SIGNIFICANT})", "no difference shown"
+DIFFERENT, ALIKE = f"unlike random filters (adjusted p < {SIGNIFICANT})", "no significant difference"
 BAND = "95 % range of random filters"
 
 _LETTER, _BAR = 0.075, 0.21

@@ -51,7 +51,7 @@ def plot_reinitialization(robustness: Mapping[str, Any], *, title: str = "", pat
         values = np.ma.masked_invalid(table.accuracies[:, column : column + 1])
         image = axes.pcolormesh(*corners, values, norm=scale, cmap="viridis", edgecolors="white", linewidth=0.4)
     _mark_missing(axes, table)
-    axes.set(xlim=(table.sides[0, 0], table.sides[-1, 1]), ylim=(rows - 0.5, -0.5), ylabel="layer that is put back")
+    axes.set(xlim=(table.sides[0, 0], table.sides[-1, 1]), ylim=(rows - 0.5, -0.5), ylabel="layer that is reset")
     if table.epochs:
         axes.set_xlabel("to its state after this epoch", x=len(table.epochs) / 2 / np.ptp(table.sides).item())
     axes.set_yticks(range(rows), table.layers, fontsize=_LABEL_SIZE if rows <= 30 else 8)

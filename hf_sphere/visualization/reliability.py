@@ -9,16 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.metrics import ReliabilityBins
-from hf_sphere.visualization.figures import (
-    COLORS,
-    Figure,
-    add_caption,
-    new_figure,
-    plain_text,
-    save_figure,
-    style_axes,
-    style_line,
-)
+from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure, style_axes, style_line
 
 _STRETCHED_UP_TO = 0.05
 """Percent below 100 at which the stretch of an axis ends."""
@@ -68,7 +59,7 @@ def plot_reliability(
     if crowded := _are_crowded(confidence, accuracy, start):
         end = 100 + _STRETCHED_UP_TO / 2
         _stretch_towards_100(axes, start)
-    axes.plot((start, end), (start, end), "--", color="0.45", linewidth=1.2, zorder=1, label="as right as confident")
+    axes.plot((start, end), (start, end), "--", color="0.45", linewidth=1.2, zorder=1, label="perfect calibration")
     errors = torch.stack([accuracy - ends[:, 0], ends[:, 1] - accuracy]).clamp_min(0)
     style = {"color": COLORS[0], "markersize": 5, "elinewidth": 1.2, "capsize": 2.5, "zorder": 2}
     axes.errorbar(confidence, accuracy, yerr=errors, fmt="o", label="bins, with 95 % intervals", **style)
@@ -77,11 +68,12 @@ def plot_reliability(
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=9)
     below.vlines(confidence, 0, count, color=COLORS[0], linewidth=3)
     below.set(ylim=(0, 1.15 * count.max().item()), ylabel="images")
-    below.set_xlabel("confidence, % (both axes are widened towards 100)" if crowded else "confidence, %")
+    below.set_xlabel("confidence, % (both axes are stretched towards 100)" if crowded else "confidence, %")
     below.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     for panel in (axes, below):
         style_axes(panel)
-    add_caption(figure, caption)
+    if caption:
+        figure.supxlabel(caption, fontsize=9, color="0.35")
     return save_figure(figure, path)
 
 
@@ -120,7 +112,7 @@ def plot_risk_coverage(
     axes.axhline(everything, color="0.45", linewidth=1.0, linestyle=(0, (1, 2)), label="all kept")
     room = top or 1.0
     axes.set(xlim=(0, 101), ylim=(-0.02 * room, 1.08 * room), title=title)  # a curve along zero must be visible
-    axes.set(xlabel="share of images kept, the surest first, %", ylabel="error among them, %")
+    axes.set(xlabel="share of images kept, most confident first, %", ylabel="error rate among them, %")
     style_axes(axes)
     figure.legend(loc="outside lower center", ncols=len(curves) + 1, frameon=False)
     return save_figure(figure, path)

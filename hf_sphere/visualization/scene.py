@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -59,9 +59,7 @@ class Scene:
             label has no name; or if a vector is not finite or, unless it is a point with its length, zero.
     """
 
-    def __init__(
-        self, panel: Panel, class_names: Sequence[str], dim: Literal[2, 3], basis: Tensor | None = None
-    ) -> None:
+    def __init__(self, panel: Panel, class_names: Sequence[str], dim: int, basis: Tensor | None = None) -> None:
         points, directions, lengths = check_points(panel.points), panel.directions, panel.lengths
         width = points.shape[1]
         if lengths and width != 2:
@@ -141,7 +139,7 @@ class Scene:
         if 0 < shown < count:
             outside = [*outside, f"{count - shown} of {count} class directions"]
         if outside:
-            lines.append("outside of the picture: " + " and ".join(outside))
+            lines.append("outside the picture: " + " and ".join(outside))
         if classes > LARGEST_NAMED:
             what = "names" if self.directions is None else "names and directions"
             lines.append(f"{classes} classes: too many to draw their {what}")

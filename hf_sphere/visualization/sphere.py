@@ -115,9 +115,7 @@ def plot_sphere(
 class SphereScene(Scene):
     """Points on one or both sides of an opaque sphere."""
 
-    def __init__(
-        self, panel: Panel, class_names: Sequence[str], basis: Tensor | None = None, view: View | None = None
-    ) -> None:
+    def __init__(self, panel: Panel, class_names: Sequence[str], basis: Tensor | None, view: View | None) -> None:
         super().__init__(panel, class_names, 3, basis)
         self.view = view or choose_view(self.points)
         self.sides = [(self.view, 0.0)]  # each with its shift to the right

@@ -211,7 +211,7 @@ class TestPicture:
     def test_points_that_are_turned_away_are_counted(self):
         points = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0.8, 0.6, 0.0]])
         figure = plot_sphere(points, torch.tensor([0, 1, 2]), ABC, view=View(0.0, 0.0))
-        assert figure.get_supxlabel() == "outside of the picture: 1 of 3 points"
+        assert figure.get_supxlabel() == "outside the picture: 1 of 3 points"
 
     def test_points_stand_where_the_view_shows_them(self):
         figure = plot_sphere(torch.tensor([[3.0, 4.0, 0.0]]), torch.tensor([0]), ["a"], view=View(0.0, 0.0))
@@ -241,7 +241,7 @@ class TestPicture:
         figure = plot_sphere(points, torch.arange(15) % 3, ABC, directions=directions)
         assert figure.get_supxlabel().splitlines() == [
             "lines and diamonds: directions of the classes",
-            "outside of the picture: 2 of 3 class directions",
+            "outside the picture: 2 of 3 class directions",
         ]
 
     def test_a_part_of_the_sphere_without_any_direction_is_said(self):
@@ -310,7 +310,7 @@ class TestPicture:
         *shown, note = axes.texts
         assert count_covered(shown) == 0
         assert 0 < len(shown) < 50
-        assert note.get_text() == f"{50 - len(shown)} names left out for want of room"
+        assert note.get_text() == f"{50 - len(shown)} names omitted for lack of space"
 
     @pytest.mark.parametrize("width", [1, 2])
     def test_points_of_fewer_coordinates_are_refused(self, width):

@@ -81,7 +81,7 @@ class TestCircle:
         assert directions_in(figure) == [pytest.approx(at(10)[0].tolist())]
         assert figure.get_supxlabel().splitlines()[1:] == [
             "lines: directions of the classes",
-            "outside of the picture: 2 of 3 class directions",
+            "outside the picture: 2 of 3 class directions",
         ]
 
     def test_a_quarter_without_any_direction_is_said(self):

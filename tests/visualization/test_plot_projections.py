@@ -69,7 +69,7 @@ class TestMasses:
 
     def test_a_bar_is_the_mass_of_a_layer_and_the_last_one_the_networks(self):
         figure = plot_projection_masses(statistics({"a": layer(-1, 1), "b": layer(-1, -1, 1, -1)}))
-        assert self.bars(figure, "no difference shown") == [
+        assert self.bars(figure, "no significant difference") == [
             pytest.approx((0, 0, 0.5)),
             pytest.approx((1, 0, 0.75)),
             pytest.approx((2.5, 0, 4 / 6)),
@@ -110,7 +110,7 @@ class TestMasses:
     def test_a_layer_of_dead_filters_has_no_bar(self):
         dead = layer(num_filters=4, num_dead=4, sign_p_value_adjusted=None, ks_p_value_adjusted=None)
         figure = plot_projection_masses(statistics({"a": dead, "b": layer(-1, 1)}))
-        assert [middle for middle, *_ in self.bars(figure, "no difference shown")] == [1, 2.5]
+        assert [middle for middle, *_ in self.bars(figure, "no significant difference")] == [1, 2.5]
         assert [middle for middle, *_ in self.bars(figure, "95 % range of random filters")] == [1, 2.5]
 
     @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ class TestMasses:
         figure = plot_projection_masses(statistics({name: layer(-1, 1, num_dead=1) for name in names}))
         assert self.names(figure.axes[0].yaxis) == [*names, "network"]
         assert figure.axes[0].yaxis_inverted()
-        assert self.bars(figure, "no difference shown")[0] == pytest.approx((0, 0, 0.5))
+        assert self.bars(figure, "no significant difference")[0] == pytest.approx((0, 0, 0.5))
 
     def test_sixty_names_do_not_overlap(self):
         figure = plot_projection_masses(statistics(numbered(60)))
@@ -217,7 +217,7 @@ class TestHistograms:
         figure = plot_projection_histograms(statistics({"a": far}))
         right = self.stairs(figure.axes[0])["projection > 0"]
         assert right.edges[-1] < 5
-        assert "those further out in the outermost bars" in figure.legends[0].get_title().get_text()
+        assert "outliers in the outermost bars" in figure.legends[0].get_title().get_text()
         assert (right.values * np.diff(right.edges)).sum() == pytest.approx(1 - far["mass"])
 
     def test_a_layer_of_dead_filters_is_said_to_be_dead(self):
