@@ -1,10 +1,10 @@
-"""The interactive sphere of 10,000 points with images: how large the page is and how soon it is drawn.
+"""Interactive sphere of 10,000 points with images: size of the page and time until it is drawn.
 
 python benchmarks/interactive_sphere.py [--dataset_name ylecun/mnist]
 
-The test images of the data set; without one at hand, made-up ones of MNIST's shape. The points are clusters, one a
-class. Time is from the start of the navigation to the first complete picture, in a headless Chromium that draws WebGL
-in software, in a new page each time. Other work on the machine counts in full: the load it had is in the results.
+Uses the test images of the data set, or generated ones of MNIST's shape if there is none. The points form one cluster
+per class. Time is measured from the start of the navigation to the first complete picture, in a headless Chromium that
+renders WebGL in software, in a new page each time. Other processes slow it down; the results contain the system load.
 """
 
 import argparse
@@ -32,7 +32,7 @@ ROUNDS = 5
 
 
 def load_images(name: str | None) -> tuple[Tensor, Tensor]:
-    """Load test images uint8 (N, C, H, W) and labels (N,) of a data set, or make some up: strokes on black."""
+    """Load test images uint8 (N, C, H, W) and labels (N,) of a data set, or generate some: strokes on black."""
     if not name and not LOCAL.is_dir():
         generator = torch.Generator().manual_seed(0)
         smooth = F.interpolate(torch.randn(COUNT, 1, 7, 7, generator=generator), (28, 28), mode="bicubic")
@@ -47,7 +47,7 @@ def load_images(name: str | None) -> tuple[Tensor, Tensor]:
 
 
 def seconds_to_draw(browser: Browser, address: str) -> float:
-    """Open an address in a new page and wait until it is drawn."""
+    """Return the time to open an address in a new page and draw it."""
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     start = time.perf_counter()
     page.goto(address)
@@ -58,7 +58,7 @@ def seconds_to_draw(browser: Browser, address: str) -> float:
 
 
 def main() -> None:
-    """Write the page, weigh it and open it."""
+    """Write the page, measure its size and open it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset_name")
     images, labels = load_images(parser.parse_args().dataset_name)
@@ -84,7 +84,7 @@ def main() -> None:
             row("page, MB", size, at_most=6),
             row("s from navigation to the complete picture, median", statistics.median(seconds), at_most=3),
             row("the same, best", min(seconds)),
-            row("the same, in a browser just started", first),
+            row("the same, in a new browser", first),
             row("s to write the page", written),
         ],
         points=len(points),

@@ -1,4 +1,4 @@
-"""The whole way once, on the bundled digits: train, compare, save, load, classify, look.
+"""A complete example on the bundled digits: train, compare, save, load, classify, draw.
 
 python examples/demo.py [--output_dir outputs/demo]
 """
@@ -13,7 +13,7 @@ import torch
 from transformers import AutoImageProcessor, AutoModelForImageClassification, pipeline
 from transformers.utils import logging
 
-import hf_sphere  # noqa: F401  (makes the models known to transformers)
+import hf_sphere  # noqa: F401  (registers the models with transformers)
 from hf_sphere.data.sources import load_splits
 from hf_sphere.visualization import plot_sphere
 
@@ -39,7 +39,7 @@ def main() -> None:
     test = load_splits("digits")["test"]
     picture, label = test[7]["image"], test[7]["label"]
     picture.save(folder / "digit.png")
-    print(f"    {folder / 'digit.png'} shows a {label}; the model says:")
+    print(f"    {folder / 'digit.png'} shows a {label}; the predictions are:")
     for answer in classify(picture, top_k=3):
         print(f"    {answer['label']}   {100 * answer['score']:5.1f} %")
 
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def train(kind: str, output_dir: Path) -> None:
-    """Run the recipe on a configuration, as a user would."""
+    """Run the recipe with a configuration."""
     command = [
         *("recipes/train_image_classification.py", "--config"),
         *(f"recipes/configs/spherization/digits-lenet5-{kind}.yaml", "--output_dir", str(output_dir)),

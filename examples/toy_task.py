@@ -2,11 +2,11 @@
 
 python examples/toy_task.py [--output_dir outputs/toy_task] [--seed 1]
 
-Two clusters of 100 points in the plane, near (0, 0) and (1, 1), are told apart by a plain and by a spherized network.
-Both end in a linear map, whose two classes meet where (w1 - w0) x + b1 - b0 = 0. In the plain network that line may lie
-anywhere. After the spherization all points lie on a quarter of the unit circle and there is no bias: the line goes
-through the origin, and the angle is all that tells the classes apart. (With some seeds, 0 among them, the ReLUs of the
-plain network die in training, and it answers one class for all.)
+A plain and a spherized network classify two clusters of 100 points in the plane, near (0, 0) and (1, 1). Both end in
+a linear layer, whose decision boundary is (w1 - w0) x + b1 - b0 = 0. In the plain network that line can be anywhere.
+After the spherization all points lie on a quarter of the unit circle and there is no bias: the line passes through the
+origin, and only the angle separates the classes. (With some seeds, such as 0, the ReLUs of the plain network die in
+training, and it predicts one class for all points.)
 """
 
 import argparse
@@ -22,19 +22,19 @@ from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification
 from transformers.utils import logging
 
-import hf_sphere  # noqa: F401  (makes the models known to transformers)
+import hf_sphere  # noqa: F401  (registers the models with transformers)
 from hf_sphere.data import ImageDataOptions, load_image_split
 from hf_sphere.utils.snapshots import list_snapshots
 from hf_sphere.visualization import check_matplotlib
 
 ROOT = Path(__file__).parent.parent
 KINDS = {"plain": ["--backbone_kwargs", "{width: 2}"], "spherized": []}
-"""The plain network gets two units, so that what its last layer sees is a plane as well."""
-COLOURS = ("#3f90da", "#ffa90e")
+"""The plain network gets two units, so that the input of its last layer is a plane as well."""
+COLORS = ("#3f90da", "#ffa90e")
 
 
 def main() -> None:
-    """Train both networks and draw what they have learned."""
+    """Train both networks and draw their decision boundaries."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/toy_task"))
     parser.add_argument("--num_train_epochs", type=int, default=100)
@@ -46,7 +46,7 @@ def main() -> None:
 
     figure = Figure(figsize=(12.5, 8.4), layout="constrained")
     rows = figure.subplots(len(KINDS), 3)
-    headings = ("inputs, and the answers to them", "what the last layer sees, before training", "after training")
+    headings = ("inputs and predictions", "inputs of the last layer, before training", "after training")
     for axes, heading in zip(rows[0], headings, strict=True):
         axes.set_title(heading)
     for row, kind in zip(rows, KINDS, strict=True):
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def train(kind: str, output_dir: Path, epochs: int, seed: int) -> None:
-    """Run the recipe on a configuration, as a user would."""
+    """Run the recipe with a configuration."""
     command = [
         *("recipes/train_image_classification.py", "--config", f"recipes/configs/spherization/toy-{kind}.yaml"),
         *("--output_dir", str(output_dir), "--num_train_epochs", str(epochs), "--snapshot_epochs", str(epochs)),
@@ -75,7 +75,7 @@ def train(kind: str, output_dir: Path, epochs: int, seed: int) -> None:
 
 @torch.inference_mode()
 def draw(row: Any, kind: str, run: Path, accuracy: float) -> None:
-    """Draw the plane of the inputs, and what the last layer sees before and after training."""
+    """Draw the plane of the inputs, and the inputs of the last layer before and after training."""
     model = AutoModelForImageClassification.from_pretrained(run).eval()
     processor = AutoImageProcessor.from_pretrained(run)
     options = ImageDataOptions("two_clusters", image_mean=processor.image_mean, image_std=processor.image_std)
@@ -83,7 +83,7 @@ def draw(row: Any, kind: str, run: Path, accuracy: float) -> None:
     points, labels = batch["pixel_values"], batch["labels"]  # (200, 1, 1, 2): the two pixels are the coordinates
 
     row[0].set_ylabel(kind, size="x-large", weight="bold")
-    draw_answers(row[0], model)
+    draw_predictions(row[0], model)
     draw_points(row[0], points.flatten(1), labels)
     row[0].set(xticks=[-0.5, 0, 0.5, 1, 1.5], yticks=[-0.5, 0, 0.5, 1, 1.5])
     row[0].legend(loc="lower right")
@@ -106,50 +106,50 @@ def draw(row: Any, kind: str, run: Path, accuracy: float) -> None:
 
 
 def last_layer(model: Any) -> tuple[Tensor, Tensor]:
-    """Weights (2, 2) and biases (2,) of the classifier."""
+    """Return weights (2, 2) and biases (2,) of the classifier."""
     linear = model.head.classifier.linear if model.config.head == "spherized" else model.head.linear
     return linear.weight, torch.zeros(2) if linear.bias is None else linear.bias
 
 
 def find_limits(seen: Tensor) -> tuple[float, float]:
-    """A square round the points and the origin."""
+    """Return the limits of a square around the points and the origin."""
     reach = 1.3 * max(seen.abs().max().item(), 0.3)
     return -0.4 * reach, reach
 
 
 def draw_points(axes: Any, points: Tensor, labels: Tensor) -> None:
-    """Draw points of the plane, coloured by class."""
-    for label, colour in enumerate(COLOURS):
+    """Draw points of the plane, colored by class."""
+    for label, color in enumerate(COLORS):
         chosen = points[labels == label]
         name = f"class {label}, near ({label}, {label})"
-        axes.scatter(*chosen.T, s=22, color=colour, edgecolors="white", linewidths=0.4, label=name, zorder=3)
+        axes.scatter(*chosen.T, s=22, color=color, edgecolors="white", linewidths=0.4, label=name, zorder=3)
 
 
-def draw_answers(axes: Any, model: Any) -> None:
-    """Shade the plane of the inputs by the class that the model answers."""
+def draw_predictions(axes: Any, model: Any) -> None:
+    """Shade the plane of the inputs by the predicted class."""
     side = torch.linspace(-0.5, 1.5, 201)
     grid = torch.cartesian_prod(side, side)
     logits = model(grid[:, None, None, :]).logits
-    lead = (logits[:, 1] - logits[:, 0]).reshape(201, 201).T  # of class 1 over class 0
-    axes.contourf(side, side, lead, levels=[-1e9, 0.0, 1e9], colors=COLOURS, alpha=0.15)
+    lead = (logits[:, 1] - logits[:, 0]).reshape(201, 201).T  # of class 1
+    axes.contourf(side, side, lead, levels=[-1e9, 0.0, 1e9], colors=COLORS, alpha=0.15)
     if lead.min() < 0 < lead.max():
         axes.contour(side, side, lead, levels=[0.0], colors="0.3", linewidths=1.5)
 
 
 def draw_hyperplane(axes: Any, weight: Tensor, bias: Tensor, limits: tuple[float, float]) -> None:
-    """Draw the class weights from the origin, and the line on which both classes are as likely."""
+    """Draw the class weights from the origin, and the line on which both classes are equally likely."""
     difference, offset = weight[1] - weight[0], (bias[1] - bias[0]).item()
     nearest = -offset * difference / difference.dot(difference)
     along = torch.stack([-difference[1], difference[0]]) / difference.norm()
     line = torch.stack([nearest - 100 * along, nearest + 100 * along])
     axes.plot(*line.T, color="0.3", linewidth=1.5)
     length = 0.35 * limits[1] / weight.norm(dim=1).max().item()
-    for label, colour in enumerate(COLOURS):
+    for label, color in enumerate(COLORS):
         tip = length * weight[label]
-        axes.annotate("", tip.tolist(), (0, 0), arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 2})
-        beyond = (14 * tip / tip.norm()).tolist()  # the name stands in front of the arrow's tip
+        axes.annotate("", tip.tolist(), (0, 0), arrowprops={"arrowstyle": "-|>", "color": color, "linewidth": 2})
+        beyond = (14 * tip / tip.norm()).tolist()  # the name is beyond the tip of the arrow
         place = {"xytext": beyond, "textcoords": "offset points", "ha": "center", "va": "center"}
-        axes.annotate(f"$w_{label}$", tip.tolist(), color=colour, size=13, **place)
+        axes.annotate(f"$w_{label}$", tip.tolist(), color=color, size=13, **place)
 
 
 if __name__ == "__main__":

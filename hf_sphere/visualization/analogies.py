@@ -1,76 +1,67 @@
-"""How many analogy questions models answer, beside what guessing and what luck reach."""
+"""Accuracies on word analogies, compared with guessing and with the noise level."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hf_sphere.visualization.figures import check_matplotlib, save_figure, start_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure, style_axes
 
 GROUP_WIDTH = 0.8
-"""Of the distance between two benchmarks, how much their bars take."""
+"""Width of the bars of a benchmark, relative to the distance between two benchmarks."""
 
 GUESSING, NOISE = "guessing", "noise level of the search"
 
-NEEDED = (
-    *("model", "benchmark", "scoring", "eval_accuracy", "eval_accuracy_low", "eval_accuracy_high"),
-    *("chance_level", "selection_noise_high"),
+_NAMES = ("model", "benchmark", "scoring")
+_REQUIRED = (
+    *_NAMES,
+    *("eval_accuracy", "eval_accuracy_low", "eval_accuracy_high", "chance_level", "selection_noise_high"),
 )
 
 
+@plain_text()
 def plot_analogy_accuracies(
     results: Sequence[Mapping[str, Any]], *, title: str = "", path: str | Path | None = None
-) -> "Figure":
-    """Draw accuracies on word analogies: a part for each scoring, in it a group a benchmark and a bar a model.
+) -> Figure:
+    """Draw accuracies on word analogies: a panel per scoring, in it a group per benchmark and a bar per model.
 
-    The line on a bar is the interval of its accuracy. The broken line across a group is what guessing reaches. The
-    short thick line on a bar is the noise level: what 95 of 100 such searches stay below if the scores know nothing, so
-    a bar that ends below it has shown nothing.
+    The error bar is the interval of the accuracy. The dashed line across a group is the accuracy of guessing. The short
+    thick line on a bar is the noise level: 95 of 100 such searches stay below it if the scores are uninformative, so a
+    bar below it shows nothing.
 
     Args:
-        results: What `recipes/evaluate_analogies.py` writes for each model, benchmark and scoring. Each has `model`,
+        results: Results of `recipes/evaluate_analogies.py`, one per model, benchmark and scoring. Each has `model`,
             `benchmark` and `scoring`, and `eval_accuracy`, `eval_accuracy_low`, `eval_accuracy_high`, `chance_level`
             and `selection_noise_high` from 0 to 1.
-        title: Heading.
-        path: Where to save the picture (the suffix says as what); not saved if None.
+        title: Title of the picture.
+        path: Where to save the picture, in the format of its suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If there is no result, one lacks an entry, or two are of one model, benchmark and scoring.
+        ValueError: If there is no result, one lacks an entry, or two have the same model, benchmark and scoring.
     """
-    check_matplotlib()
     _check(results)
-    models, benchmarks, scorings = (
-        list(dict.fromkeys(result[name] for result in results)) for name in ("model", "benchmark", "scoring")
-    )
+    models, benchmarks, scorings = (list(dict.fromkeys(result[name] for result in results)) for name in _NAMES)
     columns = min(2, len(scorings))
-    lines = -(-len(scorings) // columns)
-    wide = max(5.4 / columns, 1.0 + 0.28 * len(benchmarks) * (len(models) + 1))
-    figure, colors = start_figure(columns * wide, 0.6 + 3.0 * lines)
-    parts = figure.subplots(lines, columns, squeeze=False, sharey=True).flatten()
-    for axes, scoring in zip(parts, scorings, strict=False):
-        shown = [result for result in results if result["scoring"] == scoring]
-        _draw_scoring(axes, shown, models, benchmarks, colors)
+    rows = -(-len(scorings) // columns)
+    width = columns * max(5.4 / columns, 1.0 + 0.28 * len(benchmarks) * (len(models) + 1))
+    figure = new_figure(width, 0.6 + 3.0 * rows, title)
+    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
+    handles: dict[str, Any] = {}  # by label; not every panel has every model
+    for axes, scoring in zip(panels, scorings, strict=False):
+        _draw_scoring(axes, [result for result in results if result["scoring"] == scoring], models, benchmarks)
         axes.set_title(scoring.replace("_", " "), fontsize=10)
-    for axes in parts[len(scorings) :]:
+        handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    for axes in panels[len(scorings) :]:
         axes.set_visible(False)
-    for axes in parts[: len(scorings) : columns]:
+    for axes in panels[: len(scorings) : columns]:
         axes.set_ylabel("accuracy on test questions, %")
     highest = max(100 * max(result["eval_accuracy_high"], result["selection_noise_high"]) for result in results)
-    parts[0].set_ylim(0, min(101.0, 1.05 * highest) or 101.0)  # of all parts
-    figure.suptitle(title)
-    drawn: dict[str, Any] = {}
-    for axes in parts[: len(scorings)]:  # not every model has every scoring
-        handles, labels = axes.get_legend_handles_labels()
-        drawn |= dict(zip(labels, handles, strict=True))
-    labels = [*(model for model in models if model in drawn), GUESSING, NOISE]
-    handles = [drawn[label] for label in labels]
-    ncols = 4 if columns * wide > 7 else 2
-    figure.legend(handles, labels, loc="outside lower center", ncols=ncols, frameon=False, fontsize=9)
-    save_figure(figure, path)
-    return figure
+    panels[0].set_ylim(0, min(101.0, 1.05 * highest) or 101.0)  # shared by all panels
+    labels = [*models, GUESSING, NOISE]
+    shown = [handles[label] for label in labels]
+    ncols = 4 if width > 7 else 2
+    figure.legend(shown, labels, loc="outside lower center", ncols=ncols, frameon=False, fontsize=9)
+    return save_figure(figure, path)
 
 
 def _check(results: Sequence[Mapping[str, Any]]) -> None:
@@ -78,23 +69,19 @@ def _check(results: Sequence[Mapping[str, Any]]) -> None:
         raise ValueError("there is no accuracy to draw.")
     seen = set()
     for result in results:
-        missing = [name for name in NEEDED if name not in result]
+        missing = [name for name in _REQUIRED if name not in result]
         if missing:
             raise ValueError(f"a result has no {', '.join(missing)}; it has: {', '.join(result)}.")
-        key = result["model"], result["benchmark"], result["scoring"]
+        key = tuple(result[name] for name in _NAMES)
         if key in seen:
-            raise ValueError(f"there are two results of {', '.join(key)}; give one of each.")
+            raise ValueError(f"there are two results of {', '.join(key)}; pass one of each.")
         seen.add(key)
 
 
 def _draw_scoring(
-    axes: Any,
-    results: Sequence[Mapping[str, Any]],
-    models: Sequence[str],
-    benchmarks: Sequence[str],
-    colors: Sequence[Any],
+    axes: Any, results: Sequence[Mapping[str, Any]], models: Sequence[str], benchmarks: Sequence[str]
 ) -> None:
-    """Draw the bars of one scoring; a model that it does not fit leaves a gap."""
+    """Draw the bars of one scoring; a model without it leaves a gap."""
     width = GROUP_WIDTH / len(models)
     for number, model in enumerate(models):
         own = [result for result in results if result["model"] == model]
@@ -107,23 +94,17 @@ def _draw_scoring(
         )
         below = [max(0.0, value - end) for value, end in zip(accuracy, low, strict=True)]
         above = [max(0.0, end - value) for value, end in zip(accuracy, high, strict=True)]
-        axes.bar(places, accuracy, 0.9 * width, color=colors[number % 10], alpha=0.75, label=model)
+        axes.bar(places, accuracy, 0.9 * width, color=COLORS[number % len(COLORS)], alpha=0.75, label=model)
         axes.errorbar(places, accuracy, yerr=[below, above], fmt="none", ecolor="0.2", elinewidth=1.1, capsize=2.5)
-        starts, ends = ([place + side * width / 2 for place in places] for side in (-1, 1))
-        axes.hlines(noise, starts, ends, color="black", linewidth=2.2, zorder=3, label=NOISE)
+        _draw_levels(axes, places, noise, width / 2, color="black", linewidth=2.2, label=NOISE)
     chance = {benchmarks.index(result["benchmark"]): 100 * result["chance_level"] for result in results}
-    axes.hlines(
-        list(chance.values()),
-        [place - 0.47 for place in chance],
-        [place + 0.47 for place in chance],
-        color="0.35",
-        linestyle="--",
-        linewidth=1.1,
-        zorder=3,
-        label=GUESSING,
-    )
-    axes.set_xticks(range(len(benchmarks)), benchmarks)
-    axes.set_xlim(-0.6, len(benchmarks) - 0.4)
-    axes.grid(axis="y", color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    style = {"color": "0.35", "linestyle": "--", "linewidth": 1.1, "label": GUESSING}
+    _draw_levels(axes, chance.keys(), chance.values(), 0.47, **style)
+    axes.set(xticks=range(len(benchmarks)), xticklabels=benchmarks, xlim=(-0.6, len(benchmarks) - 0.4))
+    style_axes(axes, grid="y")
+
+
+def _draw_levels(axes: Any, places: Iterable[float], levels: Iterable[float], half: float, **style: Any) -> None:
+    """Draw horizontal lines at these levels, from `half` to the left of each place to `half` to its right."""
+    starts, ends = ([place + side * half for place in places] for side in (-1, 1))
+    axes.hlines(list(levels), starts, ends, zorder=3, **style)

@@ -1,123 +1,101 @@
-"""Classes in pictures of points: their colours and markers, their legend, and their names where these have room."""
+"""How classes look in pictures of points: colors, markers, the legend, and names placed without overlap."""
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from hf_sphere.visualization.figures import COLORS, Figure
 
 MARKERS = "o^sDvPX*<>"
-"""The ten colours repeat with another marker each time."""
+"""Classes beyond the ten colors repeat them with the next marker."""
 
 LARGEST_LEGEND = 20
-"""Classes; of more only the names in the picture are legible."""
+"""Number of classes; a longer legend is illegible, so that only the names in the picture are written."""
 
 LONGEST_NAME = 24
-"""Characters; a longer one would take the room of the picture."""
+"""Characters; longer names are shortened."""
 
-_MOVED = 20.0
-"""Pixels from its place beyond which a name is tied to it by a line."""
+_CONNECTED = 20.0
+"""Pixels: a name that is moved farther is connected to its place by a line."""
 
 _FARTHEST = 160.0
-"""Pixels from its place up to which room is sought for a name."""
+"""Pixels: the largest distance between a name and its place."""
 
-_BESIDE = 5.0
-"""Pixels between a place and the name beside it."""
+_GAP = 5.0
+"""Pixels between a place and a name beside it."""
 
 
-def mark_of(index: int, colours: Sequence[Any]) -> tuple[Any, str]:
-    """Colour and marker of a class."""
-    return colours[index % len(colours)], MARKERS[index // len(colours) % len(MARKERS)]
+def mark_of(index: int) -> tuple[str, str]:
+    """Return color and marker of a class."""
+    return COLORS[index % len(COLORS)], MARKERS[index // len(COLORS) % len(MARKERS)]
 
 
 def shorten(name: str) -> str:
-    """Return the name of a class as pictures write it: on one line, and an ellipsis after `LONGEST_NAME` characters."""
+    """Return the name of a class on one line, with an ellipsis after `LONGEST_NAME` characters."""
     name = " ".join(name.split())
     return name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME].rstrip() + "…"
 
 
-def directions_notes(what: str, inside: int, count: int, part: str) -> list[str]:
-    """Say what the marks of directions are, if any of the `count` is inside of the picture of a part of the sphere."""
-    if not count:
-        return []
-    return [f"{what}: directions of the classes" if inside else f"no class direction lies in this part of the {part}"]
+def draw_points(axes: Any, places: Tensor, labels: Tensor, *, scale: float = 1.0) -> None:
+    """Scatter places (N, 2) in the colors and markers of their classes (N,).
 
-
-def draw_points(axes: Any, places: Tensor, labels: Tensor, colours: Sequence[Any], *, scale: float = 1.0) -> None:
-    """Scatter places (N, 2) in the colours and markers of their classes (N,).
-
-    They are drawn in a random order, the same each time: class after class, the last one would cover all others.
+    They are drawn in a reproducible random order: class by class, the last one would cover all others.
     """
     order = torch.randperm(len(places), generator=torch.Generator().manual_seed(0))
     places, labels = places[order], labels[order]
     size = scale * min(16.0, max(5.0, 16.0 * (1000 / max(len(places), 1)) ** 0.5))
-    kinds = labels // len(colours)
-    for kind in kinds.unique().tolist():
-        chosen = kinds == kind
-        cloud = axes.scatter(
-            *places[chosen].T.numpy(),
-            s=size,
-            c=[mark_of(label, colours)[0] for label in labels[chosen].tolist()],
-            marker=mark_of(kind * len(colours), colours)[1],
-            alpha=0.7,
-            linewidths=0,
-            zorder=2,
-            rasterized=True,  # a drawing of ten thousand shapes opens slowly
-        )
-        cloud.set_in_layout(False)  # it is within the axes; to measure it takes long
+    cycles = labels // len(COLORS)
+    for cycle in cycles.unique().tolist():
+        chosen = cycles == cycle
+        colors = [mark_of(label)[0] for label in labels[chosen].tolist()]
+        _, marker = mark_of(cycle * len(COLORS))
+        # Rasterized, since a vector file of ten thousand shapes opens slowly.
+        style = {"alpha": 0.7, "linewidths": 0, "zorder": 2, "rasterized": True}
+        cloud = axes.scatter(*places[chosen].T.numpy(), s=size, c=colors, marker=marker, **style)
+        cloud.set_in_layout(False)  # it is inside the axes, and slow to measure
 
 
-def add_legend(figure: "Figure", indices: Sequence[int], class_names: Sequence[str], colours: Sequence[Any]) -> None:
-    """Name the classes of these indices beside the axes; nothing if they are too many."""
+def add_legend(figure: Figure, indices: Sequence[int], class_names: Sequence[str]) -> None:
+    """Add a legend of these classes beside the axes, unless there are too many."""
     from matplotlib.lines import Line2D
 
     if len(indices) > LARGEST_LEGEND:
         return
     handles = []
     for index in indices:
-        colour, marker = mark_of(index, colours)
-        handles.append(Line2D([], [], linestyle="", marker=marker, markersize=8, color=colour))
-    figure.legend(
-        handles, [shorten(class_names[index]) for index in indices], loc="outside right center", frameon=False
-    )
+        color, marker = mark_of(index)
+        handles.append(Line2D([], [], linestyle="", marker=marker, markersize=8, color=color))
+    labels = [shorten(class_names[index]) for index in indices]
+    figure.legend(handles, labels, loc="outside right center", frameon=False)
 
 
 def place_names(
-    axes: Any,
-    places: Tensor,
-    indices: Sequence[int],
-    class_names: Sequence[str],
-    colours: Sequence[Any],
-    size: float,
-    *,
-    beside: Tensor | None = None,
+    axes: Any, places: Tensor, indices: Sequence[int], names: Sequence[str], size: float, beside: Tensor | None = None
 ) -> None:
-    """Write names of classes at places (K, 2), in data units, as near to them as they have room beside each other.
+    """Write names of classes as near to their places (K, 2), in data units, as possible without overlap.
 
-    The axes must be complete and laid out, by `Figure.draw_without_rendering`. A name that finds no room is left out,
-    which is said in the corner of the axes.
+    The axes must be complete and laid out by `Figure.draw_without_rendering`. Names that find no room are left out, and
+    counted in the corner of the axes.
 
     Args:
-        axes: Where.
+        axes: The axes.
         places: (K, 2), where the names belong.
         indices: Class of each place.
-        class_names: Names of all classes.
-        colours: The ten.
-        size: Of the letters, in points.
-        beside: (K, 2), unit vectors towards where a name stands beside its place, rather than on it.
+        names: Names of all classes.
+        size: Font size, in points.
+        beside: (K, 2), unit vectors from each place to a name beside it; names are centered on their places if None.
     """
     from matplotlib.colors import to_rgb
     from matplotlib.patheffects import withStroke
 
     texts = []
     for place, index in zip(places.tolist(), indices, strict=True):
-        colour = [0.6 * part for part in to_rgb(mark_of(index, colours)[0])]  # legible on points of the same colour
-        name = shorten(class_names[index])
-        text = axes.text(*place, name, color=colour, weight="bold", size=size, ha="center", va="center", zorder=6)
+        color = [0.6 * part for part in to_rgb(mark_of(index)[0])]  # legible on points of the same color
+        name = shorten(names[index])
+        text = axes.text(*place, name, color=color, weight="bold", size=size, ha="center", va="center", zorder=6)
         text.set_path_effects([withStroke(linewidth=3, foreground="white")])
         text.set_in_layout(False)
         texts.append(text)
@@ -126,50 +104,43 @@ def place_names(
     boxes = [text.get_window_extent() for text in texts]
     sizes = torch.tensor([(box.width + 4, box.height + 2) for box in boxes], dtype=torch.float64)
     start = torch.as_tensor(axes.transData.transform(places.numpy()))
-    window = axes.get_window_extent()
     if beside is not None:
-        start = start + beside * (sizes / 2 + _BESIDE)
-    corners = torch.tensor([[window.x0, window.y0], [window.x1, window.y1]], dtype=torch.float64)
-    moved, kept = place_apart(start, sizes, *corners)
+        start = start + beside * (sizes / 2 + _GAP)
+    moved, kept = place_apart(start, sizes, *torch.as_tensor(axes.get_window_extent().get_points()))
     ends = torch.as_tensor(axes.transData.inverted().transform(moved.numpy()))
     for number, text in enumerate(texts):
         if not kept[number]:
             text.remove()
             continue
         text.set_position(ends[number].tolist())
-        if (moved[number] - start[number]).norm() > _MOVED:
+        if (moved[number] - start[number]).norm() > _CONNECTED:
             line = torch.stack([places[number], ends[number]]).T
             axes.plot(*line.numpy(), color="0.25", linewidth=0.8, zorder=5, scalex=False, scaley=False)
     if not kept.all():
-        note = f"{int((~kept).sum())} names left out for want of room"
+        note = f"{int((~kept).sum())} names omitted for lack of space"
         axes.text(0.0, 0.0, note, transform=axes.transAxes, fontsize=8, color="0.35").set_in_layout(False)
 
 
 def place_apart(places: Tensor, sizes: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Put boxes where they belong, the first first, each as near to that as no earlier one is covered.
+    """Place boxes one after the other, each as near to its place as possible without covering an earlier one.
 
     Args:
-        places: (K, 2), where their middles belong, in pixels.
-        sizes: (K, 2), their widths and heights.
-        low: (2,), corner of the frame that the boxes stay in.
-        high: (2,), opposite corner.
+        places: (K, 2), where the centers belong, in pixels.
+        sizes: (K, 2), widths and heights.
+        low: (2,), lower left corner of the frame that the boxes stay in.
+        high: (2,), upper right corner.
 
     Returns:
-        (K, 2), their middles, and (K,) bool, whether there was room for them within `_FARTHEST`.
+        The centers (K, 2), and (K,) bool, whether there was room within `_FARTHEST`.
     """
     radii = torch.arange(0.0, _FARTHEST, 4.0, dtype=torch.float64)[:, None]
     turn = 2 * math.pi * torch.arange(32, dtype=torch.float64) / 32
     offsets = torch.stack([radii * turn.cos(), radii * turn.sin()], dim=-1).flatten(0, 1)
     placed, kept = places.double().clone(), torch.zeros(len(places), dtype=torch.bool)
     for number, size in enumerate(sizes):
-        tried = torch.minimum(torch.maximum(placed[number] + offsets, low + size / 2), high - size / 2)
-        apart = (tried[:, None] - placed[kept]).abs() >= (size + sizes[kept]) / 2
+        candidates = torch.minimum(torch.maximum(placed[number] + offsets, low + size / 2), high - size / 2)
+        apart = (candidates[:, None] - placed[kept]).abs() >= (size + sizes[kept]) / 2
         free = apart.any(-1).all(-1)
         kept[number] = free.any()
-        placed[number] = tried[free.int().argmax()]  # the first that is free, so the nearest
+        placed[number] = candidates[free.int().argmax()]  # the first free one is the nearest
     return placed, kept
-
-
-def size_of_names(count: int) -> float:
-    """Size of the letters of so many names, in points."""
-    return 13.0 if count <= 10 else 10.5 if count <= 30 else 8.0

@@ -1,43 +1,55 @@
-"""What all pictures share: matplotlib only where it is needed, colours, and writing to a file."""
+"""What all pictures share: the optional dependency, fonts, colors, the look of axes and saving."""
 
 import contextlib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hf_sphere.utils.files import atomic_file
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure
+else:
+    Figure = Any  # matplotlib is optional
+
+COLORS = ["#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"]
+"""Ten colors that are distinguishable with any color vision; `petroff10` of matplotlib.
+
+M. A. Petroff, "Accessible color sequences for data visualization", arXiv 2107.02270, 2021.
+"""
+
+LINE_STYLES = ("-", "--", "-.", ":")
+"""Lines differ in style as well as in color, so that they are distinguishable in grayscale."""
 
 FALLBACK_FONTS = (
     *("Noto Sans CJK JP", "Noto Sans CJK SC", "Hiragino Sans", "PingFang SC", "Yu Gothic", "Microsoft YaHei"),
     *("Malgun Gothic", "WenQuanYi Zen Hei", "Droid Sans Fallback", "Arial Unicode MS"),
     *("Noto Emoji", "Segoe UI Emoji", "Symbola"),
 )
-"""Have the glyphs of Chinese, Japanese and Korean and the emoji that matplotlib's own font lacks."""
+"""Fonts with the Chinese, Japanese, Korean and emoji glyphs that matplotlib's default font lacks."""
 
 
 def check_matplotlib() -> None:
-    """Name the extra to install where matplotlib is missing.
+    """Check that matplotlib is installed.
 
     Raises:
-        ImportError: If it is.
+        ImportError: If it is missing; the message names the extra to install.
     """
     try:
         import matplotlib
-        import matplotlib.figure  # noqa: F401  (tried, not used)
+        import matplotlib.figure  # noqa: F401  (import check only)
     except ImportError as error:
         raise ImportError("pictures need matplotlib: pip install 'hf_sphere[plots]'.") from error
 
 
 @contextlib.contextmanager
 def plain_text() -> Iterator[None]:
-    """Write what others have named, classes for instance, as it is; around all that makes and draws a figure.
+    """Draw text literally; decorates every function that makes or draws a figure.
 
-    A `$` is a character and no formula, which matplotlib would refuse to draw if it is none. Glyphs that the font lacks
-    come from one of `FALLBACK_FONTS` that is installed; those that none has are boxes, without a warning for each.
+    A `$` in a class name is a character, not the start of a formula, which matplotlib might fail to parse. Glyphs that
+    the font lacks come from the installed `FALLBACK_FONTS`; glyphs that no font has are drawn as boxes, without a
+    warning for each.
 
     Raises:
         ImportError: If matplotlib is missing.
@@ -55,16 +67,38 @@ def plain_text() -> Iterator[None]:
         yield
 
 
-def start_figure(width: float, height: float) -> tuple["Figure", Any]:
-    """Make an empty figure of a size in inches; the ten colours can be told apart with any colour vision."""
-    import matplotlib
+def new_figure(width: float, height: float, title: str | None = None) -> Figure:
+    """Create an empty figure; the size is in inches."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout="constrained"), matplotlib.color_sequences["petroff10"]
+    figure = Figure(figsize=(width, height), layout="constrained")
+    if title is not None:
+        figure.suptitle(title, fontsize=12, wrap=True)
+    return figure
 
 
-def save_figure(figure: "Figure", path: str | Path | None) -> None:
-    """Write a figure, its folder as well; nothing if `path` is None."""
+def add_caption(figure: Figure, *lines: str) -> None:
+    """Add a caption below the axes, if there is any."""
+    if any(lines):
+        figure.supxlabel("\n".join(lines), fontsize=9, color="0.35")
+
+
+def style_line(number: int) -> dict[str, Any]:
+    """Return color and line style of one of several lines."""
+    return {"color": COLORS[number % len(COLORS)], "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
+
+
+def style_axes(axes: Any, grid: Literal["both", "x", "y"] | None = "both") -> None:
+    """Remove the frame's top and right, and draw a light grid behind the data."""
+    axes.spines[["top", "right"]].set_visible(False)
+    if grid:
+        axes.grid(axis=grid, color="0.9")
+        axes.set_axisbelow(True)
+
+
+def save_figure(figure: Figure, path: str | Path | None) -> Figure:
+    """Save a figure atomically, unless `path` is None, and return it."""
     if path is not None:
         with atomic_file(path) as unfinished:
             figure.savefig(unfinished, dpi=150, format=Path(path).suffix.removeprefix(".") or None)
+    return figure

@@ -1,45 +1,21 @@
-"""Several spheres or circles side by side, to compare models by."""
+"""Several spheres or circles side by side, to compare models."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from torch import Tensor
-
-from hf_sphere.visualization.circle import draw_circle, name_on_circle
+from hf_sphere.visualization.circle import CircleScene
 from hf_sphere.visualization.class_marks import add_legend
-from hf_sphere.visualization.figures import plain_text, save_figure, start_figure
-from hf_sphere.visualization.scene import Scene
-from hf_sphere.visualization.sphere import choose_view, draw_sphere, name_on_sphere
+from hf_sphere.visualization.figures import Figure, add_caption, new_figure, plain_text, save_figure
+from hf_sphere.visualization.scene import LARGEST_NAMED, Panel, Scene
+from hf_sphere.visualization.sphere import SphereScene
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-_NAMES_SIZE = 10.0
 _LARGEST_NAMED = 30
-"""Classes; more names than these find no room in a panel."""
+"""Number of classes; a panel has no room for more names."""
 
-_OF_ALL = ("height of", "lines")
-"""How notes start that say what is drawn: once below all panels, rather than below each."""
-
-
-@dataclass(frozen=True, eq=False)
-class Panel:
-    """What one part of a gallery shows.
-
-    Attributes:
-        points: (N, d), with d at least the dimensions of the gallery.
-        labels: (N,) class indices.
-        directions: (K, d), a direction a class, or None.
-        lengths: Whether to draw points of two coordinates where they are in the plane, rather than on the circle.
-    """
-
-    points: Tensor
-    labels: Tensor
-    directions: Tensor | None = None
-    lengths: bool = False
+_SHARED_NOTES = ("height of", "lines")
+"""Beginnings of the caption lines that explain marks; they stand once below all panels, not below each."""
 
 
 @plain_text()
@@ -51,21 +27,21 @@ def plot_gallery(
     columns: int = 3,
     title: str = "",
     path: str | Path | None = None,
-) -> "Figure":
-    """Draw several spheres, or circles, as `plot_sphere` and `plot_circle` do, with one legend.
+) -> Figure:
+    """Draw several spheres or circles, as `plot_sphere` and `plot_circle` do, with one legend.
 
     Args:
-        panels: Heading of each part to what it shows.
-        class_names: Name of each class, the same in all parts.
+        panels: Content of each panel by its title.
+        class_names: Name of each class, the same in all panels.
         dim: 3 for spheres, 2 for circles and planes.
-        columns: Parts beside each other.
-        title: Heading of all.
-        path: Where to save the picture (the suffix says as what); not saved if None.
+        columns: Panels per row.
+        title: Title of the picture.
+        path: Where to save the picture, in the format of its suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If there is no panel, `dim` or `columns` is none of those, lengths are to be drawn in three
-            dimensions, or as `plot_sphere` and `plot_circle` do, with the heading of the panel.
+        ValueError: If there is no panel, `dim` or `columns` is invalid, `lengths` is set in three dimensions, or for
+            the reasons of `plot_sphere` and `plot_circle`, with the title of the panel.
     """
     if dim not in (2, 3):
         raise ValueError(f"a gallery has 2 or 3 dimensions; got {dim}.")
@@ -73,52 +49,40 @@ def plot_gallery(
         raise ValueError(f"columns must be at least 1; got {columns}.")
     if not panels:
         raise ValueError("there is no panel to draw.")
-    parts = {name: _prepare(name, panel, class_names, dim) for name, panel in panels.items()}
-    views = {name: choose_view(scene.points) for name, scene in parts.items()} if dim == 3 else {}
-    both = any(view.both_sides for view in views.values())
+    scenes = {name: _make_scene(name, panel, class_names, dim) for name, panel in panels.items()}
+    wide = any(isinstance(scene, SphereScene) and scene.view.both_sides for scene in scenes.values())
     columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
-    figure, colours = start_figure(1.0 + columns * (5.6 if both else 3.6), 0.8 + rows * (3.2 if both else 3.9))
+    figure = new_figure(1.0 + columns * (5.6 if wide else 3.6), 0.8 + rows * (3.2 if wide else 3.9), title)
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axes in grid[len(parts) :]:
+    for axes in grid[len(panels) :]:
         axes.set_visible(False)
-    legends = []
-    for axes, (name, scene) in zip(grid, parts.items(), strict=False):
-        if dim == 3:
-            notes = draw_sphere(axes, scene, views[name], colours, scale=0.5)
-        else:
-            notes = draw_circle(axes, scene, colours, lengths=panels[name].lengths, scale=0.5)
-        if len(scene.present) > _LARGEST_NAMED and not scene.is_crowded:
+    shared: list[str] = []
+    for axes, (name, scene) in zip(grid, scenes.items(), strict=False):
+        notes = scene.draw(axes, scale=0.5)
+        if _LARGEST_NAMED < len(scene.present) <= LARGEST_NAMED:
             notes.append(f"{len(scene.present)} classes: too many to draw their names")
         axes.set_title(name, fontsize=11)
-        legends += [note for note in notes if note.startswith(_OF_ALL)]
-        own = [note for note in notes if not note.startswith(_OF_ALL)]
+        shared += [note for note in notes if note.startswith(_SHARED_NOTES)]
+        own = "; ".join(note for note in notes if not note.startswith(_SHARED_NOTES))
+        style = {"transform": axes.transAxes, "ha": "center", "va": "top", "fontsize": 8, "color": "0.35"}
         if own:
-            note = textwrap.fill("; ".join(own), 55)
-            axes.text(0.5, -0.02, note, transform=axes.transAxes, ha="center", va="top", fontsize=8, color="0.35")
-    figure.suptitle(title)
-    if legends:
-        figure.supxlabel("\n".join(dict.fromkeys(legends)), fontsize=9, color="0.35")
-    add_legend(figure, sorted({index for scene in parts.values() for index in scene.present}), class_names, colours)
+            axes.text(0.5, -0.02, textwrap.fill(own, 55), **style)
+    add_caption(figure, *dict.fromkeys(shared))
+    present = {index for scene in scenes.values() for index in scene.present}
+    add_legend(figure, sorted(present), class_names)
     figure.draw_without_rendering()
-    for axes, (name, scene) in zip(grid, parts.items(), strict=False):
-        if len(scene.present) > _LARGEST_NAMED:
-            continue
-        if dim == 3:
-            name_on_sphere(axes, scene, views[name], colours, _NAMES_SIZE)
-        else:
-            name_on_circle(axes, scene, colours, _NAMES_SIZE, lengths=panels[name].lengths)
-    save_figure(figure, path)
-    return figure
+    for axes, scene in zip(grid, scenes.values(), strict=False):
+        if len(scene.present) <= _LARGEST_NAMED:
+            scene.draw_names(axes, 10.0)
+    return save_figure(figure, path)
 
 
-def _prepare(name: str, panel: Panel, class_names: Sequence[str], dim: int) -> Scene:
-    """Check the panel of this heading; return what is drawn of it."""
+def _make_scene(name: str, panel: Panel, class_names: Sequence[str], dim: int) -> Scene:
+    """Check a panel; the errors name it."""
     try:
         if panel.lengths and dim == 3:
-            raise ValueError("lengths are drawn in two dimensions only; leave them out or take dim=2.")
-        if panel.lengths:
-            return Scene.in_plane(panel.points, panel.labels, class_names, panel.directions)
-        return Scene.on_sphere(panel.points, panel.labels, class_names, dim, panel.directions)
+            raise ValueError("lengths can be drawn in two dimensions only; unset them or use dim=2.")
+        return SphereScene(panel, class_names, None, None) if dim == 3 else CircleScene(panel, class_names, 2)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error

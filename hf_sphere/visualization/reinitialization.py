@@ -1,38 +1,33 @@
-"""Which layers a trained network cannot do without: accuracy with each put back to an earlier state."""
+"""Accuracy of a trained network after each layer is reset to an earlier state."""
 
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from hf_sphere.visualization.figures import check_matplotlib, save_figure, start_figure
+from hf_sphere.visualization.figures import Figure, new_figure, plain_text, save_figure
 from hf_sphere.visualization.layer_names import shorten_layer_names
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _NUMBER_SIZE, _LABEL_SIZE = 8, 9  # points
 _DIGIT = 0.62
-"""Of the size of a font, how wide a digit is."""
+"""Width of a digit relative to the font size."""
 
 
-def plot_reinitialization(
-    robustness: Mapping[str, Any], *, title: str = "", path: str | Path | None = None
-) -> "Figure":
-    """Draw a heat map of accuracies: a row a layer that is put back, a column the epoch that it is put back to.
+@plain_text()
+def plot_reinitialization(robustness: Mapping[str, Any], *, title: str = "", path: str | Path | None = None) -> Figure:
+    """Draw a heat map of accuracies: a row per layer that is reset, a column per epoch that it is reset to.
 
-    Apart from the epochs stand fresh random draws: the mean of their accuracies, and where there is room the standard
-    deviation behind it. The mark beside the colour bar is the accuracy of the model as it was trained. Numbers are left
-    out where cells are too small for them.
+    Random draws have a separate column: the mean of their accuracies and, if there is room, the standard deviation. The
+    mark at the color bar is the accuracy of the trained model. Numbers are omitted if the cells are too small for them.
 
     Args:
-        robustness: What `ReinitializationRobustness.to_dict` of `hf_sphere.analysis` gives: `accuracy` from 0 to 1 and
-            `layers`, each with `snapshots` (epoch to accuracy, null if not known) and `random` (`mean` and
-            `deviation`, or null).
-        title: Heading.
-        path: Where to save the picture (the suffix says as what); not saved if None.
+        robustness: Returned by `ReinitializationRobustness.to_dict` of `hf_sphere.analysis`: `accuracy` from 0 to 1 and
+            `layers`, each with `snapshots` (accuracy by epoch, null if not known) and `random` (`mean` and `deviation`,
+            or null).
+        title: Title of the picture.
+        path: Where to save the picture, in the format of its suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
@@ -41,48 +36,44 @@ def plot_reinitialization(
     Reference:
         Zhang, Bengio and Singer, "Are all layers created equal?", 2019.
     """
-    check_matplotlib()
     from matplotlib.colors import Normalize
     from matplotlib.markers import CARETRIGHT
 
     table = _Table(robustness)
-    untouched = 100 * robustness["accuracy"]
+    trained = 100 * robustness["accuracy"]
     rows, columns = table.accuracies.shape
-    figure, _ = start_figure(min(7.2, 3.6 + 0.6 * columns), 1.3 + max(0.21, 0.36 - 0.008 * rows) * max(rows, 4))
+    figure = new_figure(min(7.2, 3.6 + 0.6 * columns), 1.3 + max(0.21, 0.36 - 0.008 * rows) * max(rows, 4), title)
     axes: Any = figure.subplots()
     lowest, highest = np.nanmin(table.accuracies), np.nanmax(table.accuracies)
-    scale = Normalize(min(lowest, untouched), max(highest, untouched))
+    scale = Normalize(min(lowest, trained), max(highest, trained))
     for column, (start, end) in enumerate(table.sides):
         corners = np.meshgrid([start, end], np.arange(rows + 1) - 0.5)
         values = np.ma.masked_invalid(table.accuracies[:, column : column + 1])
         image = axes.pcolormesh(*corners, values, norm=scale, cmap="viridis", edgecolors="white", linewidth=0.4)
     _mark_missing(axes, table)
-    axes.set(xlim=(table.sides[0, 0], table.sides[-1, 1]), ylim=(rows - 0.5, -0.5), ylabel="layer that is put back")
+    axes.set(xlim=(table.sides[0, 0], table.sides[-1, 1]), ylim=(rows - 0.5, -0.5), ylabel="layer that is reset")
     if table.epochs:
-        middle = len(table.epochs) / 2 / np.ptp(table.sides).item()
-        axes.set_xlabel("to its state after this epoch", x=middle)
+        axes.set_xlabel("to its state after this epoch", x=len(table.epochs) / 2 / np.ptp(table.sides).item())
     axes.set_yticks(range(rows), table.layers, fontsize=_LABEL_SIZE if rows <= 30 else 8)
-    axes.set_xticks(table.sides.mean(1), [*table.epochs, *["random"] * table.has_random], fontsize=_LABEL_SIZE)
+    _label_columns(axes, table, step=1)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    bar = figure.colorbar(
-        image, ax=axes, aspect=max(20, 1.3 * rows), pad=0.03, label=f"accuracy, % (as trained: {untouched:.1f})"
-    )
+    label = f"accuracy, % (as trained: {trained:.1f})"
+    bar = figure.colorbar(image, ax=axes, aspect=max(20, 1.3 * rows), pad=0.03, label=label)
     side = bar.ax.get_yaxis_transform()
-    bar.ax.plot(0, untouched, marker=CARETRIGHT, color="black", markersize=6, transform=side, clip_on=False)
-    figure.suptitle(title, fontsize=12, wrap=True)
+    bar.ax.plot(0, trained, marker=CARETRIGHT, color="black", markersize=6, transform=side, clip_on=False)
 
-    figure.draw_without_rendering()  # only now is known how large the cells are
+    figure.draw_without_rendering()  # the layout determines the size of the cells
     size = axes.get_window_extent()
-    unit = 72 / figure.dpi * size.width / np.ptp(table.sides)
-    _thin_out_epochs(axes, table, unit)
-    _write_numbers(axes, table, image, unit, 72 / figure.dpi * size.height / rows)
-    save_figure(figure, path)
-    return figure
+    width = 72 / figure.dpi * size.width / np.ptp(table.sides).item()
+    longest = (max(map(len, table.epochs), default=0) + 1) * _DIGIT * _LABEL_SIZE
+    _label_columns(axes, table, step=math.ceil(longest / width))
+    _write_numbers(axes, table, image, width, 72 / figure.dpi * size.height / rows)
+    return save_figure(figure, path)
 
 
 class _Table:
-    """The accuracies in percent, rows and columns as they are drawn; the width of a snapshot's column is 1."""
+    """The accuracies in percent, with rows and columns as drawn; the column of a snapshot has width 1."""
 
     def __init__(self, robustness: Mapping[str, Any]):
         layers = robustness["layers"]
@@ -95,11 +86,11 @@ class _Table:
             values = [[*row, draw.get("mean")] for row, draw in zip(values, draws, strict=True)]
         self.accuracies = 100 * np.array(values, dtype=np.float64)  # null is nan
         if not np.isfinite(self.accuracies).any():
-            raise ValueError("there is no accuracy to draw: no layer was put back to a snapshot or drawn anew.")
+            raise ValueError("there is no accuracy to draw: no layer was reset to a snapshot or to random weights.")
         self.deviations = 100 * np.array([draw.get("deviation") for draw in draws], dtype=np.float64)
         count = len(self.epochs)
         sides: list[tuple[float, float]] = [(column, column + 1) for column in range(count)]
-        if self.has_random:  # apart, and wide enough for its name and deviation
+        if self.has_random:  # separate, and wide enough for its name and deviation
             start = count + max(0.35, count / 50) if count else 0.0
             sides.append((start, start + max(1.7, count / 10)))
         self.sides = np.array(sides)
@@ -118,17 +109,15 @@ def _mark_missing(axes: Any, table: _Table) -> None:
         axes.figure.legend(handles=[handle], loc="outside lower center", frameon=False, fontsize=_LABEL_SIZE)
 
 
-def _thin_out_epochs(axes: Any, table: _Table, unit: float) -> None:
-    """Name only every so many epochs if their columns, `unit` points wide, are narrower than the names."""
-    needed = (max(map(len, table.epochs), default=0) + 1) * _DIGIT * _LABEL_SIZE
-    step = math.ceil(needed / unit)
-    shown = [epoch if place % step == 0 else "" for place, epoch in enumerate(table.epochs)]
-    axes.set_xticks(table.sides.mean(1), [*shown, *["random"] * table.has_random], fontsize=_LABEL_SIZE)
+def _label_columns(axes: Any, table: _Table, step: int) -> None:
+    """Label every `step`-th epoch, and the random draws."""
+    labels = [epoch if place % step == 0 else "" for place, epoch in enumerate(table.epochs)]
+    axes.set_xticks(table.sides.mean(1), [*labels, *["random"] * table.has_random], fontsize=_LABEL_SIZE)
 
 
-def _write_numbers(axes: Any, table: _Table, image: Any, unit: float, height: float) -> None:
-    """Write accuracies into the cells, `unit` and `height` points large, with the digits that they have room for."""
-    room = unit / (_DIGIT * _NUMBER_SIZE)  # in digits
+def _write_numbers(axes: Any, table: _Table, image: Any, width: float, height: float) -> None:
+    """Write accuracies into cells of this size, in points, with as many digits as fit."""
+    room = width / (_DIGIT * _NUMBER_SIZE)  # in digits
     if room < 3 or height < 1.2 * _NUMBER_SIZE:
         return
     digits = 1 if room > 5 else 0
@@ -137,12 +126,9 @@ def _write_numbers(axes: Any, table: _Table, image: Any, unit: float, height: fl
             continue
         text = f"{accuracy:.{digits}f}"
         start, end = table.sides[column]
-        if (
-            column == len(table.epochs)
-            and (end - start) * room > 7 + 3 * digits
-            and not np.isnan(table.deviations[row])
-        ):
-            text += f" ± {table.deviations[row]:.{digits}f}"
+        deviation = table.deviations[row] if column == len(table.epochs) else np.nan
+        if not np.isnan(deviation) and (end - start) * room > 7 + 3 * digits:
+            text += f" ± {deviation:.{digits}f}"
         red, green, blue, _ = image.to_rgba(accuracy)
         color = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
         axes.text((start + end) / 2, row, text, ha="center", va="center", fontsize=_NUMBER_SIZE, color=color)

@@ -1,95 +1,146 @@
-"""What a picture of embeddings shows, checked and brought into two or three dimensions."""
+"""The content of a picture of embeddings, checked and projected to two or three dimensions, and how it is drawn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.visualization.projection import check_directions, check_labels, check_points, show_on_sphere
+from hf_sphere.visualization.class_marks import add_legend
+from hf_sphere.visualization.figures import Figure, add_caption, new_figure, save_figure
+from hf_sphere.visualization.projection import check_labels, check_points, normalize, project_to_sphere, share_kept
 
 LARGEST_NAMED = 50
-"""Classes; names and directions of more cover the picture."""
+"""Number of classes; names and directions of more would cover the picture."""
 
 
 @dataclass(frozen=True, eq=False)
-class Scene:
-    """Points of classes in two or three dimensions.
+class Panel:
+    """The content of one panel of a gallery.
 
     Attributes:
-        points: (N, dim), unit vectors unless lengths are to be seen, float64 on the CPU.
-        labels: (N,), int64 on the CPU.
-        class_names: Of the K classes.
-        directions: (K, dim), a unit vector a class, or None.
-        note: That the points are projected and how much of them is seen; empty for points that are as they were given.
+        points: (N, d), with d at least the dimensions of the gallery.
+        labels: (N,) class indices.
+        directions: (K, d), a direction per class, or None.
+        lengths: Whether to draw points of two coordinates at their places in the plane, not on the circle.
     """
 
     points: Tensor
     labels: Tensor
-    class_names: Sequence[str]
-    directions: Tensor | None
-    note: str = ""
+    directions: Tensor | None = None
+    lengths: bool = False
 
-    @property
-    def present(self) -> list[int]:
-        """Classes that have points."""
-        return self.labels.unique().tolist()
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether there are too many classes to name them or to draw their directions."""
-        return len(self.present) > LARGEST_NAMED
+class Scene:
+    """Points of classes in two or three dimensions; subclasses draw them.
 
-    @property
-    def drawn_directions(self) -> dict[int, Tensor]:
-        """Class to direction, (dim,), of the classes that have points; empty if there are none to draw."""
-        if self.directions is None or self.is_crowded:
-            return {}
-        return {index: self.directions[index] for index in self.present}
+    Points with as many coordinates as the scene are only normalized, unless there is a basis, and not even that if
+    `panel.lengths` is true. All others are projected by `project_to_sphere`.
 
-    @property
-    def crowd_note(self) -> str:
-        """That names, and directions if there are any, are left out of a crowded picture; else empty."""
-        if not self.is_crowded:
-            return ""
-        what = "names" if self.directions is None else "names and directions"
-        return f"{len(self.present)} classes: too many to draw their {what}"
+    Args:
+        panel: What to draw.
+        class_names: Names of the K classes.
+        dim: Dimensions of the scene, 2 or 3.
+        basis: (d, dim), a basis to project on; see `project_to_sphere`.
+
+    Attributes:
+        points: (N, dim), unit vectors unless `panel.lengths` is true, float64 on the CPU.
+        labels: (N,), int64 on the CPU.
+        directions: (K, dim), a unit vector per class, or None.
+        note: Describes the projection, if there is one.
+        present: Classes that have points.
+        drawn_directions: Directions (dim,) by class, of the classes that have points; empty if these are too many.
+
+    Raises:
+        ValueError: If the points have too few coordinates or, with lengths, not two; if a shape does not fit; if a
+            label has no name; or if a vector is not finite or, unless it is a point with its length, zero.
+    """
+
+    def __init__(self, panel: Panel, class_names: Sequence[str], dim: int, basis: Tensor | None = None) -> None:
+        points, directions, lengths = check_points(panel.points), panel.directions, panel.lengths
+        width = points.shape[1]
+        if lengths and width != 2:
+            raise ValueError(f"lengths can be drawn for points of 2 coordinates only; got {width}.")
+        if width < dim:
+            raise ValueError(f"the {'circle' if dim == 2 else 'sphere'} needs at least {dim} coordinates; got {width}.")
+        labels = check_labels(panel.labels, len(points), class_names)
+        if directions is not None:
+            directions = check_points(directions, "directions")
+            if directions.shape != (len(class_names), width):
+                raise ValueError(
+                    f"directions must have the shape {(len(class_names), width)}, one per class; got "
+                    f"{tuple(directions.shape)}."
+                )
+            directions = normalize(directions, "direction")
+        note = ""
+        if not lengths and width == dim and basis is None:
+            points = normalize(points)
+        elif not lengths:
+            number = "two" if dim == 2 else "three"
+            which = f"the {number} leading principal" if basis is None else f"{number} given"
+            shown, basis = project_to_sphere(points, dim, basis=basis)
+            kept = 100 * share_kept(points, basis)
+            points, directions = shown, None if directions is None else F.normalize(directions @ basis, dim=-1)
+            note = f"{width} coordinates, projected on {which} directions, which keep {kept:.0f} % of the second moment"
+        self.points, self.labels, self.directions, self.class_names = points, labels, directions, class_names
+        self.lengths, self.note = lengths, note
+        self.present: list[int] = labels.unique().tolist()
+        self.drawn_directions: dict[int, Tensor] = {}
+        if directions is not None and len(self.present) <= LARGEST_NAMED:
+            self.drawn_directions = {index: directions[index] for index in self.present}
+
+    def draw(self, axes: Any, *, scale: float = 1.0) -> list[str]:
+        """Draw into empty axes, with markers `scale` times as large as usual, and return the lines of the caption."""
+        raise NotImplementedError
+
+    def draw_names(self, axes: Any, size: float) -> None:
+        """Write the names of the classes, `size` points large, after `draw` and `Figure.draw_without_rendering`."""
+        raise NotImplementedError
+
+    def plot(self, width: float, height: float, title: str, path: str | Path | None) -> Figure:
+        """Draw a figure of this scene alone; sizes in inches."""
+        figure = new_figure(width, height, title)
+        axes = figure.subplots()
+        add_caption(figure, *self.draw(axes))
+        add_legend(figure, self.present, self.class_names)
+        figure.draw_without_rendering()
+        classes = len(self.present)
+        if classes <= LARGEST_NAMED:
+            self.draw_names(axes, 13.0 if classes <= 10 else 10.5 if classes <= 30 else 8.0)
+        return save_figure(figure, path)
 
     def members(self) -> list[Tensor]:
-        """Points of each class of `present`, (n, dim)."""
+        """Points (n, dim) of each class of `present`."""
         return [self.points[self.labels == index] for index in self.present]
 
-    @classmethod
-    def on_sphere(
-        cls,
-        points: Tensor,
-        labels: Tensor,
-        class_names: Sequence[str],
-        dim: int,
-        directions: Tensor | None = None,
-        basis: Tensor | None = None,
-    ) -> "Scene":
-        """See `show_on_sphere`; labels (N,) and directions, one a class, are checked as well."""
-        shown = show_on_sphere(points, dim, directions, basis)
-        labels = check_labels(labels, len(shown.points), class_names)
-        _check_count(shown.directions, class_names)
-        return cls(shown.points, labels, class_names, shown.directions, shown.note)
+    def mean_directions(self) -> Tensor:
+        """Mean direction (dim,) of each class of `present`, stacked."""
+        return F.normalize(torch.stack([F.normalize(own, dim=1).mean(0) for own in self.members()]), dim=1)
 
-    @classmethod
-    def in_plane(cls, points: Tensor, labels: Tensor, class_names: Sequence[str], directions: Tensor | None) -> "Scene":
-        """Take points (N, 2) as they are, lengths as well, and directions (K, 2) with them.
+    def describe(self, *before: str, marks: str, shown: int, whole: str, outside: Sequence[str] = ()) -> list[str]:
+        """Return the lines of the caption.
 
-        Raises:
-            ValueError: If they have not two coordinates or are not finite, a direction is zero or missing, or the
-                labels do not fit.
+        Args:
+            before: Lines about the kind of picture.
+            marks: What marks a direction.
+            shown: Number of directions inside the picture.
+            whole: "circle" or "sphere", of which the picture may show a part.
+            outside: Other things that are outside the picture.
         """
-        points = check_points(points)
-        if points.shape[1] != 2:
-            raise ValueError(f"lengths can be drawn of points of 2 coordinates only; got {points.shape[1]}.")
-        turned = None if directions is None else check_directions(directions, 2)
-        _check_count(turned, class_names)
-        return cls(points, check_labels(labels, len(points), class_names), class_names, turned)
-
-
-def _check_count(directions: Tensor | None, class_names: Sequence[str]) -> None:
-    if directions is not None and len(directions) != len(class_names):
-        raise ValueError(f"directions must be one a class, {len(class_names)}; got {len(directions)}.")
+        count, classes = len(self.drawn_directions), len(self.present)
+        lines = [self.note, *before]
+        if shown:
+            lines.append(f"{marks}: directions of the classes")
+        elif count:
+            lines.append(f"no class direction lies in this part of the {whole}")
+        if 0 < shown < count:
+            outside = [*outside, f"{count - shown} of {count} class directions"]
+        if outside:
+            lines.append("outside the picture: " + " and ".join(outside))
+        if classes > LARGEST_NAMED:
+            what = "names" if self.directions is None else "names and directions"
+            lines.append(f"{classes} classes: too many to draw their {what}")
+        return [line for line in lines if line]

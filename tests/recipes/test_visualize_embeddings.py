@@ -1,6 +1,7 @@
 import importlib.util
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -201,7 +202,7 @@ def test_what_cannot_be_measured_is_noted_and_the_rest_is_there(labels, missing,
 def test_points_without_a_direction_are_refused_by_row_before_anything_is_written(value, draw, tmp_path):
     points, labels = clusters(3)
     points[4] = value
-    with pytest.raises(ValueError, match=r"1 of 90 embeddings of .*own are zero or not finite .* in row 4; leave them"):
+    with pytest.raises(ValueError, match=r"1 of 90 embeddings of .*own are zero or not finite.* in row 4; remove them"):
         draw(write(tmp_path / "own", points, labels), "--pictures", "sphere")
     assert not (tmp_path / "pictures").exists()
 
@@ -224,27 +225,27 @@ def test_pictures_that_are_there_are_not_replaced_unasked(draw, tmp_path):
 
 def test_a_film_needs_snapshots(draw, embeddings, tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "list_snapshots", lambda run: [])
-    with pytest.raises(ValueError, match=r"at least two snapshots of a run.*has 0; train with --snapshot_epochs 1"):
+    with pytest.raises(ValueError, match=r"snapshots of a run, two at least.*has 0; train with --snapshot_epochs 1"):
         draw(embeddings, "--pictures", "film")
     assert not (tmp_path / "pictures").exists()
 
 
 def test_a_gallery_is_of_the_same_classes(draw, embeddings, tmp_path):
-    with pytest.raises(ValueError, match=r"other classes, 0, 1, 2, \.\.\. and a, b, c; a gallery has one legend"):
+    with pytest.raises(ValueError, match=r"different classes \(0, 1, 2.* and a, b, c\), but a gallery has one legend"):
         draw(write(tmp_path / "own", *clusters(3)), "--beside", embeddings)
 
 
 def test_a_film_needs_to_know_its_run(draw, tmp_path):
-    with pytest.raises(ValueError, match="needs the model and the images of the embeddings"):
+    with pytest.raises(ValueError, match="does not say which model embedded which images of which data set"):
         draw(write(tmp_path / "own", *clusters(3)), "--pictures", "film")
 
 
 @pytest.mark.parametrize(
     ("dim", "words", "message"),
     [
-        (1, (), "embeddings of 1 coordinate; pictures need 2 at least"),
-        (2, ("--dim", 3), "--dim 3 needs as many coordinates; .* has 2"),
-        (3, ("--lengths",), "--lengths draws embeddings of 2 coordinates where they are; .* have 3"),
+        (1, (), r"embeddings of 1 coordinate\(s\); this needs at least 2"),
+        (2, ("--dim", 3), r"embeddings of 2 coordinate\(s\); this needs at least 3"),
+        (3, ("--lengths",), "lengths can be drawn for 2 coordinates only; .* have 3"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(dim, words, message, draw, tmp_path):
@@ -255,13 +256,13 @@ def test_what_cannot_be_drawn_is_said(dim, words, message, draw, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--lengths", "--dim", 3), "--lengths is for the plane"),
+        (("--lengths", "--dim", 3), "--lengths draws the plane and --dim 3 the sphere"),
         (("--max_samples", 0), "--max_samples must be at least 1; got 0"),
         (("--film_milliseconds", 10), "--film_milliseconds must be at least 20; got 10"),
-        (("--beside", "x", "x"), "--beside names other embeddings, each once; got x twice"),
-        (("--pictures", "cube"), "--pictures are any of sphere, angles, interactive, film, gallery; got 'cube'"),
-        (("--pictures", "gallery"), "the gallery and --beside need each other"),
-        (("--pictures", "sphere", "--beside", "x"), "the gallery and --beside need each other"),
+        (("--beside", "x", "x"), "--beside takes other embeddings, each once; got x twice"),
+        (("--pictures", "cube"), "--pictures: invalid choice: 'cube'"),
+        (("--pictures", "gallery"), "gallery and --beside require each other"),
+        (("--pictures", "sphere", "--beside", "x"), "gallery and --beside require each other"),
     ],
 )
 def test_arguments_without_a_meaning_are_refused(words, message, draw, tmp_path, capsys):
@@ -270,21 +271,15 @@ def test_arguments_without_a_meaning_are_refused(words, message, draw, tmp_path,
     assert message in capsys.readouterr().err
 
 
-def test_a_missing_extra_is_named_where_its_picture_was_asked_for(draw, tmp_path, recipe, monkeypatch):
-    def miss() -> None:
-        raise ImportError("the interactive sphere needs plotly: pip install 'hf_sphere[plotly]'.")
-
-    monkeypatch.setitem(recipe.EXTRAS, "interactive", miss)
+def test_a_missing_extra_is_an_error_if_its_picture_is_requested(draw, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
     own = write(tmp_path / "own", *clusters(3))
     with pytest.raises(ImportError, match=r"hf_sphere\[plotly\]"):
         draw(own, "--pictures", "interactive")
 
 
-def test_a_missing_extra_is_noted_where_all_pictures_were_to_be_drawn(draw, tmp_path, recipe, monkeypatch, capsys):
-    def miss() -> None:
-        raise ImportError("the interactive sphere needs plotly: pip install 'hf_sphere[plotly]'.")
-
-    monkeypatch.setitem(recipe.EXTRAS, "interactive", miss)
+def test_a_missing_extra_is_noted_if_the_default_pictures_are_drawn(draw, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
     folder = draw(write(tmp_path / "own", *clusters(3)))
     assert {path.name for path in folder.iterdir()} == {"sphere.png", "angles.png", "all_results.json", "run.json"}
     assert "Note: the interactive sphere needs plotly" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.visualization import View, choose_view, plot_sphere, project_to_sphere
 from hf_sphere.visualization.class_marks import LARGEST_LEGEND, mark_of, place_apart, place_names, shorten
-from hf_sphere.visualization.figures import start_figure
+from hf_sphere.visualization.figures import new_figure
 from hf_sphere.visualization.projection import share_kept
 from hf_sphere.visualization.scene import LARGEST_NAMED
 
@@ -75,8 +75,8 @@ class TestProjection:
     @pytest.mark.parametrize(
         ("points", "message"),
         [
-            (torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0]]), "a point at the origin has no direction; 1 of 2 are there"),
-            (torch.tensor([[1.0, 0, 0, torch.nan]]), "points must be finite; 1 of 1 are not, the first is number 0"),
+            (torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0]]), "a point at the origin has no direction; got 1 of 2"),
+            (torch.tensor([[1.0, 0, 0, torch.nan]]), "points must be finite; 1 of 1 are not, the first at index 0"),
             (torch.empty(0, 4), r"points must have the shape \(N, d\)"),
             (torch.ones(4), r"points must have the shape \(N, d\)"),
         ],
@@ -176,7 +176,7 @@ class TestNames:
         assert shorten(name) == short
 
     def test_thirty_classes_have_thirty_marks(self):
-        assert len({mark_of(index, range(10)) for index in range(30)}) == 30
+        assert len({mark_of(index) for index in range(30)}) == 30
 
 
 @pytest.fixture(scope="class")
@@ -211,7 +211,7 @@ class TestPicture:
     def test_points_that_are_turned_away_are_counted(self):
         points = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0.8, 0.6, 0.0]])
         figure = plot_sphere(points, torch.tensor([0, 1, 2]), ABC, view=View(0.0, 0.0))
-        assert figure.get_supxlabel() == "outside of the picture: 1 of 3 points"
+        assert figure.get_supxlabel() == "outside the picture: 1 of 3 points"
 
     def test_points_stand_where_the_view_shows_them(self):
         figure = plot_sphere(torch.tensor([[3.0, 4.0, 0.0]]), torch.tensor([0]), ["a"], view=View(0.0, 0.0))
@@ -241,7 +241,7 @@ class TestPicture:
         figure = plot_sphere(points, torch.arange(15) % 3, ABC, directions=directions)
         assert figure.get_supxlabel().splitlines() == [
             "lines and diamonds: directions of the classes",
-            "outside of the picture: 2 of 3 class directions",
+            "outside the picture: 2 of 3 class directions",
         ]
 
     def test_a_part_of_the_sphere_without_any_direction_is_said(self):
@@ -303,26 +303,26 @@ class TestPicture:
         assert set(names_in(figure.axes[0])) == set(names)
 
     def test_names_without_room_are_counted(self):
-        figure, colours = start_figure(3.0, 3.0)
+        figure = new_figure(3.0, 3.0)
         axes = figure.subplots()
         figure.draw_without_rendering()
-        place_names(axes, torch.rand(50, 2), range(50), [f"a long name {index}" for index in range(50)], colours, 13.0)
+        place_names(axes, torch.rand(50, 2), range(50), [f"a long name {index}" for index in range(50)], 13.0)
         *shown, note = axes.texts
         assert count_covered(shown) == 0
         assert 0 < len(shown) < 50
-        assert note.get_text() == f"{50 - len(shown)} names left out for want of room"
+        assert note.get_text() == f"{50 - len(shown)} names omitted for lack of space"
 
     @pytest.mark.parametrize("width", [1, 2])
     def test_points_of_fewer_coordinates_are_refused(self, width):
-        with pytest.raises(ValueError, match=f"the sphere needs points of at least 3 coordinates; got {width}"):
+        with pytest.raises(ValueError, match=f"the sphere needs at least 3 coordinates; got {width}"):
             plot_sphere(torch.randn(3, width), torch.arange(3), ABC)
 
     @pytest.mark.parametrize(
         ("labels", "message"),
         [
-            (torch.tensor([0, 1, 3]), "labels must be from 0 to 2, one a class name; got 0 to 3"),
-            (torch.tensor([-1, 1, 2]), "labels must be from 0 to 2, one a class name; got -1 to 2"),
-            (torch.tensor([0, 1]), r"labels must have the shape \(3,\), one a point; got \(2,\)"),
+            (torch.tensor([0, 1, 3]), "labels must be from 0 to 2, one per class name; got 0 to 3"),
+            (torch.tensor([-1, 1, 2]), "labels must be from 0 to 2, one per class name; got -1 to 2"),
+            (torch.tensor([0, 1]), r"labels must have the shape \(3,\), one per point; got \(2,\)"),
             (torch.tensor([0.0, 1.0, 2.0]), r"labels must be integers; got torch.float32"),
         ],
         ids=["too large", "negative", "too few", "real"],
@@ -334,8 +334,8 @@ class TestPicture:
     @pytest.mark.parametrize(
         ("directions", "message"),
         [
-            (torch.randn(3, 3), "directions must have 5 coordinates as the points; got 3"),
-            (torch.randn(2, 5), "directions must be one a class, 3; got 2"),
+            (torch.randn(3, 3), r"directions must have the shape \(3, 5\), one per class; got \(3, 3\)"),
+            (torch.randn(2, 5), r"directions must have the shape \(3, 5\), one per class; got \(2, 5\)"),
             (torch.zeros(3, 5), "a direction at the origin has no direction"),
         ],
         ids=["coordinates", "number", "zero"],

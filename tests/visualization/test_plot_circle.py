@@ -81,7 +81,7 @@ class TestCircle:
         assert directions_in(figure) == [pytest.approx(at(10)[0].tolist())]
         assert figure.get_supxlabel().splitlines()[1:] == [
             "lines: directions of the classes",
-            "outside of the picture: 2 of 3 class directions",
+            "outside the picture: 2 of 3 class directions",
         ]
 
     def test_a_quarter_without_any_direction_is_said(self):
@@ -128,11 +128,11 @@ class TestCircle:
         assert not any(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
 
     def test_points_on_a_line_are_refused(self):
-        with pytest.raises(ValueError, match="the circle needs points of at least 2 coordinates; got 1"):
+        with pytest.raises(ValueError, match="the circle needs at least 2 coordinates; got 1"):
             plot_circle(torch.randn(3, 1), torch.arange(3), ABC)
 
     def test_points_at_the_origin_are_refused(self):
-        with pytest.raises(ValueError, match="a point at the origin has no direction; 3 of 3"):
+        with pytest.raises(ValueError, match="a point at the origin has no direction; got 3 of 3"):
             plot_circle(torch.zeros(3, 2), torch.arange(3), ABC)
 
 
@@ -156,7 +156,7 @@ class TestPlane:
         assert (ends.norm(dim=1) > points.abs().max()).all()
 
     def test_points_of_more_coordinates_are_refused(self):
-        with pytest.raises(ValueError, match="lengths can be drawn of points of 2 coordinates only; got 3"):
+        with pytest.raises(ValueError, match="lengths can be drawn for points of 2 coordinates only; got 3"):
             plot_circle(torch.randn(3, 3), torch.arange(3), ABC, lengths=True)
 
     def test_a_basis_is_refused(self):
@@ -164,7 +164,7 @@ class TestPlane:
             plot_circle(torch.randn(3, 2), torch.arange(3), ABC, lengths=True, basis=torch.eye(2))
 
     def test_directions_must_be_one_a_class(self):
-        with pytest.raises(ValueError, match="directions must be one a class, 3; got 2"):
+        with pytest.raises(ValueError, match=r"directions must have the shape \(3, 2\), one per class; got \(2, 2\)"):
             plot_circle(torch.randn(3, 2), torch.arange(3), ABC, lengths=True, directions=torch.eye(2))
 
 

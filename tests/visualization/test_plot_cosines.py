@@ -107,7 +107,7 @@ def test_equal_cosines_are_one_bar_that_can_be_seen():
 
 
 def test_one_point_is_refused():
-    with pytest.raises(ValueError, match="cosines are between two points at least; got 1"):
+    with pytest.raises(ValueError, match="cosines need at least two points; got 1"):
         plot_cosines(torch.randn(1, 3))
 
 

@@ -87,7 +87,7 @@ def test_the_legend_names_every_kind_with_its_end_in_the_order_of_the_ends():
     assert [text.get_text() for text in legend.get_texts()] == ["sgd  70.00", "adam_s  60.00", "adam  50.00"]
 
 
-def test_the_legend_gives_each_kind_the_colour_of_its_curve():
+def test_the_legend_gives_each_kind_the_color_of_its_curve():
     axes = axes_of({"adam": [history(0.5)], "sgd": [history(0.7)], "adam_s": [history(0.6)]})
     drawn = {line.get_label(): line.get_color() for line in axes.get_lines()}
     handles, texts = axes.get_legend().legend_handles, axes.get_legend().get_texts()

@@ -9,7 +9,7 @@ from PIL import Image
 
 from hf_sphere.visualization import View, plot_sphere, save_film
 
-COLOURS = [(255, 0, 0), (0, 128, 0), (10, 20, 250)]
+COLORS = [(255, 0, 0), (0, 128, 0), (10, 20, 250)]
 
 
 @pytest.fixture(autouse=True)
@@ -17,14 +17,14 @@ def _needs_matplotlib() -> None:
     pytest.importorskip("matplotlib")
 
 
-def frame(colour=(255, 0, 0), size=(1.0, 0.5)):
+def frame(color=(255, 0, 0), size=(1.0, 0.5)):
     from matplotlib.figure import Figure
 
-    return Figure(figsize=size, facecolor=[part / 255 for part in colour])
+    return Figure(figsize=size, facecolor=[part / 255 for part in color])
 
 
 def busy_frame(seed):
-    """A frame of many colours, so that compressed data are longer than a block."""
+    """A frame of many colors, so that compressed data are longer than a block."""
     figure = frame((255, 255, 255), size=(3.0, 2.0))
     axes = figure.subplots()
     axes.imshow(np.random.default_rng(seed).random((40, 40, 3)))
@@ -37,17 +37,17 @@ def failing_frames():
     raise RuntimeError("no more memory")
 
 
-def test_a_gif_has_its_frames_in_order_with_their_colours(tmp_path):
-    save_film(map(frame, COLOURS), tmp_path / "new" / "film.gif")
+def test_a_gif_has_its_frames_in_order_with_their_colors(tmp_path):
+    save_film(map(frame, COLORS), tmp_path / "new" / "film.gif")
     with Image.open(tmp_path / "new" / "film.gif") as film:
         assert (film.n_frames, film.size) == (3, (100, 50))
-        for number, colour in enumerate(COLOURS):
+        for number, color in enumerate(COLORS):
             film.seek(number)
-            assert film.convert("RGB").getpixel((40, 20)) == colour
+            assert film.convert("RGB").getpixel((40, 20)) == color
 
 
 def test_a_gif_starts_again_at_its_end_and_keeps_the_time(tmp_path):
-    save_film(map(frame, COLOURS), tmp_path / "film.gif", milliseconds=250)
+    save_film(map(frame, COLORS), tmp_path / "film.gif", milliseconds=250)
     with Image.open(tmp_path / "film.gif") as film:
         for number in range(3):
             film.seek(number)
@@ -56,7 +56,7 @@ def test_a_gif_starts_again_at_its_end_and_keeps_the_time(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_busy_frames_keep_their_colours_in_a_gif(tmp_path, count):
+def test_busy_frames_keep_their_colors_in_a_gif(tmp_path, count):
     save_film(map(busy_frame, range(count)), tmp_path / "film.gif")
     save_film(map(busy_frame, range(count)), tmp_path / "frames")
     with Image.open(tmp_path / "film.gif") as film:
@@ -83,16 +83,16 @@ def test_what_stands_still_does_not_flicker(tmp_path):
         for number in range(3):
             film.seek(number)
             drawn.append(np.asarray(film.convert("RGB")))
-    for colour in (255, 250):  # background and globe
-        of_colour = (exact == colour).all(-1)
-        assert of_colour.sum() > 10_000
-        assert (np.stack(drawn)[of_colour] == colour).all()
+    for color in (255, 250):  # background and globe
+        of_color = (exact == color).all(-1)
+        assert of_color.sum() > 10_000
+        assert (np.stack(drawn)[of_color] == color).all()
     still = (exact == exact[0]).all((0, -1))
     assert (np.stack(drawn)[:, still] == drawn[0][still]).all()
     assert np.abs(np.stack(drawn) - exact.astype(float)).mean() < 1
 
 
-def test_a_film_of_few_colours_keeps_them_all(tmp_path):
+def test_a_film_of_few_colors_keeps_them_all(tmp_path):
     save_film(map(frame, [(4 * value, value, 255 - value) for value in range(60)]), tmp_path / "film.gif")
     with Image.open(tmp_path / "film.gif") as film:
         for value in range(60):
@@ -101,10 +101,10 @@ def test_a_film_of_few_colours_keeps_them_all(tmp_path):
 
 
 def test_a_folder_has_numbered_pictures(tmp_path):
-    save_film(map(frame, COLOURS), tmp_path / "new" / "frames")
+    save_film(map(frame, COLORS), tmp_path / "new" / "frames")
     files = sorted((tmp_path / "new" / "frames").iterdir())
     assert [file.name for file in files] == ["frame-0001.png", "frame-0002.png", "frame-0003.png"]
-    assert [Image.open(file).getpixel((40, 20)) for file in files] == COLOURS
+    assert [Image.open(file).getpixel((40, 20)) for file in files] == COLORS
 
 
 @pytest.mark.parametrize("name", ["film.gif", "frames"])
@@ -112,10 +112,10 @@ def test_one_figure_lives_at_a_time(tmp_path, name):
     born = []
 
     def figures():
-        for colour in COLOURS:
+        for color in COLORS:
             gc.collect()
             assert not any(other() for other in born)
-            figure = frame(colour)
+            figure = frame(color)
             born.append(weakref.ref(figure))
             yield figure
             del figure
@@ -133,7 +133,7 @@ def test_what_fails_leaves_nothing_behind(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["film.gif", "frames"])
 def test_what_fails_leaves_an_earlier_film_as_it_was(tmp_path, name):
-    save_film(map(frame, COLOURS), tmp_path / name)
+    save_film(map(frame, COLORS), tmp_path / name)
     with pytest.raises(RuntimeError, match="no more memory"):
         save_film(failing_frames(), tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == [name]
@@ -143,8 +143,8 @@ def test_what_fails_leaves_an_earlier_film_as_it_was(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["film.gif", "frames"])
 def test_an_earlier_film_is_replaced_whole(tmp_path, name):
-    save_film(map(frame, COLOURS), tmp_path / name)
-    save_film(map(frame, COLOURS[1:2]), tmp_path / name)
+    save_film(map(frame, COLORS), tmp_path / name)
+    save_film(map(frame, COLORS[1:2]), tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     frames = len(list((tmp_path / name).iterdir())) if name == "frames" else Image.open(tmp_path / name).n_frames
     assert frames == 1
@@ -160,11 +160,11 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path):
 @pytest.mark.parametrize(
     ("figures", "name", "options", "message"),
     [
-        ([], "film.gif", {}, "a film needs one figure at least"),
-        ([], "frames", {}, "a film needs one figure at least"),
+        ([], "film.gif", {}, "a film needs at least one figure"),
+        ([], "frames", {}, "a film needs at least one figure"),
         ([frame, lambda: frame(size=(2.0, 1.0))], "film.gif", {}, r"one size; got \(100, 50\) and \(200, 100\)"),
         ([frame], "film.mp4", {}, r"a film is a \.gif, or a folder .*; got 'film.mp4'"),
-        ([frame], "film.gif", {"milliseconds": 10}, "20 milliseconds at least; got 10"),
+        ([frame], "film.gif", {"milliseconds": 10}, "at least 20 milliseconds; got 10"),
     ],
     ids=["no frame", "no frame for a folder", "two sizes", "suffix", "time"],
 )

@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 
 from hf_sphere.visualization import write_interactive_sphere
+from hf_sphere.visualization.figures import COLORS
 from hf_sphere.visualization.interactive import thumbnails
-from hf_sphere.visualization.interactive.colours import TEN, class_colours
+from hf_sphere.visualization.interactive.colors import class_colors
 from hf_sphere.visualization.interactive.thumbnails import make_sheets
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -133,7 +134,7 @@ def test_thumbnails_are_where_the_page_looks_for_them(monkeypatch):
     assert seen == pytest.approx(images[:, 0, 0, 0].tolist(), abs=6)
 
 
-def test_colours_of_an_image_stay():
+def test_colors_of_an_image_stay():
     red = torch.tensor([220, 40, 40], dtype=torch.uint8).view(1, 3, 1, 1).expand(1, 3, 32, 32)
     (tile,) = tiles_of(make_sheets(red))
     assert tile.mean((0, 1)) == pytest.approx([220, 40, 40], abs=8)
@@ -152,19 +153,19 @@ def test_many_images_are_shrunk():
 # Colours
 
 
-def test_up_to_ten_classes_have_the_colours_of_the_other_pictures():
+def test_up_to_ten_classes_have_the_colors_of_the_other_pictures():
     matplotlib = pytest.importorskip("matplotlib")
     to_hex = pytest.importorskip("matplotlib.colors").to_hex
-    assert class_colours(10) == [to_hex(colour) for colour in matplotlib.color_sequences["petroff10"]]
+    assert class_colors(10) == [to_hex(color) for color in matplotlib.color_sequences["petroff10"]]
 
 
 @pytest.mark.parametrize("count", [1, 11, 100, 1000, 3000])
-def test_every_class_has_a_colour(count):
-    colours = class_colours(count)
-    assert len(colours) == count
-    assert all(re.fullmatch("#[0-9a-f]{6}", colour) for colour in colours)
-    assert len(set(colours)) == count or count > 1000
-    assert colours[: len(TEN)] == [f"#{colour}" for colour in TEN][:count]
+def test_every_class_has_a_color(count):
+    colors = class_colors(count)
+    assert len(colors) == count
+    assert all(re.fullmatch("#[0-9a-f]{6}", color) for color in colors)
+    assert len(set(colors)) == count or count > 1000
+    assert colors[: len(COLORS)] == list(COLORS)[:count]
 
 
 # What is refused
@@ -180,15 +181,15 @@ def test_every_class_has_a_colour(count):
         ({"points": torch.zeros(4, 3)}, "origin has no direction"),
         ({"labels": torch.tensor([0, 1, 2, 0])}, "from 0 to 1"),
         ({"labels": torch.tensor([0, 1, -1, 0])}, "from 0 to 1"),
-        ({"labels": torch.tensor([0, 1])}, "one a point"),
+        ({"labels": torch.tensor([0, 1])}, "one per point"),
         ({"labels": torch.zeros(4)}, "must be integers"),
         ({"images": torch.zeros(3, 1, 8, 8, dtype=torch.uint8)}, "3 images for 4 points"),
-        ({"images": torch.zeros(4, 1, 8, 8)}, "give uint8"),
+        ({"images": torch.zeros(4, 1, 8, 8)}, "pass uint8"),
         ({"images": torch.zeros(4, 2, 8, 8, dtype=torch.uint8)}, "C of 1 or 3"),
-        ({"images": torch.zeros(4, 8, 8, dtype=torch.uint8)}, "give uint8"),
+        ({"images": torch.zeros(4, 8, 8, dtype=torch.uint8)}, "pass uint8"),
         ({"texts": ["a"]}, "1 texts for 4 points"),
-        ({"directions": torch.ones(3, 3)}, "3 directions for 2 class names"),
-        ({"directions": torch.ones(2, 4)}, "must have 3 coordinates"),
+        ({"directions": torch.ones(3, 3)}, r"shape \(2, 3\), one per class; got \(3, 3\)"),
+        ({"directions": torch.ones(2, 4)}, r"shape \(2, 3\), one per class; got \(2, 4\)"),
         ({"directions": torch.zeros(2, 3)}, "origin has no direction"),
     ],
 )
@@ -348,7 +349,7 @@ def test_buttons_hide_and_show_all_classes(page):
     assert visible_classes(page) == list(range(10))
 
 
-def colours_of(page):
+def colors_of(page):
     return page.evaluate(
         """[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,
             getComputedStyle(document.querySelector(".legendtext")).fill, element("sphere").data[10].color,
@@ -357,10 +358,10 @@ def colours_of(page):
 
 
 def contrast(one, other):
-    """Contrast of two colours "rgb(r, g, b)" by WCAG 2, from 1 to 21."""
+    """Contrast of two colors "rgb(r, g, b)" by WCAG 2, from 1 to 21."""
 
-    def luminance(colour):
-        share = np.array([int(part) for part in re.findall(r"\d+", colour)[:3]]) / 255
+    def luminance(color):
+        share = np.array([int(part) for part in re.findall(r"\d+", color)[:3]]) / 255
         return np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722]
 
     low, high = sorted([luminance(one), luminance(other)])
@@ -368,18 +369,18 @@ def contrast(one, other):
 
 
 def test_the_theme_follows_the_system_and_the_button_and_text_is_legible_in_both(page):
-    light = colours_of(page)
+    light = colors_of(page)
     page.emulate_media(color_scheme="dark")
     page.get_by_role("button", name="Light").wait_for()
     page.wait_for_function(f"element('sphere').data[11].line.color !== '{light[4]}'")
-    dark = colours_of(page)
+    dark = colors_of(page)
     assert all(one != other for one, other in zip(light, dark, strict=True))
     for paper, ink, legend, *_ in (light, dark):
         assert contrast(paper, ink) > 7
         assert contrast(paper, legend) > 7
     page.get_by_role("button", name="Light").click()
     page.wait_for_function(f"element('sphere').data[11].line.color === '{light[4]}'")
-    assert colours_of(page) == light
+    assert colors_of(page) == light
 
 
 def test_dragging_turns_the_sphere_and_its_names_and_home_turns_them_back(page):

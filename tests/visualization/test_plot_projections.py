@@ -69,7 +69,7 @@ class TestMasses:
 
     def test_a_bar_is_the_mass_of_a_layer_and_the_last_one_the_networks(self):
         figure = plot_projection_masses(statistics({"a": layer(-1, 1), "b": layer(-1, -1, 1, -1)}))
-        assert self.bars(figure, "no difference shown") == [
+        assert self.bars(figure, "no significant difference") == [
             pytest.approx((0, 0, 0.5)),
             pytest.approx((1, 0, 0.75)),
             pytest.approx((2.5, 0, 4 / 6)),
@@ -84,7 +84,7 @@ class TestMasses:
         assert ranges[0].get_width() > bars[0].get_width()
 
     @pytest.mark.parametrize("test", ["sign_p_value_adjusted", "ks_p_value_adjusted"])
-    def test_layers_that_either_test_tells_from_random_ones_differ_in_colour_and_hatch(self, test):
+    def test_layers_that_either_test_tells_from_random_ones_differ_in_color_and_hatch(self, test):
         layers = {"a": layer(-1, 1), "b": layer(-1, 1, **{test: 0.049}), "c": layer(-1, 1, **{test: 0.05})}
         figure = plot_projection_masses(statistics(layers))
         _, different, alike = figure.axes[0].containers
@@ -110,7 +110,7 @@ class TestMasses:
     def test_a_layer_of_dead_filters_has_no_bar(self):
         dead = layer(num_filters=4, num_dead=4, sign_p_value_adjusted=None, ks_p_value_adjusted=None)
         figure = plot_projection_masses(statistics({"a": dead, "b": layer(-1, 1)}))
-        assert [middle for middle, *_ in self.bars(figure, "no difference shown")] == [1, 2.5]
+        assert [middle for middle, *_ in self.bars(figure, "no significant difference")] == [1, 2.5]
         assert [middle for middle, *_ in self.bars(figure, "95 % range of random filters")] == [1, 2.5]
 
     @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ class TestMasses:
         figure = plot_projection_masses(statistics({name: layer(-1, 1, num_dead=1) for name in names}))
         assert self.names(figure.axes[0].yaxis) == [*names, "network"]
         assert figure.axes[0].yaxis_inverted()
-        assert self.bars(figure, "no difference shown")[0] == pytest.approx((0, 0, 0.5))
+        assert self.bars(figure, "no significant difference")[0] == pytest.approx((0, 0, 0.5))
 
     def test_sixty_names_do_not_overlap(self):
         figure = plot_projection_masses(statistics(numbered(60)))
@@ -217,7 +217,7 @@ class TestHistograms:
         figure = plot_projection_histograms(statistics({"a": far}))
         right = self.stairs(figure.axes[0])["projection > 0"]
         assert right.edges[-1] < 5
-        assert "those further out in the outermost bars" in figure.legends[0].get_title().get_text()
+        assert "outliers in the outermost bars" in figure.legends[0].get_title().get_text()
         assert (right.values * np.diff(right.edges)).sum() == pytest.approx(1 - far["mass"])
 
     def test_a_layer_of_dead_filters_is_said_to_be_dead(self):
@@ -228,9 +228,9 @@ class TestHistograms:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"layers": ["conv7"]}, "layers conv7 cannot be drawn; there are: conv0, conv1"),
-            ({"epochs": [0, 3, 4]}, "epochs 3, 4 cannot be drawn; there are: 0, 2"),
-            ({"epochs": []}, "epochs none cannot be drawn; there are: 0, 2"),
+            ({"layers": ["conv7"]}, "layers conv7 cannot be drawn; available: conv0, conv1"),
+            ({"epochs": [0, 3, 4]}, "epochs 3, 4 cannot be drawn; available: 0, 2"),
+            ({"epochs": []}, "epochs none cannot be drawn; available: 0, 2"),
         ],
         ids=str,
     )
@@ -244,7 +244,7 @@ class TestHistograms:
             plot_projection_histograms(statistics(numbered(1)), epochs=[0])
 
     def test_raw_projections_are_refused(self):
-        with pytest.raises(ValueError, match=r"not normalised.*projection_statistics\(\.\.\., normalize=True\)"):
+        with pytest.raises(ValueError, match=r"not normalized.*projection_statistics\(\.\.\., normalize=True\)"):
             plot_projection_histograms(statistics(numbered(1), normalized=False))
 
     @pytest.mark.parametrize("training", [{"epochs": []}, {"epochs": [{"epoch": 0}]}, statistics({})], ids=str)
@@ -284,7 +284,7 @@ class TestAlongTraining:
         above, _ = plot_projections_along_training(self.training(eval_accuracy=0.25)).axes
         assert list(self.lines(above)) == ["evaluation"]
 
-    def test_distances_stand_below_in_the_colours_of_their_layers(self):
+    def test_distances_stand_below_in_the_colors_of_their_layers(self):
         distances = {"layers": {name: {"l2": 1.5, "l_inf": 2.0, "relative": True} for name in ("conv0", "conv1")}}
         masses, below = plot_projections_along_training(self.training(distances=distances)).axes
         assert self.lines(below)["conv1"] == [(0, 1.5), (1, 1.5), (2, 1.5)]

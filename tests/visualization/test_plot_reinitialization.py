@@ -101,14 +101,14 @@ def test_without_missing_cells_there_is_nothing_to_explain():
     assert plot_reinitialization(robustness(a=layer(0.1))).legends == []
 
 
-def test_the_accuracy_of_the_trained_model_is_named_and_marked_at_the_colour_bar():
+def test_the_accuracy_of_the_trained_model_is_named_and_marked_at_the_color_bar():
     bar = plot_reinitialization(robustness(accuracy=0.912, a=layer(0.1))).axes[1]
     assert bar.get_ylabel() == "accuracy, % (as trained: 91.2)"
     assert [line.get_ydata() for line in bar.get_lines() if len(line.get_ydata()) == 1] == [pytest.approx([91.2])]
 
 
 @pytest.mark.parametrize(("accuracy", "scale"), [(0.9, (10, 90)), (0.2, (10, 50)), (0.05, (5, 50))])
-def test_colours_range_over_the_cells_and_the_trained_model(accuracy, scale):
+def test_colors_range_over_the_cells_and_the_trained_model(accuracy, scale):
     figure = plot_reinitialization(robustness(accuracy=accuracy, a=layer(0.1, 0.5)))
     assert [mesh.get_clim() for mesh in figure.axes[0].collections] == [pytest.approx(scale)] * 2
 

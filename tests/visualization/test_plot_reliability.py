@@ -98,11 +98,11 @@ class TestReliability:
         assert (gaps > 0.05).all()
         assert (shown > 0.0).all()
         assert (shown < 1.0).all()
-        assert "both axes are widened towards 100" in below.get_xlabel()
+        assert "both axes are stretched towards 100" in below.get_xlabel()
 
     def test_wider_axes_keep_the_diagonal_from_corner_to_corner(self):
         axes = plot_reliability(bins_of((0.8, 0.78, 10), (0.999, 0.9985, 10), (1.0, 1.0, 10))).axes[0]
-        (diagonal,) = [line for line in axes.get_lines() if line.get_label() == "as right as confident"]
+        (diagonal,) = [line for line in axes.get_lines() if line.get_label() == "perfect calibration"]
         ends = axes.transAxes.inverted().transform(axes.transData.transform(diagonal.get_xydata()))
         assert ends == pytest.approx(torch.tensor([[0.0, 0.0], [1.0, 1.0]]).numpy(), abs=1e-9)
 

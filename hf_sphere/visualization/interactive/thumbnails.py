@@ -1,4 +1,4 @@
-"""Thousands of small images in few: sheets of thumbnails, side by side in rows."""
+"""Thumbnail sheets: thousands of small images in a few large ones."""
 
 import base64
 import io
@@ -11,16 +11,16 @@ from PIL import Image
 from torch import Tensor
 
 LONGEST_SIDE = 128
-"""Pixels; the page shows a thumbnail no larger."""
+"""Pixels: the size at which the page shows thumbnails."""
 
 MOST_PIXELS = 10_240_000
-"""Of all thumbnails together: 10,000 of 32 x 32."""
+"""Pixels of all thumbnails together: 10,000 of 32 x 32."""
 
 MOST_BYTES = 2_500_000
-"""Of all sheets together: a page of them, plotly.js and the points then has less than 6 MB."""
+"""Bytes of all sheets together: a page with them, plotly.js and the points stays below 6 MB."""
 
 SHEET_SIDE = 1024
-"""Pixels: the page decodes a sheet when the mouse first comes upon one of its images, which must not take long."""
+"""Pixels: the page decodes a sheet when one of its images is first shown, which must be fast."""
 
 _QUALITIES = (90, 75, 60, 45, 30, 15)
 _SHRINK = 0.8
@@ -28,25 +28,23 @@ _SAMPLE = 500
 
 
 def make_sheets(images: Tensor) -> dict[str, Any]:
-    """Put images on WebP sheets, row by row, of the best quality that `MOST_BYTES` allow.
+    """Arrange images row by row on WebP sheets, with the best quality that `MOST_BYTES` allows.
 
-    Images are shrunk where they are many or large, and again where even the worst quality takes too much room.
+    Many or large images are downscaled, and again if even the lowest quality takes too many bytes.
 
     Args:
         images: uint8 (N, C, H, W) on the CPU, C of 1 (gray) or 3 (RGB), N at least 1.
 
     Returns:
-        width, height: Of a thumbnail, in pixels.
-        columns: Thumbnails in a row of a sheet.
-        per_sheet: Thumbnails on a full sheet.
-        sheets: The sheets, as base64.
+        A dictionary with `width` and `height` of a thumbnail in pixels, `columns` (thumbnails per row of a sheet),
+        `per_sheet` (thumbnails on a full sheet) and `sheets` (the sheets as base64).
     """
     height, width = images.shape[-2:]
     scale = min(1.0, LONGEST_SIDE / max(height, width), math.sqrt(MOST_PIXELS / (len(images) * height * width)))
     allowed = MOST_BYTES / len(images)
     while True:
         size = (max(1, math.floor(height * scale)), max(1, math.floor(width * scale)))
-        # What the sheets will take is told from some of the images, spread over all.
+        # The size of the sheets is estimated from a sample of the images.
         sample = _resized(images[:: math.ceil(len(images) / _SAMPLE)], size)
         fitting = (quality for quality in _QUALITIES if len(_encoded(sample, quality)) < 0.95 * allowed * len(sample))
         quality = next(fitting, None)
@@ -69,12 +67,12 @@ def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _encoded(images: Tensor, quality: int, columns: int = 16) -> bytes:
-    """Lay images (n, C, h, w) out in rows of `columns`, black where there are none left, and write them as WebP."""
+    """Arrange images (n, C, h, w) in rows of `columns`, filled up with black, and encode them as WebP."""
     count, channels, height, width = images.shape
     rows = math.ceil(count / columns)
     tiles = torch.cat([images, images.new_zeros(rows * columns - count, channels, height, width)])
     sheet = tiles.view(rows, columns, channels, height, width).permute(0, 3, 1, 4, 2)
     pixels = sheet.reshape(rows * height, columns * width, channels).expand(-1, -1, 3)
-    written = io.BytesIO()
-    Image.fromarray(pixels.numpy()).save(written, "WEBP", quality=quality, method=2)
-    return written.getvalue()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.numpy()).save(buffer, "WEBP", quality=quality, method=2)
+    return buffer.getvalue()

@@ -2,7 +2,7 @@
 
 const element = (id) => document.getElementById(id);
 
-/** Bytes of base64; browsers learned to do it themselves in 2025. */
+/** Decodes base64; browsers have had a function for it only since 2025. */
 function decode(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
   const characters = atob(text);
@@ -11,14 +11,14 @@ function decode(text) {
   return bytes;
 }
 
-/** The text that an element holds compressed. */
+/** Decompresses the text of an element. */
 async function unpack(id) {
   const packed = new Blob([decode(element(id).textContent)]);
   element(id).remove();
   return new Response(packed.stream().pipeThrough(new DecompressionStream("gzip"))).text();
 }
 
-/** Vectors (n, 3) from their packed coordinates. */
+/** Unpacks vectors (n, 3). */
 function vectors(text) {
   const steps = new Int16Array(decode(text).buffer);
   return Array.from({length: steps.length / 3}, (_, row) => [0, 1, 2].map((axis) => steps[3 * row + axis] / 32767));
@@ -35,27 +35,27 @@ const dot = (a, b) => a[0] * b[0] + a[1] * b[1] + a[2] * b[2];
 const cross = (a, b) => [a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]];
 const minus = (a, b) => [a[0] - b[0], a[1] - b[1], a[2] - b[2]];
 
-/** A name for the legend, cut where it is long; a space of no width keeps plotly from reading markup in it. */
+/** Shortens a name for the legend; zero-width spaces prevent plotly from parsing markup in it. */
 const forLegend = (name) => (name.length > 30 ? `${name.slice(0, 29)}…` : name).replace(/[<&]/g, "$&\u200b");
 
-const RANGE = 1.2;  // of each axis, to both sides
-const GLOBE = 0.97;  // radius of the ball that hides what is behind it
-const TIP = 1.13;  // where directions end
-const MOST_NAMES = 40;  // on the sphere at one time: more would hide the points
+const RANGE = 1.2;  // each axis runs from -RANGE to RANGE
+const GLOBE = 0.97;  // radius of the ball that hides the far side
+const TIP = 1.13;  // radius at which directions end
+const MOST_NAMES = 40;  // names shown at a time; more would hide the points
 
-const themeColour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const themeColor = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 const isSeen = (plot, index) => plot.data[index].visible !== "legendonly";
 
-// What is drawn
+// Traces and layout
 
-/** The page's content with points grouped by class. */
+/** Groups the points of the page by class. */
 function grouped(content) {
   const points = vectors(content.points);
   const labels = new Int32Array(decode(content.labels).buffer);
   const directions = content.directions && vectors(content.directions);
   const classes = content.names.map((name, index) => ({
-    name, colour: content.colours[index], members: [], direction: directions ? directions[index] : null,
+    name, color: content.colors[index], members: [], direction: directions ? directions[index] : null,
   }));
   points.forEach((_, index) => classes[labels[index]].members.push(index));
   for (const one of classes) one.tip = scaled(one.direction || sum(one.members.map((index) => points[index])), TIP);
@@ -66,9 +66,9 @@ function classTrace(one, points) {
   const rows = one.members.map((index) => points[index]);
   return {
     type: "scatter3d", mode: "markers", name: forLegend(one.name), hoverinfo: "none", showlegend: true,
-    // A class without points has a line in the legend all the same, for its direction.
+    // A class without points still has a legend entry, for its direction.
     ...columns(rows.length > 0 ? rows : [gap]),
-    marker: {size: points.length > 3000 ? 3.5 : 5, color: one.colour, line: {width: 0}},
+    marker: {size: points.length > 3000 ? 3.5 : 5, color: one.color, line: {width: 0}},
   };
 }
 
@@ -88,11 +88,11 @@ function wireTrace() {
   }
   return {
     type: "scatter3d", mode: "lines", hoverinfo: "skip", showlegend: false, ...columns(rows),
-    line: {width: 1, color: themeColour("wire")},
+    line: {width: 1, color: themeColor("wire")},
   };
 }
 
-/** A ball a little smaller than the sphere, which hides what is behind it. */
+/** A ball slightly smaller than the sphere, which hides the far side. */
 function globeTrace() {
   const [rows, i, j, k] = [[], [], [], []];
   const [across, around] = [32, 64];
@@ -108,27 +108,27 @@ function globeTrace() {
     }
   }
   return {
-    type: "mesh3d", hoverinfo: "skip", showlegend: false, ...columns(rows), i, j, k, color: themeColour("globe"),
+    type: "mesh3d", hoverinfo: "skip", showlegend: false, ...columns(rows), i, j, k, color: themeColor("globe"),
     lighting: {ambient: 1, diffuse: 0, specular: 0, fresnel: 0},
   };
 }
 
-/** Lines along the directions of classes. */
+/** Lines along the class directions. */
 function directionTrace(classes) {
   const rows = classes.filter((one) => one.direction).flatMap((one) => [[0, 0, 0], one.tip, gap]);
-  const colours = classes.flatMap((one) => [one.colour, one.colour, one.colour]);
+  const colors = classes.flatMap((one) => [one.color, one.color, one.color]);
   return {
     type: "scatter3d", mode: "lines", hoverinfo: "skip", showlegend: false, ...columns(rows.length > 0 ? rows : [gap]),
-    line: {width: 5, color: colours},
+    line: {width: 5, color: colors},
   };
 }
 
 function layout(points) {
   const axis = {visible: false, showspikes: false, range: [-RANGE, RANGE]};
   const [x, y, z] = scaled(sum(points), 1);
-  // Look from where most points are, a little from the side.
+  // The camera is above the mean of the points, slightly to the side.
   const [latitude, longitude] = [Math.asin(z) + 0.25, Math.atan2(y, x) + 0.25];
-  // In a window higher than wide the sphere is to fit the width, beside the legend.
+  // In a portrait window the sphere fits the width beside the legend.
   const {clientWidth, clientHeight} = element("sphere");
   const eye = scaled(onSphere(Math.min(latitude, 1.5), longitude), 1.3 * Math.max(1, (1.2 * clientHeight) / clientWidth));
   return {
@@ -142,15 +142,15 @@ function layout(points) {
 }
 
 const themed = () => ({
-  paper_bgcolor: themeColour("page"),
-  font: {family: getComputedStyle(document.body).fontFamily, size: 13, color: themeColour("ink")},
-  legend: {itemsizing: "constant", x: 1, xanchor: "right", y: 0.5, maxheight: 0.88, bgcolor: themeColour("page")},
-  modebar: {bgcolor: "rgba(0,0,0,0)", color: themeColour("faint"), activecolor: themeColour("ink")},
+  paper_bgcolor: themeColor("page"),
+  font: {family: getComputedStyle(document.body).fontFamily, size: 13, color: themeColor("ink")},
+  legend: {itemsizing: "constant", x: 1, xanchor: "right", y: 0.5, maxheight: 0.88, bgcolor: themeColor("page")},
+  modebar: {bgcolor: "rgba(0,0,0,0)", color: themeColor("faint"), activecolor: themeColor("ink")},
 });
 
 // Names of the classes
 
-/** The eye of a plotly camera, and three directions as seen from it. */
+/** Position and axes of a plotly camera. */
 function viewOf({eye, center, up}) {
   const axes = ({x, y, z}) => [x, y, z];
   const backward = scaled(minus(axes(eye), axes(center)), 1);
@@ -158,7 +158,7 @@ function viewOf({eye, center, up}) {
   return {eye: axes(eye), backward, right, above: cross(backward, right)};
 }
 
-/** Where plotly shows a place, in pixels of the picture: it looks at a cube of side 1 at an angle of 45 degrees. */
+/** Projects a place as plotly does, to pixels: a cube of side 1, with a field of view of 45 degrees. */
 function seenAt(place, {eye, backward, right, above}, {width, height}) {
   const offset = minus(place, eye);
   const focal = height / 2 / Math.tan(Math.PI / 8) / -dot(offset, backward);
@@ -167,19 +167,19 @@ function seenAt(place, {eye, backward, right, above}, {width, height}) {
 
 const inCube = (point) => point.map((coordinate) => coordinate / (2 * RANGE));
 
-/** Whether the ball stands between the eye and a place outside of it. */
+/** Returns whether the ball is between the camera and a place outside it. */
 function isBehind(place, eye) {
   const way = minus(place, eye);
   const nearest = Math.min(Math.max(-dot(eye, way) / dot(way, way), 0), 1);
   return Math.hypot(...eye.map((coordinate, axis) => coordinate + nearest * way[axis])) < GLOBE / (2 * RANGE);
 }
 
-/** Keeps the name of each class at its tip, nearest first; one that would cover another, or is hidden, is left out. */
+/** Keeps the name of each class at its tip, nearest first; hidden and overlapping names are omitted. */
 function nameClasses(plot, content) {
   const tags = content.classes.map((one) => {
     const tag = element("names").appendChild(document.createElement("span"));
     tag.textContent = one.name;
-    tag.style.borderLeft = `4px solid ${one.colour}`;  // beside it lie points of other classes, too
+    tag.style.borderLeft = `4px solid ${one.color}`;  // points of other classes may be beside it
     return {tag, width: tag.offsetWidth, height: tag.offsetHeight, place: inCube(one.tip)};
   });
   const arrange = (camera) => {
@@ -194,7 +194,7 @@ function nameClasses(plot, content) {
       const [left, top] = seenAt(place, view, frame);
       const covers = (other) => 2 * Math.abs(left - other.left) < width + other.width
         && 2 * Math.abs(top - other.top) < height + other.height;
-      const isBeside = dot(minus(place, view.eye), view.backward) >= 0;  // the eye may be inside of the sphere
+      const isBeside = dot(minus(place, view.eye), view.backward) >= 0;  // the camera may be inside the sphere
       tag.hidden = !isSeen(plot, index) || isBeside || (solid && isBehind(place, view.eye))
         || taken.length === MOST_NAMES || taken.some(covers);
       if (tag.hidden) continue;
@@ -206,7 +206,7 @@ function nameClasses(plot, content) {
   plot.on("plotly_relayouting", (change) => change["scene.camera"] && arrange(change["scene.camera"]));
   plot.on("plotly_relayout", now);
   plot.on("plotly_restyle", now);
-  // Of turns by finger plotly says nothing, and the layout keeps the camera that was.
+  // plotly reports no touch rotation, and its layout keeps the old camera.
   const live = () => plot._fullLayout.scene._scene.getCamera();
   plot.addEventListener("touchmove", () => requestAnimationFrame(() => arrange(live())), {capture: true, passive: true});
   for (const kind of ["touchend", "touchcancel"]) {
@@ -220,9 +220,9 @@ function nameClasses(plot, content) {
   new ResizeObserver(now).observe(plot);
 }
 
-// What is shown of the point under the mouse
+// Details of the point under the mouse
 
-/** Draws the thumbnail of a point on a canvas; sheets are decoded when first needed. */
+/** Draws the thumbnail of a point on a canvas; sheets are decoded on first use. */
 function thumbnailPainter(thumbnails, canvas) {
   const {width, height, columns: across, per_sheet: perSheet, sheets} = thumbnails;
   const decoded = [];
@@ -248,7 +248,7 @@ function showCards(plot, content) {
   const [card, canvas] = [element("card"), element("thumbnail")];
   canvas.hidden = !content.thumbnails;
   const paint = content.thumbnails ? thumbnailPainter(content.thumbnails, canvas) : () => {};
-  // plotly does not say where the mouse is.
+  // plotly does not report the position of the mouse.
   let mouse = {clientX: 0, clientY: 0};
   for (const kind of ["pointermove", "pointerdown"]) {
     plot.addEventListener(kind, (event) => { mouse = event; }, {capture: true});
@@ -258,11 +258,11 @@ function showCards(plot, content) {
     const point = one.members[hit.pointNumber];
     paint(point);
     element("class").textContent = one.name;
-    element("swatch").style.background = one.colour;
+    element("swatch").style.background = one.color;
     element("text").textContent = content.texts ? content.texts[point] : "";
     element("number").textContent = `point ${point}`;
     card.hidden = false;
-    // Beside the mouse, on the side where there is room.
+    // Beside the mouse, on the side with room.
     const {width, height} = card.getBoundingClientRect();
     const left = mouse.clientX + 18 + width < innerWidth ? mouse.clientX + 18 : mouse.clientX - 18 - width;
     const top = Math.min(Math.max(mouse.clientY - height / 2, 8), innerHeight - height - 8);
@@ -278,7 +278,7 @@ function showCards(plot, content) {
   plot.addEventListener("mouseleave", hide);
 }
 
-// What can be pressed
+// Buttons
 
 function filterClasses(plot, content) {
   const all = content.classes.map((_, index) => index);
@@ -286,7 +286,7 @@ function filterClasses(plot, content) {
   const set = (visible) => Plotly.restyle(plot, {visible}, all);
   element("all").onclick = () => set(true);
   element("none").onclick = () => set("legendonly");
-  // Directions go with their classes, whoever hid them.
+  // Directions are shown and hidden with their classes.
   plot.on("plotly_restyle", ([change]) => {
     if (!("visible" in change) || !content.directions) return;
     const {x, y, z, line} = directionTrace(content.classes.filter((_, index) => isSeen(plot, index)));
@@ -301,8 +301,8 @@ function switchTheme(plot, content) {
     document.documentElement.dataset.theme = dark ? "dark" : "light";
     element("theme").textContent = dark ? "Light" : "Dark";
     if (!plot.data) return;
-    await Plotly.update(plot, {color: themeColour("globe")}, themed(), [globe]);
-    await Plotly.restyle(plot, {"line.color": themeColour("wire")}, [wires]);
+    await Plotly.update(plot, {color: themeColor("globe")}, themed(), [globe]);
+    await Plotly.restyle(plot, {"line.color": themeColor("wire")}, [wires]);
   };
   const isDark = () => document.documentElement.dataset.theme === "dark";
   system.addEventListener("change", () => apply(system.matches));
@@ -341,14 +341,14 @@ async function main() {
   };
   await Plotly.newPlot(plot, traces, start, {
     responsive: true, displaylogo: false, plotGlPixelRatio: devicePixelRatio, modeBarButtons: [[home, "toImage"]],
-    typesetMath: false,  // a class may have a dollar in its name
+    typesetMath: false,  // class names may contain dollar signs
   });
   nameClasses(plot, content);
   showCards(plot, content);
   filterClasses(plot, content);
   switchGlobe(plot, content);
   element("message").hidden = true;
-  // The picture is there once the browser has drawn a frame with it.
+  // The picture is visible once the browser has drawn a frame with it.
   requestAnimationFrame(() => requestAnimationFrame(() => { document.documentElement.dataset.drawn = "true"; }));
 }
 

@@ -1,0 +1,196 @@
+"""All pictures and measures of a stored embedding data set; class directions and images come from its provenance."""
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from hf_sphere.embeddings.provenance import embed_snapshots, find_directions, find_snapshots_of, find_thumbnails
+from hf_sphere.embeddings.store import Embeddings
+from hf_sphere.metrics import alignment, class_angles, effective_dimension, uniformity
+from hf_sphere.visualization.circle import plot_circle
+from hf_sphere.visualization.class_angles import plot_class_angles
+from hf_sphere.visualization.figures import Figure
+from hf_sphere.visualization.film import save_film
+from hf_sphere.visualization.gallery import Panel, plot_gallery
+from hf_sphere.visualization.interactive import write_interactive_sphere
+from hf_sphere.visualization.projection import project_to_sphere
+from hf_sphere.visualization.sphere import choose_view, plot_sphere
+
+
+class EmbeddingPictures:
+    """Pictures and measures of embeddings that `hf_sphere.embeddings.store.read_embeddings` returns.
+
+    Args:
+        data: The embeddings. If they have no labels they are drawn as one class.
+        dim: 2 for the circle, 3 for the sphere; the circle for embeddings of two coordinates if None.
+        lengths: Whether to draw embeddings of two coordinates at their places in the plane.
+        title: Title of the pictures; model and data set if None.
+        directions: Whether to draw the class directions of the model.
+
+    Attributes:
+        notes: What could not be found, measured or drawn, and why.
+
+    Raises:
+        ValueError: If `dim` or `lengths` does not fit the embeddings, or one of them has no direction.
+    """
+
+    def __init__(
+        self,
+        data: Embeddings,
+        *,
+        dim: Literal[2, 3] | None = None,
+        lengths: bool = False,
+        title: str | None = None,
+        directions: bool = True,
+    ) -> None:
+        width = data.embeddings.shape[1]
+        if width < (dim or 2):
+            raise ValueError(f"{data.name} has embeddings of {width} coordinate(s); this needs at least {dim or 2}.")
+        if lengths and width != 2:
+            raise ValueError(f"lengths can be drawn for 2 coordinates only; those of {data.name} have {width}.")
+        invalid = ~data.embeddings.isfinite().all(-1)
+        if not lengths:
+            invalid |= ~data.embeddings.any(-1)
+        if invalid.any():
+            raise ValueError(
+                f"{int(invalid.sum())} of {len(invalid)} embeddings of {data.name} are zero or not finite, so they "
+                f"have no direction, the first in row {int(invalid.nonzero()[0, 0])}; remove them."
+            )
+        self.data, self.lengths = data, lengths
+        self.dim: Literal[2, 3] = dim or (2 if width == 2 else 3)
+        self.labels = torch.zeros(len(data.embeddings), dtype=torch.long) if data.labels is None else data.labels
+        self.class_names = ["embeddings"] if data.labels is None else data.class_names
+        known = [Path(data.about[name]).name for name in ("model", "dataset") if name in data.about]
+        self.name = ", ".join(known) or Path(data.name).name
+        self.title = self.name if title is None else title
+        self.notes: list[str] = []
+        self.directions: Tensor | None = None
+        if directions:
+            self.directions = self._find("directions of the classes", lambda: find_directions(data))
+
+    def measure(self) -> dict[str, float]:
+        """Measure the distribution of the directions of the embeddings; what is undefined is noted and left out."""
+        points, labels = F.normalize(self.data.embeddings.double(), dim=-1), self.labels
+        measures: dict[str, Callable[[], float]] = {
+            "uniformity": lambda: uniformity(points),
+            "effective_dimension": lambda: effective_dimension(points),
+            "alignment": lambda: alignment(points, labels),
+            "mean_angle_within": lambda: class_angles(points, labels)[0].mean().item(),
+            "mean_angle_between": lambda: class_angles(points, labels)[1].mean().item(),
+        }
+        if self.data.labels is None:
+            self.notes.append("without a column label there are no classes: no colors, alignment and angles.")
+            measures = {name: measures[name] for name in ("uniformity", "effective_dimension")}
+        results: dict[str, float] = {"num_embeddings": len(points), "embedding_dim": points.shape[1]}
+        for name, measure in measures.items():
+            try:
+                results[name] = measure()
+            except ValueError as error:  # too few points, a single class
+                self.notes.append(f"no {name.replace('_', ' ')}: {error}")
+        return results
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the embeddings on the circle or on the sphere."""
+        self._plot(self.data.embeddings, self.labels, self.directions, self.title, path=path)
+
+    def plot_angles(self, path: str | Path) -> None:
+        """Draw the angles within and between classes, or note why there are none."""
+        if self.data.labels is not None:
+            try:
+                plot_class_angles(self.data.embeddings, self.labels, title=self.title, path=path)
+            except ValueError as error:  # a single class, or single points
+                self.notes.append(f"no picture of angles: {error}")
+
+    def write_page(self, path: str | Path, *, thumbnails: bool = True, **options: Any) -> None:
+        """Write the interactive sphere; `options` are those of `find_thumbnails`."""
+        data, texts = self.data, [""] * len(self.labels)
+        images = self._find("thumbnails", lambda: find_thumbnails(data, **options)) if thumbnails else None
+        if data.indices is not None:
+            texts = [f"row {index}" for index in data.indices.tolist()]
+        if data.predictions is not None and data.confidences is not None:
+            predicted = zip(texts, data.predictions.tolist(), data.confidences.tolist(), strict=True)
+            texts = [f"{text}\npredicted {data.predicted_names[k]} ({100 * p:.1f} %)" for text, k, p in predicted]
+        write_interactive_sphere(
+            path,
+            data.embeddings,
+            self.labels,
+            self.class_names,
+            images=images,
+            directions=self.directions,
+            texts=[text.lstrip("\n") for text in texts],
+            title=self.title,
+        )
+
+    def save_film(self, path: str | Path, *, milliseconds: int = 400, progress: bool = True, **options: Any) -> None:
+        """Draw the embeddings at each snapshot of their run, all in the view of the last one.
+
+        Args:
+            path: Where to save the film, see `hf_sphere.visualization.save_film`.
+            milliseconds: Duration of each frame.
+            progress: Whether to show progress bars.
+            **options: Options of `embed_snapshots`, which embeds the images again.
+
+        Raises:
+            ValueError: If the run is unknown or has fewer than two snapshots.
+        """
+        save_film(self._frames(progress, options), path, milliseconds=milliseconds)
+
+    def plot_gallery(self, path: str | Path, others: Sequence["EmbeddingPictures"], *, title: str = "") -> None:
+        """Draw these embeddings and others side by side; see `check_gallery`."""
+        panels: dict[str, Panel] = {}
+        for each in (self, *others):
+            name = each.name if each.name not in panels else each.data.name
+            panels[name] = Panel(each.data.embeddings, each.labels, each.directions, self.lengths)
+        columns = 2 if self.dim == 3 else 3
+        plot_gallery(panels, self.class_names, dim=self.dim, columns=columns, title=title, path=path)
+
+    def check_gallery(self, others: Sequence["EmbeddingPictures"]) -> None:
+        """Check that others fit into one gallery with these embeddings.
+
+        Raises:
+            ValueError: If they have other classes, or too few coordinates for the sphere.
+        """
+        for other in others:
+            if other.dim < self.dim:
+                raise ValueError(f"{other.data.name} has 2 coordinates; draw all on the circle, with dim=2.")
+            if other.class_names != self.class_names:
+                first, second = (textwrap.shorten(", ".join(each.class_names), 30) for each in (other, self))
+                raise ValueError(
+                    f"{other.data.name} and {self.data.name} have different classes ({first} and {second}), but a "
+                    "gallery has one legend."
+                )
+
+    def _plot(self, points: Tensor, labels: Tensor, directions: Tensor | None, title: str, **options: Any) -> Figure:
+        if self.dim == 2:
+            options["lengths"] = self.lengths
+        plot = plot_circle if self.dim == 2 else plot_sphere
+        return plot(points, labels, self.class_names, directions=directions, title=title, **options)
+
+    def _frames(self, progress: bool, options: dict[str, Any]) -> Iterator[Figure]:
+        """Yield a figure per snapshot."""
+        snapshots = find_snapshots_of(self.data)
+        (last,) = embed_snapshots(self.data, snapshots[-1:], progress=progress, **options)
+        fixed: dict[str, Any] = {}
+        shown = last.points
+        if shown.shape[1] > self.dim:
+            shown, fixed["basis"] = project_to_sphere(shown, self.dim)
+        if self.dim == 3:
+            fixed["view"] = choose_view(F.normalize(shown.double(), dim=-1))
+        moments = embed_snapshots(self.data, snapshots, progress=False, **options)
+        for now in tqdm(moments, desc="Filming", total=len(snapshots), unit="epoch", disable=not progress):
+            directions = None if self.directions is None else now.directions
+            yield self._plot(now.points, now.labels, directions, f"{self.title}: epoch {now.epoch}", **fixed)
+
+    def _find(self, what: str, find: Callable[[], Tensor | None]) -> Tensor | None:
+        """Find something that belongs to the embeddings, or note why it cannot be found."""
+        try:
+            return find()
+        except (OSError, ValueError) as error:
+            self.notes.append(f"no {what}: {str(error).splitlines()[0]}")
+            return None
