@@ -10,10 +10,10 @@ from .errors import (
     TrainingInterruptedError as TrainingInterruptedError,
 )
 from .evaluation import (
-    calibrate_head as calibrate_head,
     evaluate as evaluate,
     evaluate_few_shot as evaluate_few_shot,
     evaluate_retrieval as evaluate_retrieval,
+    initialize_head as initialize_head,
 )
 from .image_arguments import (
     EncoderArguments as EncoderArguments,

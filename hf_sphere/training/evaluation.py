@@ -70,7 +70,7 @@ def evaluate_retrieval(model: nn.Module, batches: "ImageBatches", accelerator: A
     embeddings, labels = _gather_embeddings(any_model, batches, accelerator)
     head = any_model.head
     options = {"curvature": head.curvature} if head.distance == "hyperbolic" else {}
-    scores = retrieval_scores(head.represent(embeddings), labels, distance=head.distance, **options)
+    scores = retrieval_scores(head.transform(embeddings), labels, distance=head.distance, **options)
     return {name: float(value) for name, value in scores.items() if name != "num_queries"}
 
 
@@ -141,7 +141,7 @@ def fit_confidence(model: nn.Module, batches: "ImageBatches", accelerator: Accel
 
 
 @torch.no_grad()
-def calibrate_head(model: nn.Module, batches: "ImageBatches | Iterable[Batch]", *, max_examples: int = 10_000) -> None:
+def initialize_head(model: nn.Module, batches: "ImageBatches | Iterable[Batch]", *, max_examples: int = 10_000) -> None:
     """Show a head that asks for it the embeddings of training images, as the first training step will have them.
 
     The model is in eval mode, but batch norms that will be trained normalise by the batch.
@@ -155,7 +155,7 @@ def calibrate_head(model: nn.Module, batches: "ImageBatches | Iterable[Batch]", 
     head: Any = getattr(model, "head", None)
     encoder: Any = model.base_model
     inputs_of: Any = getattr(model, "head_inputs", None)
-    if head is None or not head.needs_calibration:
+    if head is None or not head.needs_data_initialization:
         return
     was_training = model.training
     embeddings: list[Tensor] = []
@@ -166,7 +166,7 @@ def calibrate_head(model: nn.Module, batches: "ImageBatches | Iterable[Batch]", 
                 embeddings.append(inputs_of(encoder(batch["pixel_values"]).embeddings))
                 if sum(map(len, embeddings)) >= max_examples:
                     break
-        head.calibrate(torch.cat(embeddings)[:max_examples])
+        head.initialize_from_data(torch.cat(embeddings)[:max_examples])
     finally:
         model.train(was_training)
 

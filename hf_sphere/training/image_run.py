@@ -14,7 +14,7 @@ from hf_sphere.models import SphereVisionConfig
 from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.checkpoints import RUN_FILE
-from hf_sphere.training.evaluation import calibrate_head, fit_confidence
+from hf_sphere.training.evaluation import fit_confidence, initialize_head
 from hf_sphere.training.few_shot_models import build_few_shot_model
 from hf_sphere.training.image_arguments import (
     EncoderArguments,
@@ -73,7 +73,7 @@ def train_images(
     model = build(task, model_args, args, data, *rest).to(run.accelerator.device)
     check_values(model, data)
     if args.resume_from_checkpoint is None:
-        calibrate_head(model, data.train)
+        initialize_head(model, data.train)
     processor = build_processor(model.config, data)
     run.print(describe(model, data))
 

@@ -9,7 +9,7 @@ from transformers.utils import logging as hf_logging
 
 from hf_sphere import models
 from hf_sphere.data.text import TextData
-from hf_sphere.models.spherized_encoder.calibration import SpherizationFit, calibrate_spherization
+from hf_sphere.models.sphere_text.fit_spherization import SpherizationFit, calibrate_spherization
 from hf_sphere.training.text_arguments import TextModelArguments
 from hf_sphere.utils.input_length import longest_input
 

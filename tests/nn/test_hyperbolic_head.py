@@ -114,7 +114,7 @@ LENGTHS = pytest.mark.parametrize("length", [0.0, 1e-30, 1e-6, 1.0, 1e3, 1e6, 1e
 @LENGTHS
 def test_points_lie_inside_the_ball_in_the_direction_of_their_embeddings(length, curvature):
     axes = F.normalize(torch.randn(50, 6), dim=-1)
-    points = make(curvature)(length * axes).points
+    points = make(curvature)(length * axes).embeddings
     radius = points.norm(dim=-1) * math.sqrt(curvature)
     assert (radius < 0.9995).all()
     torch.testing.assert_close(points, points.norm(dim=-1, keepdim=True) * axes)
@@ -174,7 +174,7 @@ def test_a_head_in_bfloat16_computes_in_float32():
     head, x = make().to(torch.bfloat16), embeddings(1.0, dtype=torch.bfloat16).requires_grad_()
     output = head(x, LABELS)
     output.loss.backward()
-    assert (output.loss.dtype, output.points.dtype) == (torch.float32, torch.bfloat16)
+    assert (output.loss.dtype, output.embeddings.dtype) == (torch.float32, torch.bfloat16)
     assert x.grad.isfinite().all()
     torch.testing.assert_close(output.logits.double(), plain_logits(x.detach(), head), rtol=1e-4, atol=1e-4)
 

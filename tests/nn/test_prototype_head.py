@@ -202,14 +202,14 @@ def test_the_loss_is_float32_under_autocast_and_the_points_have_the_callers_dtyp
     expected = head.eval()(x.float(), LABELS)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = head(x, LABELS)
-    assert (output.loss.dtype, output.points.dtype) == (torch.float32, torch.bfloat16)
+    assert (output.loss.dtype, output.embeddings.dtype) == (torch.float32, torch.bfloat16)
     assert torch.equal(output.loss, expected.loss)
     assert torch.equal(output.logits, expected.logits)
 
 
 def test_float64_embeddings_are_computed_in_float64(head):
     output = head(torch.randn(5, 4, dtype=torch.float64), LABELS)
-    assert {output.logits.dtype, output.loss.dtype, output.points.dtype} == {torch.float64}
+    assert {output.logits.dtype, output.loss.dtype, output.embeddings.dtype} == {torch.float64}
 
 
 def test_a_zero_embedding_has_a_finite_gradient(head):

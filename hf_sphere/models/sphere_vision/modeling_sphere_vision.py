@@ -224,7 +224,7 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
         return SphereVisionClassifierOutput(
             loss=output.loss,
             logits=output.logits,
-            embeddings=output.points,
+            embeddings=output.embeddings,
             concentration=output.concentration,
         )
 
@@ -268,7 +268,7 @@ class SphereVisionForRegression(SphereVisionPreTrainedModel):
             **kwargs: Taken for compatibility with the library's callers.
         """
         output = self.regression(self.sphere_vision(pixel_values, return_dict=True).embeddings, labels)
-        return SphereVisionRegressionOutput(output.loss, output.predictions, output.points)
+        return SphereVisionRegressionOutput(output.loss, output.predictions, output.embeddings)
 
 
 class SphereVisionForJointPrediction(SphereVisionModelWithHead):
@@ -331,7 +331,7 @@ class SphereVisionForJointPrediction(SphereVisionModelWithHead):
         if labels is not None:
             weight = self.config.task_weight
             loss = (1.0 - weight) * values.loss + weight * classes.loss
-        return SphereVisionJointOutput(loss, classes.logits, values.predictions, values.points)
+        return SphereVisionJointOutput(loss, classes.logits, values.predictions, values.embeddings)
 
 
 def _build_regression(config: SphereVisionConfig, pretrained: bool) -> tuple[SphereVisionModel, PoleRegression]:

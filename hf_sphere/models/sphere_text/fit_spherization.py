@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_sphere.models.spherized_encoder.feed_forward import SpherizedOutput
+from hf_sphere.models.sphere_text.modeling_sphere_text import SpherizedOutput
 
 RIDGES = tuple(10.0**exponent for exponent in range(-9, 1))
 """Ridges that are tried, as shares of each coordinate's mean square."""
