@@ -10,8 +10,14 @@ from hf_sphere.nn.heads.base import HEADS, Head, HeadOutput, build_head
 
 __all__ = ["HEADS", "Head", "HeadOutput", "build_head"]
 
-for _module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
-    importlib.import_module(_module.name)
+
+def import_heads() -> None:
+    """Import every file of this folder, which adds its heads to `HEADS`."""
+    for module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
+        importlib.import_module(module.name)
+
+
+import_heads()
 
 
 def __getattr__(name: str) -> type[Head]:

@@ -182,8 +182,8 @@ class TemperatureHead(Head):
         super().__init__(embedding_dim, num_classes, **options)
         if log_temperature is not None and scale is not None:
             raise ValueError(
-                f"log_temperature {log_temperature} and scale {scale!r} exclude each other: log_temperature is the initial "
-                "value of a learned scale exp(-log_temperature), scale a fixed one. Give one of them."
+                f"log_temperature {log_temperature} and scale {scale!r} exclude each other: the former is for a learned "
+                "scale with the initial value exp(-log_temperature). Give one of them."
             )
         if temperature_lr is not None and not temperature_lr >= 0.0:
             raise ValueError(f"temperature_lr must not be negative; got {temperature_lr}.")
