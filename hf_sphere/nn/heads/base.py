@@ -182,7 +182,7 @@ class TemperatureHead(Head):
         super().__init__(embedding_dim, num_classes, **options)
         if log_temperature is not None and scale is not None:
             raise ValueError(
-                f"log_temperature {log_temperature} and scale {scale!r} exclude each other: the former is for a learned "
+                f"log_temperature {log_temperature} and scale {scale!r} exclude each other: the first is for a learned "
                 "scale with the initial value exp(-log_temperature). Give one of them."
             )
         if temperature_lr is not None and not temperature_lr >= 0.0:
