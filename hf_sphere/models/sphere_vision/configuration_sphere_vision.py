@@ -133,6 +133,3 @@ def _check_options(field: str, options: dict[str, Any], module: type[nn.Module])
         expected = type(defaults[name])
         if type(value) is not expected and not (expected is float and type(value) is int):
             raise ValueError(f"{name} of {field} must be a {expected.__name__}; got {value!r}.")
-
-
-__all__ = ["SphereVisionConfig"]

@@ -61,6 +61,3 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         self, images: list[torch.Tensor], num_channels: int | None = None, **kwargs: Unpack[ImagesKwargs]
     ) -> Any:
         return super()._preprocess(images, **kwargs)
-
-
-__all__ = ["SphereVisionImageProcessor"]

@@ -377,12 +377,3 @@ def _build_backbone(config: SphereVisionConfig, *, pretrained: bool = False) -> 
         pretrained=pretrained,
         **(config.backbone_kwargs or {}),
     )
-
-
-__all__ = [
-    "SphereVisionForImageClassification",
-    "SphereVisionForJointPrediction",
-    "SphereVisionForRegression",
-    "SphereVisionModel",
-    "SphereVisionPreTrainedModel",
-]

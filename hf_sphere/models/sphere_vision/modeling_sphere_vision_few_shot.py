@@ -92,6 +92,3 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
                 f"same shape, or both without the axis of episodes; got {tuple(queries.shape)} and "
                 f"{tuple(examples.shape)}."
             )
-
-
-__all__ = ["SphereVisionForFewShotClassification"]
