@@ -106,7 +106,7 @@ def test_forward_features_stops_before_the_final_activation():
     torch.testing.assert_close(net(x), net.forward_features(x).relu())
 
 
-def test_every_layer_of_the_normalised_lenet_has_its_batch_norm():
+def test_every_layer_of_the_normalized_lenet_has_its_batch_norm():
     kinds = [
         type(m) for m in build("lenet5_bn").modules() if type(m) in (nn.Conv2d, nn.Linear) or "Norm" in str(type(m))
     ]
@@ -114,13 +114,13 @@ def test_every_layer_of_the_normalised_lenet_has_its_batch_norm():
 
 
 @pytest.mark.parametrize("size", [4, 8, 32, (28, 12)])
-def test_the_normalised_lenet_takes_small_images(size):
+def test_the_normalized_lenet_takes_small_images(size):
     net = create_backbone("lenet5_bn", num_channels=1, image_size=size).eval()
     sides = (size, size) if isinstance(size, int) else size
     assert net(torch.randn(2, 1, *sides)).shape == (2, 120)
 
 
-def test_the_normalised_lenet_refuses_images_that_pool_to_nothing():
+def test_the_normalized_lenet_refuses_images_that_pool_to_nothing():
     with pytest.raises(ValueError, match="'lenet5_bn' needs images of at least 4 pixels per side; got 3 x 3"):
         create_backbone("lenet5_bn", num_channels=1, image_size=3)
 
@@ -259,15 +259,15 @@ WITHOUT_NORM = {name: {"batch_norm": False, "hidden": 0, "drop_rate": 0.0} for n
     "alexnet_cifar": {},
     "mlp": {"widths": (300, 100)},
 }
-"""Nets initialised for ReLU, and their options here."""
+"""Nets initialized for ReLU, and their options here."""
 
 
 @pytest.mark.parametrize("name", VGGS)
 def test_vgg_without_batch_norm_has_the_same_convolutions_and_no_norm(name):
-    plain, normalised = build(name, batch_norm=False, hidden=8), build(name, hidden=8)
+    plain, normalized = build(name, batch_norm=False, hidden=8), build(name, hidden=8)
     assert not layers_of(plain, nn.BatchNorm2d)
-    assert len(layers_of(normalised, nn.BatchNorm2d)) == len(layers_of(normalised, nn.Conv2d))
-    shapes = [[m.weight.shape for m in layers_of(net, nn.Conv2d)] for net in (plain, normalised)]
+    assert len(layers_of(normalized, nn.BatchNorm2d)) == len(layers_of(normalized, nn.Conv2d))
+    shapes = [[m.weight.shape for m in layers_of(net, nn.Conv2d)] for net in (plain, normalized)]
     assert shapes[0] == shapes[1]
 
 
@@ -281,7 +281,7 @@ def test_nets_without_batch_norm_start_with_the_variance_that_relu_asks_for(name
 
 
 @pytest.mark.parametrize(("name", "options"), WITHOUT_NORM.items())
-def test_a_model_keeps_the_initialisation_of_its_backbone(name, options):
+def test_a_model_keeps_the_initialization_of_its_backbone(name, options):
     channels, size = usual_images(name)
     torch.manual_seed(0)
     backbone = build(name, **options)
@@ -314,9 +314,9 @@ def test_small_stem_resnets_keep_the_resolution_of_the_first_stage():
     assert net.forward_features(images("resnet18_cifar")).shape == (2, 512, 4, 4)
 
 
-def test_small_stem_resnets_have_timms_initialisation():
+def test_small_stem_resnets_have_timms_initialization():
     net = build("resnet20_cifar")
-    assert all(block.bn2.weight.abs().max() == 0 for block in net.layer1)  # zero-initialised residual
+    assert all(block.bn2.weight.abs().max() == 0 for block in net.layer1)  # zero-initialized residual
     fan_out = net.conv1.weight[:, 0].numel()
     assert net.conv1.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.1)
 

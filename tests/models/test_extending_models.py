@@ -26,12 +26,14 @@ def toy_backbone(*, in_chans=3, width=6, **net):
 '''
 
 
-@pytest.fixture
-def toy_backbone(tmp_path, monkeypatch):
-    (tmp_path / "toy_backbones.py").write_text(TOY_BACKBONE)
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("toy_backbones")
-    yield
+@pytest.fixture(scope="module")
+def toy_backbone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("backbones")
+    (folder / "toy_backbones.py").write_text(TOY_BACKBONE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        importlib.import_module("toy_backbones")
+        yield
     del sys.modules["toy_backbones"], BACKBONES["toy_backbone"]
 
 

@@ -60,7 +60,7 @@ def test_neither_the_length_of_an_embedding_nor_that_of_a_class_weight_matters(n
 
 
 @HEADS
-def test_the_points_are_the_normalised_embeddings(name):
+def test_the_points_are_the_normalized_embeddings(name):
     x = torch.randn(5, 6)
     torch.testing.assert_close(build_head(name, 6, 4)(x).embeddings, F.normalize(x, dim=-1))
 

@@ -309,7 +309,7 @@ def test_calibrating_twice_is_calibrating_once():
 @pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
 def test_embeddings_without_a_size_are_refused_and_change_nothing(value):
     head = make()
-    with pytest.raises(ValueError, match=f"the embeddings have a mean size of {value:g}"):
+    with pytest.raises(ValueError, match=f"embeddings with a mean absolute value of {value:g}"):
         head.initialize_from_data(torch.full((5, 6), value))
     assert head.embedding_scale == 1.0
 

@@ -42,7 +42,7 @@ class ArcFaceHead(CosineHead):
         **options: Any,
     ) -> None:
         if not 0.0 <= margin <= math.pi / 2:
-            raise ValueError(f"margin must be an angle in radians from 0 to pi / 2; got {margin}.")
+            raise ValueError(f"margin is an angle in radians from 0 to pi / 2; got {margin}.")
         super().__init__(embedding_dim, num_classes, **options)
         self.margin = margin
         self.margin_warmup_epochs = margin_warmup_epochs
