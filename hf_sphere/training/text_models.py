@@ -9,11 +9,12 @@ from transformers.utils import logging as hf_logging
 
 from hf_sphere import models
 from hf_sphere.data.text import TextData
+from hf_sphere.models.sphere_text.encoders import TEXT_ENCODERS
 from hf_sphere.models.sphere_text.fit_spherization import SpherizationFit, calibrate_spherization
 from hf_sphere.training.text_arguments import TextModelArguments
 from hf_sphere.utils.input_length import longest_input
 
-SPHERIZED = {"bert": "SphereBert", "roberta": "SphereRoberta"}
+SPHERIZED = {encoder.model_type: f"Sphere{encoder.prefix}" for encoder in TEXT_ENCODERS}
 """What the spherized classes of a kind of model are called, by its `model_type`."""
 
 SETTINGS = {
