@@ -37,8 +37,8 @@ from hf_sphere.analogies.prompts import PERMUTATIONS, Sentence
 from hf_sphere.analogies.scoring.base import Measurements
 from hf_sphere.analogies.scoring.marginal_bias import MarginalBias
 from hf_sphere.analogies.search import PUBLISHED_GRID
-from hf_sphere.models.sphere_bert.configuration_sphere_bert import SphereBertConfig
-from hf_sphere.models.sphere_bert.modeling_sphere_bert import SphereBertLayer
+from hf_sphere.models.sphere_text.configuration_sphere_text import SphereBertConfig
+from hf_sphere.models.sphere_text.modeling_sphere_text import SphereBertLayer
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "analogy"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,9 +1,10 @@
-"""Makes the library known to transformers, timm and PEFT, each at the moment it is imported.
+"""Registration with transformers, timm and PEFT, each right after it has been imported.
 
-Registering must not import anything heavy: seconds that `import hf_sphere` should not cost, and in the middle of
-transformers' own imports a circle. So our models join transformers' tables by name, as its own models do, and are
-imported when they are asked for. Every hook below runs right after the module it names has been imported, or at once
-if that has happened already.
+`import hf_sphere` must stay fast, and the hooks run in the middle of transformers' own imports. Tokenizers, the image
+processor and the backbones are registered by the public functions. Models cannot be imported in the hook of
+`modeling_auto`: transformers' modeling files import that module themselves, and text models must not import timm.
+Configurations and models are therefore added to transformers' tables by name, like its own. This needs private
+attributes of the tables, which only this file uses; `tests/models/test_registration.py` fails if they change.
 """
 
 import functools
@@ -14,39 +15,28 @@ from typing import Any
 import wrapt
 
 from hf_sphere import models
+from hf_sphere.models.sphere_text.encoders import TEXT_ENCODERS
 from hf_sphere.optim.names import optimizer_class, optimizer_names
 
-_CONFIGURATIONS = {
-    "sphere_bert": "SphereBertConfig",
-    "sphere_roberta": "SphereRobertaConfig",
-    "sphere_vision": "SphereVisionConfig",
-}
+_CONFIGURATIONS = {encoder.sphere_model_type: f"Sphere{encoder.prefix}Config" for encoder in TEXT_ENCODERS}
+_CONFIGURATIONS["sphere_vision"] = "SphereVisionConfig"
 """Configuration by model type."""
 
 _MODELS = {
-    "MODEL_MAPPING": {
-        "sphere_bert": "SphereBertModel",
-        "sphere_roberta": "SphereRobertaModel",
-        "sphere_vision": "SphereVisionModel",
-    },
-    "MODEL_FOR_MASKED_LM_MAPPING": {
-        "sphere_bert": "SphereBertForMaskedLM",
-        "sphere_roberta": "SphereRobertaForMaskedLM",
-    },
-    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING": {
-        "sphere_bert": "SphereBertForSequenceClassification",
-        "sphere_roberta": "SphereRobertaForSequenceClassification",
-    },
-    "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING": {"sphere_vision": "SphereVisionForImageClassification"},
+    table: {encoder.sphere_model_type: f"Sphere{encoder.prefix}{part}" for encoder in TEXT_ENCODERS}
+    for table, part in {
+        "MODEL_MAPPING": "Model",
+        "MODEL_FOR_MASKED_LM_MAPPING": "ForMaskedLM",
+        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING": "ForSequenceClassification",
+    }.items()
 }
+_MODELS["MODEL_MAPPING"]["sphere_vision"] = "SphereVisionModel"
+_MODELS["MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"] = {"sphere_vision": "SphereVisionForImageClassification"}
 """Model by transformers' table and model type."""
-
-_TOKENIZERS = {"sphere_bert": "BertTokenizer", "sphere_roberta": "RobertaTokenizer"}
-"""Tokenizer of transformers by model type."""
 
 
 def register() -> None:
-    """Install the hooks; calling it again changes nothing."""
+    """Install the hooks; calling it again has no effect."""
     for module, hook in _HOOKS.items():
         if module not in _installed:
             _installed.add(module)
@@ -60,44 +50,38 @@ def _register_configurations(auto: ModuleType) -> None:
 
 
 def _register_models(auto: ModuleType) -> None:
-    for table, names in _MODELS.items():
-        _add_to_table(getattr(auto, table), names)
+    for table_name, names in _MODELS.items():
+        table = getattr(auto, table_name)
+        for model_type, name in names.items():
+            table._model_mapping[model_type] = name
+            table._reverse_config_mapping[_CONFIGURATIONS[model_type]] = model_type
+            table._modules[model_type] = models
 
 
 def _register_tokenizers(auto: ModuleType) -> None:
-    _add_to_table(auto.TOKENIZER_MAPPING, _TOKENIZERS)
-
-
-def _add_to_table(table: Any, names: dict[str, str]) -> None:
-    """Add classes to one of transformers' tables from configuration to class, by name."""
-    for model_type, name in names.items():
-        table._model_mapping[model_type] = name
-        table._reverse_config_mapping[_CONFIGURATIONS[model_type]] = model_type
-        table._modules[model_type] = models
+    for encoder in TEXT_ENCODERS:
+        config, plain = getattr(models, f"Sphere{encoder.prefix}Config"), encoder.load_class("Config")
+        auto.AutoTokenizer.register(config, auto.TOKENIZER_MAPPING[plain], exist_ok=True)
 
 
 def _register_image_processors(auto: ModuleType) -> None:
     if importlib.util.find_spec("torchvision") is None:
         return  # text models do without it
-    from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
-    from hf_sphere.models.sphere_vision.image_processing_sphere_vision import SphereVisionImageProcessor
-
-    auto.AutoImageProcessor.register(
-        SphereVisionConfig, image_processor_classes={"torchvision": SphereVisionImageProcessor}
-    )
+    processors = {"torchvision": models.SphereVisionImageProcessor}
+    auto.AutoImageProcessor.register(models.SphereVisionConfig, image_processor_classes=processors)
 
 
 def _register_adapter_targets(constants: ModuleType) -> None:
-    """Let adapters find the layers of a spherized encoder that they find in the plain one."""
+    """Let adapters find the same layers in a spherized encoder as in the plain one."""
     for name, mapping in vars(constants).items():
         if name.startswith("TRANSFORMERS_MODELS_TO_") and name.endswith("_MAPPING"):
-            for plain in ("bert", "roberta"):
-                if plain in mapping:
-                    mapping.setdefault(f"sphere_{plain}", mapping[plain])
+            for encoder in TEXT_ENCODERS:
+                if encoder.model_type in mapping:
+                    mapping.setdefault(encoder.sphere_model_type, mapping[encoder.model_type])
 
 
 def _register_backbones(timm: ModuleType) -> None:
-    import hf_sphere.models.backbones  # noqa: F401  (its files register themselves)
+    import hf_sphere.models.backbones  # noqa: F401  # each file registers its backbones
 
 
 def _register_optimizer_names(training_args: ModuleType) -> None:

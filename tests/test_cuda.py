@@ -108,7 +108,7 @@ OPTIMIZERS = [AdamS, AdamSRT, AdamG, SGDMRT]
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": False}, {"capturable": True}], ids=str)
-def test_the_optimisers_take_the_steps_of_the_cpu(kind, options):
+def test_the_optimizers_take_the_steps_of_the_cpu(kind, options):
     torch.testing.assert_close(trained(kind, "cuda", **options), trained(kind, "cpu"), rtol=1e-4, atol=1e-6)
 
 

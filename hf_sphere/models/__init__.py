@@ -1,4 +1,4 @@
-"""Models of the transformers kind, one folder a family. Each family is imported when first used."""
+"""Models with the interface of transformers, one folder per family. Each family is imported when first used."""
 
 import lazy_loader
 

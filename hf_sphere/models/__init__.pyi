@@ -1,11 +1,15 @@
-from .sphere_bert.configuration_sphere_bert import SphereBertConfig as SphereBertConfig
-from .sphere_bert.modeling_sphere_bert import (
+from .sphere_text.configuration_sphere_text import (
+    SphereBertConfig as SphereBertConfig,
+    SphereRobertaConfig as SphereRobertaConfig,
+)
+from .sphere_text.fit_spherization import (
+    SpherizationFit as SpherizationFit,
+    calibrate_spherization as calibrate_spherization,
+)
+from .sphere_text.modeling_sphere_text import (
     SphereBertForMaskedLM as SphereBertForMaskedLM,
     SphereBertForSequenceClassification as SphereBertForSequenceClassification,
     SphereBertModel as SphereBertModel,
-)
-from .sphere_roberta.configuration_sphere_roberta import SphereRobertaConfig as SphereRobertaConfig
-from .sphere_roberta.modeling_sphere_roberta import (
     SphereRobertaForMaskedLM as SphereRobertaForMaskedLM,
     SphereRobertaForSequenceClassification as SphereRobertaForSequenceClassification,
     SphereRobertaModel as SphereRobertaModel,
@@ -20,8 +24,4 @@ from .sphere_vision.modeling_sphere_vision import (
 )
 from .sphere_vision.modeling_sphere_vision_few_shot import (
     SphereVisionForFewShotClassification as SphereVisionForFewShotClassification,
-)
-from .spherized_encoder.calibration import (
-    SpherizationFit as SpherizationFit,
-    calibrate_spherization as calibrate_spherization,
 )

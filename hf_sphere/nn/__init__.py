@@ -1,4 +1,4 @@
-"""Modules built on the geometry of the sphere."""
+"""Modules on the hypersphere: spherization and angular layers, classification heads, pole regression, prototypes."""
 
 from hf_sphere.nn import heads
 from hf_sphere.nn.angular import AngularConv2d, AngularLinear

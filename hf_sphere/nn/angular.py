@@ -1,4 +1,4 @@
-"""Linear and convolution layers that answer to the angle between input and weight."""
+"""Linear and convolution layers with an angular operator in place of the dot product."""
 
 import torch
 import torch.nn.functional as F
@@ -8,17 +8,17 @@ from hf_sphere.geometry.angular import Operator, angular_response, find_operator
 
 
 class AngularLinear(nn.Linear):
-    """A linear layer without bias whose products are replaced by an angular operator.
+    """Linear layer without bias in which an angular operator replaces the dot product.
 
-    The direct operators (`cosine`, `linear`, `sigmoid`) see nothing but the angle between an input and each weight
-    vector; the others (`w_cosine`, `w_linear`, `w_sigmoid`) see `x.w / |w|`. The functions are those of
-    `hf_sphere.geometry.angular_response`. An input of zero has no angle: the direct operators answer 0, without
+    The direct operators (`cosine`, `linear`, `sigmoid`) depend only on the angle between an input and each weight
+    vector; the others (`w_cosine`, `w_linear`, `w_sigmoid`) depend on `x.w / |w|`. The functions are those of
+    `hf_sphere.geometry.angular_response`. A zero input has no angle: direct operators return 0 for it, with zero
     gradient.
 
-    The arcsine of a cosine near 1 magnifies its rounding: of float32, to 3e-4. So `linear` and `sigmoid` and their `w_`
-    forms compute products and lengths in float64 (float32 on devices without it, such as mps), whatever the autocast
-    dtype, which takes twice the memory of float32 and, where float64 is slow, a multiple of the time. The cosines are
-    computed in float32 or better.
+    The arcsine magnifies the rounding error of a cosine near 1, in float32 to 3e-4. Therefore `linear` and `sigmoid`
+    and their `w_` forms compute products and norms in float64 (float32 on devices without it, such as mps), regardless
+    of the autocast dtype. This takes twice the memory of float32 and, where float64 is slow, several times as long. The
+    cosines are computed in float32 or better.
 
     Args:
         in_features: Length of the input vectors.
@@ -27,7 +27,7 @@ class AngularLinear(nn.Linear):
 
     Shape:
         - Input: (..., in_features).
-        - Output: (..., out_features), of the input's dtype; in [-1, 1] up to rounding, but for `w_cosine`.
+        - Output: (..., out_features), of the input's dtype; within [-1, 1] up to rounding, except for `w_cosine`.
 
     Raises:
         ValueError: If the operator is unknown.
@@ -43,10 +43,10 @@ class AngularLinear(nn.Linear):
         self.operator = operator
 
     def forward(self, x: Tensor) -> Tensor:
-        """Answer for the vectors along the last axis."""
+        """Apply the operator along the last axis."""
         operator = find_operator(self.operator)
         with torch.autocast(x.device.type, enabled=False):
-            inputs, weight = _widen(x, self.weight, operator)
+            inputs, weight = _upcast(x, self.weight, operator)
             if operator.normalizes_input:
                 inputs = _unit(inputs, dims=-1)
             values = F.linear(inputs, _unit(weight, dims=-1))
@@ -58,11 +58,11 @@ class AngularLinear(nn.Linear):
 
 
 class AngularConv2d(nn.Conv2d):
-    """A convolution without bias whose products are replaced by an angular operator.
+    """Convolution without bias in which an angular operator replaces the dot product.
 
-    As `AngularLinear` on the patches that the kernel sees. The length of each patch comes from the lengths of its
-    pixels, whose squares are summed over the window on one channel, whatever the number of channels. To patches of
-    zeros, as in the padding or where all units are off, the direct operators answer 0, without gradient.
+    It is `AngularLinear` on the patches under the kernel. The squared norm of a patch is the sum of the squared norms
+    of its pixels, so the window sums need a single channel. For patches of zeros, as in the padding or where all units
+    are off, the direct operators return 0, with zero gradient.
 
     Args:
         in_channels: Number of input channels.
@@ -70,13 +70,13 @@ class AngularConv2d(nn.Conv2d):
         kernel_size: As in `torch.nn.Conv2d`.
         operator: See `AngularLinear`.
         stride: As in `torch.nn.Conv2d`.
-        padding: As in `torch.nn.Conv2d`, with zeros; also `same` or `valid`.
+        padding: As in `torch.nn.Conv2d`, including `same` and `valid`.
         dilation: As in `torch.nn.Conv2d`.
 
     Shape:
         - Input: (N, in_channels, H, W) or (in_channels, H, W).
-        - Output: (N, out_channels, H', W') or (out_channels, H', W'), of the input's dtype; in [-1, 1] up to
-          rounding, but for `w_cosine`.
+        - Output: (N, out_channels, H', W') or (out_channels, H', W'), of the input's dtype; within [-1, 1] up
+          to rounding, except for `w_cosine`.
 
     Raises:
         ValueError: If the operator is unknown.
@@ -100,26 +100,26 @@ class AngularConv2d(nn.Conv2d):
         self.operator = operator
 
     def forward(self, x: Tensor) -> Tensor:
-        """Answer for every patch."""
+        """Apply the operator to every patch."""
         operator = find_operator(self.operator)
         with torch.autocast(x.device.type, enabled=False):
-            inputs, weight = _widen(x, self.weight, operator)
+            inputs, weight = _upcast(x, self.weight, operator)
             filters = _unit(weight, dims=(1, 2, 3))
             values = F.conv2d(inputs, filters, None, self.stride, self.padding, self.dilation)
             if operator.normalizes_input:
-                values = values / self._patch_lengths(x).to(values.dtype)
+                values = values / self._patch_norms(x).to(values.dtype)
             return angular_response(values, self.operator).to(x.dtype)
 
-    def _patch_lengths(self, x: Tensor) -> Tensor:
-        """Length of each patch, (..., 1, H', W'), made ready to divide by."""
+    def _patch_norms(self, x: Tensor) -> Tensor:
+        """Return the norm of each patch, (..., 1, H', W'), with infinity for 0."""
         sums = F.pad(_sum_of_squares(x, dims=-3), self._margins())
-        for dim in (-2, -1):  # a window's sum is the sum over its rows of the sums over its columns
+        for dim in (-2, -1):  # window sums are separable
             size, stride, dilation = self.kernel_size[dim], self.stride[dim], self.dilation[dim]
             sums = sums.unfold(dim, dilation * (size - 1) + 1, stride)[..., ::dilation].sum(-1)
         return _divisor(sums)
 
     def _margins(self) -> list[int]:
-        """Pixels of padding as left, right, top, bottom."""
+        """Return the padding in pixels as left, right, top, bottom."""
         if self.padding == "valid":
             return [0, 0, 0, 0]
         if isinstance(self.padding, str):
@@ -132,8 +132,8 @@ class AngularConv2d(nn.Conv2d):
         return f"{super().extra_repr()}, operator={self.operator}"
 
 
-def _widen(x: Tensor, weight: Tensor, operator: Operator) -> tuple[Tensor, Tensor]:
-    """Bring both to the dtype that the operator is computed in."""
+def _upcast(x: Tensor, weight: Tensor, operator: Operator) -> tuple[Tensor, Tensor]:
+    """Convert both to the dtype that the operator is computed in."""
     if not x.is_floating_point():
         raise TypeError(f"expected an input of a floating dtype; got {x.dtype}. Convert it with .float().")
     dtype = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
@@ -143,17 +143,17 @@ def _widen(x: Tensor, weight: Tensor, operator: Operator) -> tuple[Tensor, Tenso
 
 
 def _unit(vectors: Tensor, dims: int | tuple[int, ...]) -> Tensor:
-    """Divide vectors by their lengths, however small; those of zero stay, without a gradient."""
+    """Divide vectors by their norms, however small; zero vectors stay zero, with zero gradient."""
     return vectors / _divisor(_sum_of_squares(vectors, dims)).to(vectors.dtype)
 
 
 def _sum_of_squares(x: Tensor, dims: int | tuple[int, ...]) -> Tensor:
-    """In float64, where the squares of float32 neither vanish nor overflow."""
+    """Sum in float64, in which squares of float32 values neither underflow nor overflow."""
     return x.to(_exact(x)).square().sum(dims, keepdim=True)
 
 
 def _divisor(squares: Tensor) -> Tensor:
-    """Lengths by their squares, with infinity for zero: what is divided by it is 0, and so are all derivatives."""
+    """Return square roots, with infinity for 0, so that quotients and all their derivatives are 0."""
     return squares.masked_fill(squares == 0, torch.inf).sqrt()
 
 

@@ -1,4 +1,4 @@
-"""Regression on the sphere: the angle to a pole is the value."""
+"""Regression on the sphere by the angle to a pole."""
 
 import math
 from typing import Literal, NamedTuple
@@ -7,34 +7,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.geometry.coordinates import is_batched
+from hf_sphere.nn.checks import is_readable
 
 
 class PoleOutput(NamedTuple):
-    """What `PoleRegression` answers.
+    """Output of `PoleRegression`.
 
     Attributes:
         predictions: (B,), in the unit of the targets.
         loss: Scalar, if targets were given.
-        points: (B, d), the embeddings on the sphere.
+        embeddings: (B, d), the normalized embeddings.
     """
 
     predictions: Tensor
     loss: Tensor | None
-    points: Tensor
+    embeddings: Tensor
 
 
 class PoleRegression(nn.Module):
-    """Reads a value off the angle between an embedding and a pole: the lowest value opposite to it, the highest at it.
+    """Regression by the cosine of the angle between an embedding and a pole, from lowest (opposite) to highest value.
 
-    With r in [-1, 1] the place of a target in the range, the loss of one example is (r - cos(z, pole))^2, and the
-    prediction is `low + (high - low) (cos(z, pole) + 1) / 2`. The pole is the first axis, a persistent buffer.
+    With the target scaled to r in [-1, 1], the loss of one example is (r - cos(z, pole))^2, and the prediction is
+    `low + (high - low) (cos(z, pole) + 1) / 2`. The pole is the first axis, a persistent buffer.
 
     Args:
-        embedding_dim: Dimension d of the sphere's space, at least 2.
+        embedding_dim: Length d of the embeddings, at least 2.
         value_range: Lowest and highest value.
-        out_of_range: What to do with targets outside of the range: `error` refuses them (where looking at them costs
-            no wait for a device, that is on the CPU), `clip` takes the nearest end.
+        out_of_range: Treatment of targets outside the range: `error` raises an error (on the CPU only, where checking
+            costs no device synchronization), `clip` uses the nearest end of the range.
         reduction: `mean` of the losses of a batch, or their `sum` as in the paper.
 
     Reference:
@@ -69,32 +69,33 @@ class PoleRegression(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Put the pole on the first axis."""
+        """Set the pole to the first axis."""
         self.pole.zero_()
         self.pole[0] = 1.0
 
     def forward(self, embeddings: Tensor, targets: Tensor | None = None) -> PoleOutput:
-        """Predict values for embeddings (B, d) and, where targets (B,) are given, compare with them.
+        """Predict values for embeddings (B, d) and, if targets (B,) are given, compute the loss.
 
         Raises:
-            ValueError: If a shape is another one, or a target is outside of the range and is to be refused.
+            ValueError: If a shape is wrong, or a target is outside the range and `out_of_range` is `error`.
         """
         if embeddings.shape[-1] != len(self.pole):  # a single coordinate would be broadcast
             raise ValueError(f"the pole has {len(self.pole)} coordinates, the embeddings {embeddings.shape[-1]}.")
-        points = F.normalize(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), dim=-1)
-        # Elementwise, which autocast leaves alone: in bfloat16 a range of 900 years would have steps of 4.
-        cosines = (points * self.pole.to(points.dtype)).sum(dim=-1)
+        dtype = embeddings.dtype
+        embeddings = F.normalize(embeddings.to(torch.promote_types(dtype, torch.float32)), dim=-1)
+        # Elementwise, which autocast does not convert: in bfloat16 a range of 900 years would have steps of 4.
+        cosines = (embeddings * self.pole.to(embeddings.dtype)).sum(dim=-1)
         predictions = self.low + (self.high - self.low) * (cosines + 1) / 2
         if targets is None:
-            return PoleOutput(predictions, None, points.to(embeddings.dtype))
+            return PoleOutput(predictions, None, embeddings.to(dtype))
         if targets.ndim == 1 and targets.shape != cosines.shape:  # a single target would be broadcast
             raise ValueError(f"there are {len(targets)} targets for embeddings of shape {tuple(embeddings.shape)}.")
-        losses = (self.place_in_range(targets).to(cosines.dtype) - cosines).square()
+        losses = (self.scale_targets(targets).to(cosines.dtype) - cosines).square()
         loss = losses.sum() if self.reduction == "sum" else losses.mean()
-        return PoleOutput(predictions, loss, points.to(embeddings.dtype))
+        return PoleOutput(predictions, loss, embeddings.to(dtype))
 
-    def place_in_range(self, targets: Tensor) -> Tensor:
-        """Map targets (B,) from the range to [-1, 1], and treat those outside of it as `out_of_range` says.
+    def scale_targets(self, targets: Tensor) -> Tensor:
+        """Map targets (B,) from the range to [-1, 1]; see `out_of_range` for those outside it.
 
         Raises:
             ValueError: If the shape is another one, or a target is outside of the range and is to be refused.
@@ -107,8 +108,7 @@ class PoleRegression(nn.Module):
         targets = targets.to(torch.promote_types(targets.dtype, torch.float32))
         if self.out_of_range == "clip":
             targets = targets.clamp(self.low, self.high)
-        elif targets.device.type == "cpu" and not torch.compiler.is_compiling() and not is_batched(targets):
-            # On an accelerator this would make the device wait; there the data have been looked at before training.
+        elif is_readable(targets):  # elsewhere the recipes check the data before training
             outside = (targets < self.low) | (targets > self.high) | targets.isnan()
             if outside.any():
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""Few-shot classification by prototypes: a class is the mean of its examples' embeddings."""
+"""Few-shot classification by class prototypes, the means of the embeddings of a class's examples."""
 
 import math
 from typing import Literal, NamedTuple
@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.geometry.coordinates import is_batched
+from hf_sphere.nn.checks import check_labels
 
 COSINE_SCALE = 1000.0
-"""Logits of the cosine metric are this many times the cosine minus one: spherized embeddings are close together."""
+"""Factor of `cosine - 1` in the logits of the cosine metric; large, since spherized embeddings are close together."""
 
 
 class PrototypicalOutput(NamedTuple):
-    """What `PrototypicalClassifier` answers.
+    """Output of `PrototypicalClassifier`.
 
     Attributes:
         logits: (..., Q, way), 0 for a query at the prototype and negative elsewhere; float32 or better.
@@ -28,15 +28,15 @@ class PrototypicalOutput(NamedTuple):
 
 
 class PrototypicalClassifier(nn.Module):
-    """Compares embedded queries with the mean embedding of each class of their episode; it has nothing to learn.
+    """Compares the embeddings of queries with the mean embedding of each class of their episode, without parameters.
 
     With q a query and p a prototype, the logits are `-|q - p|^2 / temperature` for the `euclidean` metric and
     `1000 (cos(q, p) - 1) / temperature` for the `cosine` one. The loss is the mean cross-entropy. The cosine of a zero
-    vector, which has no direction, counts as 1/2.
+    vector, which has no direction, is taken as 1/2.
 
     Args:
         metric: `euclidean` or `cosine`.
-        temperature: Positive; larger ones make the confidences softer.
+        temperature: Positive; a larger one lowers the confidences.
 
     Raises:
         ValueError: If the metric is unknown or the temperature is not positive.
@@ -62,16 +62,16 @@ class PrototypicalClassifier(nn.Module):
         self.temperature = temperature
 
     def forward(self, query: Tensor, support: Tensor, labels: Tensor | None = None) -> PrototypicalOutput:
-        """Classify queries by the examples of their own episode.
+        """Classify queries by the examples of their episode.
 
         Args:
-            query: (..., Q, d), embeddings to be classified; leading axes are episodes.
+            query: (..., Q, d), embeddings to classify; leading axes are episodes.
             support: (..., way, shot, d), embeddings of the examples of each class.
             labels: (..., Q), integers from 0 to way - 1, in the order of the support's classes.
 
         Raises:
-            ValueError: If shapes do not fit each other, or a label is of no class (looked at where that costs no wait
-                for a device, that is on the CPU).
+            ValueError: If the shapes do not match, or a label is out of range (checked on the CPU only, where it costs
+                no device synchronization).
         """
         self._check_shapes(query, support)
         dtype = torch.promote_types(torch.promote_types(query.dtype, support.dtype), torch.float32)
@@ -86,9 +86,9 @@ class PrototypicalClassifier(nn.Module):
     def _compare(self, query: Tensor, prototypes: Tensor) -> Tensor:
         scale = 1.0
         if self.metric == "cosine":
-            # Of unit vectors |q - p|^2 = 2 (1 - cos), without the cancellation that 1 - cos has for small angles.
+            # For unit vectors |q - p|^2 = 2 (1 - cos), without the cancellation in 1 - cos at small angles.
             query, prototypes, scale = F.normalize(query, dim=-1), F.normalize(prototypes, dim=-1), COSINE_SCALE / 2
-        # Differences, not |q|^2 - 2 q.p + |p|^2, which loses the digits of small distances; episodes have few classes.
+        # |q|^2 - 2 q.p + |p|^2 would lose the digits of small distances; episodes have few classes.
         squares = (query.unsqueeze(-2) - prototypes.unsqueeze(-3)).square().sum(dim=-1)
         return squares * (-scale / self.temperature)
 
@@ -98,32 +98,24 @@ class PrototypicalClassifier(nn.Module):
         if not fits or (query.shape[:-2], query.shape[-1]) != (support.shape[:-3], support.shape[-1]):
             raise ValueError(
                 "expected query embeddings of shape (..., queries, d) and support embeddings of shape (..., way, shot, "
-                f"d), with the same episodes in front and the same d; got {tuple(query.shape)} and "
+                f"d), with the same leading axes and the same d; got {tuple(query.shape)} and "
                 f"{tuple(support.shape)}."
             )
         if 0 in support.shape[-3:-1]:
             raise ValueError(
-                f"a prototype is the mean of at least one example; got support embeddings of {tuple(support.shape)}, "
-                f"that is {support.shape[-3]} classes with {support.shape[-2]} examples each."
+                f"support must have at least one class and one example per class; got {support.shape[-3]} classes with "
+                f"{support.shape[-2]} examples each (shape {tuple(support.shape)})."
             )
 
     @staticmethod
     def _check_labels(labels: Tensor, logits: Tensor) -> None:
         if labels.shape != logits.shape[:-1] or labels.is_floating_point():
             raise ValueError(
-                f"expected integer labels of shape {tuple(logits.shape[:-1])}, one a query; got {labels.dtype} of "
+                f"expected integer labels of shape {tuple(logits.shape[:-1])}, one per query; got {labels.dtype} of "
                 f"shape {tuple(labels.shape)}."
             )
-        unreadable = labels.device.type != "cpu" or torch.compiler.is_compiling() or is_batched(labels)
-        if unreadable or labels.numel() == 0:
-            return
-        way = logits.shape[-1]
-        low, high = labels.aminmax()
-        if low < 0 or high >= way:
-            raise ValueError(
-                f"labels run from {low} to {high}, but the support has {way} classes (0 to {way - 1}). The labels of "
-                "an episode are the places of its classes in the support, not their numbers in the data set."
-            )
+        advice = "The labels of an episode index the classes of its support, not those of the data set."
+        check_labels(labels, logits.shape[-1], owner="support", advice=advice)
 
     def extra_repr(self) -> str:
         """Describe the module in a printed model."""

@@ -1,6 +1,7 @@
 """The spherization layer and the linear and convolution layers that follow it."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +10,9 @@ from hf_sphere.geometry import spherize
 
 
 class Spherization(nn.Module):
-    """Put each vector on a sphere, so that only its angles carry information.
+    """Map each vector to a sphere, so that only its angles carry information.
 
-    Takes the place of the activation before a linear map. One axis of length n becomes n + 1; the map is described in
+    It replaces the activation before a linear map, and the length n of one axis becomes n + 1. The map is described in
     `hf_sphere.geometry.spherize`.
 
     Args:
@@ -21,10 +22,10 @@ class Spherization(nn.Module):
         delta: Lower bound of the product of all sines.
         learn_scaling: Whether `scaling` is a parameter; otherwise it is a buffer.
         learn_radius: Whether `radius` is a parameter; otherwise it is a buffer.
-        dim: The axis that is spherized; 1 for feature maps of shape (N, C, H, W).
+        dim: Axis to spherize; 1 for feature maps of shape (N, C, H, W).
 
     Shape:
-        - Input: (..., n, ...), n at axis `dim`.
+        - Input: (..., n, ...), with n at axis `dim`.
         - Output: (..., n + 1, ...), of the input's dtype.
 
     Reference:
@@ -53,7 +54,7 @@ class Spherization(nn.Module):
         if not 0.0 < radius < math.inf:
             raise ValueError(f"radius must be positive; got {radius}.")
         if not math.isfinite(scaling) or scaling == 0.0:
-            raise ValueError(f"scaling must be a number other than 0, at which all angles are equal; got {scaling}.")
+            raise ValueError(f"scaling must be finite and not 0, at which all angles are equal; got {scaling}.")
         if not 0.0 < delta < 1.0:
             raise ValueError(f"delta must lie between 0 and 1, both excluded; got {delta}. The usual value is 1e-6.")
         self.in_features = in_features
@@ -63,109 +64,77 @@ class Spherization(nn.Module):
         self.initial_radius = radius
         self.scaling: Tensor
         self.radius: Tensor
-        self._add_scalar("scaling", learned=learn_scaling)
-        self._add_scalar("radius", learned=learn_radius)
+        for name, learned in (("scaling", learn_scaling), ("radius", learn_radius)):
+            if learned:
+                self.register_parameter(name, nn.Parameter(torch.empty(())))
+            else:
+                self.register_buffer(name, torch.empty(()))
         self.reset_parameters()
 
-    def _add_scalar(self, name: str, *, learned: bool) -> None:
-        if learned:
-            self.register_parameter(name, nn.Parameter(torch.empty(())))
-        else:
-            self.register_buffer(name, torch.empty(()))
-
     def reset_parameters(self) -> None:
-        """Put `scaling` and `radius` back to their initial values."""
+        """Set `scaling` and `radius` to their initial values."""
         nn.init.constant_(self.scaling, self.initial_scaling)
         nn.init.constant_(self.radius, self.initial_radius)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Spherize axis `dim`: n values become n + 1 coordinates."""
+        """Spherize axis `dim`, from n values to n + 1 coordinates."""
         if x.shape[self.dim] != self.in_features:
             raise ValueError(
                 f"expected {self.in_features} features along axis {self.dim}; got an input of shape {tuple(x.shape)}."
             )
-        points = spherize(x.movedim(self.dim, -1), self.scaling, self.radius, self.delta)
-        return points.movedim(-1, self.dim)
+        return spherize(x.movedim(self.dim, -1), self.scaling, self.radius, self.delta).movedim(-1, self.dim)
 
     def extra_repr(self) -> str:
         """Describe the layer with its current values."""
-
-        def describe(name: str, initial: float) -> str:
+        text = f"{self.in_features} -> {self.in_features + 1}"
+        for name, initial in (("scaling", self.initial_scaling), ("radius", self.initial_radius)):
             value = getattr(self, name)
             number = initial if value.is_meta else value.item()
-            return f"{name}={number:g}{' (learned)' if name in self._parameters else ''}"
-
-        scaling, radius = describe("scaling", self.initial_scaling), describe("radius", self.initial_radius)
-        dim = f", dim={self.dim}" if self.dim != -1 else ""
-        return f"{self.in_features} -> {self.in_features + 1}, {scaling}, {radius}, delta={self.delta:g}{dim}"
+            text += f", {name}={number:g}{' (learned)' if name in self._parameters else ''}"
+        return f"{text}, delta={self.delta:g}{f', dim={self.dim}' if self.dim != -1 else ''}"
 
 
 class SphericalLinear(nn.Module):
     """Spherization followed by a linear map without bias.
 
     Args:
-        in_features: Number of values before spherization, n.
+        in_features: Number of values before the spherization, n.
         out_features: Number of outputs.
-        scaling: See `Spherization`.
-        radius: See `Spherization`.
-        delta: See `Spherization`.
-        learn_scaling: See `Spherization`.
-        learn_radius: See `Spherization`.
+        **spherization: Options of `Spherization`: `scaling`, `radius`, `delta`, `learn_scaling`, `learn_radius`.
 
     Shape:
         - Input: (..., in_features).
         - Output: (..., out_features).
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        scaling: float = 1.0,
-        radius: float = 1.0,
-        delta: float = 1e-6,
-        learn_scaling: bool = True,
-        learn_radius: bool = False,
-    ) -> None:
+    def __init__(self, in_features: int, out_features: int, **spherization: Any) -> None:
         super().__init__()
-        self.spherization = Spherization(
-            in_features,
-            scaling=scaling,
-            radius=radius,
-            delta=delta,
-            learn_scaling=learn_scaling,
-            learn_radius=learn_radius,
-        )
+        self.spherization = Spherization(in_features, **spherization)
         self.linear = nn.Linear(in_features + 1, out_features, bias=False)
 
     def reset_parameters(self) -> None:
-        """Draw the weights again and put scaling and radius back to their initial values."""
+        """Initialize the weights, the scaling and the radius."""
         self.spherization.reset_parameters()
         self.linear.reset_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Spherize the last axis, then map it linearly."""
+        """Spherize the last axis, then apply the linear map."""
         return self.linear(self.spherization(x))
 
 
 class SphericalConv2d(nn.Module):
     """Spherization of the channels followed by a convolution without bias.
 
-    Zero padding adds points off the sphere at the border, as it does for any other activation.
+    As after any other activation, zero padding adds values at the border that are not on the sphere.
 
     Args:
-        in_channels: Number of channels before spherization, n.
+        in_channels: Number of channels before the spherization, n.
         out_channels: Number of output channels.
         kernel_size: As in `torch.nn.Conv2d`.
         stride: As in `torch.nn.Conv2d`.
         padding: As in `torch.nn.Conv2d`.
         dilation: As in `torch.nn.Conv2d`.
-        scaling: See `Spherization`.
-        radius: See `Spherization`.
-        delta: See `Spherization`.
-        learn_scaling: See `Spherization`.
-        learn_radius: See `Spherization`.
+        **spherization: See `SphericalLinear`.
 
     Shape:
         - Input: (N, in_channels, H, W) or (in_channels, H, W).
@@ -181,28 +150,16 @@ class SphericalConv2d(nn.Module):
         stride: int | tuple[int, int] = 1,
         padding: int | tuple[int, int] | str = 0,
         dilation: int | tuple[int, int] = 1,
-        scaling: float = 1.0,
-        radius: float = 1.0,
-        delta: float = 1e-6,
-        learn_scaling: bool = True,
-        learn_radius: bool = False,
+        **spherization: Any,
     ) -> None:
         super().__init__()
-        self.spherization = Spherization(
-            in_channels,
-            scaling=scaling,
-            radius=radius,
-            delta=delta,
-            learn_scaling=learn_scaling,
-            learn_radius=learn_radius,
-            dim=-3,
-        )
+        self.spherization = Spherization(in_channels, dim=-3, **spherization)
         self.conv = nn.Conv2d(
             in_channels + 1, out_channels, kernel_size, stride=stride, padding=padding, dilation=dilation, bias=False
         )
 
     def reset_parameters(self) -> None:
-        """Draw the weights again and put scaling and radius back to their initial values."""
+        """Initialize the weights, the scaling and the radius."""
         self.spherization.reset_parameters()
         self.conv.reset_parameters()
 

@@ -1,4 +1,4 @@
-"""The sum over classes in the von Mises-Fisher softmax, for as many classes as memory holds logits of."""
+"""The sum over classes in the von Mises-Fisher softmax, with memory for a few matrices of logits."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from hf_sphere.geometry.autograd import differentiable_once
 from hf_sphere.geometry.bessel import partition_and_ratio
 
 BLOCK = {"cpu": 2**18, "other": 2**24}
-"""Values worked on at a time: on the CPU they stay in the cache of a core, elsewhere they bound the memory."""
+"""Values per block: those of the CPU fit in the cache of a core; on other devices the size bounds the memory."""
 
 
 def log_class_sum(
@@ -23,23 +23,23 @@ def log_class_sum(
 ) -> Tensor:
     """Sum the classes of the von Mises-Fisher softmax: `logsumexp_k [log C(|w_k|) - log C(|w_k + beta x|)]`.
 
-    A term is the logarithm of the mean of exp(beta x.y) over points y of class k. The points x are given by how they
-    lie to the mean directions of their distributions, `x = cosine * mu +- sine * v`, and never formed: their products
-    with the class weights follow from those of mu and v, and since v is noise that turns rigidly with mu, its gradient
-    needs no product of its own.
+    A term is the log-mean of exp(beta x.y) over samples y of class k. The samples x are given relative to the mean
+    directions of their distributions, `x = cosine * mu +- sine * v`, and never formed: their dot products with the
+    class weights follow from those of mu and v. The noise v rotates rigidly with mu, so its gradient needs no further
+    matrix product.
 
     Args:
         direction: Mean directions mu, unit vectors (B, d), float32 or float64.
-        cosine: (S, B), of S points of each distribution.
-        sine: (S, B), of the same points, not negative.
-        tangents: Unit vectors v across mu, (ceil(S/2), B, d). The first half of the points takes them with a plus, the
-            second half with a minus sign.
+        cosine: (S, B), of S samples of each distribution.
+        sine: (S, B), of the same samples, nonnegative.
+        tangents: Unit vectors v orthogonal to mu, (ceil(S/2), B, d), with a positive sign in the first half of the
+            samples and a negative one in the second.
         class_weights: Mean direction times concentration of each class, w: (K, d).
         inverse_temperature: beta, a scalar.
 
     Returns:
-        (S, B), once differentiable by all but the tangents. Classes are worked on in blocks; less than three
-        matrices of S B x K numbers are kept for the gradient.
+        (S, B), once differentiable with respect to all but the tangents. Classes are processed in blocks; less than
+        three matrices of S B x K numbers are kept for the gradient.
 
     Reference:
         Scott, Gallagher and Mozer, "von Mises-Fisher loss: an exploration of embedding geometries for supervised
@@ -67,7 +67,7 @@ class _LogClassSum(torch.autograd.Function):
             lengths = torch.addcmul(offsets[part], height, along)
             lengths[:half].addcmul_(reach[:half], across)
             lengths[half:].addcmul_(reach[half:], across[: len(cosine) - half])
-            # Rounding must not make a square negative.
+            # Squares must not become negative by rounding.
             growth, ratio = partition_and_ratio(lengths.clamp_min_(0), weights.shape[1])
             growth.sub_(own.log_partition[part])
             peak = growth.amax(-1)
@@ -90,7 +90,7 @@ class _LogClassSum(torch.autograd.Function):
             peak, terms, ratio, along, across = kept[5 * number : 5 * number + 5]
             share = terms * (gradient * (peak - sums).exp())[..., None]
             at_own = share.sum((0, 1)) * own_ratio[part]
-            by_square = share.mul_(ratio)  # twice the gradient by u
+            by_square = share.mul_(ratio)  # twice the gradient with respect to u
             at_class = by_square.sum((0, 1))
             by_cosine += (by_square * along).sum(-1)
             by_signed[:half] += (by_square[:half] * across).sum(-1)
@@ -101,27 +101,27 @@ class _LogClassSum(torch.autograd.Function):
             by_products = by_along.T @ direction + by_across.flatten(0, 1).T @ tangents.flatten(0, 1)
             by_weights[part] = torch.addcmul(beta * by_products, (at_class - at_own)[:, None], weights[part])
             total += at_class.sum()
-        # A rotation of mu takes v along: dx = w dmu - s (v.dmu) mu. It keeps the distribution; to differentiate how
-        # noise became v would add nothing but noise of mean zero.
+        # A rotation of mu rotates v as well: dx = w dmu - s (v.dmu) mu. This preserves the distribution;
+        # differentiating the construction of v from noise would only add noise of zero mean.
         by_direction -= (_fold(signed * by_cosine, half)[..., None] * tangents).sum(0)
         by_beta = beta * total + (by_cosine * cosine + by_signed * signed).sum()
         return by_direction * beta, by_cosine * beta, _signed(by_signed, half) * beta, None, by_weights, by_beta
 
 
 def _signed(sine: Tensor, half: int) -> Tensor:
-    """The second half of the points takes its tangents backwards."""
+    """Negate the sines of the second half of the samples."""
     return torch.cat([sine[:half], -sine[half:]])
 
 
-def _fold(of_points: Tensor, half: int) -> Tensor:
-    """Add up, in place, over the points that share a tangent."""
-    of_points[: len(of_points) - half] += of_points[half:]
-    return of_points[:half]
+def _fold(values: Tensor, half: int) -> Tensor:
+    """Sum, in place, over the samples that share a tangent."""
+    values[: len(values) - half] += values[half:]
+    return values[:half]
 
 
-def _blocks(classes: int, points: Tensor) -> Iterator[slice]:
-    """Slices of the classes, so many that a block has some given number of values."""
-    size = BLOCK["cpu" if points.device.type == "cpu" else "other"] // max(points.numel(), 1)
+def _blocks(classes: int, samples: Tensor) -> Iterator[slice]:
+    """Yield slices of the classes with about `BLOCK` values each."""
+    size = BLOCK["cpu" if samples.device.type == "cpu" else "other"] // max(samples.numel(), 1)
     size = min(max(size, 32), max(classes, 1))
     for start in range(0, classes, size):
         yield slice(start, start + size)

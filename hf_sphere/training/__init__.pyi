@@ -6,10 +6,10 @@ from .errors import (
     TrainingInterruptedError as TrainingInterruptedError,
 )
 from .evaluation import (
-    calibrate_head as calibrate_head,
     evaluate as evaluate,
     evaluate_few_shot as evaluate_few_shot,
     evaluate_retrieval as evaluate_retrieval,
+    initialize_head as initialize_head,
 )
 from .loop import TrainingLoop as TrainingLoop
 from .output_dir import prepare_output_dir as prepare_output_dir

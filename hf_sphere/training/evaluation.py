@@ -69,7 +69,7 @@ def evaluate_retrieval(model: nn.Module, batches: "ImageBatches", accelerator: A
     embeddings, labels = _gather_embeddings(any_model, batches, accelerator)
     head = any_model.head
     options = {"curvature": head.curvature} if head.distance == "hyperbolic" else {}
-    scores = retrieval_scores(head.represent(embeddings), labels, distance=head.distance, **options)
+    scores = retrieval_scores(head.transform(embeddings), labels, distance=head.distance, **options)
     return {name: float(value) for name, value in scores.items() if name != "num_queries"}
 
 
@@ -140,21 +140,21 @@ def fit_confidence(model: nn.Module, batches: "ImageBatches", accelerator: Accel
 
 
 @torch.no_grad()
-def calibrate_head(model: nn.Module, batches: "ImageBatches | Iterable[Batch]", *, max_examples: int = 10_000) -> None:
-    """Show a head that asks for it the embeddings of training images, as the first training step will have them.
+def initialize_head(model: nn.Module, batches: "ImageBatches | Iterable[Batch]", *, max_examples: int = 10_000) -> None:
+    """Initialize a head from the embeddings of training images, if it requires that; see `Head.initialize_from_data`.
 
-    The model is in eval mode, but batch norms that will be trained normalise by the batch.
+    The embeddings are those of the first training step: in eval mode, but with trainable batch norms normalizing by the
+    batch.
 
     Args:
-        model: An image model; with classes it has a `head`. Its training state and its batch-norm statistics
-            stay as they are.
+        model: An image model; with classes it has a `head`. Its training mode and batch-norm statistics are restored.
         batches: Training batches; any iterable of mappings with `pixel_values` on the model's device.
-        max_examples: Images to show.
+        max_examples: Maximum number of images.
     """
     head: Any = getattr(model, "head", None)
     encoder: Any = model.base_model
     inputs_of: Any = getattr(model, "head_inputs", None)
-    if head is None or not head.needs_calibration:
+    if head is None or not head.needs_data_initialization:
         return
     was_training = model.training
     embeddings: list[Tensor] = []
@@ -165,17 +165,17 @@ def calibrate_head(model: nn.Module, batches: "ImageBatches | Iterable[Batch]", 
                 embeddings.append(inputs_of(encoder(batch["pixel_values"]).embeddings))
                 if sum(map(len, embeddings)) >= max_examples:
                     break
-        head.calibrate(torch.cat(embeddings)[:max_examples])
+        head.initialize_from_data(torch.cat(embeddings)[:max_examples])
     finally:
         model.train(was_training)
 
 
 @contextmanager
 def _normalized_by_batch(model: nn.Module) -> Iterator[None]:
-    """Eval mode, but batch norms that will be trained use the statistics of the batch, and do not keep them.
+    """Eval mode, but trainable batch norms use the statistics of the batch, and do not keep them.
 
-    Before training they have none of their own yet. Measured with those of an untrained batch norm, embeddings were
-    three to ten times as long in the first training step.
+    Their running statistics are not those of the data before training: with them, embeddings were three to ten times
+    as long in the first training step.
     """
     model.train()
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]

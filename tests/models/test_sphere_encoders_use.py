@@ -90,7 +90,7 @@ def test_a_text_of_nothing_but_padding_shifts_no_others_of_its_batch(family, pai
         ({"input_ids": torch.ones(9, 9)}, "texts must be several texts or batches, .* got one dict"),
         (
             [{"text": "a row of a data set"}],
-            r"with input_ids; got the columns \['text'\]. Of a data set give the column",
+            r"with input_ids; got the columns \['text'\]. Pass a column of a data set",
         ),
         ([["a", "b"]], "texts must be strings, or batches with input_ids; got a list"),
         ([torch.ones(2, 9)], "texts must be strings, or batches with input_ids; got a Tensor"),
@@ -105,5 +105,5 @@ def test_what_is_neither_texts_nor_batches_is_refused(pair, texts, message):
 
 
 def test_texts_without_any_tokenizer_are_refused(pair):
-    with pytest.raises(ValueError, match="the reference comes from no checkpoint that names its tokenizer; give one"):
+    with pytest.raises(ValueError, match="the reference was not loaded from a checkpoint with a tokenizer"):
         calibrate_spherization(*pair, ["a text"] * 100)

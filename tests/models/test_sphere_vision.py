@@ -106,7 +106,7 @@ def test_the_stock_trainer_trains_evaluates_and_saves(tmp_path):
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "resnet20_cifar", "vit_tiny_patch16_224", "convnext_atto"])
-def test_a_new_model_has_timms_initialisation(backbone):
+def test_a_new_model_has_timms_initialization(backbone):
     torch.manual_seed(1)
     options = {"img_size": 32} if "vit" in backbone else {}
     expected = timm.create_model(backbone, num_classes=0, in_chans=3, **options).state_dict()
@@ -116,14 +116,14 @@ def test_a_new_model_has_timms_initialisation(backbone):
     assert all(torch.equal(actual[name], value) for name, value in expected.items())
 
 
-def test_a_new_head_has_torchs_initialisation():
+def test_a_new_head_has_torchs_initialization():
     model = small_model(head="softmax")
     bound = 84**-0.5  # of torch's Linear; the library's default would be a normal distribution of 0.02
     assert model.head.linear.weight.abs().max() <= bound
     assert model.head.linear.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
 
 
-def test_loading_keeps_a_weight_whose_neighbour_is_missing(saved):
+def test_loading_keeps_a_weight_whose_neighbor_is_missing(saved):
     model, folder = saved
     weights = load_file(folder / "model.safetensors")
     del weights["head.classifier.spherization.scaling"]
@@ -133,7 +133,7 @@ def test_loading_keeps_a_weight_whose_neighbour_is_missing(saved):
     assert torch.equal(loaded.head.classifier.linear.weight, model.head.classifier.linear.weight)
 
 
-def test_a_missing_backbone_weight_gets_timms_initialisation(tmp_path):
+def test_a_missing_backbone_weight_gets_timms_initialization(tmp_path):
     model = SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet20_cifar"))
     nn.init.ones_(model.sphere_vision.backbone.layer1[0].bn2.weight)
     model.save_pretrained(tmp_path)
@@ -176,7 +176,7 @@ def test_pretrained_weights_are_asked_for_when_wanted(monkeypatch):
     assert asked == [True]
 
 
-def test_pretrained_backbone_weights_survive_the_initialisation(monkeypatch):
+def test_pretrained_backbone_weights_survive_the_initialization(monkeypatch):
     create = timm.create_model
 
     def filled(*args, **kwargs):
@@ -300,7 +300,7 @@ def test_frozen_batch_norms_keep_their_statistics_in_training_and_others_do_not(
     assert same(before, statistics(model)) is frozen
 
 
-def test_frozen_batch_norms_normalise_by_their_statistics_in_training():
+def test_frozen_batch_norms_normalize_by_their_statistics_in_training():
     model, x = small_model(backbone="lenet5_bn", freeze_batch_norm=True), torch.randn(8, 1, 28, 28)
     assert torch.equal(model.train()(x).logits, model.eval()(x).logits)
 
@@ -370,7 +370,7 @@ def test_impossible_config_values_are_refused(options):
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_pictures_of_every_mode_become_gray_or_colour(mode, channels):
+def test_pictures_of_every_mode_become_grayscale_or_color(mode, channels):
     picture = Image.new(mode, (30, 20))
     processor = SphereVisionImageProcessor(
         num_channels=channels, size={"height": 28, "width": 28}, image_mean=[0.5] * channels, image_std=[0.5] * channels
@@ -378,7 +378,7 @@ def test_pictures_of_every_mode_become_gray_or_colour(mode, channels):
     assert processor(picture, return_tensors="pt")["pixel_values"].shape == (1, channels, 28, 28)
 
 
-def test_the_processor_resizes_scales_and_normalises():
+def test_the_processor_resizes_scales_and_normalizes():
     pixels = torch.randint(0, 256, (1, 40, 40), dtype=torch.uint8)
     picture = Image.fromarray(pixels[0].numpy())
     expected = (tvF.resize(pixels, [28, 28], antialias=True).float() / 255 - 0.13) / 0.3

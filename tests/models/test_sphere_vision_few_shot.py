@@ -319,7 +319,7 @@ def test_embeddings_spherized_twice_are_refused():
 @pytest.mark.parametrize("model_class", [SphereVisionForRegression, SphereVisionForJointPrediction])
 def test_a_regression_of_which_half_could_not_be_reached_is_refused(model_class):
     config = small_config(spherization={}, embedding_dim=4, value_range=[0.0, 1.0], head="softmax")
-    with pytest.raises(ValueError, match="a regression cannot work on spherized embeddings"):
+    with pytest.raises(ValueError, match="a regression does not work on spherized embeddings"):
         model_class(config)
 
 
@@ -337,7 +337,7 @@ def test_a_backbone_that_keeps_its_activation_is_remarked_on(monkeypatch):
     SphereVisionModel(SphereVisionConfig(**options, embedding_dim=8))
     assert said == []
     SphereVisionModel(SphereVisionConfig(**options))
-    assert "'resnet10t' keeps its own. Set `embedding_dim`" in said[0]
+    assert "'resnet10t' does not support. Set `embedding_dim`" in said[0]
 
 
 # Options

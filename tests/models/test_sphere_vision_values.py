@@ -418,7 +418,7 @@ def test_one_coordinate_is_too_few_for_a_pole():
 
 @pytest.mark.parametrize("model_class", [SphereVisionForJointPrediction, SphereVisionForImageClassification])
 def test_classes_without_a_head_are_refused_with_the_list(model_class):
-    with pytest.raises(ValueError, match=r"needs a head for its classes: .*prototype"):
+    with pytest.raises(ValueError, match=r"needs a head: .*prototype"):
         model_class(small_config("joint", head=None))
 
 

@@ -355,7 +355,7 @@ def test_texts_that_determine_nothing_are_refused_without_a_ridge(load, tokenize
 
 def test_a_model_without_spherized_layers_is_refused(load, tokenizer):
     model, reference = load(spherized_layers=[])
-    with pytest.raises(ValueError, match="SphereBertForMaskedLM has no spherized layer to calibrate; set"):
+    with pytest.raises(ValueError, match="SphereBertForMaskedLM has no spherized layer to fit; set"):
         calibrate_spherization(model, reference, sentences(20), tokenizer=tokenizer)
     with pytest.raises(ValueError, match="BertForMaskedLM has no spherized layer"):
         calibrate_spherization(reference, reference, sentences(20), tokenizer=tokenizer)
@@ -363,7 +363,7 @@ def test_a_model_without_spherized_layers_is_refused(load, tokenizer):
 
 def test_a_reference_that_is_spherized_there_itself_is_refused(load, checkpoint, tokenizer):
     model, _ = load()
-    with pytest.raises(ValueError, match="layer 1 of the reference is spherized itself"):
+    with pytest.raises(ValueError, match="layer 1 of the reference is spherized"):
         calibrate_spherization(model, model, sentences(20), tokenizer=tokenizer)
     elsewhere = SphereBertForMaskedLM.from_pretrained(checkpoint, spherized_layers=[0])
     calibrate_spherization(model, elsewhere, sentences(20), tokenizer=tokenizer)  # its layer 1 is plain

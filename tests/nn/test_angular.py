@@ -223,7 +223,7 @@ def test_the_logits_of_the_head_are_the_answers_to_the_embeddings(operator):
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_the_points_of_the_head_have_a_length_where_it_counts(operator):
     x = torch.randn(5, 8)
-    points = build_head("angular", 8, 4, operator=operator)(x).points
+    points = build_head("angular", 8, 4, operator=operator)(x).embeddings
     torch.testing.assert_close(points, F.normalize(x, dim=-1) if operator in DIRECT else x)
 
 

@@ -74,7 +74,7 @@ def test_resetting_draws_the_weights_anew(head):
 
 def test_directions_are_unit_vectors_in_the_space_of_the_points(head):
     directions = head.directions()
-    assert directions.shape == (4, head(torch.randn(1, 6)).points.shape[1])
+    assert directions.shape == (4, head(torch.randn(1, 6)).embeddings.shape[1])
     torch.testing.assert_close(directions.norm(dim=-1), torch.ones(4))
 
 
@@ -142,12 +142,12 @@ def test_spherized_is_a_linear_map_of_the_spherized_embeddings():
 
 
 def test_the_points_of_spherized_lie_on_the_sphere():
-    norms = build_head("spherized", 6, 4, radius=3.0)(torch.randn(5, 6)).points.norm(dim=-1)
+    norms = build_head("spherized", 6, 4, radius=3.0)(torch.randn(5, 6)).embeddings.norm(dim=-1)
     torch.testing.assert_close(norms, torch.full((5,), 3.0))
 
 
 def test_a_head_without_classify_says_so():
-    with pytest.raises(NotImplementedError, match="Head must define `classify`"):
+    with pytest.raises(NotImplementedError, match="Head must define `compute_logits`"):
         Head(6, 4)(torch.randn(2, 6))
 
 

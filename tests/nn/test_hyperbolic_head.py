@@ -23,7 +23,7 @@ def embeddings(curvature: float, count: int = 5, dtype: torch.dtype = torch.floa
 
 
 def into_ball(vectors: Tensor, c: float) -> Tensor:
-    """The exponential map at the centre."""
+    """The exponential map at the center."""
     scaled = math.sqrt(c) * vectors.norm(dim=-1, keepdim=True)
     return scaled.tanh() / scaled * vectors
 
@@ -34,9 +34,9 @@ def moebius_sum(x: Tensor, y: Tensor, c: float) -> Tensor:
 
 
 def plain_logits(x: Tensor, head: Head) -> Tensor:
-    """Equation 25 of Ganea et al. by its letter, in float64, with normals moved from the centre to the points.
+    """Equation 25 of Ganea et al. by its letter, in float64, with normals moved from the center to the points.
 
-    There |a| lambda_p / 2 is the length of the normal at the centre, so a distance is multiplied by twice that.
+    There |a| lambda_p / 2 is the length of the normal at the center, so a distance is multiplied by twice that.
     """
     c, root = head.curvature, math.sqrt(head.curvature)
     x = into_ball(x.double(), c)
@@ -85,7 +85,7 @@ def test_label_smoothing_reaches_the_loss():
 
 
 def test_without_curvature_it_is_a_linear_classifier():
-    """asinh(r) is r and the conformal factor at the centre 2: what is left of the logit is 4 <x - p, a>."""
+    """asinh(r) is r and the conformal factor at the center 2: what is left of the logit is 4 <x - p, a>."""
     head, x = make(1e-12).double(), torch.randn(5, 6, dtype=torch.float64)
     linear = 4 * ((x[:, None] - head.offsets) * head.weight).sum(-1)
     torch.testing.assert_close(head(x).logits, linear, rtol=1e-6, atol=1e-6)
@@ -114,7 +114,7 @@ LENGTHS = pytest.mark.parametrize("length", [0.0, 1e-30, 1e-6, 1.0, 1e3, 1e6, 1e
 @LENGTHS
 def test_points_lie_inside_the_ball_in_the_direction_of_their_embeddings(length, curvature):
     axes = F.normalize(torch.randn(50, 6), dim=-1)
-    points = make(curvature)(length * axes).points
+    points = make(curvature)(length * axes).embeddings
     radius = points.norm(dim=-1) * math.sqrt(curvature)
     assert (radius < 0.9995).all()
     torch.testing.assert_close(points, points.norm(dim=-1, keepdim=True) * axes)
@@ -156,7 +156,7 @@ def test_the_distance_of_the_head_is_the_hyperbolic_one():
     assert make().distance == "hyperbolic"
 
 
-def test_the_directions_are_the_normalised_normals():
+def test_the_directions_are_the_normalized_normals():
     head = make()
     torch.testing.assert_close(head.directions(), F.normalize(head.weight.detach(), dim=-1))
 
@@ -174,7 +174,7 @@ def test_a_head_in_bfloat16_computes_in_float32():
     head, x = make().to(torch.bfloat16), embeddings(1.0, dtype=torch.bfloat16).requires_grad_()
     output = head(x, LABELS)
     output.loss.backward()
-    assert (output.loss.dtype, output.points.dtype) == (torch.float32, torch.bfloat16)
+    assert (output.loss.dtype, output.embeddings.dtype) == (torch.float32, torch.bfloat16)
     assert x.grad.isfinite().all()
     torch.testing.assert_close(output.logits.double(), plain_logits(x.detach(), head), rtol=1e-4, atol=1e-4)
 

@@ -32,7 +32,7 @@ def test_predictions_and_loss_are_the_plain_formula(reduction):
     predictions, losses = plain(embeddings, targets, 1000, 1932)
     torch.testing.assert_close(output.predictions.double(), predictions, rtol=1e-6, atol=1e-3)
     torch.testing.assert_close(output.loss.double(), getattr(losses, reduction)(), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(output.points, F.normalize(embeddings, dim=1))
+    torch.testing.assert_close(output.embeddings, F.normalize(embeddings, dim=1))
 
 
 def test_the_angle_to_the_pole_is_the_value():
@@ -140,7 +140,7 @@ def test_bfloat16_embeddings_are_read_in_float32():
     output, expected = years()(embeddings, targets), years()(embeddings.float(), targets)
     assert torch.equal(output.predictions, expected.predictions)
     assert torch.equal(output.loss, expected.loss)
-    assert (output.loss.dtype, output.points.dtype) == (torch.float32, torch.bfloat16)
+    assert (output.loss.dtype, output.embeddings.dtype) == (torch.float32, torch.bfloat16)
 
 
 def test_autocast_changes_nothing():
@@ -154,7 +154,7 @@ def test_autocast_changes_nothing():
 
 def test_float64_stays_float64():
     output = years()(torch.randn(2, 4, dtype=torch.float64), torch.tensor([1000.0, 1500.0]))
-    assert {output.predictions.dtype, output.loss.dtype, output.points.dtype} == {torch.float64}
+    assert {output.predictions.dtype, output.loss.dtype, output.embeddings.dtype} == {torch.float64}
 
 
 def test_a_zero_embedding_is_the_middle_of_the_range_and_has_a_finite_gradient():

@@ -87,7 +87,7 @@ def test_training_never_moves_the_prototypes(head):
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_prototypes_that_are_set_are_normalised(head, scale):
+def test_prototypes_that_are_set_are_normalized(head, scale):
     points = torch.randn(7, 4, dtype=torch.float64)
     head.set_prototypes(scale * points)
     torch.testing.assert_close(head.prototypes, F.normalize(points, dim=1).float())
@@ -131,7 +131,7 @@ def cross_entropy(concentration, head, x, labels):
 def test_the_confidence_is_the_posterior_of_von_mises_fisher_classes(head):
     x = torch.randn(20, 4)
     head.class_concentration.fill_(3.5)
-    # The densities share their normalising constant, which cancels.
+    # The densities share their normalizing constant, which cancels.
     densities = torch.exp(3.5 * cosines(x, head.prototypes))
     torch.testing.assert_close(
         head.eval()(x).logits.softmax(1).double(), densities / densities.sum(1, keepdim=True), rtol=1e-4, atol=1e-6
@@ -202,14 +202,14 @@ def test_the_loss_is_float32_under_autocast_and_the_points_have_the_callers_dtyp
     expected = head.eval()(x.float(), LABELS)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = head(x, LABELS)
-    assert (output.loss.dtype, output.points.dtype) == (torch.float32, torch.bfloat16)
+    assert (output.loss.dtype, output.embeddings.dtype) == (torch.float32, torch.bfloat16)
     assert torch.equal(output.loss, expected.loss)
     assert torch.equal(output.logits, expected.logits)
 
 
 def test_float64_embeddings_are_computed_in_float64(head):
     output = head(torch.randn(5, 4, dtype=torch.float64), LABELS)
-    assert {output.logits.dtype, output.loss.dtype, output.points.dtype} == {torch.float64}
+    assert {output.logits.dtype, output.loss.dtype, output.embeddings.dtype} == {torch.float64}
 
 
 def test_a_zero_embedding_has_a_finite_gradient(head):

@@ -202,7 +202,7 @@ def test_it_is_printed_with_its_options():
 @pytest.mark.parametrize("labels", [torch.tensor([0, 1, 2]), torch.zeros(7, 1).long(), torch.zeros(7)])
 def test_labels_of_another_shape_or_kind_are_refused(labels):
     query, support, _ = episode()
-    with pytest.raises(ValueError, match=r"expected integer labels of shape \(7,\), one a query; got torch"):
+    with pytest.raises(ValueError, match=r"expected integer labels of shape \(7,\), one per query; got torch"):
         PrototypicalClassifier()(query, support, labels)
 
 

@@ -202,8 +202,8 @@ def test_gradients_of_two_processes_equal_those_of_the_whole_batch(tmp_path, fre
     [
         ({"radius": math.inf}, "radius must be positive; got inf"),
         ({"radius": math.nan}, "radius must be positive; got nan"),
-        ({"scaling": math.nan}, "scaling must be a number other than 0"),
-        ({"scaling": 0.0}, "scaling must be a number other than 0"),
+        ({"scaling": math.nan}, "scaling must be finite and not 0"),
+        ({"scaling": 0.0}, "scaling must be finite and not 0"),
     ],
 )
 def test_numbers_that_make_no_sphere_are_refused(options, message):

@@ -60,9 +60,9 @@ def test_neither_the_length_of_an_embedding_nor_that_of_a_class_weight_matters(n
 
 
 @HEADS
-def test_the_points_are_the_normalised_embeddings(name):
+def test_the_points_are_the_normalized_embeddings(name):
     x = torch.randn(5, 6)
-    torch.testing.assert_close(build_head(name, 6, 4)(x).points, F.normalize(x, dim=-1))
+    torch.testing.assert_close(build_head(name, 6, 4)(x).embeddings, F.normalize(x, dim=-1))
 
 
 @HEADS
@@ -116,7 +116,7 @@ def test_a_head_in_bfloat16_computes_in_float32(name):
     x = torch.randn(5, 6).to(torch.bfloat16).requires_grad_()
     output = head(x, LABELS)
     output.loss.backward()
-    assert (output.loss.dtype, output.points.dtype) == (torch.float32, torch.bfloat16)
+    assert (output.loss.dtype, output.embeddings.dtype) == (torch.float32, torch.bfloat16)
     assert x.grad.isfinite().all()
     torch.testing.assert_close(output.logits.double(), cosines(x.detach(), head.weight), rtol=1e-5, atol=1e-5)
 
@@ -245,3 +245,55 @@ def test_a_margin_that_is_no_angle_up_to_a_right_one_is_refused(margin):
 def test_a_head_that_is_told_nothing_starts_with_logits_up_to_16(name):
     head = sphere_nn.build_head(name, 6, 4).eval()
     assert head(head.weight.detach()).logits.max().item() == pytest.approx(16.0, rel=1e-3)
+
+
+# The scale
+
+
+@HEADS
+@pytest.mark.parametrize("scale", [64, 0.5])
+def test_a_numeric_scale_multiplies_the_cosines(name, scale):
+    head, x = sphere_nn.build_head(name, 6, 4, scale=scale), torch.randn(5, 6)
+    torch.testing.assert_close(head(x).logits.double(), scale * cosines(x, head.weight), rtol=1e-5, atol=1e-5)
+
+
+@HEADS
+def test_a_numeric_scale_is_saved_and_not_trained(name):
+    head = sphere_nn.build_head(name, 6, 4, scale=30.0)
+    assert [key for key, _ in head.named_parameters()] == ["weight"]
+    assert "log_temperature" not in head.parameter_options()
+    other = sphere_nn.build_head(name, 6, 4, scale=2.0)
+    other.load_state_dict(head.state_dict())
+    assert other.inverse_temperature().item() == pytest.approx(30.0, rel=1e-6)
+    other.reset_parameters()
+    assert other.inverse_temperature().item() == pytest.approx(2.0, rel=1e-6)
+
+
+@HEADS
+def test_a_learned_scale_is_the_default(name):
+    torch.manual_seed(0)
+    default = sphere_nn.build_head(name, 6, 4)
+    torch.manual_seed(0)
+    learned = sphere_nn.build_head(name, 6, 4, scale="learned")
+    assert "log_temperature" in dict(learned.named_parameters())
+    torch.testing.assert_close(learned.state_dict(), default.state_dict(), rtol=0, atol=0)
+
+
+@HEADS
+@pytest.mark.parametrize("scale", [64.0, "learned"])
+def test_scale_and_temperature_exclude_each_other(name, scale):
+    with pytest.raises(ValueError, match=rf"log_temperature -2.0 and scale {scale!r}"):
+        sphere_nn.build_head(name, 6, 4, scale=scale, log_temperature=-2.0)
+
+
+@HEADS
+@pytest.mark.parametrize("scale", [0, -3.0, math.inf, math.nan, "fixed"])
+def test_an_invalid_scale_is_refused(name, scale):
+    with pytest.raises(ValueError, match=f"scale must be a positive number.*'learned'; got {scale!r}"):
+        sphere_nn.build_head(name, 6, 4, scale=scale)
+
+
+@HEADS
+def test_a_fixed_scale_has_no_learning_rate(name):
+    with pytest.raises(ValueError, match=r"temperature_lr 0.1 needs a learned scale, but scale 64 is fixed"):
+        sphere_nn.build_head(name, 6, 4, scale=64, temperature_lr=0.1)

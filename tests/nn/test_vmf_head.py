@@ -238,10 +238,10 @@ def test_the_prediction_is_the_class_in_whose_direction_an_embedding_points():
 
 def test_the_concentration_is_the_length_of_the_points():
     head, z = make(), torch.randn(5, 6)
-    head.calibrate(z)
+    head.initialize_from_data(z)
     output = head(z)
-    torch.testing.assert_close(output.points, head.embedding_scale * z)
-    torch.testing.assert_close(output.concentration, output.points.norm(dim=-1))
+    torch.testing.assert_close(output.embeddings, head.embedding_scale * z)
+    torch.testing.assert_close(output.concentration, output.embeddings.norm(dim=-1))
 
 
 def test_the_model_hands_on_the_concentration():
@@ -258,14 +258,14 @@ def test_the_model_hands_on_the_concentration():
 def test_the_confidence_at_the_start_sets_the_lengths_of_the_class_weights(confidence, dim):
     head = make(dim, 20, kappa_confidence=confidence)
     expected = confidence * (dim - 1) / (1 - confidence**2)
-    assert head.first_concentration == pytest.approx(expected)
+    assert head.initial_concentration == pytest.approx(expected)
     torch.testing.assert_close(head.weight.norm(dim=-1), torch.full((20,), expected))
 
 
 @pytest.mark.parametrize("confidence", [0.1, 0.4, 0.7, 0.9])
 def test_with_that_length_points_have_about_this_cosine_to_their_class(confidence):
     head = make(128, 2, kappa_confidence=confidence)
-    cosine = mean_resultant_length(torch.tensor(head.first_concentration), 128).item()
+    cosine = mean_resultant_length(torch.tensor(head.initial_concentration), 128).item()
     assert cosine == pytest.approx(confidence, rel=0.02)
 
 
@@ -277,15 +277,15 @@ def test_the_directions_of_the_classes_are_spread_evenly():
 
 def test_calibration_makes_the_mean_size_of_a_coordinate_that_of_the_start():
     head, z = make(), torch.randn(50, 6).abs() ** 3
-    head.calibrate(z)
+    head.initialize_from_data(z)
     size = (head.embedding_scale * z).abs().mean().item()
-    assert size * 6**0.5 == pytest.approx(head.first_concentration)
+    assert size * 6**0.5 == pytest.approx(head.initial_concentration)
 
 
 def test_embeddings_with_coordinates_of_one_size_get_the_concentration_of_the_start():
     head, z = make(), 17.0 * torch.randn(50, 6).sign()
-    head.calibrate(z)
-    torch.testing.assert_close(head(z).concentration, torch.full((50,), head.first_concentration))
+    head.initialize_from_data(z)
+    torch.testing.assert_close(head(z).concentration, torch.full((50,), head.initial_concentration))
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
@@ -293,24 +293,24 @@ def test_embeddings_with_coordinates_of_one_size_get_the_concentration_of_the_st
 def test_gaussian_embeddings_get_about_the_concentration_of_the_start(dim, scale):
     """The norm of Gaussian coordinates is sqrt(pi / 2) times that of as many of their mean size."""
     head, z = make(dim), scale * torch.randn(2000, dim)
-    head.calibrate(z)
-    ratio = head(z).concentration.mean().item() / head.first_concentration
+    head.initialize_from_data(z)
+    ratio = head(z).concentration.mean().item() / head.initial_concentration
     assert ratio == pytest.approx(math.sqrt(math.pi / 2), rel=0.03)
 
 
 def test_calibrating_twice_is_calibrating_once():
     head, z = make(), torch.randn(50, 6)
-    head.calibrate(z)
+    head.initialize_from_data(z)
     once = head.embedding_scale.clone()
-    head.calibrate(z)
+    head.initialize_from_data(z)
     assert torch.equal(head.embedding_scale, once)
 
 
 @pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
 def test_embeddings_without_a_size_are_refused_and_change_nothing(value):
     head = make()
-    with pytest.raises(ValueError, match=f"the embeddings have a mean size of {value:g}"):
-        head.calibrate(torch.full((5, 6), value))
+    with pytest.raises(ValueError, match=f"embeddings with a mean absolute value of {value:g}"):
+        head.initialize_from_data(torch.full((5, 6), value))
     assert head.embedding_scale == 1.0
 
 
@@ -324,7 +324,7 @@ def small_model(**options) -> SphereVisionForImageClassification:
 
 def test_the_scale_is_saved_and_loaded_with_the_model(tmp_path):
     model, images = small_model(kappa_confidence=0.7), torch.randn(3, 1, 6, 6)
-    model.head.calibrate(5 * torch.randn(50, 6))
+    model.head.initialize_from_data(5 * torch.randn(50, 6))
     model.save_pretrained(tmp_path)
     loaded = SphereVisionForImageClassification.from_pretrained(tmp_path).eval()
     assert torch.equal(loaded.head.embedding_scale, model.head.embedding_scale)
@@ -334,7 +334,7 @@ def test_the_scale_is_saved_and_loaded_with_the_model(tmp_path):
 
 def test_resetting_awaits_a_new_calibration():
     head = make()
-    head.calibrate(5 * torch.randn(50, 6))
+    head.initialize_from_data(5 * torch.randn(50, 6))
     head.log_temperature.data.fill_(3.0)
     head.reset_parameters()
     assert head.embedding_scale == 1.0
@@ -346,11 +346,11 @@ def test_resetting_awaits_a_new_calibration():
 
 def test_a_model_in_bfloat16_trains_and_predicts():
     head, z = make().to(torch.bfloat16), spread(5, 6, 4.0).to(torch.bfloat16).requires_grad_()
-    head.calibrate(z)
+    head.initialize_from_data(z)
     output = head(z, LABELS)
     output.loss.backward()
     assert output.loss.dtype == torch.float32
-    assert output.points.dtype == torch.bfloat16
+    assert output.embeddings.dtype == torch.bfloat16
     assert all(value.isfinite().all() for value in (output.logits, z.grad, head.weight.grad))
     torch.testing.assert_close(head.eval()(z).logits.exp().sum(-1), torch.ones(5))
 
@@ -370,7 +370,7 @@ def test_autocast_changes_nothing(training):
 def test_float64_stays_float64():
     head = make().double()
     output = head(spread(5, 6, 4.0).double(), LABELS)
-    assert {output.loss.dtype, output.logits.dtype, output.points.dtype} == {torch.float64}
+    assert {output.loss.dtype, output.logits.dtype, output.embeddings.dtype} == {torch.float64}
 
 
 # Mistakes
@@ -410,19 +410,19 @@ def test_training_a_head_that_nobody_has_calibrated_is_said_once(caplog):
     assert not caplog.records
     for _ in range(2):
         head.train()(x, labels)
-    assert ["calibrate_head" in record.message for record in caplog.records] == [True]
+    assert ["initialize_head" in record.message for record in caplog.records] == [True]
 
 
 def test_training_a_calibrated_head_needs_no_word(caplog):
     head = make()
-    head.calibrate(torch.randn(100, 6))
-    assert not head.needs_calibration
+    head.initialize_from_data(torch.randn(100, 6))
+    assert not head.needs_data_initialization
     head(torch.randn(8, 6), torch.arange(8) % 4)
     assert not caplog.records
 
 
 def test_calibration_is_remembered_with_the_model():
     trained, loaded = make(), make()
-    trained.calibrate(torch.randn(100, 6))
+    trained.initialize_from_data(torch.randn(100, 6))
     loaded.load_state_dict(trained.state_dict())
-    assert not loaded.needs_calibration
+    assert not loaded.needs_data_initialization

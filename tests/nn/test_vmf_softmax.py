@@ -269,7 +269,7 @@ def high_water():
 torch.set_num_threads(1)
 head = build_head("vmf", 512, 10_000, num_samples=10, kappa_confidence=0.7)
 images = torch.randn(128, 512, requires_grad=True)
-head.calibrate(images)
+head.initialize_from_data(images)
 build_head("vmf", 512, 3)(images[:3], torch.arange(3)).loss.backward()
 before = high_water()
 head(images, torch.arange(128)).loss.backward()

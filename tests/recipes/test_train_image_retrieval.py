@@ -205,7 +205,7 @@ def test_a_run_resumed_after_max_steps_ends_with_the_model_of_one_without_a_brea
 
 def test_a_resumed_run_is_not_calibrated_again(train, monkeypatch):
     train(*RANDOM, "--max_steps", "7")
-    monkeypatch.setattr("hf_sphere.training.evaluation.calibrate_head", lambda *_: pytest.fail("calibrated twice"))
+    monkeypatch.setattr("hf_sphere.training.evaluation.initialize_head", lambda *_: pytest.fail("initialized twice"))
     train(*RANDOM, "--resume_from_checkpoint", "latest")
 
 

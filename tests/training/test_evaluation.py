@@ -10,10 +10,10 @@ from hf_sphere.data import ImagesInMemory
 from hf_sphere.metrics import retrieval_scores
 from hf_sphere.training import (
     TrainingArguments,
-    calibrate_head,
     evaluate as evaluate_on,
     evaluate_retrieval,
     find_task,
+    initialize_head,
 )
 from hf_sphere.training.evaluation import fit_confidence, loss_is_sum
 from hf_sphere.training.measures import measure_classification
@@ -91,7 +91,7 @@ def images_in_pairs(batch_size: int, *, labels: Tensor | None = None) -> ImagesI
 def expected_scores(model: SphereVisionForImageClassification, batches: ImagesInMemory, **options) -> dict[str, float]:
     (batch,) = ImagesInMemory(batches.images, batches.labels, batch_size=40, mean=[0.5], std=[0.3]).epoch()
     embeddings = model.eval().base_model(batch["pixel_values"]).embeddings
-    scores = retrieval_scores(model.head.represent(embeddings), batches.labels, **options)
+    scores = retrieval_scores(model.head.transform(embeddings), batches.labels, **options)
     return {name: scores[name] for name in ("recall_at_1", "r_precision", "map_at_r", "num_excluded")}
 
 
@@ -115,7 +115,7 @@ def test_retrieval_with_a_hyperbolic_head_is_that_of_its_distance(curvature):
 def test_the_scores_of_a_vmf_head_do_not_depend_on_its_scale():
     model, batches = retrieval_model("vmf"), images_in_pairs(40)
     before = evaluate_retrieval(model, batches, Accelerator(cpu=True))
-    calibrate_head(model, batches)
+    initialize_head(model, batches)
     assert evaluate_retrieval(model, batches, Accelerator(cpu=True)) == pytest.approx(before)
 
 

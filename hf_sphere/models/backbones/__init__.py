@@ -1,11 +1,14 @@
-"""Backbones that timm lacks, registered with timm on import. A new one is one function in a file of this folder."""
+"""Backbones that timm lacks, registered with timm on import.
+
+To add one, add a function decorated with `register_backbone` to a file of this folder.
+"""
 
 import importlib
 import pkgutil
 
-from hf_sphere.models.backbones.base import EmbeddingNet, create_backbone, register_backbone
+from hf_sphere.models.backbones.base import BACKBONES, EmbeddingNet, create_backbone, register_backbone
 
-__all__ = ["EmbeddingNet", "create_backbone", "register_backbone"]
+__all__ = ["BACKBONES", "EmbeddingNet", "create_backbone", "register_backbone"]
 
 for _module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
     importlib.import_module(_module.name)

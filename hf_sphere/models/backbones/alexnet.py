@@ -1,4 +1,4 @@
-"""AlexNet: torchvision's for photographs, and the usual small one for images of 32 pixels."""
+"""AlexNet: that of torchvision for images of 224 pixels, and the usual small one for images of 32 pixels."""
 
 from typing import Any
 
@@ -17,21 +17,23 @@ from hf_sphere.models.backbones.base import (
 
 @register_backbone
 def alexnet(*, img_size: ImageSize = 224, in_chans: int = 3, drop_rate: float = 0.5, **net: Any) -> EmbeddingNet:
-    """AlexNet for images of 224 pixels, five convolutions and a 4096-4096 classifier, of torchvision's layers."""
+    """AlexNet for images of 224 pixels: the five convolutions of torchvision's and a 4096-4096 classifier."""
     feature_side("alexnet", img_size, least=63, halvings=0)
     whole = AlexNet(num_classes=1, dropout=drop_rate)
     if in_chans != 3:
         whole.features[0] = nn.Conv2d(in_chans, 64, 11, stride=4, padding=2)
-    hidden = list(whole.classifier)[:-2]  # without the last activation, which is the net's own, and the classifier
+    hidden = list(whole.classifier)[:-2]  # without the last activation, which `EmbeddingNet` adds, and the classifier
     layers = nn.Sequential(*whole.features, whole.avgpool, nn.Flatten(), *hidden)
     return EmbeddingNet(layers, 4096, **net)
 
 
 @register_backbone
 def alexnet_cifar(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) -> EmbeddingNet:
-    """AlexNet's five convolutions for images of 32 pixels (29 to 60), without hidden layers after them."""
+    """AlexNet's five convolutions for images of 32 pixels (29 to 60), without hidden linear layers."""
     if max(feature_side("alexnet_cifar", img_size, least=29, halvings=0)) > 60:
-        raise ValueError(f"alexnet_cifar takes images of 29 to 60 pixels a side, got {img_size}; alexnet takes larger.")
+        raise ValueError(
+            f"alexnet_cifar takes images of 29 to 60 pixels per side, got {img_size}; alexnet takes larger."
+        )
     layers = nn.Sequential(
         nn.Conv2d(in_chans, 64, 11, stride=4, padding=5),
         nn.ReLU(),
@@ -42,7 +44,7 @@ def alexnet_cifar(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) ->
         *conv_relu(192, 384),
         *conv_relu(384, 256),
         nn.Conv2d(256, 256, 3, padding=1),
-        nn.MaxPool2d(2),  # to one point; ReLU comes after it, as the net's final activation: the two commute
+        nn.MaxPool2d(2),  # to 1 x 1; the final activation follows, since ReLU and max pooling commute
         nn.Flatten(),
     )
     alexnet = EmbeddingNet(layers, 256, **net)

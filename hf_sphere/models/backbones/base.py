@@ -1,4 +1,4 @@
-"""What the backbones registered here share: a network that ends in one hidden layer and a classifier."""
+"""Shared parts of the backbones: a network with an embedding and a classifier, blocks, and registration with timm."""
 
 import difflib
 import functools
@@ -13,17 +13,20 @@ from torch import Tensor, nn
 
 ImageSize = int | tuple[int, int] | list[int]
 
+BACKBONES: dict[str, Callable[..., nn.Module]] = {}
+"""Functions that build the backbones of `register_backbone`, by name."""
+
 
 class EmbeddingNet(nn.Module):
-    """A chain of layers that ends in an embedding, in the shape timm expects of a model.
+    """A sequence of layers that ends in an embedding, with the interface of timm's models.
 
-    `forward_features` gives the last hidden layer before its activation; `forward` goes on through `final_activation`
+    `forward_features` returns the last hidden layer before its activation; `forward` then applies `final_activation`
     and, if `num_classes` is not 0, the classifier `fc`.
 
     Args:
-        layers: Everything up to the last hidden layer, images (B, C, H, W) -> (B, num_features).
+        layers: All layers up to the last hidden one, images (B, C, H, W) -> (B, num_features).
         num_features: Length of the embedding.
-        num_classes: Number of classes; 0 for the embedding alone.
+        num_classes: Number of classes; 0 for the embedding only.
         drop_rate: Dropout after the final activation.
         final_activation: Whether the embedding is followed by ReLU and dropout.
     """
@@ -45,11 +48,11 @@ class EmbeddingNet(nn.Module):
         self.reset_classifier(num_classes)
 
     def remove_final_activation(self) -> None:
-        """End with the last hidden layer, for a head that takes the place of its activation."""
+        """Remove the activation after the last hidden layer, for a head that replaces it."""
         self.final_activation = nn.Identity()
 
     def reset_classifier(self, num_classes: int) -> None:
-        """Replace the classifier; 0 classes leave the embedding as output."""
+        """Replace the classifier; with 0 classes the output is the embedding."""
         self.num_classes = num_classes
         self.fc = nn.Linear(self.num_features, num_classes) if num_classes else nn.Identity()
 
@@ -62,12 +65,12 @@ class EmbeddingNet(nn.Module):
         return self.layers(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Go from the last hidden layer to the logits, or to the embedding if `pre_logits`."""
+        """Compute the logits from the last hidden layer, or the embedding if `pre_logits`."""
         x = self.final_activation(x)
         return x if pre_logits else self.fc(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the logits, or without classes the embedding."""
+        """Compute the logits, or the embedding if there are no classes."""
         return self.forward_head(self.forward_features(x))
 
 
@@ -82,10 +85,10 @@ def conv_relu(in_channels: int, out_channels: int) -> list[nn.Module]:
 
 
 def initialize_for_relu(net: nn.Module) -> None:
-    """Draw the weights of convolutions and linear maps anew, so that a deep net without batch norm trains.
+    """Apply He initialization to convolutions and linear maps, so that a deep network without batch norm trains.
 
-    Normal with variance 2 / (inputs of a unit), which keeps the size of the signal through ReLUs; biases are zero.
-    torch's own draws are uniform with a sixth of that variance: after sixteen layers nothing is left of the image.
+    Weights are normal with variance 2 / fan-in, which preserves the variance of the signal through ReLUs; biases are
+    zero. torch's default is uniform with a sixth of that variance, with which the signal vanishes after sixteen layers.
 
     Reference:
         He, Zhang, Ren and Sun, "Delving deep into rectifiers", ICCV 2015, section 2.2.
@@ -98,18 +101,19 @@ def initialize_for_relu(net: nn.Module) -> None:
 
 
 def feature_side(name: str, img_size: ImageSize, least: int, halvings: int) -> tuple[int, int]:
-    """Height and width of a map after `halvings` poolings, or an error if the image has fewer than `least` pixels."""
+    """Return height and width of a map after `halvings` poolings; images must have at least `least` pixels per side."""
     height, width = to_2tuple(img_size)
     if min(height, width) < least:
-        raise ValueError(f"backbone {name!r} needs images of at least {least} pixels a side; got {height} x {width}.")
+        raise ValueError(f"backbone {name!r} needs images of at least {least} pixels per side; got {height} x {width}.")
     return height >> halvings, width >> halvings
 
 
 def register_backbone(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Register a function that builds a network with timm, under the function's name.
+    """Register a function that builds a network with timm and in `BACKBONES`, under the function's name.
 
-    The function takes `in_chans`, `num_classes` and its own options as keywords, and `img_size` if its layers depend on
-    it. None of these networks has published weights, so `pretrained=True` is refused.
+    The function takes the keywords `in_chans`, `num_classes` and its own options, and `img_size` if its layers depend
+    on it; the defaults of `in_chans` and `img_size` should be its usual images. These networks have no published
+    weights, so `pretrained=True` is an error.
     """
 
     @functools.wraps(build)
@@ -122,11 +126,10 @@ def register_backbone(build: Callable[..., nn.Module]) -> Callable[..., nn.Modul
         **options: Any,
     ) -> nn.Module:
         if pretrained or pretrained_cfg:
-            raise ValueError(
-                f"backbone {build.__name__!r} has no pretrained weights; ask for it with pretrained=False."
-            )
+            raise ValueError(f"backbone {build.__name__!r} has no pretrained weights; set pretrained=False.")
         return build(**options)
 
+    BACKBONES[build.__name__] = entry
     return register_model(entry)
 
 
@@ -138,7 +141,7 @@ def create_backbone(
     Args:
         name: A name of timm's registry, which includes the backbones of this library.
         num_channels: Channels of the images.
-        image_size: Side of the images in pixels, or (height, width), for the backbones whose layers depend on it.
+        image_size: Side of the images in pixels, or (height, width), for backbones whose layers depend on it.
         pretrained: Whether to load timm's weights, from its cache or the Hub.
         **options: Options of the model, as in `timm.create_model`.
 

@@ -9,7 +9,7 @@ from hf_sphere.models.backbones.base import register_backbone
 
 
 class SmallStemDenseNet(DenseNet):
-    """timm's DenseNet with another stem: one 3x3 convolution and no pooling.
+    """timm's DenseNet with a 3x3 convolution and no pooling as its stem.
 
     Args:
         in_chans: Channels of the images.
@@ -20,12 +20,12 @@ class SmallStemDenseNet(DenseNet):
         super().__init__(in_chans=in_chans, **options)
         stem = self.features.conv0
         self.features.conv0 = nn.Conv2d(in_chans, stem.out_channels, 3, padding=1, bias=False)
-        nn.init.kaiming_normal_(self.features.conv0.weight)  # as timm does for its own
+        nn.init.kaiming_normal_(self.features.conv0.weight)  # as in timm
         self.features.pool0 = nn.Identity()
         self.pretrained_cfg: dict[str, Any] = {}
 
     def remove_final_activation(self) -> None:
-        """Let the last batch norm end without ReLU, for a head that takes its place."""
+        """Remove the ReLU after the last batch norm, for a head that replaces it."""
         self.features.norm5.act = nn.Identity()
 
 

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from hf_sphere.models.backbones.base import EmbeddingNet, ImageSize, feature_side, register_backbone
 
 SLOPE = 0.1
-"""Of the leaky ReLUs below 0."""
+"""Negative slope of the leaky ReLUs."""
 
 
 class PooledBlock(nn.Module):
-    """Three 3x3 convolutions with batch norm beside a 1x1 one, leaky ReLU, and 2x2 max pooling.
+    """Residual block of three 3x3 convolutions with batch norm and a 1x1 shortcut, followed by 2x2 max pooling.
 
     Args:
-        in_channels: Channels of the map that comes in.
-        out_channels: Channels of all convolutions.
-        activation: Whether the sum is followed by leaky ReLU.
+        in_channels: Number of input channels.
+        out_channels: Number of channels of all convolutions.
+        activation: Whether leaky ReLU follows the sum.
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, activation: bool = True) -> None:
@@ -28,7 +28,7 @@ class PooledBlock(nn.Module):
         for inputs in (in_channels, out_channels, out_channels):
             convolution = nn.Conv2d(inputs, out_channels, 3, padding=1, bias=False)
             layers += [convolution, nn.BatchNorm2d(out_channels), nn.LeakyReLU(SLOPE)]
-        layers.pop()  # the last activation comes after the sum
+        layers.pop()  # the last activation follows the sum
         self.residual = nn.Sequential(*layers)
         self.shortcut = nn.Sequential(nn.Conv2d(in_channels, out_channels, 1, bias=False), nn.BatchNorm2d(out_channels))
         self.activation = nn.LeakyReLU(SLOPE) if activation else nn.Identity()
@@ -40,17 +40,17 @@ class PooledBlock(nn.Module):
 
 
 class ResNet12(EmbeddingNet):
-    """A chain of blocks, the average of whose last map is the embedding; `forward_features` gives that map.
+    """A sequence of blocks whose last feature map, returned by `forward_features`, is averaged to the embedding.
 
-    The final activation is that of the last block. It stands behind the block's pooling here, which comes to the same:
-    the largest value of a window stays the largest. Without it, where a spherization or a head takes its place, the
-    embedding is the average of the pooled values before activation: these go as far down as up.
+    The final activation is that of the last block. It is applied after the block's pooling, which is equivalent because
+    leaky ReLU is increasing. Without it, where a spherization or a head replaces it, the embedding is the average of
+    the pooled values before activation, which take both signs.
 
     Args:
         blocks: The blocks, the last one without activation.
-        num_features: Channels of the last map.
+        num_features: Number of channels of the last feature map.
         num_classes: See `EmbeddingNet`.
-        drop_rate: Dropout of the embedding; it goes with the final activation.
+        drop_rate: Dropout of the embedding; removed with the final activation.
         final_activation: Whether the last block has an activation.
     """
 
@@ -70,7 +70,7 @@ class ResNet12(EmbeddingNet):
             self.final_activation = nn.Sequential(*pooled)
 
     def remove_final_activation(self) -> None:
-        """End with the average of the last map before its activation."""
+        """End with the average of the last feature map before its activation."""
         self.final_activation = SelectAdaptivePool2d(pool_type="avg", flatten=True)
 
 
@@ -78,9 +78,9 @@ class ResNet12(EmbeddingNet):
 def resnet12(
     *, img_size: ImageSize = 84, in_chans: int = 3, widths: Sequence[int] = (64, 160, 320, 640), **net: Any
 ) -> ResNet12:
-    """ResNet-12 of few-shot learning: four residual blocks of `widths` channels, each pooled, and their average.
+    """ResNet-12 of few-shot learning: four pooled residual blocks of `widths` channels and global average pooling.
 
-    It has no DropBlock, with which some train it, but `drop_rate`, dropout of the embedding.
+    Instead of the DropBlock of some implementations it has `drop_rate`, dropout of the embedding.
 
     Reference:
         Oreshkin, Rodriguez and Lacoste, "TADAM", NeurIPS 2018; the widths are those of Lee, Maji, Ravichandran and

@@ -9,11 +9,11 @@ from hf_sphere.models.backbones.base import register_backbone
 
 
 class SmallStemResNet(ResNet):
-    """timm's ResNet with another stem: one 3x3 convolution and no pooling.
+    """timm's ResNet with a 3x3 convolution and no pooling as its stem.
 
     Args:
         block: timm's residual block.
-        layers: Blocks a stage.
+        layers: Number of blocks per stage.
         in_chans: Channels of the images.
         **options: See timm's `ResNet`.
     """
@@ -21,14 +21,14 @@ class SmallStemResNet(ResNet):
     def __init__(self, block: type[nn.Module], layers: tuple[int, ...], *, in_chans: int = 3, **options: Any) -> None:
         super().__init__(block, layers, in_chans=in_chans, **options)
         self.conv1 = nn.Conv2d(in_chans, self.bn1.num_features, 3, padding=1, bias=False)
-        nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")  # as timm does for its own
+        nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")  # as in timm
         self.maxpool = nn.Identity()
         self.pretrained_cfg: dict[str, Any] = {}
         if not hasattr(self, "layer4"):
-            self.layer4 = nn.Sequential()  # timm's forward pass goes through four stages by name
+            self.layer4 = nn.Sequential()  # timm's forward pass requires all four
 
     def remove_final_activation(self) -> None:
-        """Let the last residual block end without ReLU, for a head that takes its place."""
+        """Remove the last ReLU, for a head that replaces it."""
         stages = [stage for stage in (self.layer1, self.layer2, self.layer3, self.layer4) if len(stage)]
         last = stages[-1][-1]
         name = "act3" if isinstance(last, Bottleneck) else "act2"
@@ -36,7 +36,7 @@ class SmallStemResNet(ResNet):
 
 
 def _thin_resnet(depth: int, **options: Any) -> ResNet:
-    # A "deep" stem of width 8 is timm's way to 16 channels before the first stage; the stem itself is replaced.
+    # In timm a "deep" stem of width 8 gives 16 channels before the first stage; the stem itself is replaced.
     blocks = ((depth - 2) // 6,) * 3
     thin: dict[str, Any] = {"channels": (16, 32, 64), "stem_type": "deep", "stem_width": 8}
     return SmallStemResNet(BasicBlock, blocks, **thin, **options)

@@ -1,4 +1,4 @@
-"""Small networks: fully connected, LeNets, CNN9, Conv4, and the network of the pictures on the sphere."""
+"""Small networks: fully connected, LeNets, CNN9, Conv4, and a network for visualizations."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ def mlp(*, img_size: ImageSize = 28, in_chans: int = 3, widths: Sequence[int] = 
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in itertools.pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    layers.pop()  # the final activation is the net's own
+    layers.pop()  # `EmbeddingNet` adds the final activation
     perceptron = EmbeddingNet(nn.Sequential(*layers), sizes[-1], **net)
     initialize_for_relu(perceptron.layers)
     return perceptron
@@ -76,8 +76,8 @@ def lenet5(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Embedd
 def lenet9(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> EmbeddingNet:
     """Nine layers: three stages of two 3x3 convolutions (6, 16, 64 channels) with max pooling, 120 and 84 units.
 
-    Made for the statistics of hyperplanes, which a LeNet-5 has too few convolutions for: each is followed by ReLU, none
-    by batch norm.
+    Made for the statistics of hyperplanes, for which LeNet-5 has too few convolutions. Each convolution is followed by
+    ReLU, without batch norm.
 
     Reference:
         Gamba, Carlsson, Azizpour and Björkman, "Hyperplane arrangements of trained ConvNets are biased",
@@ -117,9 +117,9 @@ def cnn9(
 ) -> EmbeddingNet:
     """Nine layers: three stages of three 3x3 convolutions (128, 192, 256 channels) with pooling, then 256 units.
 
-    `hidden_layer` says what gives the 256 units: `plain`, a linear map with bias; `spherized`, `SphericalLinear` with
-    the options `hidden_kwargs`; or an angular operator by its name, `AngularLinear`. The map before it keeps its ReLU,
-    also before a spherization, as in the program of the paper that compares them.
+    `hidden_layer` is the layer of 256 units: `plain`, a linear map with bias; `spherized`, `SphericalLinear` with the
+    options `hidden_kwargs`; or the name of an angular operator, `AngularLinear`. The feature map before it keeps its
+    ReLU, even before a spherization, as in the code of the paper that compares them.
     """
     height, breadth = feature_side("cnn9", img_size, least=8, halvings=3)
     layers: list[nn.Module] = []
@@ -140,19 +140,19 @@ def _hidden_layer(inputs: int, outputs: int, kind: str, options: Mapping[str, An
     if kind == "plain":
         return nn.Linear(inputs, outputs)
     if kind not in OPERATORS:
-        raise ValueError(f"no hidden_layer {kind!r}; there are plain, spherized, {', '.join(OPERATORS)}.")
+        raise ValueError(f"unknown hidden_layer {kind!r}; choose plain, spherized, {', '.join(OPERATORS)}.")
     return AngularLinear(inputs, outputs, kind)
 
 
 @register_backbone
 def conv4(*, img_size: ImageSize = 84, in_chans: int = 3, **net: Any) -> EmbeddingNet:
-    """Four pooled 3x3 convolutions of 64 channels, and a last one over the whole map: the few-shot encoder."""
+    """Few-shot encoder of four pooled 3x3 convolutions of 64 channels and a last one over the whole feature map."""
     height, breadth = feature_side("conv4", img_size, least=16, halvings=4)
     layers: list[nn.Module] = []
     for _ in range(4):
         layers += [*conv_norm_relu(in_chans, 64), nn.MaxPool2d(2)]
         in_chans = 64
-    # On the 84-pixel images of mini-ImageNet the map is 5 x 5: the paper's 5x5 convolution of stride 5.
+    # For the 84-pixel images of mini-ImageNet this is the paper's 5x5 convolution of stride 5.
     layers += [nn.Conv2d(64, 64, (height, breadth)), nn.BatchNorm2d(64), nn.Flatten()]
     return EmbeddingNet(nn.Sequential(*layers), 64, **net)
 
@@ -161,7 +161,7 @@ def conv4(*, img_size: ImageSize = 84, in_chans: int = 3, **net: Any) -> Embeddi
 def visualization_cnn(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> EmbeddingNet:
     """Three stages of two 3x3 convolutions (32, 64, 128 channels), then 256 units.
 
-    Made for pictures: set `embedding_dim` to 2 or 3 in the model's configuration.
+    Made for visualizations: set `embedding_dim` to 2 or 3 in the model's configuration.
     """
     height, breadth = feature_side("visualization_cnn", img_size, least=4, halvings=2)
     layers: list[nn.Module] = []

@@ -1,4 +1,4 @@
-"""VGG for images of 32 pixels, with free channel widths, the full 4096-4096 classifier or none, batch norm or none."""
+"""VGG for images of 32 pixels, with configurable widths, an optional 4096-4096 classifier and optional batch norm."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +43,7 @@ def _vgg(
             layers += convolution(in_chans, width)
             in_chans = width
         layers.append(pool(2))
-    # At 32 pixels the map is 1 x 1 already; larger images are averaged to it.
+    # At 32 pixels the feature map is 1 x 1; those of larger images are averaged.
     layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     if hidden:
         layers += [nn.Linear(in_chans, hidden), nn.ReLU(), nn.Dropout(drop_rate), nn.Linear(hidden, hidden)]
@@ -55,7 +55,7 @@ def _vgg(
 
 @register_backbone
 def vgg11_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
-    """VGG-11, four stage widths and a 4096-4096 classifier (`hidden=0` for none); `batch_norm=False` for none."""
+    """VGG-11 with four stage `widths`, a classifier of `hidden` units (0 for none) and optional `batch_norm`."""
     return _vgg(11, img_size=img_size, **options)
 
 

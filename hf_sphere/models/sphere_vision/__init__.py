@@ -1,1 +1,1 @@
-"""Image models: a timm backbone and a head on the sphere."""
+"""Image models: a timm backbone and a head on the hypersphere."""

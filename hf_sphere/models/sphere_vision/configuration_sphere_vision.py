@@ -20,26 +20,26 @@ from hf_sphere.nn.spherization import Spherization
 class SphereVisionConfig(PreTrainedConfig):
     """Configuration of `SphereVisionModel` and the models with a head on it.
 
-    An image goes through a timm backbone to its pooled features, by one linear map to `embedding_dim` units where that
-    is set, onto a sphere where `spherization` is set, and through a head.
+    A timm backbone computes pooled features of an image. They are mapped linearly to `embedding_dim` units if that is
+    set, spherized if `spherization` is set, and passed to a head.
 
     Args:
         backbone: Name of a timm model; `import hf_sphere` adds `lenet5`, `vgg11_cifar`, `resnet18_cifar` and others.
         backbone_kwargs: Options of the backbone, as in `timm.create_model`.
         num_channels: Channels of the images, 1 or 3.
         image_size: Side of the images in pixels, or [height, width].
-        embedding_dim: Units of the linear map to the embeddings; None takes the backbone's features as they are.
-        spherization: Options of `hf_sphere.nn.Spherization`, which then makes n + 1 coordinates of the n units; {} for
-            its defaults, None for embeddings that are not spherized.
-        final_activation: Whether the backbone ends with its last activation. None keeps it, unless the spherization or
-            the head takes its place.
-        freeze_batch_norm: Whether the backbone's batch norms keep their statistics in training, as is usual where a
-            pretrained backbone is trained on small batches; their scales and shifts are still trained.
+        embedding_dim: Number of units of the linear map to the embeddings; None for the features of the backbone.
+        spherization: Options of `hf_sphere.nn.Spherization`, which maps the n units to n + 1 coordinates; {} for its
+            defaults, None for embeddings without spherization.
+        final_activation: Whether the backbone ends with its last activation. None keeps it unless the spherization or
+            the head replaces it.
+        freeze_batch_norm: Whether the backbone's batch norms keep their statistics in training, as is usual for a
+            pretrained backbone trained on small batches; their scales and shifts are still trained.
         head: Name of a head, for instance `softmax`, `spherized` or `prototype`; None for models without classes.
         head_kwargs: Options of the head.
-        value_range: Lowest and highest value that a regression predicts.
+        value_range: Lowest and highest value of a regression.
         regression_kwargs: Options of the regression, see `PoleRegression`.
-        task_weight: Weight w in [0, 1] of the classification in joint prediction; the regression has 1 - w.
+        task_weight: Weight w in [0, 1] of the classification loss in joint prediction; the regression has 1 - w.
         few_shot_kwargs: Options of few-shot classification, `metric` and `temperature`, see
             `hf_sphere.nn.PrototypicalClassifier`.
 
@@ -79,7 +79,7 @@ class SphereVisionConfig(PreTrainedConfig):
         """Whether the backbone ends with its last activation.
 
         Raises:
-            ValueError: If there is no head of the configuration's name.
+            ValueError: If the head is unknown.
         """
         if self.head is not None and self.head not in HEADS:
             raise ValueError(f"unknown head {self.head!r}; the heads are: {', '.join(HEADS)}.")
@@ -89,7 +89,7 @@ class SphereVisionConfig(PreTrainedConfig):
         return self.embedding_dim is not None or not replaced
 
     def validate_images(self) -> None:
-        """Refuse image shapes that no model of this family takes."""
+        """Check the number of channels and the size of images."""
         if self.num_channels not in (1, 3):
             raise ValueError(f"num_channels must be 1 or 3; got {self.num_channels}.")
         sides = [self.image_size] if isinstance(self.image_size, int) else list(self.image_size)
@@ -97,7 +97,7 @@ class SphereVisionConfig(PreTrainedConfig):
             raise ValueError(f"image_size must be a number of pixels or [height, width]; got {self.image_size}.")
 
     def validate_regression(self) -> None:
-        """Refuse a range without extent and weights outside of 0 to 1."""
+        """Check the range of values and the weight of the tasks."""
         ends = [0, 1] if self.value_range is None else list(self.value_range)
         if len(ends) != 2 or not ends[0] < ends[1]:
             raise ValueError(f"value_range must be two numbers, the lower one first; got {ends}.")
@@ -105,25 +105,25 @@ class SphereVisionConfig(PreTrainedConfig):
             raise ValueError(f"task_weight must lie between 0 and 1; got {self.task_weight}.")
 
     def validate_embedding_dim(self) -> None:
-        """Refuse embeddings without a coordinate."""
+        """Check the length of the embeddings."""
         if self.embedding_dim is not None and self.embedding_dim < 1:
             raise ValueError(f"embedding_dim must be at least 1, or None; got {self.embedding_dim}.")
 
     def validate_spherization(self) -> None:
-        """Refuse options that the spherization does not take."""
+        """Check the options of the spherization."""
         options = self.spherization or {}
         _check_options("spherization", options, Spherization)
         Spherization(1, **options)
 
     def validate_few_shot(self) -> None:
-        """Refuse options that few-shot classification does not take."""
+        """Check the options of few-shot classification."""
         options = self.few_shot_kwargs or {}
         _check_options("few_shot_kwargs", options, PrototypicalClassifier)
         PrototypicalClassifier(**options)
 
 
 def _check_options(field: str, options: dict[str, Any], module: type[nn.Module]) -> None:
-    """Refuse options whose name or kind the module does not know; it refuses values of the right kind itself."""
+    """Check names and types of a module's options; the module itself checks their values."""
     parameters = inspect.signature(module).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty and p.name != "dim"}
     unknown = sorted(set(options) - set(defaults))
@@ -133,6 +133,3 @@ def _check_options(field: str, options: dict[str, Any], module: type[nn.Module])
         expected = type(defaults[name])
         if type(value) is not expected and not (expected is float and type(value) is int):
             raise ValueError(f"{name} of {field} must be a {expected.__name__}; got {value!r}.")
-
-
-__all__ = ["SphereVisionConfig"]

@@ -17,23 +17,23 @@ from hf_sphere.utils.pixels import convert_image
 
 
 class SphereVisionImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
-    """What `SphereVisionImageProcessor` takes beside the usual options.
+    """Options of `SphereVisionImageProcessor` in addition to the usual ones.
 
-    num_channels (`int`): Channels of the result: 1 converts to gray, 3 to colour.
+    num_channels (`int`): Number of channels of the result: 1 converts to grayscale, 3 to color.
     """
 
     num_channels: int
 
 
 class SphereVisionImageProcessor(TorchvisionBackend):
-    """Converts to gray or colour, resizes, scales to [0, 1] and normalises.
+    """Converts to grayscale or color, resizes, scales to [0, 1] and normalizes.
 
     Args:
-        num_channels: 1 for gray, 3 for colour.
+        num_channels: 1 for grayscale, 3 for color.
         size: `{"height": ..., "width": ...}` in pixels.
-        image_mean: Mean a channel, on the scale from 0 to 1.
-        image_std: Standard deviation a channel, on the scale from 0 to 1.
-        **kwargs: The other options of the library's image processors (`resample`, `do_normalize`, ...).
+        image_mean: Mean per channel, of values in [0, 1].
+        image_std: Standard deviation per channel, of values in [0, 1].
+        **kwargs: The other options of transformers' image processors (`resample`, `do_normalize`, ...).
     """
 
     model_input_names = ["pixel_values"]
@@ -48,7 +48,7 @@ class SphereVisionImageProcessor(TorchvisionBackend):
     do_normalize = True
 
     def process_image(self, image: Any, num_channels: int | None = None, **kwargs: Any) -> torch.Tensor:
-        """Turn one image into a uint8 or float tensor (num_channels, height, width)."""
+        """Convert one image to a uint8 or float tensor (num_channels, height, width)."""
         channels = num_channels or self.num_channels
         if isinstance(image, Image.Image):
             image = convert_image(image, channels)
@@ -61,6 +61,3 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         self, images: list[torch.Tensor], num_channels: int | None = None, **kwargs: Unpack[ImagesKwargs]
     ) -> Any:
         return super()._preprocess(images, **kwargs)
-
-
-__all__ = ["SphereVisionImageProcessor"]

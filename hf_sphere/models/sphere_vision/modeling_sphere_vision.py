@@ -2,7 +2,7 @@
 #
 # Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
 # the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
-"""Image models: a timm backbone, an embedding, a head on the sphere; classification, regression, or both."""
+"""Image models: a timm backbone, an embedding and a head on the hypersphere, for classification and regression."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,7 +29,7 @@ logger = logging.get_logger(__name__)
 
 
 class SphereVisionPreTrainedModel(PreTrainedModel):
-    """Base class: loading, saving and initialisation."""
+    """Base class: loading, saving and initialization."""
 
     config: SphereVisionConfig
     config_class = SphereVisionConfig
@@ -39,24 +39,24 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
     model_tags = ["hf_sphere"]
     accepts_loss_kwargs = False
     _no_split_modules = ["SphereVisionModel"]
-    _supports_sdpa = True  # timm's attention calls scaled_dot_product_attention by itself
+    _supports_sdpa = True  # timm's attention calls scaled_dot_product_attention itself
 
     def initialize_weights(self) -> None:
-        """Initialise what neither the constructor nor a checkpoint has filled."""
-        # The backbone first: it keeps timm's initialisation, which the default for every layer would overwrite.
+        """Initialize tensors that neither the constructor nor a checkpoint has filled."""
+        # The backbone first: transformers' default initialization of its layers would overwrite timm's.
         self.base_model.initialize_backbone()
         super().initialize_weights()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        # Layers outside the backbone know their own initialisation. Some of it (batch-norm statistics) writes in place
-        # past the flag of loaded tensors, so those are put back.
+        # Layers outside the backbone have `reset_parameters`. It may overwrite loaded tensors (batch-norm statistics),
+        # which are restored.
         reset = getattr(module, "reset_parameters", None)
         if reset is None:
             return
         loaded = {name: tensor.clone() for name, tensor in _tensors(module).items() if _is_filled(tensor)}
         if len(loaded) == len(_tensors(module)):
-            return  # nothing is missing, and resetting may be work: prototypes are searched for
+            return  # nothing is missing, and placing prototypes is expensive
         reset()
         for name, tensor in _tensors(module).items():
             if name in loaded:
@@ -74,20 +74,20 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
 
     Args:
         config: The configuration.
-        pretrained: Whether to start from timm's pretrained weights of the backbone. Only this reaches the Hub (or
-            timm's cache); `from_pretrained` never does it.
+        pretrained: Whether to load timm's pretrained weights of the backbone, from its cache or the Hub;
+            `from_pretrained` never does.
 
     Attributes:
-        embedding_dim: Length of the embeddings, one more than before the spherization if there is one.
+        embedding_dim: Length of the embeddings, including the additional coordinate of a spherization.
     """
 
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
         super().__init__(config)
-        keeps_activation = config.keeps_activation  # asked first: it refuses an unknown head
+        keeps_activation = config.keeps_activation  # first, since this checks the head
         self.backbone = _build_backbone(config, pretrained=pretrained)
         for tensor in _tensors(self.backbone).values():
             _mark_filled(tensor, not tensor.is_meta)
-        # Some of timm's heads keep a hidden layer when the classifier is taken off; then this is its width.
+        # Some of timm's heads keep a hidden layer of this width when the classifier is removed.
         features: Any = getattr(self.backbone, "head_hidden_size", None) or self.backbone.num_features
         self.projection: nn.Module = nn.Identity()
         self.spherization: nn.Module = nn.Identity()
@@ -101,17 +101,17 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
             self.embedding_dim += 1
         self.supports_gradient_checkpointing = hasattr(self.backbone, "set_grad_checkpointing")
         self.post_init()
-        self.train(self.training)  # freezes batch norms where that is asked for
+        self.train(self.training)  # freezes batch norms if configured
 
     def _remove_activation(self) -> None:
-        """Take off the backbone's last activation, where that can be done."""
+        """Remove the backbone's last activation if it can be removed."""
         remove = getattr(self.backbone, "remove_final_activation", None)
         if remove is not None:
             remove()
             return
         logger.warning_once(
-            "A head, a spherization or `final_activation` of the configuration takes off the backbone's last "
-            f"activation, but {self.config.backbone!r} keeps its own. Set `embedding_dim` to put a linear map behind."
+            "A head, a spherization or `final_activation` of the configuration removes the backbone's last activation, "
+            f"which {self.config.backbone!r} does not support. Set `embedding_dim` to add a linear map after it."
         )
 
     def train(self, mode: bool = True) -> "SphereVisionModel":
@@ -124,7 +124,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         return self
 
     def initialize_backbone(self) -> None:
-        """Fill the backbone's missing tensors from a newly built one: only timm knows how each is initialised."""
+        """Fill missing tensors of the backbone from a new one, since timm initializes them in the constructor."""
         missing = {name: tensor for name, tensor in _tensors(self.backbone).items() if not _is_filled(tensor)}
         if not missing:
             return
@@ -139,8 +139,8 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         """Embed images.
 
         Args:
-            pixel_values: (B, num_channels, height, width), normalised as the image processor does.
-            **kwargs: Taken for compatibility with the library's callers.
+            pixel_values: (B, num_channels, height, width), normalized by the image processor.
+            **kwargs: Ignored; accepted for compatibility with transformers.
         """
         if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
             raise ValueError(
@@ -152,20 +152,20 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
 
 
 class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
-    """Base class of the models with classes: the head's wishes on their way to the training loop."""
+    """Base class of the models with a classification head: the head's interface to training loops."""
 
     head: Head
 
     def parameter_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Optimiser settings that the head asks for single parameters, by their full names."""
+        """Per-parameter optimizer options of the head, by full parameter names."""
         return {f"head.{name}": options for name, options in self.head.parameter_options().items()}
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the head that epoch `epoch` (from 0) starts."""
+        """Update the head's schedules at the start of epoch `epoch`, counted from 0."""
         self.head.set_epoch(epoch)
 
     def head_inputs(self, embeddings: Tensor) -> Tensor:
-        """Return what the head sees of embeddings (B, d)."""
+        """Return the head's input from embeddings (B, d)."""
         return embeddings
 
     @property
@@ -177,13 +177,13 @@ class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
     def _build_head(config: SphereVisionConfig, embedding_dim: int) -> Head:
         if config.head is None:
             raise ValueError(
-                f"the model needs a head for its classes: {', '.join(HEADS)}. A regression has none "
-                "and is a SphereVisionForRegression."
+                f"the model needs a head: {', '.join(HEADS)}. For a regression, which has none, use "
+                "SphereVisionForRegression."
             )
         if config.spherization is not None and issubclass(HEADS[config.head], SpherizedHead):
             raise ValueError(
-                f"head {config.head!r} would spherize embeddings that the configuration's spherization has put on the "
-                "sphere already. Leave one of them out: spherization=None, or another head such as 'softmax'."
+                f"head {config.head!r} would spherize embeddings that the configuration's spherization has spherized "
+                "already. Leave one of them out: spherization=None, or another head such as 'softmax'."
             )
         return build_head(config.head, embedding_dim, config.num_labels, **(config.head_kwargs or {}))
 
@@ -216,21 +216,21 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
         """Classify images.
 
         Args:
-            pixel_values: (B, num_channels, height, width), normalised as the image processor does.
-            labels: (B,), class indices from 0 to `num_labels` - 1; with them the output carries a loss.
-            **kwargs: Taken for compatibility with the library's callers.
+            pixel_values: (B, num_channels, height, width), normalized by the image processor.
+            labels: (B,), class indices from 0 to `num_labels` - 1; if given, the output has a loss.
+            **kwargs: Ignored; accepted for compatibility with transformers.
         """
         output = self.head(self.sphere_vision(pixel_values, return_dict=True).embeddings, labels)
         return SphereVisionClassifierOutput(
             loss=output.loss,
             logits=output.logits,
-            embeddings=output.points,
+            embeddings=output.embeddings,
             concentration=output.concentration,
         )
 
 
 class SphereVisionForRegression(SphereVisionPreTrainedModel):
-    """The image encoder with a regression: the value is the angle between embedding and pole.
+    """The image encoder with a regression by the angle between embedding and pole.
 
     Args:
         config: The configuration; `embedding_dim` and `value_range` must be set.
@@ -245,7 +245,7 @@ class SphereVisionForRegression(SphereVisionPreTrainedModel):
     """
 
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
-        config.head = None  # so that what is saved does not pass for a classifier
+        config.head = None  # so that the saved model is not taken for a classifier
         super().__init__(config)
         self.sphere_vision, self.regression = _build_regression(config, pretrained)
         self.supports_gradient_checkpointing = self.sphere_vision.supports_gradient_checkpointing
@@ -263,23 +263,23 @@ class SphereVisionForRegression(SphereVisionPreTrainedModel):
         """Predict values for images.
 
         Args:
-            pixel_values: (B, num_channels, height, width), normalised as the image processor does.
-            labels: (B,), the values; with them the output carries a loss.
-            **kwargs: Taken for compatibility with the library's callers.
+            pixel_values: (B, num_channels, height, width), normalized by the image processor.
+            labels: (B,), the values; if given, the output has a loss.
+            **kwargs: Ignored; accepted for compatibility with transformers.
         """
         output = self.regression(self.sphere_vision(pixel_values, return_dict=True).embeddings, labels)
-        return SphereVisionRegressionOutput(output.loss, output.predictions, output.points)
+        return SphereVisionRegressionOutput(output.loss, output.predictions, output.embeddings)
 
 
 class SphereVisionForJointPrediction(SphereVisionModelWithHead):
     """The image encoder with a regression and a classification on one sphere.
 
-    The first axis is the pole of the regression, so that a value is a latitude. The classes live in the space across
-    it: the head gets the other coordinates alone. So no value forbids a class, and the tasks do not pull against each
-    other.
+    The first axis is the pole of the regression, so a value is a latitude. The head receives only the other
+    coordinates, orthogonal to the pole. Every value is therefore compatible with every class, and the two tasks do not
+    conflict.
 
     Args:
-        config: The configuration; `num_labels`, `embedding_dim` (the pole's axis included) and `value_range` must be
+        config: The configuration; `num_labels`, `embedding_dim` (including the pole's axis) and `value_range` must be
             set. `task_weight` w makes the loss (1 - w) * regression + w * classification.
         pretrained: See `SphereVisionModel`.
 
@@ -303,7 +303,7 @@ class SphereVisionForJointPrediction(SphereVisionModelWithHead):
         self.post_init()
 
     def head_inputs(self, embeddings: Tensor) -> Tensor:
-        """Return the coordinates across the pole: (B, d) -> (B, d - 1)."""
+        """Return the coordinates orthogonal to the pole: (B, d) -> (B, d - 1)."""
         return embeddings[:, 1:]
 
     @can_return_tuple
@@ -317,10 +317,10 @@ class SphereVisionForJointPrediction(SphereVisionModelWithHead):
         """Classify images and predict values for them.
 
         Args:
-            pixel_values: (B, num_channels, height, width), normalised as the image processor does.
+            pixel_values: (B, num_channels, height, width), normalized by the image processor.
             labels: (B,), class indices from 0 to `num_labels` - 1.
-            regression_labels: (B,), the values; with both the output carries a loss.
-            **kwargs: Taken for compatibility with the library's callers.
+            regression_labels: (B,), the values; if both are given, the output has a loss.
+            **kwargs: Ignored; accepted for compatibility with transformers.
         """
         if (labels is None) != (regression_labels is None):
             raise ValueError("the joint loss needs both labels (classes) and regression_labels (values), or neither.")
@@ -331,7 +331,7 @@ class SphereVisionForJointPrediction(SphereVisionModelWithHead):
         if labels is not None:
             weight = self.config.task_weight
             loss = (1.0 - weight) * values.loss + weight * classes.loss
-        return SphereVisionJointOutput(loss, classes.logits, values.predictions, values.points)
+        return SphereVisionJointOutput(loss, classes.logits, values.predictions, values.embeddings)
 
 
 def _build_regression(config: SphereVisionConfig, pretrained: bool) -> tuple[SphereVisionModel, PoleRegression]:
@@ -342,9 +342,9 @@ def _build_regression(config: SphereVisionConfig, pretrained: bool) -> tuple[Sph
         )
     if config.spherization is not None:
         raise ValueError(
-            "a regression cannot work on spherized embeddings: they have no negative coordinates, so that values below "
-            "the middle of the range could not be predicted. Set spherization to None; the regression puts embeddings "
-            "on the sphere itself."
+            "a regression does not work on spherized embeddings: they have no negative coordinates, so values below "
+            "the middle of the range could not be predicted. Set spherization to None; the regression normalizes the "
+            "embeddings itself."
         )
     low, high = config.value_range
     options = config.regression_kwargs or {}
@@ -364,11 +364,11 @@ def _is_filled(tensor: Tensor) -> bool:
 
 
 def _mark_filled(tensor: Tensor, filled: bool) -> None:
-    tensor._is_hf_initialized = filled  # type: ignore[attr-defined]  # the flag that transformers sets and reads
+    tensor._is_hf_initialized = filled  # type: ignore[attr-defined]  # the flag of transformers
 
 
 def _build_backbone(config: SphereVisionConfig, *, pretrained: bool = False) -> nn.Module:
-    from hf_sphere.models.backbones import create_backbone  # brings timm, which text models do without
+    from hf_sphere.models.backbones import create_backbone  # imports timm, which text models do not need
 
     return create_backbone(
         config.backbone,
@@ -377,12 +377,3 @@ def _build_backbone(config: SphereVisionConfig, *, pretrained: bool = False) -> 
         pretrained=pretrained,
         **(config.backbone_kwargs or {}),
     )
-
-
-__all__ = [
-    "SphereVisionForImageClassification",
-    "SphereVisionForJointPrediction",
-    "SphereVisionForRegression",
-    "SphereVisionModel",
-    "SphereVisionPreTrainedModel",
-]

@@ -2,7 +2,7 @@
 #
 # Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
 # the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
-"""Few-shot classification of images: an encoder, and classes that are told by a few examples each."""
+"""Few-shot classification of images: an encoder, and classes defined by a few examples each."""
 
 import copy
 from typing import Any
@@ -18,16 +18,16 @@ from hf_sphere.nn.prototypical import PrototypicalClassifier
 
 
 class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
-    """The image encoder with a classifier that compares queries with the mean embeddings of the classes' examples.
+    """The image encoder with a classifier that compares queries with the mean embedding of each class's examples.
 
-    All images of all episodes go through the encoder together. Without encoding anew, embeddings are classified by
-    `model.classifier(query_embeddings, support_embeddings)`; `model.base_model` is the encoder.
+    All images of all episodes go through the encoder together. `model.classifier(query_embeddings,
+    support_embeddings)` classifies existing embeddings; `model.base_model` is the encoder.
 
-    `from_pretrained` takes the encoder of any model of this family: its head is left behind, and its backbone keeps
-    its last activation only if it had it there.
+    `from_pretrained` also loads the encoder of any other model of this family, without its head. The backbone then ends
+    with its last activation only if it did so in that model.
 
     Args:
-        config: The configuration; `few_shot_kwargs` and `spherization` are for this model, its `head` becomes None.
+        config: The configuration; `few_shot_kwargs` and `spherization` apply to this model, and `head` is set to None.
         pretrained: See `SphereVisionModel`.
 
     Reference:
@@ -46,9 +46,9 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
     loss_reduction = "mean"
 
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
-        config = copy.deepcopy(config)  # what is changed here is no matter of the caller's
+        config = copy.deepcopy(config)  # changed below
         if config.architectures and not config.keeps_activation:
-            config.final_activation = False  # a saved encoder: without its head it must give the same embeddings
+            config.final_activation = False  # a saved encoder must give the same embeddings without its head
         config.head = None
         super().__init__(config)
         self.sphere_vision = SphereVisionModel(config, pretrained=pretrained)
@@ -67,14 +67,14 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
         """Classify the queries of episodes, or of one episode without the axis E.
 
         Args:
-            pixel_values: (E, Q, num_channels, height, width), the queries, normalised as the image processor does.
+            pixel_values: (E, Q, num_channels, height, width), the queries, normalized by the image processor.
             support_pixel_values: (E, way, shot, num_channels, height, width), the examples of each class.
-            labels: (E, Q), from 0 to way - 1 in the order of the examples; with them the output carries a loss.
-            **kwargs: Taken for compatibility with the library's callers.
+            labels: (E, Q), from 0 to way - 1 in the order of the examples; if given, the output has a loss.
+            **kwargs: Ignored; accepted for compatibility with transformers.
         """
         self._check_shapes(pixel_values, support_pixel_values)
         queries, examples = pixel_values.shape[:-3], support_pixel_values.shape[:-3]
-        # Together, for batch norms in training would otherwise normalise queries and examples each in their own way.
+        # In one batch, or batch norms in training would use different statistics for queries and examples.
         images = [pixel_values.flatten(end_dim=-4), support_pixel_values.flatten(end_dim=-4)]
         embeddings = self.sphere_vision(torch.cat(images), return_dict=True).embeddings
         query, support = embeddings.tensor_split([queries.numel()])
@@ -92,6 +92,3 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
                 f"same shape, or both without the axis of episodes; got {tuple(queries.shape)} and "
                 f"{tuple(examples.shape)}."
             )
-
-
-__all__ = ["SphereVisionForFewShotClassification"]

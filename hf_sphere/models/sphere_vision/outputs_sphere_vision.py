@@ -2,7 +2,7 @@
 #
 # Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
 # the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
-"""What the image models answer."""
+"""Outputs of the image models."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class SphereVisionModelOutput(ModelOutput):
     """Output of `SphereVisionModel`.
 
     Attributes:
-        embeddings: (B, d), what a head receives; on the sphere with the configuration's `spherization`.
+        embeddings: (B, d), the input of a head; on the sphere if the configuration has a `spherization`.
     """
 
     embeddings: Tensor | None = None
@@ -28,7 +28,7 @@ class SphereVisionClassifierOutput(ModelOutput):
     Attributes:
         loss: Scalar, if labels were given.
         logits: (B, K); `argmax` is the prediction, `softmax` the confidence.
-        embeddings: (B, d'), the embeddings where the head decides: on the sphere for a spherized head.
+        embeddings: (B, d'), transformed by the head: on the sphere for a spherized head.
         concentration: (B,), for heads whose embeddings carry a certainty.
     """
 
@@ -72,12 +72,12 @@ class SphereVisionJointOutput(ModelOutput):
 
 @dataclass
 class SphereVisionFewShotOutput(ModelOutput):
-    """Output of `SphereVisionForFewShotClassification`; without the axis of episodes E if the images had none.
+    """Output of `SphereVisionForFewShotClassification`; the axis of episodes E is absent if the images have none.
 
     Attributes:
         loss: Scalar, if labels were given.
         logits: (E, Q, way); `argmax` is the prediction, `softmax` the confidence.
-        embeddings: (E, Q, d), of the queries.
+        embeddings: (E, Q, d), embeddings of the queries.
         prototypes: (E, way, d), the mean embedding of each class.
     """
 

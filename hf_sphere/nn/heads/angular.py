@@ -1,4 +1,4 @@
-"""Classification by an operator on the angle between embedding and class weights."""
+"""Classification by an operator on the angle between an embedding and each class weight."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from hf_sphere.nn.heads.base import Head
 
 
 class AngularHead(Head):
-    """Cross-entropy of what an angular operator answers to embedding and class weights.
+    """Cross-entropy of the values of an angular operator on embedding and class weights.
 
-    The logits are the operator's answers as they are, within [-1, 1] but for `w_cosine`, so that the loss cannot come
-    near 0: the operators were compared without a temperature. The head `cosine` is the first of them with one.
-    The points of the direct operators are the normalised embeddings, since their length has no meaning; those of the
-    `w_` forms are the embeddings.
+    The values are the logits without a temperature, as in the published comparison of the operators. Except for
+    `w_cosine` they lie within [-1, 1], so the loss stays well above 0. The head `cosine` is the operator `cosine` with
+    a temperature. Direct operators ignore the norm of the embeddings, so `transform` normalizes them; for the `w_`
+    forms it returns them unchanged.
 
     Args:
         embedding_dim: Length d of the embeddings.
         num_classes: Number of classes K.
         operator: A key of `hf_sphere.geometry.OPERATORS`.
-        label_smoothing: See `Head`.
+        **options: See `Head`.
 
     Raises:
         ValueError: If the operator is unknown.
@@ -34,25 +34,23 @@ class AngularHead(Head):
 
     name = "angular"
 
-    def __init__(
-        self, embedding_dim: int, num_classes: int, *, operator: str = "cosine", label_smoothing: float = 0.0
-    ) -> None:
-        super().__init__(embedding_dim, num_classes, label_smoothing=label_smoothing)
+    def __init__(self, embedding_dim: int, num_classes: int, *, operator: str = "cosine", **options: Any) -> None:
+        super().__init__(embedding_dim, num_classes, **options)
         self.linear = AngularLinear(embedding_dim, num_classes, operator)
 
-    def represent(self, embeddings: Tensor) -> Tensor:
-        """Normalise for a direct operator, in float32 or better: (B, d) -> (B, d)."""
-        points = self.widen(embeddings)
-        return F.normalize(points, dim=-1) if find_operator(self.linear.operator).normalizes_input else points
+    def transform(self, embeddings: Tensor) -> Tensor:
+        """Normalize for a direct operator, in float32 or better: (B, d) -> (B, d)."""
+        embeddings = self.upcast(embeddings)
+        return F.normalize(embeddings, dim=-1) if find_operator(self.linear.operator).normalizes_input else embeddings
 
-    def classify(self, points: Tensor) -> Tensor:
-        """Return the operator's answers."""
-        return self.linear(points)
+    def compute_logits(self, embeddings: Tensor) -> Tensor:
+        """Return the values of the operator."""
+        return self.linear(embeddings)
 
     def parameter_options(self) -> dict[str, dict[str, Any]]:
-        """Class weights do not decay: their length has no meaning."""
+        """No weight decay for class weights: their norm has no effect."""
         return {"linear.weight": {}}
 
     def directions(self) -> Tensor:
-        """Return the normalised class weights."""
+        """Return the normalized class weights."""
         return F.normalize(self.linear.weight.detach(), dim=-1)

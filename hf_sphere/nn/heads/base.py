@@ -1,60 +1,83 @@
-"""The one interface of every head: embeddings in, logits and a loss out."""
+"""Base classes of the heads: embeddings in, logits and a loss out."""
 
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.geometry.coordinates import is_batched
+from hf_sphere.nn.checks import check_labels
 
-FIRST_LOG_TEMPERATURE = -2.773
-"""Start of a learned temperature, unless a head is told otherwise: logits up to 16. At 0 they would be up to 1."""
+INITIAL_LOG_TEMPERATURE = -2.773
+"""Default initial value of a learned temperature: a scale of 16, that is logits up to 16."""
+
+HEADS: dict[str, type["Head"]] = {}
+"""Head classes by name. Every subclass of `Head` that sets `name` is added when it is defined."""
 
 
 @dataclass(frozen=True)
 class HeadOutput:
-    """What a head answers.
+    """Output of a head.
 
     Attributes:
         logits: (B, K). `argmax` is the prediction and `softmax` the confidence of the head.
         loss: Scalar, if labels were given.
-        points: The embeddings where the head decides, for instance on the sphere: (B, d').
+        embeddings: (B, d'), the transformed embeddings that the logits are computed from, for instance normalized.
         concentration: (B,), for heads whose embeddings carry a certainty.
     """
 
     logits: Tensor
     loss: Tensor | None = None
-    points: Tensor | None = None
+    embeddings: Tensor | None = None
     concentration: Tensor | None = None
 
 
 class Head(nn.Module):
-    """Base class of the heads; it owns the flow, a subclass overrides the steps that differ.
+    """Base class of the heads; it defines the order of the steps, and a subclass overrides those that differ.
 
-    A forward pass is `embeddings -> represent -> classify -> compute_loss`. A subclass in a file of this folder that
-    sets `name` is found by that name, and nothing else has to be touched. Class weights, prototypes and temperatures
-    are parameters or persistent buffers of the head, so that they are saved, moved and trained with the model.
+    A forward pass is `transform -> compute_logits -> compute_loss`. A subclass that sets `name` is found by that name;
+    one in a file of this folder is also imported with the library and covered by its tests. Class weights, prototypes
+    and temperatures are parameters or persistent buffers of the head, so that they are saved, moved and trained with
+    the model.
 
     Args:
         embedding_dim: Length d of the embeddings.
         num_classes: Number of classes K.
         label_smoothing: Share of the target spread evenly over the classes, in [0, 1).
+
+    Example:
+        >>> class ScaledHead(Head):
+        ...     name = "scaled"
+        ...
+        ...     def __init__(self, embedding_dim, num_classes, *, factor=1.0, **options):
+        ...         super().__init__(embedding_dim, num_classes, **options)
+        ...         self.factor = factor
+        ...         self.linear = nn.Linear(embedding_dim, num_classes)
+        ...
+        ...     def compute_logits(self, embeddings):
+        ...         return self.factor * self.linear(embeddings)
+        >>> head = build_head("scaled", 8, 3, factor=2.0)
     """
 
     name: ClassVar[str] = ""
-    """Name in configurations; empty for classes that are no head themselves."""
+    """Name in configurations; empty for base classes."""
     replaces_activation: ClassVar[bool] = True
-    """Whether the head takes the place of the backbone's last activation (and its dropout)."""
+    """Whether the head replaces the backbone's last activation (and its dropout)."""
     distance: ClassVar[str] = "cosine"
-    """How near two points of the head are: a distance of `hf_sphere.metrics.retrieval_scores`."""
-    needs_calibration: ClassVar[bool] = False
-    """Whether `calibrate` must see training embeddings before training starts; may be a property of the state."""
+    """Distance between transformed embeddings, one of those of `hf_sphere.metrics.retrieval_scores`."""
+    needs_data_initialization: ClassVar[bool] = False
+    """Whether `initialize_from_data` must be called before training; may be a property that depends on the state."""
     reduction: str = "mean"
     """Whether the loss is the `mean` or the `sum` over a batch."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if vars(cls).get("name"):  # not an inherited name: a nameless subclass must not replace its parent
+            HEADS[cls.name] = cls
 
     def __init__(self, embedding_dim: int, num_classes: int, *, label_smoothing: float = 0.0) -> None:
         super().__init__()
@@ -64,119 +87,136 @@ class Head(nn.Module):
         self.num_classes = num_classes
         self.label_smoothing = label_smoothing
 
-    def represent(self, embeddings: Tensor) -> Tensor:
-        """Bring embeddings (B, d) to where the head decides: (B, d')."""
+    def transform(self, embeddings: Tensor) -> Tensor:
+        """Map embeddings (B, d) to those that the logits are computed from: (B, d')."""
         return embeddings
 
-    def classify(self, points: Tensor) -> Tensor:
-        """Turn points (B, d') into logits (B, K), as at prediction time."""
-        raise NotImplementedError(f"{type(self).__name__} must define `classify`.")
+    def compute_logits(self, embeddings: Tensor) -> Tensor:
+        """Compute the logits (B, K) of transformed embeddings (B, d'), as at prediction time."""
+        raise NotImplementedError(f"{type(self).__name__} must define `compute_logits`.")
 
-    def compute_loss(self, points: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compare with labels (B,): the mean cross-entropy of the logits, in float32 or better."""
-        return F.cross_entropy(self.widen(logits), labels, label_smoothing=self.label_smoothing)
+    def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Compute the mean cross-entropy of the logits for labels (B,), in float32 or better."""
+        return F.cross_entropy(self.upcast(logits), labels, label_smoothing=self.label_smoothing)
+
+    def compute_concentration(self, embeddings: Tensor) -> Tensor | None:
+        """Compute the certainty (B,) of transformed embeddings (B, d'), for heads that have one."""
+        return None
 
     def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> HeadOutput:
-        """Answer for embeddings (B, d) and, where given, labels (B,)."""
-        points = self.represent(embeddings)
-        logits = self.classify(points)
+        """Compute the logits of embeddings (B, d) and, if labels (B,) are given, the loss."""
+        transformed = self.transform(embeddings)
+        logits = self.compute_logits(transformed)
         loss = None
         if labels is not None:
             self.check_labels(labels)
-            loss = self.compute_loss(points, logits, labels)
-        return HeadOutput(logits, loss, points.to(embeddings.dtype), self.measure_concentration(points))
-
-    def measure_concentration(self, points: Tensor) -> Tensor | None:
-        """Certainty of points (B, d'), for heads that have one: (B,)."""
-        return None
+            loss = self.compute_loss(transformed, logits, labels)
+        concentration = self.compute_concentration(transformed)
+        return HeadOutput(logits, loss, transformed.to(embeddings.dtype), concentration)
 
     @staticmethod
-    def widen(values: Tensor) -> Tensor:
-        """Bring values to float32, or leave a better dtype as it is."""
+    def upcast(values: Tensor) -> Tensor:
+        """Convert values to float32, or leave a wider dtype as it is."""
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
     def check_labels(self, labels: Tensor) -> None:
-        """Refuse labels outside 0..K-1 with a readable error.
+        """Raise an error for labels outside 0..K-1, where reading them costs no device synchronization."""
+        advice = "Set `num_labels` to the number of classes in the data."
+        check_labels(labels, self.num_classes, owner="model", advice=advice)
 
-        Only on the CPU and outside of compilation and vmap: elsewhere reading the labels would make the device wait, or
-        is not possible.
-        """
-        unreadable = labels.device.type != "cpu" or torch.compiler.is_compiling() or is_batched(labels)
-        if unreadable or labels.numel() == 0:
-            return
-        low, high = labels.aminmax()
-        if low < 0 or high >= self.num_classes:
-            raise ValueError(
-                f"labels run from {low} to {high}, but the model has {self.num_classes} classes (0 to "
-                f"{self.num_classes - 1}). Set `num_labels` to the number of classes in the data."
-            )
-
-    def calibrate(self, embeddings: Tensor) -> None:
-        """Fit state to training embeddings (N, d); called once before training if `needs_calibration`."""
+    def initialize_from_data(self, embeddings: Tensor) -> None:
+        """Data-dependent initialization with training embeddings (N, d); see `needs_data_initialization`."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the head that epoch `epoch` (from 0) starts, for schedules of its own."""
+        """Update the head's schedules at the start of epoch `epoch`, counted from 0."""
 
     def parameter_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Optimiser settings of single parameters, for instance `{"log_temperature": {"lr": 1e-3}}`."""
+        """Per-parameter optimizer options, for instance `{"log_temperature": {"lr": 1e-3}}`."""
         return {}
 
     def reset_parameters(self) -> None:
-        """Initialise all state anew."""
+        """Initialize all parameters and buffers."""
         for child in self.children():
             reset = getattr(child, "reset_parameters", None)
             if reset is not None:
                 reset()
 
     def directions(self) -> Tensor | None:
-        """Unit class vectors (K, d') in the space of the points, or None if a class has no direction."""
+        """Return unit class vectors (K, d') in the space of the transformed embeddings, or None if there are none."""
         return None
 
 
 class TemperatureHead(Head):
-    """Base class of heads whose logits are bounded, and sharpened by a learned temperature.
+    """Base class of heads whose bounded logits are multiplied by a scale, the inverse of a temperature.
+
+    The scale is learned by default, through the logarithm of the temperature.
 
     Args:
         embedding_dim: See `Head`.
         num_classes: See `Head`.
-        log_temperature: Logarithm of the temperature at the start; logits are multiplied by exp(-log_temperature).
-        temperature_lr: Learning rate of `log_temperature`, whatever that of the rest; the same if None. The recipes
-            train it without momentum and decay; the stock Trainer knows neither and trains it like any other.
+        log_temperature: Initial logarithm of a learned temperature, so that the initial scale is exp(-log_temperature);
+            -2.773 if None, a scale of 16.
+        scale: The scale: a positive number fixes it, and `learned` (as None) learns it. To learn it from another
+            initial value, set `log_temperature = -log(scale)` instead.
+        temperature_lr: Learning rate of a learned `log_temperature`; that of the other parameters if None. The recipes
+            train it without momentum and weight decay; the stock Trainer trains it like any other parameter.
         **options: See `Head`.
+
+    Raises:
+        ValueError: If both `log_temperature` and `scale` are given, a fixed scale has a learning rate, or a value is
+            out of range.
     """
+
+    log_temperature: Tensor
 
     def __init__(
         self,
         embedding_dim: int,
         num_classes: int,
         *,
-        log_temperature: float = FIRST_LOG_TEMPERATURE,
+        log_temperature: float | None = None,
+        scale: float | Literal["learned"] | None = None,
         temperature_lr: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__(embedding_dim, num_classes, **options)
+        if log_temperature is not None and scale is not None:
+            raise ValueError(
+                f"log_temperature {log_temperature} and scale {scale!r} exclude each other: the first is for a learned "
+                "scale with the initial value exp(-log_temperature). Give one of them."
+            )
         if temperature_lr is not None and not temperature_lr >= 0.0:
             raise ValueError(f"temperature_lr must not be negative; got {temperature_lr}.")
-        self.first_log_temperature = log_temperature
+        self.initial_log_temperature = INITIAL_LOG_TEMPERATURE if log_temperature is None else float(log_temperature)
         self.temperature_lr = temperature_lr
-        self.log_temperature = nn.Parameter(torch.tensor(float(log_temperature)))
+        if scale is None or scale == "learned":
+            self.log_temperature = nn.Parameter(torch.tensor(self.initial_log_temperature))
+            return
+        if isinstance(scale, str) or not 0.0 < scale < math.inf:
+            raise ValueError(f"scale must be a positive number, which fixes it, or 'learned'; got {scale!r}.")
+        if temperature_lr is not None:
+            raise ValueError(f"temperature_lr {temperature_lr} needs a learned scale, but scale {scale} is fixed.")
+        self.initial_log_temperature = -math.log(scale)
+        self.register_buffer("log_temperature", torch.tensor(self.initial_log_temperature))
 
     def reset_parameters(self) -> None:
-        """Put the temperature back to its start."""
-        nn.init.constant_(self.log_temperature, self.first_log_temperature)
+        """Set the temperature to its initial value."""
+        nn.init.constant_(self.log_temperature, self.initial_log_temperature)
 
     def inverse_temperature(self) -> Tensor:
-        """Return `beta = exp(-log_temperature)`, a scalar of float32 or better."""
-        return self.widen(self.log_temperature).neg().exp()
+        """Return the scale `exp(-log_temperature)`, a scalar of float32 or better."""
+        return self.upcast(self.log_temperature).neg().exp()
 
     def parameter_options(self) -> dict[str, dict[str, Any]]:
-        """The temperature has its own learning rate and no momentum."""
+        """A learned temperature has its own learning rate and no momentum."""
+        if not isinstance(self.log_temperature, nn.Parameter):
+            return {}
         lr = {} if self.temperature_lr is None else {"lr": self.temperature_lr}
         return {"log_temperature": {"momentum": 0.0, **lr}}
 
 
 def option_names(head_class: type[Head]) -> list[str]:
-    """Names of the keyword options a head takes, its bases' included."""
+    """Return the names of the keyword options of a head, including those of its base classes."""
     names: list[str] = []
     for cls in head_class.__mro__:
         if "__init__" not in vars(cls) or not issubclass(cls, Head):
@@ -186,3 +226,25 @@ def option_names(head_class: type[Head]) -> list[str]:
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     return names
+
+
+def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) -> Head:
+    """Build a head by its name.
+
+    Args:
+        name: A key of `HEADS`.
+        embedding_dim: Length d of the embeddings.
+        num_classes: Number of classes K.
+        **options: Keyword options of the head.
+
+    Raises:
+        ValueError: If the name or an option is unknown; the message lists the valid ones.
+    """
+    if name not in HEADS:
+        raise ValueError(f"unknown head {name!r}; the heads are: {', '.join(HEADS)}.")
+    head_class = HEADS[name]
+    valid = option_names(head_class)
+    unknown = sorted(set(options) - set(valid))
+    if unknown:
+        raise ValueError(f"head {name!r} has no option {', '.join(unknown)}; its options are: {', '.join(valid)}.")
+    return head_class(embedding_dim, num_classes, **options)

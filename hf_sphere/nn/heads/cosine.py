@@ -1,4 +1,4 @@
-"""Classification by cosines to class weights, sharpened by a learned temperature."""
+"""Classification by scaled cosines to class weights."""
 
 from typing import Any
 
@@ -6,18 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.nn.heads.base import FIRST_LOG_TEMPERATURE, TemperatureHead
+from hf_sphere.nn.heads.base import TemperatureHead
 
 
 class CosineHead(TemperatureHead):
-    """Cross-entropy of `beta * cosine` between embedding and class weights, beta = exp(-log_temperature) learned.
+    """Cross-entropy of `scale * cosine` between embedding and class weights; the scale is learned by default.
 
     Args:
         embedding_dim: Length d of the embeddings.
         num_classes: Number of classes K.
-        log_temperature: See `TemperatureHead`.
-        temperature_lr: See `TemperatureHead`.
-        label_smoothing: See `Head`.
+        **options: See `TemperatureHead`.
 
     Reference:
         Zhai and Wu, "Classification is a strong baseline for deep metric learning", BMVC 2019; the learned temperature
@@ -26,47 +24,33 @@ class CosineHead(TemperatureHead):
 
     name = "cosine"
 
-    def __init__(
-        self,
-        embedding_dim: int,
-        num_classes: int,
-        *,
-        log_temperature: float = FIRST_LOG_TEMPERATURE,
-        temperature_lr: float | None = None,
-        label_smoothing: float = 0.0,
-    ) -> None:
-        super().__init__(
-            embedding_dim,
-            num_classes,
-            log_temperature=log_temperature,
-            temperature_lr=temperature_lr,
-            label_smoothing=label_smoothing,
-        )
+    def __init__(self, embedding_dim: int, num_classes: int, **options: Any) -> None:
+        super().__init__(embedding_dim, num_classes, **options)
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise class weights and temperature."""
+        """Initialize class weights and temperature."""
         super().reset_parameters()
         nn.init.xavier_uniform_(self.weight)
 
-    def represent(self, embeddings: Tensor) -> Tensor:
-        """Normalise: (B, d) -> (B, d), in float32 or better."""
-        return F.normalize(self.widen(embeddings), dim=-1)
+    def transform(self, embeddings: Tensor) -> Tensor:
+        """Normalize: (B, d) -> (B, d), in float32 or better."""
+        return F.normalize(self.upcast(embeddings), dim=-1)
 
-    def classify(self, points: Tensor) -> Tensor:
-        """Return `beta * cosine`, float32 or better."""
-        with torch.autocast(points.device.type, enabled=False):
-            return self.inverse_temperature() * points @ self.class_directions(points).T
+    def compute_logits(self, embeddings: Tensor) -> Tensor:
+        """Return `scale * cosine`, float32 or better."""
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return self.inverse_temperature() * embeddings @ self.class_directions(embeddings).T
 
-    def class_directions(self, points: Tensor) -> Tensor:
-        """Return the normalised class weights (K, d) in the dtype of the points."""
-        return F.normalize(self.weight.to(points.dtype), dim=-1)
+    def class_directions(self, embeddings: Tensor) -> Tensor:
+        """Return the normalized class weights (K, d) in the dtype of the embeddings."""
+        return F.normalize(self.weight.to(embeddings.dtype), dim=-1)
 
     def parameter_options(self) -> dict[str, dict[str, Any]]:
-        """Class weights do not decay: their length has no meaning."""
+        """No weight decay for class weights: their norm has no effect."""
         return {"weight": {}, **super().parameter_options()}
 
     def directions(self) -> Tensor:
-        """Return the normalised class weights."""
+        """Return the normalized class weights."""
         return F.normalize(self.weight.detach(), dim=-1)

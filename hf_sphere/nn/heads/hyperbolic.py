@@ -1,6 +1,7 @@
 """Softmax regression in hyperbolic space, in the Poincare ball."""
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,22 +9,22 @@ from torch import Tensor, nn
 
 from hf_sphere.nn.heads.base import Head
 
-RIM = 1e-3
-"""How close to the rim of the ball an embedding may come, as a share of its radius: float32 has no digits beyond."""
+BOUNDARY_MARGIN = 1e-3
+"""Smallest distance of an embedding from the boundary of the ball, relative to its radius: a limit of float32."""
 
 
 class HyperbolicHead(Head):
-    """Embeddings are mapped into the Poincare ball, and classes are half-spaces bounded by its hyperplanes.
+    """Multinomial logistic regression in the Poincare ball: classes are separated by its hyperplanes.
 
-    A class has a point p on its hyperplane, mapped into the ball as the embeddings are, and a normal a there. Its logit
-    is the signed hyperbolic distance to the hyperplane times `2 |a|`. As the curvature vanishes this becomes a linear
-    classifier. All parameters are Euclidean, so that any optimiser may train them.
+    The hyperplane of a class is given by a point p on it, mapped into the ball like the embeddings, and a normal a at
+    p. The logit is the signed hyperbolic distance to the hyperplane times `2 |a|`. In the limit of zero curvature this
+    is a linear classifier. All parameters are Euclidean, so any optimizer can train them.
 
     Args:
         embedding_dim: Length d of the embeddings.
         num_classes: Number of classes K.
-        curvature: c, positive, of the ball of radius 1 / sqrt(c) with sectional curvature -c.
-        label_smoothing: See `Head`.
+        curvature: Positive c of the ball of radius 1 / sqrt(c) with sectional curvature -c.
+        **options: See `Head`.
 
     Raises:
         ValueError: If `curvature` is not positive.
@@ -36,10 +37,8 @@ class HyperbolicHead(Head):
     name = "hyperbolic"
     distance = "hyperbolic"
 
-    def __init__(
-        self, embedding_dim: int, num_classes: int, *, curvature: float = 1e-5, label_smoothing: float = 0.0
-    ) -> None:
-        super().__init__(embedding_dim, num_classes, label_smoothing=label_smoothing)
+    def __init__(self, embedding_dim: int, num_classes: int, *, curvature: float = 1e-5, **options: Any) -> None:
+        super().__init__(embedding_dim, num_classes, **options)
         if not curvature > 0:
             raise ValueError(f"curvature must be positive (the space has minus this curvature); got {curvature}.")
         self.curvature = curvature
@@ -48,37 +47,37 @@ class HyperbolicHead(Head):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise normals and points of the hyperplanes."""
+        """Initialize normals and points of the hyperplanes."""
         nn.init.xavier_uniform_(self.weight)
         nn.init.xavier_uniform_(self.offsets)
 
     def parameter_options(self) -> dict[str, dict[str, float]]:
-        """Neither normals nor points of the hyperplanes decay."""
+        """No weight decay for normals and points of the hyperplanes."""
         return {"weight": {}, "offsets": {}}
 
-    def represent(self, embeddings: Tensor) -> Tensor:
-        """Map into the ball by the exponential map at its centre: (B, d) -> (B, d), in float32 or better."""
-        return self._into_ball(self.widen(embeddings))
+    def transform(self, embeddings: Tensor) -> Tensor:
+        """Map into the ball by the exponential map at its center: (B, d) -> (B, d), in float32 or better."""
+        return self._into_ball(self.upcast(embeddings))
 
-    def classify(self, points: Tensor) -> Tensor:
+    def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return the scaled signed distances to the hyperplanes, float32 or better.
 
-        With products of matrices alone: -p (+) x, the Moebius sum, is never formed for all pairs.
+        Computed with matrix products only, without the Moebius sums -p (+) x of all pairs.
         """
         c, root = self.curvature, math.sqrt(self.curvature)
-        with torch.autocast(points.device.type, enabled=False):
-            weight = self.weight.to(points.dtype)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            weight = self.weight.to(embeddings.dtype)
             lengths = torch.linalg.vector_norm(weight, dim=1)
             normals = F.normalize(weight, dim=1)
-            offsets = self._into_ball(self.offsets.to(points.dtype))
-            at_points = 1 - c * points.square().sum(1, keepdim=True)
+            offsets = self._into_ball(self.offsets.to(embeddings.dtype))
+            at_embeddings = 1 - c * embeddings.square().sum(1, keepdim=True)
             at_offsets = 1 - c * offsets.square().sum(1)
-            alpha = 2 - at_points - 2 * c * (points @ offsets.T)
-            height = at_offsets * (points @ normals.T) - alpha * (offsets * normals).sum(1)
-            return 2 / root * lengths * torch.asinh(2 * root * height / (at_offsets * at_points))
+            alpha = 2 - at_embeddings - 2 * c * (embeddings @ offsets.T)
+            height = at_offsets * (embeddings @ normals.T) - alpha * (offsets * normals).sum(1)
+            return 2 / root * lengths * torch.asinh(2 * root * height / (at_offsets * at_embeddings))
 
     def directions(self) -> Tensor:
-        """Return the normalised normals of the hyperplanes."""
+        """Return the normalized normals of the hyperplanes."""
         return F.normalize(self.weight.detach(), dim=-1)
 
     def extra_repr(self) -> str:
@@ -87,6 +86,6 @@ class HyperbolicHead(Head):
 
     def _into_ball(self, vectors: Tensor) -> Tensor:
         root = math.sqrt(self.curvature)
-        # tanh(r v) / (r v), written so that its gradient is finite at 0; at the rim it stops.
+        # tanh(r v) / (r v) with a finite gradient at 0, limited at the boundary.
         scaled = root * torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_min(1e-12)
-        return vectors * (scaled.tanh().clamp_max(1 - RIM) / scaled)
+        return vectors * (scaled.tanh().clamp_max(1 - BOUNDARY_MARGIN) / scaled)

@@ -1,4 +1,4 @@
-"""Classification by nearness to class prototypes that are placed before training and never move."""
+"""Classification by the cosine to fixed class prototypes that are placed before training."""
 
 import functools
 from typing import Literal
@@ -11,27 +11,26 @@ from hf_sphere.geometry.coordinates import is_batched
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.prototypes import Placement, place_prototypes
 
-FIRST_CONCENTRATION = 10.0
-"""Concentration of a new head, until there are images to learn it from."""
+INITIAL_CONCENTRATION = 10.0
 
 
 class PrototypeHead(Head):
-    """Pulls embeddings to the prototype of their class: the loss of one image is (1 - cos(z, p_y))^2.
+    """Attracts embeddings to the prototype of their class: the loss of one image is (1 - cos(z, p_y))^2.
 
-    The prototypes are a persistent buffer, so they travel with the model; nothing of the head is trained. The logits
-    are `class_concentration * cosines`, whose softmax is the posterior of von Mises-Fisher classes of equal weight and
-    concentration round the prototypes. That number has no part in the loss and in the prediction. It is a buffer that
-    follows its maximum-likelihood value on the training batches, so that the softmax is a confidence;
-    `fit_concentration` fits it to held-out images, which a network that has learned its training images by heart needs
-    (the recipes do that where they hold out images by `validation_fraction`).
+    The prototypes are a persistent buffer, saved with the model; the head has no trained parameters. The logits are
+    `class_concentration * cosines`, whose softmax is the posterior of von Mises-Fisher classes around the prototypes
+    with equal weights and concentrations. The concentration affects neither the loss nor the predicted class. It is a
+    buffer that tracks its maximum-likelihood value on the training batches, so that the softmax is a confidence.
+    `fit_concentration` fits it to held-out images, which an overfitted network needs (the recipes do this when they
+    hold out images by `validation_fraction`).
 
     Args:
-        embedding_dim: Dimension d of the sphere's space, at least 2.
+        embedding_dim: Length d of the embeddings, at least 2.
         num_classes: Number of classes K, at least 2.
-        method: How a new model's prototypes are placed, see `place_prototypes`; `set_prototypes` puts others in place.
+        method: Placement method of a new model's prototypes, see `place_prototypes`; `set_prototypes` replaces them.
         seed: Seed of the placement.
-        reduction: `mean` of the losses of a batch, or their `sum` as in the paper, which ties the learning rate to the
-            batch size.
+        reduction: `mean` of the losses of a batch, or their `sum` as in the paper, where the learning rate depends on
+            the batch size.
 
     Reference:
         Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, equation 1. The concentration
@@ -62,17 +61,17 @@ class PrototypeHead(Head):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Place the prototypes as a new head has them."""
+        """Place the prototypes of a new head."""
         if self.prototypes.is_meta:
-            return  # a checkpoint will fill them: nothing to place
+            return  # they will be loaded from a checkpoint
         self.set_prototypes(_place(self.num_classes, self.embedding_dim, self.method, self.seed))
 
     @torch.no_grad()
     def set_prototypes(self, prototypes: Tensor | Placement) -> None:
-        """Put other prototypes (K, d) in place, for instance `Placement.load(...)`; they are normalised.
+        """Replace the prototypes (K, d), for instance by `Placement.load(...)`; they are normalized.
 
         Raises:
-            ValueError: If there are not as many as classes and coordinates, or one has no direction.
+            ValueError: If the shape is wrong, or a prototype is zero or not finite.
         """
         if isinstance(prototypes, Placement):
             prototypes = prototypes.prototypes
@@ -82,55 +81,55 @@ class PrototypeHead(Head):
                 f"the prototypes are {given}, but the model has {self.num_classes} classes and {self.embedding_dim} "
                 f"coordinates for them. Place {self.num_classes} prototypes in {self.embedding_dim} dimensions."
             )
-        points = prototypes.double()
-        norms = torch.linalg.vector_norm(points, dim=1, keepdim=True)
+        prototypes = prototypes.double()
+        norms = torch.linalg.vector_norm(prototypes, dim=1, keepdim=True)
         if not norms.isfinite().all() or not norms.all():
             raise ValueError("prototypes must be finite and not zero.")
-        self.prototypes.copy_(points / norms)
-        self.class_concentration.fill_(FIRST_CONCENTRATION)
+        self.prototypes.copy_(prototypes / norms)
+        self.class_concentration.fill_(INITIAL_CONCENTRATION)
 
     @torch.no_grad()
     def fit_concentration(self, embeddings: Tensor, labels: Tensor) -> None:
         """Fit the concentration to embeddings (N, d) of held-out images and their labels (N,): temperature scaling."""
         self.check_labels(labels)
-        cosines = self._cosines(self.represent(embeddings))
+        cosines = self._cosines(self.transform(embeddings))
         for _ in range(200):
             self._step_concentration(cosines, labels, rate=0.5)
 
-    def represent(self, embeddings: Tensor) -> Tensor:
-        """Normalise: (B, d) -> (B, d), in float32 or better."""
-        return F.normalize(self.widen(embeddings), dim=-1)
+    def transform(self, embeddings: Tensor) -> Tensor:
+        """Normalize: (B, d) -> (B, d), in float32 or better."""
+        return F.normalize(self.upcast(embeddings), dim=-1)
 
-    def classify(self, points: Tensor) -> Tensor:
+    def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return the cosines to the prototypes, times the concentration; float32 or better."""
-        return self.class_concentration.to(points.dtype) * self._cosines(points)
+        return self.class_concentration.to(embeddings.dtype) * self._cosines(embeddings)
 
-    def compute_loss(self, points: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean or sum over the batch of (1 - cosine to the own prototype)^2."""
-        own = (points * self.prototypes.to(points.dtype)[labels]).sum(dim=-1)
-        if self.training and (torch.compiler.is_compiling() or not is_batched(own)):
+    def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Compute the mean or sum over the batch of (1 - cosine to the prototype of the label)^2."""
+        cosines = (embeddings * self.prototypes.to(embeddings.dtype)[labels]).sum(dim=-1)
+        if self.training and (torch.compiler.is_compiling() or not is_batched(cosines)):
             with torch.no_grad():
-                self._step_concentration(self._cosines(points.detach()), labels, rate=0.05)
-        losses = (1.0 - own).square()
+                self._step_concentration(self._cosines(embeddings.detach()), labels, rate=0.05)
+        losses = (1.0 - cosines).square()
         return losses.sum() if self.reduction == "sum" else losses.mean()
 
-    def _cosines(self, points: Tensor) -> Tensor:
-        """Cosines of unit vectors (B, d) to the prototypes: (B, K)."""
-        with torch.autocast(points.device.type, enabled=False):
-            return points @ self.prototypes.to(points.dtype).T
+    def _cosines(self, embeddings: Tensor) -> Tensor:
+        """Return the cosines of unit vectors (B, d) to the prototypes: (B, K)."""
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return embeddings @ self.prototypes.to(embeddings.dtype).T
 
     def _step_concentration(self, cosines: Tensor, labels: Tensor, rate: float) -> None:
-        """One damped Newton step on the cross-entropy of `class_concentration * cosines` (B, K), taken as a factor."""
+        """Take a damped multiplicative Newton step on the cross-entropy of `class_concentration * cosines` (B, K)."""
         before = self.class_concentration.to(cosines.dtype)
-        shares = (before * cosines).softmax(dim=-1)
-        expected = (shares * cosines).sum(dim=-1)
-        spread = (shares * (cosines - expected[:, None]).square()).sum(dim=-1).mean()
-        # One label in a thousand is replaced by any class, or classes without any error would have no finite value.
-        own = cosines.gather(1, labels[:, None])[:, 0].lerp(cosines.mean(dim=-1), 1e-3)
-        slope = (expected - own).mean()
-        step = (-slope / (before * spread + 1e-6)).clamp(-1.0, 1.0)
+        probabilities = (before * cosines).softmax(dim=-1)
+        expected = (probabilities * cosines).sum(dim=-1)
+        variance = (probabilities * (cosines - expected[:, None]).square()).sum(dim=-1).mean()
+        # Label smoothing of 0.001, since without any errors the maximum-likelihood value would be infinite.
+        target = cosines.gather(1, labels[:, None])[:, 0].lerp(cosines.mean(dim=-1), 1e-3)
+        slope = (expected - target).mean()
+        step = (-slope / (before * variance + 1e-6)).clamp(-1.0, 1.0)
         after = (before * (rate * step).exp()).clamp(1e-2, 1e4)
-        # An empty batch, or one that overflowed and whose step is skipped, has no slope and must not stay in it.
+        # The slope of an empty or overflowed batch is not finite; skip it.
         self.class_concentration.copy_(torch.where(after.isfinite(), after, before))
 
     def directions(self) -> Tensor:
@@ -144,9 +143,9 @@ class PrototypeHead(Head):
 
 @functools.lru_cache(maxsize=16)
 def _place(num_classes: int, dim: int, method: str, seed: int) -> Tensor:
-    """Placements of late, so that building a model twice does not search twice."""
-    with torch.inference_mode(False):  # the tensor is kept, also for models that will be trained
+    """Place prototypes; cached, since building a model twice must not search twice."""
+    with torch.inference_mode(False):  # the cached tensor may later be used in training
         placement = place_prototypes(num_classes, dim, method=method, seed=seed)
     if placement.interrupted:
-        raise KeyboardInterrupt  # it was meant for the training, which shall not go on with what there was so far
+        raise KeyboardInterrupt  # an interrupted search must also stop the training that requested it
     return placement.prototypes

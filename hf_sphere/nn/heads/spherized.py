@@ -1,4 +1,6 @@
-"""Classification by angles only: the spherization layer before a linear map."""
+"""Classification by angles only: a spherization layer and a linear map."""
+
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,18 +13,18 @@ class SpherizedHead(Head):
     """Spherization of the embeddings, then a linear classifier without bias, with cross-entropy.
 
     Args:
-        embedding_dim: Length d of the embeddings; their images on the sphere have d + 1 coordinates.
+        embedding_dim: Length d of the embeddings; on the sphere they have d + 1 coordinates.
         num_classes: Number of classes K.
         scaling: See `Spherization`.
         radius: See `Spherization`.
         delta: See `Spherization`.
         learn_scaling: See `Spherization`.
         learn_radius: See `Spherization`.
-        label_smoothing: See `Head`.
+        **options: See `Head`.
 
     Reference:
         Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022. Scaling 5 and radius 5 are
-        the settings of its image experiments.
+        the values of its image experiments.
     """
 
     name = "spherized"
@@ -37,9 +39,9 @@ class SpherizedHead(Head):
         delta: float = 1e-6,
         learn_scaling: bool = True,
         learn_radius: bool = False,
-        label_smoothing: float = 0.0,
+        **options: Any,
     ) -> None:
-        super().__init__(embedding_dim, num_classes, label_smoothing=label_smoothing)
+        super().__init__(embedding_dim, num_classes, **options)
         self.classifier = SphericalLinear(
             embedding_dim,
             num_classes,
@@ -50,14 +52,14 @@ class SpherizedHead(Head):
             learn_radius=learn_radius,
         )
 
-    def represent(self, embeddings: Tensor) -> Tensor:
-        """Put the embeddings on the sphere: (B, d) -> (B, d + 1)."""
+    def transform(self, embeddings: Tensor) -> Tensor:
+        """Map the embeddings to the sphere: (B, d) -> (B, d + 1)."""
         return self.classifier.spherization(embeddings)
 
-    def classify(self, points: Tensor) -> Tensor:
+    def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return `W x`."""
-        return self.classifier.linear(points)
+        return self.classifier.linear(embeddings)
 
     def directions(self) -> Tensor:
-        """Return the normalised rows of W."""
+        """Return the normalized rows of W."""
         return F.normalize(self.classifier.linear.weight.detach(), dim=-1)

@@ -78,7 +78,7 @@ class ImageTask(Task):
 
     def prepare(self, run: "Run") -> Prepared:
         """Load the data and build the model."""
-        from hf_sphere.training.evaluation import calibrate_head
+        from hf_sphere.training.evaluation import initialize_head
 
         if self.model_args.model_name_or_path is not None:
             self._adopt_image_settings(self.model_args.model_name_or_path)
@@ -86,7 +86,7 @@ class ImageTask(Task):
         model = self.build_model(image_data).to(run.accelerator.device)
         self.check_data(model, image_data)
         if self.args.resume_from_checkpoint is None:
-            calibrate_head(model, image_data.train)
+            initialize_head(model, image_data.train)
         processor = self.build_processor(model.config, image_data)
         return Prepared(model, self.batches(image_data), processor, self.summarize(model, image_data))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_sphere import data, models
 from hf_sphere.data.options import TextDataOptions
+from hf_sphere.models.sphere_text.encoders import TEXT_ENCODERS
 from hf_sphere.training.arguments import TrainingArguments, optimizer_choices
 from hf_sphere.training.measures import measure_tokens, perplexity
 from hf_sphere.training.tasks.base import Description, Prepared, Task
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hf_sphere.models import SpherizationFit
     from hf_sphere.training.run import Run
 
-SPHERIZED = {"bert": "SphereBert", "roberta": "SphereRoberta"}
+SPHERIZED = {encoder.model_type: f"Sphere{encoder.prefix}" for encoder in TEXT_ENCODERS}
 """Prefix of the spherized classes by the `model_type` of the plain model."""
 
 SETTINGS = {

@@ -2,15 +2,21 @@
 #
 # Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
 # the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
-"""The settings that a spherized text encoder has besides those of the encoder it is made from."""
+"""Configurations of the spherized text encoders: `SphereBertConfig`, `SphereRobertaConfig`."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from huggingface_hub.dataclasses import strict
 
-@dataclass(kw_only=True, repr=False, eq=False)  # the configuration has its own of these
-class SpherizationSettings:
-    """Fields of the configurations of spherized encoders; a base class beside that of the plain encoder.
+from hf_sphere.models.sphere_text.encoders import TEXT_ENCODERS
+
+
+@dataclass(kw_only=True, repr=False, eq=False)  # the configuration classes define their own
+class SphereTextConfigMixin:
+    """Fields of the configurations of spherized text encoders, in addition to those of the plain encoder.
+
+    `from_pretrained` also reads configurations of the plain encoder.
 
     Args:
         spherized_layers: Indices of the encoder layers whose feed-forward is spherized, counted from 0, or from the end
@@ -21,9 +27,13 @@ class SpherizationSettings:
         learn_spherization_scaling: Whether each spherization learns its scaling.
         learn_spherization_radius: Whether each spherization learns its radius.
         spherized_classifier: Whether the sequence classifier is spherized too; if None, it is if any layer is.
+
+    Example:
+        >>> config = SphereBertConfig(spherized_layers=[-2, -1])
+        >>> model = SphereBertForMaskedLM(config)
     """
 
-    base_model_type: ClassVar[str] = ""
+    plain_model_type: ClassVar[str] = ""
 
     spherized_layers: list[int] | tuple[int, ...] | None = None
     spherization_scaling: float | int = 1.0
@@ -35,22 +45,22 @@ class SpherizationSettings:
 
     @property
     def spherized_layer_indices(self) -> tuple[int, ...]:
-        """The spherized layers, counted from 0, in order.
+        """Indices of the spherized layers, counted from 0, in ascending order.
 
         Raises:
-            ValueError: If an index is out of range or stands there twice.
+            ValueError: If an index is out of range or given twice.
         """
         layers: int = self.num_hidden_layers  # type: ignore[attr-defined]  # a field of the encoder's configuration
-        asked = [-1] if self.spherized_layers is None else list(self.spherized_layers)
-        outside = [index for index in asked if not -layers <= index < layers]
+        given = [-1] if self.spherized_layers is None else list(self.spherized_layers)
+        outside = [index for index in given if not -layers <= index < layers]
         if outside:
             raise ValueError(
-                f"spherized_layers {asked} names layer {outside[0]}, but the encoder has {layers} layers: 0 to "
+                f"spherized_layers {given} names layer {outside[0]}, but the encoder has {layers} layers: 0 to "
                 f"{layers - 1}, or -{layers} to -1 from the end."
             )
-        indices = sorted(index % layers for index in asked)
+        indices = sorted(index % layers for index in given)
         if len(set(indices)) < len(indices):
-            raise ValueError(f"spherized_layers {asked} names a layer twice; each may stand there once.")
+            raise ValueError(f"spherized_layers {given} names a layer twice; name each layer once.")
         return tuple(indices)
 
     @property
@@ -62,7 +72,7 @@ class SpherizationSettings:
 
     @property
     def spherization_options(self) -> dict[str, Any]:
-        """Keywords of `hf_sphere.nn.Spherization`."""
+        """Keyword arguments of `hf_sphere.nn.Spherization`."""
         return {
             "scaling": float(self.spherization_scaling),
             "radius": float(self.spherization_radius),
@@ -75,18 +85,18 @@ class SpherizationSettings:
     def get_config_dict(
         cls, pretrained_model_name_or_path: Any, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read a configuration; that of the plain encoder is one of this kind with the defaults for what it lacks."""
+        """Read a configuration; one of the plain encoder gets this class's model type."""
         values, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)  # type: ignore[misc]
-        if values.get("model_type") == cls.base_model_type:
+        if values.get("model_type") == cls.plain_model_type:
             values = {**values, "model_type": cls.model_type}  # type: ignore[attr-defined]
         return values, unused
 
     def validate_spherized_layers(self) -> None:
-        """Refuse layers that the encoder does not have."""
+        """Check that the encoder has the spherized layers."""
         _ = self.spherized_layer_indices
 
     def validate_spherization(self) -> None:
-        """Refuse values that no spherization takes."""
+        """Check the values of the spherization."""
         if not self.spherization_radius > 0:
             raise ValueError(f"spherization_radius must be positive; got {self.spherization_radius}.")
         if not 0.0 < self.spherization_delta < 1.0:
@@ -96,4 +106,16 @@ class SpherizationSettings:
             )
 
 
-__all__ = ["SpherizationSettings"]
+def __getattr__(name: str) -> Any:
+    """Define the configuration class of a row of `TEXT_ENCODERS` when it is first used."""
+    for encoder in TEXT_ENCODERS:
+        if name == f"Sphere{encoder.prefix}Config":
+            attributes = {
+                "__module__": __name__,
+                "__doc__": SphereTextConfigMixin.__doc__,
+                "model_type": encoder.sphere_model_type,
+                "plain_model_type": encoder.model_type,
+            }
+            globals()[name] = strict(type(name, (SphereTextConfigMixin, encoder.load_class("Config")), attributes))
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

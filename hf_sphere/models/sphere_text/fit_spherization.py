@@ -2,7 +2,7 @@
 #
 # Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
 # the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
-"""Fit the spherized layers of an encoder to the plain encoder it started from, by ridge regression."""
+"""Fit the spherized layers of a text encoder to the plain encoder it was initialized from, by ridge regression."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_sphere.models.spherized_encoder.feed_forward import SpherizedOutput
+from hf_sphere.models.sphere_text.modeling_sphere_text import SpherizedOutput
 
 RIDGES = tuple(10.0**exponent for exponent in range(-9, 1))
-"""Ridges that are tried, as shares of each coordinate's mean square."""
+"""Candidate ridges, relative to the mean square of each coordinate."""
 HELD_OUT = 5
-"""Every fifth text is held out to choose the ridge and to say how good the fit is."""
+"""Every fifth text is held out, to choose the ridge and to evaluate the fit."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class SpherizationFit:
     """How well one spherized layer reproduces the plain one.
 
     Attributes:
-        layer: Which encoder layer.
-        explained_variance: Share of the variance of the plain layer's output, after its norm, on held-out texts; 1 is
-            perfect, and 0 no better than the mean.
-        ridge: The ridge, as a share of each coordinate's mean square.
-        num_tokens: Tokens the layer was fitted to, those held out included.
+        layer: Index of the encoder layer.
+        explained_variance: Fraction of the variance of the plain layer's output, after its norm, on held-out texts; 1
+            is perfect, and 0 no better than the mean.
+        ridge: The ridge, relative to the mean square of each coordinate.
+        num_tokens: Number of tokens the layer was fitted to, including held-out ones.
     """
 
     layer: int
@@ -59,34 +59,34 @@ def calibrate_spherization(
     ridge: float | None = None,
     progress: bool = False,
 ) -> list[SpherizationFit]:
-    r"""Let a spherized encoder start close to the plain one it was made from, instead of at random.
+    r"""Initialize a spherized encoder close to the plain one it was loaded from, instead of randomly.
 
-    A spherized layer takes its first linear map from the plain checkpoint; only the map after the spherization is new.
-    That map, from intermediate_size + 1 to hidden_size without bias, is put where it reproduces the plain layer's
-    output best in the sense of least squares: by ridge regression on the layer's real inputs, from normal equations
-    that are summed in float64. Layers are fitted in order, and each makes up for what those before it have missed.
+    A spherized layer has its first linear map from the plain checkpoint; only the map after the spherization, from
+    intermediate_size + 1 to hidden_size without bias, is new. It is set to the least-squares solution for the output of
+    the plain layer, by ridge regression on the layer's actual inputs, with normal equations accumulated in float64.
+    Layers are fitted in order, and each one compensates for the errors of those before it.
 
-    Save the fitted model before training an adapter on it: an adapter's checkpoint holds the adapter alone.
+    Save the fitted model before training an adapter on it: the checkpoint of an adapter contains only the adapter.
 
     Args:
-        model: A model with spherized layers, started from `reference` (any head, or none); its output layers are
-            overwritten in place. In eval mode while it runs, then as it was.
+        model: A model with spherized layers loaded from `reference`, with any head or none; its output layers are
+            overwritten in place. Runs in eval mode; the mode is restored afterwards.
         reference: The plain model.
-        texts: Texts, or batches of model inputs (`input_ids`, `attention_mask`, ...). Not all may be read.
-        tokenizer: For texts; that of the reference's checkpoint if None.
-        max_tokens: Stop reading after so many tokens (with the batch that reaches them). A fifth chooses the ridge.
-        max_length: Texts are cut after so many tokens, or what the tokenizer takes if that is less.
-        batch_size: Texts a batch.
-        ridge: The ridge, as a share of each coordinate's mean square; chosen on the held-out texts if None.
+        texts: Texts, or batches of model inputs (`input_ids`, `attention_mask`, ...). They may not all be read.
+        tokenizer: Tokenizer of the texts; that of the reference's checkpoint if None.
+        max_tokens: Number of tokens to read, rounded up to whole batches. A fifth of the texts is held out.
+        max_length: Maximum number of tokens per text, further limited by the tokenizer.
+        batch_size: Number of texts per batch.
+        ridge: The ridge, relative to the mean square of each coordinate; chosen on the held-out texts if None.
         progress: Whether to show a progress bar.
 
     Returns:
-        One `SpherizationFit` a spherized layer, in order; print it.
+        One `SpherizationFit` per spherized layer, in order.
 
     Raises:
-        ValueError: If the model has no spherized layer, the reference does not fit it, there are too few tokens (fewer
-            than the map has inputs, intermediate_size + 1, or fewer than five texts), or the ridge is negative or too
-            small for texts that hardly vary.
+        ValueError: If the model has no spherized layer, the reference does not match it, there are too few texts (fewer
+            than five, or fewer tokens than the inputs of the map, intermediate_size + 1), or the ridge is negative or
+            too small for texts with little variation.
 
     Example:
         >>> model = SphereBertForMaskedLM.from_pretrained("bert-base-cased")
@@ -110,7 +110,7 @@ def calibrate_spherization(
         )
     fits = []
     parts = _split(batches)
-    bar = tqdm(total=len(spherized) * sum(map(len, parts)), unit="batch", desc="Calibrating", disable=not progress)
+    bar = tqdm(total=len(spherized) * sum(map(len, parts)), unit="batch", desc="Fitting", disable=not progress)
     with bar, _in_eval_mode(model, reference):
         for index in spherized:
             layer, plain = layers[index], plain_layers[index]
@@ -127,7 +127,7 @@ def calibrate_spherization(
             if not candidates:
                 raise ValueError(
                     f"the equations of layer {index} have no unique solution with ridge {ridge}: the texts do not vary "
-                    "enough, or hold values that are not finite. Give a larger ridge, or other texts."
+                    "enough, or give values that are not finite. Use a larger ridge or other texts."
                 )
             _, best = min(candidates)
             linear = layer.output.spherical.linear
@@ -140,7 +140,7 @@ def calibrate_spherization(
 
 
 class _NormalEquations:
-    """Sums over tokens from which a linear map and its error follow, in float64."""
+    """Normal equations of a linear map, accumulated over tokens in float64."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -156,7 +156,7 @@ class _NormalEquations:
         self.target_square += targets.square().sum().item()
 
     def merge(self, other: "_NormalEquations") -> None:
-        """Add the tokens of another one."""
+        """Add the tokens of other equations."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
@@ -168,17 +168,17 @@ class _NormalEquations:
         return None if failed else torch.cholesky_solve(self.cross, factor).T
 
     def squared_error(self, weight: Tensor) -> float:
-        """Sum of squares of what the map misses of these tokens' targets."""
-        missed = self.target_square - 2 * (weight.T * self.cross).sum() + ((weight @ self.gram) * weight).sum()
-        return float(missed)
+        """Return the sum of squared errors of the map on these tokens."""
+        error = self.target_square - 2 * (weight.T * self.cross).sum() + ((weight @ self.gram) * weight).sum()
+        return float(error)
 
 
 def _split(batches: Sequence[Mapping[str, Tensor]]) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-    """Batches of the texts to fit to, and of every fifth text, which is held out."""
+    """Split batches into texts to fit to and every fifth text, which is held out."""
     parts: tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]] = ([], [])
     seen = 0
     for batch in batches:
-        has_tokens = batch["attention_mask"].any(dim=1).cpu()  # padding alone is no text
+        has_tokens = batch["attention_mask"].any(dim=1).cpu()  # rows of padding are not texts
         number = seen + has_tokens.cumsum(0)
         is_held_out = number % HELD_OUT == 0
         for part, chosen in zip(parts, (has_tokens & ~is_held_out, has_tokens & is_held_out), strict=True):
@@ -191,40 +191,45 @@ def _split(batches: Sequence[Mapping[str, Tensor]]) -> tuple[list[dict[str, Tens
 def _layer_pairs(
     model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Mapping[str, Tensor]]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each batch what the new map gets, (T, n + 1), and what it should give, (T, H), token by token."""
+    """Yield the inputs (T, n + 1) and targets (T, H) of the new map for the tokens of each batch."""
     for batch in batches:
-        with _inputs_of(layer.output) as spherized, _inputs_of(plain.output) as original:
+        with _record(layer.output) as spherized, _record(plain.output) as original:
             _run(model, batch)
             _run(reference, batch)
-        values, residual = (torch.cat(parts, dim=1) for parts in zip(*spherized, strict=True))
-        activations, plain_residual = (torch.cat(parts, dim=1) for parts in zip(*original, strict=True))
+        values, residual = (torch.cat(parts, dim=1) for parts in zip(*(inputs for inputs, _ in spherized), strict=True))
+        activations, plain_residual = (
+            torch.cat(parts, dim=1) for parts in zip(*(inputs for inputs, _ in original), strict=True)
+        )
         kept = batch["attention_mask"].bool()
-        # With layers before this one spherized too, the residuals differ; that is to be made up for.
-        goal = plain.output.dense(activations) + plain_residual - residual.to(plain_residual)
+        # If layers before this one are spherized, the residuals differ, for which the map compensates.
+        target = plain.output.dense(activations) + plain_residual - residual.to(plain_residual)
         points = layer.output.spherical.spherization(values)
-        yield _wide(points[kept.to(points.device)]), _wide(goal[kept.to(goal.device)]).to(_solver_device(points))
+        yield (
+            _to_float64(points[kept.to(points.device)]),
+            _to_float64(target[kept.to(target.device)]).to(_solver_device(points)),
+        )
 
 
 def _explained_variance(
     model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Mapping[str, Tensor]]
 ) -> float:
-    """Share of the variance of a plain layer's output that the spherized layer's output has too.
+    """Return the fraction of the variance of a plain layer's output that the spherized layer explains.
 
-    Of what the layers hand on, so after their norm: before it, a few coordinates with most of the variance would hide
-    all others.
+    Outputs are compared after the norm: before it, a few coordinates with most of the variance would dominate.
     """
-    count, missed, total, square = 0, 0.0, torch.zeros(()), 0.0
+    count, error, total, square = 0, 0.0, torch.zeros(()), 0.0
     for batch in batches:
-        with _outputs_of(layer) as spherized, _outputs_of(plain) as original:
+        with _record(layer) as spherized, _record(plain) as original:
             _run(model, batch)
             _run(reference, batch)
         kept = batch["attention_mask"].bool()
-        mine, its = (_wide(output[0][kept.to(output[0].device)]).cpu() for output in (spherized, original))
-        count += len(its)
-        missed += float((mine - its).square().sum())
-        total = total + its.sum(0)
-        square += float(its.square().sum())
-    return 1 - missed / (square - float(total.square().sum()) / count)
+        outputs = (calls[0][1] for calls in (spherized, original))
+        fitted, target = (_to_float64(output[kept.to(output.device)]).cpu() for output in outputs)
+        count += len(target)
+        error += float((fitted - target).square().sum())
+        total = total + target.sum(0)
+        square += float(target.square().sum())
+    return 1 - error / (square - float(total.square().sum()) / count)
 
 
 def _run(model: Any, batch: Mapping[str, Tensor]) -> None:
@@ -233,23 +238,12 @@ def _run(model: Any, batch: Mapping[str, Tensor]) -> None:
 
 
 @contextmanager
-def _inputs_of(module: nn.Module) -> Iterator[list[tuple[Tensor, ...]]]:
-    """Collect what a module is called with; more than once where the feed-forward goes in chunks."""
-    seen: list[tuple[Tensor, ...]] = []
-    hook = module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs))
+def _record(module: nn.Module) -> Iterator[list[tuple[tuple[Tensor, ...], Tensor]]]:
+    """Record inputs and output of every call of a module; a chunked feed-forward calls it several times."""
+    calls: list[tuple[tuple[Tensor, ...], Tensor]] = []
+    hook = module.register_forward_hook(lambda _, inputs, output: calls.append((inputs, output)))
     try:
-        yield seen
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def _outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect what a module answers."""
-    seen: list[Tensor] = []
-    hook = module.register_forward_hook(lambda _, inputs, output: seen.append(output))
-    try:
-        yield seen
+        yield calls
     finally:
         hook.remove()
 
@@ -262,7 +256,7 @@ def _in_eval_mode(*models: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, mode in modes:  # each for itself: some may be frozen in eval mode
+        for module, mode in modes:  # individually, since some may be frozen in eval mode
             module.training = mode
 
 
@@ -270,7 +264,7 @@ def _solver_device(tensor: Tensor) -> torch.device:
     return torch.device("cpu") if tensor.device.type == "mps" else tensor.device  # Metal has no float64
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def _to_float64(tensor: Tensor) -> Tensor:
     return tensor.to(_solver_device(tensor)).double()
 
 
@@ -283,20 +277,20 @@ def _is_spherized(layer: Any) -> bool:
 
 
 def _check_reference(model: Any, reference: Any, spherized: Sequence[int], plain_layers: Sequence[Any]) -> None:
-    """Refuse a model without spherized layers, and a reference that is not what it was made from."""
+    """Check that the model has spherized layers and that the reference is the plain encoder of it."""
     if not spherized:
-        raise ValueError(f"{type(model).__name__} has no spherized layer to calibrate; set spherized_layers.")
+        raise ValueError(f"{type(model).__name__} has no spherized layer to fit; set spherized_layers.")
     for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size"):
-        mine, its = getattr(model.config, name), getattr(reference.config, name, None)
-        if mine != its:
+        own, other = getattr(model.config, name), getattr(reference.config, name, None)
+        if own != other:
             raise ValueError(
-                f"the reference does not fit the model: {name} is {mine} in the model and {its} in the reference."
+                f"the reference does not match the model: {name} is {own} in the model and {other} in the reference."
             )
     for index in spherized:
         if _is_spherized(plain_layers[index]):
             raise ValueError(
-                f"layer {index} of the reference is spherized itself; the reference must be the plain model that the "
-                "spherized one started from."
+                f"layer {index} of the reference is spherized; it must be the plain model that the spherized one was "
+                "loaded from."
             )
 
 
@@ -308,8 +302,8 @@ def _collect(
     max_length: int,
     batch_size: int,
 ) -> list[dict[str, Tensor]]:
-    """Batches of model inputs with an attention mask, up to so many tokens."""
-    if isinstance(texts, (str, Mapping)):  # over their letters and keys one could loop too
+    """Collect batches of model inputs with an attention mask until they have `max_tokens` tokens."""
+    if isinstance(texts, (str, Mapping)):  # which are iterable as well
         raise ValueError(
             f"texts must be several texts or batches, for instance a list of them; got one {type(texts).__name__}."
         )
@@ -320,7 +314,7 @@ def _collect(
     def encode() -> dict[str, Tensor]:
         nonlocal tokenizer
         if tokenizer is None and not reference.config.name_or_path:
-            raise ValueError("the reference comes from no checkpoint that names its tokenizer; give one.")
+            raise ValueError("the reference was not loaded from a checkpoint with a tokenizer; pass a tokenizer.")
         tokenizer = tokenizer or AutoTokenizer.from_pretrained(reference.config.name_or_path)
         longest = min(max_length, tokenizer.model_max_length)
         encoded = tokenizer(pending, truncation=True, max_length=longest, padding=True, return_tensors="pt")
@@ -332,7 +326,7 @@ def _collect(
         if not isinstance(batch, Mapping) or "input_ids" not in batch:
             what = f"the columns {list(batch)}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
             raise ValueError(
-                f"texts must be strings, or batches with input_ids; got {what}. Of a data set give the column, for "
+                f"texts must be strings, or batches with input_ids; got {what}. Pass a column of a data set, for "
                 "instance dataset['text']."
             )
         inputs = {name: value for name, value in batch.items() if name != "labels"}
@@ -352,6 +346,3 @@ def _collect(
     if pending:
         add(encode())
     return batches
-
-
-__all__ = ["SpherizationFit", "calibrate_spherization"]

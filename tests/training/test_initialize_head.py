@@ -12,7 +12,7 @@ from hf_sphere import (
     SphereVisionForRegression,
 )
 from hf_sphere.nn import HEADS, Head
-from hf_sphere.training import RunState, calibrate_head
+from hf_sphere.training import RunState, initialize_head
 from hf_sphere.training.checkpoints import load_checkpoint, save_checkpoint
 
 
@@ -21,7 +21,7 @@ class CenteredHead(Head):
 
     name = "centered"
     replaces_activation = False  # the backbone keeps its dropout
-    needs_calibration = True
+    needs_data_initialization = True
 
     def __init__(self, embedding_dim: int, num_classes: int) -> None:
         super().__init__(embedding_dim, num_classes)
@@ -29,13 +29,13 @@ class CenteredHead(Head):
         self.register_buffer("center", torch.zeros(embedding_dim))
         self.shown: Tensor | None = None
 
-    def represent(self, embeddings: Tensor) -> Tensor:
+    def transform(self, embeddings: Tensor) -> Tensor:
         return embeddings - self.center
 
-    def classify(self, points: Tensor) -> Tensor:
-        return self.linear(points)
+    def compute_logits(self, embeddings: Tensor) -> Tensor:
+        return self.linear(embeddings)
 
-    def calibrate(self, embeddings: Tensor) -> None:
+    def initialize_from_data(self, embeddings: Tensor) -> None:
         self.shown = embeddings
         self.center.copy_(embeddings.mean(0))
 
@@ -97,13 +97,13 @@ def frozen(model: SphereVisionForImageClassification) -> SphereVisionForImageCla
 
 def test_a_head_is_calibrated_on_embeddings_normalised_by_the_batch_and_without_dropout(model, make_batches):
     expected = embed_as_in_training(model, make_batches())
-    calibrate_head(model, make_batches())
+    initialize_head(model, make_batches())
     torch.testing.assert_close(model.head.shown, expected)
 
 
 def test_with_frozen_batch_norms_it_is_calibrated_on_embeddings_in_eval_mode(model, make_batches):
     model = frozen(model)
-    calibrate_head(model, make_batches())
+    initialize_head(model, make_batches())
     torch.testing.assert_close(model.head.shown, embed(model, make_batches()))
 
 
@@ -123,7 +123,7 @@ def test_a_vmf_head_starts_its_training_with_the_concentration_of_its_classes(ma
         freeze_batch_norm=freeze_batch_norm,
     )  # fmt: skip
     model, batches = SphereVisionForImageClassification(config), make_batches(augment=False)
-    calibrate_head(model, batches)
+    initialize_head(model, batches)
     model.train()
     points = torch.cat([model(**batch).embeddings.detach() for batch in batches.epoch(0)])
     assert points.abs().mean().item() * 16**0.5 == pytest.approx(model.head.first_concentration, rel=1e-4)
@@ -133,14 +133,14 @@ def test_a_vmf_head_starts_its_training_with_the_concentration_of_its_classes(ma
 
 def test_calibration_leaves_weights_and_batch_norm_statistics_as_they_are(model, make_batches):
     before = state_of(model)
-    calibrate_head(model, make_batches())
+    initialize_head(model, make_batches())
     assert changed(model, before) == []
 
 
 def test_frozen_statistics_stay_as_they_are_as_well(model, make_batches):
     model = frozen(model)
     before = state_of(model)
-    calibrate_head(model, make_batches())
+    initialize_head(model, make_batches())
     assert changed(model, before) == []
 
 
@@ -173,26 +173,26 @@ def test_calibration_that_fails_leaves_statistics_and_mode_as_they_were(
 
         monkeypatch.setattr(batches, "epoch", breaks_off)
     else:
-        method = (CenteredHead, "calibrate") if where == "head" else (model.base_model.projection, "forward")
+        method = (CenteredHead, "initialize_from_data") if where == "head" else (model.base_model.projection, "forward")
         monkeypatch.setattr(*method, refuse)
     model.train(training)
     before = state_of(model)
     with pytest.raises(RefusalError):
-        calibrate_head(model, batches)
+        initialize_head(model, batches)
     assert changed(model, before) == []
     assert {module.training for module in model.modules()} == {training}
 
 
 def test_calibration_draws_no_random_numbers(model, make_batches):
     before = torch.get_rng_state()
-    calibrate_head(model, make_batches())
+    initialize_head(model, make_batches())
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_calibration_leaves_frozen_batch_norms_in_eval_mode(model, make_batches, training):
     model = frozen(model).train(training)
-    calibrate_head(model, make_batches())
+    initialize_head(model, make_batches())
     assert model.training is training
     assert not any(norm.training for norm in model.modules() if isinstance(norm, nn.BatchNorm2d))
 
@@ -200,29 +200,29 @@ def test_calibration_leaves_frozen_batch_norms_in_eval_mode(model, make_batches,
 @pytest.mark.parametrize("training", [True, False])
 def test_calibration_leaves_the_mode_as_it_is(model, make_batches, training):
     model.train(training)
-    calibrate_head(model, make_batches())
+    initialize_head(model, make_batches())
     assert {module.training for module in model.modules()} == {training}
 
 
 def test_calibration_leaves_no_gradients(model, make_batches):
-    calibrate_head(model, make_batches())
+    initialize_head(model, make_batches())
     assert not model.head.shown.requires_grad
 
 
 @pytest.mark.parametrize("limit", [8, 13])
 def test_calibration_stops_at_the_number_of_examples(model, make_batches, limit):
-    calibrate_head(model, make_batches(), max_examples=limit)
+    initialize_head(model, make_batches(), max_examples=limit)
     assert len(model.head.shown) == limit
 
 
 def test_a_head_that_asks_for_no_calibration_sees_nothing(model, make_batches, monkeypatch):
-    monkeypatch.setattr(CenteredHead, "needs_calibration", False)
-    calibrate_head(model, make_batches())
+    monkeypatch.setattr(CenteredHead, "needs_data_initialization", False)
+    initialize_head(model, make_batches())
     assert model.head.shown is None
 
 
 def test_what_calibration_has_measured_is_saved_and_loaded_with_the_model(model, make_batches, tmp_path):
-    calibrate_head(model, make_batches())
+    initialize_head(model, make_batches())
     model.save_pretrained(tmp_path)
     loaded = SphereVisionForImageClassification.from_pretrained(tmp_path)
     torch.testing.assert_close(loaded.head.center, model.head.shown.mean(0), rtol=0, atol=0)
@@ -231,7 +231,7 @@ def test_what_calibration_has_measured_is_saved_and_loaded_with_the_model(model,
 def test_what_calibration_has_measured_is_in_a_checkpoint(model, make_batches, tmp_path):
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(model)
-    calibrate_head(model, make_batches())
+    initialize_head(model, make_batches())
     checkpoint = save_checkpoint(accelerator, tmp_path, RunState(step=1), keep=1)
     model.head.center.zero_()
     load_checkpoint(accelerator, checkpoint)
@@ -242,19 +242,19 @@ def test_beside_a_regression_a_head_is_calibrated_on_the_coordinates_it_sees(mod
     options = {"embedding_dim": 4, "value_range": [0.0, 1.0]}
     joint = SphereVisionForJointPrediction(SphereVisionConfig(**model.config.to_dict() | options))
     expected = embed_as_in_training(joint, make_batches())[:, 1:]
-    calibrate_head(joint, make_batches())
+    initialize_head(joint, make_batches())
     torch.testing.assert_close(joint.head.shown, expected)
 
 
 def test_a_model_without_classes_needs_no_calibration(model, make_batches):
     options = {"embedding_dim": 4, "value_range": [0.0, 1.0], "head": None}
     regression = SphereVisionForRegression(SphereVisionConfig(**model.config.to_dict() | options)).train()
-    calibrate_head(regression, make_batches())
+    initialize_head(regression, make_batches())
     assert regression.training
 
 
 def test_any_iterable_of_batches_serves_to_calibrate(model, make_batches):
-    calibrate_head(model, make_batches())
+    initialize_head(model, make_batches())
     shown, model.head.shown = model.head.shown, None
-    calibrate_head(model, list(make_batches().epoch(augment=False)))
+    initialize_head(model, list(make_batches().epoch(augment=False)))
     assert torch.equal(model.head.shown, shown)

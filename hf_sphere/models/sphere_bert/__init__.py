@@ -1,1 +1,0 @@
-"""BERT with spherized feed-forward layers."""

@@ -1,1 +1,0 @@
-"""RoBERTa with spherized feed-forward layers."""

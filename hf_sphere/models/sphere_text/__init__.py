@@ -1,0 +1,1 @@
+"""Text encoders of transformers with spherized feed-forward layers."""

@@ -1,1 +1,0 @@
-"""What the spherized text encoders share: settings, feed-forward layers, loading, calibration."""
