@@ -235,8 +235,7 @@ def _read_json(path: Path) -> Any:
 def _refuse_quantized_config(folder: Path) -> None:
     config = folder / "config.json"
     content = _read_json(config) if config.is_file() else {}
-    method = content.get("quantization_config") if isinstance(content, dict) else None
-    if method:
+    if isinstance(content, dict) and (method := content.get("quantization_config")):
         name = method.get("quant_method", method) if isinstance(method, dict) else method
         raise ValueError(quantized(f"the checkpoint in {folder}", f"its config.json has quantization_config: {name}"))
 
