@@ -116,9 +116,11 @@ def measure(args: RobustnessArguments, data_args: ImageSourceArguments, given: s
     classifier = model_sources.load_classifier(name)
     data_seed = adopt_settings(args, data_args, run, classifier, given)
     folder = run or Path(name)
-    snapshots = args.snapshots or [one.path for one in (list_snapshots(folder) if folder.is_dir() else [])]
+    snapshots: list[Any] = args.snapshots or (list_snapshots(folder) if folder.is_dir() else [])
     settings = asdict(data_args) | asdict(args) | {"data_seed": data_seed}
-    settings["weights"] = digest_weights(classifier.model, [digest_file(Path(path)) for path in snapshots])
+    settings["weights"] = digest_weights(
+        classifier.model, [digest_file(Path(getattr(one, "path", one))) for one in snapshots]
+    )
     resume = holds_same_run(output_dir, settings, free=FREE_TO_CHANGE, overwrite=args.overwrite_output_dir)
     batches = load_batches(args, data_args, data_seed, accelerator)
     lowest, highest = int(batches.labels.min()), int(batches.labels.max())
@@ -220,7 +222,10 @@ def load_batches(
             seed=seed,
             progress=not args.disable_tqdm,
         ).batches
-    sizes = {"per_device_train_batch_size": args.batch_size, "per_device_eval_batch_size": args.batch_size}
+    sizes: dict[str, Any] = {
+        "per_device_train_batch_size": args.batch_size,
+        "per_device_eval_batch_size": args.batch_size,
+    }
     training = TrainingArguments(output_dir="", seed=seed, disable_tqdm=args.disable_tqdm, **sizes)
     data = load_data(CLASSIFICATION, ImageDataArguments(**asdict(data_args)), training, accelerator)
     if args.split == "train":

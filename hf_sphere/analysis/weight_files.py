@@ -91,7 +91,7 @@ def named_layers(
     linear = {name: weight.shape for name, weight in weights.items() if kinds[name][0] == "linear"}
     inputs_first = _stored_inputs_first(tensors, linear)
     selected = select_layers(kinds, layers, include_1x1, f"a checkpoint of {len(tensors)} tensors")
-    readers = {
+    readers: dict[str, Callable[[], Tensor]] = {
         name: partial(_read_filters, weights[name], name, kinds[name][0], name in inputs_first) for name in selected
     }
     return readers, {name: kind for name, (kind, _) in kinds.items()}
