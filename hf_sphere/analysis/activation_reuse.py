@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +113,7 @@ class ActivationReuse:
             entry.position, entry.reached = position, reached.detach().clone()
 
 
-def _is_plain(module: nn.Module) -> bool:
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Sequential]:
     """Return whether a module applies its children one after another, and nothing observes them."""
     return (
         isinstance(module, nn.Sequential)

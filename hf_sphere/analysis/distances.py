@@ -81,7 +81,7 @@ def distance_from_initialization(
                 f"only {owner} has the layer {', '.join(only[:5])}; the other one has {', '.join(list(other)[:5])}. "
                 "Both must have one architecture, and both or neither a wrapper such as DistributedDataParallel."
             )
-    return Distances({name: _distance(layer.read(), untrained[name].read()) for name, layer in trained.items()})
+    return Distances({name: _distance(read(), untrained[name]()) for name, read in trained.items()})
 
 
 def distances_along_training(

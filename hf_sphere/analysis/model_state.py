@@ -66,7 +66,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[Callable[[], bool]]:
     Yields:
         A function that returns whether a buffer or an attribute has changed since, as those of a stateful module do.
     """
-    places = [place for module in model.modules() for place in (module._buffers, vars(module))]
+    places: list[dict[str, Any]] = [place for module in model.modules() for place in (module._buffers, vars(module))]
     before = [dict(place) for place in places]
     copies: dict[int, Tensor] = {}
     try:

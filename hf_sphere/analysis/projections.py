@@ -71,8 +71,9 @@ class Projections:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         """Create an instance from its fields; those of other names are ignored."""
-        values = {field.name: content[field.name] for field in fields(cls)}
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        values: dict[str, Any] = {field.name: content[field.name] for field in fields(cls)}
+        lists: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**values | lists)
 
 
 @dataclass(frozen=True, repr=False)
@@ -206,8 +207,9 @@ def projection_statistics(
         for (name, layer), ks, sign in zip(described.items(), ks_adjusted, sign_adjusted, strict=True)
     }
     num_dead = sum(layer.num_dead for layer in described.values())
-    pooled = (np.concatenate(arrays) for arrays in (raw, normalized, transforms))
-    return ProjectionStatistics(normalize, adjusted, Projections(**_statistics(*pooled, num_dead, normalize)))
+    pooled, pooled_normalized, transform = (np.concatenate(arrays) for arrays in (raw, normalized, transforms))
+    net = Projections(**_statistics(pooled, pooled_normalized, transform, num_dead, normalize))
+    return ProjectionStatistics(normalize, adjusted, net)
 
 
 def _project(layer: LayerWeight) -> tuple[Floats, Floats, tuple[int, ...]]:

@@ -57,24 +57,10 @@ class LayerWeight:
             yield numbers
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A layer whose filters have not been read yet."""
-
-    name: str
-    kind: LayerKind
-    stage: int | None
-    block: int | None
-    read_filters: Callable[[], Tensor]
-
-    def read(self) -> LayerWeight:
-        """Read the filters."""
-        weight = self.read_filters()
-        return LayerWeight(self.name, self.kind, weight.shape[1], weight, self.stage, self.block)
-
-
-def open_layers(source: Source, layers: LayerSelection = "conv", include_1x1: bool = False) -> dict[str, Layer]:
-    """Return the layers of a source by name, in order, unread. Arguments and errors as of `iterate_layers`."""
+def open_layers(
+    source: Source, layers: LayerSelection = "conv", include_1x1: bool = False
+) -> dict[str, Callable[[], LayerWeight]]:
+    """Return functions that read each layer of a source, by name. Arguments and errors as of `iterate_layers`."""
     readers: Mapping[str, Callable[[], Tensor]]
     if isinstance(source, nn.Module):
         modules = find_layers(source, layers, include_1x1)
@@ -96,7 +82,7 @@ def open_layers(source: Source, layers: LayerSelection = "conv", include_1x1: bo
     stages = [known.get(name) for name in readers]
     blocks = blocks_of_stages(stages)
     return {
-        name: Layer(name, kinds[name], stage, block, read)
+        name: partial(_read, name, kinds[name], stage, block, read)
         for (name, read), stage, block in zip(readers.items(), stages, blocks, strict=True)
     }
 
@@ -120,5 +106,12 @@ def iterate_layers(source: Source, layers: LayerSelection = "conv", include_1x1:
         ValueError: If there is no such layer or selection; if weights are quantized, offloaded, sharded in memory or
             stored in parts; if a file is damaged, or pickled instead of safetensors.
     """
-    for layer in open_layers(source, layers, include_1x1).values():
-        yield layer.read()
+    for read in open_layers(source, layers, include_1x1).values():
+        yield read()
+
+
+def _read(
+    name: str, kind: LayerKind, stage: int | None, block: int | None, read_filters: Callable[[], Tensor]
+) -> LayerWeight:
+    weight = read_filters()
+    return LayerWeight(name, kind, weight.shape[1], weight, stage, block)

@@ -91,7 +91,7 @@ def named_layers(
     linear = {name: weight.shape for name, weight in weights.items() if kinds[name][0] == "linear"}
     inputs_first = _stored_inputs_first(tensors, linear)
     selected = select_layers(kinds, layers, include_1x1, f"a checkpoint of {len(tensors)} tensors")
-    readers = {
+    readers: dict[str, Callable[[], Tensor]] = {
         name: partial(_read_filters, weights[name], name, kinds[name][0], name in inputs_first) for name in selected
     }
     return readers, {name: kind for name, (kind, _) in kinds.items()}
@@ -235,8 +235,7 @@ def _read_json(path: Path) -> Any:
 def _refuse_quantized_config(folder: Path) -> None:
     config = folder / "config.json"
     content = _read_json(config) if config.is_file() else {}
-    method = content.get("quantization_config") if isinstance(content, dict) else None
-    if method:
+    if isinstance(content, dict) and (method := content.get("quantization_config")):
         name = method.get("quant_method", method) if isinstance(method, dict) else method
         raise ValueError(quantized(f"the checkpoint in {folder}", f"its config.json has quantization_config: {name}"))
 
