@@ -118,15 +118,10 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
     folder = run or Path(name)
     snapshots: list[Any] = args.snapshots or (list_snapshots(folder) if folder.is_dir() else [])
     settings = asdict(data_args) | asdict(args) | {"data_seed": data_seed}
-<<<<<<< HEAD
-    settings["weights"] = digest_weights(classifier.model, [digest_file(Path(path)) for path in snapshots])
-    resume = can_resume_results(output_dir, settings, ignored=FREE_TO_CHANGE, overwrite=args.overwrite_output_dir)
-=======
     settings["weights"] = digest_weights(
         classifier.model, [digest_file(Path(getattr(one, "path", one))) for one in snapshots]
     )
-    resume = holds_same_run(output_dir, settings, free=FREE_TO_CHANGE, overwrite=args.overwrite_output_dir)
->>>>>>> analysis
+    resume = can_resume_results(output_dir, settings, ignored=FREE_TO_CHANGE, overwrite=args.overwrite_output_dir)
     batches = load_batches(args, data_args, data_seed, accelerator)
     lowest, highest = int(batches.labels.min()), int(batches.labels.max())
     if lowest < 0:
@@ -203,44 +198,12 @@ def load_batches(
     common = {"device": accelerator.device, "seed": seed, "progress": not args.disable_tqdm}
     if args.split == "eval":  # without loading the training images
         limits = [limit for limit in (args.max_samples, data_args.max_eval_samples) if limit is not None]
-<<<<<<< HEAD
         # A smaller sample with the same seed is a subset of a larger one.
         limit = min(limits, default=None)
         split = data_args.eval_split
         return load_image_split(data_args, split, max_samples=limit, batch_size=args.batch_size, **common).batches
     options = ImageDataOptions(**asdict(data_args))
     data = load_image_data(options, batch_size=args.batch_size, eval_batch_size=args.batch_size, **common)
-=======
-        return load_image_split(
-            data_args.dataset_name,
-            data_args.eval_split,
-            mean=data_args.image_mean or [],
-            std=data_args.image_std or [],
-            config_name=data_args.dataset_config_name,
-            image_column=data_args.image_column_name,
-            label_column=data_args.label_column_name,
-            train_split=data_args.train_split,
-            image_size=data_args.image_size,
-            num_channels=data_args.num_channels,
-            max_samples=min(limits, default=None),  # a smaller sample with the same seed is a subset of a larger one
-            shuffled_pixels=data_args.shuffled_pixels,
-            sample_classes=data_args.sample_classes,
-            corruption_seed=data_args.corruption_seed,
-            skip_corrupt=data_args.skip_corrupt_images,
-            cache_dir=data_args.cache_dir,
-            num_workers=data_args.dataloader_num_workers,
-            batch_size=args.batch_size,
-            device=accelerator.device,
-            seed=seed,
-            progress=not args.disable_tqdm,
-        ).batches
-    sizes: dict[str, Any] = {
-        "per_device_train_batch_size": args.batch_size,
-        "per_device_eval_batch_size": args.batch_size,
-    }
-    training = TrainingArguments(output_dir="", seed=seed, disable_tqdm=args.disable_tqdm, **sizes)
-    data = load_data(CLASSIFICATION, ImageDataArguments(**asdict(data_args)), training, accelerator)
->>>>>>> analysis
     if args.split == "train":
         return data.train
     if data.validation is None:
