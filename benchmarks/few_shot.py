@@ -54,7 +54,7 @@ def new_model() -> SphereVisionForFewShotClassification:
 
 
 class Pictures(torch.utils.data.Dataset):
-    """Images opened, converted, resized and normalised one by one."""
+    """Images opened, converted, resized and normalized one by one."""
 
     def __init__(self, rows: Dataset) -> None:
         self.rows = rows

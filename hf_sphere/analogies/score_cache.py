@@ -72,7 +72,7 @@ class ScoreCache:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._connect():
-            pass  # raises an error for a foreign file before anything is computed
+            pass  # raises an error for a file of another program before anything is computed
 
     def __repr__(self) -> str:
         return f"ScoreCache({str(self.path)!r})"

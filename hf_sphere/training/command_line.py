@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,21 +13,6 @@ from hf_sphere.utils.arguments import parse_arguments
 
 if TYPE_CHECKING:
     from hf_sphere.training.tasks.base import Task
-
-
-@dataclass(frozen=True)
-class Command:
-    """The command that runs.
-
-    Attributes:
-        script: Path of the script in the repository.
-        argv: The command line without the program.
-        card_template: Template of the model card.
-    """
-
-    script: str
-    argv: Sequence[str]
-    card_template: Path
 
 
 def train(task: "type[Task]", argv: Sequence[str] | None, script: str) -> None:
@@ -44,7 +28,7 @@ def train(task: "type[Task]", argv: Sequence[str] | None, script: str) -> None:
     path = Path(script).resolve()
     root = path.parent.parent
 
-    from hf_sphere.training.run_training import run_training
+    from hf_sphere.training.run_training import Command, run_training
 
     command = Command(str(path.relative_to(root)), argv, root / "hub_cards" / "model_card.md")
     run_training(task(*parts), command)

@@ -1,8 +1,8 @@
 """From parsed arguments to a trained model and its card: load, train, choose, evaluate, save, describe, upload."""
 
 import functools
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from huggingface_hub import HfApi
 from torch import nn
 
 from hf_sphere.training.checkpoints import RunState, write_model_files
-from hf_sphere.training.command_line import Command
 from hf_sphere.training.loop import TrainingLoop
 from hf_sphere.training.measures import INTERVAL, show_metrics
 from hf_sphere.training.model_card import TrainingRecord, write_model_card
@@ -19,6 +18,21 @@ from hf_sphere.training.run import Run, start_run
 from hf_sphere.training.snapshots import Snapshots
 from hf_sphere.training.tasks.base import Prepared, Task
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
+
+
+@dataclass(frozen=True)
+class Command:
+    """The command that runs.
+
+    Attributes:
+        script: Path of the script in the repository.
+        argv: The command line without the program.
+        card_template: Template of the model card.
+    """
+
+    script: str
+    argv: Sequence[str]
+    card_template: Path
 
 
 def run_training(task: Task, command: Command) -> None:

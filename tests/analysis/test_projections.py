@@ -61,7 +61,7 @@ def test_values_are_those_of_the_original(known, golden_model, normalize):
 
 
 @pytest.mark.parametrize("initialize", [nn.init.normal_, lambda weight: weight], ids=["normal", "default of torch"])
-def test_p_values_are_uniform_on_random_initialisations(initialize):
+def test_p_values_are_uniform_on_random_initializations(initialize):
     torch.manual_seed(3)
     layers = [nn.Conv2d(2 + number % 9, 40, 3, bias=False) for number in range(200)]
     for layer in layers:

@@ -18,12 +18,12 @@ def noise(*shape: int) -> Tensor:
 
 
 def drawn(count: int, smallest_share: float, seed: int = 1) -> tuple[Tensor, Tensor]:
-    """Sizes and centres of boxes, each (N, 2) with x first."""
+    """Sizes and centers of boxes, each (N, 2) with x first."""
     return augmentation._draw_boxes(count, smallest_share, torch.Generator().manual_seed(seed))
 
 
 def read_bilinear(image: np.ndarray, y: float, x: float) -> float:
-    """Value at a place in pixels, centres being whole numbers; beyond the edge the edge goes on."""
+    """Value at a place in pixels, centers being whole numbers; beyond the edge the edge goes on."""
     height, width = image.shape
     y, x = min(max(y, 0), height - 1), min(max(x, 0), width - 1)
     top, left = int(y), int(x)
@@ -47,7 +47,7 @@ def windows(image: Tensor, padding: int) -> list[np.ndarray]:
 
 
 def turned(image: np.ndarray, degrees: float) -> tuple[np.ndarray, np.ndarray]:
-    """Image (H, W) turned about its centre by the nearest pixel, and where the nearest pixel is beyond doubt."""
+    """Image (H, W) turned about its center by the nearest pixel, and where the nearest pixel is beyond doubt."""
     height, width = image.shape
     result, certain = np.zeros_like(image), np.ones(image.shape, dtype=bool)
     cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))

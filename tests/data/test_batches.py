@@ -22,13 +22,13 @@ def noise(*shape: int) -> Tensor:
 
 
 def in_memory(images: Tensor, labels: Tensor | None = None, **options) -> ImagesInMemory:
-    """Batches of images labelled by their index, unnormalised unless told otherwise."""
+    """Batches of images labeled by their index, unnormalized unless told otherwise."""
     labels = torch.arange(len(images)) if labels is None else labels
     return ImagesInMemory(images, labels, **({"batch_size": 4, "mean": [0.0], "std": [1.0]} | options))
 
 
 def numbered(count: int, **options) -> ImagesInMemory:
-    """Batches of `count` images of one pixel, labelled by their index."""
+    """Batches of `count` images of one pixel, labeled by their index."""
     return in_memory(torch.zeros(count, 1, 1, 1, dtype=torch.uint8), **options)
 
 
@@ -63,7 +63,7 @@ class TestOrder:
         list(first.epoch(0))
         assert order(first, 3) == order(second, 3)
 
-    def test_batches_belong_to_the_images_they_are_labelled_with(self):
+    def test_batches_belong_to_the_images_they_are_labeled_with(self):
         images = noise(30, 3, 4, 5)
         for batch in in_memory(images, shuffle=True).epoch():
             assert torch.equal(batch["pixel_values"], images[batch["labels"]] * torch.tensor(1 / 255))
@@ -303,7 +303,7 @@ class TestPixelValues:
 class TestFromDisk:
     @pytest.fixture
     def both(self, make_dataset, tmp_path):
-        """Return a function that makes batches from disk and in memory of the same 23 colour images."""
+        """Return a function that makes batches from disk and in memory of the same 23 color images."""
         dataset = make_dataset(list(noise(23, 6, 5, 3).numpy()))
         shape = ImageShape(3, 6, 5)
         encoded = EncodedImages(dataset, "image", shape)

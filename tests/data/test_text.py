@@ -121,10 +121,10 @@ def test_special_and_ordinary_tokens_are_told_apart(tokenizer, byte_tokenizer):
     assert not {0, 2, 4} & set(Vocabulary.of(byte_tokenizer).ordinary.tolist())
 
 
-def test_what_was_tokenised_once_is_read_from_the_cache(load, monkeypatch, tokenizer, tmp_path):
+def test_what_was_tokenized_once_is_read_from_the_cache(load, monkeypatch, tokenizer, tmp_path):
     first = load()
     folder = str(next(tmp_path.glob("data*")))
-    monkeypatch.setattr(type(tokenizer), "_encode_plus", lambda *_, **__: pytest.fail("tokenised twice"))
+    monkeypatch.setattr(type(tokenizer), "_encode_plus", lambda *_, **__: pytest.fail("tokenized twice"))
     monkeypatch.setattr(Vocabulary, "of", lambda _: first.train.vocabulary)
     assert tokens_of(load(name=folder).train) == tokens_of(first.train)
 

@@ -35,7 +35,7 @@ def plain_distance(distance, a, b):
 
 
 def plain_scores(embeddings, labels, distance, ks):
-    """The definitions, one query and one neighbour at a time; distances within 1e-12 are tied."""
+    """The definitions, one query and one neighbor at a time; distances within 1e-12 are tied."""
     sums, queries = dict.fromkeys([*(f"recall_at_{k}" for k in ks), "r_precision", "map_at_r"], 0.0), 0
     for query, label in enumerate(labels):
         others = [n for n in range(len(labels)) if n != query]

@@ -25,7 +25,7 @@ TEMPLATES = ["{} is to {} what {} is to {}", "the relation between {} and {} is 
 def sentences(count: int, start: int = 0) -> list[str]:
     """Sentences of words that the tiny BERT knows, all different."""
     words = itertools.permutations(NOUNS, 4)
-    chosen = itertools.islice(words, start, None, 37)  # neighbours differ in one word only
+    chosen = itertools.islice(words, start, None, 37)  # neighbors differ in one word only
     return [TEMPLATES[index % 2].format(*four) for index, four in zip(range(count), chosen, strict=False)]
 
 

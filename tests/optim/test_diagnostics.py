@@ -116,7 +116,7 @@ def test_a_group_at_zero_has_a_finite_answer():
     assert all(torch.isfinite(value).all() for value in (step.angle, step.direction, step.weight_norm, step.anisotropy))
 
 
-# Of optimisers
+# Of optimizers
 
 KINDS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
     "AdamS": (AdamS, {"lr": 1e-2}),
@@ -149,7 +149,7 @@ def scale_for_a_zero_gradient(optimizer: Optimizer, step: int) -> float:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_angle_is_that_by_which_the_optimiser_turns_the_weights(name, make_model, take_steps):
+def test_the_angle_is_that_by_which_the_optimizer_turns_the_weights(name, make_model, take_steps):
     model = make_model(dtype=torch.float64)
     optimizer = stepped(name, model, take_steps)
     measured = radial_diagnostics(optimizer, DIMS)
@@ -204,7 +204,7 @@ def test_the_rate_of_an_adam_step_is_that_of_the_first_step_by_hand(make_model, 
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_the_optimisers_of_this_library_know_their_radial_weights(name, make_model, take_steps):
+def test_the_optimizers_of_this_library_know_their_radial_weights(name, make_model, take_steps):
     optimizer = stepped(name, make_model(), take_steps)
     assert radial_diagnostics(optimizer) == radial_diagnostics(optimizer, DIMS)
 
@@ -234,7 +234,7 @@ def test_before_the_first_step_there_is_nothing_to_measure(make_model, take_step
 @pytest.mark.parametrize(
     ("name", "dims"), [("Adam", None), ("Adam", {"conv.weight": (0,)}), ("AdamSRT", {"conv.weight": (0,)})]
 )
-def test_an_optimiser_without_radial_weights_by_these_names_is_refused(name, dims, make_model, take_steps):
+def test_an_optimizer_without_radial_weights_by_these_names_is_refused(name, dims, make_model, take_steps):
     optimizer = stepped(name, make_model(), take_steps)
     with pytest.raises(ValueError, match=r"no radially invariant weight that is known by name: build it from radial_"):
         radial_diagnostics(optimizer, dims)

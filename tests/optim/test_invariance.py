@@ -283,11 +283,11 @@ GRAPHS: dict[str, tuple[Callable[[], nn.Module], Dims]] = {
         lambda: Graph(lambda m, x: m.norm(x @ m.w), w=torch.randn(6, 4), norm=nn.BatchNorm1d(4)),
         {"w": (1,)},
     ),
-    "class weights that are normalised": (
+    "class weights that are normalized": (
         lambda: Graph(lambda m, x: F.linear(F.normalize(x), F.normalize(m.w)), w=torch.randn(4, 6)),
         {"w": (0,)},
     ),
-    "class weights and features that are normalised": (
+    "class weights and features that are normalized": (
         lambda: Graph(lambda m, x: F.normalize(m.a(x)) @ F.normalize(m.w).T, a=linear(), w=torch.randn(4, 6)),
         {"w": (0,), "a.weight": ()},
     ),

@@ -207,7 +207,7 @@ def test_stochastic_rounding_keeps_the_mean(value):
     assert abs(error) < 4 * 0.5 / count**0.5
 
 
-def test_stochastic_rounding_goes_to_one_of_the_two_neighbours():
+def test_stochastic_rounding_goes_to_one_of_the_two_neighbors():
     values = torch.randn(10_000)
     rounded = round_stochastically(values, torch.Generator().manual_seed(0)).float()
     spacing = 2.0 ** (values.abs().log2().floor() - 7)

@@ -231,7 +231,7 @@ def test_a_step_of_adam_s_has_the_direction_of_the_momentum():
 def test_the_first_step_of_the_adam_kinds_has_a_fixed_length(adam):
     x, gradients = weights_and_gradients((4, 3, 3, 2), seed=6, steps=1)
     x = x / inner(x, x, [0]).sqrt()
-    gradients -= inner(gradients[0], x, [0]) * x  # as those of weights before a normalisation are
+    gradients -= inner(gradients[0], x, [0]) * x  # as those of weights before a normalization are
     y = by_the_optimizer(adam([x.clone().requires_grad_()], lr=0.1, channel_dims=[0]), gradients)[0]
     angle = torch.atan(torch.tensor(0.1 * (1.0 if adam is AdamG else 18**0.5), dtype=torch.float64))
     torch.testing.assert_close(inner(x, y, [0]) / inner(y, y, [0]).sqrt(), angle.cos().expand(4, 1, 1, 1))

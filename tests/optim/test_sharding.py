@@ -124,7 +124,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.fixture(params=list(CASES))
 def case(request: pytest.FixtureRequest) -> str:
-    """Each of the optimisers in turn."""
+    """Each of the optimizers in turn."""
     return request.param
 
 

@@ -281,7 +281,7 @@ def test_a_model_without_radial_weights_trains_with_a_warning(arguments, digits)
 
 
 def test_the_search_takes_no_random_numbers_from_the_run(arguments, digits):
-    """The first loss is that of the same model with another optimiser: same order, same dropout."""
+    """The first loss is that of the same model with another optimizer: same order, same dropout."""
     first = []
     for name in ("adamw_torch", "adam_srt"):
         trainer = Trainer(small_net(), arguments(optim=name, max_steps=1, logging_steps=1), train_dataset=digits)

@@ -191,7 +191,7 @@ def test_a_configuration_writes_to_a_folder_of_its_own(run):
 ADAMSRT = [run for run in RUNS if run.parent.name == "adamsrt"]
 
 
-def test_every_setting_of_the_optimiser_table_has_all_seven_optimisers():
+def test_every_setting_of_the_optimizer_table_has_all_seven_optimizers():
     settings = {run.stem.rsplit("-", 1)[0] for run in ADAMSRT}
     assert len(settings) == 7
     names = {"sgd", "adam", "adamw", "adam_g", "sgd_mrt", "adam_s", "adam_srt"}
@@ -199,7 +199,7 @@ def test_every_setting_of_the_optimiser_table_has_all_seven_optimisers():
 
 
 @pytest.mark.parametrize("run", ADAMSRT, ids=lambda path: path.stem)
-def test_a_run_of_the_table_differs_from_its_sgd_run_only_in_the_optimiser(run):
+def test_a_run_of_the_table_differs_from_its_sgd_run_only_in_the_optimizer(run):
     (model, data, training), (sgd_model, sgd_data, sgd) = (
         parse(run),
         parse(run.with_stem(f"{run.stem.rsplit('-', 1)[0]}-sgd")),
@@ -305,10 +305,10 @@ def test_every_data_set_of_the_study_of_hyperplanes_has_all_its_nets():
 def test_a_run_on_hyperplanes_has_the_net_of_its_name_on_clean_data_and_leaves_snapshots(run):
     model, data, training = parse(run)
     _, net, *kind = run.stem.split("-")
-    normalised = model.backbone.endswith("_bn") if "imagenet" in run.stem else "batch_norm" not in model.backbone_kwargs
+    normalized = model.backbone.endswith("_bn") if "imagenet" in run.stem else "batch_norm" not in model.backbone_kwargs
     assert model.backbone.split("_")[0] == net
     if net.startswith("vgg"):
-        assert normalised == (kind == ["bn"])
+        assert normalized == (kind == ["bn"])
     assert (model.head, data.label_noise, data.shuffled_pixels) == ("softmax", 0.0, None)
     assert not any((data.crop_padding, data.horizontal_flip, data.rotation, data.random_resized_crop))
     assert (training.snapshot_epochs, training.snapshot_until) == (10, 5)

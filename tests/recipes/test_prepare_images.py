@@ -116,7 +116,7 @@ def put_imagenet(source: Path, *, train: int = 2, test: int = 1, classes: tuple[
 
 
 def put_tiny_imagenet(source: Path) -> None:
-    """Tiny ImageNet's own layout, with its unlabelled test images."""
+    """Tiny ImageNet's own layout, with its unlabeled test images."""
     for label, name in enumerate(("n01", "n02")):
         for number in range(2):
             put(source / "train" / name / "images" / f"{name}_{number}.JPEG", 100 * label + number)

@@ -29,7 +29,7 @@ def epochs_of(folder) -> list[int]:
     return [snapshot.epoch for snapshot in list_snapshots(folder)]
 
 
-def test_the_initialisation_the_asked_for_and_the_last_epoch_are_kept(finished):
+def test_the_initialization_the_asked_for_and_the_last_epoch_are_kept(finished):
     assert epochs_of(finished) == [0, 1, 4, 5]
 
 

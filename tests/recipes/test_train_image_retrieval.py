@@ -76,7 +76,7 @@ def test_images_of_other_classes_are_found_better_than_by_chance(finished, resul
 
 @pytest.mark.parametrize("name", ["recall_at_1", "r_precision", "map_at_r"])
 def test_the_saved_model_and_processor_reproduce_the_reported_scores(finished, results_of, name):
-    """Up to a neighbour that another rounding makes the nearer one."""
+    """Up to a neighbor that another rounding makes the nearer one."""
     expected = scores_on_digits(finished, range(6, 10))[name]
     assert results_of(finished)[f"eval_{name}"] == pytest.approx(expected, abs=3e-3)
 

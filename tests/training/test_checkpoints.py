@@ -13,7 +13,7 @@ from hf_sphere.training.output_dir import list_checkpoints
 
 @pytest.fixture
 def accelerator(make_model) -> Accelerator:
-    """An accelerator with a prepared model and optimiser."""
+    """An accelerator with a prepared model and optimizer."""
     accelerator = Accelerator(cpu=True)
     model = make_model()
     accelerator.prepare(model, torch.optim.Adam(model.parameters()))

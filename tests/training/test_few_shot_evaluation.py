@@ -124,7 +124,7 @@ def test_it_puts_the_model_into_eval_mode_and_leaves_it_as_it_is():
 
 
 def test_a_model_that_tells_the_classes_apart_has_them_all_right():
-    """Images of one grey value a class, and their mean as embedding."""
+    """Images of one gray value a class, and their mean as embedding."""
     images = (LABELS * 40).to(torch.uint8)[:, None, None, None].expand(-1, 1, 2, 2).contiguous()
     options = {"mean": [0.0], "std": [1.0], "episodes": Episodes(4, 5, 6, distinct=True)}
     model = make_model()

@@ -94,7 +94,7 @@ def rates(scheduler: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[l
     return seen
 
 
-def test_the_schedule_counts_optimiser_steps():
+def test_the_schedule_counts_optimizer_steps():
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=2.0)
     args = arguments(lr_scheduler_type="linear", num_train_epochs=2, warmup_epochs=0.5)
     seen = rates(build_scheduler(optimizer, args, steps_per_epoch=4), 9)
@@ -214,7 +214,7 @@ def test_neither_class_weights_nor_biases_decay_but_the_weights_of_the_backbone_
 
 @pytest.mark.parametrize("head", ["vmf", "cosine", "arcface", "hyperbolic"])
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adam_srt", "sgd_mrt"])
-def test_a_step_of_every_optimiser_moves_class_weights_and_temperature(head, name):
+def test_a_step_of_every_optimizer_moves_class_weights_and_temperature(head, name):
     model = with_head(head)
     before = {n: value.clone() for n, value in model.head.state_dict().items()}
     optimizer = build_optimizer(model, arguments(optimizer=name))
@@ -240,7 +240,7 @@ def normalized() -> nn.Module:
 
 
 @pytest.mark.parametrize("name", SPHERE)
-def test_the_optimisers_on_the_sphere_find_the_radial_weights(name):
+def test_the_optimizers_on_the_sphere_find_the_radial_weights(name):
     optimizer = build_optimizer(normalized(), arguments(optimizer=name))
     assert type(optimizer) is SPHERE[name]
     assert [(g["channel_dims"], g["param_names"]) for g in optimizer.param_groups] == [

@@ -10,7 +10,7 @@ from hf_sphere.nn import HeadOutput
 from hf_sphere.training import TrainingArguments, TrainingLoop
 
 
-class NormalisedClassifier(nn.Module):
+class NormalizedClassifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(36)
@@ -36,12 +36,12 @@ def _train(rank: int, port: int, folder: str) -> None:
     )
     seen = {}
 
-    def evaluate(model: NormalisedClassifier) -> dict[str, float]:
+    def evaluate(model: NormalizedClassifier) -> dict[str, float]:
         seen.update(statistics=model.norm.running_mean.clone(), dropped=model.dropped)
         return {"accuracy": 0.0}
 
     args = TrainingArguments(output_dir=folder, num_train_epochs=1, disable_tqdm=True)
-    TrainingLoop(NormalisedClassifier(), batches, args, accelerator, evaluate=evaluate).run()
+    TrainingLoop(NormalizedClassifier(), batches, args, accelerator, evaluate=evaluate).run()
     torch.save(seen, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 

@@ -23,7 +23,7 @@ TASK = MaskedLanguageModeling(TrainingArguments(output_dir="unused"))
 
 
 class TinyLanguageModel(nn.Module):
-    """Every token by itself and its neighbours: small, and no two tokens have the same gradient."""
+    """Every token by itself and its neighbors: small, and no two tokens have the same gradient."""
 
     def __init__(self) -> None:
         super().__init__()

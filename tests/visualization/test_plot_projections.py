@@ -205,7 +205,7 @@ class TestHistograms:
         training = {"epochs": [{"epoch": 0, "eval_accuracy": 0.1}, epoch(1, numbered(1))]}
         assert self.grid(plot_projection_histograms(training)) == [("conv0", "epoch 1")]
 
-    def test_all_parts_share_axes_of_which_only_the_outer_are_labelled(self):
+    def test_all_parts_share_axes_of_which_only_the_outer_are_labeled(self):
         figure = plot_projection_histograms({"epochs": [epoch(0, numbered(2)), epoch(1, numbered(2))]})
         figure.draw_without_rendering()
         assert len({(axes.get_xlim(), axes.get_ylim()) for axes in figure.axes}) == 1
