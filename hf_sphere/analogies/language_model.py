@@ -167,7 +167,7 @@ class LanguageModel:
     def evaluating(self) -> Iterator[None]:
         """Switch off dropout and gradients; every module returns to its mode afterwards.
 
-        Other threads wait until then, so that they do not find the model in the wrong mode or with hooks of another thread.
+        Other threads wait until then, so that none finds the model in the wrong mode or with the hooks of another one.
         """
         with _LOCKS.setdefault(self.model, threading.RLock()):
             training = [module for module in self.model.modules() if module.training]
