@@ -9,14 +9,14 @@ RUN := HF_HUB_OFFLINE=1 $(VENV)/bin/python
 demo: $(READY)  ## train, save, load and use a spherized LeNet-5 on the bundled digits
 	$(RUN) examples/demo.py
 
-test: $(READY)  ## the whole test suite, without network, on all cores
+test: $(READY)  ## run the test suite, without network, on all cores
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal
 
-test-transformers: $(READY)  ## transformers' own common tests on our text models; downloads them once
+test-transformers: $(READY)  ## run the common tests of transformers on our text models; downloads them once
 	tests=$$($(VENV)/bin/python tests/transformers_common/fetch.py) && PYTHONPATH=$$tests $(RUN) -m pytest \
 		-o addopts=-ra -W ignore::pytest.PytestUnknownMarkWarning tests/transformers_common/encoders.py
 
-lint: $(READY)  ## style, types
+lint: $(READY)  ## check style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -25,7 +25,7 @@ format: $(READY)  ## format the code
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-bench: $(READY)  ## side-by-side measurements; tables here, JSON in benchmarks/results
+bench: $(READY)  ## run the benchmarks; prints tables, writes JSON to benchmarks/results
 	$(RUN) benchmarks/spherization.py
 	$(RUN) benchmarks/image_training.py
 	$(RUN) benchmarks/optimizers.py

@@ -1,7 +1,7 @@
-"""Learning on the hypersphere, inside the Hugging Face ecosystem.
+"""Learning on the hypersphere in the Hugging Face ecosystem.
 
-Importing this package makes its models known to `AutoModel*`, its backbones to timm, and its optimizers to both.
-Nothing heavy is imported for that: each registration runs when the library concerned is itself imported.
+Importing this package registers its models with `AutoModel*`, its backbones with timm, and its optimizers with both
+libraries. No heavy imports are needed: each registration runs when the respective library is imported.
 """
 
 import lazy_loader

@@ -1,11 +1,11 @@
-"""Measure the bias of the hyperplane arrangements of a network, layer by layer, with tests of significance.
+"""Measure the bias of a network's hyperplane arrangements per layer, with significance tests.
 
 python recipes/compute_projections.py --model_name_or_path timm/resnet50.a1_in1k
 python recipes/compute_projections.py --model_name_or_path torchvision:vgg11_bn --layers all
 python recipes/compute_projections.py --model_name_or_path outputs/hyperplanes/cifar10-vgg11
 
-The model is on the Hub or on disk, where only its weights are read, or `timm:<name>` or `torchvision:<name>`. Each
-snapshot of a training run is measured as well. Writes `projections.json` (and `training.json` for the snapshots),
+The model is a Hub repository or on disk (only its weights are read), or `timm:<name>` or `torchvision:<name>`. The
+snapshots of a training run are measured as well. Writes `projections.json` (and `training.json` for the snapshots),
 `all_results.json`, and plots as PNG and SVG.
 """
 
@@ -37,7 +37,7 @@ FILES = ["projections.json", "training.json", "stages.json", "all_results.json",
 
 @dataclass
 class ProjectionArguments:
-    """Which layers of which model."""
+    """Model and layers."""
 
     model_name_or_path: str = argument(
         help="Folder of a training run, safetensors file or folder, Hub repository, timm:<name> or torchvision:<name>."
@@ -46,7 +46,7 @@ class ProjectionArguments:
     overwrite_output_dir: bool = argument(False, "Replace the results in output_dir.")
     layers: Literal["conv", "linear", "all"] = argument("conv", "Kinds of layers.")
     include_1x1: bool = argument(False, "Include pointwise (1x1) convolutions.")
-    normalize: bool = argument(True, "Project filters of unit length; false for filters as they are.")
+    normalize: bool = argument(True, "Normalize filters to unit length before projecting them.")
     by_stage: bool = argument(
         False, "Write stages.json as well, the results by stage and block, which requires building the model."
     )
@@ -54,9 +54,9 @@ class ProjectionArguments:
         None, "Snapshot files of the model; default: those in the folder of the training run."
     )
     initial_model: str | None = argument(
-        None, "Measure distances from this model; default: the snapshot of epoch 0, if any."
+        None, "Model to measure distances from; default: the snapshot of epoch 0, if any."
     )
-    random_weights: bool = argument(False, "Use the random initialization of a model of timm or torchvision.")
+    random_weights: bool = argument(False, "Use the random initialization of a timm or torchvision model.")
     seed: int = argument(0, "Seed of the random initialization.")
     disable_tqdm: bool = argument(False, "Disable the progress bar.")
 
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from hf_sphere.training.output_dir import check_results_dir, prepare_results_dir
     from hf_sphere.utils.files import write_json
 
-    transformers.utils.logging.disable_progress_bar()  # the bar of the snapshots is enough
+    transformers.utils.logging.disable_progress_bar()  # only the bar of the snapshots is shown
     name = args.model_name_or_path
     output_dir = Path(args.output_dir or f"outputs/projections/{file_name(name)}")
     check_results_dir(output_dir, overwrite=args.overwrite_output_dir)
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def read_snapshots(args: ProjectionArguments, source: Any) -> list[Any]:
-    """Return the given snapshots, by default those in the folder of the training run."""
+    """Return the snapshots of the arguments, by default those in the folder of the training run."""
     from hf_sphere.utils.snapshots import find_snapshots, list_snapshots
 
     if args.snapshots is None:
@@ -122,7 +122,7 @@ def read_snapshots(args: ProjectionArguments, source: Any) -> list[Any]:
 
 
 def measure(args: ProjectionArguments, source: Any, initial: Any) -> tuple["ProjectionStatistics", "Distances | None"]:
-    """Return the statistics of some weights, and their distances from the initial ones if those are known."""
+    """Return the statistics of weights, and their distances from the initial weights if available."""
     from hf_sphere.analysis import distance_from_initialization, projection_statistics
 
     statistics = projection_statistics(source, args.layers, args.normalize, args.include_1x1)
@@ -132,7 +132,7 @@ def measure(args: ProjectionArguments, source: Any, initial: Any) -> tuple["Proj
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
-    """Return the settings of a training run and its accuracies by epoch; nothing for other models."""
+    """Return the settings of a training run and its accuracies by epoch; both are empty for other models."""
     from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE
 
     if not (folder / RUN_FILE).is_file():
@@ -151,7 +151,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]
 
 
 def with_stages(args: ProjectionArguments, statistics: "ProjectionStatistics") -> "ProjectionStatistics":
-    """Return the statistics of the model, whose poolings define stages, or those of the files if their names do."""
+    """Return statistics with stages, from the pooling layers of the model or else from the layer names in the files."""
     from hf_sphere.analysis import projection_statistics
     from hf_sphere.analysis.model_sources import load_classifier
 
@@ -160,7 +160,7 @@ def with_stages(args: ProjectionArguments, statistics: "ProjectionStatistics") -
     except (OSError, ValueError) as error:
         if any(layer.stage is None for layer in statistics.layers.values()):
             raise ValueError(
-                "the names of the layers do not number stages, and no model can be built of "
+                "the layer names do not contain stage numbers, and no model can be built from "
                 f"{args.model_name_or_path}: {error}"
             ) from error
         return statistics

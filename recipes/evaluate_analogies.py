@@ -1,14 +1,14 @@
-"""Answer word analogies with language models: select configurations on validation questions, report on test questions.
+"""Evaluate language models on word analogies: select configurations on validation questions, report on test questions.
 
 python recipes/evaluate_analogies.py --model_name_or_path bert-base-cased outputs/language/minilm-spherized \
     --benchmarks sat u2 u4 google bats --output_dir outputs/analogies
 python recipes/evaluate_analogies.py --model_name_or_path <folder> --scorings perplexity --max_questions 20
 
 The scorings are described in `analogy/README.md`. Templates, weights and aggregations are searched on the validation
-questions. The test questions are answered with the best configuration, and with the default one, without any search
+questions. The test questions are answered with the best configuration, and with the default one, without search
 (untuned). Each test accuracy is printed with its bootstrap interval, the expected accuracy of guessing (chance) and the
-95 % quantile of guessing (noise); the accuracy on validation questions with the 95 % quantile of the same search on
-shuffled scores.
+95 % quantile of guessing (noise). The accuracy on validation questions is printed with the 95 % quantile of the same
+search on shuffled scores.
 
 Finished results and the scores of sentences are kept in `--output_dir`: after Ctrl-C the same command resumes, and
 models, benchmarks and scorings can be added. Results are written to `all_results.json` and `results.csv`, predictions
@@ -48,7 +48,7 @@ class AnalogyArguments:
     test_split: str = argument("test", "Split to report accuracies on.")
     scorings: list[str] = argument(
         ("marginal_bias", "embedding_similarity"),
-        "Scorings of the choices. Those that a model does not support are skipped with a message.",
+        "Scorings of the choices; those that a model does not support are skipped with a message.",
         choices=scoring_names,
     )
     templates: list[str] = argument(
@@ -57,19 +57,21 @@ class AnalogyArguments:
     relation_templates: list[str] = argument(
         (RELATION_TEMPLATE,), "Templates of relation_embedding: texts with {a} and {b}, and optionally {mask}."
     )
-    word_embeddings: Literal["both", "alone", "in_context"] = argument("alone", "How words are embedded.")
+    word_embeddings: Literal["both", "alone", "in_context"] = argument(
+        "alone", "Embed words alone, in templates, or both."
+    )
     grid: Literal["full", "published", "none"] = argument(
-        "full", "Search all weights and aggregations, those of the publication, or only templates."
+        "full", "Search all weights and aggregations, those of the paper, or only templates."
     )
     num_shuffles: int = argument(200, "Number of searches on shuffled scores, for the noise level on validation.")
-    max_questions: int | None = argument(None, "Most questions per split, for a quick test.")
-    seed: int = argument(0, "Seed of intervals, noise levels and the choice of questions.")
-    batch_size: int | None = argument(None, "Sequences per batch; by default as many as run fast.")
+    max_questions: int | None = argument(None, "Maximum number of questions per split, for a quick test.")
+    seed: int = argument(0, "Seed of intervals, noise levels and the sample of questions.")
+    batch_size: int | None = argument(None, "Sequences per batch; chosen for speed by default.")
     dtype: Literal["float32", "bfloat16", "float16"] | None = argument(
         None, "Type of the weights; by default bfloat16 on GPUs that support it."
     )
-    cache_dir: str | None = argument(None, "Folder of sentence scores, which runs may share; by default output_dir.")
-    disable_tqdm: bool = argument(False, "Show no progress bars.")
+    cache_dir: str | None = argument(None, "Folder of sentence scores, which runs can share; by default output_dir.")
+    disable_tqdm: bool = argument(False, "Disable progress bars.")
 
     def __post_init__(self) -> None:
         for name in ("model_name_or_path", "benchmarks", "scorings", "templates", "relation_templates"):
@@ -84,7 +86,7 @@ class AnalogyArguments:
             check_relation_template(template)
 
     def templates_of(self, scoring: str) -> list[str | None]:
-        """Return the templates of a scoring, the untuned one first; None embeds words alone."""
+        """Return the templates of a scoring, the untuned one first; None stands for words without a template."""
         if scoring == "relation_embedding":
             return [*self.relation_templates]
         if scoring == "embedding_similarity" and self.word_embeddings != "in_context":
@@ -94,7 +96,7 @@ class AnalogyArguments:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate models on word analogies."""
-    (args,) = parse_arguments((AnalogyArguments,), argv, "Answer word analogies with language models.")
+    (args,) = parse_arguments((AnalogyArguments,), argv, "Evaluate language models on word analogies.")
     try:
         evaluate(args)
     except KeyboardInterrupt:

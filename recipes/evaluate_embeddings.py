@@ -4,7 +4,7 @@ python recipes/evaluate_embeddings.py --embeddings outputs/embeddings/mnist-test
     --out_of_distribution outputs/embeddings/digits-test --ks 1 2 4 8
 
 The embeddings come from `recipes/extract_embeddings.py`, or are any data set with the columns `embedding` and `label`.
-Metrics for which a column is missing are skipped, with a note. Results are in `all_results.json`.
+Metrics for which a column is missing are skipped with a note. Results are written to `all_results.json`.
 """
 
 import sys
@@ -28,10 +28,10 @@ class EvaluationArguments:
     """Embeddings to evaluate."""
 
     embeddings: str = argument(help="Embeddings: a folder written by recipes/extract_embeddings.py.")
-    out_of_distribution: list[str] = argument(list, "Embeddings of OOD images by the same model, one or several.")
-    output_dir: str | None = argument(None, "Folder to write; <embeddings>/evaluation if not set.")
+    out_of_distribution: list[str] = argument(list, "One or several embeddings of OOD images by the same model.")
+    output_dir: str | None = argument(None, "Output folder; <embeddings>/evaluation if not set.")
     overwrite_output_dir: bool = argument(False, "Replace the results in output_dir.")
-    split: str | None = argument(None, "Split to read, for data sets with several.")
+    split: str | None = argument(None, "Split to read, for data sets with several splits.")
     max_samples: int | None = argument(None, "Maximum number of embeddings of each data set.")
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
 
     if args.output_dir is None and not Path(args.embeddings).is_dir():
         raise ValueError(
-            f"{args.embeddings} is not a folder. If it is a data set of the Hub, give a folder for the results with "
+            f"{args.embeddings} is not a folder. If it is a data set on the Hub, set an output folder with "
             "--output_dir."
         )
     output = Path(args.output_dir or Path(args.embeddings) / "evaluation")

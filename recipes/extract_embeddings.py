@@ -6,8 +6,9 @@ python recipes/extract_embeddings.py --model_name_or_path outputs/birds --datase
     --output_dir outputs/embeddings/birds-unseen
 accelerate launch recipes/extract_embeddings.py --config <run>.yaml
 
-`datasets.load_dataset(<output_dir>)` loads it; `hf_sphere.embeddings.store` describes the columns. Data without labels
-and models without a head have fewer of them. `recipes/evaluate_embeddings.py` evaluates the embeddings.
+`datasets.load_dataset(<output_dir>)` loads it; the columns are described in `hf_sphere.embeddings.store`. There are
+fewer columns for data without labels and models without a head. `recipes/evaluate_embeddings.py` evaluates the
+embeddings.
 """
 
 import sys
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 RESULTS_FOLDERS = {"evaluation", "pictures"}
-"""Default folders, inside that of the embeddings, of the recipes that evaluate and visualize them."""
+"""Default output folders, inside that of the embeddings, of the recipes that evaluate and visualize them."""
 
 COMMON = ("dataset_config_name", "train_classes", "train_split", "image_column_name", "image_mean", "image_std")
-"""Arguments that `embeddings.json` keeps under the same name."""
+"""Arguments that are stored in `embeddings.json` under the same name."""
 
 
 @dataclass
@@ -35,20 +36,20 @@ class ExtractionArguments:
     """Model and images."""
 
     model_name_or_path: str = argument(
-        help="A saved classifier, encoder or few-shot model of sphere_vision: folder or Hub id."
+        help="Saved classifier, encoder or few-shot model of type sphere_vision: folder or Hub id."
     )
-    dataset_name: str = argument(help="Id on the Hub, a folder, or the bundled `digits` or `two_clusters`.")
-    output_dir: str = argument(help="Folder to write.")
+    dataset_name: str = argument(help="Hub id, folder, or a bundled data set: `digits` or `two_clusters`.")
+    output_dir: str = argument(help="Output folder.")
     dataset_config_name: str | None = argument(None, "Configuration of the data set.")
-    split: str = argument("test", "Split whose images to embed.")
+    split: str = argument("test", "Split to embed.")
     train_classes: int | None = argument(
         None,
-        "For a retrieval model that was trained with this option: pool the training split and --split, and embed the "
-        "images of all classes after the first train_classes, the ones that the model was evaluated on.",
+        "For a retrieval model trained with this option: pool the training split and --split, and embed the images of "
+        "all classes after the first train_classes, on which the model was evaluated.",
     )
     train_split: str | None = argument(None, "Training split, only for --train_classes; train if not set.")
-    image_column_name: str | None = argument(None, "Column of the images; found if not set.")
-    label_column_name: str | None = argument(None, "Column of the labels, if any; found if not set.")
+    image_column_name: str | None = argument(None, "Image column; by default the first usual name that exists.")
+    label_column_name: str | None = argument(None, "Label column; by default the first usual name that exists, if any.")
     image_mean: list[float] | None = argument(
         None, "Mean per channel on the scale 0 to 1; only for models without an image processor."
     )
@@ -56,16 +57,16 @@ class ExtractionArguments:
         None, "Standard deviation per channel; only for models without an image processor."
     )
     max_samples: int | None = argument(None, "Maximum number of images.")
-    seed: int = argument(0, "Seed of the choice by --max_samples.")
+    seed: int = argument(0, "Seed of the sample of --max_samples.")
     batch_size: int = argument(256, "Images per batch and process.")
     mixed_precision: Literal["no", "fp16", "bf16"] | None = argument(
         None, "Precision of the model; that of `accelerate launch` if not set."
     )
-    num_workers: int | None = argument(None, "Decoding processes; one per core if not set.")
-    cache_dir: str | None = argument(None, "Folder for decoded images; below the Hugging Face home if not set.")
+    num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.")
+    cache_dir: str | None = argument(None, "Folder for decoded images; in the Hugging Face home if not set.")
     skip_corrupt_images: bool = argument(False, "Skip images that cannot be decoded.")
     overwrite_output_dir: bool = argument(False, "Replace the embeddings in output_dir.")
-    disable_tqdm: bool = argument(False, "Show no progress bars.")
+    disable_tqdm: bool = argument(False, "Disable progress bars.")
 
     def __post_init__(self) -> None:
         if self.train_split is not None and self.train_classes is None:
@@ -79,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator(mixed_precision=args.mixed_precision)
-    transformers.utils.logging.disable_progress_bar()  # loading weights is quick; the bar of the images is enough
+    transformers.utils.logging.disable_progress_bar()  # only the bar of the images is shown
     try:
         extract(args, accelerator)
     except KeyboardInterrupt:
@@ -110,7 +111,7 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
         cache_dir=args.cache_dir,
         dataloader_num_workers=args.num_workers,
     )
-    with accelerator.main_process_first():  # which decodes; the others read its cache
+    with accelerator.main_process_first():  # it decodes the images; the others read its cache
         images = load_source_images(
             args.model_name_or_path,
             model.config,

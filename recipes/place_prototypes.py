@@ -3,8 +3,8 @@
 python recipes/place_prototypes.py --num_classes 100 --dim 25
 python recipes/place_prototypes.py --dataset_name uoft-cs/cifar100 --dim 25 --text_model bert-base-uncased
 
-Training runs load `prototypes.safetensors` from --output_dir as `prototypes_file`. With --text_model or --class_vectors
-the prototypes preserve the similarity order of the classes.
+Training runs load `prototypes.safetensors` from --output_dir with `prototypes_file`. With --text_model or
+--class_vectors the prototypes preserve the similarity order of the classes.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def method_names() -> list[str]:
-    """List the placement methods by their file names, since importing them takes seconds."""
+    """Return the names of the placement methods, from file names, since importing them takes seconds."""
     folder = Path(hf_sphere.prototypes.__path__[0]) / "methods"
     return sorted(path.stem for path in folder.glob("[!_]*.py") if path.stem != "base")
 
@@ -35,10 +35,10 @@ class PlacementArguments:
     num_classes: int | None = argument(None, "Number of classes; by default that of the data set.")
     method: str = argument("auto", "Placement method.", choices=method_names)
     restarts: int | None = argument(None, "Number of random starts of a search.")
-    max_iterations: int | None = argument(None, "Iterations of a search; for `lbfgs` those at each sharpness.")
+    max_iterations: int | None = argument(None, "Iterations of a search; for `lbfgs`, per sharpness.")
     seed: int = argument(0, "Seed of the placement.")
     device: str = argument("cpu", "Device of the search.")
-    dataset_name: str | None = argument(None, "Data set that defines number and names of the classes.")
+    dataset_name: str | None = argument(None, "Data set that defines the number and names of the classes.")
     dataset_config_name: str | None = argument(None, "Configuration of the data set.")
     train_split: str = argument("train", "Split that defines the classes.")
     label_column_name: str | None = argument(None, "Column of the labels; detected by default.")

@@ -1,4 +1,4 @@
-"""Turn an image data set, laid out as it is published, into parquet files that every recipe loads.
+"""Convert an image data set in its published layout to parquet files that all recipes can load.
 
 python recipes/prepare_images.py imagenet200 --source data/tiny-imagenet-200 --output data/prepared/imagenet200
 python recipes/prepare_images.py omniart --source data/omniart --output data/prepared/omniart --skip_missing
@@ -14,12 +14,12 @@ cub200       images/<class>/*.jpg with images.txt, image_class_labels.txt, train
              Columns image, label.
 sop          <super class>_final/*.JPG with Ebay_train.txt and Ebay_test.txt, whose classes differ. Columns image, label
              (the number of the class) and super_class.
-class_split  images/*.jpg with train.csv, val.csv and test.csv, beside images or in a folder split, whose first line is
-             filename,label and whose classes differ: mini-ImageNet and other sets as they are distributed for few-shot
-             learning. Splits train, validation and test; columns image, label (the name of the class).
+class_split  images/*.jpg with train.csv, val.csv and test.csv, next to images or in a folder split, whose first line is
+             filename,label and whose classes differ: the usual layout of mini-ImageNet and other few-shot data sets.
+             Splits train, validation and test; columns image, label (the name of the class).
 
 Image files are stored unchanged. Nothing is written if the data is incomplete, or if the numbers of classes and images
-are not the published ones (any numbers are allowed for class_split).
+differ from the published ones (not checked for class_split).
 """
 
 import sys
@@ -37,24 +37,24 @@ class PrepareArguments:
     """Data set and folders."""
 
     kind: Literal["imagenet200", "omniart", "cub200", "sop", "class_split"] = argument(
-        help="Data set; can also be the first argument, without --kind."
+        help="Data set; can also be passed as the first argument, without --kind."
     )
     source: str = argument(
         help="Folder of the data as published. imagenet200: with the folders train and test or val; omniart: with the "
         "folders train and test, train_complete.csv and test_complete.csv; cub200: with the folder images, images.txt, "
         "image_class_labels.txt, train_test_split.txt and classes.txt; sop: with a folder per super class, "
         "Ebay_train.txt and Ebay_test.txt; class_split: with the folder images, and train.csv, val.csv and test.csv "
-        "beside it or in a folder split."
+        "next to it or in a folder split."
     )
-    output: str = argument(help="Folder to write, for --dataset_name of the training recipes.")
+    output: str = argument(help="Output folder, for --dataset_name of the training recipes.")
     overwrite_output_dir: bool = argument(False, "Replace the prepared data in output.")
     skip_missing: bool = argument(
         False, "Skip rows whose image is missing or unreadable, or whose school or year is unknown."
     )
     expect_counts: bool = argument(
-        True, "Require the published numbers of classes and images; false only warns, for subsets."
+        True, "Require the published numbers of classes and images; false only prints warnings, for subsets."
     )
-    disable_tqdm: bool = argument(False, "Show no progress bars.")
+    disable_tqdm: bool = argument(False, "Disable progress bars.")
 
 
 RUNS = {
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     if words and not words[0].startswith("-"):
         words.insert(0, "--kind")
-    (args,) = parse_arguments((PrepareArguments,), words, "Turn published image data into parquet files.")
+    (args,) = parse_arguments((PrepareArguments,), words, "Convert published image data to parquet files.")
     from hf_sphere.data.prepare import prepare_images
 
     try:

@@ -1,12 +1,13 @@
-"""Find the critical layers of a trained network: reset each to its initialization, and measure the loss of accuracy.
+"""Find the critical layers of a trained network: re-initialize each and measure the drop in accuracy.
 
 python recipes/reinitialize_layers.py --model_name_or_path outputs/hyperplanes/cifar10-vgg11
 python recipes/reinitialize_layers.py --model_name_or_path outputs/random-labels --split train --max_samples 1000
 python recipes/reinitialize_layers.py --model_name_or_path timm:resnet18.a1_in1k --dataset_name <folder> --num_random 3
 
-One layer at a time is reset to its weights of each snapshot of the training run, and to new random weights, while the
-others stay trained. The data and snapshots of a training run are found in its folder. Other models are named as for
-`compute_projections.py`; they have random weights only, and images are resized to their input size without a crop.
+One layer at a time is reset to its weights in each snapshot of the training run, and to new random weights, while the
+others stay trained. Data settings and snapshots are read from the folder of the training run. Other models are named
+as for `compute_projections.py`; their layers are reset to random weights only, and images are resized to their input
+size without cropping.
 Writes `reinitialization.json`, `all_results.json` and the heat map as PNG and SVG. After Ctrl-C, the same command
 resumes.
 """
@@ -44,7 +45,7 @@ FREE_TO_CHANGE = {
 
 @dataclass
 class RobustnessArguments:
-    """Which layers of which model are reset to which weights."""
+    """Model, layers and weights."""
 
     model_name_or_path: str = argument(
         help="An image classifier: folder of a training run, other saved model, Hub repository, timm:<name> or "
@@ -66,11 +67,11 @@ class RobustnessArguments:
     )
     num_random: int = argument(1, "Number of random initializations per layer.")
     seed: int = argument(
-        0, "Seed of the random initializations, and of the sample of images for a model without training run."
+        0, "Seed of the random initializations, and of the sample of images for a model without a training run."
     )
     drop: float = argument(0.05, "A layer is critical if its reset reduces the accuracy by more than this.")
     batch_size: int = argument(250, "Images per batch.")
-    reuse_activations: bool = argument(True, "Compute the activations before a layer once, where possible.")
+    reuse_activations: bool = argument(True, "Compute the activations before a layer only once, where possible.")
     cached_gigabytes: float = argument(2.0, "Memory for these activations.")
     disable_tqdm: bool = argument(False, "Disable the progress bar.")
 
@@ -105,7 +106,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
     from hf_sphere.utils.files import write_json
     from hf_sphere.utils.snapshots import list_snapshots
 
-    transformers.utils.logging.disable_progress_bar()  # the bar of the layers is enough
+    transformers.utils.logging.disable_progress_bar()  # only the bar of the layers is shown
     name = args.model_name_or_path
     output_dir = Path(args.output_dir or f"outputs/reinitialization/{model_sources.file_name(name)}")
     check_results_dir(output_dir, overwrite=args.overwrite_output_dir, resume=True)
@@ -128,8 +129,8 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
         raise ValueError(f"the images of {data_args.dataset_name} have no labels, so that accuracies are undefined.")
     if highest >= classifier.num_classes:
         raise ValueError(
-            f"the images have labels up to {highest}, but {name} has {classifier.num_classes} classes; give the data "
-            "set that it was trained on as --dataset_name."
+            f"the images have labels up to {highest}, but {name} has {classifier.num_classes} classes; set the data "
+            "set that it was trained on with --dataset_name."
         )
     num_images = min(args.max_samples or batches.examples_per_epoch, batches.examples_per_epoch)
     images = f"{num_images:,} images of {data_args.dataset_name}, {args.split}"
@@ -158,7 +159,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
 
 
 def find_run(model: str) -> Path | None:
-    """Return the folder of the training run of a model: its own folder, or that around `best` or a checkpoint."""
+    """Return the folder of a model's training run: that of the model, or the parent of `best` or a checkpoint."""
     path = Path(model)
     folders = (path, path.parent) if path.exists() else ()
     return next((folder for folder in folders if (folder / "run.json").is_file()), None)
@@ -171,14 +172,14 @@ def adopt_settings(
     classifier: "Classifier",
     given: set[str],
 ) -> int:
-    """Set the data arguments that are not given as in the training run or the model; return the seed of the data."""
+    """Set data arguments that were not passed to those of the training run or model; return the seed of the data."""
     settings: dict[str, Any] = {}
     if run is not None:
         settings = json.loads((run / "run.json").read_text(encoding="utf-8"))
         if "train_classes" in settings or "value_column_name" in settings:
-            raise ValueError(f"{run} is no run of train_image_classification.py; other tasks have no accuracy.")
+            raise ValueError(f"{run} is not a run of train_image_classification.py; other tasks have no accuracy.")
     elif "dataset_name" not in given:
-        raise ValueError("the model is in no folder of a training run; give its data set as --dataset_name.")
+        raise ValueError("the model is not in the folder of a training run; set its data set with --dataset_name.")
     for one in fields(data_args):
         if one.name in settings and one.name not in given:
             setattr(data_args, one.name, settings[one.name])
@@ -192,7 +193,7 @@ def adopt_settings(
 def load_batches(
     args: RobustnessArguments, data_args: ImageSourceOptions, seed: int, accelerator: "Accelerator"
 ) -> "ImageBatches":
-    """Load the images to measure on as in the training run, whose seed determines the samples."""
+    """Load the images to measure on, with the settings and the seed of the training run."""
     from hf_sphere.data import ImageDataOptions, load_image_data, load_image_split
 
     common = {"device": accelerator.device, "seed": seed, "progress": not args.disable_tqdm}
@@ -214,7 +215,7 @@ def load_batches(
 
 
 def digest_file(path: Path) -> str:
-    """Return a digest of a file, empty if it is missing."""
+    """Return the SHA-256 digest of a file, or an empty string if it is missing."""
     if not path.is_file():
         return ""
     with path.open("rb") as file:
@@ -222,7 +223,7 @@ def digest_file(path: Path) -> str:
 
 
 def accuracy(model: Any, batches: "ImageBatches", num_images: int) -> float:
-    """Return the accuracy of a model in eval mode on the first images, always in the order of the first epoch."""
+    """Return the accuracy of a model in eval mode on the first images of the first epoch."""
     import torch
 
     correct: Any = 0

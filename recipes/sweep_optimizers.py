@@ -3,9 +3,9 @@
 python recipes/sweep_optimizers.py --setting cifar10-resnet20 --optimizers adam adam_srt --seeds 0 1 2
 python recipes/sweep_optimizers.py --setting cifar10-resnet20 --num_train_epochs 3 --output_dir outputs/short
 
-Each run is `train_image_classification.py` with `configs/adamsrt/<setting>-<optimizer>.yaml`; it receives the arguments
-that are unknown here. Finished runs are not repeated and interrupted runs are resumed, so the same command continues a
-sweep, also on several machines or devices that share its folder, with different optimizers or seeds.
+Each run is `train_image_classification.py` with `configs/adamsrt/<setting>-<optimizer>.yaml`; arguments that the sweep
+does not define are passed on to it. Finished runs are skipped and interrupted runs are resumed, so the same command
+continues a sweep. Machines or devices that share its folder can run different optimizers or seeds.
 """
 
 import argparse
@@ -23,13 +23,13 @@ from hf_sphere.utils.files import write_json
 RECIPES = Path(__file__).parent
 CONFIGS = RECIPES / "configs" / "adamsrt"
 OPTIMIZERS = ["sgd", "adam", "adamw", "adam_g", "sgd_mrt", "adam_s", "adam_srt"]
-"""Those with a configuration for every setting, in the order of the paper."""
+"""Optimizers with a configuration for every setting, in the order of the paper."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Start the missing runs, then compare all finished ones."""
     args, rest = parse(argv)
-    from hf_sphere.training.checkpoints import RESULTS_FILE, list_checkpoints
+    from hf_sphere.training.output_dir import RESULTS_FILE, list_checkpoints
     from hf_sphere.visualization import plot_training_curves
 
     folder = Path(args.output_dir or f"outputs/adamsrt/{args.setting}-sweep")
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Parse the arguments of the sweep; the rest are those of the training recipe."""
+    """Parse the arguments of the sweep, and return the remaining ones for the training recipe."""
     settings = sorted({path.stem.rsplit("-", 1)[0] for path in CONFIGS.glob("*.yaml")})
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.allow_abbrev = False
@@ -78,7 +78,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
 
 
 def check_same_sweep(folder: Path, setting: str, rest: list[str]) -> None:
-    """Raise ValueError if the runs in a folder had other arguments: they cannot be compared with these."""
+    """Raise an error if the runs in a folder had other arguments, since their results are not comparable."""
     noted = folder / "arguments.json"
     now = {"setting": setting, "arguments": rest}
     if noted.is_file() and (before := json.loads(noted.read_text(encoding="utf-8"))) != now:
@@ -91,7 +91,7 @@ def check_same_sweep(folder: Path, setting: str, rest: list[str]) -> None:
 
 
 def command(setting: str, optimizer: str, seed: int, run: Path, rest: list[str]) -> list[str]:
-    """Command line of one run, which resumes from its latest checkpoint."""
+    """Return the command line of one run, which resumes from its latest checkpoint if there is one."""
     from hf_sphere.training.checkpoints import list_checkpoints
 
     line = [sys.executable, str(RECIPES / "train_image_classification.py")]
@@ -101,7 +101,7 @@ def command(setting: str, optimizer: str, seed: int, run: Path, rest: list[str])
 
 
 def gather(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Results of all finished runs in the folder, by optimizer, in the order of the seeds."""
+    """Return the results of all finished runs in the folder by optimizer, sorted by file name."""
     from hf_sphere.training.output_dir import RESULTS_FILE
 
     results: dict[str, list[dict[str, Any]]] = {}
@@ -114,7 +114,7 @@ def gather(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
-    """Accuracies of the last and the best epoch, and seconds per epoch, as a Markdown table."""
+    """Format the accuracies of the last and the best epoch, and seconds per epoch, as a Markdown table."""
     best_on = "validation" if chosen_on_validation(results) else "test"
     lines = [f"| optimizer | runs | last epoch, % | best epoch on {best_on} data, % | s per epoch |"]
     lines += ["|---|---|---|---|---|"]
@@ -132,7 +132,7 @@ def chosen_on_validation(results: dict[str, list[dict[str, Any]]]) -> bool:
 
 
 def spread(values: list[float]) -> str:
-    """Mean, and standard deviation of two or more."""
+    """Format the mean of values, with the standard deviation if there are at least two."""
     deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{deviation}"
 

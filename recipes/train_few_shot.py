@@ -1,4 +1,4 @@
-"""Train embeddings on episodes of a few classes, to recognize unseen classes from a few examples of each.
+"""Train a few-shot classifier on episodes, to recognize unseen classes from a few examples of each.
 
 python recipes/train_few_shot.py --config recipes/configs/few_shot/omniglot-conv4-5shot-spherized-cosine.yaml
 accelerate launch recipes/train_few_shot.py --config <run>.yaml --learning_rate 0.01

@@ -1,4 +1,4 @@
-"""Train an image model that reads a real value off the angle to a pole.
+"""Train an image model that predicts a real value from the angle to a pole.
 
 python recipes/train_image_regression.py --config recipes/configs/prototypes/digits-regression-slant.yaml
 accelerate launch recipes/train_image_regression.py --config <run>.yaml --learning_rate 0.01

@@ -1,4 +1,4 @@
-"""Train embeddings on some classes, and search among images of others: open-set retrieval.
+"""Train embeddings for open-set retrieval: training on some classes, evaluation on others.
 
 python recipes/train_image_retrieval.py --config recipes/configs/vmf/omniglot-retrieval-vmf.yaml
 accelerate launch recipes/train_image_retrieval.py --config <run>.yaml --learning_rate 0.01

@@ -1,4 +1,4 @@
-"""Train an image model for a class and a real value on one sphere.
+"""Train an image model that predicts a class and a real value on one sphere.
 
 python recipes/train_joint_prediction.py --config recipes/configs/prototypes/digits-joint-slant.yaml
 accelerate launch recipes/train_joint_prediction.py --config <run>.yaml --learning_rate 0.01

@@ -1,4 +1,4 @@
-"""Draw embeddings: on the circle, on the sphere, on an interactive page, and along training.
+"""Plot embeddings: on the circle or sphere, on an interactive page, and over training.
 
 python recipes/visualize_embeddings.py --embeddings outputs/embeddings/mnist-test
 python recipes/visualize_embeddings.py --embeddings outputs/embeddings/mnist-vmf \
@@ -6,18 +6,18 @@ python recipes/visualize_embeddings.py --embeddings outputs/embeddings/mnist-vmf
 python recipes/visualize_embeddings.py --embeddings outputs/embeddings/mnist-test --pictures film --dim 3
 
 The embeddings come from `recipes/extract_embeddings.py`, or are any data set with the column `embedding` (and `label`,
-for colors). Those of 2 or 3 coordinates are drawn without projection, others are projected on the leading principal
-directions about the origin (PCA on the sphere), and the pictures report it. The provenance that `extract_embeddings.py`
-writes leads to the class directions or prototypes of the model, to the thumbnails in the data set, and to the snapshots
-of the run for the film (`--snapshot_epochs 1` in training).
+for colors). Embeddings with 2 or 3 coordinates are plotted without projection. Others are projected on the leading
+principal directions about the origin (PCA on the sphere), which is stated in the pictures. From the provenance that
+`extract_embeddings.py` stores, the class directions or prototypes of the model, thumbnails of the images and, for the
+film, the snapshots of the run (`--snapshot_epochs 1` in training) are loaded.
 
 sphere        sphere.png or circle.png: embeddings by class, with the class directions
 angles        angles.png: angles within and between classes
-interactive   sphere.html: one file for the browser: rotate it, point at an embedding for its image, choose classes
-film          film.gif: the same along training
+interactive   sphere.html: a page to rotate the sphere, show the image of an embedding, and select classes
+film          film.gif: the embeddings over training
 gallery       gallery.png: these embeddings and those of --beside, side by side
 
-Alignment, uniformity, effective dimension and the mean angles are in `all_results.json`.
+Alignment, uniformity, effective dimension and the mean angles are written to `all_results.json`.
 """
 
 from collections.abc import Sequence
@@ -43,22 +43,22 @@ class VisualizationArguments:
     overwrite_output_dir: bool = argument(False, "Replace the pictures in output_dir.")
     pictures: list[str] | None = argument(
         None,
-        "Pictures; default: all whose extras are installed but film, gallery with --beside.",
+        "Pictures; default: sphere, angles and interactive if their extras are installed, and gallery with --beside.",
         choices=PICTURES,
     )
     beside: list[str] = argument(list, "Further embeddings of the same classes, for the gallery.")
-    dim: Literal[2, 3] | None = argument(None, "2 for the circle, 3 for the sphere; default: by the coordinates.")
-    lengths: bool = argument(False, "Draw 2 coordinates at their places in the plane, not only their directions.")
-    split: str | None = argument(None, "Split to read from data sets with several.")
-    max_samples: int | None = argument(None, "Maximum number of embeddings, chosen at random.")
-    seed: int = argument(0, "Seed of the choice of --max_samples and of --film_samples.")
+    dim: Literal[2, 3] | None = argument(None, "2 for the circle, 3 for the sphere; default: as the embeddings.")
+    lengths: bool = argument(False, "Plot embeddings with 2 coordinates in the plane, with their norms.")
+    split: str | None = argument(None, "Split to read, for data sets with several splits.")
+    max_samples: int | None = argument(None, "Maximum number of embeddings, sampled at random.")
+    seed: int = argument(0, "Seed of the samples of --max_samples and --film_samples.")
     title: str | None = argument(None, "Title; model and data set if not set.")
     no_directions: bool = argument(False, "Omit the class directions.")
-    no_thumbnails: bool = argument(False, "Omit the images from the page.")
+    no_thumbnails: bool = argument(False, "Omit the images from the interactive page.")
     film_samples: int = argument(2000, "Number of images in the film.")
     film_milliseconds: int = argument(400, "Duration of each epoch of the film.")
-    cache_dir: str | None = argument(None, "Folder for decoded images; below the Hugging Face home if not set.")
-    disable_tqdm: bool = argument(False, "Show no progress bars.")
+    cache_dir: str | None = argument(None, "Folder for decoded images; in the Hugging Face home if not set.")
+    disable_tqdm: bool = argument(False, "Disable progress bars.")
 
     def __post_init__(self) -> None:
         for name, least in (("max_samples", 1), ("film_samples", 1), ("film_milliseconds", 20)):
@@ -67,18 +67,18 @@ class VisualizationArguments:
                 raise ValueError(f"--{name} must be at least {least}; got {value}.")
         duplicates = [name for name in self.beside if [self.embeddings, *self.beside].count(name) > 1]
         if duplicates:
-            raise ValueError(f"--beside takes other embeddings, each once; got {duplicates[0]} twice.")
+            raise ValueError(f"--beside requires other embeddings, each only once; got {duplicates[0]} twice.")
         if self.pictures is not None and ("gallery" in self.pictures) != bool(self.beside):
-            raise ValueError("the picture gallery and --beside require each other; set both or none.")
+            raise ValueError("the picture gallery and --beside require each other; set both or neither.")
         if self.lengths and self.dim == 3:
-            raise ValueError("--lengths draws the plane and --dim 3 the sphere; set only one of them.")
+            raise ValueError("--lengths plots the plane and --dim 3 the sphere; set only one of them.")
         if self.output_dir is None and not Path(self.embeddings).is_dir():
-            raise ValueError(f"{self.embeddings} is not a folder. If it is a data set of the Hub, set --output_dir.")
+            raise ValueError(f"{self.embeddings} is not a folder. If it is a data set on the Hub, set --output_dir.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Draw the embeddings that the command line names."""
-    (args,) = parse_arguments((VisualizationArguments,), argv, "Draw embeddings.")
+    """Parse the command line and plot the embeddings."""
+    (args,) = parse_arguments((VisualizationArguments,), argv, "Plot embeddings.")
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def visualize(args: VisualizationArguments) -> None:
-    """Check everything, then write the results and the pictures."""
+    """Check the arguments and the data, then write the results and the pictures."""
     from hf_sphere.embeddings.provenance import find_snapshots_of
     from hf_sphere.embeddings.store import read_embeddings
     from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE, check_results_dir, prepare_results_dir
@@ -134,7 +134,7 @@ def choose_pictures(args: VisualizationArguments) -> list[str]:
     """Return the pictures of `--pictures`, or the default ones whose extras are installed.
 
     Raises:
-        ImportError: If the extra of a picture in `--pictures` is missing, or those of all default ones.
+        ImportError: If the extra of a picture in `--pictures` is missing, or the extras of all default ones.
     """
     from hf_sphere.visualization import check_matplotlib, check_plotly
 

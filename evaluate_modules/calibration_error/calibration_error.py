@@ -13,7 +13,7 @@ Expected calibration error: whether 80 % of the predictions with a confidence of
 _KWARGS_DESCRIPTION = """
 Args:
     confidences (list of float): Predicted probability, in [0, 1], that each prediction is correct.
-    correct (list of bool): Whether it is.
+    correct (list of bool): Whether the prediction is correct.
 
 Returns:
     calibration_error_equal_mass_l2 (float): 15 bins of equal mass, root mean square of the differences.

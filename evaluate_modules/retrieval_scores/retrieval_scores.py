@@ -20,8 +20,8 @@ Args:
     curvature (float): c > 0 for the curvature -c of the hyperbolic distance; 1e-5 by default.
 
 Returns:
-    recall_at_<k> (float): Share of queries with at least one member of their class among the k nearest neighbors.
-    r_precision (float): Precision among the R nearest neighbors, R the number of other members of the class.
+    recall_at_<k> (float): Fraction of queries with at least one member of their class among the k nearest neighbors.
+    r_precision (float): Precision among the R nearest neighbors; R is the number of other members of the class.
     map_at_r (float): Mean average precision among the R nearest neighbors.
     num_queries (int): Number of queries, the embeddings with other members of their class.
     num_excluded (int): Number of embeddings that are the only one of their class.

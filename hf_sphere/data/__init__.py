@@ -1,4 +1,7 @@
-"""From data sets to batches. Imported at first use: text needs none of what images need."""
+"""From data sets to batches.
+
+Modules are imported at first use, so that text does not import the dependencies of images.
+"""
 
 import lazy_loader
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _DRAWS = 10
-"""Draws of a random resized crop before the full image is used."""
+"""Attempts at a random resized crop before the full image is used."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Augmentation:
         random_resized_crop: Minimum fraction of the area that a crop keeps, above 0 and up to 1 (0.08 is common); None
             for no such crop. The fraction is uniform up to 1, the position is uniform, and the aspect ratio log-uniform
             from 3/4 to 4/3 times that of the image; the crop is resized to the size of the image. A crop that would be
-            wider or higher than the image is redrawn, and after ten such draws the full image is used. Positions are
+            wider or higher than the image is resampled; after ten attempts the full image is used. Positions are
             not rounded to pixels, and resizing is bilinear: crops are only enlarged, so no antialiasing is needed.
             Images are cropped at the size of the model, not at their original size, so a small crop is blurrier than
             one cut out of a large original.
@@ -47,7 +47,7 @@ class Augmentation:
             if self.crop_padding:
                 raise ValueError(
                     f"crop_padding={self.crop_padding} and random_resized_crop={self.random_resized_crop} are two ways "
-                    "to crop; give one of them."
+                    "to crop; use only one of them."
                 )
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
@@ -77,7 +77,7 @@ def _random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Te
 
 
 def _draw_boxes(count: int, smallest_share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw boxes inside an image with sides of 1: their sizes and centers, each (N, 2) with x first."""
+    """Sample boxes inside the unit square: their sizes and centers, each (N, 2) with x first."""
     draws = torch.rand(2, count, _DRAWS, generator=generator)
     area = smallest_share + (1 - smallest_share) * draws[0]
     ratio = ((2 * draws[1] - 1) * math.log(4 / 3)).exp()
@@ -93,13 +93,13 @@ def _crop_and_resize(images: Tensor, size: Tensor, center: Tensor) -> Tensor:
     """Resize a box of each image to the full image, bilinear; size and center (B, 2), x first, in image sides."""
     matrix = torch.cat([torch.diag_embed(size), (2 * center - 1)[:, :, None]], dim=2)
     grid = F.affine_grid(matrix.to(images.device), list(images.shape), align_corners=False)
-    # A box that ends at the edge reads half a pixel beyond the last pixel center, hence the border padding.
+    # A box at the edge samples up to half a pixel beyond the last pixel center, hence the border padding.
     cropped = F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
     return cropped.round_().to(images.dtype)
 
 
 def _rotate(images: Tensor, radians: Tensor) -> Tensor:
-    """Rotate each image about its center with nearest-pixel sampling; outside is zero."""
+    """Rotate each image about its center, with nearest-pixel sampling and zeros outside."""
     height, width = images.shape[-2:]
     cosine, sine, zero = radians.cos(), radians.sin(), torch.zeros_like(radians)
     # Grid coordinates run from -1 to 1 along both sides, so the aspect ratio of the image must be compensated.

@@ -15,14 +15,14 @@ from hf_sphere.utils.seeds import mix_seed
 
 
 class ImageBatches:
-    """Batches `{"pixel_values", "labels"}` of one split, the same interface for data in memory and on disk.
+    """Batches `{"pixel_values", "labels"}` of one split; the base class for data in memory and on disk.
 
-    With two targets per image, batches also have `regression_labels`.
+    If images have two targets, batches also have `regression_labels`.
 
     Order and augmentation are determined by (`seed`, epoch, batch), so that every batch can be reproduced and a run can
     resume in the middle of an epoch. Processes get interleaved parts of the same order, of equal length in training; in
-    evaluation every image occurs once. With episodes, these are the batches of an epoch, and are divided among
-    processes by `EpisodeSampler`.
+    evaluation every image occurs once. With episodes, batches consist of episodes, which
+    `EpisodeSampler` divides among processes.
 
     Args:
         labels: (N,) class indices, or real values for regression.
@@ -31,10 +31,10 @@ class ImageBatches:
         batch_size: Images per batch and process; None with episodes.
         mean: Mean per channel, on the scale from 0 to 1.
         std: Standard deviation per channel, on the scale from 0 to 1.
-        device: Where batches are made.
+        device: Device of the batches.
         augmentation: Random augmentation; None for evaluation.
         shuffle: Whether to shuffle in each epoch, as in training.
-        episodes: Make epochs of these episodes, drawn with `seed`, instead of passing over all images.
+        episodes: Form epochs from these episodes, sampled with `seed`, instead of from all images.
         seed: Seed of order and augmentation.
         process_index: Index of this process.
         num_processes: Number of processes that share the data.
@@ -92,7 +92,7 @@ class ImageBatches:
 
     @property
     def num_examples(self) -> int:
-        """Images in the split, over all processes, used in an epoch or not."""
+        """Images in the split, over all processes, including those not used in an epoch."""
         return len(self.labels)
 
     @property
@@ -103,7 +103,7 @@ class ImageBatches:
         return min(self._share(), len(self) * self.batch_size) * self.num_processes
 
     def epoch(self, epoch: int = 0, *, start: int = 0, augment: bool = True) -> Iterator[dict[str, Tensor]]:
-        """Yield the batches of an epoch, beginning with batch `start`; augmented only if `augment` is set."""
+        """Yield the batches of an epoch, starting with batch `start`; augmented only if `augment` is set."""
         batches = list(self._order(epoch).split(self.batch_size))[start : len(self)]
         for number, (images, indices) in enumerate(zip(self._fetch(batches), batches, strict=True), start):
             if self.augmentation is not None and augment:
@@ -125,17 +125,17 @@ class ImageBatches:
 
     @property
     def episodes(self) -> Episodes | None:
-        """The episodes of an epoch, if it has any."""
+        """The episodes of an epoch, if any."""
         return None if self._episodes is None else self._episodes.episodes
 
     def episode_indices(self, epoch: int = 0) -> Tensor:
-        """Return the index of each image of the episodes of an epoch, those of all processes, int64 on the CPU.
+        """Return the index of each image in the episodes of an epoch, over all processes, int64 on the CPU.
 
         Returns:
             (count, classes, examples).
 
         Raises:
-            ValueError: If the epoch is not made of episodes.
+            ValueError: If the batches have no episodes.
         """
         if self._episodes is None:
             raise ValueError("these batches are not made of episodes; make them with `episodes`.")
@@ -197,9 +197,9 @@ class ImagesFromDisk(ImageBatches):
     """Images decoded by worker processes during training.
 
     Args:
-        encoded: The images; a corrupt one raises when its batch is made.
+        encoded: The images; a corrupt image raises an error when its batch is loaded.
         labels: (N,) class indices, or real values for regression.
-        num_workers: Decoding processes.
+        num_workers: Number of decoding processes.
         **options: See `ImageBatches`.
     """
 

@@ -1,7 +1,7 @@
-"""Regression targets computed from the pixels, so that any images of strokes make a regression task.
+"""Regression targets computed from pixels, so that any images of strokes can be used for regression.
 
 Light ink on a dark background is assumed, as in MNIST; images of dark ink on paper must be inverted first. Each
-function takes images, uint8 (N, C, H, W), all channels of which have the same weight, and returns float32 (N,).
+function maps images, uint8 (N, C, H, W), to float32 (N,); all channels have the same weight.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 _PIXELS_AT_A_TIME = 1 << 20
-"""Pixels converted to double precision at once: 8 MB."""
+"""Maximum number of pixels converted to double precision at once: 8 MB."""
 
 
 def intensity(images: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def slant(images: Tensor) -> Tensor:
 
 
 COMPUTED_VALUES: dict[str, Callable[[Tensor], Tensor]] = {"intensity": intensity, "slant": slant}
-"""The values by name."""
+"""Functions by name of the value."""
 
 CHANGED_BY = {
     "intensity": ("crop_padding", "random_resized_crop"),
@@ -64,7 +64,7 @@ CHANGED_BY = {
 
 
 def _ink(images: Tensor) -> Iterator[Tensor]:
-    """Yield sums over the channels, integers as float64 (n, H, W), for a part of the images at a time."""
+    """Yield sums over the channels, integers as float64 (n, H, W), for chunks of the images."""
     for part in images.split(max(_PIXELS_AT_A_TIME // max(images[0:1].numel(), 1), 1)):
         yield part.sum(1, dtype=torch.float64)
 

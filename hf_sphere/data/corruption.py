@@ -2,7 +2,7 @@
 
 From Zhang et al., "Understanding deep learning requires rethinking generalization", ICLR 2017, arXiv:1611.03530. The
 corruption of an image is determined by a seed and by its row in the data set, so that it is the same after a run
-resumes, in every process, and with other held-out images.
+resumes, in every process, and for any choice of held-out images.
 """
 
 import logging
@@ -19,10 +19,10 @@ from hf_sphere.utils.seeds import mix_seed
 logger = logging.getLogger(__name__)
 
 PixelShuffling = Literal["per_image", "shared"]
-"""Whether the pixels of each image are permuted differently, or those of all images in the same way."""
+"""A separate permutation of the pixels for each image, or one shared by all images."""
 
 _PIXELS_AT_A_TIME = 1 << 22
-"""Pixels whose permutations are in memory at once: 32 MB."""
+"""Maximum number of pixels whose permutations are in memory at once: 32 MB."""
 
 # Mixed with the seed, so that the draws are independent of each other.
 _CLASSES, _NOISE, _PIXELS = 1, 2, 3
@@ -34,12 +34,12 @@ class Corruption:
 
     Attributes:
         label_noise: Fraction of the labels that `replace_labels` replaces.
-        shuffled_pixels: How `shuffle` permutes pixels; None keeps them in place.
+        shuffled_pixels: How `shuffle` permutes pixels; None leaves them in place.
         sample_classes: Number of classes that `draw_classes` keeps; None for all.
         seed: Seed of all three.
 
     Raises:
-        ValueError: If a value is not possible.
+        ValueError: If a value is invalid.
     """
 
     label_noise: float = 0.0
@@ -63,7 +63,7 @@ class Corruption:
             )
 
     def check_task(self, task: str) -> None:
-        """Raise if the corruption does not fit a task of `hf_sphere.data.targets.Task`."""
+        """Raise an error if a task, one of `hf_sphere.data.targets.Task`, does not support the corruption."""
         if task == "regression" and self.label_noise:
             raise ValueError(
                 f"--label_noise {self.label_noise} draws classes, and regression has none: leave it out, or choose "
@@ -76,8 +76,8 @@ class Corruption:
             )
         if task in ("retrieval", "few_shot") and self.sample_classes is not None:
             raise ValueError(
-                f"--sample_classes {self.sample_classes} keeps the same classes in both splits, and {task} is "
-                "about others: use --train_classes, which trains on some classes and evaluates on the rest."
+                f"--sample_classes {self.sample_classes} keeps the same classes in both splits, but {task} "
+                "evaluates on others: use --train_classes, which trains on some classes and evaluates on the rest."
             )
 
     def draw_classes(self, count: int) -> Tensor:
@@ -90,7 +90,7 @@ class Corruption:
             Their indices in increasing order, int64, (`sample_classes`,); all if that is None.
 
         Raises:
-            ValueError: If there are fewer classes.
+            ValueError: If there are fewer than `sample_classes` classes.
         """
         if self.sample_classes is None:
             return torch.arange(count)
@@ -104,10 +104,10 @@ class Corruption:
     def replace_labels(self, labels: Tensor, rows: Tensor, *, num_rows: int, num_classes: int) -> Tensor:
         """Replace a fraction of the labels by classes drawn uniformly from all classes, the true one included.
 
-        If all labels are replaced, they are independent of the images; with draws from the other classes only, a label
-        would rule out one class. Labels are drawn for the rows of the data set, and rows are replaced in an order that
-        does not depend on the fraction: a larger fraction replaces the same labels by the same classes, and further
-        ones, and another subset of the images changes little.
+        If all labels are replaced, they are independent of the images; if only other classes were drawn, a label would
+        rule out one class. Labels are drawn per row of the data set, and rows are replaced in an order that does not
+        depend on the fraction. A larger fraction therefore replaces the same labels by the same classes, and more, and
+        a different subset of the images changes few labels.
 
         Args:
             labels: (N,) class indices.
@@ -134,12 +134,12 @@ class Corruption:
         """Permute the pixels of each image; the channels of a pixel stay together.
 
         Args:
-            images: uint8, (N, C, H, W), which are not changed in place; or encoded, which are shuffled when decoded.
+            images: uint8, (N, C, H, W), not changed in place; or encoded images, which are shuffled when decoded.
             rows: (N,) row of the data set of each image.
             split: Name of the split; images in the same row of the same split have the same permutation.
 
         Returns:
-            Images of the same kind; the given ones if pixels stay in place.
+            Images of the same kind; `images` itself if pixels are not shuffled.
         """
         if self.shuffled_pixels is None:
             return images
@@ -162,7 +162,7 @@ class Corruption:
         return shuffled
 
     def _permutations(self, rows: Tensor, num_pixels: int, split: str) -> Tensor:
-        """The source of each pixel, (N, P), or (1, P) if it is the same for all images."""
+        """Return the source of each pixel, (N, P), or (1, P) if shared by all images."""
         if self.shuffled_pixels == "shared":
             return torch.randperm(num_pixels, generator=self._generator(_PIXELS))[None]
         of_split = mix_seed(self.seed, _PIXELS, *split.encode())

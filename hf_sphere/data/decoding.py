@@ -25,7 +25,7 @@ from hf_sphere.utils.pixels import convert_image
 
 logger = logging.getLogger(__name__)
 
-# What PIL raises for a broken file; SyntaxError for a broken PNG.
+# Errors that PIL raises for corrupt files; SyntaxError for a corrupt PNG.
 _NOT_AN_IMAGE = (OSError, ValueError, SyntaxError, PILImage.DecompressionBombError)
 
 
@@ -35,7 +35,7 @@ class CorruptImageError(ValueError):
 
 @dataclass(frozen=True)
 class ImageShape:
-    """Shape of the images a model sees: channels (1 or 3), height and width in pixels."""
+    """Shape of the input images of a model: channels (1 or 3), height and width in pixels."""
 
     channels: int
     height: int
@@ -57,7 +57,7 @@ def probe_shape(dataset: Dataset, column: str) -> ImageShape:
 class EncodedImages(torch.utils.data.Dataset):
     """Encoded images of a split, decoded to uint8 tensors (channels, height, width) on access.
 
-    For a corrupt image, the error is returned: raised in a worker process, it would have a second traceback.
+    For a corrupt image, the error is returned: if a worker process raised it, it would have a second traceback.
 
     Args:
         dataset: The split.
@@ -125,10 +125,10 @@ def decode_all(
 
     Args:
         images: The images.
-        skip_corrupt: Skip corrupt images (and log their number) instead of raising.
+        skip_corrupt: Skip corrupt images and log their number, instead of raising an error.
         cache_dir: Folder for decoded data, keyed by the fingerprint of the data set; None for the default one below the
             Hugging Face home.
-        num_workers: Decoding processes; None for one per core, or none for small data.
+        num_workers: Number of decoding processes; if None, one per core, or 0 for small data.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -163,7 +163,7 @@ def find_good(images: EncodedImages, *, num_workers: int | None = None, progress
 
 
 def stack_images(images: list[Tensor | CorruptImageError]) -> tuple[Tensor, Tensor | None, CorruptImageError | None]:
-    """Collate decoded images: a mask of the good ones, (B,), these stacked (None without any), and the first error."""
+    """Collate decoded images: a mask of the good ones, (B,), these stacked (None if none), and the first error."""
     good = [image for image in images if isinstance(image, Tensor)]
     errors = [image for image in images if isinstance(image, CorruptImageError)]
     return _mask(images), torch.stack(good) if good else None, errors[0] if errors else None
@@ -185,7 +185,7 @@ def _pass_over(
     what: str,
     collate: Callable[..., tuple] = stack_images,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield, for each batch, a mask of the good images and these stacked."""
+    """Yield, for each batch, a mask of the good images, and the good images stacked."""
     if num_workers is None:
         num_workers = min(os.cpu_count() or 1, 16) if len(images) > 5000 else 0
     loader: DataLoader = DataLoader(
@@ -223,7 +223,7 @@ def _open(record: dict[str, Any] | None) -> PILImage.Image:
     if record is None:
         raise ValueError("it is missing")
     image = PILImage.open(io.BytesIO(record["bytes"]) if record["bytes"] is not None else record["path"])
-    # Upright, as in `datasets` and the pipelines of transformers.
+    # Rotated upright, as in `datasets` and the pipelines of transformers.
     return ImageOps.exif_transpose(image)
 
 
@@ -232,7 +232,7 @@ def _cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None) -> P
     shape, used = images.shape, images.dataset
     if len(images) < len(used):
         used = used.select(images.rows.tolist())
-    # The fingerprint is private in name only: `datasets` documents it as the key of its caches.
+    # Despite its private name, the fingerprint is documented by `datasets` as the key of its caches.
     name = f"{used._fingerprint}-{images.column}-{shape.channels}x{shape.height}x{shape.width}"
     return folder / f"{name}.safetensors"
 

@@ -15,7 +15,7 @@ from hf_sphere.utils.seeds import mix_seed
 logger = logging.getLogger(__name__)
 
 _NAMED = 3
-"""Number of classes that a message names."""
+"""Maximum number of classes listed in a message."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Episodes:
         examples: Images per class, K.
         count: Episodes per epoch, over all processes.
         per_batch: Episodes per batch and process; the last batch of an epoch may have fewer.
-        distinct: Raise if a class has fewer images than `examples`, instead of repeating images within an episode.
-        origin: Names the options behind these numbers, a sentence for error messages.
+        distinct: Raise an error if a class has fewer than `examples` images, instead of repeating images in an episode.
+        origin: Sentence for error messages that names the options that set these numbers.
     """
 
     classes: int
@@ -55,13 +55,13 @@ class Episodes:
 
 
 def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | None = None, what: str = "an") -> None:
-    """Raise if episodes cannot be drawn.
+    """Raise an error if episodes cannot be sampled.
 
     Args:
         labels: (N,) class of each image, integers.
         episodes: The episodes.
-        names: Name of each class, by label, for the message.
-        what: Article and kind of the episode, for the message.
+        names: Name of each class, by label, for error messages.
+        what: Article and kind of the episode, for error messages.
 
     Raises:
         ValueError: If there are too few classes, or if images must be distinct and a class has too few of them.
@@ -69,7 +69,7 @@ def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | No
     classes, counts = labels.unique(return_counts=True)
     origin = f" {episodes.origin}" if episodes.origin else ""
     if episodes.classes > len(classes):
-        # Episodes of one class have no use, so they are not suggested.
+        # Episodes of one class are not useful, so they are not suggested.
         advice = "use at most as many as there are" if len(classes) > 1 else "use images of more classes"
         raise ValueError(
             f"{what} episode of {episodes.classes} different classes cannot be drawn from {len(classes)}; "
@@ -80,7 +80,7 @@ def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | No
         order = counts.argsort(stable=True)[: min(too_small, _NAMED)].tolist()
         smallest = [(classes[place].item(), counts[place].item()) for place in order]
         fewest = int(counts.min())
-        # Neither are episodes of a single image per class, which has no other image to be compared with.
+        # Nor are episodes with a single image per class, which cannot be compared with another one.
         fewer = f"Use at most {fewest}, or leave these classes out"
         advice = fewer if fewest > 1 else "Leave these classes out, or use more images"
         named = ", ".join(f"{names[label] if names else f'class {label}'} has {count}" for label, count in smallest)
@@ -91,23 +91,23 @@ def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | No
 
 
 class EpisodeSampler(Sampler[list[int]]):
-    """Draws episodes, with the images of a class next to each other; usable as `batch_sampler` of a `DataLoader`.
+    """Samples episodes, with the images of a class contiguous; usable as `batch_sampler` of a `DataLoader`.
 
     The classes of an episode are distinct, and so are the images of a class, unless it has too few of them. That is an
     error if `episodes.distinct` is set. Otherwise a warning is logged, and the images are repeated equally often, up to
-    a difference of one. An episode is determined by (`seed`, epoch, its number) alone. Processes get interleaved
-    episodes of the same list, the same number each, for which the list is repeated from its start if necessary.
+    a difference of one. An episode is determined only by `seed`, the epoch and its number. Processes get interleaved
+    episodes of the same list, the same number each; if necessary, the list is repeated from its start.
 
     Args:
-        labels: (N,) class of each image, integers of any kind; classes are those that occur.
+        labels: (N,) class of each image, any integers; the classes are those that occur.
         episodes: The P x K sampling.
-        seed: Seed of the draws.
+        seed: Seed of the sampling.
         process_index: Index of this process.
         num_processes: Number of processes that share the episodes.
 
     Raises:
-        ValueError: If labels are not integers, episodes have more classes than there are or more distinct images than a
-            class has, or the process index is not possible.
+        ValueError: If labels are not integers, episodes have more classes than the data or more distinct images than a
+            class, or the process index is out of range.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class EpisodeSampler(Sampler[list[int]]):
         return math.ceil(self.num_episodes / self.episodes.per_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the indices of each batch, drawn lazily."""
+        """Yield the indices of each batch, sampled lazily."""
         for start in range(0, self.num_episodes, self.episodes.per_batch):
             numbers = self._numbers[start : start + self.episodes.per_batch]
             yield [index for number in numbers for index in self._draw(self.epoch, number).tolist()]
@@ -160,19 +160,19 @@ class EpisodeSampler(Sampler[list[int]]):
         return len(self._numbers)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch whose episodes are drawn."""
+        """Set the epoch whose episodes are sampled."""
         self.epoch = epoch
 
     def indices(self, epoch: int) -> Tensor:
-        """Draw all episodes of an epoch for this process, int64 of shape (episodes, classes x examples)."""
+        """Sample the episodes of an epoch for this process, int64 of shape (episodes, classes x examples)."""
         return torch.stack([self._draw(epoch, number) for number in self._numbers])
 
     def all_indices(self, epoch: int) -> Tensor:
-        """Draw all episodes of an epoch, those of all processes, int64 of shape (count, classes x examples)."""
+        """Sample the episodes of an epoch for all processes, int64 of shape (count, classes x examples)."""
         return torch.stack([self._draw(epoch, number) for number in range(self.episodes.count)])
 
     def _draw(self, epoch: int, number: int) -> Tensor:
-        # `sample` takes time proportional to the number of draws, a permutation to the size of the class.
+        # The time of `sample` is linear in the number of draws; that of a permutation, in the size of the class.
         draws = Random(mix_seed(self.seed, epoch, number + 1))
         places: list[int] = []
         for chosen in draws.sample(range(len(self._counts)), self.episodes.classes):

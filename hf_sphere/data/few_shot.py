@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FewShotBatches:
-    """Batches of episodes, for models that classify query images by support images; the interface of `ImageBatches`.
+    """Batches of episodes for models that classify query images by support images; same interface as `ImageBatches`.
 
     A batch has E episodes of `way` classes with `shot` support and `query` query images each, without overlap:
     `{"pixel_values" (E, way * query, C, H, W), "support_pixel_values" (E, way, shot, C, H, W), "labels" (E, way *
@@ -26,15 +26,15 @@ class FewShotBatches:
         eval_batch_size: Images per batch of `each_image`.
 
     Raises:
-        ValueError: If the batches are not of distinct episodes, or have no image for one of the two parts.
+        ValueError: If the batches are not of distinct episodes, or support or query would be empty.
     """
 
     def __init__(self, images: ImageBatches, shot: int, *, eval_batch_size: int = 512) -> None:
         episodes = images.episodes
         if episodes is None or not episodes.distinct:
             raise ValueError(
-                "few-shot batches are made of episodes without a repeated image; make the image batches with "
-                f"episodes=Episodes(..., distinct=True). Theirs are: {episodes}."
+                "few-shot batches require episodes without repeated images; create the image batches with "
+                f"episodes=Episodes(..., distinct=True). Their episodes are: {episodes}."
             )
         if not 1 <= shot < episodes.examples:
             raise ValueError(
@@ -52,7 +52,7 @@ class FewShotBatches:
 
     @property
     def num_examples(self) -> int:
-        """Images in the split, over all processes, used in an epoch or not."""
+        """Images in the split, over all processes, including those not used in an epoch."""
         return self.images.num_examples
 
     @property
@@ -61,14 +61,14 @@ class FewShotBatches:
         return self.images.examples_per_epoch
 
     def epoch(self, epoch: int = 0, *, start: int = 0, augment: bool = True) -> Iterator[dict[str, Tensor]]:
-        """Yield the batches of an epoch, beginning with batch `start`; augmented only if `augment` is set."""
+        """Yield the batches of an epoch, starting with batch `start`; augmented only if `augment` is set."""
         for batch in self.images.epoch(epoch, start=start, augment=augment):
             classes = batch["pixel_values"].unflatten(0, (-1, self.way, self.shot + self.query))
             support, query = self.divide(classes)
             yield {"pixel_values": query, "support_pixel_values": support, "labels": self.labels(len(query))}
 
     def divide(self, classes: Tensor) -> tuple[Tensor, Tensor]:
-        """Divide the images of episodes, or other values of these images, into support and query.
+        """Divide the images of episodes, or values per image, into support and query.
 
         Args:
             classes: (E, way, shot + query, ...).
@@ -84,7 +84,7 @@ class FewShotBatches:
         return classes.repeat_interleave(self.query).repeat(count, 1)
 
     def episode_indices(self, epoch: int = 0) -> Tensor:
-        """Return the index of each image of the episodes of all processes, int64 (count, way, shot + query), CPU."""
+        """Return the index of each image in the episodes of all processes, int64 (count, way, shot + query), on CPU."""
         return self.images.episode_indices(epoch)
 
     def each_image(self, indices: Tensor) -> Iterator[Tensor]:
@@ -94,13 +94,13 @@ class FewShotBatches:
 
 @dataclass(frozen=True)
 class FewShotData:
-    """The parts of a data set as few-shot episodes.
+    """The splits of a data set as few-shot episodes.
 
     Attributes:
         train: Training episodes.
         evaluation: Evaluation episodes.
         eval_split: Name of the evaluation split.
-        validation: Episodes for choosing epochs, if requested.
+        validation: Episodes for selecting the best epoch, if requested.
     """
 
     train: FewShotBatches
@@ -110,7 +110,7 @@ class FewShotData:
 
     @classmethod
     def of(cls, data: "ImageData", shot: int, *, eval_batch_size: int = 512) -> "FewShotData":
-        """Make them from a data set that was loaded with distinct episodes; see `FewShotBatches`."""
+        """Create them from a data set that was loaded with distinct episodes; see `FewShotBatches`."""
 
         def divide(batches: ImageBatches) -> FewShotBatches:
             return FewShotBatches(batches, shot, eval_batch_size=eval_batch_size)

@@ -1,4 +1,4 @@
-"""Image data sets made ready for training: columns, classes, splits, statistics, batches."""
+"""Preparation of image data sets for training: columns, classes, splits, statistics, batches."""
 
 import logging
 from dataclasses import dataclass, field
@@ -41,19 +41,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ImageData:
-    """What `load_image_data` returns.
+    """The result of `load_image_data`.
 
     Attributes:
         train: Training batches.
         evaluation: Evaluation batches.
-        eval_split: Name of the evaluation split, or `train+test` where both splits were pooled.
-        validation: Batches for choosing epochs, if requested: a validation split, or images held out of the training
-            split. In an open set (retrieval, few-shot) they are of other classes, numbered from 0.
+        eval_split: Name of the evaluation split, or `train+test` if both splits were pooled.
+        validation: Batches for selecting the best epoch, if requested: a validation split, or images held out of the
+            training split. In an open set (retrieval, few-shot) their classes differ, and are numbered from 0.
         class_names: Name of each class, by index; empty for regression. In an open set, those of the training images.
         shape: Shape of the images.
         mean: Mean per channel, on the scale from 0 to 1.
         std: Standard deviation per channel, on the scale from 0 to 1.
-        value_range: Smallest and largest value of the training images (without held-out ones); None without values.
+        value_range: Smallest and largest value of the training images (without held-out ones), for tasks with values.
         eval_class_names: Name of each class of the evaluation images, by index: in an open set those that occur among
             them, else `class_names`.
     """
@@ -72,13 +72,13 @@ class ImageData:
 
 @dataclass(frozen=True)
 class ImageSplit:
-    """What `load_image_split` returns.
+    """The result of `load_image_split`.
 
     Attributes:
         batches: Batches in the order of the split; `batches.epoch_rows()` are the data set's rows of its images.
         class_names: Name of each class, by index; empty, and all labels -1, if the split has no labels.
         num_images: Number of images, over all processes.
-        name: Name of the split, or `train+test` where both splits were pooled.
+        name: Name of the split, or `train+test` if both splits were pooled.
     """
 
     batches: ImageBatches
@@ -103,37 +103,38 @@ def load_image_data(
     num_processes: int = 1,
     progress: bool = True,
 ) -> ImageData:
-    """Load a labeled image data set and make batches of it.
+    """Load a labeled image data set as batches.
 
-    The classes of a validation split are those of the training split, or in an open set its own. `max_train_samples`
-    and `max_eval_samples` are drawn with `seed`. Statistics that are not given are measured on the training images.
-    Label noise replaces exactly the given fraction (rounded to images) of the labels trained on, after images were
-    held out; the true class may be drawn, so that at 1 labels are independent of the images. Held-out and evaluation
-    images keep their labels, and all images keep their values. Pixels are shuffled in all splits, after resizing and
-    after values are computed, and before augmentation; the channels of a pixel stay together.
+    A validation split has the classes of the training split, except in an open set. `max_train_samples` and
+    `max_eval_samples` images are sampled with `seed`. Statistics that are not set are measured on the training images.
+    Label noise replaces exactly the requested fraction (rounded to images) of the training labels, after images have
+    been held out; the true class may be drawn, so that with a fraction of 1 labels are independent of the images.
+    Held-out and evaluation images keep their labels, and all images keep their values. Pixels are shuffled in all
+    splits, after resizing and the computation of values, and before augmentation; the channels of a pixel stay
+    together.
 
     Args:
         options: The data set, its columns and splits, the shape of the images, corruption and augmentation. The data
             set is a bundled one, an id on the Hub or a folder; see `hf_sphere.data.sources.load_splits`.
         task: `classification`: `labels` are class indices, int64; `regression`: `labels` are real values, float32;
             `joint`: class indices, with real values as `regression_labels`; `retrieval` and `few_shot`, the open sets:
-            class indices, where the classes of evaluation and training images may differ, and each part numbers those
-            that occur in it, in the order of the data.
-        targets: For regression and joint prediction, which values, computed ones only for images that are kept in
-            memory; for an open set, how classes are divided.
-        episodes: Make training epochs of these episodes instead of passing over all images.
-        validation_episodes: Likewise for validation; every epoch has the same episodes, with their own seeds.
+            class indices, where the classes of evaluation and training images may differ, and those of each part are
+            numbered separately, in the order of the data.
+        targets: For regression and joint prediction, the source of the values (computed values require images that are
+            kept in memory); for an open set, the division of the classes.
+        episodes: Form training epochs from these episodes instead of from all images.
+        validation_episodes: Likewise for validation, with another seed; every epoch has the same episodes.
         eval_episodes: Likewise for evaluation.
-        batch_size: Images per training batch and process; ignored with `episodes`, which have their own size.
+        batch_size: Images per training batch and process; ignored with `episodes`, which define the batch size.
         eval_batch_size: Images per evaluation batch and process.
-        device: Where images are kept (if small) and batches are made.
+        device: Device of the batches, and of the images if they are kept in memory.
         seed: Seed of order, augmentation, held-out part and subsets, and of corruption without `corruption_seed`.
         process_index: Index of this process.
         num_processes: Number of processes that share the data.
         progress: Whether to show progress bars.
 
     Raises:
-        ValueError: If a split, column, size, fraction or number of classes is not possible, a label is outside the
+        ValueError: If a split, column, size, fraction or number of classes is invalid, a label is outside the
             classes, a value is missing or not finite, or an image is corrupt; the message lists what is available.
     """
     values = targets if isinstance(targets, ValueOptions) else ValueOptions()
@@ -182,7 +183,7 @@ def load_image_data(
 
     return ImageData(
         train=batches("train", batch_size, seed, augmentation=augmentation, shuffle=True),
-        # With the seed of training, the episodes of the evaluation would be those of the training.
+        # With the seed of training, the evaluation episodes would equal the training episodes.
         evaluation=batches("eval", eval_batch_size, mix_seed(seed, 1)),
         eval_split=parts["eval"].name,
         validation=batches("validation", eval_batch_size, mix_seed(seed, 2)) if "validation" in parts else None,
@@ -213,21 +214,21 @@ def load_image_split(
     Args:
         options: The data set, its columns, the shape of the images and the corruption, as in training: with the same
             `seed` or `corruption_seed`, classes and pixels are those of `load_image_data`. Mean and standard deviation
-            are required; the image processor of a model has them. The split need not have labels. Other options are
+            are required; the image processor of a model has them. The split may have no labels. Other options are
             ignored.
-        split: Name of the split; None for the one that `load_image_data` evaluates on.
-        train_classes: Instead of the split, load what retrieval by `load_image_data` evaluates on with this number: the
-            images of `options.train_split` and of this split, without the first `train_classes` classes.
-        max_samples: Use at most this many images, drawn with `seed`.
+        split: Name of the split; None for the evaluation split of `load_image_data`.
+        train_classes: Instead of the split, load the evaluation images of `load_image_data` for retrieval with this
+            option: those of `options.train_split` and of this split, without the first `train_classes` classes.
+        max_samples: Use at most this many images, sampled with `seed`.
         batch_size: Images per batch and process.
-        device: Where images are kept (if small) and batches are made.
+        device: Device of the batches, and of the images if they are kept in memory.
         seed: Seed of the subset, and of corruption without `corruption_seed`.
         process_index: Index of this process.
         num_processes: Number of processes that share the data.
         progress: Whether to show progress bars.
 
     Raises:
-        ValueError: If a split, a column, a size or a number of classes is not possible, a label is outside the classes,
+        ValueError: If a split, a column, a size or a number of classes is invalid, a label is outside the classes,
             or an image is corrupt; the message lists what is available.
     """
     if options.image_mean is None or options.image_std is None:
@@ -286,7 +287,7 @@ def _corruption(options: ImageSourceOptions, seed: int, task: str, noise: bool =
 def _open_parts(
     options: ImageSourceOptions, task: str, values: ValueOptions, train_classes: int | None, corruption: Corruption
 ) -> tuple[dict[str, Split], list[str], ImageShape]:
-    """Open the parts `train`, `eval` and perhaps `validation`; returns them, the class names and the image shape."""
+    """Return the parts `train`, `eval` and possibly `validation`, the class names and the image shape."""
     rows = _choose_splits(options, train_classes)
     image_column = _common_column(rows, options.image_column_name, IMAGE_COLUMNS, "image")
     label_column, value_column, class_names = None, None, []
@@ -323,25 +324,26 @@ def _open_parts(
 
 
 def _choose_splits(options: ImageSourceOptions, train_classes: int | None) -> dict[str, tuple[str, Dataset]]:
-    """Name and rows of the splits `train`, `eval` and perhaps `validation`."""
+    """Return the name and rows of the splits `train`, `eval` and possibly `validation`."""
     splits = load_splits(options.dataset_name, options.dataset_config_name)
     names = {"train": options.train_split, "eval": choose_eval_split(splits, options.eval_split)}
     if (name := options.validation_split) is not None:
         if options.validation_fraction:
             raise ValueError(
                 f"--validation_split {name} and --validation_fraction {options.validation_fraction} are two sources of "
-                "images to choose the epoch on; give one of them."
+                "images to select the epoch on; use only one of them."
             )
         if train_classes is not None:
             raise ValueError(
                 f"--train_classes {train_classes} divides the classes of all images, and --validation_split {name} "
-                "would have some of both sides; hold out training classes with --validation_fraction instead."
+                "would contain classes of both sides; hold out training classes with --validation_fraction instead."
             )
         for key, other in names.items():
             if other == name:
                 raise ValueError(
-                    f"--validation_split {name} is the split of --{key}_split too, so the epoch would not be chosen on "
-                    "separate images; name another one, or hold out training images with --validation_fraction."
+                    f"--validation_split {name} is also the split of --{key}_split, so the epoch would not be "
+                    "selected on separate images; name another one, or hold out training images with "
+                    "--validation_fraction."
                 )
         names["validation"] = name
     return {key: (name, find_split(splits, name, f"--{key}_split")) for key, name in names.items()}
@@ -358,7 +360,7 @@ def _common_column(
 
 
 def _pool(rows: dict[str, Dataset], columns: list[str]) -> tuple[str, Dataset]:
-    """Concatenate splits, and join their names."""
+    """Return the joined names and the concatenation of splits."""
     return "+".join(rows), concatenate_datasets([part.select_columns(columns) for part in rows.values()])
 
 

@@ -1,4 +1,4 @@
-"""Division of a data set by class, for evaluation on classes that are not in the training data."""
+"""Splits by class, for evaluation on classes that are not in the training data."""
 
 import logging
 
@@ -9,17 +9,17 @@ logger = logging.getLogger(__name__)
 
 
 def first_classes(labels: Tensor, count: int) -> Tensor:
-    """Mark the images of the first classes, as CUB-200-2011 and Cars196 are divided for metric learning.
+    """Return a mask of the images of the first classes, the split of CUB-200-2011 and Cars196 for metric learning.
 
     Args:
         labels: (N,) class indices.
-        count: Number of classes, of those that occur.
+        count: Number of classes, among those that occur.
 
     Returns:
         bool, (N,).
 
     Raises:
-        ValueError: If one of the two parts has no class.
+        ValueError: If one of the two parts would be empty.
     """
     classes = labels.unique()
     if not 1 <= count < len(classes):
@@ -31,12 +31,12 @@ def first_classes(labels: Tensor, count: int) -> Tensor:
 
 
 def held_out_classes(labels: Tensor, fraction: float, seed: int) -> Tensor:
-    """Mark the images of classes drawn at random.
+    """Return a mask of the images of randomly sampled classes.
 
     Args:
         labels: (N,) class indices.
         fraction: Fraction of the classes that occur, between 0 and 1; rounded to at least one class in each part.
-        seed: Seed of the draw.
+        seed: Seed of the sampling.
 
     Returns:
         bool, (N,).
@@ -56,7 +56,7 @@ def held_out_classes(labels: Tensor, fraction: float, seed: int) -> Tensor:
 
 
 def warn_of_shared_classes(train: Tensor, evaluation: Tensor, what: str = "evaluation") -> None:
-    """Warn if class indices of two splits, (N,) and (M,), have some in common; `what` is the name of the second."""
+    """Warn if two splits with class indices (N,) and (M,) share classes; `what` is the name of the second one."""
     trained, evaluated = train.unique(), evaluation.unique()
     shared = int(torch.isin(evaluated, trained).sum())
     if shared:

@@ -1,4 +1,4 @@
-"""Options of loading image and text data sets; each is also an argument of the recipes.
+"""Options for loading image and text data sets; each is also an argument of the recipes.
 
 Nothing heavy is imported here, so that recipes can parse their arguments quickly.
 """
@@ -11,7 +11,7 @@ from hf_sphere.utils.arguments import argument
 
 @dataclass
 class ImageSourceOptions:
-    """Which images, of what size, with which labels."""
+    """Images, their size and their labels."""
 
     dataset_name: str = argument("digits", "Hub id, folder, or a bundled data set: `digits` or `two_clusters`.")
     dataset_config_name: str | None = argument(None, "Configuration of the data set.")
@@ -20,17 +20,17 @@ class ImageSourceOptions:
     validation_split: str | None = argument(None, "Split for choosing the best epoch and for early stopping.")
     validation_fraction: float = argument(
         0.0,
-        "Fraction of the training split to hold out instead of a validation split, stratified by class. For retrieval "
-        "and few-shot, a fraction of the classes.",
+        "Fraction of the training split to hold out, stratified by class, instead of using a validation split. For "
+        "retrieval and few-shot, a fraction of the classes.",
     )
-    image_column_name: str | None = argument(None, "Image column; found by its usual names by default.")
-    label_column_name: str | None = argument(None, "Label column; found by its usual names by default.")
-    image_size: list[int] | None = argument(None, "Side in pixels, or height and width; default: as the first image.")
-    num_channels: int | None = argument(None, "1 or 3; default: the channels of the first image.")
+    image_column_name: str | None = argument(None, "Image column; by default the first usual name that exists.")
+    label_column_name: str | None = argument(None, "Label column; by default the first usual name that exists.")
+    image_size: list[int] | None = argument(None, "Side in pixels, or height and width; default: the first image's.")
+    num_channels: int | None = argument(None, "1 or 3; default: the first image's.")
     image_mean: list[float] | None = argument(None, "Mean per channel, on the scale 0 to 1; default: measured.")
     image_std: list[float] | None = argument(None, "Standard deviation per channel; default: measured.")
     sample_classes: int | None = argument(None, "Keep only this many classes, sampled with corruption_seed.")
-    label_noise: float = argument(0.0, "Fraction of the training labels to replace by uniformly drawn classes.")
+    label_noise: float = argument(0.0, "Fraction of the training labels to replace by uniformly sampled classes.")
     shuffled_pixels: Literal["per_image", "shared"] | None = argument(
         None, "Permute the pixels of every image: with a permutation per image, or one shared by all images."
     )
@@ -40,13 +40,13 @@ class ImageSourceOptions:
     max_train_samples: int | None = argument(None, "Use at most this many training images.")
     max_eval_samples: int | None = argument(None, "Use at most this many evaluation images.")
     skip_corrupt_images: bool = argument(False, "Skip images that cannot be decoded.")
-    cache_dir: str | None = argument(None, "Cache folder for decoded images; default: below the Hugging Face home.")
-    dataloader_num_workers: int | None = argument(None, "Decoding processes; default: one per core.")
+    cache_dir: str | None = argument(None, "Cache folder for decoded images; default: in the Hugging Face home.")
+    dataloader_num_workers: int | None = argument(None, "Number of decoding processes; default: one per core.")
 
 
 @dataclass
 class ImageDataOptions(ImageSourceOptions):
-    """Which images, and how training images are augmented."""
+    """Images, and the augmentation of training images."""
 
     crop_padding: int = argument(0, "Zero padding in pixels before a random crop of training images.")
     horizontal_flip: bool = argument(False, "Flip training images horizontally with probability 1/2.")
@@ -59,21 +59,21 @@ class ImageDataOptions(ImageSourceOptions):
         corruptions = (self.sample_classes, self.label_noise, self.shuffled_pixels)
         if self.corruption_seed is not None and not any(corruptions):
             raise ValueError(
-                "corruption_seed is for sample_classes, label_noise and shuffled_pixels, none of which is given."
+                "corruption_seed is for sample_classes, label_noise and shuffled_pixels, none of which is set."
             )
 
 
 @dataclass
 class ValueOptions:
-    """Which real values are the targets of a regression."""
+    """Targets of a regression."""
 
-    value_column_name: str | None = argument(None, "Value column; found by its usual names by default.")
+    value_column_name: str | None = argument(None, "Value column; by default the first usual name that exists.")
     computed_value: str | None = argument(None, "Value computed from the image instead: slant (degrees) or intensity.")
 
 
 @dataclass
 class OpenSetOptions:
-    """Which classes are for training; evaluation uses others."""
+    """Division of the classes into training and evaluation."""
 
     train_classes: int | None = argument(
         None, "Pool both splits, train on the first N classes and evaluate on the others; default: keep the splits."
@@ -82,7 +82,7 @@ class OpenSetOptions:
 
 @dataclass
 class TextDataOptions:
-    """Which text, and which of its tokens are predicted."""
+    """Text, and the tokens to predict."""
 
     dataset_name: str = argument(help="Hub id, folder, or a text, parquet, json or csv file.")
     dataset_config_name: str | None = argument(None, "Configuration of the data set.")
@@ -92,14 +92,15 @@ class TextDataOptions:
     )
     validation_split: str | None = argument(
         None,
-        "Split for choosing the best epoch and for early stopping; default: `validation`, unless it is used otherwise.",
+        "Split for choosing the best epoch and for early stopping; default: `validation`, unless used for training or "
+        "evaluation.",
     )
     validation_fraction: float = argument(
-        0.0, "Fraction of the training text, its end, to hold out instead of a validation split."
+        0.0, "Fraction of the training text to hold out, from its end, instead of using a validation split."
     )
-    text_column_name: str | None = argument(None, "Text column; found by its usual names by default.")
+    text_column_name: str | None = argument(None, "Text column; by default the first usual name that exists.")
     max_seq_length: int | None = argument(
-        None, "Tokens per block, with the special tokens; default: the maximum of the model, but at most 512."
+        None, "Tokens per block, including special tokens; default: the maximum of the model, but at most 512."
     )
     objective: Literal["masked", "reconstruction"] = argument(
         "masked", "Predict masked tokens, or reproduce all tokens without masking, as in the paper."
@@ -109,7 +110,7 @@ class TextDataOptions:
     max_train_samples: int | None = argument(None, "Use at most this many training blocks.")
     max_eval_samples: int | None = argument(None, "Use at most this many blocks for evaluation and for validation.")
     cache_dir: str | None = argument(None, "Cache folder for prepared text; default: that of `datasets`.")
-    preprocessing_num_workers: int | None = argument(None, "Tokenization processes; default: one.")
+    preprocessing_num_workers: int | None = argument(None, "Number of tokenization processes; default: one.")
 
     def __post_init__(self) -> None:
         if self.objective == "reconstruction" and (self.mask_probability is not None or self.whole_word_masking):

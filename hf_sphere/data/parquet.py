@@ -1,4 +1,4 @@
-"""Writing of image data sets as folders of parquet files for `datasets.load_dataset`."""
+"""Write image data sets as folders of parquet files for `datasets.load_dataset`."""
 
 from pathlib import Path
 from typing import Any
@@ -8,16 +8,16 @@ import pyarrow.parquet as pq
 from datasets import Features
 
 BYTES_A_FILE = 500_000_000
-"""Image bytes per file."""
+"""Maximum image bytes per file."""
 
 ROWS_AT_A_TIME = 100
-"""Rows of a parquet row group, the unit held in memory."""
+"""Rows per parquet row group, the unit held in memory."""
 
 
 class ParquetSplit:
     """Writes the rows of a split, one by one, to `<split>-00000-of-00003.parquet` and so on.
 
-    The number of files is part of their names, so they are renamed at the end of the `with` block.
+    File names contain the number of files, so files are renamed at the end of the `with` block.
 
     Args:
         folder: Folder of the data set.

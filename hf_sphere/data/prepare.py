@@ -1,4 +1,4 @@
-"""Conversion of published image data sets into parquet files that `load_image_data` reads."""
+"""Convert published image data sets to parquet files that `load_image_data` reads."""
 
 import io
 from collections import Counter
@@ -30,14 +30,14 @@ def prepare_images(
         source: Folder of the data as published.
         output: Folder to write.
         overwrite: Replace prepared data in `output`.
-        skip_missing: Skip unusable rows instead of raising.
-        expect_counts: Raise if the numbers of classes and images or their size differ from the published ones, instead
-            of printing a warning.
+        skip_missing: Skip unusable rows instead of raising an error.
+        expect_counts: Raise an error, instead of printing a warning, if the numbers of classes and images or their size
+            differ from the published ones.
         progress: Whether to show progress bars.
 
     Raises:
         FileExistsError: If `output` exists and may not be replaced.
-        ValueError: If the data is not complete or not readable.
+        ValueError: If the data is incomplete or unreadable.
     """
     if not source.is_dir():
         raise ValueError(f"--source {source} is not a folder.")
@@ -68,10 +68,10 @@ def _check_output(output: Path, source: Path, overwrite: bool) -> None:
     if not output.exists():
         return
     if not overwrite:
-        raise FileExistsError(f"{output} is there already; choose another --output or pass --overwrite_output_dir.")
+        raise FileExistsError(f"{output} already exists; choose another --output or pass --overwrite_output_dir.")
     other = [path for path in output.iterdir() if path.suffix != ".parquet"] if output.is_dir() else [output]
     if other:
-        raise FileExistsError(f"{output} is not replaced: {other[0]} is no prepared data. Choose another --output.")
+        raise FileExistsError(f"{output} is not replaced: {other[0]} is not prepared data. Choose another --output.")
 
 
 def _check_counts(kind: str, splits: Splits, features: Features, *, strict: bool, warn: bool) -> None:
@@ -92,7 +92,7 @@ def _check_counts(kind: str, splits: Splits, features: Features, *, strict: bool
     if wrong and strict:
         raise ValueError(
             f"these are not {kind} as published: {'; '.join(wrong)}. Complete the data, or pass --expect_counts false "
-            "to prepare what is there."
+            "to prepare it as it is."
         )
     for text in wrong if warn else []:
         print(f"Warning: {text}.")
@@ -128,12 +128,12 @@ def _write_split(
                 if strict:
                     raise ValueError(
                         f"images of {size[0]} x {size[1]} pixels expected, {row.path} has {found[0]} x {found[1]}. "
-                        "Pass --expect_counts false to prepare what is there."
+                        "Pass --expect_counts false to prepare the data as it is."
                     )
             parquet.add({"image": {"bytes": encoded, "path": row.path.name}} | row.values, len(encoded))
             kept.append(row)
     if not kept:
         raise ValueError(f"no image of the {split} split can be used.")
     if odd:
-        print(f"Warning: {odd:,} {split} images have another size than {size}.")
+        print(f"Warning: {odd:,} {split} images are not of size {size}.")
     return kept

@@ -1,4 +1,4 @@
-"""Readers of image data sets in the folders and lists that they are published as.
+"""Readers of image data sets in their published layouts of folders and lists.
 
 ImageNet-200, OmniArt, CUB-200-2011, Stanford Online Products, and few-shot data sets split by class.
 """
@@ -16,14 +16,14 @@ from datasets import ClassLabel, Features, Image, Value
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 FIRST_YEAR, LAST_YEAR = 1000, 1932
-"""The years that OmniArt is published to span."""
+"""The years that OmniArt spans, as published."""
 CLASS_LISTS = {"train": "train.csv", "validation": "val.csv", "test": "test.csv"}
-"""The list of each split of a few-shot data set."""
+"""File name of the list of each split of a few-shot data set."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """Published numbers of a data set; those that are unknown or vary are left out.
+    """Published numbers of a data set; unknown and varying ones are left out.
 
     Attributes:
         classes: Classes of all splits together.
@@ -64,7 +64,7 @@ class Reader:
 
     Args:
         source: Folder of the data as published.
-        skip_missing: Whether to skip unusable rows instead of raising.
+        skip_missing: Whether to skip unusable rows instead of raising an error.
     """
 
     def __init__(self, source: Path, *, skip_missing: bool) -> None:
@@ -73,7 +73,7 @@ class Reader:
         self.left_out: Counter[str] = Counter()
 
     def leave_out(self, split: str, why: str, bad: Sequence[Any], total: int) -> None:
-        """Count unusable rows, or raise."""
+        """Count unusable rows, or raise an error."""
         if bad and not self.skip_missing:
             raise ValueError(
                 f"{len(bad):,} of {total:,} rows of the {split} split {why}; the first: {bad[0]}. Complete the data, "
@@ -93,7 +93,7 @@ class Reader:
         return kept
 
     def lines(self, name: str, columns: int, separator: str | None = None, header: str = "") -> list[list[str]]:
-        """Read the first columns of a text file, without its header, which is required if given."""
+        """Read the first columns of a text file; if `header` is set, it must be the first line, and is not returned."""
         found = []
         for number, line in enumerate(self.find(name).read_text(encoding="utf-8-sig").splitlines(), 1):
             cells = line.split(separator, -1 if separator else columns - 1)
@@ -113,7 +113,7 @@ class Reader:
         """Return the path of a file, which must exist."""
         path = self.source / name
         if not path.is_file():
-            raise ValueError(f"{path} is not there; {_contents(path.parent)}. Is --source the right folder?")
+            raise ValueError(f"{path} does not exist; {_contents(path.parent)}. Is --source the right folder?")
         return path
 
 
@@ -205,8 +205,8 @@ def read_cub200(reader: Reader) -> tuple[Splits, Features]:
 def read_sop(reader: Reader) -> tuple[Splits, Features]:
     """Read the two lists of Stanford Online Products, an open set: its test classes differ from its training classes.
 
-    Classes keep their published numbers. They have no names, and a `ClassLabel` of all classes would give every split
-    all of them.
+    Labels are the published class numbers. Classes have no names, and with a `ClassLabel` of all classes every split
+    would have all of them.
     """
     lists = {split: f"Ebay_{split}.txt" for split in ("train", "test")}
     splits = _read_disjoint(reader, lists, _read_products)
@@ -233,9 +233,9 @@ def _read_products(reader: Reader, name: str) -> list[Row]:
 
 
 def read_class_split(reader: Reader) -> tuple[Splits, Features]:
-    """Read three lists of images of different classes, the usual form of few-shot data sets.
+    """Read three lists of images with disjoint classes, the usual layout of few-shot data sets.
 
-    Classes are stored as names: a `ClassLabel` would give every split all classes.
+    Classes are stored as names: with a `ClassLabel` every split would have all classes.
     """
     folder = "split/" if (reader.source / "split").is_dir() else ""
     lists = {split: folder + name for split, name in CLASS_LISTS.items()}
@@ -277,7 +277,7 @@ READERS: dict[str, Callable[[Reader], tuple[Splits, Features]]] = {
 def _rows_by_class(folder: Path) -> list[Row]:
     """List the images in the folder of each class, in order."""
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not there; {_contents(folder.parent)}. Is --source the right folder?")
+        raise ValueError(f"{folder} does not exist; {_contents(folder.parent)}. Is --source the right folder?")
     rows = []
     for class_folder in sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")):
         inner = class_folder / "images"  # as in Tiny ImageNet
@@ -303,7 +303,7 @@ def _names_in(folder: Path) -> set[str]:
 def _contents(folder: Path) -> str:
     names = sorted(_names_in(folder))
     if not names:
-        return f"{folder} is empty" if folder.is_dir() else f"{folder} is not there either"
+        return f"{folder} is empty" if folder.is_dir() else f"{folder} does not exist either"
     return f"{folder} holds {_shorten(names, 6)}"
 
 

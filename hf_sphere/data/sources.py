@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, load_dataset
 
-# Column names used on the Hub, the most common one first. A fine label is preferred to a coarse one.
+# Column names used on the Hub, the most common one first; fine labels before coarse ones.
 IMAGE_COLUMNS = ("image", "img")
 LABEL_COLUMNS = ("label", "fine_label", "labels", "coarse_label")
 VALUE_COLUMNS = ("value", "target", "year", "creation_year", "age", "regression_label")
@@ -17,8 +17,8 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
     """Load all splits of an image data set.
 
     Args:
-        name: `digits` or `two_clusters` (bundled), an id on the Hub, or a folder of parquet files or images.
-        config_name: Configuration of a data set that has several.
+        name: `digits` or `two_clusters` (bundled), Hub id, or folder of parquet files or images.
+        config_name: Configuration, for a data set with several.
     """
     if name in BUNDLED:
         return DatasetDict(BUNDLED[name]())
@@ -31,14 +31,14 @@ def load_splits(name: str, config_name: str | None = None) -> DatasetDict:
 def find_column(
     dataset: Dataset, given: str | None, candidates: tuple[str, ...], what: str, *, instead: str = ""
 ) -> str:
-    """Return the given column, or the first candidate that exists.
+    """Return the requested column, or the first candidate that exists.
 
     Args:
         dataset: The split.
-        given: Name of the column; None looks for the candidates.
+        given: Name of the column; None for the first candidate.
         candidates: Usual names.
-        what: Content of the column, for messages.
-        instead: An alternative if there is no such column, the end of a message.
+        what: Content of the column, for error messages.
+        instead: An alternative to such a column, for the end of the error message.
 
     Raises:
         ValueError: If there is no such column; the message lists the columns.
@@ -58,12 +58,12 @@ def find_column(
 
 
 def choose_eval_split(splits: DatasetDict, name: str | None) -> str:
-    """Return the name of the evaluation split: the given one, else `test`, else `validation`."""
+    """Return the name of the evaluation split: `name`, else `test`, else `validation`."""
     return name or next((split for split in ("test", "validation", "valid") if split in splits), "test")
 
 
 def find_split(splits: DatasetDict, name: str, option: str) -> Dataset:
-    """Return a split that exists and is not empty; otherwise the error lists the splits."""
+    """Return a split; raise an error that lists the splits if it does not exist or is empty."""
     if name not in splits:
         raise ValueError(f"no split {name!r}; the data has {', '.join(splits)}. Choose one with {option}.")
     if len(splits[name]) == 0:
@@ -73,7 +73,7 @@ def find_split(splits: DatasetDict, name: str, option: str) -> Dataset:
 
 @cache
 def _digits() -> DatasetDict:
-    """The 1,797 handwritten 8x8 digits of scikit-learn; every fifth of each class is for testing."""
+    """The 1,797 handwritten 8x8 digits of scikit-learn; every fifth image of each class is in the test split."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

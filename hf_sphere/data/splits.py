@@ -1,4 +1,4 @@
-"""Images and targets of one split, between the data set and batches."""
+"""Images and targets of one split, before they are converted to batches."""
 
 import os
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from hf_sphere.data.open_set import held_out_classes
 from hf_sphere.data.options import ImageSourceOptions
 
 LARGEST_SIDE_IN_MEMORY = 96
-"""Images with sides up to this length are decoded once and kept on the device; larger ones stream from disk."""
+"""Images with sides up to this length are decoded once and kept on the device; larger ones are read from disk."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Split:
 
     @property
     def known_classes(self) -> Tensor:
-        """Class indices, (N,), of a task with classes."""
+        """Class indices, (N,), for tasks with classes."""
         assert self.classes is not None  # checked by `check_task`
         return self.classes
 
@@ -85,12 +85,12 @@ class Split:
         return part
 
     def number_classes(self, names: Sequence[str]) -> list[str]:
-        """Number the classes that occur from 0 and return their names."""
+        """Renumber the classes that occur from 0, and return their names."""
         classes, self.classes = self.known_classes.unique(return_inverse=True)
         return [names[index] for index in classes.tolist()]
 
     def read(self, options: ImageSourceOptions, *, progress: bool) -> "Split":
-        """Decode images that fit in memory; of larger ones, drop the corrupt ones if the options say so."""
+        """Decode images that are kept in memory; of other images, drop corrupt ones if requested."""
         encoded = self.images
         assert isinstance(encoded, EncodedImages)  # a split is read once
         skip, workers = options.skip_corrupt_images, options.dataloader_num_workers
@@ -102,7 +102,7 @@ class Split:
         return self.select(find_good(encoded, num_workers=workers, progress=progress)) if skip else self
 
     def batches(self, num_workers: int | None, **options: Any) -> ImageBatches:
-        """Make batches; `options` are those of `ImageBatches`."""
+        """Create batches; `options` are those of `ImageBatches`."""
         labels = self.values if self.classes is None else self.classes
         assert labels is not None  # every task has targets
         options["rows"] = self.rows
@@ -128,7 +128,7 @@ def prepare_images(
     seed: int,
     progress: bool,
 ) -> Split:
-    """Sample images, read them, compute their values if required, and shuffle their pixels."""
+    """Sample and read images, compute their values if requested, and shuffle their pixels."""
     split = split.sample(max_samples, seed).read(options, progress=progress)
     images = split.images
     if computed_value is not None and isinstance(images, Tensor):  # `check_computable` rejects the others
@@ -138,7 +138,7 @@ def prepare_images(
 
 
 def hold_out(split: Split, fraction: float, seed: int, *, by_class: bool) -> tuple[Split, Split]:
-    """Hold out a fraction of the classes, or of the images, stratified if they have classes; return rest and part."""
+    """Hold out a fraction of the classes or images (stratified by class, if any); return rest and held-out part."""
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"validation_fraction must lie between 0 and 1; got {fraction}.")
     if by_class:
@@ -154,7 +154,7 @@ def hold_out(split: Split, fraction: float, seed: int, *, by_class: bool) -> tup
 
 
 def find_range(values: Tensor) -> tuple[float, float]:
-    """Return the smallest and largest of the values of the training images, (N,), which must differ."""
+    """Return the smallest and largest of the training values, (N,), which must differ."""
     smallest, largest = values.min().item(), values.max().item()
     if smallest == largest:
         raise ValueError(
@@ -169,17 +169,17 @@ def stays_in_memory(shape: ImageShape) -> bool:
 
 
 def check_computable(value: str, shape: ImageShape) -> None:
-    """Raise if a value cannot be computed from images of this shape, because they stream from disk."""
+    """Raise an error if a value cannot be computed from images of this shape, since they are read from disk."""
     if not stays_in_memory(shape):
         raise ValueError(
             f"--computed_value {value} is for images of up to {LARGEST_SIDE_IN_MEMORY} pixels a side, which are kept "
-            f"in memory; these have {shape.height} x {shape.width} and stream from disk. Make them smaller with "
+            f"in memory; these have {shape.height} x {shape.width} and are read from disk. Resize them with "
             "--image_size, or name a column of values with --value_column_name."
         )
 
 
 def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> ImageShape:
-    """Return the shape that the options give, or else that of the first image."""
+    """Return the shape set by the options, by default that of the first image."""
     found = probe_shape(rows, column)
     if options.num_channels not in (None, 1, 3):
         raise ValueError(f"num_channels must be 1 or 3; got {options.num_channels}.")
@@ -192,7 +192,7 @@ def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> Ima
 
 
 def measure_pixels(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[list[float], list[float]]:
-    """Measure mean and standard deviation per channel, on the scale from 0 to 1; on a sample if images are on disk."""
+    """Measure mean and standard deviation per channel, on the scale from 0 to 1; on a sample for images on disk."""
     if not isinstance(images, Tensor):
         chosen = torch.linspace(0, len(images) - 1, min(sample, len(images))).long().unique().tolist()
         _, stacked, error = stack_images(images.__getitems__(chosen))

@@ -26,25 +26,25 @@ def check_task(
     train_classes: int | None = None,
     episodes: Episodes | None = None,
 ) -> None:
-    """Raise if a task does not exist, or if targets or episodes do not fit it."""
+    """Raise an error if a task does not exist, or does not support the targets or episodes."""
     if task not in get_args(Task):
         raise ValueError(f"task must be classification, regression, joint, retrieval or few_shot; got {task!r}.")
     sources = {"value_column_name": values.value_column_name, "computed_value": values.computed_value}
     given = [f"--{name} {value}" for name, value in sources.items() if value is not None]
     if len(given) == 2:
-        raise ValueError(f"{' and '.join(given)} are two sources of one value; give one of them.")
+        raise ValueError(f"{' and '.join(given)} are two sources of one value; use only one of them.")
     if given and task in ("classification", *OPEN_SETS):
-        raise ValueError(f"{given[0]} has no use in {task}: leave it out, or choose task regression or joint.")
+        raise ValueError(f"{given[0]} does not apply to {task}: leave it out, or choose task regression or joint.")
     if train_classes is not None and task not in OPEN_SETS:
         raise ValueError(
-            f"--train_classes {train_classes} has no use in {task}, where all classes are trained on: leave it out, or "
+            f"--train_classes {train_classes} does not apply to {task}, which trains on all classes: leave it out, or "
             "choose task retrieval or few_shot."
         )
     if episodes is not None and task == "regression":
         raise ValueError("episodes are drawn by class, and regression has no classes: leave them out.")
     if label_column is not None and task == "regression":
         raise ValueError(
-            f"--label_column_name {label_column} has no use in regression, which learns no classes: leave it out, or "
+            f"--label_column_name {label_column} does not apply to regression, which has no classes: leave it out, or "
             "choose task classification or joint. Real values come from --value_column_name."
         )
     if values.computed_value is not None and values.computed_value not in COMPUTED_VALUES:
@@ -55,7 +55,7 @@ def read_values(rows: Dataset, column: str, split: str) -> Tensor:
     """Read real values, float32, (N,).
 
     Raises:
-        ValueError: If a value is missing, not a number or not finite; the message names its row and the split.
+        ValueError: If a value is missing, not a number or not finite; the message contains its row and the split.
     """
     cells = rows.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
     where = f"in split {split!r}"

@@ -1,4 +1,4 @@
-"""Text data sets made ready for training: column, splits, tokens, blocks, batches."""
+"""Preparation of text data sets for training: column, splits, tokens, blocks, batches."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from hf_sphere.data.sources import find_column, find_split
 from hf_sphere.data.text_batches import Masking, TextBatches, Vocabulary
 
 TEXT_COLUMNS = ("text", "sentence", "content")
-"""Names used on the Hub, the usual one first."""
+"""Column names used on the Hub, the most common one first."""
 
 FILE_KINDS = {".txt": "text", ".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 """Builder of `datasets` for each kind of file."""
@@ -27,14 +27,14 @@ FILE_KINDS = {".txt": "text", ".parquet": "parquet", ".json": "json", ".jsonl": 
 
 @dataclass(frozen=True)
 class TextData:
-    """What `load_text_data` returns.
+    """The result of `load_text_data`.
 
     Attributes:
         train: Training batches.
         evaluation: Evaluation batches.
         eval_split: Name of the evaluation split.
-        validation: Batches for choosing epochs, if any.
-        validation_split: Name of their split.
+        validation: Batches for selecting the best epoch, if any.
+        validation_split: Name of the validation split.
     """
 
     train: TextBatches
@@ -57,7 +57,7 @@ def load_text_data(
     num_processes: int = 1,
     progress: bool = True,
 ) -> TextData:
-    """Load a text data set and make batches of it.
+    """Load a text data set as batches.
 
     The texts of a split are tokenized, joined, and cut into blocks; an incomplete last block is dropped. The tokens,
     five bytes each, are kept on the device. `max_train_samples` and `max_eval_samples` count blocks.
@@ -65,28 +65,30 @@ def load_text_data(
     Args:
         options: The data set (see `load_text_splits`), its column and splits, and the masking. `max_seq_length` is
             ignored in favor of `block_length`.
-        tokenizer: Tokenizer of transformers with a mask token.
+        tokenizer: A transformers tokenizer with a mask token.
         block_length: Tokens per block, special tokens included.
         batch_size: Blocks per training batch and process.
         eval_batch_size: Blocks per evaluation batch and process.
-        device: Where blocks are kept and batches are made.
+        device: Device of the blocks and batches.
         seed: Seed of order, masks and subsets.
         process_index: Index of this process.
         num_processes: Number of processes that share the data.
         progress: Whether to show progress bars.
 
     Raises:
-        ValueError: If a split, column, length or fraction is not possible, or there is too little text; the message
+        ValueError: If a split, column, length or fraction is invalid, or there is too little text; the message
             lists what is available.
     """
     vocabulary = Vocabulary.of(tokenizer)
     room = block_length - len(vocabulary.prefix) - len(vocabulary.suffix)
     if room < 1:
-        raise ValueError(f"max_seq_length {block_length} leaves no token beside the special ones; use at least 8.")
+        raise ValueError(
+            f"max_seq_length {block_length} leaves no room for text besides the special tokens; use at least 8."
+        )
     if options.whole_word_masking and not tokenizer.is_fast:
         raise ValueError(
-            f"whole_word_masking needs a fast tokenizer, which marks words; {type(tokenizer).__name__} is a slow one. "
-            "Leave it out, or name a fast one with --tokenizer_name."
+            f"whole_word_masking needs a fast tokenizer, which maps tokens to words; {type(tokenizer).__name__} is a "
+            "slow one. Leave it out, or name a fast one with --tokenizer_name."
         )
     with _progress_bars(progress):
         splits = load_text_splits(options.dataset_name, options.dataset_config_name, options.cache_dir)
@@ -138,9 +140,9 @@ def load_text_splits(
     """Load all splits of a text data set.
 
     Args:
-        name: Id on the Hub, a folder of parquet or text files (or its subfolder `config_name`, if that exists), or one
+        name: Hub id, folder of parquet or text files (or its subfolder `config_name`, if that exists), or a single
             file, which becomes the split `train`.
-        config_name: Configuration of a data set that has several.
+        config_name: Configuration, for a data set with several.
         cache_dir: Cache folder of `datasets`; its default if None.
 
     Raises:
@@ -165,10 +167,10 @@ def load_text_splits(
 
 
 def _choose_splits(splits: DatasetDict, options: TextDataOptions) -> dict[str, str]:
-    """Names of the splits `train`, `eval` and `validation`; without `eval` if the held-out part takes its place."""
+    """Return the names of the splits `train`, `eval` and `validation`; no `eval` if the held-out part replaces it."""
     validation, fraction = options.validation_split, options.validation_fraction
     if fraction and validation is not None:
-        raise ValueError(f"validation_split {validation!r} and validation_fraction exclude each other; leave one out.")
+        raise ValueError(f"validation_split {validation!r} and validation_fraction exclude each other; use only one.")
     if fraction and not 0.0 < fraction < 1.0:
         raise ValueError(f"validation_fraction must lie between 0 and 1; got {fraction}.")
     names = {"train": options.train_split}
@@ -199,7 +201,7 @@ def _find_text_column(rows: dict[str, Dataset], given: str | None) -> str:
 
 
 def _read_blocks(rows: Dataset, column: str, tokenizer: Any, room: int, num_proc: int | None) -> tuple[Tensor, Tensor]:
-    """Tokens (N, room), int32, of all texts joined, and whether each begins a word, bool; the remainder is dropped."""
+    """Return the tokens of all texts joined, (N, room), int32, and whether each begins a word; drop the remainder."""
     tokenized = rows.map(
         _tokenize,
         batched=True,
@@ -216,7 +218,7 @@ def _read_blocks(rows: Dataset, column: str, tokenizer: Any, room: int, num_proc
 
 
 def _tokenize(batch: dict[str, list], tokenizer: Any, column: str) -> dict[str, list]:
-    """Tokens of each text without special ones, and whether each begins a word."""
+    """Return the tokens of each text without special tokens, and whether each begins a word."""
     texts = [text or "" for text in batch[column]]
     # Not verbose: texts are cut into blocks, so a warning about their length would be misleading.
     encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
@@ -229,13 +231,13 @@ def _tokenize(batch: dict[str, list], tokenizer: Any, column: str) -> dict[str, 
 
 
 def _join(rows: Dataset, column: str) -> np.ndarray:
-    """All lists of a column as one array."""
+    """Return all lists of a column as one array."""
     parts = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in rows.data.column(column).chunks]
     return np.concatenate([np.empty(0, np.int32 if column == "input_ids" else np.bool_), *parts])
 
 
 def _hold_out(blocks: tuple[Tensor, Tensor], fraction: float) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Split off the last fraction of the blocks: contiguous text, so that little of it leaks into training."""
+    """Split off the last fraction of the blocks; contiguous text limits leakage between the parts."""
     count = len(blocks[0])
     held_out = round(fraction * count)
     if not 0 < held_out < count:

@@ -1,4 +1,4 @@
-"""Batches of text on the training device, with the tokens that a language model predicts."""
+"""Batches of text on the training device, with the target tokens of a language model."""
 
 import math
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from torch import Tensor
 from hf_sphere.utils.seeds import mix_seed
 
 IGNORED = -100
-"""Label of tokens that are not targets, as in torch's cross-entropy and all language models of transformers."""
+"""Label of tokens that are not targets, as in torch's cross-entropy and in transformers."""
 
 Objective = Literal["masked", "reconstruction"]
 
@@ -24,7 +24,7 @@ class Vocabulary:
         prefix: Special tokens before a text.
         suffix: Special tokens after it.
         mask: The mask token.
-        ordinary: (V,) all tokens that are not special, int64.
+        ordinary: (V,) all other tokens, int64.
     """
 
     prefix: tuple[int, ...]
@@ -34,7 +34,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Any) -> "Vocabulary":
-        """Make it from a tokenizer of transformers.
+        """Create it from a transformers tokenizer.
 
         Raises:
             ValueError: If the tokenizer has no mask token.
@@ -56,9 +56,9 @@ class Vocabulary:
 class Masking:
     """Masking for masked language modeling.
 
-    Each token, or each word with all of its tokens, is chosen with `probability`; in a block without any, the one with
-    the lowest draw is chosen. Of the chosen tokens, 80 % are replaced by the mask token, 10 % by a random ordinary
-    token, and 10 % are kept (Devlin et al., "BERT", NAACL 2019).
+    Each token, or each word with all of its tokens, is chosen with `probability`; if a block has none, the one with
+    the lowest random number is chosen. Of the chosen tokens, 80 % are replaced by the mask token, 10 % by a random
+    ordinary token, and 10 % are kept (Devlin et al., "BERT", NAACL 2019).
 
     Attributes:
         probability: Fraction of tokens to choose, above 0 and at most 1.
@@ -81,7 +81,7 @@ class Masking:
             tokens: (B, L) tokens of the text, int64.
             starts: (B, L) whether a token begins a word.
             vocabulary: The mask token, and the ordinary tokens for random replacement.
-            generator: On the CPU, so that draws are the same on every device.
+            generator: Generator on the CPU, so that masks are the same on every device.
 
         Returns:
             The input tokens, and the labels: the token where it is a target, else -100; both (B, L).
@@ -114,16 +114,16 @@ class TextBatches:
         starts: (N, L) whether a token begins a word.
         vocabulary: Special and ordinary tokens.
         batch_size: Blocks per batch and process.
-        masking: Which tokens are targets; None masks nothing and makes every token a target, special ones included:
-            plain reconstruction.
-        device: Where the blocks are kept and batches are made.
+        masking: Selects the target tokens; if None (reconstruction), no token is masked and every token is a target,
+            including special ones.
+        device: Device of the blocks and batches.
         shuffle: Whether order and masks differ between epochs, as in training.
         seed: Seed of order and masks.
         process_index: Index of this process.
         num_processes: Number of processes that share the data.
 
     Raises:
-        ValueError: If the sizes are not possible.
+        ValueError: If the sizes are invalid.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class TextBatches:
         return self._share() * self.num_processes if self.shuffle else len(self.tokens)
 
     def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[dict[str, Tensor]]:
-        """Yield the batches of an epoch, beginning with batch `start`, int64."""
+        """Yield the batches of an epoch, starting with batch `start`, int64."""
         for number, rows in enumerate(self._order(epoch).split(self.batch_size)[start:], start):
             rows = rows.to(self.device)
             if self._fixed is not None:
@@ -201,7 +201,7 @@ class TextBatches:
 
     @staticmethod
     def num_targets(batch: dict[str, Tensor]) -> Tensor:
-        """Return the number of targets of a batch, over which its loss is the mean: a scalar on its device."""
+        """Return the number of targets of a batch, over which the loss averages: a scalar on its device."""
         return (batch["labels"] != IGNORED).sum()
 
     def _surround(self, tokens: Tensor, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:

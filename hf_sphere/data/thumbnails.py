@@ -1,4 +1,4 @@
-"""Thumbnails of single images of a data set, for interactive plots."""
+"""Thumbnails of the images of a data set, for interactive plots."""
 
 import os
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ def load_thumbnails(
     """Load images by row, downscaled if they are larger.
 
     Args:
-        name: Bundled data set, id on the Hub, or folder; see `hf_sphere.data.sources.load_splits`.
+        name: Bundled data set, Hub id, or folder; see `hf_sphere.data.sources.load_splits`.
         splits: The split; several are concatenated.
         rows: (N,) rows of the split, in any order.
-        config_name: Configuration of a data set that has several.
-        image_column: Column of the images; found by its usual names if None.
+        config_name: Configuration, for a data set with several.
+        image_column: Column of the images; if None, the first usual name that exists.
         side: Length of the longest side of a thumbnail in pixels. All have the aspect ratio of the first image.
-        cache_dir: Folder for decoded images; below the Hugging Face home if None.
+        cache_dir: Folder for decoded images; in the Hugging Face home if None.
         progress: Whether to show a progress bar.
 
     Returns:

@@ -28,8 +28,8 @@ class Evaluation:
 
     Attributes:
         distance: Distance of retrieval.
-        results: Value of each metric by name; shares, floats in [0, 1], and counts, integers.
-        notes: Which metrics were skipped or exclude images, and why.
+        results: Value of each metric by name; rates are floats in [0, 1], counts are integers.
+        notes: Reasons why metrics were skipped or exclude images.
         reliability: Bins of the reliability diagram, if there are predictions of the labels' classes.
         risk_coverage: Coverage and risk, (N,) each, by certainty measure, likewise.
     """
@@ -48,7 +48,7 @@ class Evaluation:
 def evaluate_embeddings(
     data: Embeddings, options: EvaluationOptions | None = None, *, ood: Mapping[str, Embeddings] | None = None
 ) -> Evaluation:
-    """Compute the metrics for which the embeddings have the data; the others are skipped, with a note.
+    """Compute all metrics for which the required data is stored; others are skipped with a note.
 
     Args:
         data: Embeddings with labels.
@@ -59,7 +59,7 @@ def evaluate_embeddings(
         The metrics: `eval_accuracy`, `eval_recall_at_1`, `ood_<name>_auroc_confidence` and so on.
 
     Raises:
-        ValueError: If the embeddings have no labels, or a curvature is missing or given for another distance.
+        ValueError: If the embeddings have no labels, or a curvature is missing or set for another distance.
     """
     if data.labels is None:
         raise ValueError(f"{data.name} has no labels, which the metrics need.")
@@ -71,7 +71,7 @@ def evaluate_embeddings(
     if options.overlap_threshold is not None:
         _evaluate_overlap(evaluation, data, data.labels, known, options)
     for name, other in (ood or {}).items():
-        # A folder can be written in several ways, an id on the Hub in one.
+        # Paths of one folder may differ, for instance be relative or absolute.
         models = {Path(about["model"]).resolve() for about in (data.about, other.about) if "model" in about}
         if len(models) == 2:
             evaluation.notes.append(
@@ -84,10 +84,10 @@ def evaluate_embeddings(
 
 
 def read_ood_embeddings(paths: Sequence[str], data: Embeddings, **options: Any) -> dict[str, Embeddings]:
-    """Read embeddings of out-of-distribution images, by the names of their folders.
+    """Read embeddings of out-of-distribution images, and return them by folder name.
 
     Args:
-        paths: Folders, or ids on the Hub.
+        paths: Folders or Hub ids.
         data: Embeddings to compare with; the others must have the same certainty measures.
         **options: Options of `read_embeddings`.
 
@@ -124,7 +124,7 @@ def _retrieval_distance(data: Embeddings, options: EvaluationOptions) -> dict[st
 
 
 def _evaluate_predictions(evaluation: Evaluation, data: Embeddings, num_bins: int) -> Tensor | None:
-    """Add accuracy, calibration and risk, and return which labels (N,) they are computed on: classes of the model."""
+    """Add accuracy, calibration and risk; return a mask (N,) of the labels that are classes of the model."""
     skipped = "accuracy, calibration and risk are skipped"
     if data.predictions is None:
         evaluation.notes.append(f"{skipped}: there is no column prediction.")
@@ -162,13 +162,13 @@ def _evaluate_retrieval(
     evaluation.add("eval", scores)
     if excluded := scores["num_excluded"]:
         evaluation.notes.append(
-            f"images that are not retrieval queries because they are the only one of their class: {excluded:,}."
+            f"{excluded:,} image(s) are not retrieval queries, since each is the only one of its class."
         )
     if data.concentrations is None or options.num_samples == 0 or evaluation.distance == "hyperbolic":
         return
     if zero := int((~data.embeddings.any(-1)).sum()):
         evaluation.notes.append(
-            f"sampled retrieval is skipped: zero vectors have no direction, number of them: {zero:,}."
+            f"sampled retrieval is skipped: {zero:,} embedding(s) are zero vectors, which have no direction."
         )
         return
     retrieval |= {"num_samples": options.num_samples, "seed": options.seed}
@@ -187,8 +187,8 @@ def _evaluate_overlap(
     zero = int((~points.any(-1)).sum())
     if zero and options.overlap_distance == "angular":
         evaluation.notes.append(
-            f"class overlap is skipped: zero vectors have no direction, number of them: {zero:,}. --overlap_distance "
-            "euclidean allows them."
+            f"class overlap is skipped: {zero:,} embedding(s) are zero vectors, which have no direction; use "
+            "--overlap_distance euclidean."
         )
         return
     threshold: dict[str, Any] = {"threshold": options.overlap_threshold, "distance": options.overlap_distance}

@@ -25,19 +25,19 @@ from hf_sphere.models import (
 MODELS = {
     "SphereVisionForImageClassification": SphereVisionForImageClassification,
     "SphereVisionModel": SphereVisionModel,
-    "SphereVisionForFewShotClassification": SphereVisionModel,  # the encoder; episodes play no role for embeddings
+    "SphereVisionForFewShotClassification": SphereVisionModel,  # only the encoder
 }
-"""Class to load, by the class that was saved."""
+"""Class to load, by saved class."""
 
 
 def load_embedding_model(name: str) -> Any:
-    """Load a saved classifier or encoder; of a few-shot model, the encoder.
+    """Load a saved classifier or encoder, or the encoder of a few-shot model.
 
     Args:
-        name: Folder, or id on the Hub.
+        name: Folder or Hub id.
 
     Raises:
-        ValueError: If the model is of another kind.
+        ValueError: If the model is of another class.
     """
     config = AutoConfig.from_pretrained(name)
     if not isinstance(config, SphereVisionConfig):
@@ -57,19 +57,19 @@ def class_names(model: Any) -> list[str]:
 def load_image_processor(
     name: str, config: SphereVisionConfig, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> SphereVisionImageProcessor:
-    """Load the image processor of a model, or make one for a model that was saved without.
+    """Load the image processor of a model, or create one if the model was saved without.
 
-    The configuration has the image size but not the statistics, which must be given then: wrong ones would change the
-    embeddings silently.
+    In the second case the statistics are required, since the configuration contains only the image size, and wrong
+    statistics would change the embeddings silently.
 
     Args:
-        name: Folder of the model, or id on the Hub.
+        name: Folder or Hub id of the model.
         config: Configuration of the model.
         mean: Mean per channel, for a model without an image processor.
-        std: Standard deviation per channel, likewise.
+        std: Standard deviation per channel, for a model without an image processor.
 
     Raises:
-        ValueError: If mean or standard deviation is neither saved nor given, or both saved and given.
+        ValueError: If mean or standard deviation is neither saved nor passed, or is both saved and passed.
     """
     given = [option for option, values in (("image_mean", mean), ("image_std", std)) if values is not None]
     try:
@@ -93,12 +93,12 @@ def load_source_images(
     """Load a split with the preprocessing of a model.
 
     Args:
-        model_name: Folder of the model, or id on the Hub.
+        model_name: Folder or Hub id of the model.
         config: Configuration of the model.
-        options: The data set. Size and number of channels are those of the model; mean and standard deviation too,
-            unless it was saved without an image processor.
+        options: The data set. Size and number of channels are those of the model; so are mean and standard
+            deviation, unless it was saved without an image processor.
         split: Name of the split.
-        **loading: Keywords of `hf_sphere.data.load_image_split`.
+        **loading: Keyword arguments of `hf_sphere.data.load_image_split`.
     """
     processor = load_image_processor(model_name, config, options.image_mean, options.image_std)
     preprocessing: dict[str, Any] = {
@@ -118,9 +118,9 @@ def embed_split(
 
     Args:
         model: A model from `load_embedding_model`, in eval mode.
-        batches: The split. Process p of n has the images p, p + n, ...; the batches that the processes compute at the
-            same time are therefore a contiguous part of the split, and are yielded together.
-        accelerator: Gives the precision of the model.
+        batches: The split. Process p of n has the images p, p + n, ..., so simultaneous batches of all processes form a
+            contiguous part of the split; they are yielded together.
+        accelerator: Defines the precision of the model.
         labeled: Whether the labels of the batches are classes.
 
     Raises:
@@ -149,8 +149,8 @@ def extract_embeddings(
         model: A model from `load_embedding_model`, in eval mode and on its device.
         images: The split, from `load_source_images` or `load_image_split`.
         folder: Folder to write; replaced if it exists.
-        accelerator: Gives the precision of the model and the processes.
-        about: Where model and images come from, for `embeddings.json`; backbone, head and distance are added.
+        accelerator: Defines the precision of the model and the processes.
+        about: Sources of model and images, for `embeddings.json`; backbone, head and distance are added.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -164,7 +164,7 @@ def extract_embeddings(
         if head.distance == "hyperbolic":
             about["curvature"] = float(head.curvature)
     names = {"class_names": images.class_names, "predicted_names": class_names(model)}
-    split = images.name.replace("+", "_")  # pooled splits are written as one, whose name must not have a plus
+    split = images.name.replace("+", "_")  # the name of a split must not contain a plus
     is_main = accelerator.is_main_process
     writer = embeddings_writer(folder, split, about, **names) if is_main else nullcontext(lambda columns: None)
     columns: Columns = {}

@@ -12,23 +12,23 @@ class EvaluationOptions:
     """Options of the metrics."""
 
     distance: Literal["cosine", "euclidean", "hyperbolic"] | None = argument(
-        None, "Distance of retrieval; that of the model, else cosine, if not set."
+        None, "Distance for retrieval; if not set, that of the model, else cosine."
     )
     curvature: float | None = argument(
-        None, "c > 0 for the curvature -c of the hyperbolic distance; that of the model if not set."
+        None, "c > 0 for the curvature -c of the hyperbolic distance; if not set, that of the model."
     )
     ks: list[int] = field(default_factory=lambda: [1], metadata={"help": "Values of k for Recall@k."})
     num_samples: int = argument(10, "Samples of each uncertain embedding for sampled retrieval; 0 skips it.")
     num_bins: int = argument(15, "Bins of the reliability diagram; the calibration errors always have 15.")
     overlap_threshold: float | None = argument(
         None,
-        "Count the images whose embedding is nearer than this to one of another class, and the errors among them: in "
+        "Count the images whose embedding is nearer than this to one of another class, and the errors among them. In "
         "degrees, or a distance for --overlap_distance euclidean. Skipped if not set.",
     )
     overlap_distance: Literal["angular", "euclidean"] | None = argument(
         None, "Distance of --overlap_threshold; angular if not set."
     )
-    seed: int = argument(0, "Seed of the samples and of the choice by --max_samples.")
+    seed: int = argument(0, "Seed of the samples of embeddings and of --max_samples.")
 
     def __post_init__(self) -> None:
         if min(self.ks, default=0) < 1:

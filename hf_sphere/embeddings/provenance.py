@@ -1,6 +1,7 @@
-"""Load what stored embeddings were computed from: the model's class directions, the images, the run's snapshots.
+"""Load the sources of stored embeddings: the model's class directions, the images and the snapshots of the run.
 
-`embeddings.json` names the model and the data set. If they cannot be loaded, a `ValueError` or an `OSError` says why.
+`embeddings.json` contains the names of the model and the data set. If they cannot be loaded, a `ValueError` or an
+`OSError` is raised.
 """
 
 import os
@@ -27,9 +28,9 @@ class EpochEmbeddings:
 
     Attributes:
         epoch: Number of epochs trained.
-        points: (N, d), the embeddings.
+        points: (N, d), embeddings.
         labels: (N,) class indices.
-        directions: (K, d), directions of the classes, if the model has them.
+        directions: (K, d), directions of the classes, if the model has any.
     """
 
     epoch: int
@@ -43,7 +44,7 @@ def find_directions(data: Embeddings) -> Tensor | None:
 
     Raises:
         OSError: If the model does not exist.
-        ValueError: If its classes have no directions, or differ from the embeddings in dimension or classes.
+        ValueError: If the head has no class directions, or the embeddings have another dimension or other classes.
     """
     if data.about.get("model") is None or data.about.get("head") is None:
         return None
@@ -51,7 +52,7 @@ def find_directions(data: Embeddings) -> Tensor | None:
 
 
 def find_thumbnails(data: Embeddings, *, cache_dir: str | os.PathLike | None = None, progress: bool = True) -> Tensor:
-    """Load thumbnails of the images that were embedded: uint8 (N, channels, height, width).
+    """Load thumbnails of the embedded images: uint8 (N, channels, height, width).
 
     Raises:
         OSError: If the data set does not exist.
@@ -71,7 +72,7 @@ def find_thumbnails(data: Embeddings, *, cache_dir: str | os.PathLike | None = N
 
 
 def find_snapshots_of(data: Embeddings) -> list[Snapshot]:
-    """List the snapshots of the training run whose model computed the embeddings, by epoch.
+    """List the snapshots of the training run of the model that computed the embeddings, by epoch.
 
     Raises:
         ValueError: If there are fewer than two, or the embeddings do not identify their model or their images.
@@ -79,15 +80,15 @@ def find_snapshots_of(data: Embeddings) -> list[Snapshot]:
     run = data.about.get("model")
     if run is None or "dataset" not in data.about or data.indices is None:
         raise ValueError(
-            f"a film needs the model and the images of the embeddings, and {data.name} does not store them; "
-            "recipes/extract_embeddings.py does."
+            f"a film needs the model and the images of the embeddings, but {data.name} does not store them; "
+            "extract them with recipes/extract_embeddings.py."
         )
     if not Path(run).is_dir():
-        raise ValueError(f"a film needs the snapshots of a run, and {run} is not a folder; was it moved?")
+        raise ValueError(f"a film needs the snapshots of a run, but {run} is not a folder. Was it moved?")
     snapshots = list_snapshots(run)
     if len(snapshots) < 2:
         raise ValueError(
-            f"a film needs at least two snapshots of a run, and {run} has {len(snapshots)}; train with "
+            f"a film needs at least two snapshots of a run, but {run} has {len(snapshots)}; train with "
             "--snapshot_epochs 1."
         )
     return snapshots
@@ -102,14 +103,14 @@ def embed_snapshots(
     cache_dir: str | os.PathLike | None = None,
     progress: bool = True,
 ) -> Iterator[EpochEmbeddings]:
-    """Embed some of the images again with the weights of each snapshot; the same images for all.
+    """Embed some of the images with the weights of each snapshot; the images are the same for all snapshots.
 
     Args:
         data: The embeddings.
-        snapshots: Snapshots of the run whose model computed them.
-        max_samples: Number of images to sample from the data set; those among the embeddings are yielded.
+        snapshots: Snapshots of the training run of the model that computed them.
+        max_samples: Number of images to sample from the data set; those without stored embeddings are dropped.
         seed: Seed of the sampling.
-        cache_dir: Folder for decoded images; below the Hugging Face home if None.
+        cache_dir: Folder for decoded images; in the Hugging Face home if None.
         progress: Whether to show a progress bar while images are decoded.
     """
     about, accelerator = data.about, Accelerator()
@@ -147,7 +148,7 @@ def embed_snapshots(
 
 
 def _select_stored(points: Tensor, rows: Tensor, data: Embeddings) -> tuple[Tensor, Tensor]:
-    """Return those of the points (N, d) whose rows (N,) are among the embeddings, with the labels stored there."""
+    """Select the points (N, d) whose rows (N,) have stored embeddings; return them and their stored labels."""
     stored = data.indices
     assert stored is not None  # find_snapshots_of requires them
     index_of_row = torch.full((int(max(stored.max(), rows.max())) + 1,), -1)

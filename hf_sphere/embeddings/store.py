@@ -1,16 +1,16 @@
-"""Store embeddings as data sets: a folder of parquet files that `datasets.load_dataset` loads.
+"""Store embeddings as data sets: folders of parquet files that `datasets.load_dataset` loads.
 
 `recipes/extract_embeddings.py` writes them and `recipes/evaluate_embeddings.py` reads them. The columns:
 
 embedding      (d,) real numbers
 label          class in the data; only if the data has labels
-prediction     predicted class, by the names of the model; this and the next two only if the model has a head
+prediction     predicted class, with the class names of the model; this and the next two only if the model has a head
 confidence     softmax probability of that class
 logits         (K,) real numbers
-concentration  concentration of the embedding's distribution, for heads that have one
-index          row of the source split; where two splits were pooled, row of their concatenation
+concentration  concentration of the embedding's distribution, if the head defines one
+index          row of the source split, or of the concatenation of two pooled splits
 
-`embeddings.json` beside the data gives the model, the data set and the distance.
+`embeddings.json` in the same folder contains the model, the data set and the distance.
 """
 
 import contextlib
@@ -36,14 +36,14 @@ ABOUT_FILE = "embeddings.json"
 """Model, data set and distance of the embeddings."""
 
 DATA_FOLDER = "data"
-"""Folder of the parquet files: the only name for which `datasets` accepts splits of any name."""
+"""Folder of the parquet files; only in a folder of this name does `datasets` accept arbitrary split names."""
 
 RULES = {
     "label": "classes count from 0, and -1 often marks a missing label. Remove such rows, or the column",
     "confidence": "it must be a probability, in [0, 1]. Store the softmax of the logits, or remove it and prediction",
     "concentration": "it must be at least 0, that of the uniform distribution. Correct it, or remove the column",
 }
-"""Reported for values below 0, and for confidences above 1."""
+"""End of the error message for values below 0 and confidences above 1."""
 
 SIGNED = [Value(f"int{bits}") for bits in (8, 16, 32, 64)]
 """Types of integer columns that may be negative."""
@@ -54,7 +54,7 @@ Columns = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Embeddings, with the labels and predictions that are stored with them.
+    """Embeddings with stored labels and predictions.
 
     Attributes:
         name: Name of the data set or path of the folder.
@@ -67,7 +67,7 @@ class Embeddings:
         confidences: (N,), in [0, 1], if there are predictions.
         concentrations: (N,), at least 0, if the embeddings have them.
         about: Content of `embeddings.json`; empty without the file.
-        indices: (N,) rows of the data set that was embedded, if they are stored.
+        indices: (N,) rows of the source data set, if stored.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Embeddings:
 
     @property
     def certainties(self) -> dict[str, Tensor]:
-        """The stored certainty measures by name, (N,) each: `confidence` and `concentration`, as far as stored."""
+        """The stored certainty measures, `confidence` and `concentration`, by name, (N,) each."""
         both = {"confidence": self.confidences, "concentration": self.concentrations}
         return {name: values for name, values in both.items() if values is not None}
 
@@ -113,7 +113,7 @@ def embeddings_writer(
     class_names: Sequence[str] = (),
     predicted_names: Sequence[str] = (),
 ) -> Iterator[Callable[[Columns], None]]:
-    """Yield a function that adds rows; the folder is created, or replaced, atomically when the block ends.
+    """Yield a function that adds rows; the folder is created or replaced atomically when the block ends.
 
     Args:
         folder: Folder to write.
@@ -162,19 +162,19 @@ def read_embeddings(
     max_samples: int | None = None,
     seed: int = 0,
 ) -> Embeddings:
-    """Read an embedding data set. Only the column `embedding` is required, so it may come from another program.
+    """Read an embedding data set, possibly written by other code: only the column `embedding` is required.
 
     Args:
-        name: Folder, or id on the Hub.
+        name: Folder or Hub id.
         split: Split to read; optional if there is only one.
-        only_split: If the data set has a single split, read it whatever its name.
+        only_split: If the data set has a single split, read it even if it has another name.
         needed: Further required columns.
         max_samples: Maximum number of rows, sampled with `seed`.
         seed: Seed of the sampling.
 
     Raises:
-        ValueError: If a column is missing or has invalid values, there is no such split, or there are several and none
-            was chosen.
+        ValueError: If a column is missing or has invalid values, the split does not exist, or there are several and
+            none was chosen.
     """
     splits = load_splits(name)
     if len(splits) > 1 and split is None:
@@ -254,7 +254,7 @@ def _read_vectors(rows: Dataset, name: str) -> Tensor:
     odd = (lengths != lengths[0]).nonzero()[0] if lengths[0] > 0 else [0]
     numbers = cells.flatten()
     if len(odd) or numbers.null_count:
-        reason = f"row {odd[0]} has none or another length" if len(odd) else "some numbers are missing"
+        reason = f"row {odd[0]} has no vector or another length" if len(odd) else "some numbers are missing"
         raise ValueError(f"column embedding of {name} must have vectors of one length in all rows; {reason}.")
     values = numbers.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
     return torch.tensor(values).reshape(len(rows), -1)

@@ -1,4 +1,4 @@
-"""Metrics of embeddings and of confidences: tensors in, numbers out, whatever the model."""
+"""Metrics of embeddings and confidences, computed from tensors and independent of the model."""
 
 from hf_sphere.metrics.calibration import (
     ReliabilityBins as ReliabilityBins,

@@ -12,7 +12,7 @@ from hf_sphere.metrics.checks import check_confidences, mean_over_ties
 Binning = Literal["equal_mass", "equal_width"]
 
 
-@dataclass(frozen=True, eq=False)  # tensors do not compare to one truth value
+@dataclass(frozen=True, eq=False)  # the comparison of tensors has no single truth value
 class ReliabilityBins:
     """Data of a reliability diagram: predictions in bins of increasing confidence.
 
@@ -38,8 +38,8 @@ def reliability_bins(
 ) -> ReliabilityBins:
     """Group predictions into bins by confidence.
 
-    Tied predictions count with their common accuracy, so the result does not depend on their order, even if a bin ends
-    among them.
+    Tied predictions count with their mean accuracy, so the result does not depend on their order, even if they fall
+    into different bins.
 
     Args:
         confidences: (N,), predicted probability that each prediction is correct, in [0, 1].
@@ -66,7 +66,7 @@ def reliability_bins(
         total = len(confidences)
         rank = torch.empty(total, dtype=torch.float64)
         rank[confidences.argsort()] = torch.arange(total, dtype=torch.float64)
-        # The order of operations of the authors' code for the vMF paper; exact arithmetic would move some boundaries by
+        # Same order of operations as the authors' code of the vMF paper; exact arithmetic would move some boundaries by
         # one prediction, for instance 29/50 of 2,000.
         bins = (rank / total * num_bins).long()
     elif binning == "equal_width":

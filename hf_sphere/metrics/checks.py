@@ -20,7 +20,7 @@ def check_correct(correct: Tensor) -> Tensor:
     """Return whether each prediction is correct, (N,), as zeros and ones in float64 on the CPU."""
     correct = check_scores("correct", correct)
     if not ((correct == 0) | (correct == 1)).all():
-        raise ValueError("correct must be boolean, or 0 and 1; got other values. Compare predictions and labels by ==.")
+        raise ValueError("correct must be boolean, or 0 and 1; got other values. Compute predictions == labels.")
     return correct
 
 
@@ -35,10 +35,10 @@ def check_confidences(confidences: Tensor, correct: Tensor) -> tuple[Tensor, Ten
 
 
 def mean_over_ties(confidences: Tensor, correct: Tensor) -> Tensor:
-    """Return the accuracy among the predictions of the same confidence, (N,), (N,) -> (N,).
+    """Return, for each prediction, the accuracy of the predictions with the same confidence, (N,), (N,) -> (N,).
 
-    If it replaces `correct`, whatever is cut or summed in the order of the confidences is averaged over all orders of
-    tied predictions, and so does not depend on the order in which they are given.
+    If it is used instead of `correct`, bins and cumulative sums in the order of the confidences are averaged over all
+    orders of tied predictions, and do not depend on the order of the input.
     """
     _, group, count = confidences.unique(return_inverse=True, return_counts=True)
     return (torch.bincount(group, weights=correct) / count)[group]

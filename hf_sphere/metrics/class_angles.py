@@ -6,7 +6,7 @@ from torch import Tensor
 from hf_sphere.metrics.checks import check_classes, check_directions
 
 MAX_PAIRS = 500_000
-"""Default number of pairs: all pairs of 1000 embeddings."""
+"""Default number of pairs, approximately all pairs of 1000 embeddings."""
 
 _BLOCK_NUMEL = 2**22
 
@@ -20,13 +20,13 @@ def class_angles(
     with replacement; the global random state does not change.
 
     Args:
-        embeddings: (N, d), of any norms but zero. A tensor, an array or lists.
+        embeddings: (N, d), of any nonzero norms. A tensor, an array or lists.
         labels: (N,), class of each embedding; any integers.
         max_pairs: Number of pairs of each kind to sample, if there are more pairs in total.
         seed: Seed of the sampling.
 
     Returns:
-        Angles in degrees, from 0 to 180, float64 on the CPU: of pairs within classes, and of pairs between classes.
+        Angles in degrees, from 0 to 180, float64 on the CPU: those within classes, and those between classes.
 
     Raises:
         TypeError: If the embeddings are complex or the labels are not integers.
@@ -66,7 +66,7 @@ def _draw_pairs(
     generator = torch.Generator().manual_seed(seed)
 
     def draw(others: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample a first embedding, in proportion to its number of partners, and which of its partners."""
+        """Sample first embeddings in proportion to their number of partners, and the numbers of their partners."""
         ends = others.cumsum(0)
         first = torch.searchsorted(ends, torch.randint(int(ends[-1]), (count,), generator=generator), right=True)
         number = (torch.rand(count, dtype=torch.float64, generator=generator) * others[first]).long()
@@ -74,9 +74,9 @@ def _draw_pairs(
 
     first, number = draw(size - 1)
     second = start[first] + number
-    within = first, second + (second >= first)  # skips the embedding itself
+    within = first, second + (second >= first)  # skip the embedding itself
     first, number = draw(len(size) - size)
-    between = first, number + size[first] * (number >= start[first])  # skips the class
+    between = first, number + size[first] * (number >= start[first])  # skip the class
     return within, between
 
 

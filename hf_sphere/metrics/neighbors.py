@@ -1,4 +1,4 @@
-"""Nearest neighbors of embeddings, within their class and among the others, by torch or faiss."""
+"""Nearest neighbors of embeddings within their class and in other classes, with torch or faiss."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ BYTES_IN_MEMORY = 2**28
 """Approximate memory of a block of queries."""
 
 TILE = 64
-"""Matrix products have a multiple of this number of rows and columns: otherwise the last digits at the edges may differ
-for equal embeddings, which breaks ties."""
+"""Rows and columns of matrix products are padded to a multiple of this. Otherwise results at the edges may differ in
+the last digits for equal embeddings, which breaks ties."""
 
 GROUP = 8
 """Number of similarities per group in the search for the largest ones."""
@@ -28,8 +28,8 @@ class Gallery:
 
     Attributes:
         queries: (N, e), the embeddings as queries.
-        references: (N or more, e), the embeddings as references: the nearer to a query, the larger the inner product.
-            Rows beyond N are padding.
+        references: (N or more, e), the embeddings as references; a nearer reference has a larger inner product with the
+            query. Rows beyond N are padding.
         first: (N,), index of the first member of each embedding's class, int64.
         end: (N,), index after its last member, int64.
     """
@@ -56,7 +56,7 @@ class Gallery:
         return cls(queries, _padded(references), (ends - sizes).repeat_interleave(sizes), ends.repeat_interleave(sizes))
 
     def block_size(self, count: int) -> int:
-        """Return how many queries fit into memory with their `count` neighbors and the largest class."""
+        """Return the number of queries that fit into memory with their `count` neighbors and the largest class."""
         row = len(self.queries) * self.queries.element_size() + 64 * (int(self.relevant.max()) + count)
         return max(1, BYTES_IN_MEMORY // row)
 
@@ -65,20 +65,20 @@ class Gallery:
 
         Args:
             rows: (b,), indices of the queries.
-            count: Number of neighbors that matter, at least the number of other members of any query's class.
+            count: Number of neighbors, at least the number of other members of any query's class.
             backend: `torch` or `faiss`.
 
         Returns:
-            Similarities (b, p) with the other members of the class, p of the largest class, and (b, n) with the nearest
-            members of other classes, n = `count` if there are that many. Both in decreasing order, padded with -inf;
-            faiss leaves out similarities beyond the `count` nearest.
+            Similarities (b, p) with the other members of the class, where p is their number in the largest class, and
+            (b, n) with the nearest members of other classes, where n is `count`, or smaller if there are fewer. Both
+            are in decreasing order and padded with -inf; faiss omits similarities beyond the `count` nearest.
         """
         return self._by_faiss(rows, count) if backend == "faiss" else self._by_product(rows, count)
 
     def _by_product(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
         similarities = (_padded(self.queries[rows]) @ self.references.T)[: len(rows)]
         similarities[:, len(self.queries) :] = -torch.inf
-        # Columns of each row's class; smaller classes are filled up with the query itself.
+        # Columns of each row's class; smaller classes are padded with the query itself.
         members = torch.arange(int(self.relevant[rows].max()) + 1, device=rows.device)
         columns = self.first[rows, None] + members
         columns = torch.where(columns < self.end[rows, None], columns, rows[:, None])
@@ -111,7 +111,7 @@ class Gallery:
 
 
 def choose_backend(backend: Backend | None, distance: Distance, embeddings: Tensor, count: int) -> Backend:
-    """Return the given backend if it supports the input; if None, the faster one.
+    """Return `backend` if it supports the input; if it is None, return the faster one.
 
     Measured on an x86 server with 10,000 and 60,000 embeddings: for at least 128 dimensions and few neighbors, faiss
     1.15 is 1.2 to 1.6 times as fast as torch 2.15; otherwise it is not faster.
@@ -150,7 +150,7 @@ def _largest(values: Tensor, count: int) -> Tensor:
 
 
 def _as_inner_products(embeddings: Tensor, distance: Distance, curvature: float) -> tuple[Tensor, Tensor]:
-    """Return queries and references (N, e): the nearer two embeddings, the larger the inner product of their rows."""
+    """Return queries and references (N, e); nearer embeddings have larger inner products of their rows."""
     if distance == "cosine":
         largest = embeddings.abs().amax(-1, keepdim=True)
         unit = F.normalize(embeddings / largest.clamp_min(torch.finfo(embeddings.dtype).tiny), dim=-1)

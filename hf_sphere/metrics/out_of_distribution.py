@@ -1,4 +1,4 @@
-"""Out-of-distribution (OOD) detection: how well a score separates in-distribution inputs from others."""
+"""Out-of-distribution (OOD) detection: how well a score separates in-distribution from OOD inputs."""
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ def detection_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
     Returns:
         `auroc`: area under the ROC curve, the probability that an in-distribution input scores higher than an
         out-of-distribution one, with ties counted half; 1 is best.
-        `fpr_at_95_tpr`: false-positive rate at a true-positive rate of 95 % (FPR95), the share of out-of-distribution
-        inputs at or above the highest threshold that at least 95 % of the in-distribution inputs reach; 0 is best.
+        `fpr_at_95_tpr`: false-positive rate at a true-positive rate of 95 % (FPR95), the fraction of OOD inputs at or
+        above the highest threshold that at least 95 % of the in-distribution inputs reach; 0 is best.
 
     Raises:
         ValueError: If the shapes are not (N,) and (M,) with N, M >= 1, or a score is NaN.
@@ -28,7 +28,7 @@ def detection_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
     inside, outside = check_scores("inside", inside), check_scores("outside", outside).sort().values
     below = torch.searchsorted(outside, inside)
     not_above = torch.searchsorted(outside, inside, right=True)
-    # Integers up to the division: exact for any N and M.
+    # Integers before the division, so that the result is exact for any N and M.
     twice_won = int(below.sum()) + int(not_above.sum())
     accepted = -(-95 * len(inside) // 100)
     threshold = inside.sort(descending=True).values[accepted - 1]

@@ -26,23 +26,23 @@ def class_overlap(
     """Count the examples that overlap with another class, and the errors among them.
 
     An example overlaps if an example of another class is nearer than the threshold. The error rate among overlapping
-    examples measures how well a classifier still separates their classes. The paper publishes these counts, but neither
-    its threshold nor its code: compare only numbers for the same threshold.
+    examples measures how well a classifier still separates their classes. The paper reports these counts, but neither
+    the threshold nor the code, so compare only numbers for the same threshold.
 
-    Computed on the CPU in blocks. The comparison with the threshold is accurate to the rounding of float64, however
-    small the distance.
+    The computation is on the CPU, in blocks. The comparison with the threshold is accurate to the rounding of float64,
+    however small the distance.
 
     Args:
         embeddings: (N, d), finite, of any real dtype.
         labels: (N,), class of each example; any integers.
         correct: (N,), whether each example is classified correctly; boolean, or 0 and 1.
-        threshold: In degrees, up to 180, for `angular`; in the unit of the embeddings for `euclidean`.
+        threshold: In degrees, up to 180, for `angular`; in the units of the embeddings for `euclidean`.
         distance: `angular`, the angle between two embeddings, or `euclidean`.
 
     Returns:
         `num_overlaps`, the number of overlapping examples; `num_pairs`, the number of pairs of different classes that
         are nearer than the threshold; `num_errors`, the number of misclassified overlapping examples; `ratio`, their
-        share of the overlapping examples, in [0, 1], and 0 if there are none.
+        fraction of the overlapping examples, in [0, 1], and 0 if there are none.
 
     Raises:
         TypeError: If the embeddings are complex or the labels are not integers.
@@ -66,7 +66,7 @@ def class_overlap(
             f"correct must have the shape ({len(points)},), one per embedding; got {tuple(correct.shape)}."
         )
     if distance == "angular":
-        threshold = 2 * math.sin(math.radians(threshold) / 2)  # the chord, which is accurate for small angles too
+        threshold = 2 * math.sin(math.radians(threshold) / 2)  # chord length, which is also accurate for small angles
     overlaps, num_pairs = torch.zeros(len(points), dtype=torch.bool), 0
     step = max(1, BYTES_IN_MEMORY // (32 * len(points)))
     for first in range(0, len(points), step):
@@ -92,7 +92,7 @@ def _near(rows: Tensor, columns: Tensor, threshold: float) -> Tensor:
     sizes = rows.square().sum(1)[:, None] + columns.square().sum(1)
     excess = sizes - 2 * products - threshold**2
     near = excess < 0
-    # For these few pairs rounding decides the difference of squares; the difference of the points is accurate.
+    # For these few pairs the comparison of squares depends on rounding; the norm of the difference is accurate.
     doubtful = (excess.abs() <= 4 * rows.shape[1] * torch.finfo(rows.dtype).eps * (sizes + threshold**2)).nonzero()
     for row, column in (pairs.T for pairs in doubtful.split(max(1, BYTES_IN_MEMORY // (16 * rows.shape[1])))):
         near[row, column] = torch.linalg.vector_norm(rows[row] - columns[column], dim=1) < threshold

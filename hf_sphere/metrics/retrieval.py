@@ -28,16 +28,16 @@ def retrieval_scores(
 ) -> dict[str, float]:
     """Compute retrieval metrics with each embedding as a query among all others.
 
-    The metrics of Musgrave, Belongie, Lim, "A Metric Learning Reality Check", ECCV 2020. Let R be the number of other
-    members of a query's class. R-precision is the precision among the R nearest neighbors. MAP@R is the mean over
-    j = 1..R of the precision among the j nearest neighbors if the j-th is of the class, and of 0 if it is not. Recall@k
-    is the share of queries with at least one member of their class among the k nearest neighbors. An embedding that is
-    the only one of its class is not a query, but still a reference for the others.
+    The metrics are those of Musgrave, Belongie, Lim, "A Metric Learning Reality Check", ECCV 2020. Let R be the number
+    of other members of a query's class. R-precision is the precision among the R nearest neighbors. MAP@R is the mean
+    over j = 1..R of the precision among the j nearest neighbors if the j-th is of the class, and of 0 if it is not.
+    Recall@k is the fraction of queries with at least one member of their class among the k nearest neighbors. An
+    embedding that is the only one of its class is not a query, but still a reference for the others.
 
-    Ties count against the query: of two neighbors at the same distance, the one of another class comes first. A
-    collapsed embedding therefore scores 0, and the order of the embeddings does not matter.
+    Ties count against the query: of two neighbors at the same distance, the one of another class comes first. Collapsed
+    embeddings therefore score 0, and the order of the embeddings does not matter.
 
-    Computed in blocks in float32, or in float64 for float64 embeddings and for the hyperbolic distance.
+    The computation is in blocks, in float32, or in float64 for float64 embeddings and for the hyperbolic distance.
 
     Args:
         embeddings: (N, d), finite, of any real dtype; N and d at least 1. A tensor, an array or lists.
@@ -47,9 +47,9 @@ def retrieval_scores(
         ks: Values of k for Recall@k.
         curvature: c > 0 for the curvature -c of the hyperbolic distance.
         device: Device of the computation; by default that of the embeddings.
-        backend: `torch`; `faiss`, on the CPU and not for the hyperbolic distance; by default the faster one of those
+        backend: `torch`, or `faiss` (on the CPU, not for the hyperbolic distance); by default the faster of those
             installed. Their results are equal up to rounding.
-        block_size: Queries per block; by default as many as take about 256 MiB. Does not change the result.
+        block_size: Queries per block; by default as many as fit into about 256 MiB. Does not affect the result.
 
     Returns:
         `recall_at_<k>` for each k, `r_precision` and `map_at_r`, in [0, 1], higher is better: means over `num_queries`
@@ -110,12 +110,12 @@ def sampled_retrieval_scores(
     change.
 
     Args:
-        directions: (N, d), mean directions, of any norms but zero. A tensor, an array or lists, as all others.
+        directions: (N, d), mean directions, of any nonzero norms. A tensor, an array or lists, as for all inputs.
         concentration: (N,), concentration of each distribution, at least 0.
         labels: (N,), class of each embedding; any integers.
         num_samples: Number of samples from each distribution.
         seed: Seed of the samples.
-        interval: Share of the samples' scores inside the interval.
+        interval: Fraction of the samples' scores inside the interval.
         device: Device on which the scores are computed; by default that of the directions.
         **options: Options of `retrieval_scores`.
 
@@ -140,7 +140,7 @@ def sampled_retrieval_scores(
         raise ValueError("directions must not be zero vectors. Remove them.")
     device = directions.device if device is None else device
     dtype = torch.promote_types(directions.dtype, torch.float32)
-    # Explicitly, since compiling a model turns off the default validation of distributions in the whole process.
+    # Explicit, since compiling a model disables the validation of distributions for the entire process.
     axes = F.normalize(directions.to("cpu", dtype), dim=-1)
     points = VonMisesFisher(axes, concentration.to("cpu", dtype), validate_args=True)
     generator = torch.Generator().manual_seed(seed)
@@ -162,7 +162,7 @@ def _scores(gallery: Gallery, rows: Tensor, ks: Sequence[int], backend: Backend)
     relevant = gallery.relevant[rows, None]
     count = max([int(relevant.max()), *ks])
     same, others = gallery.nearest(rows, count, backend)
-    # Before the j-th member of the class come j - 1 members, and all embeddings of other classes at most as far away.
+    # The j-th member ranks behind j - 1 members and all embeddings of other classes that are not farther away.
     order = torch.arange(1, same.shape[1] + 1, device=rows.device)
     rank = order + torch.searchsorted(-others, -same, right=True)
     found = rank <= relevant
@@ -173,7 +173,7 @@ def _scores(gallery: Gallery, rows: Tensor, ks: Sequence[int], backend: Backend)
 
 @contextmanager
 def _full_precision(device: torch.device) -> Iterator[None]:
-    """Compute matrix products in full float32, whatever precision is allowed for training."""
+    """Compute matrix products in full float32, regardless of the precision allowed for training."""
     backends: Any = torch.backends
     products = [backends.cuda.matmul, backends.mkldnn.matmul]
     before = [product.fp32_precision for product in products]

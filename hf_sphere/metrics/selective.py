@@ -17,7 +17,7 @@ def risk_coverage(confidences: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]
         correct: (N,), whether each prediction is correct; boolean, or 0 and 1.
 
     Returns:
-        Coverage 1/N, 2/N, ..., 1, and risk: the error rate among that share of the most confident predictions.
+        Coverage 1/N, 2/N, ..., 1, and risk: the error rate among that fraction of predictions, the most confident ones.
         Both (N,), float64, on the CPU.
 
     Raises:

@@ -17,7 +17,7 @@ def alignment(embeddings: Tensor, labels: Tensor, *, alpha: float = 2.0) -> floa
     time is linear in N for alpha = 2, and otherwise quadratic in the class sizes; the memory is bounded.
 
     Args:
-        embeddings: (N, d), of any norms but zero. A tensor, an array or lists.
+        embeddings: (N, d), of any nonzero norms. A tensor, an array or lists.
         labels: (N,), class of each embedding; any integers.
         alpha: Exponent, positive.
 
@@ -31,7 +31,7 @@ def alignment(embeddings: Tensor, labels: Tensor, *, alpha: float = 2.0) -> floa
 
     Reference:
         Wang and Isola, "Understanding contrastive representation learning through alignment and uniformity on the
-        hypersphere", ICML 2020, where two views of one image are a pair.
+        hypersphere", ICML 2020, where the pairs are two views of an image.
     """
     if not (alpha > 0 and math.isfinite(alpha)):
         raise ValueError(f"alpha must be finite and positive, usually 2; got {alpha}.")
@@ -48,7 +48,7 @@ def alignment(embeddings: Tensor, labels: Tensor, *, alpha: float = 2.0) -> floa
     total = 0.0
     for members in unit[classes.argsort(stable=True)].split(sizes.tolist()):
         for start, stop in _blocks(members):
-            # Differences, not products, which would lose digits for close points.
+            # Computed from differences, since products lose digits for close points.
             distances = torch.cdist(members[start:stop], members[start:], compute_mode="donot_use_mm_for_euclid_dist")
             total += distances.triu(1).pow(alpha).sum().item()
     return total / pairs
@@ -61,7 +61,7 @@ def uniformity(embeddings: Tensor, *, t: float = 2.0) -> float:
     distribution it approaches -2 t as d grows. The time is quadratic in N; the memory is bounded.
 
     Args:
-        embeddings: (N, d), N at least 2, of any norms but zero. A tensor, an array or lists.
+        embeddings: (N, d), N at least 2, of any nonzero norms. A tensor, an array or lists.
         t: Decay of the weight of a pair with its squared distance, positive.
 
     Returns:
@@ -89,6 +89,6 @@ def uniformity(embeddings: Tensor, *, t: float = 2.0) -> float:
 
 
 def _blocks(points: Tensor) -> list[tuple[int, int]]:
-    """Split the rows of points (n, d) into blocks (start, stop) to compare with all later rows; the last has none."""
+    """Split the rows of points (n, d), except the last, into blocks (start, stop) to compare with all later rows."""
     step = max(1, _BLOCK_NUMEL // len(points))
     return [(start, min(start + step, len(points))) for start in range(0, len(points) - 1, step)]

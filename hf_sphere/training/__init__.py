@@ -1,6 +1,6 @@
-"""Training with Accelerate: arguments, the loop, checkpoints, evaluation, tasks. Every recipe uses it.
+"""Training with Accelerate: arguments, the loop, checkpoints, evaluation and tasks.
 
-Modules are imported at first use: text tasks do without the dependencies of image tasks.
+Modules are imported at first use, so that text tasks do not import the dependencies of image tasks.
 """
 
 import lazy_loader

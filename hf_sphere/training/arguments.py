@@ -1,4 +1,4 @@
-"""Arguments of every training recipe, under the names of transformers' `TrainingArguments` where it has them."""
+"""Arguments of all training recipes, named as in transformers' `TrainingArguments` where possible."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 from hf_sphere.optim.names import optimizer_names
 from hf_sphere.utils.arguments import argument
 
-OPTIMIZER_HELP = "Optimizer; all but adam, adamw and sgd find the scale-invariant weights."
+OPTIMIZER_HELP = "Optimizer; all except adam, adamw and sgd detect scale-invariant weights."
 
 
 def optimizer_choices() -> Iterable[str]:
@@ -22,7 +22,7 @@ class TrainingArguments:
     output_dir: str = argument(help="Directory for the model, checkpoints and results.")
     overwrite_output_dir: bool = argument(False, "Replace the run in output_dir.")
     resume_from_checkpoint: str | None = argument(None, "`latest`, or the folder of a checkpoint to resume from.")
-    seed: int = argument(0, "Seed of initial weights, order and augmentation.")
+    seed: int = argument(0, "Seed of initial weights, data order and augmentation.")
     full_determinism: bool = argument(False, "Use only deterministic kernels, even where they are slower.")
     num_train_epochs: int = argument(20, "Epochs to train.")
     max_steps: int | None = argument(
@@ -32,11 +32,11 @@ class TrainingArguments:
     per_device_eval_batch_size: int = argument(512, "Evaluation batch size per process.")
     gradient_accumulation_steps: int = argument(1, "Batches per optimizer step.")
     mixed_precision: Literal["no", "fp16", "bf16"] | None = argument(
-        None, "Precision of the forward pass; the setting of `accelerate launch` if not set."
+        None, "Precision of the forward pass; that of `accelerate launch` if not set."
     )
     optimizer: str = argument("adam", OPTIMIZER_HELP, choices=optimizer_choices)
     learning_rate: float = argument(1e-3, "Peak learning rate.")
-    weight_decay: float = argument(0.0, "Weight decay of weights; norms, biases and scalars have none.")
+    weight_decay: float = argument(0.0, "Weight decay; not applied to norms, biases and scalars.")
     momentum: float = argument(0.9, "Momentum of sgd and sgd_mrt.")
     nesterov: bool = argument(False, "Nesterov momentum of sgd.")
     adam_beta1: float = argument(0.9, "First beta of Adam and its variants.")
@@ -45,7 +45,7 @@ class TrainingArguments:
     max_grad_norm: float | None = argument(None, "Clip gradients to this norm.")
     label_smoothing_factor: float = argument(0.0, "Label smoothing of the cross-entropy.")
     loss_reduction: Literal["mean", "sum"] | None = argument(
-        None, "Mean of the losses of a batch, or their sum as in the prototype paper; `mean` if not set."
+        None, "Reduction of the loss over a batch; the prototype paper uses `sum`. `mean` if not set."
     )
     lr_scheduler_type: Literal["constant", "linear", "cosine", "step", "multistep", "plateau"] = argument(
         "constant", "Learning-rate schedule after the warmup."
@@ -53,23 +53,23 @@ class TrainingArguments:
     warmup_epochs: float = argument(0.0, "Epochs of linear warmup.")
     lr_step_epochs: int = argument(30, "Epochs between two decays of `step`.")
     lr_milestones: list[int] | None = argument(None, "Epochs of the decays of `multistep`.")
-    lr_gamma: float = argument(0.1, "Factor of one decay of step, multistep and plateau.")
+    lr_gamma: float = argument(0.1, "Decay factor of step, multistep and plateau.")
     lr_patience: int = argument(15, "Epochs without improvement before `plateau` decays.")
     early_stopping_patience: int | None = argument(None, "Stop after this many epochs without improvement.")
     metric_for_best_model: str | None = argument(
         None,
-        "Metric that chooses the best epoch, stops early and drives `plateau`, for instance train_loss (of names that "
-        "end in loss, error or perplexity lower is better); the recipe's own metric if not set.",
+        "Metric for selecting the best epoch, early stopping and `plateau`, for instance train_loss (lower is better "
+        "for names that end in loss, error or perplexity); the metric of the task if not set.",
     )
-    load_best_model_at_end: bool = argument(False, "Report and keep the model of the best epoch, not of the last one.")
+    load_best_model_at_end: bool = argument(False, "Report and save the model of the best epoch instead of the last.")
     save_epochs: int = argument(1, "Epochs between checkpoints.")
-    save_steps: int | None = argument(None, "Optimizer steps between further checkpoints.")
+    save_steps: int | None = argument(None, "Optimizer steps between additional checkpoints.")
     save_total_limit: int = argument(2, "Checkpoints to keep.")
     snapshot_epochs: int | None = argument(
-        None, "Keep the weights (snapshots/) at initialization, every this many epochs, and after the last full epoch."
+        None, "Save the weights (snapshots/) at initialization, every this many epochs, and after the last full epoch."
     )
-    snapshot_until: int | None = argument(None, "Also keep the weights of every epoch up to this one.")
-    logging_steps: int = argument(50, "Steps between updates of progress bar, trackers and checks.")
+    snapshot_until: int | None = argument(None, "Also save the weights after every epoch up to this one.")
+    logging_steps: int = argument(50, "Steps between updates of progress bar and trackers, and checks of the loss.")
     radial_logging_steps: int | None = argument(
         None, "Steps between logs of effective learning rate, step angle, norm and anisotropy per layer."
     )
@@ -90,12 +90,12 @@ class TrainingArguments:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative; got {getattr(self, name)}.")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm must be positive, or left out for no clipping; got {self.max_grad_norm}.")
+            raise ValueError(f"max_grad_norm must be positive, or unset to disable clipping; got {self.max_grad_norm}.")
         if self.lr_scheduler_type == "multistep" and not self.lr_milestones:
             raise ValueError("lr_scheduler_type multistep needs lr_milestones, the epochs of its decays.")
         if self.nesterov and self.optimizer == "sgd_mrt":
-            raise ValueError("sgd_mrt has no nesterov form; leave nesterov out, or use optimizer sgd.")
+            raise ValueError("sgd_mrt does not support nesterov; leave nesterov out, or use optimizer sgd.")
         if self.radial_logging_steps and not self.report_to:
             raise ValueError("radial_logging_steps logs to trackers; name one in report_to, for instance tensorboard.")
         if self.lr_scheduler_type == "plateau" and self.warmup_epochs:
-            raise ValueError("lr_scheduler_type plateau takes no warmup_epochs.")
+            raise ValueError("lr_scheduler_type plateau does not support warmup_epochs; leave warmup_epochs out.")

@@ -1,4 +1,4 @@
-"""The interface of batches, and the number of targets that the loss of a batch is the mean over."""
+"""The interface of batches, and the number of targets that the loss of a batch averages over."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -9,30 +9,30 @@ Batch = dict[str, Tensor]
 
 
 class Batches(Protocol):
-    """What the loop and the evaluation require of data.
+    """The interface that the training loop and the evaluation require.
 
-    Batches whose loss is a mean over something other than their examples, such as the tokens of a language model, have
+    If the loss averages over something other than examples, such as the tokens of a language model, the class also has
     a method `num_targets(batch)` that returns their number.
     """
 
     def __len__(self) -> int: ...
 
     def epoch(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from batch `start` on."""
+        """Yield the batches of an epoch, starting with batch `start`."""
         ...
 
 
 def counts_targets(batches: Batches) -> bool:
-    """Whether batches define the number of targets that their loss is the mean over."""
+    """Whether batches define the number of targets that their loss averages over."""
     return hasattr(batches, "num_targets")
 
 
 def count_targets(batches: Batches, batch: Batch) -> int | Tensor:
-    """Return the number of targets that the loss of a batch is the mean over; its examples by default."""
+    """Return the number of targets that the loss of a batch averages over; by default, the number of examples."""
     any_batches: Any = batches
     return any_batches.num_targets(batch) if counts_targets(batches) else len(next(iter(batch.values())))
 
 
 def loss_is_sum(model: nn.Module) -> bool:
-    """Whether a model's loss is the sum over the batch, not the mean."""
+    """Whether a model's loss is the sum over the batch instead of the mean."""
     return getattr(model, "loss_reduction", "mean") == "sum"

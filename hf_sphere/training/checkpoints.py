@@ -19,19 +19,19 @@ STATE_FILE = "trainer_state.json"
 
 @dataclass
 class RunState:
-    """The position of a run: everything that model, optimizer and random generators do not hold.
+    """Progress of a run: all state except that of model, optimizer and random generators.
 
     Attributes:
         step: Optimizer steps taken.
-        epoch: The current epoch, from 0.
+        epoch: Index of the current epoch.
         batch: Batches of the current epoch already trained on.
-        totals: Sums over the current epoch's examples so far: their number, loss, further metrics.
+        totals: Sums over the examples of the current epoch so far: their number, the loss, and further metrics.
         best_metric: Best value of the selection metric, or None before the first evaluation.
-        best_epoch: The epoch, from 1, that it was reached after.
+        best_epoch: Epoch of the best value, counted from 1.
         seconds: Time spent in training.
         scheduler: State of the learning-rate schedule.
         history: One entry of metrics per epoch.
-        num_processes: How many processes share the batches.
+        num_processes: Number of processes that share the batches.
         metric: Name of the selection metric.
     """
 
@@ -52,7 +52,7 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
     """Write `checkpoint-<step>`, then remove all but the newest `keep`.
 
     Raises:
-        CheckpointError: If it cannot be written, for instance on a full disk; older checkpoints stay as they are.
+        CheckpointError: If it cannot be written, for instance on a full disk; older checkpoints are unchanged.
     """
     final = output_dir / f"{CHECKPOINT_PREFIX}{state.step}"
     is_main = accelerator.is_main_process
@@ -66,12 +66,12 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
             if is_main:
                 write_json(unfinished / STATE_FILE, asdict(state))
         if is_main:
-            # Later steps belong to a continuation that was abandoned for an earlier checkpoint.
+            # Checkpoints of later steps are left over if training was resumed from an earlier one.
             present = list_checkpoints(output_dir)
             position = present.index(final)
             for old in [*present[: max(position + 1 - keep, 0)], *present[position + 1 :]]:
                 shutil.rmtree(old, ignore_errors=True)
-    except Exception as error:  # torch, safetensors and the operating system each have their own for a full disk
+    except Exception as error:  # torch, safetensors and the OS raise different errors on a full disk
         left = list_checkpoints(output_dir)
         newest = f"The newest complete checkpoint is {left[-1]}." if left else "There is no earlier checkpoint."
         raise CheckpointError(f"could not write {final}: {error} ({_free_space(output_dir)}). {newest}") from error
@@ -81,7 +81,7 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
 
 @contextmanager
 def write_model_files(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder for the files of a model; they replace those in `folder` when all have been written.
+    """Yield a temporary folder for the files of a model; they replace those in `folder` after all have been written.
 
     Raises:
         CheckpointError: If they cannot be written, for instance on a full disk.
@@ -96,11 +96,11 @@ def write_model_files(folder: Path) -> Iterator[Path]:
 
 
 def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
-    """Load model, optimizer and random generators, and return the position of the run."""
+    """Load the state of model, optimizer and random generators, and return the progress of the run."""
     try:
         state = RunState(**json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8")))
         accelerator.load_state(str(checkpoint))
-    except Exception as error:  # as in writing; a damaged file raises pickle's or safetensors' own error
+    except Exception as error:  # a damaged file raises an error of pickle or safetensors
         raise CheckpointError(f"cannot resume from {checkpoint}: {error}") from error
     return state
 
@@ -109,7 +109,7 @@ def find_checkpoint(name: str, output_dir: Path) -> Path:
     """Resolve `latest` or a folder to a checkpoint that exists.
 
     Raises:
-        CheckpointError: If there is none; the message lists the checkpoints of the run.
+        CheckpointError: If it does not exist; the message lists the checkpoints of the run.
     """
     found = list_checkpoints(output_dir)
     if name == "latest":
@@ -129,6 +129,6 @@ def restore_checkpoints(output_dir: Path) -> None:
 
 
 def _free_space(folder: Path) -> str:
-    """Free disk space: a full disk is the usual reason, and torch's error does not mention it."""
+    """Describe the free disk space: a full disk is the usual cause, and torch's error does not mention it."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     return f"{shutil.disk_usage(existing).free / 2**20:.1f} MiB free"

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def train(task: "type[Task]", argv: Sequence[str] | None, script: str) -> None:
-    """Parse the arguments of a task, and train as they define.
+    """Parse the arguments of a task and train.
 
     Args:
         task: The task.
-        argv: The command line without the program; `sys.argv[1:]` if None.
+        argv: Command-line arguments without the program name; `sys.argv[1:]` if None.
         script: The recipe's `__file__`.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
@@ -35,7 +35,7 @@ def train(task: "type[Task]", argv: Sequence[str] | None, script: str) -> None:
 
 
 def run_recipe(main: Callable[[Sequence[str] | None], None]) -> None:
-    """Call a recipe's `main`; errors that its user can fix become one readable line and an exit status."""
+    """Call a recipe's `main`; print errors that the user can fix without a traceback, and exit with a status."""
     try:
         main(None)
     except TrainingInterruptedError as stop:
@@ -45,7 +45,7 @@ def run_recipe(main: Callable[[Sequence[str] | None], None]) -> None:
             print(f"\n{str(stop)[:1].upper()}{str(stop)[1:]}", file=sys.stderr)
         sys.exit(130)
     except KeyboardInterrupt:
-        print("\nStopped at once; the last checkpoint is complete.", file=sys.stderr)
+        print("\nStopped immediately; the last checkpoint is complete.", file=sys.stderr)
         sys.exit(130)
     except (ValueError, OSError, ImportError, StrictDataclassError, TrainingDivergedError, CheckpointError) as error:
         if os.environ.get("HF_SPHERE_TRACEBACK"):

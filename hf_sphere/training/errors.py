@@ -1,4 +1,4 @@
-"""Errors that end a run with a message for its user."""
+"""Errors that end a run with a message for the user."""
 
 
 class CheckpointError(RuntimeError):

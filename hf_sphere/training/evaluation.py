@@ -1,4 +1,4 @@
-"""Evaluation of models, and what is fitted to embeddings before and after training."""
+"""Evaluation of models, and fitting of heads to embeddings before and after training."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -14,28 +14,28 @@ from hf_sphere.metrics import retrieval_scores
 from hf_sphere.training.batches import Batches, count_targets, loss_is_sum
 from hf_sphere.training.measures import Batch, Measure, measure_classification
 
-if TYPE_CHECKING:  # text tasks do without the dependencies of image tasks
+if TYPE_CHECKING:  # text tasks do not import the dependencies of image tasks
     from hf_sphere.data.batches import ImageBatches
     from hf_sphere.data.few_shot import FewShotBatches
 
 _NUMBERS_AT_ONCE = 1 << 24
-"""Elements of the query-prototype differences that are computed at once: 64 MB."""
+"""Maximum number of elements of query-prototype differences computed at once: 64 MB."""
 
 
 @torch.inference_mode()
 def evaluate(
     model: nn.Module, batches: Batches, accelerator: Accelerator, measure: Measure = measure_classification
 ) -> dict[str, float]:
-    """Measure a model over all processes' shares of a split.
+    """Evaluate a model on a split, over all processes.
 
     Args:
-        model: A model whose output has a loss; put into eval mode.
+        model: A model whose output has a loss; set to eval mode.
         batches: The split.
         accelerator: Sums over the processes.
-        measure: What to measure beside the loss.
+        measure: Computes the metrics besides the loss.
 
     Returns:
-        The means over all images, or over all target tokens of a text: `loss`, and for instance `accuracy` in [0, 1].
+        Means over all images, or over all target tokens of a text: `loss`, and for instance `accuracy` in [0, 1].
     """
     model.eval()
     kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
@@ -47,7 +47,7 @@ def evaluate(
         for name, value in {**measure(output, batch), "loss": loss}.items():
             sums[name] = sums.get(name, 0) + value.to(kind) * count
         sums["count"] += count
-    # As numbers by name: a process without a batch has no other names.
+    # Gathered by name, since a process without a batch has no metrics.
     shares = gather_object([{name: float(value) for name, value in sums.items()}])
     total = sum(share.pop("count") for share in shares)
     return {name: sum(share.get(name, 0.0) for share in shares) / total for name in max(shares, key=len)}
@@ -55,15 +55,15 @@ def evaluate(
 
 @torch.inference_mode()
 def evaluate_retrieval(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> dict[str, float]:
-    """Retrieve for every image of a split its neighbors among the others, in the distance of the model's head.
+    """Compute retrieval metrics with each image of a split as a query, using the distance of the model's head.
 
     Args:
-        model: An image model with a head; put into eval mode. The head's classes are not used.
-        batches: The split; labels of any classes.
+        model: An image model with a head; set to eval mode. The classes of the head are not used.
+        batches: The split; its labels need not be classes of the head.
         accelerator: Gathers over the processes.
 
     Returns:
-        `recall_at_1`, `r_precision`, `map_at_r` in [0, 1], and the number of images without another one of their class.
+        `recall_at_1`, `r_precision`, `map_at_r` in [0, 1], and the number of images that are the only one of a class.
     """
     any_model: Any = model.eval()
     embeddings, labels = _gather_embeddings(any_model, batches, accelerator)
@@ -75,13 +75,13 @@ def evaluate_retrieval(model: nn.Module, batches: "ImageBatches", accelerator: A
 
 @torch.inference_mode()
 def evaluate_few_shot(model: nn.Module, batches: "FewShotBatches", accelerator: Accelerator) -> dict[str, float]:
-    """Classify the queries of every episode of the first epoch, the same episodes whatever the number of processes.
+    """Classify the queries of the episodes of the first epoch, which do not depend on the number of processes.
 
     In eval mode an embedding does not depend on the episode, so each image is embedded once and the episodes are formed
     from the embeddings.
 
     Args:
-        model: A few-shot model: an encoder as `base_model` and a `classifier` of embeddings; put into eval mode.
+        model: A few-shot model: an encoder as `base_model` and a `classifier` of embeddings; set to eval mode.
         batches: The episodes.
         accelerator: Gathers over the processes.
 
@@ -110,18 +110,18 @@ def evaluate_few_shot(model: nn.Module, batches: "FewShotBatches", accelerator: 
 
 
 def _gather_images(model: Any, batches: "FewShotBatches", indices: Tensor, accelerator: Accelerator) -> Tensor:
-    """Embed the images at indices (N,): (N, d) in float32, all processes' shares in the order of the indices."""
+    """Embed the images at indices (N,) over all processes: (N, d), float32, in the order of the indices."""
     order = torch.arange(len(indices))
     mine = order[accelerator.process_index :: accelerator.num_processes]
     seen = [model.base_model(pixels).embeddings.float().cpu() for pixels in batches.each_image(indices[mine])]
-    # A process without an image does not know the length of an embedding.
+    # The embedding dimension is unknown on a process without images.
     shares = gather_object([(mine, torch.cat(seen))] if seen else [])
     places, embeddings = zip(*shares, strict=True)
     return torch.cat(embeddings)[torch.cat(places).argsort()].to(accelerator.device)
 
 
 def _gather_embeddings(model: Any, batches: "ImageBatches", accelerator: Accelerator) -> tuple[Tensor, Tensor]:
-    """Return the inputs of the model's head for a split, (N, d) in float32, and the labels (N,), of all processes."""
+    """Return the inputs of the model's head for a split, (N, d), float32, and the labels (N,), over all processes."""
     seen = []
     for batch in batches.epoch():
         embeddings = model.base_model(batch["pixel_values"]).embeddings
@@ -132,7 +132,7 @@ def _gather_embeddings(model: Any, batches: "ImageBatches", accelerator: Acceler
 
 @torch.no_grad()
 def fit_confidence(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> None:
-    """Fit the confidence of a head that supports it to held-out images, over all processes."""
+    """Fit the confidence of a head to held-out images, over all processes, if the head supports it."""
     head: Any = getattr(model, "head", None)
     if not hasattr(head, "fit_concentration"):
         return
@@ -143,11 +143,11 @@ def fit_confidence(model: nn.Module, batches: "ImageBatches", accelerator: Accel
 def initialize_head(model: nn.Module, batches: "ImageBatches | Iterable[Batch]", *, max_examples: int = 10_000) -> None:
     """Initialize a head from the embeddings of training images, if it requires that; see `Head.initialize_from_data`.
 
-    The embeddings are those of the first training step: in eval mode, but with trainable batch norms normalizing by the
-    batch.
+    The embeddings are computed in eval mode, except that trainable batch norms use batch statistics, as in the first
+    training step.
 
     Args:
-        model: An image model; with classes it has a `head`. Its training mode and batch-norm statistics are restored.
+        model: An image model, with a `head` if it has classes. Its mode and batch-norm statistics are restored.
         batches: Training batches; any iterable of mappings with `pixel_values` on the model's device.
         max_examples: Maximum number of images.
     """
@@ -172,10 +172,10 @@ def initialize_head(model: nn.Module, batches: "ImageBatches | Iterable[Batch]",
 
 @contextmanager
 def _normalized_by_batch(model: nn.Module) -> Iterator[None]:
-    """Eval mode, but trainable batch norms use the statistics of the batch, and do not keep them.
+    """Set eval mode, but let trainable batch norms use batch statistics, and restore their running statistics.
 
-    Their running statistics are not those of the data before training: with them, embeddings were three to ten times
-    as long in the first training step.
+    Before training, running statistics do not match the data: with a scale initialized from them, embeddings were three
+    to ten times as long in the first training step.
     """
     model.train()
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]

@@ -34,22 +34,21 @@ class TrainingLoop:
     """Trains a model and writes its checkpoints.
 
     Args:
-        model: Called with the batch as keywords; its output has `loss`. Its `set_epoch`, if any, is called when an
-            epoch starts.
+        model: Called with the batch as keyword arguments; its output has `loss`. Its method `set_epoch`, if any, is
+            called at the start of each epoch.
         batches: Training batches.
-        args: How to train.
+        args: Training arguments.
         accelerator: Devices, processes and precision.
-        evaluate: Returns metrics of the model after each epoch.
+        evaluate: Returns metrics of the model; called after each epoch.
         save_best: Called with the model when `metric` has improved.
         measure: Returns further training metrics of one batch, each a scalar tensor, from the output and the batch.
-        derive: Returns metrics that follow from the means over an epoch, for instance a perplexity from the loss.
-        snapshot: Called with the model and the number of epochs it has trained: before the first and after each full
-            epoch.
-        metric: The metric, of training or of `evaluate`, that chooses the best epoch, stops early and drives `plateau`.
+        derive: Returns metrics computed from the means over an epoch, for instance the perplexity from the loss.
+        snapshot: Called with the model and the number of completed epochs, before training and after each full epoch.
+        metric: Metric, of training or `evaluate`, for selecting the best epoch, early stopping and `plateau`.
         higher_is_better: Whether larger values of `metric` are better.
 
     Attributes:
-        state: The position of the run.
+        state: Progress of the run.
         model: The prepared model.
     """
 
@@ -89,7 +88,7 @@ class TrainingLoop:
         few = self._few_examples() if args.optimizer in optimizer_names() or args.radial_logging_steps else None
         optimizer = build_optimizer(model, args, few)
         self._radial = self._radial_weights(model, optimizer, few) if args.radial_logging_steps else {}
-        # Before `prepare`: the schedule counts optimizer steps itself, whatever the number of processes.
+        # Not prepared by Accelerate: the schedule counts optimizer steps, whatever the number of processes.
         self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=higher_is_better)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         if accelerator.num_processes > 1:
@@ -103,25 +102,25 @@ class TrainingLoop:
         self.state.metric = metric
 
     def _few_examples(self) -> Batch:
-        """A few examples to find the radially invariant weights with, the same on every process."""
+        """Return a few examples for finding the radially invariant weights, the same on every process."""
         few = {name: value[:16] for name, value in next(iter(self.batches.epoch())).items()}
         return broadcast(few) if self.accelerator.num_processes > 1 else few
 
     @staticmethod
     def _radial_weights(model: nn.Module, optimizer: torch.optim.Optimizer, few: Batch | None) -> dict[str, Any]:
-        """Channel axes of the radially invariant weights, by name: those of the optimizer, else found here."""
+        """Return the channel axes of the radially invariant weights by name, from the optimizer if it has them."""
         groups = [group for group in optimizer.param_groups if group.get("channel_dims") is not None]
         known = {name: group["channel_dims"] for group in groups for name in group["param_names"]}
         radial = known or find_radial_weights(model, few).channel_dims
         if not radial:
-            logger.warning("radial_logging_steps logs nothing: the model has no radially invariant weight.")
+            logger.warning("radial_logging_steps logs nothing: the model has no radially invariant weights.")
         return radial
 
     def run(self) -> RunState:
-        """Train to the end.
+        """Train until the last step, or until training stops early.
 
         Raises:
-            TrainingDivergedError: If the loss is not finite; nothing is saved after that.
+            TrainingDivergedError: If the loss or a weight is not finite; nothing is saved after that.
             TrainingInterruptedError: On Ctrl-C or SIGTERM, after a checkpoint has been written.
             CheckpointError: If a checkpoint cannot be written.
         """
@@ -178,13 +177,13 @@ class TrainingLoop:
         sizes = [count_targets(self.batches, batch) for batch in group]
         total: Any = sum(sizes)
         if counts_targets(self.batches):
-            # Their number differs between processes, over which gradients are averaged: each is weighted by its share.
+            # Gradients are averaged over processes, whose numbers of targets differ, so losses are weighted by them.
             total = self.accelerator.reduce(total.float(), "mean")
         for position, (batch, size) in enumerate(zip(group, sizes, strict=True), 1):
             waits = self.accelerator.no_sync(self.model) if position < len(group) else nullcontext()
             with waits:
                 output = self.model(**batch)
-                # Gradients are averaged over processes, so sums are multiplied by their number.
+                # Gradients are averaged over processes, so summed losses are multiplied by the number of processes.
                 share = self.accelerator.num_processes if self._loss_is_sum else size / total
                 self.accelerator.backward(output.loss * share)
             loss = output.loss.detach()
@@ -268,7 +267,7 @@ class TrainingLoop:
         return {f"train_{name}": value for name, value in (means | dict(self.derive(means))).items()}
 
     def _check_losses(self) -> None:
-        """Check the losses since the last check together: checking each would synchronize with the device."""
+        """Check all losses since the last check at once, since checking each would synchronize with the device."""
         if not self._recent_losses:
             return
         steps, losses = zip(*self._recent_losses, strict=True)
@@ -281,7 +280,7 @@ class TrainingLoop:
             raise TrainingDivergedError(f"the loss is not finite at step {step}. {self._advice()}")
 
     def _check_weights(self) -> None:
-        """Refuse weights that a gradient that is not finite has corrupted, before they are evaluated or saved."""
+        """Raise an error if the weights are not finite, before they are evaluated or saved."""
         norm = torch.nn.utils.get_total_norm(self.model.parameters())
         if not norm.isfinite():
             raise TrainingDivergedError(f"the weights are not finite after step {self.state.step}. {self._advice()}")
@@ -308,7 +307,7 @@ class TrainingLoop:
     def _save(self) -> Path:
         self._check_weights()
         self.state.scheduler = self.scheduler.state_dict()
-        # Each process's share of the sums, so that they add up again when every process has read them.
+        # Divided by the number of processes, so that the sum over processes is correct after loading.
         share = 1 / self.accelerator.num_processes
         self.state.totals = {
             name: self.accelerator.reduce(value, "sum").item() * share for name, value in self._totals.items()
@@ -345,12 +344,12 @@ class TrainingLoop:
 
     @contextmanager
     def _catch_signals(self) -> Iterator[None]:
-        """Finish the current step on the first Ctrl-C or SIGTERM; stop at once on the second."""
+        """Finish the current step on the first Ctrl-C or SIGTERM; stop immediately on the second."""
         first = 0.0
 
         def request_stop(number: int, frame: Any) -> None:
             nonlocal first
-            # A launcher forwards the Ctrl-C that the terminal has sent already: that is not a second one.
+            # A launcher forwards the Ctrl-C that the terminal has already sent; this is not a second request.
             if self._stop_signal and time.monotonic() - first > 1.0:
                 raise KeyboardInterrupt
             first = first or time.monotonic()
@@ -366,7 +365,7 @@ class TrainingLoop:
                 signal.signal(number, handler)
 
     def _should_stop(self, at_log: bool) -> bool:
-        """Whether a signal was received; several processes agree on it at the logging steps."""
+        """Whether a signal was received; with several processes, checked only at logging steps."""
         if self.accelerator.num_processes == 1:
             return bool(self._stop_signal)
         if not at_log:

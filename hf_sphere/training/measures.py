@@ -1,4 +1,4 @@
-"""Metrics of a batch, and how they are shown on the console."""
+"""Metrics of a batch, and their format on the console."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +12,11 @@ Measure: TypeAlias = "Callable[[Any, Batch], dict[str, Tensor]]"
 """Means over a batch, each a scalar tensor, from the model's output and the batch."""
 
 INTERVAL = "_interval"
-"""Suffix of the name of a metric that is the half-width of another one's 95 % interval."""
+"""Suffix of the names of metrics that are the half-width of another metric's 95 % interval."""
 
 
 def measure_classification(output: Any, batch: Batch) -> "dict[str, Tensor]":
-    """Return the accuracy: the share of images whose largest logit is that of their class."""
+    """Return the accuracy: the fraction of images whose largest logit is that of their class."""
     return {"accuracy": _mean(output.logits.argmax(dim=-1) == batch["labels"])}
 
 
@@ -31,7 +31,7 @@ def measure_joint(output: Any, batch: Batch) -> "dict[str, Tensor]":
 
 
 def measure_tokens(output: Any, batch: Batch) -> "dict[str, Tensor]":
-    """Return the accuracy: the share of target tokens that have the largest logit."""
+    """Return the accuracy: the fraction of target tokens whose logit is the largest."""
     targets = batch["labels"] >= 0
     right = (output.logits.argmax(dim=-1) == batch["labels"]) & targets
     return {"accuracy": _mean(right) / _mean(targets)}
@@ -43,7 +43,7 @@ def perplexity(means: Mapping[str, float]) -> dict[str, float]:
 
 
 def _mean(values: "Tensor") -> "Tensor":
-    """Mean in float64, where the device has it: a share of 9,913 in 10,000 must be exactly 0.9913."""
+    """Mean in float64 if the device supports it, so that 9,913 of 10,000 is exactly 0.9913."""
     return values.float().mean() if values.device.type == "mps" else values.double().mean()
 
 
@@ -55,7 +55,7 @@ def show_metrics(metrics: Mapping[str, float]) -> Iterator[str]:
 
 
 def show_metric(name: str, value: float, interval: float | None = None) -> str:
-    """Format a metric for the console: accuracy and recall in percent, counts as integers, others in four digits.
+    """Format a metric for the console: accuracy and recall in percent, counts as integers, others with four digits.
 
     The half-width of an interval follows its metric: `95.31 ± 0.22 %`.
     """

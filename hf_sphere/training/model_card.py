@@ -1,4 +1,4 @@
-"""Model cards written from a run's own results."""
+"""Model cards generated from the results of a run."""
 
 import platform
 import shlex
@@ -23,7 +23,7 @@ class TrainingRecord:
     Attributes:
         metrics: Measured values by name.
         headline: Names of the metrics, without `eval_`, that become the card's `model-index` entries.
-        eval_split: Split that they were measured on.
+        eval_split: Split of the `eval_` metrics.
         selection_note: How the reported epoch was chosen.
         settings: Training settings that differ from their defaults.
         command: The command that ran.
@@ -51,15 +51,15 @@ def write_model_card(
     description: Description,
     record: TrainingRecord,
 ) -> ModelCard:
-    """Write `README.md` of a model beside its weights.
+    """Write the model card, `README.md`, to the folder of a model.
 
     Args:
         folder: Where the model is saved.
         template: Jinja template of the card.
-        model_id: Name that loads the model.
+        model_id: Name to load the model by.
         model_class: Name of the model's class.
-        pipeline_tag: The pipeline of transformers that runs the model, if there is one.
-        description: What the model is.
+        pipeline_tag: The transformers pipeline for the model, if there is one.
+        description: Description of the model.
         record: How it was trained.
     """
     dataset = description.dataset

@@ -19,17 +19,17 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build the optimizer with its parameter groups.
 
-    Weights (two axes or more) decay; norms, biases and scalars do not. Per-parameter optimizer options, from the
-    model's `parameter_options`, make separate groups. The optimizers of this library find the radially invariant
+    Weight decay is applied to weights (two or more axes), not to norms, biases and scalars. Parameters with options in
+    the model's `parameter_options` form separate groups. The optimizers of this library detect the radially invariant
     weights.
 
     Args:
         model: The model.
-        args: How to train.
-        batch: Keywords of the model, to find and check the radially invariant weights with; made up if None.
+        args: Training arguments.
+        batch: Keyword arguments of the model, for finding the radially invariant weights; generated if None.
     """
     groups = radial_parameter_groups(model, batch) if args.optimizer in optimizer_names() else parameter_groups(model)
-    # One fused kernel per step where torch has one; the update rule is the same.
+    # A fused kernel per step where torch supports it; the update rule is the same.
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
     options: dict[str, Any] = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "fused": fused}
@@ -39,7 +39,7 @@ def build_optimizer(
     else:
         options |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
         for group in groups:
-            group.pop("momentum", None)  # an option that these optimizers do not support
+            group.pop("momentum", None)  # not supported by these optimizers
     if sphere is not None:
         return sphere(groups, **options)
     for group in groups:
@@ -54,7 +54,7 @@ def build_scheduler(
 ) -> LRScheduler:
     """Build the schedule: one `step()` per optimizer step, or for `plateau` one `step(metric)` per epoch."""
     for group in optimizer.param_groups:
-        # The peak, under the name of torch's own schedules; it separates decays from changed settings in a resumed run.
+        # The peak, under the key of torch's schedulers; in a resumed run it separates decays from changed arguments.
         group.setdefault("initial_lr", group["lr"])
     if args.lr_scheduler_type == "plateau":
         mode: Literal["min", "max"] = "max" if higher_is_better else "min"
@@ -67,7 +67,7 @@ def build_scheduler(
 
 
 def learning_rate_factor(args: TrainingArguments, epoch: float) -> float:
-    """Return the learning rate as a share of its peak, at a point of training in (fractional) epochs."""
+    """Return the learning rate as a fraction of its peak, at a (fractional) epoch."""
     if epoch < args.warmup_epochs:
         return epoch / args.warmup_epochs
     if args.lr_scheduler_type == "step":

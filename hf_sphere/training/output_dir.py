@@ -1,4 +1,4 @@
-"""Output directories: what a run or a set of results leaves there, and what may be replaced."""
+"""Output directories: the files that runs and results consist of, and which may be replaced."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
 
 
 def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None:
-    """Refuse the output directory of another training run.
+    """Raise an error if the directory holds another training run.
 
     Raises:
         FileExistsError: If the directory holds a run and neither overwriting nor resuming was requested.
@@ -38,7 +38,7 @@ def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None
 
 
 def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None:
-    """Create the output directory of a training run, and remove the run that it is to replace.
+    """Create the output directory of a training run, and remove the run that it replaces.
 
     Raises:
         FileExistsError: See `check_output_dir`.
@@ -54,10 +54,10 @@ def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> No
 
 
 def check_results_dir(output_dir: Path, *, overwrite: bool, resume: bool = False) -> None:
-    """Refuse a directory that holds a model, a training run, or results that must not be replaced.
+    """Check that results can be written to a directory.
 
     Raises:
-        FileExistsError: If it does.
+        FileExistsError: If it holds a model, a training run, or results that must not be replaced.
     """
     _check_is_directory(output_dir)
     own = (RUN_FILE, RESULTS_FILE)
@@ -82,7 +82,7 @@ def prepare_results_dir(output_dir: Path, names: Collection[str], *, overwrite: 
         output_dir: The directory.
         names: All files that the recipe may write; earlier ones are removed if they are to be replaced.
         overwrite: Whether to replace earlier results.
-        resume: Whether to continue them instead.
+        resume: Whether to continue earlier results instead.
 
     Raises:
         FileExistsError: See `check_results_dir`.
@@ -103,7 +103,7 @@ def can_resume_results(
         output_dir: The directory.
         settings: All settings by name.
         ignored: Names of settings that may differ because no result depends on them.
-        overwrite: Whether the contents are going to be replaced.
+        overwrite: Whether the contents will be replaced.
 
     Raises:
         FileExistsError: If it holds results with other settings that must not be replaced.
@@ -128,7 +128,7 @@ def _check_is_directory(output_dir: Path) -> None:
 
 
 def _traces_of_a_run(output_dir: Path) -> list[Path]:
-    """Files and folders that show that a directory holds a run."""
+    """Return the files and folders of a run in a directory."""
     names = (RUN_FILE, RESULTS_FILE, BEST_FOLDER, SNAPSHOT_FOLDER)
     traces = [*list_checkpoints(output_dir), *(output_dir / name for name in names)]
     return [trace for trace in traces if trace.exists()]

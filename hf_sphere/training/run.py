@@ -19,7 +19,7 @@ from hf_sphere.utils.files import write_json
 
 logger = logging.getLogger(__name__)
 
-# Settings that may change when a run is resumed, without changing what it learns.
+# Settings that may change when a run is resumed, since they do not affect training.
 _FREE_TO_CHANGE = {
     *("output_dir", "overwrite_output_dir", "resume_from_checkpoint", "disable_tqdm", "report_to", "logging_steps"),
     *("save_epochs", "save_steps", "save_total_limit", "per_device_eval_batch_size", "cache_dir", "max_steps"),
@@ -29,10 +29,10 @@ _FREE_TO_CHANGE = {
 
 
 class Run:
-    """The output directory and process group of a run.
+    """A training run: arguments, processes and output directory.
 
     Attributes:
-        args: How to train.
+        args: Training arguments.
         accelerator: Devices, processes and precision.
         output_dir: The output directory.
         settings: All arguments by name.
@@ -45,7 +45,7 @@ class Run:
         self.settings = settings
 
     def prepare_output_dir(self) -> None:
-        """Create the output directory, replacing its contents if requested, write `run.json`, start the trackers.
+        """Create the output directory, replacing its contents if requested, write `run.json`, and start the trackers.
 
         Called after data and model have been loaded, so that a run that fails to start replaces nothing.
         """
@@ -74,8 +74,8 @@ def start_run(args: TrainingArguments, *others: Any) -> Run:
     """Set up devices, logging and seed, and check the output directory.
 
     Args:
-        args: How to train.
-        *others: The recipe's further argument dataclasses; all are written to `run.json`.
+        args: Training arguments.
+        *others: Further argument dataclasses of the recipe; all are written to `run.json`.
 
     Raises:
         FileExistsError: If the output directory holds another run.
@@ -88,7 +88,7 @@ def start_run(args: TrainingArguments, *others: Any) -> Run:
     level = logging.INFO if accelerator.is_main_process else logging.ERROR
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     logging.getLogger("hf_sphere").setLevel(level)
-    transformers.utils.logging.disable_progress_bar()  # the loop has its own
+    transformers.utils.logging.disable_progress_bar()  # the loop shows another one
     if not accelerator.is_main_process:
         transformers.utils.logging.set_verbosity_error()
     # Tied weights are saved once; accelerate would warn at every checkpoint.
@@ -110,7 +110,7 @@ def start_run(args: TrainingArguments, *others: Any) -> Run:
 
 
 def _check_trackers(accelerator: Accelerator, requested: Sequence[str]) -> None:
-    """Refuse trackers that are not installed, which Accelerate would leave out silently."""
+    """Raise an error for trackers that are not installed, which Accelerate would skip silently."""
     found = {str(getattr(tracker, "value", tracker)) for tracker in accelerator.log_with}
     missing = [name for name in requested if name not in found and name != "all"]
     if missing:

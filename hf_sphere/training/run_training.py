@@ -1,4 +1,4 @@
-"""From parsed arguments to a trained model and its card: load, train, choose, evaluate, save, describe, upload."""
+"""Training from parsed arguments: load, train, select the best epoch, evaluate, save, write the card, upload."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 
 @dataclass(frozen=True)
 class Command:
-    """The command that runs.
+    """The command line of a run.
 
     Attributes:
         script: Path of the script in the repository.
-        argv: The command line without the program.
+        argv: Command-line arguments without the program name.
         card_template: Template of the model card.
     """
 
@@ -36,7 +36,7 @@ class Command:
 
 
 def run_training(task: Task, command: Command) -> None:
-    """Train, evaluate and save a model as a task and its arguments define it.
+    """Train, evaluate and save the model of a task.
 
     Args:
         task: The task, with its arguments.
@@ -118,12 +118,12 @@ def _save(run: Run, prepared: Prepared, folder: Path, model: Any) -> None:
 def _load_best(model: Any, run: Run) -> None:
     best = run.output_dir / BEST_FOLDER
     if not (best / "config.json").is_file():
-        raise FileNotFoundError(f"{best} is gone; the last model is in the latest checkpoint.")
+        raise FileNotFoundError(f"{best} does not exist; the last model is in the latest checkpoint.")
     model.load_state_dict(type(model).from_pretrained(best).state_dict())
 
 
 def _evaluate(task: Task, model: nn.Module, prepared: Prepared, prefix: str, run: Run) -> dict[str, float]:
-    """Measure a model on the split that a prefix of metrics stands for."""
+    """Evaluate a model on the evaluation or validation split, and prefix the names of the metrics."""
     batches = prepared.data.evaluation if prefix == "eval" else prepared.data.validation
     return {f"{prefix}_{name}": value for name, value in task.evaluate(model, batches, run.accelerator).items()}
 
@@ -146,7 +146,7 @@ def _collect_results(task: Task, model: nn.Module, prepared: Prepared, state: Ru
 
 
 def _selection_metric(task: Task, prefix: str) -> tuple[str, bool]:
-    """Return the metric that chooses the best epoch, and whether larger values of it are better."""
+    """Return the metric for selecting the best epoch, and whether larger values are better."""
     requested = task.args.metric_for_best_model
     if requested is None:
         return f"{prefix}_{task.metric}", task.higher_is_better
@@ -158,10 +158,10 @@ def _selection_metric(task: Task, prefix: str) -> tuple[str, bool]:
 
 
 def _selection_note(metric: str, run: Run, results: Mapping[str, Any], held_out: str) -> str:
-    """Describe how the reported epoch was chosen."""
+    """Describe how the reported epoch was selected, for the model card."""
     args = run.args
     prefix, _, name = metric.partition("_")
-    where = {"train": "the training images", "validation": held_out}.get(prefix, "the evaluation split itself")
+    where = {"train": "the training split", "validation": held_out}.get(prefix, "the evaluation split itself")
     if args.load_best_model_at_end:
         optimism = " (optimistic)" if prefix == "eval" else ""
         return (
@@ -169,8 +169,8 @@ def _selection_note(metric: str, run: Run, results: Mapping[str, Any], held_out:
             f"{where}{optimism}."
         )
     followed = args.early_stopping_patience is not None or args.lr_scheduler_type == "plateau"
-    role = "its end or learning rate followed" if followed and prefix == "eval" else "nothing was chosen on"
-    return f"The model is that of the last epoch, {results['epoch']:g}; {role} the evaluation split."
+    used = "determined its end or learning rate" if followed and prefix == "eval" else "was not used for selection"
+    return f"The model is that of the last epoch, {results['epoch']:g}; the evaluation split {used}."
 
 
 def _changed_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]:

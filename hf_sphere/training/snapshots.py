@@ -1,4 +1,4 @@
-"""The snapshots of a training run, beside its checkpoints."""
+"""The snapshots of a training run."""
 
 from collections.abc import Mapping
 
@@ -14,12 +14,12 @@ from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER, list_snapshots, save_snap
 class Snapshots:
     """The snapshots of a run; see `hf_sphere.utils.snapshots`.
 
-    Saved are the initialization, every `snapshot_epochs`-th epoch, all epochs up to `snapshot_until`, and the last
-    one; none if neither is set.
+    Saves the initialization, every `snapshot_epochs`-th epoch, all epochs up to `snapshot_until`, and the last one, if
+    either argument is set.
 
     Args:
         run: The run, with arguments and output directory.
-        metadata: Metadata of each file beside seed and epoch.
+        metadata: Metadata of each file besides seed and epoch.
     """
 
     def __init__(self, run: Run, metadata: Mapping[str, str]) -> None:
@@ -34,20 +34,20 @@ class Snapshots:
         return self.every is not None or self.until is not None
 
     def after_epoch(self, model: nn.Module, epoch: int) -> None:
-        """Save the weights after an epoch (0 for the initialization) if they were requested."""
+        """Save the weights after an epoch (0 for the initialization) if requested."""
         regular = self.every is not None and epoch % self.every == 0
         early = epoch <= (self.until or 0)
         if self.requested and (regular or early):
             self._save(model, epoch)
 
     def at_end(self, model: nn.Module, state: RunState) -> None:
-        """Save the weights of the last epoch, unless training has ended in the middle of one."""
+        """Save the weights of the last epoch, unless training ended in the middle of an epoch."""
         kept = {snapshot.epoch for snapshot in list_snapshots(self.folder)}
         if self.requested and state.batch == 0 and state.epoch not in kept:
             self._save(model, state.epoch)
 
     def remove_after(self, epoch: int) -> None:
-        """Remove snapshots of later epochs, left by a continuation that was abandoned for an earlier checkpoint."""
+        """Remove snapshots of later epochs, left over if training was resumed from an earlier checkpoint."""
         if self.accelerator.is_main_process:
             for snapshot in list_snapshots(self.folder):
                 if snapshot.epoch > epoch:

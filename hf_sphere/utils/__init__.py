@@ -1,1 +1,1 @@
-"""Files, seeds, digests and pixels: small helpers that know no data set and no model."""
+"""Helpers for files, arguments, seeds, digests and pixels, independent of the rest of the library."""

@@ -1,4 +1,4 @@
-"""Command-line arguments from dataclasses: declared once, given by YAML files, the command line, or both.
+"""Command-line arguments from dataclasses: declared once, set in YAML files, on the command line, or both.
 
 Nothing heavy is imported here, so that `--help` and a mistyped argument return at once.
 """
@@ -18,7 +18,7 @@ import yaml
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number, as in YAML 1.2 and JSON; PyYAML wants 1.0e-3."""
+    """YAML loader that parses 1e-3 as a number, as YAML 1.2 and JSON do; PyYAML requires 1.0e-3."""
 
 
 _YamlLoader.add_implicit_resolver(
@@ -36,7 +36,7 @@ class Options(dict[str, Any]):
             except yaml.YAMLError:
                 parsed = None
             if not isinstance(parsed, dict):
-                # The one error whose text argparse shows.
+                # The only exception whose message argparse shows.
                 raise argparse.ArgumentTypeError(f"expected a mapping such as '{{scaling: 5.0}}'; got {value!r}.")
             value = parsed.items()
         super().__init__(value)
@@ -51,10 +51,10 @@ def argument(
     """Declare a field of an argument dataclass.
 
     Args:
-        default: The default; a class such as `list` or `Options` is called for a new one. Required if left out.
+        default: Default value, or a class such as `list` or `Options` to instantiate. Required arguments have none.
         help: Shown by `--help`.
-        choices: Valid values, or a function that returns them when the command line is parsed. A field of type
-            `Literal` needs none.
+        choices: Valid values, or a function that is called for them when the command line is parsed. Not needed for
+            fields of type `Literal`.
     """
     metadata = {"help": help, "choices": choices}
     if isinstance(default, type):
@@ -67,11 +67,11 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
 
     Args:
         types: Dataclasses; one instance of each is returned.
-        argv: The command line without the program; `sys.argv[1:]` if None.
+        argv: Command-line arguments without the program name; `sys.argv[1:]` if None.
         description: Shown by `--help`.
 
     Raises:
-        SystemExit: On an unknown key or a value of the wrong type, with a message that names it.
+        SystemExit: On an unknown key or a value of the wrong type, with a message that includes it.
     """
     parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
     parser.add_argument(
@@ -154,7 +154,7 @@ def _config_files(words: Sequence[str]) -> list[str]:
 
 
 def _argv_of(path: str, names: list[str]) -> list[str]:
-    """Turn a YAML file into a command line, so that both are checked and converted in the same way."""
+    """Convert a YAML file to command-line arguments, so that both are validated and converted in the same way."""
     try:
         values = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_YamlLoader)
     except (OSError, yaml.YAMLError) as error:
@@ -170,7 +170,7 @@ def _argv_of(path: str, names: list[str]) -> list[str]:
         if value is None:
             continue
         if key == "mixed_precision" and value is False:
-            value = "no"  # how YAML reads a bare `no`
+            value = "no"  # YAML parses a bare `no` as False
         words.append(f"--{key}")
         if isinstance(value, list):
             words += [str(item) for item in value]

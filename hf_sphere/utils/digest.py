@@ -9,11 +9,11 @@ from torch import nn
 
 
 def digest_weights(model: nn.Module, about: Any = None) -> str:
-    """Digest the parameters and buffers of a model, with their names, dtypes and shapes.
+    """Compute the SHA-256 digest of a model's parameters and buffers, with their names, dtypes and shapes.
 
     Args:
         model: The model, on any device.
-        about: Further content of the digest that JSON can represent.
+        about: JSON-serializable value to include in the digest.
 
     Returns:
         64 hexadecimal digits.
@@ -22,7 +22,7 @@ def digest_weights(model: nn.Module, about: Any = None) -> str:
     seen: dict[tuple[Any, ...], str] = {}
     for name, tensor in sorted(model.state_dict().items()):
         memory = (str(tensor.device), tensor.data_ptr(), tensor.shape, tensor.stride())
-        first = seen.setdefault(memory, name)  # tied tensors are read once
+        first = seen.setdefault(memory, name)  # tied tensors are hashed once
         digest.update(_as_bytes([name, first, str(tensor.dtype), list(tensor.shape)]))
         if first == name:
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())

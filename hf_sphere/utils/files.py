@@ -17,9 +17,9 @@ REPLACED = ".replaced"
 def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
     """Yield a temporary path beside `path` to write to; it replaces `path` when the block ends without an error.
 
-    The file is flushed to disk before it is renamed, and gets the mode that the umask gives to new files (some
-    libraries write theirs readable by the owner only). The temporary name holds the process id, so that several
-    processes may write the same file; the last one wins.
+    The file is flushed to disk before it is renamed, and its mode is set according to the umask (some libraries make
+    their files readable by the owner only). The temporary name contains the process id, so that several processes can
+    write the same file; the last one wins.
 
     Args:
         path: The file; its folder is created if necessary.
@@ -64,7 +64,7 @@ def atomic_folder(folder: str | os.PathLike) -> Iterator[Path]:
 def atomic_files(folder: str | os.PathLike) -> Iterator[Path]:
     """Yield an empty temporary folder inside `folder`; its files replace those of the same name in `folder`.
 
-    Nothing is replaced before everything has been written and flushed. Each replacement is atomic, the sequence is not.
+    No file is replaced before all have been written and flushed. Each replacement is atomic; the sequence is not.
     """
     folder = Path(folder)
     unfinished = folder / UNFINISHED
@@ -96,7 +96,7 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 
 def write_json(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
-    """Write a JSON file atomically; values of types that JSON lacks are written as strings."""
+    """Write a JSON file atomically; values that are not JSON-serializable are written as strings."""
     write_text(path, json.dumps(values, indent=2, default=str) + "\n")
 
 
@@ -105,7 +105,7 @@ def _siblings(folder: Path) -> tuple[Path, Path]:
 
 
 def _finalize(path: Path) -> None:
-    """Give a file, or all files in a folder, the mode of new files, and flush them to disk."""
+    """Set the mode of a file, or of all files in a folder, according to the umask, and flush them to disk."""
     umask = os.umask(0)
     os.umask(umask)
     for file in [path, *path.rglob("*")] if path.is_dir() else [path]:

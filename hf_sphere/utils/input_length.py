@@ -3,18 +3,18 @@
 from typing import Any
 
 UNLIMITED = 10**6
-"""A `model_max_length` of a tokenizer from this value on means that the limit is unknown."""
+"""A tokenizer whose `model_max_length` is at least this has no known limit."""
 
 
 def longest_input(model: Any, tokenizer: Any) -> int | None:
-    """Return the maximum number of tokens, including special ones, of the tokenizer and the position embeddings.
+    """Return the maximum input length in tokens, including special tokens.
 
     Args:
-        model: Text model of transformers.
+        model: A transformers text model.
         tokenizer: Its tokenizer.
 
     Returns:
-        The smaller of both limits; None if there is none.
+        The smaller limit of the tokenizer and the position embeddings; None if there is none.
     """
     limits = [tokenizer.model_max_length] if tokenizer.model_max_length < UNLIMITED else []
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)

@@ -8,7 +8,7 @@ def convert_image(image: Image.Image, channels: int) -> Image.Image:
     """Convert an image to 8-bit gray (1 channel) or color (3 channels).
 
     Args:
-        image: An image of any mode; 16-bit gray values are divided by 256, where PIL itself would clip them at 255.
+        image: An image of any mode; 16-bit gray values are divided by 256, whereas PIL would clip them at 255.
         channels: 1 or 3.
 
     Raises:

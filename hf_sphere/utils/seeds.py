@@ -2,7 +2,7 @@
 
 
 def mix_seed(*numbers: int) -> int:
-    """Hash several numbers to a 63-bit seed (splitmix64); the combinations that occur in practice do not collide."""
+    """Hash integers to a 63-bit seed (splitmix64); combinations that occur in practice do not collide."""
     state = 0
     for number in numbers:
         state = (state + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF

@@ -1,7 +1,7 @@
-"""Snapshots: the weights during training, one safetensors file per epoch, for later analysis.
+"""Snapshots: model weights saved during training, one safetensors file per epoch, for later analysis.
 
-A checkpoint serves to resume training and is soon replaced; snapshots hold only the model, and all of them are kept.
-`hf_sphere.training` writes them to the folder `snapshots` of a run, `hf_sphere.analysis` reads them.
+Checkpoints serve to resume training, and old ones are removed. Snapshots contain only the model, and all are kept.
+`hf_sphere.training` writes them to the folder `snapshots` of a run, and `hf_sphere.analysis` reads them.
 """
 
 import json
@@ -18,10 +18,10 @@ from torch import nn
 from hf_sphere.utils.files import atomic_file
 
 SNAPSHOT_FOLDER = "snapshots"
-"""Folder of the snapshots inside that of the run."""
+"""Folder of the snapshots in the folder of the run."""
 
 ORDER_KEY = "order"
-"""Metadata key of the names of the tensors in the order of the model, which safetensors files do not keep."""
+"""Metadata key of the tensor names in model order, which safetensors files do not preserve."""
 
 _NAME = re.compile(r"epoch-(\d+)\.safetensors")
 
@@ -68,7 +68,7 @@ def read_snapshot(path: str | PathLike) -> Snapshot:
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: If it is not a complete safetensors file, or neither its metadata nor its name has the epoch.
+        ValueError: If it is not a complete safetensors file, or neither its metadata nor its name contains the epoch.
     """
     path = Path(path)
     if not path.is_file():
@@ -101,7 +101,7 @@ def list_snapshots(folder: str | PathLike) -> list[Snapshot]:
 
 
 def find_snapshots(paths: Iterable[Snapshot | str | PathLike]) -> tuple[list[Snapshot], list[Path]]:
-    """Divide snapshots into those that exist and the paths of those that are missing.
+    """Return the snapshots that exist, and the paths of those that are missing.
 
     Raises:
         ValueError: If a file exists but is not a snapshot.

@@ -171,7 +171,7 @@ class TestLoading:
 class TestBadInput:
     @pytest.mark.parametrize("episodes", [None, Episodes(3, 6, 7)])
     def test_batches_whose_episodes_may_repeat_an_image_are_an_error(self, episodes):
-        with pytest.raises(ValueError, match=r"episodes without a repeated image; .*distinct=True"):
+        with pytest.raises(ValueError, match=r"episodes without repeated images; .*distinct=True"):
             make(episodes=episodes, **({"batch_size": 4} if episodes is None else {}))
 
     @pytest.mark.parametrize("shot", [0, 6, 9])

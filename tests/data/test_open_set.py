@@ -201,7 +201,7 @@ class TestDividedClasses:
 
     @pytest.mark.parametrize("task", ["classification", "regression", "joint"])
     def test_another_task_has_no_use_for_it(self, task, animals, load):
-        with pytest.raises(ValueError, match=f"--train_classes 1 has no use in {task}"):
+        with pytest.raises(ValueError, match=f"--train_classes 1 does not apply to {task}"):
             load(*animals(["ant"], ["bee"]), task=task, train_classes=1)
 
     def test_a_missing_label_is_named_by_its_row_in_the_splits_together(self, animals, load):
@@ -242,7 +242,7 @@ class TestOtherTasks:
 
     @pytest.mark.parametrize("option", [{"value_column_name": "year"}, {"computed_value": "slant"}])
     def test_values_have_no_use_in_retrieval(self, option, animals, load):
-        with pytest.raises(ValueError, match=r"has no use in retrieval.*regression or joint"):
+        with pytest.raises(ValueError, match=r"does not apply to retrieval.*regression or joint"):
             load(*animals(["ant"], ["bee"]), task="retrieval", **option)
 
 

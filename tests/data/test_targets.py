@@ -105,7 +105,7 @@ class TestRegression:
             load(make_valued([1.0]), make_valued([1.0, 2.0]), task="regression", validation_fraction=0.5)
 
     def test_a_column_of_labels_is_refused(self, make_valued, load):
-        with pytest.raises(ValueError, match="--label_column_name label has no use in regression"):
+        with pytest.raises(ValueError, match="--label_column_name label does not apply to regression"):
             load(make_valued([1.0, 2.0]), task="regression", label_column_name="label")
 
 
@@ -145,7 +145,7 @@ class TestClassification:
         [("value_column_name", "--value_column_name year"), ("computed_value", "--computed_value slant")],
     )
     def test_a_choice_of_values_is_refused(self, option, given, make_valued, load):
-        with pytest.raises(ValueError, match=f"{given} has no use in classification.*regression or joint"):
+        with pytest.raises(ValueError, match=f"{given} does not apply to classification.*regression or joint"):
             load(make_valued([1.0, 2.0]), **{option: given.split()[1]})
 
     def test_an_unknown_task_is_an_error_that_lists_the_tasks(self, make_valued, load):

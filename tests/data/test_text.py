@@ -226,7 +226,7 @@ def test_masking_follows_from_the_options(load, options, expected):
         (None, {"eval_split": "dev"}, "no split 'dev'; the data has"),
         (None, {"train_split": "all"}, "no split 'all'; the data has"),
         (None, {"text_column_name": "txt"}, "no text column 'txt'.* Did you mean 'text'"),
-        (None, {"block_length": 2}, "max_seq_length 2 leaves no token beside the special ones"),
+        (None, {"block_length": 2}, "max_seq_length 2 leaves no room for text besides the special tokens"),
         (None, {"validation_fraction": 1.5}, "validation_fraction must lie between 0 and 1; got 1.5"),
         (None, {"validation_fraction": 0.001}, "validation_fraction=0.001 does not split"),
         (None, {"validation_fraction": 0.5, "validation_split": "test"}, "exclude each other"),

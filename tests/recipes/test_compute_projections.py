@@ -231,5 +231,5 @@ def test_results_are_replaced_only_if_asked(recipe, trained, tmp_path):
 
 
 def test_stages_of_weights_without_numbered_stages_require_the_model(recipe, trained, tmp_path):
-    with pytest.raises(ValueError, match="no model can be built of"):
+    with pytest.raises(ValueError, match="no model can be built from"):
         compute(recipe, trained / "model.safetensors", tmp_path / "out", "--by_stage")

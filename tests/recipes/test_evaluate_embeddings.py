@@ -190,7 +190,7 @@ def test_a_zero_embedding_skips_the_angular_overlap_with_a_note(write, measure, 
     columns["embedding"][5] = 0
     results = results_of(measure(write(columns), "--overlap_threshold", 20))
     assert "eval_overlap_ratio" not in results
-    assert "class overlap is skipped: zero vectors have no direction, number of them: 1." in capsys.readouterr().out
+    assert "class overlap is skipped: 1 embedding(s) are zero vectors" in capsys.readouterr().out
 
 
 def test_overlap_on_an_open_set_is_skipped_with_a_note(write, measure, results_of, capsys):
@@ -249,7 +249,7 @@ def test_a_zero_embedding_skips_only_sampled_retrieval_with_a_note(write, measur
     results = results_of(measure(write(columns)))
     assert {"eval_accuracy", "eval_recall_at_1"} <= results.keys()
     assert not [name for name in results if "sampled" in name]
-    assert "sampled retrieval is skipped: zero vectors have no direction, number of them: 1." in capsys.readouterr().out
+    assert "sampled retrieval is skipped: 1 embedding(s) are zero vectors" in capsys.readouterr().out
 
 
 def test_a_k_that_is_given_twice_is_printed_once(write, measure, capsys):
@@ -315,7 +315,7 @@ def test_images_alone_in_their_class_are_counted_and_noted(write, measure, resul
     columns["label"][3] = 2
     results = results_of(measure(write(columns)))
     assert (results["eval_num_queries"], results["eval_num_excluded"]) == (6, 1)
-    assert "the only one of their class: 1." in capsys.readouterr().out
+    assert "1 image(s) are not retrieval queries" in capsys.readouterr().out
 
 
 def test_without_two_images_of_a_class_retrieval_is_skipped_with_a_note(write, measure, results_of, capsys):
@@ -483,7 +483,7 @@ def test_two_ood_sets_of_one_name_are_refused(write, measure, tmp_path):
 
 def test_a_data_set_of_the_hub_needs_output_dir(measure):
     with pytest.raises(
-        ValueError, match=r"is not a folder\. If it is a data set of the Hub, give a folder .* --output_dir"
+        ValueError, match=r"is not a folder\. If it is a data set on the Hub, set an output folder .* --output_dir"
     ):
         measure(Path("someone/embeddings"))
 

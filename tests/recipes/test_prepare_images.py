@@ -225,7 +225,7 @@ class TestImagenet200:
             prepare("imagenet200")
 
     def test_an_empty_folder_is_an_error(self, prepare):
-        with pytest.raises(ValueError, match=r"train is not there; .*source is empty\. Is --source the right folder"):
+        with pytest.raises(ValueError, match=r"train does not exist; .*source is empty\. Is --source the right folder"):
             prepare("imagenet200")
 
     @pytest.mark.parametrize("split", ["train", "test"])
@@ -238,7 +238,7 @@ class TestImagenet200:
 
     def test_a_missing_test_split_is_an_error_that_says_what_there_is(self, source, prepare):
         put_imagenet(source, test=0)
-        with pytest.raises(ValueError, match=r"test is not there; .*source holds train"):
+        with pytest.raises(ValueError, match=r"test does not exist; .*source holds train"):
             prepare("imagenet200")
 
     def test_a_listed_image_that_is_missing_is_an_error_that_names_it(self, source, prepare):
@@ -288,7 +288,7 @@ class TestOmniart:
         put_omniart(source)
         (source / "test_complete.csv").unlink()
         with pytest.raises(
-            ValueError, match=r"test_complete\.csv is not there; .*holds test, train, train_complete\.csv"
+            ValueError, match=r"test_complete\.csv does not exist; .*holds test, train, train_complete\.csv"
         ):
             prepare("omniart")
 
@@ -379,7 +379,7 @@ class TestCub200:
     def test_a_missing_list_is_an_error_that_names_it(self, name, source, prepare):
         put_cub(source)
         (source / f"{name}.txt").unlink()
-        with pytest.raises(ValueError, match=rf"/{name}\.txt is not there; .*source holds"):
+        with pytest.raises(ValueError, match=rf"/{name}\.txt does not exist; .*source holds"):
             prepare("cub200")
 
     def test_a_missing_image_is_an_error_that_names_it(self, source, prepare):
@@ -455,7 +455,7 @@ class TestProducts:
     def test_a_missing_list_is_an_error_that_names_it(self, split, source, prepare):
         put_products(source)
         (source / f"Ebay_{split}.txt").unlink()
-        with pytest.raises(ValueError, match=rf"Ebay_{split}\.txt is not there; .*source holds"):
+        with pytest.raises(ValueError, match=rf"Ebay_{split}\.txt does not exist; .*source holds"):
             prepare("sop")
 
     def test_a_missing_image_is_an_error_that_names_it(self, source, prepare):
@@ -549,7 +549,7 @@ class TestClassSplit:
     def test_a_missing_list_is_an_error_that_names_it(self, name, source, prepare):
         put_class_split(source)
         (source / name).unlink()
-        with pytest.raises(ValueError, match=rf"{name} is not there; .*source holds images"):
+        with pytest.raises(ValueError, match=rf"{name} does not exist; .*source holds images"):
             prepare("class_split")
 
     @pytest.mark.parametrize(
@@ -701,7 +701,7 @@ class TestOutput:
     def test_a_folder_that_exists_is_refused(self, source, prepare):
         put_cub(source)
         prepare("cub200")
-        with pytest.raises(FileExistsError, match=r"is there already.*--overwrite_output_dir"):
+        with pytest.raises(FileExistsError, match=r"already exists.*--overwrite_output_dir"):
             prepare("cub200")
 
     def test_prepared_data_is_replaced_on_request(self, source, prepare, load):
@@ -715,7 +715,7 @@ class TestOutput:
         put_cub(source)
         output.mkdir()
         (output / "thesis.tex").touch()
-        with pytest.raises(FileExistsError, match=r"is not replaced: .*thesis\.tex is no prepared data"):
+        with pytest.raises(FileExistsError, match=r"is not replaced: .*thesis\.tex is not prepared data"):
             prepare("cub200", "--overwrite_output_dir")
         assert (output / "thesis.tex").exists()
 

@@ -191,7 +191,7 @@ def test_the_sweep_as_a_process_of_its_own_ends_with_status_1_where_a_run_fails(
     process = start("recipes/sweep_optimizers.py", *words)
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 1, printed
-    assert "sgd_mrt has no nesterov form; leave nesterov out" in printed
+    assert "sgd_mrt does not support nesterov; leave nesterov out" in printed
     assert [line for line in printed.splitlines() if line.startswith(("Error:", "Traceback"))] == [
         "Error: 1 of the runs failed: sgd_mrt with seed 0. See their messages above."
     ]

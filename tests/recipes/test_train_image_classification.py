@@ -93,7 +93,7 @@ def note(folder: Path) -> str:
 
 
 def test_a_card_says_that_nothing_was_chosen_where_nothing_was(finished):
-    assert "nothing was chosen on the evaluation split" in note(finished)
+    assert "the evaluation split was not used for selection" in note(finished)
 
 
 def test_a_card_says_if_the_epoch_was_chosen_on_the_evaluation_split(train):
@@ -102,7 +102,7 @@ def test_a_card_says_if_the_epoch_was_chosen_on_the_evaluation_split(train):
 
 @pytest.mark.parametrize("words", [["--early_stopping_patience", "1"], ["--lr_scheduler_type", "plateau"]])
 def test_a_card_does_not_hide_that_the_run_followed_the_evaluation_split(train, words):
-    assert "nothing was chosen" not in note(train(*words))
+    assert "was not used for selection" not in note(train(*words))
 
 
 # Randomness

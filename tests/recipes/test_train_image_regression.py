@@ -99,7 +99,7 @@ def test_the_card_reports_the_measured_error_in_its_unit(finished, results_of):
 
 def test_the_card_tells_the_range_and_no_head(finished):
     text = (finished / "README.md").read_text()
-    assert "read off the angle to a pole |" in text
+    assert "computed from the angle to a pole |" in text
     assert "| head |" not in text
 
 
@@ -171,7 +171,7 @@ def test_another_computed_value_is_learned(train, results_of):
         (["--label_smoothing_factor", "0.1"], "label smoothing is for classes"),
         (["--prototypes_file", "some.safetensors"], "prototypes_file needs the head prototype; the model has no head"),
         (["--embedding_dim", "1"], "at least 2 coordinates; got 1"),
-        (["--label_column_name", "label"], "--label_column_name label has no use in regression"),
+        (["--label_column_name", "label"], "--label_column_name label does not apply to regression"),
         (["--computed_value", "beauty"], "no computed value 'beauty'; there are intensity, slant"),
         (["--value_column_name", "year"], "are two sources of one value"),
     ],

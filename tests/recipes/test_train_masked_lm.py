@@ -157,7 +157,7 @@ def test_a_roberta_with_byte_level_tokens_is_spherized_too(train, texts, tmp_pat
     words = ["--model_name_or_path", str(tmp_path / "roberta"), "--spherized", "--whole_word_masking"]
     folder = train(*words, "--num_train_epochs", "1")
     assert AutoModelForMaskedLM.from_pretrained(folder).config.model_type == "sphere_roberta"
-    with pytest.raises(ValueError, match="max_seq_length 33 is more than the 32 tokens that the model takes"):
+    with pytest.raises(ValueError, match="max_seq_length 33 exceeds the maximum of the model, 32 tokens"):
         train(*words, "--max_seq_length", "33", name="longer")
 
 
@@ -165,7 +165,7 @@ def test_a_model_without_a_longest_input_takes_what_its_tokenizer_does(train, ti
     FunnelConfig(vocab_size=400, block_sizes=[1], d_model=8, n_head=2, d_head=4, d_inner=8).save_pretrained(tmp_path)
     words = ["--model_name_or_path", str(tmp_path), "--tokenizer_name", str(tiny_bert), "--from_scratch"]
     train(*words, "--num_train_epochs", "1")
-    with pytest.raises(ValueError, match="max_seq_length 65 is more than the 64 tokens that the model takes"):
+    with pytest.raises(ValueError, match="max_seq_length 65 exceeds the maximum of the model, 64 tokens"):
         train(*words, "--max_seq_length", "65", name="longer")
 
 
@@ -224,8 +224,8 @@ def test_a_continuation_is_not_calibrated_again(train, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--max_seq_length", "65"], "max_seq_length 65 is more than the 64 tokens that the model takes"),
-        (["--max_seq_length", "0"], "max_seq_length 0 leaves no token beside the special ones"),
+        (["--max_seq_length", "65"], "max_seq_length 65 exceeds the maximum of the model, 64 tokens"),
+        (["--max_seq_length", "0"], "max_seq_length 0 leaves no room for text besides the special tokens"),
         (
             ["--spherized", "--spherization_kwargs", "{scale: 1}"],
             "no option 'scale' .* the options are: scaling",
@@ -250,8 +250,8 @@ def test_what_cannot_be_done_is_refused(train, words, message):
         (["--spherized", "--calibrate", "--from_scratch"], "from_scratch trains a new one; leave one of them out"),
         (["--calibration_tokens", "9"], "calibration_tokens needs --calibrate"),
         (["--objective", "reconstruction", "--whole_word_masking"], "objective reconstruction masks no tokens"),
-        (["--label_smoothing_factor", "0.1"], "label_smoothing_factor is not for language models"),
-        (["--loss_reduction", "sum"], "loss_reduction sum is not for language models"),
+        (["--label_smoothing_factor", "0.1"], "language models do not support label_smoothing_factor"),
+        (["--loss_reduction", "sum"], "language models do not support loss_reduction sum"),
         (["--mask_probability", "0"], "mask_probability must be above 0 and at most 1; got 0.0"),
     ],
     ids=lambda value: "+".join(word.strip("-") for word in value[:2]) if isinstance(value, list) else "",

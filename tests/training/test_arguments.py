@@ -265,7 +265,7 @@ def test_multistep_needs_milestones(refusal):
 
 
 def test_plateau_takes_no_warm_up(refusal):
-    assert "plateau takes no warmup_epochs" in refusal("--lr_scheduler_type", "plateau", "--warmup_epochs", "1")
+    assert "plateau does not support warmup_epochs" in refusal("--lr_scheduler_type", "plateau", "--warmup_epochs", "1")
 
 
 @pytest.mark.parametrize("text", ["- learning_rate", "just words", "false"])

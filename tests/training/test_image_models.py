@@ -433,5 +433,5 @@ def test_the_reduction_of_the_run_goes_before_that_of_the_head(reduction):
 
 
 def test_a_sum_is_refused_where_the_head_knows_none():
-    with pytest.raises(ValueError, match="loss_reduction sum is not for the head softmax"):
+    with pytest.raises(ValueError, match="head softmax does not support loss_reduction sum"):
         build(ImageClassification, head="softmax", reduction="sum")

@@ -261,7 +261,7 @@ def test_sgd_mrt_takes_momentum_and_decay_from_the_arguments():
 
 
 def test_sgd_mrt_refuses_nesterov():
-    with pytest.raises(ValueError, match="sgd_mrt has no nesterov form"):
+    with pytest.raises(ValueError, match="sgd_mrt does not support nesterov"):
         arguments(optimizer="sgd_mrt", nesterov=True)
 
 

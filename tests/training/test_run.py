@@ -206,7 +206,10 @@ def test_the_traceback_can_be_asked_for(monkeypatch):
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [(TrainingInterruptedError("stopped at step 3"), "Stopped at step 3"), (KeyboardInterrupt(), "Stopped at once")],
+    [
+        (TrainingInterruptedError("stopped at step 3"), "Stopped at step 3"),
+        (KeyboardInterrupt(), "Stopped immediately"),
+    ],
 )
 def test_an_interruption_has_status_130_and_says_where_it_stopped(capsys, error, words):
     with pytest.raises(SystemExit) as stop:

@@ -1,4 +1,4 @@
-"""What models are trained for, a file per task: what it loads, builds, measures, and reports on the model card."""
+"""Training tasks, one file per task: data, model, metrics and model card."""
 
 import importlib
 import pkgutil
@@ -7,7 +7,7 @@ from hf_sphere.training.tasks.base import Task
 
 
 def task_names() -> list[str]:
-    """Names of the tasks; each is the name of a file in this folder."""
+    """Return the names of the tasks; each is the name of a file in this folder."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in ("base", "image"))
 
 
@@ -18,7 +18,7 @@ def find_task(name: str) -> type[Task]:
         name: One of `task_names()`.
 
     Raises:
-        ValueError: If there is no such task; the message lists those there are.
+        ValueError: If there is no such task; the message lists the tasks.
     """
     if name not in task_names():
         raise ValueError(f"unknown task {name!r}; the tasks are: {', '.join(task_names())}.")

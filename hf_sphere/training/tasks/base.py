@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a task has loaded and built when training starts.
+    """The data and model of a task when training starts.
 
     Attributes:
-        model: A model of transformers, on its device.
+        model: A transformers model, on its device.
         data: `train`, `evaluation` and `validation` (or None): batches with `epoch()`; and `eval_split`, the name of
-            the split behind `evaluation`.
-        processor: Turns raw data into inputs, an image processor or a tokenizer; saved beside the model.
-        summary: Data and model in a few lines, for the console.
+            the evaluation split.
+        processor: Image processor or tokenizer, which converts raw data to inputs; saved with the model.
+        summary: Summary of data and model, for the console.
     """
 
     model: Any
@@ -34,16 +34,16 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Description:
-    """What a model card states about a model beside settings and results.
+    """Content of a model card besides settings and results.
 
     Attributes:
         title: Heading.
         summary: One paragraph.
         model: Properties of the model by name.
-        dataset: Name of the data set as given.
-        held_out: What the epoch was chosen on, if that was not the evaluation split.
+        dataset: Name of the data set as passed by the user.
+        held_out: Validation data, for the sentence on how the epoch was selected.
         tags: Further tags of the card.
-        packages: Packages whose versions matter beside those that every model needs.
+        packages: Further packages whose versions are listed.
     """
 
     title: str
@@ -64,11 +64,11 @@ class Task(ABC):
     Attributes:
         name: Unique name; that of its file.
         arguments: Dataclasses of the command line, `TrainingArguments` or a subclass among them.
-        metric: Metric that chooses the best epoch, without its prefix.
+        metric: Metric for selecting the best epoch, without its prefix.
         higher_is_better: Whether larger values of `metric` are better.
-        headline: Metrics shown in the last line of a run and in the model card's index.
-        pipeline_tag: The pipeline of transformers that runs the model, if there is one.
-        args: How to train.
+        headline: Metrics in the last line on the console and in the `model-index` of the card.
+        pipeline_tag: The transformers pipeline for the model, if there is one.
+        args: Training arguments.
     """
 
     name: ClassVar[str]
@@ -83,7 +83,7 @@ class Task(ABC):
         self.args: TrainingArguments = self.part(TrainingArguments)
 
     def part(self, kind: type) -> Any:
-        """Return the arguments of a class, None if the task has none."""
+        """Return the arguments of a class, or None if the task has none of it."""
         return next((part for part in self.parts if isinstance(part, kind)), None)
 
     @abstractmethod
@@ -92,22 +92,22 @@ class Task(ABC):
 
     @abstractmethod
     def measure(self, output: Any, batch: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-        """Return metrics of one batch beside the loss, each a scalar tensor and a mean over the batch."""
+        """Return metrics of one batch besides the loss, each a scalar tensor and a mean over the batch."""
 
     @abstractmethod
     def describe(self, prepared: Prepared) -> Description:
-        """Return what the model card states about the model."""
+        """Return the model's description for the model card."""
 
     def derive(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return metrics that follow from the means over an epoch."""
+        """Return metrics computed from the means over an epoch."""
         return {}
 
     def evaluate(self, model: "nn.Module", batches: Any, accelerator: "Accelerator") -> dict[str, float]:
-        """Measure a model on a split, over all processes."""
+        """Evaluate a model on a split, over all processes."""
         from hf_sphere.training.evaluation import evaluate
 
         means = evaluate(model, batches, accelerator, self.measure)
         return means | self.derive(means)
 
     def finish(self, prepared: Prepared, accelerator: "Accelerator") -> None:  # noqa: B027
-        """Fit what is fitted after training, before the last evaluation; nothing by default."""
+        """Fit parts of the model after training and before the last evaluation; nothing by default."""

@@ -26,11 +26,12 @@ class ModelArguments(EncoderArguments):
     """Image encoder and head."""
 
     head: str | None = argument(
-        None, "Name of the head, a file of hf_sphere/nn/heads; `spherized` if not set, in joint prediction `prototype`."
+        None,
+        "Head, the name of a file in hf_sphere/nn/heads; if not set, `spherized`, or in joint prediction `prototype`.",
     )
     head_kwargs: Options = argument(Options, "Options of the head, a mapping.")
     prototypes_file: str | None = argument(
-        None, "Prototypes of head `prototype`, written by recipes/place_prototypes.py; computed if not set."
+        None, "Prototypes of the head `prototype`, written by recipes/place_prototypes.py; computed if not set."
     )
 
 
@@ -38,10 +39,8 @@ class ModelArguments(EncoderArguments):
 class ImageDataArguments(ImageDataOptions):
     """Images and batches."""
 
-    episode_classes: int | None = argument(
-        None, "P x K sampling: classes per training batch, in place of a batch size."
-    )
-    episode_examples: int | None = argument(None, "P x K sampling: images of each class.")
+    episode_classes: int | None = argument(None, "P x K sampling: classes per training batch, instead of a batch size.")
+    episode_examples: int | None = argument(None, "P x K sampling: images per class.")
     episodes_per_epoch: int | None = argument(None, "P x K sampling: batches per epoch, over all processes.")
 
     def __post_init__(self) -> None:
@@ -54,7 +53,7 @@ class ImageDataArguments(ImageDataOptions):
 
     @property
     def episodes(self) -> "Episodes | None":
-        """What an epoch of P x K batches consists of, if requested."""
+        """The episodes of P x K sampling, if requested."""
         if self.episode_classes is None or self.episode_examples is None or self.episodes_per_epoch is None:
             return None
         return data.Episodes(self.episode_classes, self.episode_examples, self.episodes_per_epoch)
@@ -80,7 +79,7 @@ class ImageClassification(ImageTask):
             _check_classes(saved, image_data, self.model_args.model_name_or_path)
             loss = self._loss_options(saved.head)
             if saved.head_kwargs or loss:
-                # Smoothing belongs to the run, not to the model: unless requested there is none.
+                # Label smoothing is a setting of the run, so that of the saved model is not kept.
                 kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k != "label_smoothing"}
                 settings["head_kwargs"] = kept | loss
         else:
@@ -90,7 +89,7 @@ class ImageClassification(ImageTask):
         return settings | {"id2label": names, "label2id": {name: index for index, name in names.items()}}
 
     def build_model(self, image_data: "ImageData") -> "SphereVisionPreTrainedModel":
-        """Build a new model for the data, or load the one that was named; prototypes may come from a file."""
+        """Build a new model for the data, or load the saved one, and set the prototypes of a file if requested."""
         model = super().build_model(image_data)
         if self.model_args.prototypes_file is not None:
             _set_prototypes(model, self.model_args.prototypes_file, image_data.class_names)
@@ -108,16 +107,16 @@ class ImageClassification(ImageTask):
             fit_confidence(prepared.model, prepared.data.validation, accelerator)
 
     def heads(self, model: Any) -> list[str]:
-        """Return the head."""
+        """Return the name of the head."""
         return [f"{model.config.head} head"]
 
     def describe_head(self, config: "SphereVisionConfig") -> HeadDescription:
-        """Return what the model card states about the head."""
+        """Return the head's description for the model card."""
         properties = {"head": f"`{config.head}` {config.head_kwargs or ''}"}
         return HeadDescription([f"{config.num_labels} classes"], f"{config.head} head", str(config.head), properties)
 
     def _loss_options(self, head: str | None) -> dict[str, Any]:
-        """Options of a head that follow from training arguments."""
+        """Return the options of a head that are set by training arguments."""
         from hf_sphere.nn.heads import HEADS
         from hf_sphere.nn.heads.base import option_names
 
@@ -128,12 +127,12 @@ class ImageClassification(ImageTask):
             if "reduction" in option_names(HEADS[head]):
                 options["reduction"] = self.args.loss_reduction
             elif self.args.loss_reduction == "sum":
-                raise ValueError(f"loss_reduction sum is not for the head {head}, whose loss is a mean; leave it out.")
+                raise ValueError(f"head {head} does not support loss_reduction sum: its loss is a mean; leave it out.")
         return options
 
 
 def _check_classes(saved: "SphereVisionConfig", image_data: "ImageData", name: str) -> None:
-    """Refuse data with another number of classes than the saved model."""
+    """Raise an error if the data has another number of classes than the saved model."""
     if saved.num_labels != len(image_data.class_names):
         raise ValueError(
             f"the data has {len(image_data.class_names)} classes but {name} has {saved.num_labels}. Train a new model, "

@@ -22,7 +22,7 @@ VALIDATION_EPISODES = 500
 
 
 class SwitchableOptions(Options):
-    """A mapping that the command line can set to `null`, to undo what a YAML file gives."""
+    """A mapping that can be set to `null` on the command line, to override a YAML file."""
 
     def __new__(cls, value: str | Iterable[tuple[str, Any]] = ()) -> "SwitchableOptions | None":  # type: ignore[misc]
         """Return None for `null` or `none`."""
@@ -45,15 +45,15 @@ class FewShotArguments(OpenSetOptions):
     )
     eval_episodes: int = argument(600, "Evaluation episodes.")
     metric: Literal["euclidean", "cosine"] | None = argument(
-        None, "Similarity of queries and prototypes; that of the saved model to start from, else euclidean, if not set."
+        None, "Similarity of queries and prototypes; if not set, that of the saved model, else euclidean."
     )
     temperature: float | None = argument(
-        None, "Divisor of the similarities; that of the saved model, else 1, if not set."
+        None, "Divisor of the similarities; if not set, that of the saved model, else 1."
     )
     spherization: SwitchableOptions | None = argument(
         None,
-        "Spherize the embeddings, with these options (`{}` for the defaults); as in the saved model, else not, if not "
-        "set or `null`.",
+        "Options for spherizing the embeddings (`{}` for the defaults); if not set or `null`, as in the saved model, "
+        "else not spherized.",
     )
 
     def __post_init__(self) -> None:
@@ -93,7 +93,7 @@ class FewShotClassification(ImageTask):
         self.few_shot: FewShotArguments = self.part(FewShotArguments)
 
     def episodes(self) -> "dict[str, Episodes | None]":
-        """Episodes of training, validation and evaluation."""
+        """Return the episodes of training, validation and evaluation."""
         few_shot, count = self.few_shot, self.few_shot.validation_episodes
         validation = None
         if self.data_args.validation_split is not None or self.data_args.validation_fraction:
@@ -110,7 +110,7 @@ class FewShotClassification(ImageTask):
         }
 
     def load_data(self, accelerator: "Accelerator") -> "ImageData":
-        """Load the data set, and refuse to evaluate on the classes of the training split."""
+        """Load the data set, and check that evaluation does not use the training split."""
         image_data = super().load_data(accelerator)
         # The evaluation split may have been named by default.
         if self.few_shot.train_classes is None and image_data.eval_split == self.data_args.train_split:
@@ -132,7 +132,7 @@ class FewShotClassification(ImageTask):
                 "label_smoothing_factor is for models with a head, and a few-shot model has none; leave it out."
             )
         if self.args.loss_reduction == "sum":
-            raise ValueError("loss_reduction sum is not for a few-shot model, whose loss is a mean; leave it out.")
+            raise ValueError("few-shot models do not support loss_reduction sum: their loss is a mean; leave it out.")
         requested = {"metric": self.few_shot.metric, "temperature": self.few_shot.temperature}
         before = (saved.few_shot_kwargs or {}) if saved is not None else {}
         default = {"metric": "euclidean", "temperature": 1.0}
@@ -150,7 +150,7 @@ class FewShotClassification(ImageTask):
         return settings
 
     def check_saved(self, config: "SphereVisionConfig") -> None:
-        """Refuse another architecture of the encoder; any saved image model has one."""
+        """Check the architecture of the encoder; the saved image model may be of any class."""
         check_same_architecture(self.model_args, config)
 
     def measure(self, output: Any, batch: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
@@ -164,12 +164,12 @@ class FewShotClassification(ImageTask):
         return evaluate_few_shot(model, batches, accelerator)
 
     def heads(self, model: Any) -> list[str]:
-        """Return the prototypes."""
+        """Return spherization and metric of the prototypes."""
         spherized = ["spherized"] if model.config.spherization is not None else []
         return [*spherized, f"{model.classifier.metric} prototypes"]
 
     def describe_head(self, config: "SphereVisionConfig") -> HeadDescription:
-        """Return what the model card states about episodes and prototypes."""
+        """Return the description of episodes and prototypes for the model card."""
         few_shot, compared = self.few_shot, config.few_shot_kwargs or {}
         metric, temperature = compared["metric"], compared["temperature"]
         properties = {}

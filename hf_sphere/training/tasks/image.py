@@ -1,4 +1,4 @@
-"""What the image tasks share: encoder arguments, loading images, building a model or starting from a saved one."""
+"""Base of the image tasks: encoder arguments, loading images, building a model or loading a saved one."""
 
 import json
 from abc import abstractmethod
@@ -34,13 +34,13 @@ class EncoderArguments:
         "its head.",
     )
     backbone: str | None = argument(
-        None, "Name of a timm model or of a backbone of this library; `lenet5` if not set, for few-shot `conv4`."
+        None, "Name of a timm model or of a backbone of this library; if not set, `lenet5`, or `conv4` for few-shot."
     )
     backbone_kwargs: Options = argument(Options, "Options of the backbone, a mapping.")
     pretrained_backbone: bool = argument(False, "Start from timm's pretrained weights; needs the Hub.")
-    embedding_dim: int | None = argument(None, "Length of the embeddings; the backbone's own if not set.")
+    embedding_dim: int | None = argument(None, "Dimension of the embeddings; that of the backbone if not set.")
     freeze_batch_norm: bool | None = argument(
-        None, "Keep the statistics of the backbone's batch norms, as for pretrained ones; no if not set."
+        None, "Freeze the statistics of the backbone's batch norms, for instance of a pretrained one; false if not set."
     )
 
 
@@ -50,9 +50,9 @@ class ImageTask(Task):
     Attributes:
         data_task: The task of `load_image_data`.
         model_name: Name of the model's class in `hf_sphere.models`.
-        default_backbone: Backbone if the arguments name none.
+        default_backbone: Backbone if the argument is not set.
         has_classes: Whether the data must have class labels.
-        has_values: Whether the data must have real numbers to predict.
+        has_values: Whether the data must have real values.
         is_open_set: Whether the evaluation data may have other classes than the training data.
     """
 
@@ -121,10 +121,10 @@ class ImageTask(Task):
             )
 
     def check_data(self, model: Any, image_data: "ImageData") -> None:
-        """Refuse data that the model cannot be trained on."""
+        """Raise an error if the model cannot be trained on the data."""
 
     def batches(self, image_data: "ImageData") -> Any:
-        """Return what the loop and the evaluation iterate over."""
+        """Return the batches for the loop and the evaluation."""
         return image_data
 
     # Model
@@ -139,7 +139,7 @@ class ImageTask(Task):
         return {} if saved is not None else {"head": None}
 
     def build_model(self, image_data: "ImageData") -> "SphereVisionPreTrainedModel":
-        """Build a new model for the data, or load the one that was named.
+        """Build a new model for the data, or load the saved one.
 
         Raises:
             ValueError: If an argument does not apply, or contradicts the saved model or the data.
@@ -159,7 +159,7 @@ class ImageTask(Task):
         return self.model_class(config, pretrained=args.pretrained_backbone)
 
     def check_saved(self, config: "SphereVisionConfig") -> None:
-        """Refuse a saved model of another class, or arguments of an architecture that it has not."""
+        """Raise an error if the saved model has another class, or another architecture than the arguments."""
         saved = self.model_args.model_name_or_path
         found = (config.architectures or [None])[0]
         if found not in (self.model_name, "SphereVisionModel", None):
@@ -178,7 +178,7 @@ class ImageTask(Task):
         return self.model_class.from_pretrained(saved, config=config)
 
     def _adopt_image_settings(self, saved: str) -> None:
-        """Prepare images as the saved model expects them, unless the arguments set something else."""
+        """Take the image settings of the saved model where the arguments set none."""
         processor = models.SphereVisionImageProcessor.from_pretrained(saved)
         args = self.data_args
         args.image_size = args.image_size or [processor.size["height"], processor.size["width"]]
@@ -197,7 +197,7 @@ class ImageTask(Task):
         )
 
     def _default_corruption_seed(self) -> int:
-        """The seed of the run that is resumed, so that its corruption stays; else that of this run."""
+        """Return the corruption seed of the run to resume, else the seed of this run."""
         from hf_sphere.training.output_dir import RUN_FILE
 
         run_file, before = Path(self.args.output_dir, RUN_FILE), None
@@ -208,11 +208,11 @@ class ImageTask(Task):
     # Console and card
 
     def targets(self, model: Any) -> list[str]:
-        """Return what the model predicts beside classes, for the console."""
+        """Return what the model predicts besides classes, for the console."""
         return []
 
     def heads(self, model: Any) -> list[str]:
-        """Return the parts of the model that make predictions of embeddings, for the console."""
+        """Return the parts of the model that compute predictions from embeddings, for the console."""
         return []
 
     def summarize(self, model: Any, image_data: "ImageData") -> str:
@@ -223,7 +223,7 @@ class ImageTask(Task):
         if image_data.eval_class_names not in ([], image_data.class_names):
             other = "other " if set(image_data.class_names).isdisjoint(image_data.eval_class_names) else ""
             targets.append(f"{len(image_data.eval_class_names)} {other}classes to evaluate on")
-        parts = [model.config.backbone, f"embeddings of length {model.base_model.embedding_dim}", *self.heads(model)]
+        parts = [model.config.backbone, f"{model.base_model.embedding_dim}-dimensional embeddings", *self.heads(model)]
         return (
             f"data      {image_data.train.num_examples:,} training images{held_out}, "
             f"{image_data.evaluation.num_examples:,} for evaluation, "
@@ -233,7 +233,7 @@ class ImageTask(Task):
         )
 
     def describe(self, prepared: Prepared) -> Description:
-        """Return what the model card states about the model."""
+        """Return the model's description for the model card."""
         config, args = prepared.model.config, self.data_args
         card = self.describe_head(config)
         chosen_on = {} if args.validation_split is None else {"held_out": f"the split {args.validation_split}"}
@@ -254,12 +254,12 @@ class ImageTask(Task):
 
     @abstractmethod
     def describe_head(self, config: "SphereVisionConfig") -> "HeadDescription":
-        """Return what the model card states about the part that makes predictions of embeddings."""
+        """Return the description, for the model card, of the part that computes predictions from embeddings."""
 
 
 @dataclass(frozen=True)
 class HeadDescription:
-    """What a model card states about the part that makes predictions of embeddings.
+    """Description, for the model card, of the part of a model that computes predictions from embeddings.
 
     Attributes:
         predicts: What it predicts.
@@ -275,7 +275,7 @@ class HeadDescription:
 
 
 def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig") -> None:
-    """Refuse settings of the architecture that differ from those of the saved model to start from."""
+    """Raise an error if the arguments set another architecture than that of the saved model."""
     default: Mapping[str, Any] = vars(type(args)())
     known = {field.name for field in fields(args)}
     for name in ("backbone", "backbone_kwargs", "embedding_dim", "head", "head_kwargs"):

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class JointArguments(RegressionArguments):
-    """Regression targets beside the classes."""
+    """Regression targets in addition to the classes."""
 
     task_weight: float | None = argument(
-        None, "Weight of the classification loss, 0 to 1; the regression has the rest; 0.25 if not set."
+        None, "Weight w of the classification loss, 0 to 1; the regression loss has weight 1 - w. 0.25 if not set."
     )
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class JointPrediction(ImageRegression, ImageClassification):
         return measure_joint(output, batch)
 
     def describe_head(self, config: "SphereVisionConfig") -> HeadDescription:
-        """Return what the model card states about head and regression."""
+        """Return the description of head and regression for the model card."""
         head, values = ImageClassification.describe_head(self, config), ImageRegression.describe_head(self, config)
         return replace(
             head, predicts=[*head.predicts, *values.predicts], properties=head.properties | values.properties

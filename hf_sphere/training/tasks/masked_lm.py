@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hf_sphere import data, models
 from hf_sphere.data.options import TextDataOptions
 from hf_sphere.models.sphere_text.encoders import TEXT_ENCODERS
-from hf_sphere.training.arguments import TrainingArguments, optimizer_choices
+from hf_sphere.training.arguments import OPTIMIZER_HELP, TrainingArguments, optimizer_choices
 from hf_sphere.training.measures import measure_tokens, perplexity
 from hf_sphere.training.tasks.base import Description, Prepared, Task
 from hf_sphere.utils.arguments import Options, argument
@@ -30,7 +30,7 @@ SETTINGS = {
     "learn_scaling": "learn_spherization_scaling",
     "learn_radius": "learn_spherization_radius",
 }
-"""Options of the spherization, and the settings of the configuration that they are."""
+"""Names of configuration settings by option of the spherization."""
 
 CALIBRATION_TOKENS = 16_384
 LONGEST_BLOCK = 512
@@ -44,7 +44,7 @@ class TextModelArguments:
         help="Start from this masked language model, Hub id or folder: bert, roberta or a spherized one."
     )
     from_scratch: bool = argument(
-        False, "Use its configuration and tokenizer only; the initial weights follow from the seed."
+        False, "Use only its configuration and tokenizer; the weights are initialized randomly."
     )
     tokenizer_name: str | None = argument(None, "Tokenizer, Hub id or folder; that of the model if not set.")
     spherized: bool = argument(False, "Spherize a plain bert or roberta model.")
@@ -86,7 +86,7 @@ class TextTrainingArguments(TrainingArguments):
     per_device_eval_batch_size: int = argument(8, "Blocks per evaluation batch and process.")
     optimizer: str = argument(
         "adamw",
-        "Optimizer; those other than adam, adamw and sgd find scale-invariant weights.",
+        OPTIMIZER_HELP,
         choices=optimizer_choices,
     )
     learning_rate: float = argument(5e-5, "Peak learning rate.")
@@ -94,9 +94,9 @@ class TextTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.label_smoothing_factor:
-            raise ValueError("label_smoothing_factor is not for language models; leave it out.")
+            raise ValueError("language models do not support label_smoothing_factor; leave it out.")
         if self.loss_reduction == "sum":
-            raise ValueError("loss_reduction sum is not for language models, whose loss is a mean; leave it out.")
+            raise ValueError("language models do not support loss_reduction sum: their loss is a mean; leave it out.")
 
 
 class MaskedLanguageModeling(Task):
@@ -150,7 +150,7 @@ class MaskedLanguageModeling(Task):
         return perplexity(means)
 
     def describe(self, prepared: Prepared) -> Description:
-        """Return what the model card states about the model."""
+        """Return the model's description for the model card."""
         config, text, args = prepared.model.config, prepared.data, self.model_args
         layers = describe_layers(config)
         how = "trained from scratch" if args.from_scratch else "fine-tuned"
@@ -176,7 +176,7 @@ class MaskedLanguageModeling(Task):
 
 
 def load_tokenizer(args: TextModelArguments) -> Any:
-    """Load the tokenizer that was named, or the model's.
+    """Load the tokenizer of the arguments, by default that of the model.
 
     Raises:
         ValueError: If it has no mask token.
@@ -197,8 +197,8 @@ def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
     """Load a masked language model or initialize one from its configuration, and spherize it if requested.
 
     Raises:
-        ValueError: If the checkpoint is no masked language model, cannot be spherized as requested, or has fewer tokens
-            than the tokenizer.
+        ValueError: If the checkpoint is not a masked language model, cannot be spherized as requested, or has fewer
+            tokens than the tokenizer.
     """
     import torch
     from transformers import AutoConfig, AutoModelForMaskedLM
@@ -221,18 +221,18 @@ def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
         )
     if args.from_scratch:
         return MODEL_FOR_MASKED_LM_MAPPING[type(config)](config)
-    # Trained in float32 whatever it was saved in; --mixed_precision is for speed.
+    # Trained in float32 whatever the saved dtype; --mixed_precision is for speed.
     return model_class.from_pretrained(name, config=config, dtype=torch.float32)
 
 
 def calibrate(model: Any, args: TextModelArguments, text: "TextData") -> "list[SpherizationFit]":
-    """Fit the spherized layers' new output maps to the plain model they come from, on inputs as in training."""
+    """Fit the spherized layers' new output maps to the plain model, on training inputs."""
     import torch
     from transformers import AutoModel
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # the plain encoder is expected to leave its head behind
+    logging.set_verbosity_error()  # the head of the checkpoint is expected to be unused
     try:
         reference = AutoModel.from_pretrained(args.model_name_or_path, dtype=torch.float32).to(model.device)
     finally:
@@ -242,17 +242,17 @@ def calibrate(model: Any, args: TextModelArguments, text: "TextData") -> "list[S
 
 
 def choose_block_length(requested: int | None, model: Any, tokenizer: Any) -> int:
-    """Return the requested length, else what the model takes, at most 512 tokens.
+    """Return the requested length, else the maximum of the model, but at most 512 tokens.
 
     Raises:
-        ValueError: If the model takes fewer tokens than requested.
+        ValueError: If the model supports fewer tokens than requested.
     """
     from hf_sphere.utils.input_length import longest_input
 
     longest = longest_input(model, tokenizer)
     if requested is not None and longest is not None and requested > longest:
         raise ValueError(
-            f"max_seq_length {requested} is more than the {longest} tokens that the model takes; give at most that."
+            f"max_seq_length {requested} exceeds the maximum of the model, {longest} tokens; use at most that."
         )
     return min(longest or LONGEST_BLOCK, LONGEST_BLOCK) if requested is None else requested
 
@@ -270,7 +270,7 @@ def summarize(model: Any, text: "TextData") -> str:
 
 
 def describe_layers(config: Any) -> str:
-    """Return which layers are spherized, in words."""
+    """Return a description of which layers are spherized."""
     layers = getattr(config, "spherized_layer_indices", ())
     return f"spherized: {', '.join(f'layer {index}' for index in layers)}" if layers else "no layer spherized"
 

@@ -1,4 +1,4 @@
-"""Regression: a real value per image, read off the angle to a pole."""
+"""Regression: a real value per image, computed from the angle to a pole."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ class RegressionArguments(ValueOptions):
     """Regression targets."""
 
     value_range: list[float] | None = argument(
-        None, "Lowest and highest value; measured on the training split if not set."
+        None, "Lowest and highest value; those of the training split if not set."
     )
     out_of_range: Literal["error", "clip"] | None = argument(
         None,
-        "Refuse values outside the range, or clip them to it; if not set, they are refused where value_range is given "
-        "and clipped where it is measured.",
+        "Raise an error for values outside the range, or clip them to it; if not set, `error` if value_range is set, "
+        "else `clip`.",
     )
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class ImageRegression(ImageTask):
     def model_settings(self, image_data: "ImageData", saved: "SphereVisionConfig | None" = None) -> dict[str, Any]:
         """Return the range of the values and the options of the regression.
 
-        What the arguments leave open is taken from the saved model, else from the data and the defaults.
+        Values that the arguments do not set are taken from the saved model, else from the data and the defaults.
         """
         settings = super().model_settings(image_data, saved)
         if not self.has_classes:
@@ -61,7 +61,7 @@ class ImageRegression(ImageTask):
         values = self.part(RegressionArguments)
         before = (saved.regression_kwargs or {}) if saved is not None else {}
         given = values.value_range or (saved.value_range if saved is not None else None)
-        # A range measured on the training images does not bound the values of others.
+        # The range of the training values does not bound other values.
         default = {"out_of_range": "error" if given is not None else "clip", "reduction": "mean"}
         requested = {"out_of_range": values.out_of_range, "reduction": self.args.loss_reduction}
         weight = getattr(values, "task_weight", None)
@@ -82,10 +82,10 @@ class ImageRegression(ImageTask):
             raise ValueError("prototypes_file needs the head prototype; the model has no head.")
 
     def check_data(self, model: Any, image_data: "ImageData") -> None:
-        """Refuse values outside the model's range before training starts.
+        """Check, before training starts, that the values are in the model's range.
 
         Raises:
-            ValueError: If there are any, and they are not to be clipped.
+            ValueError: If a value is outside the range and values are not clipped.
         """
         regression = model.regression
         if regression.out_of_range == "clip":
@@ -116,12 +116,12 @@ class ImageRegression(ImageTask):
         return [f"values {model.regression.low:g} to {model.regression.high:g}"]
 
     def heads(self, model: Any) -> list[str]:
-        """Return the regression."""
+        """Return the head, if any, and the regression."""
         return [*super().heads(model), "regression on a pole"]
 
     def describe_head(self, config: "SphereVisionConfig") -> HeadDescription:
-        """Return what the model card states about the regression."""
+        """Return the description of the regression for the model card."""
         ends = " to ".join(f"{end:g}" for end in config.value_range or ())
         return HeadDescription(
-            ["a real value"], "regression", "regression", {"values": f"{ends}, read off the angle to a pole"}
+            ["a real value"], "regression", "regression", {"values": f"{ends}, computed from the angle to a pole"}
         )

@@ -1,4 +1,4 @@
-"""Image retrieval: embeddings trained on some classes and searched among others."""
+"""Image retrieval: embeddings trained on some classes and evaluated on others."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ImageRetrieval(ImageClassification):
-    """Train embeddings on some classes, to search among the images of others."""
+    """Train embeddings on some classes, for retrieval among images of other classes."""
 
     name = "retrieval"
     data_task = "retrieval"
