@@ -348,7 +348,7 @@ def test_a_ridge_below_zero_is_refused(load, tokenizer, ridge):
 
 def test_texts_that_determine_nothing_are_refused_without_a_ridge(load, tokenizer):
     same = sentences(1) * 50
-    with pytest.raises(ValueError, match=r"layer 1 .*no unique solution with ridge 0.*larger ridge, or other texts"):
+    with pytest.raises(ValueError, match=r"layer 1 .*no unique solution with ridge 0.*larger ridge or other texts"):
         calibrate_spherization(*load(), same, tokenizer=tokenizer, ridge=0.0)
     calibrate_spherization(*load(), same, tokenizer=tokenizer)  # a ridge is found
 

@@ -492,5 +492,5 @@ def test_a_hub_data_set_requires_output_dir(measure):
 
 def test_a_file_in_place_of_the_folder_is_refused(write, measure, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError, match="is a file and no folder"):
+    with pytest.raises(FileExistsError, match="is a file, not a directory"):
         measure(write(columns_of()), "--output_dir", tmp_path / "file")

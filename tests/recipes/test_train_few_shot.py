@@ -237,11 +237,11 @@ def test_the_encoder_of_a_classifier_can_be_used_and_spherized(train, classifier
             ["--shot", "50", "--query", "50"],
             [
                 "a training episode takes 100 different images of a class, but 6 of 6 classes have fewer",
-                "Ask for",
+                "Use at most",
                 "--shot 50 and --query 50 the numbers of images of each",
             ],
         ),
-        (["--max_eval_samples", "20"], ["an evaluation episode takes 7 different images of a class", "Ask for"]),
+        (["--max_eval_samples", "20"], ["an evaluation episode takes 7 different images of a class", "Use at most"]),
         (["--validation_episodes", "9"], ["validation_episodes 9 needs images", "--validation_fraction"]),
         (["--per_device_train_batch_size", "20"], ["20 does not match episodes of 3 classes and 7 images"]),
         (["--label_smoothing_factor", "0.1"], ["label_smoothing_factor is for models with a head"]),

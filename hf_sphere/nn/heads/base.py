@@ -77,7 +77,9 @@ class Head(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if vars(cls).get("name"):  # not an inherited name: a nameless subclass must not replace its parent
-            HEADS[cls.name] = cls
+            heads = sorted({**HEADS, cls.name: cls}.items())
+            HEADS.clear()
+            HEADS.update(heads)
 
     def __init__(self, embedding_dim: int, num_classes: int, *, label_smoothing: float = 0.0) -> None:
         super().__init__()
