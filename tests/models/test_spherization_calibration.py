@@ -326,7 +326,7 @@ def test_a_fit_says_what_it_is(load, tokenizer):
     [
         (2, {}, r"too few tokens to fit a map of 65 inputs: got \d+ tokens in 2 texts; at least 65 tokens in 5 texts"),
         (0, {}, "got 0 tokens in 0 texts"),
-        (100, {"max_tokens": 40, "batch_size": 1}, r"Give more texts, or raise max_tokens \(40\)"),
+        (100, {"max_tokens": 40, "batch_size": 1}, r"Pass more texts, or increase max_tokens \(40\)"),
         (100, {"max_tokens": 64, "batch_size": 5}, "too few tokens"),
     ],
 )

@@ -230,7 +230,7 @@ def test_resuming_does_not_repeat_the_data_dependent_initialization(train, monke
             ["--spherized", "--spherization_kwargs", "{scale: 1}"],
             "no option 'scale' .* the options are: scaling",
         ),
-        (["--spherized", "--spherized_layers", "2"], "names layer 2, but the encoder has 2 layers"),
+        (["--spherized", "--spherized_layers", "2"], "contains layer 2, but the encoder has 2 layers"),
         (["--text_column_name", "words"], "no text column 'words'"),
         (["--spherized", "--calibrate", "--max_train_samples", "2"], "too few tokens to fit a map of 65 inputs"),
     ],
