@@ -1,4 +1,4 @@
-"""Tiny language models of many architectures, all with the tokens of the golden one."""
+"""Tiny language models of many architectures with the vocabulary of the golden model."""
 
 import json
 from collections.abc import Callable
@@ -34,12 +34,12 @@ OTHER_NAMES = {
     "GPT2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "bos_token_id": 2, "eos_token_id": 3},
     "Llama": {"bos_token_id": None, "eos_token_id": None},
 }
-"""What configurations of these architectures call otherwise."""
+"""Configuration options that differ between these architectures."""
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Any:
-    """Threads only wait for each other where the work is so small."""
+    """Multithreading slows down such small workloads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -60,13 +60,13 @@ def tiny_bert(golden_folder: Path) -> LanguageModel:
 
 @pytest.fixture
 def tokenizer(golden_folder: Path) -> PreTrainedTokenizerBase:
-    """Word pieces, 400 of them: 0 [PAD], 1 [UNK], 2 [CLS], 3 [SEP], 4 [MASK]."""
+    """A WordPiece tokenizer with 400 tokens: 0 [PAD], 1 [UNK], 2 [CLS], 3 [SEP], 4 [MASK]."""
     return AutoTokenizer.from_pretrained(golden_folder / "tiny-bert")
 
 
 @pytest.fixture(scope="session")
 def byte_level_tokenizer() -> PreTrainedTokenizerBase:
-    """Tokens of bytes, where a word in the middle of a text begins with its space."""
+    """A byte-level tokenizer: a word inside a text includes the space before it."""
     words = ["is to what as", "word language", "ostrich bird bird", "lion cat cat", "sheep wool"]
     backend = ByteLevelBPETokenizer()
     backend.train_from_iterator(words * 5, vocab_size=330, min_frequency=2, show_progress=False)
@@ -103,5 +103,5 @@ def masked(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerBase) -
 
 @pytest.fixture(params=CAUSAL)
 def causal(request: pytest.FixtureRequest, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
-    """Causal models, whose tokenizer puts [CLS] before a text."""
+    """Causal models; their tokenizer prepends [CLS]."""
     return LanguageModel(_build(request.param, "ForCausalLM"), tokenizer)

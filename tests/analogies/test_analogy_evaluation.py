@@ -31,12 +31,12 @@ def tiny(root):
 
 @pytest.fixture
 def in_pieces(monkeypatch):
-    """Score every question with its 24 permutations by itself."""
+    """Score each question, with its 24 permutations, in a separate chunk."""
     monkeypatch.setattr(base, "TEXTS_AT_ONCE", 24 * 2)
 
 
 @pytest.mark.parametrize("scoring", ["embedding_similarity", "hypothesis_bias", "marginal_bias", "perplexity", "pmi"])
-def test_pieces_give_what_all_at_once_gives(tiny, in_pieces, scoring):
+def test_chunked_scores_equal_scores_of_one_call(tiny, in_pieces, scoring):
     told = []
     found = AnalogyEvaluation(Engine(tiny, 512, progress=told.append)).search(QUESTIONS, scoring, ["is-to-as"])
     measured = measure_questions(QUESTIONS, tiny, scoring, template="is-to-as", batch_size=512)
@@ -48,7 +48,7 @@ def test_pieces_give_what_all_at_once_gives(tiny, in_pieces, scoring):
 
 
 @pytest.mark.parametrize("scoring", scoring_names())
-def test_without_a_grid_there_is_one_configuration_a_template(tiny, scoring):
+def test_without_a_grid_there_is_one_configuration_per_template(tiny, scoring):
     templates = ["{a} and {b}", "{b} of {a}"] if scoring == "relation_embedding" else ["is-to-what", "is-to-as"]
     found = AnalogyEvaluation(Engine(tiny), grid="none").search(QUESTIONS, scoring, templates)
     assert [found.configuration(number) for number in range(2)] == [
@@ -60,7 +60,7 @@ def test_without_a_grid_there_is_one_configuration_a_template(tiny, scoring):
         assert found.accuracy[number] == pytest.approx(scores.accuracy(QUESTIONS))
 
 
-def test_the_published_grid_is_a_part_of_the_full_one(tiny):
+def test_the_published_grid_is_a_subset_of_the_full_grid(tiny):
     sizes = [
         len(AnalogyEvaluation(Engine(tiny), grid=grid).search(QUESTIONS, "perplexity", ["is-to-what"]))
         for grid in ("full", "published")
@@ -69,7 +69,7 @@ def test_the_published_grid_is_a_part_of_the_full_one(tiny):
 
 
 @pytest.mark.parametrize("scoring", scoring_names())
-def test_a_configuration_answers_in_pieces_as_all_at_once(tiny, in_pieces, scoring):
+def test_chunked_answers_of_a_configuration_equal_those_of_one_call(tiny, in_pieces, scoring):
     told = []
     untuned = untuned_configuration(scoring, None)
     found = AnalogyEvaluation(Engine(tiny, progress=told.append)).answer(QUESTIONS, untuned)
@@ -77,7 +77,7 @@ def test_a_configuration_answers_in_pieces_as_all_at_once(tiny, in_pieces, scori
     assert found.tolist() == score_questions(QUESTIONS, tiny, scoring).predictions.tolist()
 
 
-def test_the_best_of_a_search_answers_as_in_the_search(tiny):
+def test_the_best_configuration_reproduces_its_answers_of_the_search(tiny):
     evaluation = AnalogyEvaluation(Engine(tiny))
     found = evaluation.search(QUESTIONS, "marginal_bias", ["is-to-what", "is-to-as"])
     for number in (found.best(), 0, len(found) - 1):
@@ -85,7 +85,7 @@ def test_the_best_of_a_search_answers_as_in_the_search(tiny):
         assert answers.tolist() == found.predictions[number].tolist()
 
 
-def test_only_the_orders_that_a_configuration_needs_are_scored(tiny, tmp_path):
+def test_only_the_permutations_that_a_configuration_needs_are_scored(tiny, tmp_path):
     cache = ScoreCache(tmp_path / "scores.sqlite")
     evaluation = AnalogyEvaluation(Engine(tiny, cache=cache))
     evaluation.answer(QUESTIONS[:1], {"scoring": "perplexity", "positive_aggregation": "index_3"})
@@ -94,12 +94,12 @@ def test_only_the_orders_that_a_configuration_needs_are_scored(tiny, tmp_path):
     assert len(cache) == 2 * 8
 
 
-def test_work_of_a_search_is_counted_by_distinct_sentences_that_the_cache_lacks(tiny, tmp_path):
+def test_the_search_estimate_counts_distinct_sentences_not_in_the_cache(tiny, tmp_path):
     cache = ScoreCache(tmp_path / "scores.sqlite")
     evaluation, two = AnalogyEvaluation(Engine(tiny, cache=cache)), QUESTIONS[:2]
     both = {"perplexity": ["is-to-what"], "marginal_bias": ["is-to-what"]}
     sentences, sequences = evaluation.estimate_search(two, both)
-    assert sentences == 24 * (2 * 2 + 3 * 3)  # the perplexity's are among them
+    assert sentences == 24 * (2 * 2 + 3 * 3)  # includes the sentences of the perplexity
     assert sequences > sentences
     evaluation.search(two, "perplexity", ["is-to-what"])
     left, _ = evaluation.estimate_search(two, both)
@@ -113,17 +113,17 @@ def test_work_of_a_search_is_counted_by_distinct_sentences_that_the_cache_lacks(
 
 
 @pytest.mark.parametrize(("grid", "orders"), [("full", 24), ("published", 24), ("none", 1)])
-def test_work_of_answers_is_that_of_a_chosen_configuration_and_of_the_untuned_one(tiny, grid, orders):
+def test_the_answer_estimate_covers_the_chosen_and_the_untuned_configuration(tiny, grid, orders):
     evaluation, two, templates = AnalogyEvaluation(Engine(tiny), grid=grid), QUESTIONS[:2], ["is-to-as", "is-to-what"]
     both = [evaluation.estimate_answers(two, {"perplexity": names})[0] for names in (templates[:1], templates)]
     assert both == [orders * (2 + 3), (orders + 1) * (2 + 3)]
     sentences, sequences = evaluation.estimate_answers(two, dict.fromkeys(["perplexity", "marginal_bias"], templates))
-    assert sentences == (orders + 1) * (2 + 3 + 2 * 2 + 3 * 3)  # each may choose another template
+    assert sentences == (orders + 1) * (2 + 3 + 2 * 2 + 3 * 3)  # each scoring may choose a different template
     assert sequences > sentences
     assert evaluation.estimate_answers(two, {"embedding_similarity": templates}).tolist() == [0, 0]
 
 
-def test_answers_never_need_more_than_was_announced(tiny, tmp_path):
+def test_answering_needs_no_more_sentences_than_estimated(tiny, tmp_path):
     cache = ScoreCache(tmp_path / "scores.sqlite")
     evaluation, two, templates = AnalogyEvaluation(Engine(tiny, cache=cache)), QUESTIONS[:2], ["is-to-as", "is-to-what"]
     most, _ = evaluation.estimate_answers(two, {"marginal_bias": templates})
@@ -133,11 +133,11 @@ def test_answers_never_need_more_than_was_announced(tiny, tmp_path):
     assert len(cache) == most
 
 
-def test_work_of_many_questions_is_extrapolated(tiny):
+def test_estimates_for_many_questions_are_extrapolated(tiny):
     evaluation = AnalogyEvaluation(Engine(tiny), grid="none")
     some = make_questions([PAIRS[0]] * 6, [PAIRS[1:3]] * 6)
     sentences, _ = evaluation.estimate_search(some, {"perplexity": ["is-to-what"]})
-    assert sentences == 2 * 3  # the two that are looked at are the same
+    assert sentences == 2 * 3  # both sampled questions are equal
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_work_of_many_questions_is_extrapolated(tiny):
         ("embedding", {"embedding_similarity", "relation_embedding"}),
     ],
 )
-def test_models_can_do_what_their_kind_can(tiny, monkeypatch, kind, possible):
+def test_supported_scorings_depend_on_the_model_kind(tiny, monkeypatch, kind, possible):
     monkeypatch.setattr(tiny, "kind", kind)
     assert {scoring for scoring in scoring_names() if can_score(tiny, scoring)} == possible
 
@@ -165,11 +165,11 @@ def result_of(predictions: list[list[int]], answers: list[int], **columns: tuple
 
 
 def asked(answers: list[int]) -> list[Question]:
-    """Questions of three choices, with these answers."""
+    """Questions with three choices and these answers."""
     return make_questions([PAIRS[0]] * len(answers), [PAIRS[1:4]] * len(answers), answers)
 
 
-def test_the_report_is_of_the_best_on_validation():
+def test_the_report_is_for_the_best_configuration_on_validation():
     weights = {"negative_weight": (0.4, 0.0, 0.2)}
     validation = result_of([[0, 0], [0, 1], [1, 1]], [0, 1], **weights)
     answers, untuned = torch.tensor([2, 0, 0]), torch.tensor([0, 0, 0])
@@ -189,7 +189,7 @@ def test_the_report_is_of_the_best_on_validation():
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10**6), validation=st.integers(1, 12), test=st.integers(1, 12))
-def test_accuracies_chance_and_noise_are_shares(seed, validation, test):
+def test_reported_accuracies_and_levels_are_fractions(seed, validation, test):
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> torch.Tensor:

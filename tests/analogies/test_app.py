@@ -29,33 +29,33 @@ def app(root):
 
 @pytest.fixture(scope="module")
 def expected(tiny):
-    """Costs of the choices that the page starts with."""
+    """Costs of the default choices of the page."""
     pairs = [tuple(line.split(" : ")) for line in CHOICES.splitlines()]
     (costs,) = score_questions(make_questions([("word", "language")], [pairs]), LanguageModel.load(tiny)).by_question()
     return dict(zip(CHOICES.splitlines(), costs, strict=True))
 
 
-# What it answers
+# Results
 
 
 @pytest.mark.parametrize(
     "text", ["word : language", "word:language", "word, language", "word\tlanguage", " word language"]
 )
-def test_pairs_are_read_as_people_write_them(app, text):
+def test_common_notations_of_a_pair_are_parsed(app, text):
     assert app.read_pair(text) == ("word", "language")
 
 
-def test_words_may_have_spaces_where_something_else_parts_the_pair(app):
+def test_words_may_contain_spaces_if_the_separator_is_not_a_space(app):
     assert app.read_pair("New York : United States") == ("New York", "United States")
 
 
 @pytest.mark.parametrize("text", ["", "word", "one two three", "word :", "a : b : c"])
-def test_what_is_no_pair_is_refused(app, text):
+def test_an_invalid_pair_is_rejected(app, text):
     with pytest.raises(ValueError, match="is not a pair; write two words separated by a colon"):
         app.read_pair(text)
 
 
-def test_costs_are_those_of_the_library(app, tiny, expected):
+def test_costs_match_the_library(app, tiny, expected):
     verdict, by_choice, by_order = app.answer("word : language", CHOICES, tiny, "perplexity", app.DEFAULT_TEMPLATE)
     best = min(expected, key=expected.get)
     assert f"<b>{best}</b>" in verdict
@@ -66,9 +66,9 @@ def test_costs_are_those_of_the_library(app, tiny, expected):
     assert table.iloc[:, 1].tolist() == ["yes"] * 8 + ["no"] * 16
 
 
-def test_the_answer_and_the_lowest_cost_of_every_order_are_highlighted(app, tiny):
+def test_the_answer_and_the_lowest_cost_per_permutation_are_highlighted(app, tiny):
     _, by_choice, by_order = app.answer("word : language", CHOICES, tiny, "perplexity", app.DEFAULT_TEMPLATE)
-    assert by_choice["value"].to_html().count("background-color") == 1  # one rule for the cells of one row
+    assert by_choice["value"].to_html().count("background-color") == 1  # one CSS rule for the cells of one row
     table = by_order["value"]
     table._compute()
     lowest = {(row, 2 + table.data.iloc[row, 2:].astype(float).argmin()) for row in range(24)}
@@ -76,12 +76,12 @@ def test_the_answer_and_the_lowest_cost_of_every_order_are_highlighted(app, tiny
 
 
 @pytest.mark.parametrize("scoring", ["marginal_bias", "pmi", "hypothesis_bias", "embedding_similarity"])
-def test_every_scoring_with_orders_shows_them(app, tiny, scoring):
+def test_scorings_with_permutations_show_them(app, tiny, scoring):
     _, _, by_order = app.answer("word : language", CHOICES, tiny, scoring, "is-to-as")
     assert by_order["visible"]
 
 
-def test_the_weight_is_that_of_the_scoring(app, tiny):
+def test_the_weight_is_passed_to_the_scoring(app, tiny):
     pairs = [tuple(line.split(" : ")) for line in CHOICES.splitlines()]
     for scoring, names in {
         "marginal_bias": ("weight_head", "weight_tail"),
@@ -95,12 +95,12 @@ def test_the_weight_is_that_of_the_scoring(app, tiny):
         assert by_choice["value"].data["cost"].tolist() == pytest.approx(costs)
 
 
-def test_a_scoring_without_orders_shows_the_choices_only(app, tiny):
+def test_a_scoring_without_permutations_shows_only_the_choices(app, tiny):
     _, by_choice, by_order = app.answer("word : language", CHOICES, tiny, "relation_embedding", "{a} and {b}")
     assert (by_choice["visible"], by_order["visible"]) == (True, False)
 
 
-def test_a_choice_may_be_given_twice(app, tiny):
+def test_duplicate_choices_are_allowed(app, tiny):
     _, by_choice, _ = app.answer("a : b", "c : d\nc : d", tiny, "perplexity", app.DEFAULT_TEMPLATE)
     assert by_choice["value"].data["choice"].tolist() == ["c : d", "c : d"]
 
@@ -115,7 +115,7 @@ def test_a_choice_may_be_given_twice(app, tiny):
         ({"model": " "}, "no model is given"),
     ],
 )
-def test_errors_are_shown_and_no_table_with_them(app, tiny, changed, message):
+def test_errors_are_shown_without_a_table(app, tiny, changed, message):
     given = {"stem": "a : b", "choices": CHOICES, "model": tiny, "scoring": "perplexity", "template": ""}
     verdict, by_choice, by_order = app.answer(**(given | changed))
     assert "Error" in verdict
@@ -124,7 +124,7 @@ def test_errors_are_shown_and_no_table_with_them(app, tiny, changed, message):
     assert not by_order["visible"]
 
 
-def test_what_was_typed_is_no_markup(app, tiny):
+def test_user_input_is_escaped(app, tiny):
     for stem in ("<img src=x> : b", "<img src=x>"):
         verdict, _, _ = app.answer(stem, CHOICES, tiny, "perplexity", "")
         assert "<img" not in verdict
@@ -139,7 +139,7 @@ def test_a_model_is_loaded_once(app, tiny):
 
 @pytest.fixture
 def address(root, tiny, tmp_path):
-    """Address of the page, served by a process of its own."""
+    """URL of the page, served by a separate process."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -167,7 +167,7 @@ def address(root, tiny, tmp_path):
 
 @pytest.fixture
 def page(address):
-    """The page, open in a browser without network."""
+    """The page in a browser without network access."""
     playwright = pytest.importorskip("playwright.sync_api")
     if BROWSER is None:
         pytest.skip("needs Chromium or Chrome")
@@ -185,7 +185,7 @@ def page(address):
         browser.close()
 
 
-def test_a_person_can_ask_and_is_told_what_is_wrong(page, expected):
+def test_the_page_shows_costs_and_errors(page, expected):
     def see(text: str) -> None:
         page.get_by_text(text).filter(visible=True).first.wait_for()
 

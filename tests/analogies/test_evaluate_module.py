@@ -54,7 +54,7 @@ def tiny(tiny_folder):
 
 @pytest.fixture(scope="module")
 def module(root):
-    """The module's code as it stands, without the copy that evaluate makes."""
+    """The source of the module, not the copy made by evaluate."""
     spec = importlib.util.spec_from_file_location("analogy_module", root / "analogy" / "analogy.py")
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
@@ -66,7 +66,7 @@ def metric(module, tmp_path):
     return module.Analogy(cache_dir=str(tmp_path))
 
 
-def test_it_loads_by_name_and_by_path_and_answers_as_the_function_does(root, tmp_path, tiny, tiny_folder):
+def test_the_module_loads_by_name_and_path_and_matches_the_function(root, tmp_path, tiny, tiny_folder):
     program = subprocess.run(
         [sys.executable, "-c", PROGRAM, "analogy", str(root / "analogy"), str(tiny_folder)],
         cwd=root,
@@ -91,7 +91,7 @@ def test_it_loads_by_name_and_by_path_and_answers_as_the_function_does(root, tmp
     assert set(found["model"]["accuracy_by_group"]) == {"parts", "opposites"}
 
 
-def test_the_cases_of_the_space_come_out(root, metric):
+def test_the_test_cases_of_the_space_pass(root, metric):
     spec = importlib.util.spec_from_file_location("analogy_cases", root / "analogy" / "tests.py")
     cases = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(cases)
@@ -99,14 +99,14 @@ def test_the_cases_of_the_space_come_out(root, metric):
         assert metric.compute(**{name: case[name] for name in case if name != "result"}) == case["result"]
 
 
-def test_a_model_may_be_given_itself(metric, tiny):
+def test_a_loaded_model_can_be_passed(metric, tiny):
     model, tokenizer = tiny
     before = metric.compute(model_id=model, tokenizer=tokenizer, **QUESTIONS)["costs"]
     again = metric.compute(model_id=model, tokenizer=tokenizer, **QUESTIONS, scoring="embedding_similarity")["costs"]
     assert [len(costs) for costs in before] == [len(costs) for costs in again] == [4, 2, 3]
 
 
-def test_the_same_id_does_not_load_again_unless_its_files_change(module, metric, tiny_folder, tmp_path, monkeypatch):
+def test_a_model_id_is_reloaded_only_if_its_files_change(module, metric, tiny_folder, tmp_path, monkeypatch):
     folder = shutil.copytree(tiny_folder, tmp_path / "model", copy_function=shutil.copyfile)
     loads = []
     load = LanguageModel.load
@@ -128,7 +128,7 @@ def test_the_same_id_does_not_load_again_unless_its_files_change(module, metric,
     assert loads == [str(folder)] * 2
 
 
-def test_given_answers_have_a_chance_level_once_the_choices_are_known(metric):
+def test_predictions_have_a_chance_level_if_choices_are_passed(metric):
     found = metric.compute(predictions=[1, 1, 0], references=REFERENCES, choice=CHOICE)
     assert found["accuracy"] == pytest.approx(2 / 3)
     assert found["chance_level"] == pytest.approx((1 / 4 + 1 / 2 + 1 / 3) / 3)
@@ -160,7 +160,7 @@ def test_given_answers_have_a_chance_level_once_the_choices_are_known(metric):
         ({"weights": 1}, "unexpected keyword argument 'weights'"),
     ],
 )
-def test_what_is_wrong_is_said(metric, tiny, change, message):
+def test_invalid_arguments_are_rejected(metric, tiny, change, message):
     model, tokenizer = tiny
     arguments = {"model_id": model, "tokenizer": tokenizer} | QUESTIONS | change
     with pytest.raises((ValueError, TypeError), match=message):
@@ -178,11 +178,11 @@ def test_what_is_wrong_is_said(metric, tiny, change, message):
         ({"model_id": "any", "references": [], "stem": [], "choice": []}, "there are no questions; give at least one"),
     ],
 )
-def test_what_is_wrong_with_given_answers_is_said(metric, arguments, message):
+def test_invalid_predictions_are_rejected(metric, arguments, message):
     with pytest.raises(ValueError, match=message):
         metric.compute(**arguments)
 
 
-def test_its_card_says_what_it_is(root):
+def test_the_card_describes_the_module(root):
     card = (root / "analogy" / "README.md").read_text().split("---\n")[1]
     assert "- evaluate\n- metric\n" in card

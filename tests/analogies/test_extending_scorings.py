@@ -1,4 +1,4 @@
-"""A new scoring is a new file: nothing else has to be edited."""
+"""Adding a scoring requires only a new file."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ QUESTIONS = make_questions([("word", "language")], [[("a", "bbbb"), ("cc", "dd")
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """Add a file to the folder of the scorings."""
+    """Add a file to the package of scorings."""
     (tmp_path / "toy.py").write_text(TOY)
     monkeypatch.setattr(scoring, "__path__", [*scoring.__path__, str(tmp_path)])
     yield "toy"
@@ -56,7 +56,7 @@ def test_a_new_scoring_scores_questions(toy):
     assert score_questions(QUESTIONS, None, toy, scale=-1.0).predictions.tolist() == [0]
 
 
-def test_a_new_scoring_is_searched(toy):
+def test_a_new_scoring_can_be_searched(toy):
     result = search_configurations(measure_questions(QUESTIONS, None, toy), QUESTIONS)
     assert len(result) == 2 * 6 * 11 * 19
     assert result.configuration(result.best()) == {

@@ -25,7 +25,7 @@ ALLOWED = r"allowed are text models for masked tokens \(\.\.\.ForMaskedLM\)"
 
 @pytest.fixture
 def save(tmp_path, tokenizer, build):
-    """Save a tiny model with its tokenizer: the folder."""
+    """Save a tiny model with its tokenizer and return the folder."""
 
     def save(model, **changes):
         folder = tmp_path / type(model).__name__
@@ -50,7 +50,7 @@ def save(tmp_path, tokenizer, build):
         ("GPT2", "", "embedding"),
     ],
 )
-def test_the_kind_is_that_of_the_saved_class(build, save, architecture, head, kind):
+def test_the_kind_follows_from_the_saved_class(build, save, architecture, head, kind):
     model = build(architecture, head)
     folder = save(model)
     for language_model in (LanguageModel.load(folder), LanguageModel.load(model, str(folder))):
@@ -72,12 +72,12 @@ def test_the_kind_is_that_of_the_saved_class(build, save, architecture, head, ki
         ("Bert", "", "embedding", {}),
     ],
 )
-def test_a_model_whose_class_is_not_told_is_what_was_saved(build, save, architecture, head, kind, changes):
+def test_an_unspecified_class_is_inferred_from_the_checkpoint(build, save, architecture, head, kind, changes):
     language_model = LanguageModel.load(save(build(architecture, head, **changes), architectures="-"))
     assert language_model.kind == kind
 
 
-def test_an_encoder_of_a_model_for_sequences_is_an_embedding(save):
+def test_the_encoder_of_a_sequence_to_sequence_model_is_an_embedding_model(save):
     from transformers import T5Config
 
     config = T5Config(vocab_size=400, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
@@ -105,7 +105,7 @@ def _other_models(build):
     "name",
     ["BertForSequenceClassification", "T5ForConditionalGeneration", "GPT2DoubleHeadsModel", "ViTModel", "ResNetModel"],
 )
-def test_models_of_other_kinds_are_refused(build, save, tokenizer, name):
+def test_models_of_other_kinds_are_rejected(build, save, tokenizer, name):
     model = _other_models(build)[name]
     with pytest.raises(ValueError, match=f"{name} is a {name}; {ALLOWED}"):
         LanguageModel.load(model, tokenizer)
@@ -113,7 +113,7 @@ def test_models_of_other_kinds_are_refused(build, save, tokenizer, name):
         LanguageModel.load(save(model))
 
 
-def test_a_model_that_reads_no_tokens_is_refused(tokenizer):
+def test_a_model_without_token_inputs_is_rejected(tokenizer):
     from transformers import Wav2Vec2Config, Wav2Vec2Model
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -123,35 +123,35 @@ def test_a_model_that_reads_no_tokens_is_refused(tokenizer):
 
 
 @pytest.mark.parametrize("model", [None, 3, nn.Linear(2, 2)])
-def test_what_is_no_model_is_refused(model):
+def test_an_invalid_model_is_rejected(model):
     with pytest.raises(TypeError, match="model must be a name, a folder or a model of transformers; got a "):
         LanguageModel.load(model)
 
 
-def test_a_head_that_was_not_saved_is_refused(build, save):
+def test_a_checkpoint_without_its_head_is_rejected(build, save):
     with pytest.raises(
         ValueError, match=r"saved without cls\.predictions.* so the head of its BertForMaskedLM would be random"
     ):
         LanguageModel.load(save(build("Bert"), architectures=["BertForMaskedLM"]))
 
 
-def test_a_model_that_tells_replaced_tokens_apart_is_refused(build, save):
+def test_a_replaced_token_detection_checkpoint_is_rejected(build, save):
     with pytest.raises(ValueError, match=r"so the head of its ElectraForMaskedLM would be random"):
         LanguageModel.load(save(build("Electra", "ForPreTraining")))
 
 
-def test_the_same_model_as_an_object_is_refused_too(build, tokenizer):
+def test_a_replaced_token_detection_model_object_is_rejected(build, tokenizer):
     with pytest.raises(ValueError, match=f"ElectraForPreTraining, which does not predict tokens.*; {ALLOWED}"):
         LanguageModel.load(build("Electra", "ForPreTraining"), tokenizer)
 
 
 @pytest.mark.parametrize("scale", [0.5, 0.02])
-def test_a_model_for_the_next_token_that_sees_it_is_refused(build, tokenizer, scale):
+def test_a_causal_model_with_bidirectional_attention_is_rejected(build, tokenizer, scale):
     with pytest.raises(ValueError, match=r"depends on the tokens after it.* Load it with config.is_decoder=True"):
         LanguageModel.load(build("Bert", "LMHeadModel", initializer_range=scale), tokenizer)
 
 
-def test_a_folder_without_tokenizer_is_refused(build, tmp_path):
+def test_a_folder_without_a_tokenizer_is_rejected(build, tmp_path):
     build("Bert", "ForMaskedLM").save_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match=r"has no vocabulary.*Pass another one: LanguageModel.load\(model"):
         LanguageModel.load(tmp_path / "model")
@@ -160,7 +160,7 @@ def test_a_folder_without_tokenizer_is_refused(build, tmp_path):
         LanguageModel.load(tmp_path / "model", tmp_path / "empty")
 
 
-def test_a_new_model_needs_its_tokenizer(build):
+def test_a_model_object_without_a_source_requires_a_tokenizer(build):
     with pytest.raises(ValueError, match=r"BertForMaskedLM was not loaded from a folder .* Pass it"):
         LanguageModel.load(build("Bert", "ForMaskedLM"))
 
@@ -173,7 +173,7 @@ def test_a_loaded_model_finds_its_tokenizer(golden_folder, tokenizer):
     assert language_model.name == str(golden_folder / "tiny-bert")
 
 
-def test_a_masked_model_needs_a_mask_token(build, tokenizer):
+def test_a_masked_model_requires_a_mask_token(build, tokenizer):
     tokenizer.mask_token = None
     with pytest.raises(
         ValueError, match=r"its tokenizer TokenizersBackend has no mask token. Set tokenizer.mask_token"
@@ -183,14 +183,14 @@ def test_a_masked_model_needs_a_mask_token(build, tokenizer):
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float64])
-def test_the_type_of_the_weights_can_be_chosen(golden_folder, build, tokenizer, dtype):
+def test_the_dtype_of_the_weights_can_be_set(golden_folder, build, tokenizer, dtype):
     loaded = LanguageModel.load(golden_folder / "tiny-bert", dtype=dtype, device="cpu")
     taken = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer, dtype=dtype)
     assert loaded.model.dtype == taken.model.dtype == (dtype or torch.float32)
     assert loaded.device == torch.device("cpu")
 
 
-def test_it_tells_what_it_is(build, tokenizer):
+def test_the_repr_describes_the_model(build, tokenizer):
     language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
     assert repr(language_model) == "LanguageModel('BertForMaskedLM', kind='masked', device='cpu', dtype='float32')"
 
@@ -205,7 +205,7 @@ def test_it_tells_what_it_is(build, tokenizer):
         ("DistilBert", {}, 40),
     ],
 )
-def test_the_longest_input_is_what_the_model_takes(build, tokenizer, architecture, options, limit):
+def test_the_maximum_length_follows_from_the_model(build, tokenizer, architecture, options, limit):
     model = build(architecture, "ForMaskedLM", max_position_embeddings=40, **options)
     assert LanguageModel.load(model, tokenizer).max_length == limit
     ids = torch.full((1, limit), 7)
@@ -214,25 +214,25 @@ def test_the_longest_input_is_what_the_model_takes(build, tokenizer, architectur
         model(input_ids=torch.full((1, limit + 1), 7))
 
 
-def test_the_longest_input_is_also_what_the_tokenizer_says(build, tokenizer):
+def test_the_maximum_length_respects_the_tokenizer(build, tokenizer):
     tokenizer.model_max_length = 20
     assert LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer).max_length == 20
     tokenizer.model_max_length = int(1e30)
     assert LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer).max_length == 64
 
 
-def test_copies_of_a_model_have_one_fingerprint(golden_folder, tiny_bert, tmp_path):
+def test_copies_of_a_model_have_the_same_fingerprint(golden_folder, tiny_bert, tmp_path):
     shutil.copytree(golden_folder / "tiny-bert", tmp_path / "copy")
     copy = LanguageModel.load(tmp_path / "copy")
     assert copy.fingerprint == tiny_bert.fingerprint
     assert len(copy.fingerprint) == 64
-    copy.tokenizer(["a", "b c"], padding=True, truncation=True, max_length=5)  # leaves its settings behind
+    copy.tokenizer(["a", "b c"], padding=True, truncation=True, max_length=5)  # changes the state of the tokenizer
     assert LanguageModel.load(copy.model, copy.tokenizer).fingerprint == tiny_bert.fingerprint
     copy.model.save_pretrained(tmp_path / "again")
     assert LanguageModel.load(tmp_path / "again", copy.tokenizer).fingerprint == tiny_bert.fingerprint
 
 
-def test_all_that_changes_scores_changes_the_fingerprint(golden_folder, tokenizer):
+def test_everything_that_affects_scores_changes_the_fingerprint(golden_folder, tokenizer):
     seen = set()
 
     def look(tokenizer=tokenizer, dtype=None, **changes):
@@ -255,7 +255,7 @@ def test_all_that_changes_scores_changes_the_fingerprint(golden_folder, tokenize
 def test_training_changes_the_fingerprint(build, tokenizer, kind):
     language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
     before = language_model.fingerprint
-    assert language_model.fingerprint is before  # not computed again
+    assert language_model.fingerprint is before  # cached
     optimizer = kind(language_model.model.parameters(), lr=0.1)
     language_model.model(input_ids=torch.tensor([[2, 4, 3]]), labels=torch.tensor([[-100, 7, -100]])).loss.backward()
     optimizer.step()
@@ -263,7 +263,7 @@ def test_training_changes_the_fingerprint(build, tokenizer, kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_changed_behind_autograd_change_the_fingerprint(build, tokenizer, dtype):
+def test_weight_changes_outside_autograd_change_the_fingerprint(build, tokenizer, dtype):
     language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer, dtype=dtype)
     seen = {language_model.fingerprint}
     weight = language_model.model.bert.encoder.layer[0].output.dense.weight
@@ -276,7 +276,7 @@ def test_weights_changed_behind_autograd_change_the_fingerprint(build, tokenizer
     assert len(seen) == 4
 
 
-def test_another_tokenizer_of_the_same_object_changes_the_fingerprint(golden_folder, build, tokenizer):
+def test_replacing_the_tokenizer_changes_the_fingerprint(golden_folder, build, tokenizer):
     language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
     seen = {language_model.fingerprint}
     tokenizer.backend_tokenizer.normalizer = tokenizers.normalizers.Replace("a", "e")
@@ -289,7 +289,7 @@ def test_another_tokenizer_of_the_same_object_changes_the_fingerprint(golden_fol
     assert len(seen) == 4
 
 
-def test_adapters_that_are_on_or_off_change_the_fingerprint(build, tokenizer):
+def test_enabling_or_disabling_adapters_changes_the_fingerprint(build, tokenizer):
     peft = pytest.importorskip("peft")
     language_model = LanguageModel.load(build("Bert", "ForMaskedLM"), tokenizer)
     torch.manual_seed(0)
@@ -301,7 +301,7 @@ def test_adapters_that_are_on_or_off_change_the_fingerprint(build, tokenizer):
     assert language_model.fingerprint == on
 
 
-def test_names_and_shapes_belong_to_the_fingerprint(build, tokenizer):
+def test_the_fingerprint_includes_names_and_shapes(build, tokenizer):
     one, other = (build("GPT2", "ForCausalLM", n_inner=size) for size in (8, 16))
     assert LanguageModel(one, tokenizer).fingerprint != LanguageModel(other, tokenizer).fingerprint
     bare = AutoModel.from_config(one.config)
@@ -309,7 +309,7 @@ def test_names_and_shapes_belong_to_the_fingerprint(build, tokenizer):
     assert LanguageModel(bare, tokenizer).fingerprint != LanguageModel(one, tokenizer).fingerprint
 
 
-def test_evaluating_keeps_the_mode_of_every_module(build, tokenizer):
+def test_evaluation_preserves_the_mode_of_every_module(build, tokenizer):
     model = build("Bert", "ForMaskedLM").train()
     model.cls.eval()
     modes = [module.training for module in model.modules()]

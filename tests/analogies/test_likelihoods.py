@@ -18,7 +18,7 @@ from hf_sphere.analogies.score_cache import ScoreCache
 
 WORDS = ["lion", "cat", "sheep", "wool", "word", "language", "dance", "choreography"]
 SENTENCES = [
-    fill("is-to-what", ["word", "language", "nurse", "music"]),  # these three share rows
+    fill("is-to-what", ["word", "language", "nurse", "music"]),  # these three share masked copies
     fill("is-to-what", ["word", "language", "mountain", "music"]),
     fill("is-to-what", ["word", "language", "nurse", "tea"]),
     fill("she-to-as", ["choreography", "dance", "plot", "story"], (1, 0, 3, 2)),
@@ -28,7 +28,7 @@ CLS, SEP, MASK = 2, 3, 4
 
 
 def plain_losses(language_model, ids, hidden=()):
-    """Negative log-likelihoods of the tokens between [CLS] and [SEP], one mask a forward pass, in float64."""
+    """Negative log-likelihoods of the tokens between [CLS] and [SEP], one mask per forward pass, in float64."""
     ids = list(ids)
     scored = [position for position in range(1, len(ids) - 1) if position not in hidden]
     for position in hidden:
@@ -49,7 +49,7 @@ def plain_perplexity(language_model, text):
 
 @contextlib.contextmanager
 def watched(module):
-    """What a module is given, in the order of its calls."""
+    """Record the inputs of a module, in call order."""
     inputs = []
     hook = module.register_forward_pre_hook(
         lambda _, args, kwargs: inputs.append(kwargs.get("input_ids", *args[:1])), with_kwargs=True
@@ -58,23 +58,23 @@ def watched(module):
     hook.remove()
 
 
-def test_every_architecture_gives_what_the_plain_computation_gives(masked):
+def test_every_architecture_matches_the_reference_computation(masked):
     found = perplexities(masked, SENTENCES)
     expected = torch.stack([plain_perplexity(masked, sentence.text) for sentence in SENTENCES])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
-def test_the_head_works_on_the_masked_tokens_only(masked):
+def test_the_head_runs_on_the_masked_tokens_only(masked):
     with watched(masked.model.get_output_embeddings()) as inputs, watched(masked.model) as batches:
         perplexities(masked, SENTENCES)
     tokens = [states.shape[:-1].numel() for states in inputs]
     rows = [len(ids) for ids in batches]
-    assert tokens[2:] == rows[2:]  # the first two calls try whether the head allows it
+    assert tokens[2:] == rows[2:]  # the first two calls check whether the head supports it
     assert len(tokens) > 4
 
 
 @pytest.mark.parametrize("architecture", ["Bert", "Albert"])
-def test_a_model_for_pretraining_has_a_second_head_that_does_not_matter(build, tokenizer, architecture):
+def test_the_second_head_of_a_pretraining_model_is_ignored(build, tokenizer, architecture):
     language_model = LanguageModel(build(architecture, "ForPreTraining"), tokenizer)
     masked = LanguageModel(build(architecture, "ForMaskedLM"), tokenizer)
     masked.model.load_state_dict(language_model.model.state_dict(), strict=False)
@@ -82,7 +82,7 @@ def test_a_model_for_pretraining_has_a_second_head_that_does_not_matter(build, t
 
 
 class _Mixing(nn.Module):
-    """A head that answers for a token by all tokens of the sentence."""
+    """A head whose prediction for a token depends on all tokens of the sentence."""
 
     def __init__(self, head, as_one_sequence):
         super().__init__()
@@ -99,7 +99,7 @@ class _Mixing(nn.Module):
 
 
 @pytest.mark.parametrize("as_one_sequence", [False, True])
-def test_a_head_that_mixes_tokens_gets_all_of_them(build, tokenizer, as_one_sequence):
+def test_a_head_that_mixes_tokens_receives_all_of_them(build, tokenizer, as_one_sequence):
     language_model = LanguageModel(build("Bert", "ForMaskedLM"), tokenizer)
     head = language_model.model.cls
     language_model.model.cls = _Mixing(head, as_one_sequence)
@@ -110,10 +110,10 @@ def test_a_head_that_mixes_tokens_gets_all_of_them(build, tokenizer, as_one_sequ
     torch.testing.assert_close(found, torch.stack(expected), rtol=1e-5, atol=0)
 
 
-def test_every_masked_copy_runs_once_among_rows_of_its_length(tiny_bert):
+def test_every_masked_copy_runs_once_in_a_batch_of_equal_lengths(tiny_bert):
     with watched(tiny_bert.model) as batches:
         perplexities(tiny_bert, SENTENCES * 2)
-    rows = [tuple(row) for ids in batches[2:] for row in ids.tolist()]  # the first two try the head
+    rows = [tuple(row) for ids in batches[2:] for row in ids.tolist()]  # the first two check the head
     needed = set()
     for sentence in SENTENCES:
         ids = tiny_bert.tokenizer(sentence.text)["input_ids"]
@@ -121,7 +121,7 @@ def test_every_masked_copy_runs_once_among_rows_of_its_length(tiny_bert):
     assert sorted(rows) == sorted(needed)
     assert len({ids.shape[1] for ids in batches}) > 1
     copies = sum(len(tiny_bert.tokenizer(sentence.text)["input_ids"]) - 2 for sentence in SENTENCES)
-    assert len(needed) < copies  # some sentences of the test do share rows
+    assert len(needed) < copies  # some sentences share masked copies
     assert 0 not in {token for row in rows for token in row}  # no padding
 
 
@@ -130,13 +130,13 @@ def test_every_masked_copy_runs_once_among_rows_of_its_length(tiny_bert):
     texts=st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(" ".join), min_size=1, max_size=6),
     batch_size=st.sampled_from([None, 1, 2, 5]),
 )
-def test_a_sentence_scores_the_same_in_any_company(tiny_bert, texts, batch_size):
+def test_a_score_does_not_depend_on_the_batch(tiny_bert, texts, batch_size):
     found = perplexities(tiny_bert, [Sentence(text) for text in texts], batch_size=batch_size)
     expected = torch.stack([plain_perplexity(tiny_bert, text) for text in texts])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
 
 
-def test_threads_may_share_a_model(tiny_bert):
+def test_threads_can_share_a_model(tiny_bert):
     pairs = list(itertools.permutations("abcdefgh", 2))
     works = [[fill(template, ("is", "to", *pair)) for pair in pairs] for template in ("is-to-as", "is-to-what")]
     expected = [perplexities(tiny_bert, sentences) for sentences in works]
@@ -153,12 +153,12 @@ def test_threads_may_share_a_model(tiny_bert):
         with futures.ThreadPoolExecutor(2) as threads:
             for found, right in zip(threads.map(work, works), expected, strict=True):
                 torch.testing.assert_close(found, right, rtol=1e-5, atol=0)
-    assert len(list(itertools.groupby(running))) == 2  # one after the other
+    assert len(list(itertools.groupby(running))) == 2  # sequential
 
 
-def test_long_work_in_many_chunks_scores_the_same(tiny_bert, monkeypatch):
+def test_scores_do_not_depend_on_chunking(tiny_bert, monkeypatch):
     expected = perplexities(tiny_bert, SENTENCES)
-    monkeypatch.setattr(LanguageModel, "batch_tokens", 3)  # a sentence needs several chunks
+    monkeypatch.setattr(LanguageModel, "batch_tokens", 3)  # splits a sentence into several chunks
     torch.testing.assert_close(perplexities(tiny_bert, SENTENCES), expected, rtol=1e-5, atol=0)
     monkeypatch.setattr(LanguageModel, "batch_tokens", 50)
     torch.testing.assert_close(perplexities(tiny_bert, SENTENCES), expected, rtol=1e-5, atol=0)
@@ -179,7 +179,7 @@ def test_hidden_words_are_masked_and_not_scored(tiny_bert, hidden):
     torch.testing.assert_close(perplexities(tiny_bert, [sentence])[0], expected, rtol=1e-5, atol=0)
 
 
-def test_which_word_is_hidden_is_not_forgotten_among_equal_texts(tiny_bert):
+def test_equal_texts_with_different_hidden_words_are_scored_separately(tiny_bert):
     words = ["cat", "cat", "music", "music"]
     sentences = [dataclasses.replace(fill("is-to-as", words), hidden=hidden) for hidden in [(), (0,), (1,), (2,)]]
     together = perplexities(tiny_bert, sentences)
@@ -188,7 +188,7 @@ def test_which_word_is_hidden_is_not_forgotten_among_equal_texts(tiny_bert):
     assert len(set(together.tolist())) == 4
 
 
-def test_words_that_are_hidden_do_not_matter_if_they_are_as_long(tiny_bert):
+def test_hidden_words_of_equal_token_length_do_not_change_the_score(tiny_bert):
     sentences = [
         dataclasses.replace(fill("is-to-as", ["cat", "tea", word, "music"]), hidden=(2,)) for word in ("nut", "story")
     ]
@@ -206,7 +206,7 @@ def test_mask_tokens_in_the_text_are_not_scored(tiny_bert):
     torch.testing.assert_close(perplexities(tiny_bert, [Sentence(text)])[0], expected, rtol=1e-5, atol=0)
 
 
-def test_tokens_of_bytes_are_scored(build, byte_level_tokenizer):
+def test_byte_level_tokens_are_scored(build, byte_level_tokenizer):
     options = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     language_model = LanguageModel(build("Roberta", "ForMaskedLM", **options), byte_level_tokenizer)
     text = "ostrich is to bird what lion is to cat"
@@ -220,7 +220,7 @@ def test_tokens_of_bytes_are_scored(build, byte_level_tokenizer):
     torch.testing.assert_close(perplexities(language_model, [Sentence(text)])[0], expected, rtol=1e-5, atol=0)
 
 
-def test_a_causal_perplexity_is_that_of_the_loss(causal):
+def test_causal_perplexity_matches_the_loss(causal):
     found = perplexities(causal, SENTENCES)
     for sentence, value in zip(SENTENCES, found, strict=True):
         ids = torch.tensor([causal.tokenizer(sentence.text)["input_ids"]])[:, :-1]  # [SEP] is not scored
@@ -230,14 +230,14 @@ def test_a_causal_perplexity_is_that_of_the_loss(causal):
 
 @pytest.fixture
 def without_start(byte_level_tokenizer):
-    """Tokens of bytes without any special token, as GPT-2 has them."""
+    """A byte-level tokenizer without special tokens, like that of GPT-2."""
     backend = type(byte_level_tokenizer.backend_tokenizer).from_str(byte_level_tokenizer.backend_tokenizer.to_str())
     backend.post_processor = None
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
 @pytest.mark.parametrize("batch_size", [None, 1])
-def test_a_causal_model_starts_with_its_own_token_where_the_tokenizer_puts_none(build, without_start, batch_size):
+def test_the_bos_token_of_a_causal_model_is_prepended_if_the_tokenizer_adds_none(build, without_start, batch_size):
     language_model = LanguageModel(build("GPT2", "ForCausalLM"), without_start)
     text = "lion is to cat"
     ids = without_start(text)["input_ids"]
@@ -248,7 +248,7 @@ def test_a_causal_model_starts_with_its_own_token_where_the_tokenizer_puts_none(
     assert found[0].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_causal_model_without_such_a_token_starts_with_the_second(build, without_start):
+def test_without_a_bos_token_scoring_starts_at_the_second_token(build, without_start):
     language_model = LanguageModel(build("GPT2", "ForCausalLM", bos_token_id=None), without_start)
     ids = torch.tensor([without_start("lion is to cat")["input_ids"]])
     expected = math.exp(language_model.model(input_ids=ids, labels=ids).loss.item())
@@ -257,14 +257,14 @@ def test_a_causal_model_without_such_a_token_starts_with_the_second(build, witho
         perplexities(language_model, [Sentence("!")])
 
 
-def test_the_result_is_float64_and_ones_own(tiny_bert):
+def test_the_result_is_a_new_float64_tensor(tiny_bert):
     found = perplexities(tiny_bert, SENTENCES)
     assert (found.dtype, found.shape, found.device.type) == (torch.float64, (5,), "cpu")
     assert not found.is_inference()
     assert perplexities(tiny_bert, []).shape == (0,)
 
 
-def test_half_precision_is_close(build, tokenizer):
+def test_half_precision_is_close_to_single(build, tokenizer):
     single = perplexities(LanguageModel(build("Bert", "ForMaskedLM", initializer_range=0.1), tokenizer), SENTENCES)
     model = build("Bert", "ForMaskedLM", initializer_range=0.1).to(torch.bfloat16)
     half = perplexities(LanguageModel(model, tokenizer), SENTENCES)
@@ -278,7 +278,7 @@ def test_double_precision_is_kept(build, tokenizer):
     torch.testing.assert_close(perplexities(language_model, SENTENCES), expected, rtol=1e-12, atol=0)
 
 
-def test_dropout_does_not_act_and_every_module_keeps_its_mode(build, tokenizer):
+def test_dropout_is_disabled_and_module_modes_are_preserved(build, tokenizer):
     language_model = LanguageModel(build("Bert", "ForMaskedLM"), tokenizer)
     expected = perplexities(language_model, SENTENCES)
     language_model.model.train()
@@ -299,7 +299,7 @@ class _BrokenCache:
         raise OSError("the disk is full")
 
 
-def test_the_model_is_as_before_after_an_error(build, tokenizer):
+def test_the_model_is_restored_after_an_error(build, tokenizer):
     language_model = LanguageModel(build("Bert", "ForMaskedLM").train(), tokenizer)
     with pytest.raises(OSError, match="the disk is full"):
         perplexities(language_model, SENTENCES, cache=_BrokenCache())
@@ -309,7 +309,7 @@ def test_the_model_is_as_before_after_an_error(build, tokenizer):
     assert not any(module._forward_pre_hooks for module in language_model.model.modules())
 
 
-def test_known_sentences_do_not_run(tiny_bert, tmp_path):
+def test_cached_sentences_are_not_scored_again(tiny_bert, tmp_path):
     cache = ScoreCache(tmp_path / "scores.sqlite")
     first = perplexities(tiny_bert, SENTENCES[:3], cache=cache)
     with watched(tiny_bert.model) as batches:
@@ -320,7 +320,7 @@ def test_known_sentences_do_not_run(tiny_bert, tmp_path):
     assert len(cache) == 5
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was(tiny_bert, tmp_path, monkeypatch):
+def test_an_interrupted_run_resumes(tiny_bert, tmp_path, monkeypatch):
     monkeypatch.setattr(LanguageModel, "batch_tokens", 32)
     cache = ScoreCache(tmp_path / "scores.sqlite")
     words = itertools.product(WORDS[:4], WORDS[:5], WORDS[:2])
@@ -348,7 +348,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tiny_bert, tmp_path, monkey
     assert sum(len(ids) for ids in batches[2:]) == len(left)
 
 
-def test_models_do_not_share_scores(tiny_bert, build, tokenizer, tmp_path):
+def test_scores_are_cached_per_model(tiny_bert, build, tokenizer, tmp_path):
     cache = ScoreCache(tmp_path / "scores.sqlite")
     other = LanguageModel(build("Bert", "ForMaskedLM"), tokenizer)
     one, two = (perplexities(model, SENTENCES, cache=cache) for model in (tiny_bert, other))
@@ -356,7 +356,7 @@ def test_models_do_not_share_scores(tiny_bert, build, tokenizer, tmp_path):
     assert not torch.allclose(one, two)
 
 
-def test_hidden_words_are_another_entry_of_the_cache(tiny_bert, tmp_path):
+def test_hidden_words_are_part_of_the_cache_key(tiny_bert, tmp_path):
     cache = ScoreCache(tmp_path / "scores.sqlite")
     sentences = [dataclasses.replace(SENTENCES[0], hidden=hidden) for hidden in [(), (2,), (3,), (3, 2)]]
     first = perplexities(tiny_bert, sentences, cache=cache)
@@ -364,33 +364,33 @@ def test_hidden_words_are_another_entry_of_the_cache(tiny_bert, tmp_path):
     assert torch.equal(perplexities(tiny_bert, sentences[::-1], cache=cache), first.flip(0))
 
 
-def test_a_bare_encoder_is_refused(build, tokenizer):
+def test_a_bare_encoder_is_rejected(build, tokenizer):
     with pytest.raises(ValueError, match=r"is a bare BertModel, which has no likelihoods. Use a model for masked"):
         perplexities(LanguageModel(build("Bert"), tokenizer), SENTENCES)
 
 
-def test_hidden_words_and_causal_models_do_not_go_together(causal):
+def test_causal_models_reject_hidden_words(causal):
     with pytest.raises(ValueError, match=r"causal kind, from which no word can be hidden. Use a model for masked"):
         perplexities(causal, [dataclasses.replace(SENTENCES[0], hidden=(2,))])
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
-def test_an_empty_sentence_is_refused(tiny_bert, text):
+def test_an_empty_sentence_is_rejected(tiny_bert, text):
     with pytest.raises(ValueError, match=r"a sentence must not be empty; got Sentence\("):
         perplexities(tiny_bert, [Sentence("cat"), Sentence(text)])
 
 
-def test_a_sentence_of_masks_is_refused(tiny_bert):
+def test_a_sentence_of_masks_is_rejected(tiny_bert):
     with pytest.raises(ValueError, match=r"nothing to score in 'cat': all of its tokens are masks or special"):
         perplexities(tiny_bert, [SENTENCES[0], Sentence("cat", spans=((0, 3),), hidden=(0,))])
 
 
-def test_a_hidden_word_that_is_not_there_is_refused(tiny_bert):
+def test_a_hidden_word_outside_the_sentence_is_rejected(tiny_bert):
     with pytest.raises(ValueError, match="word 1 cannot be hidden: `spans` has 1 words"):
         perplexities(tiny_bert, [Sentence("cat is", spans=((0, 3),), hidden=(1,))])
 
 
-def test_a_sentence_that_is_too_long_is_shown_with_the_limit(tiny_bert):
+def test_the_error_shows_the_too_long_sentence_and_the_limit(tiny_bert):
     text = "is " * 62
     assert perplexities(tiny_bert, [Sentence(text)]).isfinite().all()
     with pytest.raises(ValueError, match=r"takes up to 64 tokens, and this sentence has 65: 'is is .* Shorten it"):
@@ -398,12 +398,12 @@ def test_a_sentence_that_is_too_long_is_shown_with_the_limit(tiny_bert):
 
 
 @pytest.mark.parametrize("batch_size", [0, -3])
-def test_a_batch_without_rows_is_refused(tiny_bert, batch_size):
+def test_a_batch_size_below_one_is_rejected(tiny_bert, batch_size):
     with pytest.raises(ValueError, match=f"batch_size must be at least 1, .*; got {batch_size}"):
         perplexities(tiny_bert, SENTENCES, batch_size=batch_size)
 
 
-def test_likelihoods_that_are_no_numbers_are_refused(build, tokenizer, tmp_path):
+def test_nan_likelihoods_are_rejected(build, tokenizer, tmp_path):
     language_model = LanguageModel(build("Bert", "ForMaskedLM"), tokenizer)
     torch.nn.init.constant_(language_model.model.bert.embeddings.word_embeddings.weight[7], math.nan)
     cache = ScoreCache(tmp_path / "scores.sqlite")
@@ -412,7 +412,7 @@ def test_likelihoods_that_are_no_numbers_are_refused(build, tokenizer, tmp_path)
     assert len(cache) == 0
 
 
-def test_a_tokenizer_of_another_model_is_refused(build, tokenizer):
+def test_a_tokenizer_of_another_model_is_rejected(build, tokenizer):
     language_model = LanguageModel(build("Bert", "ForMaskedLM", vocab_size=50), tokenizer)
     with pytest.raises(ValueError, match=r"but .* has only 50 tokens. Use the tokenizer of this model"):
         perplexities(language_model, SENTENCES)

@@ -16,7 +16,7 @@ CHOICES = (("paint", "portrait"), ("note", "music"), ("tale", "story"))
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two configurations as the Hub lays them out."""
+    """Two configurations in the layout of the Hub."""
     rows = {"stem": [STEM, STEM], "answer": [1, 0], "choice": [CHOICES, CHOICES[:2]], "prefix": ["parts", "kinds"]}
     for config in ("sat", "u2"):
         (tmp_path / config).mkdir()
@@ -24,28 +24,28 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_folder_of_parquet_loads_as_the_hub_does(folder):
+def test_a_parquet_folder_loads_like_a_hub_repository(folder):
     assert load_questions(str(folder), "u2", "test") == [
         Question(STEM, CHOICES, 1, "parts"),
         Question(STEM, CHOICES[:2], 0, "kinds"),
     ]
 
 
-def test_groups_may_be_missing(folder):
+def test_groups_are_optional(folder):
     Dataset.from_dict({"stem": [STEM], "answer": [1], "choice": [CHOICES]}).to_parquet(
         folder / "sat" / "test-00000-of-00001.parquet"
     )
     assert load_questions(str(folder), "sat") == [Question(STEM, CHOICES, 1)]
 
 
-def test_the_published_sets_have_their_published_sizes(real_data):
+def test_data_sets_have_the_published_sizes(real_data):
     folder = str(real_data("relbert/analogy_questions"))
     sizes = {"sat": (37, 337), "u2": (24, 228), "u4": (48, 432), "google": (50, 500), "bats": (199, 1799)}
     for config, expected in sizes.items():
         assert tuple(len(load_questions(folder, config, split)) for split in ("validation", "test")) == expected
 
 
-def test_an_unknown_configuration_is_met_by_those_that_exist(folder):
+def test_the_error_for_an_unknown_configuration_lists_the_existing_ones(folder):
     with pytest.raises(ValueError, match=r"no configuration 'bats' in .*; it has: sat, u2"):
         load_questions(str(folder), "bats")
 
@@ -56,7 +56,7 @@ def test_a_missing_column_is_named(folder):
         load_questions(str(folder), "sat")
 
 
-def test_guessing_gets_the_mean_of_one_over_the_number_of_choices():
+def test_the_chance_level_is_the_mean_of_one_over_the_number_of_choices():
     questions = [Question(STEM, CHOICES), Question(STEM, CHOICES[:2]), Question(STEM, CHOICES[:1])]
     assert chance_level(questions) == pytest.approx((1 / 3 + 1 / 2 + 1) / 3, abs=1e-15)
 
@@ -75,34 +75,34 @@ def test_guessing_gets_the_mean_of_one_over_the_number_of_choices():
         (Question(STEM, CHOICES, 1.5), r"has the answer 1\.5"),
     ],
 )
-def test_what_is_wrong_with_a_question_is_said_with_its_number(question, problem):
+def test_the_error_for_an_invalid_question_names_its_index(question, problem):
     with pytest.raises(ValueError, match=rf"(?s)question 1, .*{problem}"):
         check_questions([Question(STEM, CHOICES, 0), question])
 
 
-def test_there_must_be_questions():
+def test_an_empty_list_of_questions_is_rejected():
     with pytest.raises(ValueError, match="there are no questions"):
         check_questions([])
 
 
-def test_answers_are_missed_only_where_they_are_needed():
+def test_missing_answers_raise_only_where_they_are_needed():
     questions = [Question(STEM, CHOICES, 2), Question(STEM, CHOICES)]
     check_questions(questions)
     with pytest.raises(ValueError, match=r"question 1, .* has no answer"):
         answers_of(questions)
 
 
-def test_columns_of_different_lengths_are_refused():
+def test_columns_of_different_lengths_are_rejected():
     with pytest.raises(ValueError, match="got 2 stems, 1 lists of choices, 2 answers and 2 groups"):
         make_questions([STEM, STEM], [CHOICES], [0, 0])
 
 
-def test_columns_may_be_lists():
+def test_columns_can_be_lists():
     made = make_questions([list(STEM)], [[list(pair) for pair in CHOICES]], [1], ["parts"])
     assert made == [Question(STEM, CHOICES, 1, "parts")]
 
 
 @pytest.mark.parametrize("stem", ["ab", None])
-def test_a_column_entry_that_is_no_pair_is_refused(stem):
+def test_a_column_entry_that_is_not_a_pair_is_rejected(stem):
     with pytest.raises(ValueError, match="instead of a pair"):
         make_questions([stem], [CHOICES])

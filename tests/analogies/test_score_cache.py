@@ -21,7 +21,7 @@ def cache(tmp_path):
 
 @settings(max_examples=20, deadline=None)
 @given(written=st.dictionaries(keys, scores, max_size=8), others=st.lists(keys, max_size=4))
-def test_what_was_written_is_read(tmp_path_factory, written, others):
+def test_written_scores_are_read(tmp_path_factory, written, others):
     cache = ScoreCache(tmp_path_factory.mktemp("cache") / "scores.sqlite")
     cache.write("model", written)
     assert ScoreCache(cache.path).read("model", [*others, *written]) == {
@@ -30,13 +30,13 @@ def test_what_was_written_is_read(tmp_path_factory, written, others):
     assert len(cache) == len(written)
 
 
-def test_an_empty_cache_knows_nothing(cache):
+def test_an_empty_cache_returns_no_scores(cache):
     assert cache.read("model", [SentenceKey("cat")]) == {}
     assert cache.read("model", []) == {}
     assert len(cache) == 0
 
 
-def test_models_do_not_share_scores(cache):
+def test_scores_are_cached_per_model(cache):
     key = SentenceKey("cat")
     cache.write("one", {key: Score(1.0, 2)})
     cache.write("other", {key: Score(3.0, 4)})
@@ -61,7 +61,7 @@ def test_a_later_score_replaces_an_earlier_one(cache):
     assert cache.read("model", [key]) == {key: Score(5.0, 2)}
 
 
-def test_many_sentences_are_read_at_once(cache):
+def test_many_sentences_are_read_in_one_call(cache):
     seen = {SentenceKey(f"sentence {number}"): Score(number / 7, number) for number in range(1, 25_000)}
     cache.write("model", seen)
     assert cache.read("model", list(seen)) == seen
@@ -73,7 +73,7 @@ def _write_many(path, name, count):
         cache.write(name, {SentenceKey(f"{name} {number}"): Score(number, 1), SentenceKey("both"): Score(1.0, 1)})
 
 
-def test_processes_may_write_at_the_same_time(tmp_path):
+def test_processes_can_write_concurrently(tmp_path):
     path = tmp_path / "scores.sqlite"
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_write_many, args=(path, name, 40)) for name in ("one", "other")]
@@ -102,7 +102,7 @@ def _write_and_die(path):
     cache.write("model", Dying())
 
 
-def test_a_killed_process_leaves_whole_writes(tmp_path):
+def test_a_killed_process_leaves_only_complete_writes(tmp_path):
     path = tmp_path / "scores.sqlite"
     process = multiprocessing.get_context("spawn").Process(target=_write_and_die, args=(path,))
     process.start()
@@ -114,17 +114,17 @@ def test_a_killed_process_leaves_whole_writes(tmp_path):
     assert len(cache) == 2
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path):
+def test_a_file_that_is_not_a_database_is_rejected(tmp_path):
     path = tmp_path / "scores.sqlite"
     path.write_text("scores\n" * 200)
     with pytest.raises(
         ValueError, match=r"scores.sqlite is damaged or not a score cache .* Delete it, or choose another"
     ):
         ScoreCache(path)
-    assert path.read_text().startswith("scores")  # it is not touched
+    assert path.read_text().startswith("scores")  # unchanged
 
 
-def test_a_damaged_file_is_refused(cache):
+def test_a_damaged_file_is_rejected(cache):
     cache.write("model", {SentenceKey(f"sentence {number}"): Score(1.0, 1) for number in range(2000)})
     content = bytearray(cache.path.read_bytes())
     content[4096 * 3 : 4096 * 20] = b"\xff" * (4096 * 17)
@@ -133,14 +133,14 @@ def test_a_damaged_file_is_refused(cache):
         cache.read("model", [SentenceKey(f"sentence {number}") for number in range(2000)])
 
 
-def test_a_truncated_file_is_refused(cache):
+def test_a_truncated_file_is_rejected(cache):
     cache.write("model", {SentenceKey(f"sentence {number}"): Score(1.0, 1) for number in range(2000)})
     os.truncate(cache.path, cache.path.stat().st_size // 2)
     with pytest.raises(ValueError, match="is damaged or not a score cache"):
         ScoreCache(cache.path).read("model", [SentenceKey(f"sentence {number}") for number in range(2000)])
 
 
-def test_a_database_of_another_program_is_refused(tmp_path):
+def test_a_database_of_another_program_is_rejected(tmp_path):
     path = tmp_path / "other.sqlite"
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE scores (text TEXT)")
@@ -151,7 +151,7 @@ def test_a_database_of_another_program_is_refused(tmp_path):
         ScoreCache(path)
 
 
-def test_a_cache_of_another_version_is_refused(cache):
+def test_a_cache_of_another_version_is_rejected(cache):
     connection = sqlite3.connect(cache.path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
@@ -159,10 +159,10 @@ def test_a_cache_of_another_version_is_refused(cache):
         ScoreCache(cache.path)
 
 
-def test_a_path_that_cannot_be_a_file_is_refused(tmp_path):
+def test_an_invalid_path_is_rejected(tmp_path):
     with pytest.raises(OSError, match=r"the score cache .* cannot be used: unable to open database file"):
         ScoreCache(tmp_path)
 
 
-def test_it_tells_where_it_is(tmp_path):
+def test_the_repr_contains_the_path(tmp_path):
     assert repr(ScoreCache(tmp_path / "a.sqlite")) == f"ScoreCache('{tmp_path / 'a.sqlite'}')"

@@ -34,13 +34,13 @@ WEIGHT = st.sampled_from([-0.4, 0.0, 0.2])
 
 
 def surprise(text, hidden=()):
-    """A perplexity that depends on the text and on what is hidden, in a fixed but arbitrary way."""
+    """An arbitrary but deterministic perplexity of a text and its hidden words."""
     return 1 + zlib.crc32(f"{text}{sorted(hidden)}".encode()) % 100_000 / 100
 
 
 @pytest.fixture(autouse=True)
 def asked(monkeypatch):
-    """The sentences of each call of the model, which answers by `surprise`."""
+    """The sentences of each model call; the model returns `surprise` of each sentence."""
     calls = []
 
     def perplexities(language_model, sentences, *, batch_size=None, cache=None):
@@ -66,7 +66,7 @@ def aggregated(values, name):
 
 
 def check_costs(scoring, questions, options, cost_in_order, **more):
-    """Compare with costs by a formula for one question, choice and order of words."""
+    """Compare costs with a formula for one question, choice and permutation."""
     scores = score_questions(questions, None, scoring, template=TEMPLATE, **options, **more)
     for question, costs in zip(questions, scores.by_question(), strict=True):
         for choice, cost in enumerate(costs):
@@ -94,7 +94,7 @@ def grid_of(question, order):
 
 @settings(max_examples=30, deadline=None)
 @given(QUESTIONS, OPTIONS)
-def test_perplexity_is_that_of_the_sentence(questions, options):
+def test_perplexity_is_the_perplexity_of_the_sentence(questions, options):
     def cost(question, choice, order):
         return perplexity_of(question.stem, *question.choices[choice], order)
 
@@ -103,7 +103,7 @@ def test_perplexity_is_that_of_the_sentence(questions, options):
 
 @settings(max_examples=30, deadline=None)
 @given(QUESTIONS, OPTIONS, WEIGHT, WEIGHT)
-def test_marginal_bias_takes_the_heads_and_the_tails_share_off(questions, options, weight_head, weight_tail):
+def test_marginal_bias_subtracts_the_head_and_tail_marginals(questions, options, weight_head, weight_tail):
     def cost(question, choice, order):
         grid = grid_of(question, order)
         sentence = share((row[place] for place, row in enumerate(grid)), choice)
@@ -116,7 +116,7 @@ def test_marginal_bias_takes_the_heads_and_the_tails_share_off(questions, option
 
 @settings(max_examples=30, deadline=None)
 @given(QUESTIONS, OPTIONS, WEIGHT, st.sampled_from(["mean", "max", "min", "index_0", "index_1"]))
-def test_pmi_aggregates_the_tail_given_the_head_and_the_head_given_the_tail(questions, options, alpha, aggregation):
+def test_pmi_aggregates_both_conditional_directions(questions, options, alpha, aggregation):
     def cost(question, choice, order):
         grid = grid_of(question, order)
         columns = list(zip(*grid, strict=True))
@@ -129,7 +129,7 @@ def test_pmi_aggregates_the_tail_given_the_head_and_the_head_given_the_tail(ques
 
 @settings(max_examples=30, deadline=None)
 @given(QUESTIONS, OPTIONS, WEIGHT, WEIGHT)
-def test_hypothesis_bias_hides_the_head_in_one_term_and_the_tail_in_the_other(
+def test_hypothesis_bias_hides_the_head_in_one_term_and_the_tail_in_another(
     questions, options, weight_head, weight_tail
 ):
     def cost(question, choice, order):
@@ -210,23 +210,23 @@ QUESTION = Question(("a", "b"), (("c", "d"), ("e", "f"), ("g", "h")), 1)
     [
         ({}, 1),
         ({"positive_aggregation": "mean"}, 8),
-        ({"negative_aggregation": "mean"}, 1),  # of no weight
+        ({"negative_aggregation": "mean"}, 1),  # has weight zero
         ({"negative_aggregation": "index_3", "negative_weight": 0.2}, 2),
         ({"positive_aggregation": "max", "negative_aggregation": "min", "negative_weight": 1.0}, 24),
     ],
 )
-def test_only_the_orders_that_count_are_asked_in_one_call(asked, options, count):
+def test_only_permutations_that_affect_the_cost_are_scored_in_one_call(asked, options, count):
     score_questions([QUESTION, QUESTION], None, "marginal_bias", **options)
     assert [len(sentences) for sentences in asked] == [2 * count * 9]
 
 
-def test_of_equal_costs_the_first_wins():
+def test_ties_go_to_the_first_choice():
     twice = Question(("a", "b"), (("x", "y"), ("x", "y")))
     other = score_questions([twice], None, "perplexity")
     assert other.predictions.tolist() == [0]
 
 
-def test_choices_that_a_question_does_not_have_cost_infinitely_much():
+def test_missing_choices_have_infinite_cost():
     short = Question(("a", "b"), QUESTION.choices[:2])
     scores = score_questions([QUESTION, short], None, "pmi", positive_aggregation="mean", negative_weight=1.0)
     assert scores.costs.isinf().tolist() == [[False] * 3, [False, False, True]]
@@ -237,7 +237,7 @@ def test_choices_that_a_question_does_not_have_cost_infinitely_much():
     )
 
 
-def test_accuracy_is_the_share_of_right_answers():
+def test_accuracy_is_the_fraction_of_correct_answers():
     scores = score_questions([QUESTION], None)
     right = Question(QUESTION.stem, QUESTION.choices, int(scores.predictions))
     wrong = Question(QUESTION.stem, QUESTION.choices, (right.answer + 1) % 3)
@@ -245,7 +245,7 @@ def test_accuracy_is_the_share_of_right_answers():
     assert scores.accuracy([wrong]) == 0.0
 
 
-def test_a_perplexity_that_is_no_number_is_refused(monkeypatch):
+def test_a_nan_perplexity_is_rejected(monkeypatch):
     monkeypatch.setattr(base, "perplexities", lambda *_, **__: torch.tensor([1.0, float("nan"), 2.0]))
     with pytest.raises(ValueError, match=r"question \('a', 'b'\) to .* is infinite or not a number"):
         score_questions([QUESTION], None)
@@ -281,18 +281,18 @@ def test_a_perplexity_that_is_no_number_is_refused(monkeypatch):
         ("pmi", {"pmi_aggregation": "index_2"}, "pmi_aggregation must be one of mean, max, min, index_0, index_1; got"),
     ],
 )
-def test_what_a_scoring_does_not_take_is_refused(scoring, options, message):
+def test_unsupported_options_of_a_scoring_are_rejected(scoring, options, message):
     with pytest.raises(ValueError, match=message):
         score_questions([QUESTION], None, scoring, **options)
 
 
 @pytest.mark.parametrize("scoring", ["embedding_similarity", "relation_embedding"])
-def test_embeddings_have_no_perplexities_to_cache(scoring):
+def test_embedding_scorings_reject_a_cache(scoring):
     with pytest.raises(ValueError, match="has no perplexities to keep in a cache"):
         score_questions([QUESTION], None, scoring, cache=object())
 
 
-def test_relations_have_no_aggregations_to_measure():
+def test_relation_embedding_cannot_be_measured():
     with pytest.raises(ValueError, match=r"no aggregations to search; those that have: .*perplexity"):
         measure_questions([QUESTION], None, "relation_embedding")
 

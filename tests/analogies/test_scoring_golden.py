@@ -26,7 +26,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def golden(root):
-    """Published cases by template: questions, and what is known of each."""
+    """Published cases by template: questions with reference values."""
     folder = root / "tests" / "golden" / "analogy"
     cases: dict[str, list] = {}
     words = {
@@ -39,7 +39,7 @@ def golden(root):
     return cases
 
 
-def test_perplexities_and_their_predictions_are_the_published_ones(tiny, golden, cache):
+def test_perplexities_and_predictions_match_the_publication(tiny, golden, cache):
     for template, cases in golden.items():
         questions, expected = zip(*cases, strict=True)
         measured = measure_questions(questions, tiny, template=template, cache=cache)
@@ -56,7 +56,7 @@ def test_perplexities_and_their_predictions_are_the_published_ones(tiny, golden,
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_marginal_bias_and_its_predictions_are_the_published_ones(tiny, golden, cache, number):
+def test_marginal_bias_and_predictions_match_the_publication(tiny, golden, cache, number):
     for template, cases in golden.items():
         questions, expected = zip(*cases, strict=True)
         published = [case["marginal_bias_index_0"][number] for case in expected]
@@ -68,14 +68,14 @@ def test_marginal_bias_and_its_predictions_are_the_published_ones(tiny, golden, 
 
 
 @pytest.mark.parametrize("scoring", scoring_names())
-def test_every_scoring_answers_by_a_real_model(tiny, golden, scoring):
+def test_every_scoring_works_with_a_real_model(tiny, golden, scoring):
     questions = [question for question, _ in golden["she-to-as"]]
     scores = score_questions(questions, tiny, scoring)
     assert [len(costs) for costs in scores.by_question()] == [len(question.choices) for question in questions]
     assert scores.costs.isfinite().sum() == scores.costs[scores.costs.isfinite()].unique().numel()
 
 
-def test_hypothesis_bias_hides_words_by_as_many_masks_as_they_have_tokens(tiny, golden):
+def test_hypothesis_bias_masks_every_token_of_a_hidden_word(tiny, golden):
     question = golden["she-to-as"][0][0]
     (costs,) = score_questions([question], tiny, "hypothesis_bias", weight_head=0.2, weight_tail=-0.4).by_question()
 

@@ -13,7 +13,7 @@ SCORINGS_OF_SENTENCES = ["hypothesis_bias", "marginal_bias", "perplexity", "pmi"
 
 
 def questions_of(seed, count=12, choices=(5, 3, 4)):
-    """Questions with different numbers of choices and answers at random."""
+    """Questions with different numbers of choices and random answers."""
     generator = torch.Generator().manual_seed(seed)
     made = []
     for number in range(count):
@@ -25,7 +25,7 @@ def questions_of(seed, count=12, choices=(5, 3, 4)):
 
 @pytest.fixture(autouse=True, scope="module")
 def _model():
-    """Perplexities at random, the same for the same text."""
+    """Random perplexities, deterministic for each text."""
     drawn: dict[object, float] = {}
     generator = torch.Generator().manual_seed(0)
 
@@ -53,7 +53,7 @@ def searched(_model):
 @pytest.mark.parametrize("scoring", SCORINGS_OF_SENTENCES)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_a_search_answers_as_each_configuration_does_alone(searched, scoring, data):
+def test_a_search_matches_each_configuration_alone(searched, scoring, data):
     questions, results = searched
     result = results[scoring]
     number = data.draw(st.integers(0, len(result) - 1))
@@ -62,20 +62,20 @@ def test_a_search_answers_as_each_configuration_does_alone(searched, scoring, da
     assert float(result.accuracy[number]) == alone.accuracy(questions)
 
 
-def test_the_grids_have_the_published_size_and_ours(searched):
+def test_the_grids_have_the_documented_sizes(searched):
     questions, results = searched
     sizes = {scoring: len(result) for scoring, result in results.items()}
     assert sizes == {"hypothesis_bias": 31_350, "marginal_bias": 31_350, "perplexity": 1_254, "pmi": 31_350}
     assert len(search(questions, "marginal_bias", grid=PUBLISHED_GRID)) == 24_750
 
 
-def test_no_configuration_is_there_twice(searched):
+def test_configurations_are_unique(searched):
     for result in searched[1].values():
         assert len(set(zip(*result.columns.values(), strict=True))) == len(result)
 
 
 @pytest.mark.parametrize("scoring", SCORINGS_OF_SENTENCES)
-def test_the_simplest_configuration_is_the_first(searched, scoring):
+def test_the_simplest_configuration_comes_first(searched, scoring):
     result = searched[1][scoring]
     options = scoring_class(scoring).grid
     simplest = {name: values[0] for name, values in options.items()}
@@ -90,7 +90,7 @@ def test_the_simplest_configuration_is_the_first(searched, scoring):
     assert simplest in ({}, {"weight_head": 0.0, "weight_tail": 0.0}, {"alpha": 0.0, "pmi_aggregation": "mean"})
 
 
-def test_of_equally_good_configurations_the_first_is_best(searched):
+def test_ties_go_to_the_first_configuration(searched):
     result = searched[1]["marginal_bias"]
     number = result.best()
     assert result.accuracy[number] == result.accuracy.max()
@@ -98,7 +98,7 @@ def test_of_equally_good_configurations_the_first_is_best(searched):
     assert result.best(torch.zeros(len(result))) == 0
 
 
-def test_without_a_negative_weight_the_negative_aggregation_makes_no_difference(searched):
+def test_the_negative_aggregation_has_no_effect_with_weight_zero(searched):
     result = searched[1]["pmi"]
     unweighted = result.predictions[: len(result) // 6].unflatten(0, (-1, 19))
     assert (unweighted == unweighted[:, :1]).all()
@@ -114,7 +114,7 @@ def test_the_chosen_configuration_is_the_best(searched):
     assert selection.tied == result.accuracy.tolist().count(selection.accuracy)
 
 
-def test_a_grid_may_be_smaller(searched):
+def test_a_grid_can_be_restricted(searched):
     questions, _ = searched
     grid = {"weight_head": [0.3], "weight_tail": [-0.1, 0.0], "positive_aggregation": ["index_7"]}
     result = search(questions, "marginal_bias", grid=grid)
@@ -122,7 +122,7 @@ def test_a_grid_may_be_smaller(searched):
     assert {result.configuration(number)["weight_head"] for number in range(len(result))} == {0.3}
 
 
-def test_searches_of_several_templates_and_scorings_are_joined(searched):
+def test_searches_of_several_templates_and_scorings_can_be_joined(searched):
     _, results = searched
     joined = join_results([results["perplexity"], results["pmi"]])
     assert len(joined) == 1_254 + 31_350
@@ -131,7 +131,7 @@ def test_searches_of_several_templates_and_scorings_are_joined(searched):
     torch.testing.assert_close(joined.accuracy[1_254:], results["pmi"].accuracy)
 
 
-def test_it_prints_how_far_the_accuracies_reach_beside_chance(searched):
+def test_a_search_prints_the_accuracy_range_and_the_chance_level(searched):
     questions, results = searched
     text = str(results["perplexity"])
     assert text.startswith("1,254 configurations on 12 questions: accuracy ")
@@ -139,7 +139,7 @@ def test_it_prints_how_far_the_accuracies_reach_beside_chance(searched):
     assert "scoring=perplexity, template=is-to-what, negative_weight=" in text
 
 
-def test_searches_of_other_questions_do_not_mix(searched):
+def test_searches_of_different_questions_cannot_be_joined(searched):
     _, results = searched
     with pytest.raises(ValueError, match="on different questions"):
         join_results([results["perplexity"], search(questions_of(3))])
@@ -147,7 +147,7 @@ def test_searches_of_other_questions_do_not_mix(searched):
         search_configurations(measure_questions(questions_of(1), None), questions_of(1, count=11))
 
 
-def test_a_search_takes_all_permutations():
+def test_a_search_requires_all_permutations():
     questions = questions_of(1)
     measurements = build_scoring("pmi").measure(questions, base.Engine(None), range(8))
     with pytest.raises(ValueError, match="needs all 24 permutations, some of which were not measured"):
@@ -162,18 +162,18 @@ def test_a_search_takes_all_permutations():
         ({"negative_weight": []}, "no value for negative_weight"),
     ],
 )
-def test_a_grid_of_what_is_not_there_is_refused(searched, grid, message):
+def test_a_grid_of_unknown_values_is_rejected(searched, grid, message):
     with pytest.raises(ValueError, match=message):
         search(searched[0], grid=grid)
 
 
-def test_answers_must_be_known():
+def test_a_search_requires_answers():
     questions = [dataclasses.replace(question, answer=None) for question in questions_of(1)]
     with pytest.raises(ValueError, match=r"question 0, .* has no answer"):
         search(questions)
 
 
-def test_every_scoring_that_has_aggregations_has_a_grid_of_its_own_options():
+def test_the_grid_of_every_scoring_covers_its_options():
     for scoring in map(scoring_class, scoring_names()):
         if issubclass(scoring, base.PermutedScoring):
             names = {field.name for field in dataclasses.fields(scoring)}

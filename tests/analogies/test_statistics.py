@@ -12,7 +12,7 @@ from hf_sphere.analogies.statistics import bootstrap_interval, guessing_quantile
 
 
 def result_of(predictions, num_choices):
-    """A search whose configurations answer so."""
+    """A search result with these predictions."""
     answers = torch.zeros_like(num_choices)
     return SearchResult(
         columns={"number": tuple(range(len(predictions)))},
@@ -32,7 +32,7 @@ def random_result(num_configurations, num_choices, generator=None):
 
 
 @pytest.mark.parametrize(("right", "total", "confidence"), [(30, 100, 0.95), (110, 337, 0.95), (5, 37, 0.8)])
-def test_the_bootstrap_interval_holds_the_quantiles_of_the_binomial_distribution(right, total, confidence):
+def test_the_bootstrap_interval_matches_the_binomial_quantiles(right, total, confidence):
     correct = torch.arange(total) < right
     low, high = bootstrap_interval(correct, confidence=confidence, num_resamples=100_000)
     expected = scipy.stats.binom(total, right / total).interval(confidence)
@@ -40,7 +40,7 @@ def test_the_bootstrap_interval_holds_the_quantiles_of_the_binomial_distribution
     assert high * total == pytest.approx(expected[1], abs=1)
 
 
-def test_the_bootstrap_interval_depends_on_its_seed_alone():
+def test_the_bootstrap_interval_depends_only_on_its_seed():
     correct = torch.arange(337) < 100
     first = bootstrap_interval(correct, num_resamples=100, seed=1)
     torch.manual_seed(5)
@@ -49,7 +49,7 @@ def test_the_bootstrap_interval_depends_on_its_seed_alone():
 
 
 @pytest.mark.parametrize("right", [0.0, 1.0])
-def test_answers_that_are_all_alike_leave_no_room(right):
+def test_the_interval_of_identical_outcomes_is_a_point(right):
     assert bootstrap_interval(torch.full((20,), right)) == (right, right)
 
 
@@ -63,21 +63,21 @@ def test_answers_that_are_all_alike_leave_no_room(right):
         (torch.ones(3), {"num_resamples": 0}, "num_resamples at least 1"),
     ],
 )
-def test_bad_answers_are_refused(correct, options, message):
+def test_invalid_outcomes_are_rejected(correct, options, message):
     with pytest.raises(ValueError, match=message):
         bootstrap_interval(correct, **options)
 
 
 @pytest.mark.parametrize(("total", "choices"), [(1, 5), (37, 5), (337, 5), (228, 4), (1799, 4)])
 @pytest.mark.parametrize("share", [0.5, 0.95])
-def test_guessing_among_as_many_choices_has_the_quantile_of_the_binomial_distribution(total, choices, share):
+def test_the_guessing_quantile_of_equal_choice_counts_is_binomial(total, choices, share):
     found = guessing_quantile(torch.full((total,), choices), share=share)
     assert found * total == pytest.approx(scipy.stats.binom(total, 1 / choices).ppf(share), abs=1e-9)
 
 
 @settings(max_examples=25)
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=7), share=st.floats(0.01, 0.99))
-def test_guessing_has_the_quantile_of_a_plain_sum_over_all_outcomes(counts, share):
+def test_the_guessing_quantile_matches_a_sum_over_all_outcomes(counts, share):
     totals = [0.0] * (len(counts) + 1)
     for outcome in itertools.product((False, True), repeat=len(counts)):
         chances = (1 / count if right else 1 - 1 / count for right, count in zip(outcome, counts, strict=True))
@@ -88,7 +88,7 @@ def test_guessing_has_the_quantile_of_a_plain_sum_over_all_outcomes(counts, shar
     assert guessing_quantile(torch.tensor(counts), share=share) == expected
 
 
-def test_a_chosen_configuration_guesses_on_other_questions_if_the_scores_know_nothing():
+def test_with_random_scores_the_chosen_configuration_is_at_chance_on_test_questions():
     generator = torch.Generator().manual_seed(0)
     counts = torch.tensor([2, 3, 4, 5, 5, 5, 4, 3] * 5)
     validation, test = random_result(200, counts[:20], generator), random_result(200, counts, generator)
@@ -112,13 +112,13 @@ def test_a_chosen_configuration_guesses_on_other_questions_if_the_scores_know_no
         (torch.tensor([3]), {"share": 95}, "share must be between 0 and 1; got 95"),
     ],
 )
-def test_guessing_of_nothing_is_refused(num_choices, options, message):
+def test_the_guessing_quantile_of_no_questions_is_rejected(num_choices, options, message):
     with pytest.raises(ValueError, match=message):
         guessing_quantile(num_choices, **options)
 
 
 @pytest.mark.parametrize("rows_at_a_time", [1, 7, 2048])
-def test_noise_is_what_a_plain_loop_over_random_answers_finds(monkeypatch, rows_at_a_time):
+def test_selection_noise_matches_a_loop_over_random_answers(monkeypatch, rows_at_a_time):
     monkeypatch.setattr(statistics, "ROWS_AT_A_TIME", rows_at_a_time)
     result = random_result(30, torch.tensor([5, 3, 4, 2, 5, 5]))
     drawn = []
@@ -139,7 +139,7 @@ def test_noise_is_what_a_plain_loop_over_random_answers_finds(monkeypatch, rows_
     assert noise.quantile == pytest.approx(float(torch.tensor(best, dtype=torch.float64).quantile(0.95)), abs=1e-12)
 
 
-def test_each_question_has_its_own_number_of_answers():
+def test_random_answers_respect_the_number_of_choices_per_question():
     counts = torch.tensor([2, 3, 5])
     answers = statistics._draw_answers(counts, 30_000, torch.Generator().manual_seed(0))
     for question, count in enumerate(counts.tolist()):
@@ -148,27 +148,27 @@ def test_each_question_has_its_own_number_of_answers():
         torch.testing.assert_close(frequencies, torch.full((count,), 1 / count), rtol=0, atol=0.015)
 
 
-def test_one_configuration_alone_guesses():
+def test_the_noise_of_one_configuration_is_the_chance_level():
     counts = torch.full((200,), 4)
     noise = selection_noise(random_result(1, counts), num_repeats=1000)
     assert noise.mean == pytest.approx(0.25, abs=0.005)
     assert noise.quantile == pytest.approx(guessing_quantile(counts), abs=0.0075)
 
 
-def test_the_best_of_many_is_lucky():
+def test_the_best_of_many_random_configurations_beats_chance():
     few, many = (selection_noise(random_result(count, torch.full((37,), 5))) for count in (10, 3000))
     assert 0.2 < few.mean < many.mean
     assert many.mean > 0.4
     assert many.quantile > many.mean
 
 
-def test_configurations_that_answer_alike_are_no_luck():
+def test_identical_configurations_add_no_selection_noise():
     counts = torch.full((100,), 5)
     alike = result_of(random_result(1, counts).predictions.expand(3000, -1), counts)
     assert selection_noise(alike).mean == pytest.approx(0.2, abs=0.01)
 
 
-def test_noise_depends_on_its_seed_alone():
+def test_selection_noise_depends_only_on_its_seed():
     result = random_result(50, torch.full((20,), 3))
     first = selection_noise(result, num_repeats=20, seed=1)
     assert selection_noise(result, num_repeats=20, seed=1) == first
@@ -176,6 +176,6 @@ def test_noise_depends_on_its_seed_alone():
     assert str(first).startswith(f"with random scores the best configuration reaches {first.mean:.3f} on the questions")
 
 
-def test_noise_of_no_repeats_is_refused():
+def test_selection_noise_without_repeats_is_rejected():
     with pytest.raises(ValueError, match="num_repeats must be at least 1; got 0"):
         selection_noise(random_result(5, torch.full((20,), 3)), num_repeats=0)

@@ -17,7 +17,7 @@ def states_of(language_model, ids):
 
 
 def embed_alone(language_model, text):
-    """The plain definition for word pieces: all tokens but [CLS] and [SEP]."""
+    """Reference implementation for WordPiece: all tokens except [CLS] and [SEP]."""
     return states_of(language_model, language_model.tokenizer(text)["input_ids"])[1:-1].mean(0)
 
 
@@ -41,12 +41,12 @@ def test_a_word_is_the_mean_of_its_tokens(any_kind):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, None])
-def test_a_word_embeds_the_same_in_any_batch(tiny_bert, batch_size):
+def test_word_embeddings_do_not_depend_on_the_batch(tiny_bert, batch_size):
     expected = torch.cat([embed_words(tiny_bert, [word]) for word in WORDS])
     torch.testing.assert_close(embed_words(tiny_bert, WORDS, batch_size=batch_size), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_word_alone_has_the_tokens_that_it_has_in_a_text(roberta):
+def test_a_single_word_is_tokenized_as_in_a_text(roberta):
     tokenizer = roberta.tokenizer
     in_text = tokenizer.tokenize("as language")[-1]
     assert in_text == "Ġlanguage"
@@ -54,7 +54,7 @@ def test_a_word_alone_has_the_tokens_that_it_has_in_a_text(roberta):
     torch.testing.assert_close(embed_words(roberta, ["language"])[0], states_of(roberta, ids)[1], rtol=1e-5, atol=1e-5)
 
 
-def test_a_space_that_is_a_token_of_its_own_is_no_part_of_a_word(roberta):
+def test_a_separate_space_token_is_not_part_of_a_word(roberta):
     ids = roberta.tokenizer(" zebra")["input_ids"]
     tokens = roberta.tokenizer.convert_ids_to_tokens(ids)
     assert tokens[:2] == ["<s>", "Ġ"]
@@ -62,7 +62,7 @@ def test_a_space_that_is_a_token_of_its_own_is_no_part_of_a_word(roberta):
     torch.testing.assert_close(embed_words(roberta, ["zebra"])[0], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_words_in_a_sentence_are_found_whatever_their_order(any_kind):
+def test_words_of_a_sentence_are_found_in_any_order(any_kind):
     words = ["choreography", "dance", "cat", "nurse"]
     pieces = [any_kind.tokenizer.convert_tokens_to_ids(any_kind.tokenizer.tokenize(word)) for word in words]
     assert len(pieces[0]) > 1
@@ -79,7 +79,7 @@ def test_words_in_a_sentence_are_found_whatever_their_order(any_kind):
             torch.testing.assert_close(vector, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_words_among_tokens_of_bytes_are_found(roberta):
+def test_words_are_found_among_byte_level_tokens(roberta):
     sentence = fill("is-to-what", ["ostrich", "bird", "lion", "cat"])
     ids = roberta.tokenizer(sentence.text)["input_ids"]
     tokens = roberta.tokenizer.convert_ids_to_tokens(ids)
@@ -92,7 +92,7 @@ def test_words_among_tokens_of_bytes_are_found(roberta):
     torch.testing.assert_close(found[0], states[1:end].mean(0), rtol=1e-5, atol=1e-5)
 
 
-def test_equal_texts_with_other_spans_are_told_apart(tiny_bert):
+def test_equal_texts_with_different_spans_are_distinguished(tiny_bert):
     text = "cat is to nurse"
     one, other = Sentence(text, ((0, 3), (10, 15))), Sentence(text, ((10, 15), (0, 3)))
     found = embed_words_in_context(tiny_bert, [one, other, one])
@@ -100,14 +100,14 @@ def test_equal_texts_with_other_spans_are_told_apart(tiny_bert):
     assert torch.equal(found[0], found[2])
 
 
-def test_a_hidden_word_is_its_masks(tiny_bert):
+def test_a_hidden_word_has_the_embedding_of_its_masks(tiny_bert):
     sentence = dataclasses.replace(fill("is-to-as", ["cat", "tea", "nurse", "story"]), hidden=(2,))
     ids = tiny_bert.tokenizer(sentence.text.replace("nurse", "[MASK]"))["input_ids"]
     expected = states_of(tiny_bert, ids)[ids.index(tiny_bert.tokenizer.mask_token_id)]
     torch.testing.assert_close(embed_words_in_context(tiny_bert, [sentence])[0, 2], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_relation_is_the_mean_of_a_sentence(any_kind):
+def test_a_relation_is_the_mean_over_a_sentence(any_kind):
     pairs = [("cat", "nurse"), ("choreography", "dance"), ("cat", "nurse")]
     found = embed_relations(any_kind, pairs, "{a} is to {b} what {b} and {a}")
     assert (found.shape, found.dtype) == ((3, 16), torch.float32)
@@ -116,7 +116,7 @@ def test_a_relation_is_the_mean_of_a_sentence(any_kind):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_masks_do_not_count_for_a_relation(tiny_bert):
+def test_a_relation_excludes_masks(tiny_bert):
     ids = tiny_bert.tokenizer("cat is the [MASK] of nurse")["input_ids"]
     mask = ids.index(tiny_bert.tokenizer.mask_token_id)
     others = [place for place in range(1, len(ids) - 1) if place != mask]
@@ -124,17 +124,17 @@ def test_masks_do_not_count_for_a_relation(tiny_bert):
     torch.testing.assert_close(found[0], states_of(tiny_bert, ids)[others].mean(0), rtol=1e-5, atol=1e-5)
 
 
-def test_braces_in_words_are_letters(tiny_bert):
+def test_braces_in_words_are_literal(tiny_bert):
     found = embed_relations(tiny_bert, [("{b}", "{mask}")], "{a} is {b}")
     torch.testing.assert_close(found[0], embed_alone(tiny_bert, "{b} is {mask}"), rtol=1e-5, atol=1e-5)
 
 
-def test_half_precision_gives_float32(build, tokenizer):
+def test_half_precision_returns_float32(build, tokenizer):
     half = LanguageModel(build("Bert").to(torch.bfloat16), tokenizer)
     assert embed_words(half, WORDS).dtype == torch.float32
 
 
-def test_the_vectors_are_ones_own_and_the_model_keeps_its_mode(build, tokenizer):
+def test_embeddings_are_new_tensors_and_the_model_mode_is_preserved(build, tokenizer):
     language_model = LanguageModel(build("Bert").train(), tokenizer)
     first, second = embed_words(language_model, WORDS), embed_words(language_model, WORDS)
     assert torch.equal(first, second)
@@ -150,7 +150,7 @@ def byte_model():
     return LanguageModel(T5EncoderModel(config), ByT5Tokenizer())
 
 
-def test_a_tokenizer_that_does_not_tell_characters_embeds_relations_only(byte_model):
+def test_a_tokenizer_without_offsets_supports_only_relation_embeddings(byte_model):
     ids = byte_model.tokenizer("cat is nurse")["input_ids"]
     found = embed_relations(byte_model, [("cat", "nurse")], "{a} is {b}")
     byte_model.model.eval()
@@ -160,12 +160,12 @@ def test_a_tokenizer_that_does_not_tell_characters_embeds_relations_only(byte_mo
 
 
 @pytest.mark.parametrize("words", [["cat", ""], [" "]])
-def test_empty_words_are_refused(tiny_bert, words):
+def test_empty_words_are_rejected(tiny_bert, words):
     with pytest.raises(ValueError, match="a sentence must not be empty"):
         embed_words(tiny_bert, words)
 
 
-def test_a_word_without_token_is_refused(tiny_bert):
+def test_a_word_without_tokens_is_rejected(tiny_bert):
     sentence = Sentence("cat is \u200b to nurse", ((0, 3), (7, 8)))
     with pytest.raises(ValueError, match=r"characters 7 to 8 of .* has no token: the span is wrong"):
         embed_words_in_context(tiny_bert, [sentence])
@@ -174,7 +174,7 @@ def test_a_word_without_token_is_refused(tiny_bert):
 @pytest.mark.parametrize(
     "sentences", [[Sentence("cat")], [Sentence("cat", ((0, 3),)), Sentence("cat", ((0, 1), (1, 3)))]]
 )
-def test_sentences_with_other_numbers_of_words_are_refused(tiny_bert, sentences):
+def test_sentences_with_different_numbers_of_words_are_rejected(tiny_bert, sentences):
     with pytest.raises(ValueError, match="all sentences must have the same number of `spans`, at least one; got"):
         embed_words_in_context(tiny_bert, sentences)
 
@@ -182,18 +182,18 @@ def test_sentences_with_other_numbers_of_words_are_refused(tiny_bert, sentences)
 @pytest.mark.parametrize(
     "embed", [embed_words, embed_words_in_context, lambda model, pairs: embed_relations(model, pairs, "{a} {b}")]
 )
-def test_nothing_to_embed_is_refused(tiny_bert, embed):
+def test_empty_inputs_are_rejected(tiny_bert, embed):
     with pytest.raises(ValueError, match="there is nothing to embed: an empty list was given"):
         embed(tiny_bert, [])
 
 
 @pytest.mark.parametrize("template", ["{a} is to", "{} is to {}", ""])
-def test_a_template_without_the_pair_is_refused(tiny_bert, template):
+def test_a_template_without_the_pair_is_rejected(tiny_bert, template):
     with pytest.raises(ValueError, match=r"template must have \{a\} and \{b\}, the words of a pair; got"):
         embed_relations(tiny_bert, [("cat", "nurse")], template)
 
 
-def test_a_mask_needs_a_mask_token(build, tokenizer):
+def test_masking_requires_a_mask_token(build, tokenizer):
     tokenizer.mask_token = None
     language_model = LanguageModel(build("Bert"), tokenizer)
     with pytest.raises(ValueError, match=r"BertModel has no mask token; leave \{mask\} out of"):
@@ -201,11 +201,11 @@ def test_a_mask_needs_a_mask_token(build, tokenizer):
 
 
 @pytest.mark.parametrize("pair", [("cat", ""), ("cat",), ("cat", "tea", "nurse")])
-def test_what_is_no_pair_is_refused(tiny_bert, pair):
+def test_an_invalid_pair_is_rejected(tiny_bert, pair):
     with pytest.raises(ValueError, match="a pair has two words, none of them empty; got"):
         embed_relations(tiny_bert, [("cat", "nurse"), pair], "{a} is to {b}")
 
 
-def test_a_sentence_that_is_too_long_is_shown(tiny_bert):
+def test_the_error_shows_the_too_long_sentence(tiny_bert):
     with pytest.raises(ValueError, match=r"takes up to 64 tokens, and this sentence has 65"):
         embed_words(tiny_bert, ["is " * 62 + "is"])

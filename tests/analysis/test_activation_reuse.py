@@ -23,7 +23,7 @@ def chain():
 
 
 class TiedAcrossSteps(nn.Module):
-    """The weight of an early step is used again by a later one, and one step is used twice."""
+    """A later step reuses the weight of an early one, and one step runs twice."""
 
     def __init__(self):
         super().__init__()
@@ -187,13 +187,13 @@ def tables(model, evaluate, **options):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_accuracies_are_exactly_those_of_full_passes(name):
+def test_accuracies_equal_those_of_full_passes(name):
     evaluate = evaluation(side=32 if name in ("timm", "torchvision", "ours") else 8)
     reused, whole = tables(MODELS[name]().eval(), evaluate, include_batch_norm=name == "chain")
     assert reused == whole
 
 
-def test_a_text_encoder_has_the_accuracies_of_full_passes():
+def test_accuracies_of_a_text_encoder_equal_those_of_full_passes():
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
     model = BertForSequenceClassification(BertConfig(vocab_size=50, num_labels=4, **sizes)).eval()
     ids = torch.arange(60).view(6, 10) % 50
@@ -207,7 +207,7 @@ def test_a_text_encoder_has_the_accuracies_of_full_passes():
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, lambda: torch.autocast("cpu", torch.bfloat16)])
-def test_accuracies_are_those_of_the_context_that_evaluate_sets(mode):
+def test_the_context_set_by_evaluate_is_respected(mode):
     reused, whole = tables(chain().eval(), evaluation(mode=mode))
     assert reused == whole
 
@@ -219,7 +219,7 @@ def counted(model, layer):
     return counts
 
 
-def test_modules_before_the_changed_layer_do_not_run_again():
+def test_modules_before_the_changed_layer_are_not_rerun():
     model = chain().eval()
     counts = counted(model, model[0])
     snapshots = [chain().state_dict() for _ in range(3)]
@@ -228,14 +228,14 @@ def test_modules_before_the_changed_layer_do_not_run_again():
     assert counts["calls"] == 3 * (1 + 3 + 1)
 
 
-def test_the_steps_before_one_that_has_only_changed_buffers_are_found():
+def test_results_are_exact_if_a_changed_step_has_only_buffers():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=False), nn.Flatten(), nn.Linear(144, 4)).eval()
     reused, whole = tables(model, evaluation())
     assert reused == whole
 
 
 @pytest.mark.parametrize("name", ["attribute", "buffer", "random"])
-def test_nothing_is_reused_where_it_would_not_be_exact(name):
+def test_activations_are_not_reused_where_results_would_differ(name):
     model = MODELS[name]().eval()
     layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
     counts = counted(model, layer)
@@ -252,7 +252,7 @@ def test_a_model_with_hooks_runs_in_full():
 
 
 @pytest.mark.parametrize("room", [0, 5_000, 20_000, 60_000])
-def test_little_memory_changes_no_accuracy(room):
+def test_accuracies_do_not_depend_on_the_memory_limit(room):
     reused, whole = tables(chain().eval(), evaluation(), max_cached_bytes=room)
     assert reused == whole
 
@@ -277,7 +277,7 @@ def test_shuffled_batches_run_in_full():
     assert table[True] == table[False]
 
 
-def test_layers_defined_in_another_order_than_they_run_are_exact():
+def test_results_are_exact_if_layers_run_in_another_order_than_defined():
     class Backwards(nn.Module):
         def __init__(self):
             super().__init__()
@@ -291,7 +291,7 @@ def test_layers_defined_in_another_order_than_they_run_are_exact():
     assert reused == whole
 
 
-def test_a_copy_that_evaluate_makes_computes_by_itself():
+def test_a_copy_made_by_evaluate_is_independent():
     def evaluate(model):
         other = copy.deepcopy(model)
         for parameter in other.parameters():

@@ -27,7 +27,7 @@ def snapshots(model, tmp_path):
     return [save_snapshot(changed(model, 1 + epoch), tmp_path, epoch) for epoch in (0, 1, 3)]
 
 
-def test_values_are_those_of_the_original(root):
+def test_values_match_the_reference_implementation(root):
     folder = root / "tests" / "golden"
     known = json.loads((folder / "projections.json").read_text())["raw"]
     tensors = load_file(folder / "projections.safetensors")
@@ -62,13 +62,13 @@ def test_a_layer_without_weights_has_distance_zero(inputs, outputs):
     assert distances.layers[""] == LayerDistance(0, 0, relative=False)
 
 
-def test_biases_do_not_count(model):
+def test_biases_are_ignored(model):
     other = copy.deepcopy(model)
     other[0].bias.data += 1
     assert distance_from_initialization(other, model).layers["0"].l2 == 0
 
 
-def test_forms_may_be_mixed_and_dtypes_too(model, tmp_path):
+def test_weight_sources_and_dtypes_can_be_mixed(model, tmp_path):
     save_model(model, str(tmp_path / "model.safetensors"))
     trained = changed(model, 1.5)
     expected = distance_from_initialization(trained, model, "all").to_dict()
@@ -80,32 +80,32 @@ def test_forms_may_be_mixed_and_dtypes_too(model, tmp_path):
     assert all(0 < layer.l2 < 0.01 for layer in half.values())
 
 
-def test_another_shape_is_named(model):
+def test_a_shape_mismatch_is_named(model):
     other = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 5, 3), nn.Linear(4, 2))
     with pytest.raises(ValueError, match=r"1 has filters of shape \(4, 27\), but \(5, 27\)"):
         distance_from_initialization(model, other)
 
 
-def test_a_layer_that_one_side_lacks_is_named(model):
+def test_a_missing_layer_is_named(model):
     with pytest.raises(ValueError, match=r"only the model has the layer 1; the other one has 0\."):
         distance_from_initialization(model, model[:1])
     with pytest.raises(ValueError, match="only its initialization has the layer 1"):
         distance_from_initialization(model[:1], model)
 
 
-def test_weights_that_are_not_finite_are_refused(model):
+def test_weights_that_are_not_finite_are_rejected(model):
     other = copy.deepcopy(model)
     other[1].weight.data[0] = torch.nan
     with pytest.raises(ValueError, match="1 has a weight that is nan"):
         distance_from_initialization(other, model)
 
 
-def test_distances_along_training_are_from_the_first_snapshot(snapshots):
+def test_distances_along_training_start_at_the_first_snapshot(snapshots):
     distances = distances_along_training(snapshots)
     assert {epoch: one.layers["1"].l2 for epoch, one in distances.items()} == pytest.approx({0: 0, 1: 1, 3: 3})
 
 
-def test_distances_along_training_may_be_from_another_model(model, snapshots):
+def test_distances_along_training_can_start_at_another_model(model, snapshots):
     distances = distances_along_training(snapshots[1:], initial=changed(model, 2))
     assert {epoch: one.layers["1"].l2 for epoch, one in distances.items()} == pytest.approx({1: 0, 3: 1})
 
@@ -124,12 +124,12 @@ def test_without_the_first_snapshot_the_initial_model_is_required(snapshots):
         distances_along_training([])
 
 
-def test_two_snapshots_of_one_epoch_are_refused(snapshots):
+def test_duplicate_epochs_are_rejected(snapshots):
     with pytest.raises(ValueError, match=r"several snapshots have the label 1; give one per epoch"):
         distances_along_training([*snapshots, snapshots[1]])
 
 
-def test_a_single_snapshot_must_be_a_list(snapshots):
+def test_snapshots_must_be_a_list(snapshots):
     for single in (snapshots[0], str(snapshots[0]), Snapshot(snapshots[0], 0)):
         with pytest.raises(TypeError, match="must be a list, even of one"):
             distances_along_training(single)

@@ -39,7 +39,7 @@ def test_layers_are_found_by_kind_in_the_order_of_definition(selection, expected
     assert all(found[name] is model.get_submodule(name) for name in expected)
 
 
-def test_a_subclass_is_of_the_kind_of_its_base():
+def test_a_subclass_has_the_kind_of_its_base():
     assert layer_kind(OurConvolution(2, 3, 3)) == "conv"
     assert layer_kind(Conv1D(3, 2)) == "linear"
     assert layer_kind(nn.Embedding(3, 2)) is None
@@ -51,16 +51,16 @@ def test_a_shared_weight_counts_once():
     assert list(find_layers(model, "linear")) == ["0", "1"]
 
 
-def test_parametrized_weights_are_not_taken_for_shared():
+def test_parametrized_weights_are_not_treated_as_shared():
     model = nn.Sequential(*(parametrizations.weight_norm(nn.Linear(3, 3)) for _ in range(6)))
     assert len(find_layers(model, "linear")) == 6
 
 
-def test_a_model_may_be_a_layer_itself():
+def test_a_single_layer_is_a_valid_model():
     assert list(find_layers(nn.Linear(3, 2), "linear")) == [""]
 
 
-def test_the_error_without_such_a_layer_names_those_that_exist():
+def test_the_error_for_a_missing_kind_lists_the_existing_layers():
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Linear(3, 4), nn.Linear(4, 3))
     with pytest.raises(ValueError, match=r"2 linear layers, 1 pointwise convolution.*include_1x1=True or layers="):
         find_layers(model)
@@ -68,7 +68,7 @@ def test_the_error_without_such_a_layer_names_those_that_exist():
         find_layers(nn.ReLU(), "all")
 
 
-def test_other_selections_are_refused():
+def test_unknown_selections_are_rejected():
     with pytest.raises(ValueError, match="conv, linear, all; got 'convs'"):
         find_layers(Small(), "convs")
     with pytest.raises(TypeError, match="got str"):
@@ -77,12 +77,12 @@ def test_other_selections_are_refused():
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])
-def test_filters_hold_the_weights_of_their_output(kind, groups):
+def test_a_filter_contains_the_weights_of_its_output_channel(kind, groups):
     layer = kind(4, 6, 3, groups=groups, bias=False)
     rows = filters(layer)
     assert rows.shape == (6, 4 // groups * 9)
     for output in range(6):
-        # The gradient of one output channel is not zero for just its own weights.
+        # The gradient of an output channel is nonzero only at the weights of its filter.
         layer.zero_grad()
         layer(torch.ones(1, 4, 5, 5))[0, output].sum().backward()
         own = layer.weight[layer.weight.grad != 0]
@@ -132,12 +132,12 @@ def flattened_shard():
         (flattened_shard(), r"shape \(0,\).*full state dict"),
     ],
 )
-def test_unavailable_weights_are_refused(model, message):
+def test_unavailable_weights_are_rejected(model, message):
     with pytest.raises(ValueError, match=message):
         list(iterate_layers(model, "linear"))
 
 
-def test_quantized_modules_of_the_other_kind_are_ignored():
+def test_quantized_modules_of_an_unselected_kind_are_ignored():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), quantized_module())
     assert list(find_layers(model, "conv")) == ["0"]
     with pytest.raises(ValueError, match=r"1\.1 is quantized"):
@@ -146,7 +146,7 @@ def test_quantized_modules_of_the_other_kind_are_ignored():
 
 @pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
-def test_quantized_modules_of_torch_are_refused():
+def test_quantized_torch_modules_are_rejected():
     from torch.ao.nn.quantized import Conv2d, Linear
 
     model = nn.Sequential(Linear(2, 3), nn.Conv2d(1, 2, 3))
@@ -157,7 +157,7 @@ def test_quantized_modules_of_torch_are_refused():
         find_layers(nn.Sequential(Conv2d(1, 2, 3)), "conv")
 
 
-def test_shards_of_distributed_tensors_are_refused(free_port):
+def test_sharded_tensors_are_rejected(free_port):
     from torch import distributed
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 

@@ -29,16 +29,16 @@ def test_an_existing_file_or_folder_is_returned(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["timm:test_resnet", "torchvision:squeezenet1_1"])
-def test_a_model_of_a_library_is_built_with_random_weights_if_asked(name):
+def test_a_library_model_can_have_random_weights(name):
     assert isinstance(find_weights(name, random_weights=True), nn.Module)
 
 
-def test_a_segmentation_model_without_weights_fetches_none_for_its_backbone(monkeypatch):
+def test_a_segmentation_model_without_weights_downloads_no_backbone(monkeypatch):
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda *_, **__: pytest.fail("weights were fetched"))
     assert isinstance(find_weights("torchvision:lraspp_mobilenet_v3_large", random_weights=True), nn.Module)
 
 
-def test_a_repository_of_the_hub_gives_its_weights_and_configuration_alone(tmp_path, monkeypatch):
+def test_only_weights_and_configuration_are_downloaded_from_the_hub(tmp_path, monkeypatch):
     asked = {}
 
     def fetch(name, allow_patterns, ignore_patterns):
@@ -52,7 +52,7 @@ def test_a_repository_of_the_hub_gives_its_weights_and_configuration_alone(tmp_p
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing", "no such folder/at all/here"])
-def test_an_unknown_name_is_refused_with_the_valid_forms(name, monkeypatch):
+def test_the_error_for_an_unknown_name_lists_the_valid_forms(name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(FileNotFoundError, match=r"repository on the Hub, timm:<name> or torchvision:<name>"):
         find_weights(name)
@@ -62,18 +62,18 @@ def test_an_unknown_name_is_refused_with_the_valid_forms(name, monkeypatch):
     ("name", "expected"),
     [("timm:resnet51", "resnet50"), ("torchvision:resnet51", "resnet50"), ("timm:zzz", "some of its models are")],
 )
-def test_an_unknown_model_of_a_library_is_refused_with_others(name, expected):
+def test_the_error_for_an_unknown_library_model_lists_others(name, expected):
     with pytest.raises(ValueError, match=expected):
         find_weights(name, random_weights=True)
 
 
 @pytest.mark.parametrize("load", [find_weights, load_classifier])
-def test_random_weights_of_a_folder_are_refused(load, tmp_path):
+def test_random_weights_for_a_folder_are_rejected(load, tmp_path):
     with pytest.raises(ValueError, match="random weights are for timm"):
         load(str(tmp_path), random_weights=True)
 
 
-def test_the_preprocessing_of_one_of_our_models_is_found(tmp_path):
+def test_the_preprocessing_of_a_saved_model_is_found(tmp_path):
     config = SphereVisionConfig(backbone="lenet5", head="softmax", num_channels=1, image_size=[28, 30], num_labels=3)
     SphereVisionForImageClassification(config).save_pretrained(tmp_path)
     SphereVisionImageProcessor(
@@ -85,7 +85,7 @@ def test_the_preprocessing_of_one_of_our_models_is_found(tmp_path):
     assert found.model(torch.zeros(1, 1, 28, 30)).logits.shape == (1, 3)
 
 
-def test_a_fresh_model_has_other_weights_and_the_same_shape(resnet):
+def test_a_new_random_model_has_different_weights_of_the_same_shapes(resnet):
     ViTImageProcessor().save_pretrained(resnet)
     found = load_classifier(str(resnet))
     fresh = found.fresh().state_dict()
@@ -94,13 +94,13 @@ def test_a_fresh_model_has_other_weights_and_the_same_shape(resnet):
     assert any(not torch.equal(fresh[name], value) for name, value in found.model.state_dict().items())
 
 
-def test_images_are_of_the_size_after_a_crop(resnet):
+def test_the_image_size_is_the_crop_size(resnet):
     processor = ConvNextImageProcessor(size={"shortest_edge": 48}, do_center_crop=True, crop_size=40)
     processor.save_pretrained(resnet)
     assert load_classifier(str(resnet)).image_size == (40, 40)
 
 
-def test_images_are_square_if_only_the_shortest_edge_is_given(resnet):
+def test_images_are_square_if_only_the_shortest_edge_is_set(resnet):
     ConvNextImageProcessor(size={"shortest_edge": 48}).save_pretrained(resnet)
     assert load_classifier(str(resnet)).image_size == (48, 48)
 
@@ -132,11 +132,11 @@ def test_the_preprocessing_of_a_library_model_is_found(name):
         ("../..", "model"),
     ],
 )
-def test_a_name_becomes_that_of_a_folder(name, expected, tmp_path, monkeypatch):
+def test_a_model_name_becomes_a_folder_name(name, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert file_name(name) == expected
 
 
-def test_a_path_becomes_its_last_part(tmp_path):
+def test_a_path_is_reduced_to_its_last_part(tmp_path):
     (tmp_path / "run-1").mkdir()
     assert file_name(str(tmp_path / "run-1")) == "run-1"

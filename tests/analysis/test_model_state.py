@@ -22,7 +22,7 @@ def net():
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 2)).eval()
 
 
-def test_the_model_computes_with_the_replacements(net):
+def test_the_model_uses_the_replacement_tensors(net):
     other = nn.Linear(3, 2)
     images = torch.randn(4, 2, 3, 3)
     inside = evaluate_with(net, lambda model: model(images), {"3.weight": other.weight, "3.bias": other.bias})
@@ -74,7 +74,7 @@ def test_the_tensors_of_a_parametrized_weight_are_replaced():
     torch.testing.assert_close(layer.weight, plain)
 
 
-def test_modes_are_restored_module_by_module(net):
+def test_modes_are_restored_per_module(net):
     net.train()
     net[1].eval()
     with evaluation_mode(net):
@@ -82,7 +82,7 @@ def test_modes_are_restored_module_by_module(net):
     assert [module.training for module in net] == [True, False, True, True]
 
 
-def test_a_batch_norm_belongs_to_the_layer_whose_very_output_it_gets():
+def test_a_batch_norm_belongs_to_the_layer_that_produces_its_input():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -92,7 +92,7 @@ def test_a_batch_norm_belongs_to_the_layer_whose_very_output_it_gets():
         def forward(self, x):
             x = self.norms[1](self.a(x))
             y = self.b(x)
-            return self.norms[0](self.c(x) + 1) + self.norms[2](input=y)  # only after another layer ran
+            return self.norms[0](self.c(x) + 1) + self.norms[2](input=y)  # runs after another layer
 
     net = Net().eval()
     layers = {name: module for name, module in net.named_children() if isinstance(module, nn.Conv2d)}
@@ -102,7 +102,7 @@ def test_a_batch_norm_belongs_to_the_layer_whose_very_output_it_gets():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
 
 
-def test_an_in_place_activation_separates_a_layer_from_its_batch_norm():
+def test_an_activation_separates_a_layer_from_its_batch_norm():
     convolution = nn.Conv2d(2, 2, 1)
     for between, norms in ((nn.ReLU(inplace=True), []), (nn.ReLU(), []), (nn.Identity(), ["2"])):
         net = nn.Sequential(convolution, between, nn.BatchNorm2d(2)).eval()
@@ -112,7 +112,7 @@ def test_an_in_place_activation_separates_a_layer_from_its_batch_norm():
 
 
 class Remembers(nn.Module):
-    """Changes in all the ways in which a forward method changes a module."""
+    """A module whose forward pass has every kind of side effect."""
 
     def __init__(self):
         super().__init__()
@@ -137,7 +137,7 @@ class Remembers(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
-def test_whatever_a_model_changes_in_itself_is_restored(error):
+def test_side_effects_of_the_forward_pass_are_undone(error):
     def state():
         places = [place for module in model.modules() for place in (vars(module), module._buffers)]
         return [(key, id(value)) for place in places for key, value in place.items()]
@@ -176,7 +176,7 @@ class Changes(nn.Module):
 
 
 @pytest.mark.parametrize("change", [None, "buffer", "tensor", "attribute"])
-def test_changes_of_a_model_are_noticed(change):
+def test_changes_of_a_model_are_detected(change):
     model = nn.Sequential(Changes(change)).train()
     with evaluation_mode(model) as changed:
         assert not changed()

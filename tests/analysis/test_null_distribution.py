@@ -12,41 +12,41 @@ from hf_sphere.analysis.null_distribution import holm, kolmogorov_smirnov, mass_
 POINTS = np.linspace(-1, 1, 41)
 
 
-def test_two_dimensions_are_the_arcsine_law():
+def test_two_dimensions_follow_the_arcsine_law():
     np.testing.assert_allclose(projection_cdf(POINTS, 2), 0.5 + np.arcsin(POINTS) / math.pi, atol=1e-14)
 
 
-def test_three_dimensions_are_uniform():
+def test_three_dimensions_follow_the_uniform_law():
     np.testing.assert_allclose(projection_cdf(POINTS, 3), (1 + POINTS) / 2, atol=1e-15)
 
 
 @pytest.mark.parametrize("dim", [9, 576, 25_088, 10**7])
-def test_many_dimensions_are_those_of_the_density(dim):
+def test_the_cdf_matches_the_integrated_density(dim):
     """The density of the cosine is proportional to (1 - p^2)^((N-3)/2); integrated with 40 digits."""
     with mpmath.workdps(40):
         power = mpmath.mpf(dim - 3) / 2
         norm = mpmath.beta(mpmath.mpf(1) / 2, mpmath.mpf(dim - 1) / 2)
         for scaled in (-5, -1, -0.01, 0, 0.3, 2):
             p = scaled / math.sqrt(dim + 20)
-            # quad over a finite stretch in units of the standard deviation, from zero, where the density is highest
+            # quad over a finite interval in units of the standard deviation, starting at the mode, zero
             inside = mpmath.quad(lambda x: (1 - x**2) ** power, mpmath.linspace(0, p, 6)) / norm
             expected = float(mpmath.mpf(1) / 2 + inside)
             assert projection_cdf(np.array(p), dim) == pytest.approx(expected, rel=1e-8, abs=1e-13)
 
 
 @pytest.mark.parametrize("dim", [2, 5, 27])
-def test_random_directions_follow_it(dim):
+def test_random_directions_follow_the_distribution(dim):
     vectors = np.random.default_rng(dim).standard_normal((4000, dim))
     projections = vectors.sum(1) / (np.linalg.norm(vectors, axis=1) * math.sqrt(dim))
     assert scipy.stats.kstest(projection_cdf(projections, dim), "uniform").pvalue > 0.01
 
 
 @pytest.mark.parametrize("dim", [2, 3, 4, 9])
-def test_uniform_weights_nearly_follow_it(dim):
+def test_uniform_weights_nearly_follow_the_distribution(dim):
     weights = np.random.default_rng(dim).uniform(-1, 1, (200_000, dim))
     projections = weights.sum(1) / (np.linalg.norm(weights, axis=1) * math.sqrt(dim))
     distance, _ = kolmogorov_smirnov(projection_cdf(projections, dim))
-    assert distance < 0.06 / dim + 0.003  # the latter is chance; KS at level 0.05 or so
+    assert distance < 0.06 / dim + 0.003  # 0.003 is sampling error: the KS statistic at level 0.05 or so
 
 
 def test_one_dimension_has_no_continuous_distribution():
@@ -55,14 +55,14 @@ def test_one_dimension_has_no_continuous_distribution():
 
 
 @pytest.mark.parametrize("count", [1, 2, 17, 300])
-def test_kolmogorov_smirnov_is_scipys_exact_test(count):
+def test_kolmogorov_smirnov_matches_the_exact_test_of_scipy(count):
     values = np.random.default_rng(count).random(count) ** 1.2
     expected = scipy.stats.kstest(values, "uniform", method="exact")
     assert kolmogorov_smirnov(values) == pytest.approx((expected.statistic, expected.pvalue), rel=1e-10)
 
 
 @given(st.lists(st.sampled_from([-1.0, 0.0, 2.0]), max_size=60))
-def test_the_sign_test_is_the_binomial_test_of_what_is_not_zero(values):
+def test_the_sign_test_is_a_binomial_test_of_nonzero_values(values):
     negative, positive = values.count(-1.0), values.count(2.0)
     if negative + positive == 0:
         assert sign_test(np.array(values)) is None
@@ -71,21 +71,21 @@ def test_the_sign_test_is_the_binomial_test_of_what_is_not_zero(values):
         assert sign_test(np.array(values)) == pytest.approx(expected, rel=1e-9)
 
 
-def test_holm_multiplies_the_smallest_most():
-    # 0.01 * 3; 0.02 * 2; 0.03 would be less than the one before
+def test_holm_multiplies_the_smallest_p_value_most():
+    # 0.01 * 3; 0.02 * 2; 0.03 would be less than its predecessor
     assert holm([0.02, None, 0.01, 0.03]) == pytest.approx([0.04, None, 0.03, 0.04])
     assert holm([0.6, 0.7]) == [1, 1]
     assert holm([]) == []
 
 
-def test_holm_keeps_the_level_over_all_layers():
+def test_holm_controls_the_family_wise_error_rate():
     p_values = torch.rand(4000, 6, dtype=torch.float64).tolist()
     wrong = sum(min(holm(row)) < 0.1 for row in p_values) / len(p_values)
     assert wrong == pytest.approx(1 - (1 - 0.1 / 6) ** 6, abs=0.015)  # 0.0959, below the level
 
 
 @pytest.mark.parametrize("count", [1, 6, 20, 64, 501])
-def test_the_band_of_the_mass_holds_95_of_100(count):
+def test_the_mass_band_is_the_narrowest_with_95_percent_coverage(count):
     low, high = mass_band(count)
     inside = [math.comb(count, k) * 0.5**count for k in range(count + 1) if low <= k / count <= high]
     narrower = [math.comb(count, k) * 0.5**count for k in range(count + 1) if low < k / count < high]

@@ -19,7 +19,7 @@ def known(root):
 
 @pytest.fixture(scope="module")
 def golden_model(root):
-    """The network of the golden file, by its part: `init` or `trained`."""
+    """Build the network of a part of the golden file: `init` or `trained`."""
 
     def build(part):
         layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 12, 3), nn.ReLU(), nn.MaxPool2d(2)]
@@ -46,7 +46,7 @@ def statistics_of(weight, **options):
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-def test_values_are_those_of_the_original(known, golden_model, normalize):
+def test_values_match_the_reference_implementation(known, golden_model, normalize):
     found = projection_statistics(golden_model("trained"), normalize=normalize).by_stage()
     expected = known["normalized" if normalize else "raw"]
     assert found.keys() == expected.keys()
@@ -60,8 +60,8 @@ def test_values_are_those_of_the_original(known, golden_model, normalize):
     assert sum(len(found[stage]) for stage in ("0", "1")) == len(cells) - 1
 
 
-@pytest.mark.parametrize("initialize", [nn.init.normal_, lambda weight: weight], ids=["normal", "default of torch"])
-def test_p_values_are_uniform_on_random_initializations(initialize):
+@pytest.mark.parametrize("initialize", [nn.init.normal_, lambda weight: weight], ids=["normal", "torch default"])
+def test_p_values_are_uniform_for_random_initializations(initialize):
     torch.manual_seed(3)
     layers = [nn.Conv2d(2 + number % 9, 40, 3, bias=False) for number in range(200)]
     for layer in layers:
@@ -70,11 +70,11 @@ def test_p_values_are_uniform_on_random_initializations(initialize):
     p_values = [layer.ks_p_value for layer in statistics.layers.values()]
     assert scipy.stats.kstest(p_values, "uniform").pvalue > 0.01
     assert min(layer.ks_p_value_adjusted for layer in statistics.layers.values()) > 0.05
-    # The sign test has few values; under the null its p-values are rarely smaller than they should be.
+    # The sign test is discrete and therefore conservative under the null.
     assert np.mean([layer.sign_p_value <= 0.05 for layer in statistics.layers.values()]) <= 0.1
 
 
-def test_a_biased_layer_is_found_among_others():
+def test_a_biased_layer_is_detected_among_unbiased_ones():
     model = nn.Sequential(*(nn.Conv2d(16, 64, 3) for _ in range(4)))
     for layer in model:
         nn.init.normal_(layer.weight)
@@ -89,7 +89,7 @@ def test_a_biased_layer_is_found_among_others():
     assert "biased to positive projections" in str(projection_statistics(model))
 
 
-def test_the_net_pools_layers_of_any_dimension():
+def test_network_statistics_pool_layers_of_any_dimension():
     model = nn.Sequential(nn.Conv2d(1, 200, (1, 2)), nn.Conv2d(200, 200, 3), nn.Conv2d(200, 30, (2, 1)))
     for layer in model:
         nn.init.normal_(layer.weight)
@@ -106,7 +106,7 @@ weights = st.integers(0, 2**31).map(
 
 @settings(max_examples=30)
 @given(weights, st.floats(-250, 250))
-def test_the_length_of_a_filter_does_not_matter(weight, exponent):
+def test_projections_do_not_depend_on_the_filter_norm(weight, exponent):
     scaled = statistics_of(weight * 10.0**exponent)
     assert scaled.projections == pytest.approx(statistics_of(weight).projections, abs=1e-12)
     assert scaled.num_dead == 0
@@ -123,7 +123,7 @@ def test_opposite_filters_have_opposite_projections(weight):
 
 @settings(max_examples=30)
 @given(weights, st.permutations(range(8)))
-def test_the_order_of_the_weights_does_not_matter(weight, order):
+def test_projections_do_not_depend_on_the_order_of_the_weights(weight, order):
     assert statistics_of(weight[:, order]).projections == pytest.approx(statistics_of(weight).projections, abs=1e-12)
 
 
@@ -133,7 +133,7 @@ def test_equal_weights_have_the_largest_projection():
     assert max(map(abs, layer.projections)) <= 1
 
 
-def test_dead_filters_are_counted_and_left_out():
+def test_dead_filters_are_counted_and_excluded():
     weight = torch.randn(5, 4)
     expected = statistics_of(weight[[0, 2, 4]])
     weight[[1, 3]] = 0
@@ -161,7 +161,7 @@ def test_filters_without_weights_are_dead(inputs, outputs):
     assert "no live filter" not in str(statistics)
 
 
-def test_a_single_filter_is_enough():
+def test_a_single_filter_is_supported():
     layer = statistics_of(torch.tensor([[1.0, 2.0, -5.0]]))
     assert layer.projections == pytest.approx((-2 / math.sqrt(90),))
     assert layer.mass == 1
@@ -169,7 +169,7 @@ def test_a_single_filter_is_enough():
     assert layer.ks_p_value == pytest.approx(1 - abs(layer.projections[0]), abs=1e-12)  # N = 3 is uniform
 
 
-def test_one_dimension_has_only_signs():
+def test_projections_in_one_dimension_are_signs():
     statistics = projection_statistics(linear(torch.tensor([[2.0], [-1.0], [-3.0]])), "linear")
     layer = statistics.layers[""]
     assert layer.projections == (1, -1, -1)
@@ -179,27 +179,27 @@ def test_one_dimension_has_only_signs():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_double(dtype):
-    weight = torch.randn(4, 3000).mul_(100).to(dtype)  # the sum of squares is beyond the range of float16
+def test_half_precision_is_upcast_to_double(dtype):
+    weight = torch.randn(4, 3000).mul_(100).to(dtype)  # the sum of squares overflows float16
     assert statistics_of(weight).projections == statistics_of(weight.double()).projections
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_weights_that_are_not_finite_are_refused_by_layer(value):
+def test_the_error_for_non_finite_weights_names_the_layer(value):
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight.data[1, 2] = value
     with pytest.raises(ValueError, match=f"1 has a weight that is {value}"):
         projection_statistics(model, "linear")
 
 
-def test_filters_are_the_same_in_chunks(monkeypatch):
+def test_statistics_do_not_depend_on_chunking(monkeypatch):
     weight = torch.randn(50, 30)
     expected = statistics_of(weight)
     monkeypatch.setattr("hf_sphere.analysis.sources.NUMBERS_AT_A_TIME", 100)
     assert statistics_of(weight).projections == pytest.approx(expected.projections, abs=1e-15)
 
 
-def test_tests_are_of_the_normalized_projections_in_both_cases():
+def test_hypothesis_tests_use_normalized_projections():
     weight = torch.randn(20, 9) * torch.rand(20, 1)
     raw, normalized = statistics_of(weight, normalize=False), statistics_of(weight)
     assert raw.ks_p_value == normalized.ks_p_value
@@ -217,13 +217,13 @@ def test_saved_statistics_can_be_loaded(tmp_path):
     assert str(loaded) == str(statistics)
 
 
-def test_another_file_is_refused(tmp_path):
+def test_an_unrelated_file_is_rejected(tmp_path):
     (tmp_path / "other.json").write_text('{"layers": {}}')
     with pytest.raises(ValueError, match="no ProjectionStatistics"):
         ProjectionStatistics.load(tmp_path / "other.json")
 
 
-def test_zeros_count_for_neither_side():
+def test_zero_projections_count_for_neither_sign():
     zero_sum, positive = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([1.0, 2.0, 3.0])
     weight = torch.cat([zero_sum.repeat(60, 1), positive.repeat(30, 1), -positive.repeat(10, 1)])
     statistics = projection_statistics(linear(weight), "linear")

@@ -35,7 +35,7 @@ LAYERS = ["conv1", "conv2", "fc"]
 
 
 def new_net(seed=0, **options):
-    """A net with statistics of batch norms; with `seed` its weights differ from those of every other."""
+    """A net with batch norm statistics; its weights depend on `seed`."""
     torch.manual_seed(seed)
     net = Net(**options)
     for _ in range(3):
@@ -44,14 +44,14 @@ def new_net(seed=0, **options):
 
 
 def share(model):
-    """Something in [0, 1] that all weights show in."""
+    """A value in [0, 1] that depends on all weights."""
     dtype = next(model.parameters()).dtype
     with torch.inference_mode():
         return torch.cat([model(x.to(dtype)) for x in IMAGES.split(10)]).float().softmax(-1)[:, 0].mean().item()
 
 
 def plain_share(net, other, names):
-    """The same of a copy whose tensors of these names are those of another net."""
+    """`share` of a copy of the net with the named tensors of another net."""
     mixed = Net(classes=net.fc.out_features)
     state = other.state_dict()
     mixed.load_state_dict({name: state[name] if name in names else value for name, value in net.state_dict().items()})
@@ -64,7 +64,7 @@ def names_of(net, *modules):
 
 @pytest.mark.parametrize("reuse", [True, False])
 @pytest.mark.parametrize("with_norm", [True, False])
-def test_each_layer_alone_gets_the_weights_of_each_snapshot(reuse, with_norm):
+def test_one_layer_at_a_time_gets_the_weights_of_each_snapshot(reuse, with_norm):
     net, others = new_net(), [new_net(1), new_net(2)]
     result = reinitialization_robustness(
         net, [others[0], others[1].state_dict()], share, include_batch_norm=with_norm, reuse_activations=reuse
@@ -79,7 +79,7 @@ def test_each_layer_alone_gets_the_weights_of_each_snapshot(reuse, with_norm):
 
 
 def everything_of(net):
-    """All that must not change: tensors by identity and value, modes, hooks, attributes."""
+    """Everything that must not change: tensors by identity and value, modes, hooks, attributes."""
     tensors = {name: (id(value), value.detach().clone()) for name, value in named_tensors(net).items()}
     modules = {
         name: (module.training, list(module.__dict__), list(module._forward_hooks), list(module._forward_pre_hooks))
@@ -98,7 +98,7 @@ def test_the_model_is_unchanged_afterwards(error, reuse):
         calls.append(1)
         if error is not None and len(calls) == 4:
             with torch.no_grad():
-                model(IMAGES[:10])  # in the middle of a pass
+                model(IMAGES[:10])  # during a forward pass
             raise error
         return share(model)
 
@@ -116,7 +116,7 @@ def test_the_model_is_unchanged_afterwards(error, reuse):
 
 
 @pytest.mark.parametrize("reuse", [True, False])
-def test_buffers_that_the_model_writes_are_restored(reuse):
+def test_buffers_written_by_the_model_are_restored(reuse):
     class Range(nn.Module):
         def __init__(self):
             super().__init__()
@@ -141,7 +141,7 @@ def test_buffers_that_the_model_writes_are_restored(reuse):
     before = {name: (id(value), value.clone()) for name, value in named_tensors(net).items()}
 
     def evaluate(model):
-        model.norm1.train()  # statistics of each batch; the running ones are written
+        model.norm1.train()  # normalizes with batch statistics and updates the running ones
         share(model)
         model.norm1.eval()
         model.norm1.running_mean.zero_()
@@ -156,7 +156,7 @@ def test_buffers_that_the_model_writes_are_restored(reuse):
     assert all(torch.equal(after[name], value) for name, (_, value) in before.items())
 
 
-def test_a_copy_that_evaluate_makes_computes_by_itself():
+def test_a_copy_made_by_evaluate_is_independent():
     def evaluate(model):
         other = copy.deepcopy(model)
         for parameter in other.parameters():
@@ -173,7 +173,7 @@ def test_a_copy_that_evaluate_makes_computes_by_itself():
     assert tables[0].accuracy == pytest.approx(expected, abs=1e-7)
 
 
-def test_a_wrapper_that_changes_names_is_refused_before_anything_is_evaluated():
+def test_a_wrapper_that_changes_names_is_rejected_before_evaluation():
     def evaluate(model):
         pytest.fail("too late")
 
@@ -199,7 +199,7 @@ def test_the_label_of_a_file_is_its_epoch_and_missing_files_are_named(tmp_path):
         reinitialization_robustness(net, [gone], share)
 
 
-def test_two_snapshots_of_one_epoch_are_refused(tmp_path):
+def test_duplicate_epochs_are_rejected(tmp_path):
     paths = [save_snapshot(new_net(), tmp_path / name, 3) for name in "ab"]
     with pytest.raises(ValueError, match="label 3"):
         reinitialization_robustness(new_net(), paths, share)
@@ -212,7 +212,7 @@ def test_snapshots_must_be_a_list(tmp_path):
         reinitialization_robustness(new_net(), [3], share)
 
 
-def test_another_architecture_is_refused_before_any_evaluation(tmp_path):
+def test_a_different_architecture_is_rejected_before_evaluation(tmp_path):
     def evaluate(model):
         raise AssertionError("evaluated")
 
@@ -228,7 +228,7 @@ def test_another_architecture_is_refused_before_any_evaluation(tmp_path):
         reinitialization_robustness(new_net(), [without_norm], evaluate)
 
 
-def test_a_tied_weight_is_found_in_a_file_that_holds_it_under_its_other_name(tmp_path):
+def test_a_tied_weight_is_found_under_its_other_name(tmp_path):
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -253,7 +253,7 @@ def test_a_tied_weight_is_found_in_a_file_that_holds_it_under_its_other_name(tmp
     assert result.layers["first"].snapshots["1"] != pytest.approx(result.accuracy, abs=1e-5)
 
 
-def test_random_weights_depend_on_the_seed_and_keep_the_random_state():
+def test_random_weights_depend_on_the_seed_and_preserve_the_random_state():
     net = new_net()
     state = torch.random.get_rng_state()
     first = reinitialization_robustness(net, [], share, num_random=3, seed=5)
@@ -267,7 +267,7 @@ def test_random_weights_depend_on_the_seed_and_keep_the_random_state():
         assert values != other.layers[layer].random
         assert first.layers[layer].random_mean == pytest.approx(statistics.fmean(values))
         assert first.layers[layer].random_deviation == pytest.approx(statistics.stdev(values))
-    assert again.layers["fc"].random == first.layers["fc"].random  # whatever else is drawn
+    assert again.layers["fc"].random == first.layers["fc"].random  # independent of other draws
 
 
 def test_layers_of_one_shape_get_different_random_weights():
@@ -278,7 +278,7 @@ def test_layers_of_one_shape_get_different_random_weights():
     assert torch.equal(draws.sample(0, ["1", "0"])["0.weight"].read(), first["0.weight"].read())
 
 
-def test_random_weights_come_from_the_function_that_builds_the_model():
+def test_random_weights_come_from_the_model_factory():
     net, built = new_net(), []
 
     def build():
@@ -309,13 +309,13 @@ def test_random_weights_of_a_transformers_model_come_from_its_configuration():
     assert len(set(result.layers["classifier"].random)) == 2
 
 
-def test_a_layer_that_cannot_initialize_itself_requires_the_function():
+def test_a_layer_that_cannot_be_reset_requires_a_model_factory():
     net = nn.Sequential(nn.Flatten(), orthogonal(nn.Linear(192, 3)))
     with pytest.raises(ValueError, match=r"the layer '1', a ParametrizedLinear, cannot initialize.*pass fresh"):
         reinitialization_robustness(net, [], share, num_random=1)
 
 
-def test_equal_weights_need_no_evaluation():
+def test_equal_weights_are_not_evaluated():
     net, calls = new_net(), []
     state = new_net(1).state_dict()
     state |= {name: value for name, value in net.state_dict().items() if name.startswith("conv2")}
@@ -324,7 +324,7 @@ def test_equal_weights_need_no_evaluation():
     assert len(calls) == 3
 
 
-def test_known_accuracies_are_not_measured_again():
+def test_known_accuracies_are_reused():
     net, known, calls = new_net(), {}, []
 
     def evaluate(model):
@@ -344,7 +344,7 @@ def test_known_accuracies_are_not_measured_again():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_snapshots_are_cast_to_the_model(dtype):
+def test_snapshots_are_cast_to_the_dtype_of_the_model(dtype):
     net, other = new_net().to(dtype), new_net(1)
     result = reinitialization_robustness(net, [other], share)
     whole = reinitialization_robustness(net, [other], share, reuse_activations=False)
@@ -354,7 +354,7 @@ def test_snapshots_are_cast_to_the_model(dtype):
     assert {value.dtype for value in other.parameters()} == {torch.float32}
 
 
-def test_one_layer_one_snapshot_two_classes():
+def test_a_single_layer_and_a_single_snapshot_are_supported():
     net, other = nn.Linear(4, 2), nn.Linear(4, 2)
     x, y = torch.randn(10, 4), torch.randint(2, (10,))
 
@@ -367,18 +367,18 @@ def test_one_layer_one_snapshot_two_classes():
 
 
 @pytest.mark.parametrize("value", [91.3, -0.1, float("nan"), "much", None, torch.zeros(2)])
-def test_results_that_are_no_accuracy_are_refused(value):
+def test_invalid_results_of_evaluate_are_rejected(value):
     with pytest.raises(ValueError, match="evaluate must return the accuracy"):
         reinitialization_robustness(new_net(), [new_net(1)], lambda model: value)
 
 
 @pytest.mark.parametrize("options", [{"num_random": -1}, {"max_cached_bytes": -1}])
-def test_negative_numbers_are_refused(options):
+def test_negative_numbers_are_rejected(options):
     with pytest.raises(ValueError, match="cannot be negative"):
         reinitialization_robustness(new_net(), [new_net(1)], share, **options)
 
 
-def test_batch_norms_of_a_compiled_model_must_be_left_out():
+def test_batch_norms_of_a_compiled_model_must_be_excluded():
     net = new_net()
     compiled = torch.compile(net, backend="eager")
     with pytest.raises(ValueError, match="include_batch_norm=False"):
@@ -390,7 +390,7 @@ def test_batch_norms_of_a_compiled_model_must_be_left_out():
 
 
 @pytest.mark.parametrize("part", ["norm1", "conv1", "fc"])
-def test_batch_norms_of_layers_in_a_compiled_part_must_be_left_out(part):
+def test_batch_norms_in_a_compiled_submodule_must_be_excluded(part):
     net = new_net()
     net.get_submodule(part).compile(backend="eager")
     if part == "norm1":
@@ -401,7 +401,7 @@ def test_batch_norms_of_layers_in_a_compiled_part_must_be_left_out(part):
     reinitialization_robustness(net, [new_net(1)], share, include_batch_norm=False)
 
 
-def test_a_layer_that_never_runs_costs_nothing():
+def test_resetting_an_unused_layer_keeps_the_accuracy():
     class WithHead(Net):
         def __init__(self):
             super().__init__()
@@ -437,7 +437,7 @@ def test_a_saved_result_can_be_loaded(result, tmp_path):
     }
 
 
-def test_without_random_weights_there_is_no_mean():
+def test_without_random_weights_the_mean_is_none():
     layer = LayerRobustness({"0": 0.5})
     stored = ReinitializationRobustness(0.9, {"fc": layer}).to_dict()
     assert stored["layers"]["fc"]["random"] is None
@@ -445,19 +445,19 @@ def test_without_random_weights_there_is_no_mean():
     assert LayerRobustness(random=[0.5]).random_deviation is None
 
 
-def test_critical_layers_are_those_whose_reset_costs_most(result):
+def test_critical_layers_have_the_largest_accuracy_drop(result):
     assert result.critical_layers() == ["head", "stem"]
     assert result.critical_layers(drop=0.5) == ["head"]
     assert result.critical_layers(drop=0.01) == ["head", "stem", "body"]
     borderline = ReinitializationRobustness(0.9, {"layer": LayerRobustness({"0": 0.85})})
-    assert 0.9 - 0.85 > 0.05  # in floating point
+    assert 0.9 - 0.85 > 0.05  # because of rounding
     assert borderline.critical_layers() == []
     draws = {name: LayerRobustness({}, layer.random) for name, layer in result.layers.items()}
     assert ReinitializationRobustness(0.9, draws).critical_layers() == ["body", "stem", "head"]
 
 
 @pytest.mark.parametrize("count", [0, 2, 40])
-def test_the_table_is_no_wider_than_a_terminal(count):
+def test_the_table_fits_a_terminal(count):
     layers = {
         f"model.encoder.stages.{n}.layers.0.a_rather_long_name.of_a_convolution.{n}": LayerRobustness(
             {str(epoch): 0.5 for epoch in range(count)}, [0.1, 0.2]
@@ -475,13 +475,13 @@ def test_the_table_names_the_critical_layers(result):
     assert "lose at most that: body" in str(result)
 
 
-def test_there_is_no_warning_without_a_cause():
+def test_a_regular_run_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         reinitialization_robustness(new_net(), [new_net(1)], share, num_random=1)
 
 
-def test_a_cell_does_not_depend_on_those_before_it():
+def test_results_do_not_depend_on_earlier_evaluations():
     class Counting(nn.Module):
         def __init__(self):
             super().__init__()

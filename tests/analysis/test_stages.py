@@ -38,7 +38,7 @@ def test_stages_are_read_from_module_paths(name, stage):
 
 
 def by_stage(model):
-    """Number of layers by stage, the linear ones included."""
+    """Number of layers per stage, including linear ones."""
     with torch.device("meta"):
         stages = stages_of_model(model())
     return dict(Counter(stages.values()))
@@ -67,32 +67,32 @@ def by_stage(model):
         (lambda: torchvision.models.mobilenet_v2(), {0: 53}),
     ],
 )
-def test_stages_are_those_of_the_network(model, expected):
+def test_stages_match_the_architecture(model, expected):
     assert by_stage(model) == expected
 
 
-def test_poolings_inside_of_a_block_start_no_stage():
+def test_pooling_inside_a_block_does_not_start_a_stage():
     assert by_stage(lambda: torchvision.models.mobilenet_v3_small()).keys() == {0, 1}  # 1 is the classifier
 
 
-def test_several_poolings_start_one_stage_and_the_first_layer_is_in_stage_0():
+def test_consecutive_poolings_start_one_stage_and_the_first_layer_is_in_stage_0():
     model = nn.Sequential(
         nn.AvgPool1d(2), nn.Conv1d(1, 1, 3), nn.MaxPool1d(2), nn.AdaptiveMaxPool1d(4), nn.Linear(4, 1)
     )
     assert stages_of_model(model) == {"1": 0, "4": 1}
 
 
-def test_blocks_count_within_a_stage():
+def test_blocks_are_numbered_within_a_stage():
     assert blocks_of_stages([0, 1, 1, 0, None, 1]) == [0, 0, 1, 1, None, 2]
 
 
-def test_names_without_stages_have_none():
+def test_names_without_stage_numbers_have_no_stages():
     assert stages_of_names({"features.0": "conv", "classifier.1": "linear"}) is None
     assert stages_of_names({"stem": "conv", "layer2.0": "conv", "fc": "linear"}) == {"stem": 0, "layer2.0": 2, "fc": 2}
 
 
 def stages_by_both(name):
-    """Stages of the layers of a model of timm: by its modules, and by its names."""
+    """Stages of the layers of a timm model, from its modules and from its names."""
     with torch.device("meta"):
         model = timm.create_model(name)
     kinds = {name: kind for name, module in model.named_modules() if (kind := layer_kind(module))}
@@ -105,7 +105,7 @@ def test_names_and_modules_of_swin_have_the_same_stages():
     assert by_names["layers.1.downsample.reduction"] == 2
 
 
-def test_names_do_not_show_that_a_layer_comes_after_the_stages():
+def test_names_do_not_identify_layers_after_the_stages():
     by_modules, by_names = stages_by_both("efficientnet_b0")
     assert {name for name in by_names if by_names[name] != by_modules[name]} == {"conv_head"}
     assert (by_modules["conv_head"], by_names["conv_head"]) == (7, 0)
@@ -119,7 +119,7 @@ def test_a_file_has_the_stages_of_its_model(tmp_path):
     assert found == expected
 
 
-def test_a_file_that_does_not_number_stages_requires_the_model(tmp_path):
+def test_a_file_without_stage_numbers_requires_the_model(tmp_path):
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Conv2d(2, 2, 3))
     save_model(model, str(tmp_path / "model.safetensors"))
     assert projection_statistics(model).by_stage().keys() == {"0", "1", "net"}

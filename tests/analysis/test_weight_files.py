@@ -65,7 +65,7 @@ def test_the_linear_layers_of_gpt2_are_transposed(tmp_path):
     expected = read(model)
     tied = expected.pop("lm_head")  # its weight is the embedding table, under whose name it is stored
     assert tied.weight.shape == (11, 8)
-    assert "transformer.h.0.attn.c_proj" in expected  # square: like its neighbors
+    assert "transformer.h.0.attn.c_proj" in expected  # square, transposed like its neighbors
     assert_same(read(tmp_path), expected)
 
 
@@ -101,24 +101,24 @@ def test_a_square_layer_is_transposed_like_the_nearest_layers():
         ("lm_head", True),
     ],
 )
-def test_embedding_tables_are_no_linear_layers(name, is_layer):
+def test_embedding_tables_are_not_linear_layers(name, is_layer):
     state = {f"{name}.weight": torch.randn(4, 3), "other.weight": torch.randn(2, 2)}
     assert (name in read(state)) == is_layer
 
 
 @pytest.mark.parametrize("name", ["class_embed", "time_embed", "shared"])
-def test_a_tensor_with_a_bias_is_no_embedding_table(name):
+def test_a_tensor_with_a_bias_is_not_an_embedding_table(name):
     state = {f"{name}.weight": torch.randn(4, 3), "other.weight": torch.randn(2, 2)}
     assert name in read({**state, f"{name}.bias": torch.randn(4)})
     assert name not in read({**state, f"{name}.bias": torch.randn(5)})
 
 
-def test_names_are_ordered_by_their_numbers(write):
+def test_names_are_sorted_numerically(write):
     folder = write({f"layers.{number}.weight": torch.randn(2, 2) for number in (10, 9, 1)})
     assert list(read(folder)) == ["layers.1", "layers.9", "layers.10"]
 
 
-def test_a_bare_layer_has_no_name(write):
+def test_the_name_of_a_bare_layer_is_empty(write):
     assert list(read(write(nn.Linear(2, 3).state_dict()))) == [""]
 
 
@@ -130,7 +130,7 @@ def test_tied_tensors_of_a_state_dict_count_once():
     ]
 
 
-def test_a_file_an_index_or_a_folder_may_be_given(tmp_path):
+def test_a_file_an_index_or_a_folder_is_accepted(tmp_path):
     small_bert().save_pretrained(tmp_path, max_shard_size="3KB")
     index = tmp_path / "model.safetensors.index.json"
     shards = sorted(tmp_path.glob("*.safetensors"))
@@ -140,24 +140,24 @@ def test_a_file_an_index_or_a_folder_may_be_given(tmp_path):
     assert set().union(*parts) == read(index).keys()
 
 
-def test_a_hub_id_is_no_path():
+def test_the_error_for_a_hub_id_explains_local_paths():
     with pytest.raises(FileNotFoundError, match=r"neither a file nor a folder.*snapshot_download"):
         read("timm/resnet18.a1_in1k")
 
 
-def test_pickled_weights_are_not_read(tmp_path):
+def test_pickled_weights_are_rejected(tmp_path):
     torch.save({}, tmp_path / "pytorch_model.bin")
     for path in (tmp_path, tmp_path / "pytorch_model.bin"):
         with pytest.raises(ValueError, match=r"pickled.*save_pretrained"):
             read(path)
 
 
-def test_an_empty_folder_is_refused(tmp_path):
+def test_an_empty_folder_is_rejected(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no \*\.safetensors"):
         read(tmp_path)
 
 
-def test_one_of_several_checkpoints_must_be_chosen(tmp_path):
+def test_several_checkpoints_in_a_folder_are_ambiguous(tmp_path):
     for name in ("a", "b"):
         save_file({"x.weight": torch.ones(2, 2)}, tmp_path / f"{name}.safetensors")
     with pytest.raises(ValueError, match=r"several checkpoints: a\.safetensors, b\.safetensors"):
@@ -173,7 +173,7 @@ def test_missing_shards_are_named(tmp_path):
         read(tmp_path)
 
 
-def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path):
+def test_an_index_that_does_not_match_its_shards_is_rejected(tmp_path):
     small_bert().save_pretrained(tmp_path, max_shard_size="3KB")
     index = tmp_path / "model.safetensors.index.json"
     content = json.loads(index.read_text())
@@ -191,7 +191,7 @@ def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, 5, 200])
-def test_damaged_files_are_refused(write, size):
+def test_damaged_files_are_rejected(write, size):
     path = write() / "model.safetensors"
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
@@ -199,14 +199,14 @@ def test_damaged_files_are_refused(write, size):
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
-def test_quantized_tensors_are_refused(write, dtype):
+def test_quantized_tensors_are_rejected(write, dtype):
     folder = write({"conv.weight": torch.ones(2, 3, 3, 3), "fc.weight": torch.ones(4, 3).to(dtype)})
     with pytest.raises(ValueError, match="fc is quantized"):
         read(folder)
     assert list(read(folder, "conv")) == ["conv"]
 
 
-def test_quantized_checkpoints_are_refused(write):
+def test_quantized_checkpoints_are_rejected(write):
     with pytest.raises(ValueError, match="quantization_config: bitsandbytes"):
         read(write(config={"quantization_config": {"quant_method": "bitsandbytes"}}))
     with pytest.raises(ValueError, match="fc is quantized"):
@@ -214,38 +214,38 @@ def test_quantized_checkpoints_are_refused(write):
 
 
 @pytest.mark.parametrize("normalize", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
-def test_weights_in_parts_require_the_model(normalize, write):
+def test_weights_stored_in_parts_require_the_model(normalize, write):
     model = nn.Sequential(normalize(nn.Conv1d(2, 3, 3)))
     with pytest.raises(ValueError, match=r"weight of 0 is stored in parts.*Give the model"):
         read(write(model.state_dict()))
     assert list(read(model)) == ["0"]
 
 
-def test_the_error_without_such_a_layer_names_those_that_exist(write):
+def test_the_error_for_a_missing_kind_lists_the_existing_layers(write):
     with pytest.raises(ValueError, match=r"layers='linear'.* it has 1 convolution\. Choose layers='conv'"):
         read(write(), "linear")
 
 
-def test_offloaded_tensors_are_refused():
+def test_offloaded_tensors_are_rejected():
     with pytest.raises(ValueError, match="meta device"):
         read(nn.Linear(2, 2, device="meta").state_dict())
 
 
-def test_other_sources_are_refused():
+def test_unsupported_sources_are_rejected():
     with pytest.raises(TypeError, match="got int"):
         read(3)
     with pytest.raises(ValueError, match="got the keys model"):
         read({"model": {"fc.weight": torch.ones(2, 2)}})
 
 
-def test_layers_of_a_snapshot_come_in_the_order_of_the_model(tmp_path):
+def test_layers_of_a_snapshot_have_the_order_of_the_model(tmp_path):
     model = nn.ModuleDict({"stem": nn.Conv2d(3, 4, 3), "body": nn.Conv2d(4, 4, 3), "a_head": nn.Linear(4, 2)})
     found = [layer.name for layer in iterate_layers(save_snapshot(model, tmp_path, 0), "all")]
     assert found == ["stem", "body", "a_head"]
 
 
 @pytest.mark.parametrize("order", ["by name", "3", "null", '{"b": 0}', "[1, [2]]", '"b"'])
-def test_an_order_that_is_no_list_of_names_is_none(order, tmp_path):
+def test_an_invalid_stored_order_is_ignored(order, tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({f"{name}.weight": torch.ones(2, 2) for name in "ba"}, path, metadata={"order": order})
     assert list(read(path)) == ["a", "b"]

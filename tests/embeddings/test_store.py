@@ -21,7 +21,7 @@ def _home_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def columns_of(count: int = 4, start: int = 0) -> dict[str, torch.Tensor]:
-    """Columns as the recipe makes them."""
+    """Columns as written by the recipe."""
     logits = torch.randn(count, 3)
     confidence, prediction = logits.softmax(-1).max(-1)
     return {
@@ -61,13 +61,13 @@ def save(folder) -> Callable[..., str]:
 
 
 class TestWriting:
-    def test_datasets_loads_what_was_written(self, folder):
+    def test_datasets_loads_written_embeddings(self, folder):
         written = columns_of()
         rows = load_dataset(str(write(folder, written)))["test"].with_format("torch")
         for name, values in written.items():
             assert torch.equal(rows[name][:], values), name
 
-    def test_the_columns_have_kinds(self, folder):
+    def test_columns_have_the_expected_features(self, folder):
         features = load_dataset(str(write(folder, columns_of())))["test"].features
         assert features["embedding"] == List(Value("float32"), length=5)
         assert features["logits"] == List(Value("float32"), length=3)
@@ -75,39 +75,39 @@ class TestWriting:
         assert features["prediction"] == ClassLabel(names=MODEL_CLASSES)
         assert (features["confidence"], features["index"]) == (Value("float32"), Value("int64"))
 
-    def test_parts_are_written_one_after_the_other(self, folder):
+    def test_batches_are_written_in_order(self, folder):
         parts = [columns_of(250), columns_of(3, start=250)]
         rows = load_dataset(str(write(folder, *parts)))["test"]
         assert rows["index"][:] == list(range(253))
 
-    def test_many_embeddings_are_several_files_that_load_in_order(self, folder, monkeypatch):
+    def test_many_embeddings_are_split_into_files_that_load_in_order(self, folder, monkeypatch):
         monkeypatch.setattr(parquet, "BYTES_A_FILE", 1000)
         rows = load_dataset(str(write(folder, columns_of(100))))["test"]
         assert len(list((folder / "data").iterdir())) > 1
         assert rows["index"][:] == list(range(100))
 
     @pytest.mark.parametrize("split", ["test", "query", "images_background", "part.2"])
-    def test_a_split_of_any_name_loads_by_it(self, folder, split):
+    def test_any_split_name_loads(self, folder, split):
         assert list(load_dataset(str(write(folder, columns_of(), split=split)))) == [split]
 
-    def test_results_beside_the_data_are_no_data(self, folder):
+    def test_result_files_are_not_loaded_as_data(self, folder):
         write(folder, columns_of())
         (folder / "evaluation").mkdir()
         (folder / "evaluation" / "test.json").write_text('{"eval_accuracy": 1.0}')
         assert load_dataset(str(folder))["test"].num_rows == 4
 
     @pytest.mark.parametrize("split", ["", "test[:10]", "../test", "test-1"])
-    def test_a_split_that_datasets_would_not_find_is_refused(self, folder, split):
+    def test_a_split_name_unsupported_by_datasets_is_rejected(self, folder, split):
         with pytest.raises(ValueError, match="the name of a split consists of letters"):
             write(folder, columns_of(), split=split)
 
-    def test_model_and_size_are_stored_beside_the_data(self, folder):
+    def test_model_and_size_are_stored_with_the_data(self, folder):
         write(folder, columns_of(3), columns_of(4), about={"model": "some/model"})
         about = json.loads((folder / "embeddings.json").read_text())
         assert about == {"model": "some/model", "embedding_dim": 5, "num_images": 7}
 
     @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-    def test_an_error_leaves_what_was_there_and_nothing_else(self, folder, error):
+    def test_an_error_keeps_the_existing_files_and_adds_none(self, folder, error):
         write(folder, columns_of())
         before = sorted(path.name for path in folder.parent.rglob("*"))
         with pytest.raises(error), embeddings_writer(folder, "test", {}, class_names=CLASSES) as add:  # noqa: PT012
@@ -116,14 +116,14 @@ class TestWriting:
         assert sorted(path.name for path in folder.parent.rglob("*")) == before
         assert len(read_embeddings(str(folder)).embeddings) == 4
 
-    def test_no_embedding_is_nothing_to_write(self, folder):
+    def test_writing_no_embeddings_is_rejected(self, folder):
         with pytest.raises(ValueError, match="no embeddings were added"):
             write(folder)
         assert not folder.exists()
 
 
 class TestReading:
-    def test_what_was_written_is_read(self, folder):
+    def test_written_embeddings_are_read(self, folder):
         written = columns_of()
         data = read_embeddings(str(write(folder, written, about={"distance": "cosine"})))
         for name, values in (
@@ -137,7 +137,7 @@ class TestReading:
         assert (data.class_names, data.predicted_names) == (CLASSES, MODEL_CLASSES)
         assert data.about["distance"] == "cosine"
 
-    def test_embeddings_alone_are_enough(self, save):
+    def test_only_the_embedding_column_is_required(self, save):
         data = read_embeddings(save(embedding=[[1.0, 2.0], [3.0, 4.0]]))
         assert data.embeddings.tolist() == [[1.0, 2.0], [3.0, 4.0]]
         assert data.embeddings.dtype == torch.float32
@@ -147,29 +147,29 @@ class TestReading:
     @pytest.mark.parametrize(
         ("labels", "names"),
         [([3, 0, 3], ["0", "3"]), (["b", "a", "b"], ["a", "b"]), (["0", "-1", "0"], ["-1", "0"])],
-        ids=["integers", "names", "numbers as names"],
+        ids=["integers", "names", "numeric names"],
     )
-    def test_labels_may_be_integers_or_names(self, save, labels, names):
+    def test_labels_can_be_integers_or_names(self, save, labels, names):
         data = read_embeddings(save(embedding=[[1.0]] * 3, label=labels))
         assert data.class_names == names
         assert data.labels.tolist() == [1, 0, 1]
 
-    def test_integer_vectors_are_taken(self, save):
+    def test_integer_vectors_are_accepted(self, save):
         assert read_embeddings(save(embedding=[[1, 2], [3, 4]])).embeddings.tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
-    def test_a_needed_column_that_is_missing_is_named_with_those_there_are(self, save):
+    def test_the_error_for_a_missing_column_lists_the_existing_ones(self, save):
         with pytest.raises(ValueError, match=r"no column label; it has: embedding, text\. recipes/extract_embeddings"):
             read_embeddings(save(embedding=[[1.0]], text=["a"]), needed=["label"])
 
-    def test_data_without_embeddings_is_refused(self, save):
+    def test_data_without_embeddings_is_rejected(self, save):
         with pytest.raises(ValueError, match="no column embedding; it has: text"):
             read_embeddings(save(text=["a"]))
 
-    def test_a_prediction_without_its_confidence_is_refused(self, save):
+    def test_predictions_without_confidences_are_rejected(self, save):
         with pytest.raises(ValueError, match="no column confidence"):
             read_embeddings(save(embedding=[[1.0]], prediction=[0]))
 
-    def test_a_prediction_without_names_of_classes_is_refused(self, save):
+    def test_predictions_without_class_names_are_rejected(self, save):
         with pytest.raises(ValueError, match=r"without the names of classes\. Cast it"):
             read_embeddings(save(embedding=[[1.0]], prediction=[0], confidence=[0.5]))
 
@@ -185,11 +185,11 @@ class TestReading:
         ],
         ids=str,
     )
-    def test_invalid_vectors_are_refused(self, save, vectors, message):
+    def test_invalid_vectors_are_rejected(self, save, vectors, message):
         with pytest.raises(ValueError, match=message):
             read_embeddings(save(embedding=vectors))
 
-    def test_one_of_several_splits_must_be_chosen(self, save):
+    def test_several_splits_require_a_choice(self, save):
         save("train", embedding=[[1.0]])
         name = save("test", embedding=[[2.0]])
         with pytest.raises(ValueError, match=r"has the splits train, test; choose one with --split"):
@@ -198,30 +198,30 @@ class TestReading:
         with pytest.raises(ValueError, match="no split 'validation'"):
             read_embeddings(name, split="validation")
 
-    def test_the_only_split_has_to_be_named_correctly_by_default(self, save):
+    def test_a_wrong_name_for_the_only_split_is_rejected_by_default(self, save):
         name = save(embedding=[[1.0]])
         assert read_embeddings(name).split == read_embeddings(name, split="train").split == "train"
         with pytest.raises(ValueError, match=r"no split 'test'; the data has train\. Choose one with --split"):
             read_embeddings(name, split="test")
         assert read_embeddings(name, split="test", only_split=True).split == "train"
 
-    def test_of_several_splits_a_wrong_name_is_never_taken(self, save):
+    def test_a_wrong_name_among_several_splits_is_always_rejected(self, save):
         save("train", embedding=[[1.0]])
         with pytest.raises(ValueError, match="no split 'validation'"):
             read_embeddings(save("test", embedding=[[2.0]]), split="validation", only_split=True)
 
-    def test_a_number_of_rows_is_drawn_by_the_seed(self, save):
+    def test_row_sampling_depends_on_the_seed(self, save):
         name = save(embedding=[[float(row)] for row in range(100)])
         drawn = [read_embeddings(name, max_samples=10, seed=seed).embeddings[:, 0].tolist() for seed in (0, 0, 1)]
         assert drawn[0] == drawn[1] != drawn[2]
         assert drawn[0] == sorted(set(drawn[0]))
         assert len(drawn[0]) == 10
 
-    def test_more_rows_than_there_are_is_all_of_them(self, save):
+    def test_more_samples_than_rows_returns_all_rows(self, save):
         assert len(read_embeddings(save(embedding=[[1.0]] * 3), max_samples=10).embeddings) == 3
 
     @pytest.mark.parametrize("labels", [[-1, -1, -1], [0, 2, -1]])
-    def test_integers_below_zero_are_no_labels(self, save, labels):
+    def test_negative_labels_are_rejected(self, save, labels):
         row = labels.index(-1)
         with pytest.raises(ValueError, match=f"label of .*split 'train', is -1 in row {row}; .* a missing label"):
             read_embeddings(save(embedding=[[1.0]] * 3, label=labels))
@@ -234,7 +234,7 @@ class TestReading:
             ("concentration", -3.0, r"is -3\.0 in row 2; it must be at least 0"),
         ],
     )
-    def test_an_invalid_certainty_is_reported_by_column_file_and_row(self, folder, column, value, message):
+    def test_an_invalid_certainty_is_reported_with_column_file_and_row(self, folder, column, value, message):
         columns = columns_of()
         columns[column][2] = value
         name = str(write(folder, columns))
@@ -242,12 +242,12 @@ class TestReading:
             read_embeddings(name)
 
     @pytest.mark.parametrize(("column", "values"), [("confidence", [0.0, 1.0]), ("concentration", [0.0, 1e8])])
-    def test_certainties_at_the_ends_are_taken(self, folder, column, values):
+    def test_certainties_at_the_bounds_are_accepted(self, folder, column, values):
         columns = columns_of(2) | {column: torch.tensor(values)}
         data = read_embeddings(str(write(folder, columns)))
         assert {"confidence": data.confidences, "concentration": data.concentrations}[column].tolist() == values
 
-    def test_the_row_of_a_drawn_one_is_that_of_the_file(self, folder):
+    def test_errors_in_sampled_rows_report_the_row_in_the_file(self, folder):
         columns = columns_of(50)
         columns["concentration"][7:] = -1.0
         name = str(write(folder, columns))
@@ -256,7 +256,7 @@ class TestReading:
         with pytest.raises(ValueError, match=rf"is -1\.0 in row {first};"):
             read_embeddings(name, max_samples=5)
 
-    def test_no_rows_is_refused(self, save):
+    def test_max_samples_of_zero_is_rejected(self, save):
         with pytest.raises(ValueError, match="--max_samples must be at least 1; got 0"):
             read_embeddings(save(embedding=[[1.0]]), max_samples=0)
 
@@ -284,7 +284,7 @@ def test_labels_and_predictions_are_compared_by_name(class_names, predicted_name
     assert correct.tolist() == [label == prediction for label, prediction in pairs]
 
 
-def test_the_rows_of_the_source_are_read_if_they_are_stored(tmp_path):
+def test_stored_source_rows_are_read(tmp_path):
     for name, more, expected in (("with", {"index": torch.tensor([4, 2, 9])}, [4, 2, 9]), ("without", {}, None)):
         with embeddings_writer(tmp_path / name, "test", {}) as add:
             add({"embedding": torch.eye(3), **more})

@@ -12,7 +12,7 @@ HALF_RIGHT = torch.tensor([True, False] * 50)
 
 @pytest.fixture(scope="module")
 def answers(root):
-    """Confidences and correctness of the golden logits, and what is known of them."""
+    """Confidences and correctness of the golden logits, with reference values."""
     from safetensors.torch import load_file
 
     folder = root / "tests" / "golden"
@@ -26,7 +26,7 @@ def answers(root):
 
 
 def plain_error(confidences, correct, edges, norm):
-    """The error over the bins (edge, next edge], the first one closed."""
+    """Reference error over the bins (edge, next edge]; the first bin is closed."""
     total = 0.0
     for number, (low, high) in enumerate(itertools.pairwise(edges)):
         inside = [
@@ -42,13 +42,13 @@ def plain_error(confidences, correct, edges, norm):
 
 @pytest.mark.parametrize("num_bins", [10, 15, 50])
 @pytest.mark.parametrize("norm", [1, 2])
-def test_equal_mass_error_is_that_of_the_paper(answers, num_bins, norm):
+def test_the_equal_mass_error_matches_the_paper(answers, num_bins, norm):
     confidences, correct, known = answers
     error = expected_calibration_error(confidences, correct, num_bins=num_bins, norm=norm)
     assert error == pytest.approx(known[f"bins{num_bins}_norm{norm}"], abs=1e-12)
 
 
-def test_the_two_named_errors_are_those_of_their_papers(answers):
+def test_the_named_errors_match_their_papers(answers):
     confidences, correct, known = answers
     errors = calibration_errors(confidences, correct)
     width = plain_error(confidences.tolist(), correct.tolist(), [number / 15 for number in range(16)], 1)
@@ -79,18 +79,18 @@ def test_equal_width_bins_are_half_open_intervals(answers, num_bins, norm):
 
 @settings(max_examples=50, deadline=None)
 @given(answers=st.integers(1, 60), num_bins=st.integers(1, 20), seed=st.integers(0, 1000))
-def test_equal_mass_bins_are_as_full_as_one_another_to_one(answers, num_bins, seed):
+def test_sizes_of_equal_mass_bins_differ_by_at_most_two(answers, num_bins, seed):
     confidences = torch.rand(answers, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     bins = reliability_bins(confidences, confidences > 0.5, num_bins=num_bins)
     assert bins.count.sum() == answers
-    assert bins.count.max() - bins.count.min() <= 2  # one more by the rounding of the published program
+    assert bins.count.max() - bins.count.min() <= 2  # 2 because of rounding in the published program
     filled = bins.count > 0
     assert (bins.confidence[filled].diff() > 0).all()
     assert bins.confidence[~filled].isnan().all()
 
 
 @pytest.mark.parametrize("binning", ["equal_mass", "equal_width"])
-def test_the_order_of_tied_answers_does_not_matter(binning):
+def test_bins_do_not_depend_on_the_order_of_tied_predictions(binning):
     confidences = torch.randint(0, 4, (200,)) / 3
     correct = torch.rand(200) < confidences
     errors = set()
@@ -100,7 +100,7 @@ def test_the_order_of_tied_answers_does_not_matter(binning):
     assert len(errors) == 1
 
 
-def test_bins_of_one_confidence_have_its_accuracy():
+def test_bins_of_a_constant_confidence_have_the_mean_accuracy():
     bins = reliability_bins(torch.full((100,), 0.75), HALF_RIGHT, num_bins=4)
     torch.testing.assert_close(bins.confidence, torch.full((4,), 0.75, dtype=torch.float64))
     torch.testing.assert_close(bins.accuracy, torch.full((4,), 0.5, dtype=torch.float64))
@@ -109,12 +109,12 @@ def test_bins_of_one_confidence_have_its_accuracy():
 
 @pytest.mark.parametrize("binning", ["equal_mass", "equal_width"])
 @pytest.mark.parametrize(("confidence", "error"), [(0.5, 0.0), (1.0, 0.5), (0.0, 0.5)])
-def test_the_error_of_one_confidence_is_its_distance_to_the_accuracy(binning, confidence, error):
+def test_the_error_of_a_constant_confidence_is_its_distance_to_the_accuracy(binning, confidence, error):
     confidences = torch.full((100,), confidence)
     assert expected_calibration_error(confidences, HALF_RIGHT, binning=binning) == pytest.approx(error, abs=1e-12)
 
 
-def test_single_precision_and_numbers_0_and_1_are_taken(answers):
+def test_float32_confidences_and_integer_correctness_are_accepted(answers):
     confidences, correct, known = answers
     error = expected_calibration_error(confidences.float(), correct.long())
     assert error == pytest.approx(known["bins15_norm2"], abs=1e-6)
@@ -131,7 +131,7 @@ def test_single_precision_and_numbers_0_and_1_are_taken(answers):
         (torch.rand(2), torch.tensor([0, 2]), "correct must be boolean, or 0 and 1"),
     ],
 )
-def test_bad_answers_are_refused(confidences, correct, message):
+def test_invalid_predictions_are_rejected(confidences, correct, message):
     with pytest.raises(ValueError, match=message):
         calibration_errors(confidences, correct)
 
@@ -146,6 +146,6 @@ def test_bad_answers_are_refused(confidences, correct, message):
         ({"binning": "equal"}, "unknown binning 'equal'; choose equal_mass or equal_width"),
     ],
 )
-def test_bad_options_are_refused(options, message):
+def test_invalid_options_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         expected_calibration_error(torch.rand(4), torch.ones(4), **options)

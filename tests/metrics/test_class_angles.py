@@ -11,7 +11,7 @@ from hf_sphere.metrics.class_angles import _draw_pairs
 
 
 def plain_angles(points, labels):
-    """The definition, a pair at a time."""
+    """The definition, one pair at a time."""
     angles = {True: [], False: []}
     for (x, a), (y, b) in itertools.combinations(zip(points, labels.tolist(), strict=True), 2):
         angles[a == b].append(math.degrees(math.acos(max(-1.0, min(1.0, (x @ y / x.norm() / y.norm()).item())))))
@@ -20,7 +20,7 @@ def plain_angles(points, labels):
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), dim=st.integers(2, 6))
-def test_of_few_points_all_pairs_are_measured(seed, dim):
+def test_all_pairs_of_few_points_are_measured(seed, dim):
     generator = torch.Generator().manual_seed(seed)
     points = torch.randn(15, dim, dtype=torch.float64, generator=generator)
     labels = torch.tensor([7, -2, 3]).repeat(5)
@@ -30,21 +30,21 @@ def test_of_few_points_all_pairs_are_measured(seed, dim):
     assert between.sort().values.tolist() == pytest.approx(expected[1], abs=1e-5)
 
 
-def test_right_and_flat_angles_are_known():
+def test_right_and_straight_angles_are_exact():
     points = torch.tensor([[1.0, 0.0], [-3.0, 0.0], [0.0, 2.0], [0.0, 5.0]])
     within, between = class_angles(points, torch.tensor([0, 0, 1, 1]))
     assert sorted(within.tolist()) == [pytest.approx(0.0), pytest.approx(180.0)]
     assert between.tolist() == [pytest.approx(90.0)] * 4
 
 
-def test_small_angles_lose_no_digits():
+def test_small_angles_are_accurate():
     points = torch.tensor([[1.0, 0.0], [math.cos(1e-9), math.sin(1e-9)], [0.0, 1.0]], dtype=torch.float64)
     within, _ = class_angles(points, torch.tensor([0, 0, 1]))
     assert within.tolist() == [pytest.approx(math.degrees(1e-9), rel=1e-6)]
 
 
 @pytest.mark.parametrize("sizes", [[4, 1, 3], [1, 2, 1], [6, 2]])
-def test_every_pair_of_a_kind_is_drawn_equally_often(sizes):
+def test_pairs_of_a_kind_are_sampled_uniformly(sizes):
     labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     size = torch.tensor(sizes)[labels]
     start = (torch.tensor(sizes).cumsum(0) - torch.tensor(sizes))[labels]
@@ -56,10 +56,10 @@ def test_every_pair_of_a_kind_is_drawn_equally_often(sizes):
         assert all(abs(count - expected) < 5 * expected**0.5 for count in drawn.values())
 
 
-def test_a_sample_has_the_number_asked_for_and_the_mean_of_all():
+def test_a_sample_has_the_requested_size_and_the_mean_of_all_pairs():
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(200, 3, generator=generator) + 2 * torch.eye(3).repeat(67, 1)[:200]
-    labels = torch.randint(5, (200,), generator=generator)  # not in the order of the classes
+    labels = torch.randint(5, (200,), generator=generator)  # not sorted by class
     labels[::2] = torch.arange(200)[::2] % 3
     whole, sample = class_angles(points, labels), class_angles(points, labels, max_pairs=10_000)
     for exact, drawn in zip(whole, sample, strict=True):
@@ -67,7 +67,7 @@ def test_a_sample_has_the_number_asked_for_and_the_mean_of_all():
         assert drawn.mean().item() == pytest.approx(exact.mean().item(), abs=1.5)
 
 
-def test_a_seed_draws_the_same_pairs_and_leaves_the_global_generator_alone():
+def test_sampling_is_reproducible_and_preserves_the_global_generator():
     points, labels = torch.randn(50, 3), torch.arange(50) % 3
     before = torch.get_rng_state()
     first, again, other = (class_angles(points, labels, max_pairs=100, seed=seed)[0] for seed in (1, 1, 2))
@@ -87,6 +87,6 @@ def test_a_seed_draws_the_same_pairs_and_leaves_the_global_generator_alone():
     ],
     ids=["one class", "no pair", "max_pairs", "labels", "zero"],
 )
-def test_what_has_no_angles_is_refused(points, labels, options, message):
+def test_inputs_without_class_angles_are_rejected(points, labels, options, message):
     with pytest.raises(ValueError, match=message):
         class_angles(points, labels, **options)

@@ -13,40 +13,40 @@ def plain(points):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 30), dim=st.integers(1, 12))
-def test_it_is_the_participation_ratio_of_the_eigenvalues(seed, count, dim):
+def test_the_effective_dimension_is_the_participation_ratio_of_the_eigenvalues(seed, count, dim):
     generator = torch.Generator().manual_seed(seed)
     points = torch.randn(count, dim, dtype=torch.float64, generator=generator) + 3.0
     assert effective_dimension(points) == pytest.approx(plain(points))
 
 
 @pytest.mark.parametrize("dim", [1, 2, 7])
-def test_points_that_have_the_same_variance_in_all_directions_have_all_dimensions(dim):
+def test_isotropic_points_have_full_dimension(dim):
     corners = torch.cat([torch.eye(dim), -torch.eye(dim)])
     assert effective_dimension(corners) == pytest.approx(dim)
 
 
-def test_points_on_a_line_have_one_dimension_wherever_it_is():
+def test_points_on_any_line_have_dimension_one():
     line = torch.linspace(-1, 1, 20)[:, None] * torch.tensor([1.0, -2.0, 0.5]) + torch.tensor([5.0, 0.0, 1.0])
     assert effective_dimension(line) == pytest.approx(1.0)
 
 
-def test_two_variances_of_three_to_one_have_a_known_ratio():
+def test_variances_in_the_ratio_three_to_one_have_a_known_dimension():
     points = torch.tensor([[3.0, 0.0], [-3.0, 0.0], [0.0, 3**0.5], [0.0, -(3**0.5)]])
     assert effective_dimension(points) == pytest.approx((3 + 1) ** 2 / (3**2 + 1**2))
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_equal_points_have_no_dimension(count):
+def test_equal_points_have_dimension_zero(count):
     assert effective_dimension(torch.full((count, 3), 0.1)) == 0.0
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-150, 1e150, 1e300])
-def test_the_scale_does_not_matter(scale):
+def test_the_scale_has_no_effect(scale):
     points = torch.randn(20, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert effective_dimension(scale * points) == pytest.approx(effective_dimension(points))
 
 
-def test_a_large_mean_does_not_hide_the_rest():
+def test_a_large_mean_does_not_reduce_the_accuracy():
     points = torch.randn(50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert effective_dimension(points + 1e6) == pytest.approx(effective_dimension(points), rel=1e-6)
 
@@ -58,8 +58,8 @@ def test_a_large_mean_does_not_hide_the_rest():
         (torch.empty(0, 2), ValueError, r"shape \(N, d\) with N >= 1"),
         (torch.ones(2, 2, dtype=torch.complex64), TypeError, "must be real"),
     ],
-    ids=["infinite", "none", "complex"],
+    ids=["infinite", "empty", "complex"],
 )
-def test_what_has_no_covariance_is_refused(points, error, message):
+def test_inputs_without_a_covariance_are_rejected(points, error, message):
     with pytest.raises(error, match=message):
         effective_dimension(points)

@@ -34,7 +34,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module", params=["from the root", "by absolute path"])
 def found(request, root, tmp_path_factory):
-    """What the modules compute in a process of its own, whose caches are in a folder of the test."""
+    """Results of the modules in a separate process with temporary caches."""
     home = tmp_path_factory.mktemp("home")
     folders = ["evaluate_modules/calibration_error", "evaluate_modules/retrieval_scores"]
     from_root = request.param == "from the root"
@@ -49,19 +49,19 @@ def found(request, root, tmp_path_factory):
     return json.loads(program.stdout.splitlines()[-1])
 
 
-def test_calibration_errors_are_those_of_the_function(found):
+def test_calibration_errors_match_the_function(found):
     expected = calibration_errors(torch.tensor(CONFIDENCES, dtype=torch.float64), torch.tensor(CORRECT))
     assert found["calibration"] == pytest.approx(expected)
     assert found["one by one"] == pytest.approx(expected)
 
 
-def test_retrieval_scores_are_those_of_the_function(found):
+def test_retrieval_scores_match_the_function(found):
     embeddings, labels = torch.tensor(EMBEDDINGS), torch.tensor(LABELS)
     assert found["retrieval"] == pytest.approx(retrieval_scores(embeddings, labels, distance="euclidean", ks=(1, 2)))
     assert found["tensors"] == pytest.approx(retrieval_scores(embeddings, labels))
 
 
-def test_they_have_a_description_and_a_card(found, root):
+def test_modules_have_a_description_and_a_card(found, root):
     assert found["described"] == [True, True]
     for folder in ("calibration_error", "retrieval_scores"):
         card = (root / "evaluate_modules" / folder / "README.md").read_text().split("---\n")[1]

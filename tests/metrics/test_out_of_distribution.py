@@ -10,7 +10,7 @@ NUMBERS = st.lists(st.integers(0, 12), min_size=1, max_size=50)
 
 @settings(max_examples=100, deadline=None)
 @given(inside=NUMBERS, outside=NUMBERS)
-def test_auroc_is_the_share_of_pairs_in_order_with_ties_counted_half(inside, outside):
+def test_auroc_is_the_fraction_of_ordered_pairs_with_ties_counted_half(inside, outside):
     pairs = [(a > b) + (a == b) / 2 for a in inside for b in outside]
     scores = detection_scores(torch.tensor(inside), torch.tensor(outside))
     assert scores["auroc"] == pytest.approx(sum(pairs) / len(pairs), abs=1e-15)
@@ -18,13 +18,13 @@ def test_auroc_is_the_share_of_pairs_in_order_with_ties_counted_half(inside, out
 
 @settings(max_examples=100, deadline=None)
 @given(inside=NUMBERS, outside=NUMBERS)
-def test_fpr_is_at_the_highest_threshold_that_keeps_95_percent(inside, outside):
+def test_fpr_uses_the_highest_threshold_with_95_percent_tpr(inside, outside):
     kept = [t for t in inside if 100 * sum(a >= t for a in inside) >= 95 * len(inside)]
     expected = sum(b >= max(kept) for b in outside) / len(outside)
     assert detection_scores(torch.tensor(inside), torch.tensor(outside))["fpr_at_95_tpr"] == expected
 
 
-def test_auroc_is_that_of_scikit_learn_on_many_scores():
+def test_auroc_matches_scikit_learn():
     inside, outside = (torch.randn(3000) + 0.5).round(decimals=2), torch.randn(2000).round(decimals=2)
     expected = roc_auc_score([1] * 3000 + [0] * 2000, torch.cat([inside, outside]).numpy())
     assert detection_scores(inside, outside)["auroc"] == pytest.approx(expected, abs=1e-12)
@@ -34,11 +34,11 @@ def test_auroc_is_that_of_scikit_learn_on_many_scores():
     ("inside", "outside", "auroc", "fpr"),
     [([2.0, 3.0], [0.0, 1.0], 1.0, 0.0), ([0.0, 1.0], [2.0, 3.0], 0.0, 1.0), ([1.0, 1.0], [1.0], 0.5, 1.0)],
 )
-def test_perfect_reversed_and_useless_scores(inside, outside, auroc, fpr):
+def test_perfect_reversed_and_constant_scores_have_known_results(inside, outside, auroc, fpr):
     assert detection_scores(torch.tensor(inside), torch.tensor(outside)) == {"auroc": auroc, "fpr_at_95_tpr": fpr}
 
 
-def test_one_of_twenty_in_distribution_inputs_may_be_rejected():
+def test_one_of_twenty_in_distribution_scores_may_be_below_the_threshold():
     inside = torch.arange(20.0)
     assert detection_scores(inside, torch.tensor([0.0, 0.5, 1.0, 1.5]))["fpr_at_95_tpr"] == 0.5
 
@@ -52,6 +52,6 @@ def test_one_of_twenty_in_distribution_inputs_may_be_rejected():
         (torch.zeros(2), torch.zeros(2, 2), r"outside must have the shape \(N,\) with N >= 1; got \(2, 2\)"),
     ],
 )
-def test_bad_scores_are_refused(inside, outside, message):
+def test_invalid_scores_are_rejected(inside, outside, message):
     with pytest.raises(ValueError, match=message):
         detection_scores(inside, outside)

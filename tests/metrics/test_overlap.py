@@ -33,7 +33,7 @@ def plain_overlap(points, labels, correct, threshold: float, distance: str) -> d
     threshold=st.floats(0.01, 170),
     seed=st.integers(0, 2**31),
 )
-def test_counts_are_those_of_the_definition(count, dim, classes, threshold, seed):
+def test_counts_match_the_definition(count, dim, classes, threshold, seed):
     torch.manual_seed(seed)
     points, labels = torch.randn(count, dim) + 1, torch.randint(classes, (count,))
     correct = torch.rand(count) < 0.5
@@ -42,7 +42,7 @@ def test_counts_are_those_of_the_definition(count, dim, classes, threshold, seed
         assert counts == pytest.approx(plain_overlap(points, labels, correct, bound, distance))
 
 
-def test_blocks_count_the_same_as_the_whole(monkeypatch):
+def test_counts_do_not_depend_on_blocking(monkeypatch):
     data = torch.randn(200, 3), torch.randint(4, (200,)), torch.rand(200) < 0.5
     whole = class_overlap(*data, threshold=12.0)
     monkeypatch.setattr(overlap, "BYTES_IN_MEMORY", 32 * 200 * 7)
@@ -52,7 +52,7 @@ def test_blocks_count_the_same_as_the_whole(monkeypatch):
 
 @pytest.mark.parametrize("degrees", [1e-12, 1e-7, 1e-3, 1.0, 90.0, 179.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_angles_of_every_size_are_compared_exactly_with_the_threshold(degrees, dtype):
+def test_angles_of_any_size_are_compared_exactly_with_the_threshold(degrees, dtype):
     angle = math.radians(degrees)
     points = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype=dtype)
     exact = math.degrees(math.atan2(points[1, 1].item(), points[1, 0].item()))
@@ -63,7 +63,7 @@ def test_angles_of_every_size_are_compared_exactly_with_the_threshold(degrees, d
 
 @pytest.mark.parametrize("distance", ["angular", "euclidean"])
 def test_small_distances_are_accurate_far_from_the_origin(distance):
-    """1e-9 beside points of length 1e6 is lost in a difference of squares."""
+    """A distance of 1e-9 between points of norm 1e6 is lost in a difference of squares."""
     points = torch.tensor([[1e6, 0.0], [1e6, 1e-9], [1e6, 1e-7]], dtype=torch.float64)
     threshold = 2e-9 if distance == "euclidean" else math.degrees(2e-15)
     counts = class_overlap(points, torch.tensor([0, 1, 2]), torch.ones(3), threshold=threshold, distance=distance)
@@ -82,7 +82,7 @@ def test_equal_points_of_two_classes_overlap_in_every_pair():
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
-def test_the_lengths_of_points_do_not_count_for_angles(scale):
+def test_norms_do_not_affect_angular_overlap(scale):
     points, labels, correct = torch.randn(50, 3), torch.arange(50) % 3, torch.arange(50) % 2
     scaled = points * torch.logspace(0, math.log10(scale), 50)[:, None]
     assert class_overlap(scaled, labels, correct, threshold=20.0) == class_overlap(
@@ -90,7 +90,7 @@ def test_the_lengths_of_points_do_not_count_for_angles(scale):
     )
 
 
-def test_many_equal_points_do_not_fill_the_memory(monkeypatch):
+def test_many_equal_points_use_bounded_memory(monkeypatch):
     monkeypatch.setattr(overlap, "BYTES_IN_MEMORY", 2**12)
     counts = class_overlap(torch.ones(90, 4), torch.arange(90), torch.ones(90), threshold=0.1, distance="euclidean")
     assert counts["num_pairs"] == 90 * 89 / 2
@@ -116,7 +116,7 @@ def test_many_equal_points_do_not_fill_the_memory(monkeypatch):
     ],
     ids=str,
 )
-def test_bad_input_is_refused(changed, error, message):
+def test_invalid_input_is_rejected(changed, error, message):
     good = {"embeddings": torch.eye(4), "labels": torch.arange(4), "correct": torch.ones(4), "threshold": 10.0}
     with pytest.raises(error, match=message):
         class_overlap(**(good | changed))

@@ -59,14 +59,14 @@ def close(scores):
 
 @pytest.fixture(scope="module")
 def clusters(root):
-    """The golden embeddings and labels, one of whose classes has a single member."""
+    """The golden embeddings and labels; one class has a single member."""
     tensors = load_file(root / "tests" / "golden" / "metrics.safetensors")
     return tensors["embeddings"], tensors["labels"]
 
 
 class TestValues:
     @pytest.mark.parametrize("backend", ["torch", "faiss"])
-    def test_scores_are_the_golden_ones(self, clusters, root, backend):
+    def test_scores_match_the_golden_values(self, clusters, root, backend):
         if backend == "faiss":
             pytest.importorskip("faiss")
         known = json.loads((root / "tests" / "golden" / "metrics.json").read_text())["retrieval"]
@@ -87,7 +87,7 @@ class TestValues:
         block_size=st.sampled_from([None, 1, 5]),
         seed=st.integers(0, 10_000),
     )
-    def test_scores_are_the_definitions(self, labels, distance, ks, block_size, seed):
+    def test_scores_match_the_definitions(self, labels, distance, ks, block_size, seed):
         points = random_points(len(labels), seed=seed)
         scores = retrieval_scores(
             points, torch.tensor(labels), distance=distance, ks=ks, curvature=CURVATURE, block_size=block_size
@@ -112,7 +112,7 @@ class TestValues:
         )
         assert scores == close(plain_scores(points.double(), labels, distance, (1, 3)))
 
-    def test_the_accuracy_calculator_of_pytorch_metric_learning_agrees(self):
+    def test_scores_match_pytorch_metric_learning(self):
         calculators = pytest.importorskip("pytorch_metric_learning.utils.accuracy_calculator")
         inference = pytest.importorskip("pytorch_metric_learning.utils.inference")
         distances = pytest.importorskip("pytorch_metric_learning.distances")
@@ -134,7 +134,7 @@ class TestValues:
             assert scores["map_at_r"] == pytest.approx(expected["mean_average_precision_at_r"], abs=1e-6)
 
     @pytest.mark.parametrize("curvature", [1e-5, 0.1, 1.0])
-    def test_hyperbolic_neighbors_are_those_of_geoopt(self, curvature):
+    def test_hyperbolic_neighbors_match_geoopt(self, curvature):
         geoopt = pytest.importorskip("geoopt")
         labels = torch.arange(80) % 8
         centers = random_points(8)[labels] * 0.9
@@ -146,8 +146,8 @@ class TestValues:
         assert scores["recall_at_1"] == pytest.approx(same[:, 0].double().mean().item(), abs=1e-6)
         assert scores["r_precision"] == pytest.approx(same.double().mean().item(), abs=1e-6)
 
-    def test_points_at_the_boundary_of_the_ball_keep_their_distances(self):
-        # Almost one in every coordinate, and yet far apart: the angles are 1e-6 of each other's, in float32.
+    def test_distances_are_accurate_near_the_boundary_of_the_ball(self):
+        # The points are at most 1.1e-4 apart, but their hyperbolic distances are large.
         angles = torch.tensor([0.0, 1.0, 10.0, 11.0], dtype=torch.float64) * 1e-5
         points = (1 - 1e-6) * torch.stack([angles.cos(), angles.sin()], dim=1)
         scores = retrieval_scores(points.float(), torch.tensor([0, 0, 1, 1]), distance="hyperbolic", curvature=1.0)
@@ -159,7 +159,7 @@ class TestValues:
         flat = retrieval_scores(points, labels, distance="hyperbolic", curvature=1e-9)
         assert flat == close(retrieval_scores(points, labels, distance="euclidean"))
 
-    def test_recall_counts_more_neighbors_than_the_class_has(self):
+    def test_recall_at_k_supports_k_above_the_class_size(self):
         embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.9, 0.1], [0.8, 0.3], [0.7, 0.5]])
         scores = retrieval_scores(embeddings, torch.tensor([0, 0, 1, 2, 3]), ks=(1, 2, 3, 4, 9))
         found = [scores[f"recall_at_{k}"] for k in (1, 2, 3, 4, 9)]
@@ -170,7 +170,7 @@ class TestValues:
         scores = retrieval_scores(torch.ones(30, 3), torch.arange(30) % 3)
         assert (scores["recall_at_1"], scores["r_precision"], scores["map_at_r"]) == (0.0, 0.0, 0.0)
 
-    def test_one_class_alone_is_always_found(self):
+    def test_a_single_class_has_perfect_scores(self):
         scores = retrieval_scores(torch.randn(10, 3), torch.full((10,), -7))
         assert (scores["recall_at_1"], scores["r_precision"], scores["map_at_r"]) == (1.0, 1.0, 1.0)
 
@@ -178,7 +178,7 @@ class TestValues:
 class TestInvariance:
     @pytest.mark.parametrize("distance", DISTANCES)
     @pytest.mark.parametrize("block_size", [1, 7, 64, 1000])
-    def test_the_block_size_changes_nothing(self, clusters, distance, block_size):
+    def test_the_block_size_has_no_effect(self, clusters, distance, block_size):
         embeddings, labels = clusters
         embeddings = torch.cat([embeddings, embeddings[::3]])  # with ties
         labels = torch.cat([labels, labels[::3].roll(1)])
@@ -189,7 +189,7 @@ class TestInvariance:
         assert parts == whole
 
     @pytest.mark.parametrize("distance", DISTANCES)
-    def test_the_order_and_the_names_of_classes_do_not_matter(self, clusters, distance):
+    def test_the_order_and_ids_of_classes_have_no_effect(self, clusters, distance):
         embeddings, labels = clusters
         order = torch.randperm(len(labels))
         renamed = torch.randperm(10**6)[: int(labels.max()) + 1][labels] - 500_000
@@ -201,25 +201,25 @@ class TestInvariance:
 
     @pytest.mark.parametrize("scale", [1e-30, 1e30])
     @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
-    def test_the_scale_does_not_matter(self, clusters, distance, scale):
+    def test_the_scale_has_no_effect(self, clusters, distance, scale):
         embeddings, labels = clusters
         expected = retrieval_scores(embeddings, labels, distance=distance)
         assert retrieval_scores(embeddings * scale, labels, distance=distance) == close(expected)
 
-    def test_a_far_origin_does_not_matter_to_euclidean_neighbors(self, clusters):
+    def test_euclidean_neighbors_are_translation_invariant(self, clusters):
         embeddings, labels = clusters
-        rounded = (embeddings * 2**10).round()  # such that the move itself loses nothing
+        rounded = (embeddings * 2**10).round()  # so that the translation itself is exact
         expected = retrieval_scores(rounded, labels, distance="euclidean")
         assert retrieval_scores(rounded + 2**13, labels, distance="euclidean") == close(expected)
 
-    def test_half_precision_is_computed_in_single_precision(self, clusters):
+    def test_half_precision_is_upcast_to_single_precision(self, clusters):
         embeddings, labels = clusters
         half = embeddings.bfloat16()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             scores = retrieval_scores(half, labels)
         assert scores == retrieval_scores(half.float(), labels)
 
-    def test_settings_of_training_are_restored(self, clusters):
+    def test_training_settings_are_restored(self, clusters):
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("medium")
         try:
@@ -228,7 +228,7 @@ class TestInvariance:
         finally:
             torch.set_float32_matmul_precision(before)
 
-    def test_embeddings_with_a_gradient_stay_as_they_are(self, clusters):
+    def test_embeddings_that_require_gradients_are_unchanged(self, clusters):
         embeddings, labels = clusters
         given = embeddings.clone().requires_grad_()
         retrieval_scores(given, labels, distance="euclidean")
@@ -249,7 +249,7 @@ class TestBackends:
         )
         assert theirs == close(ours)
 
-    def test_faiss_sees_ties_beyond_the_end_of_its_list(self):
+    def test_faiss_handles_ties_beyond_the_end_of_its_list(self):
         pytest.importorskip("faiss")
         embeddings = torch.eye(3).repeat_interleave(40, dim=0)
         labels = torch.arange(120) // 2
@@ -258,7 +258,7 @@ class TestBackends:
         assert ours["recall_at_1"] == 0.0
 
     @pytest.mark.parametrize("installed", [True, False])
-    def test_faiss_is_taken_by_itself_for_many_embeddings_where_it_is_installed(self, monkeypatch, installed):
+    def test_faiss_is_selected_automatically_for_many_embeddings(self, monkeypatch, installed):
         used = []
         monkeypatch.setattr("importlib.util.find_spec", lambda name: name if installed else None)
         monkeypatch.setattr(Gallery, "_by_faiss", lambda self, rows, count: used.append("faiss") or 1 / 0)
@@ -273,26 +273,26 @@ class TestBackends:
                 retrieval_scores(torch.rand(shape), torch.arange(shape[0]) // 5, distance=distance)
         assert used == ["faiss" if installed else "torch", "torch", "torch", "torch"]
 
-    def test_faiss_that_is_missing_is_named_with_how_to_install_it(self, clusters, monkeypatch):
+    def test_the_error_for_missing_faiss_has_install_instructions(self, clusters, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(ImportError, match="`pip install faiss-cpu`"):
             retrieval_scores(*clusters, backend="faiss")
 
     @pytest.mark.parametrize("options", [{"distance": "hyperbolic"}, {}])
-    def test_faiss_is_refused_where_it_cannot_compute(self, clusters, options):
+    def test_unsupported_uses_of_faiss_are_rejected(self, clusters, options):
         embeddings, labels = clusters
         with pytest.raises(ValueError, match=r"distances, in float32 on the CPU; .* Use backend='torch'"):
             retrieval_scores(0.1 * embeddings.double(), labels, backend="faiss", **options)
 
 
 @pytest.mark.parametrize("count", [1, 3, 31, 32, 33, 1024])
-def test_the_largest_values_are_found_by_groups(count):
+def test_grouped_top_k_matches_sorting(count):
     values = torch.randint(0, 200, (7, 1024)).float()  # with ties
     assert torch.equal(_largest(values, count), values.sort(dim=1, descending=True).values[:, :count])
 
 
 class TestMemory:
-    def test_no_block_takes_more_than_its_share(self, monkeypatch):
+    def test_blocks_respect_the_memory_limit(self, monkeypatch):
         held = []
         nearest = Gallery.nearest
 
@@ -307,7 +307,7 @@ class TestMemory:
         assert max(held) <= 2**20 < whole
 
     @pytest.mark.skipif(sys.platform != "linux", reason="other systems count in other units")
-    def test_many_embeddings_need_no_matrix_of_all_distances(self):
+    def test_many_embeddings_do_not_allocate_the_full_distance_matrix(self):
         import resource
 
         labels = torch.arange(20_000) % 4000
@@ -320,7 +320,7 @@ class TestMemory:
 
 
 @pytest.mark.parametrize("kind", ["lists", "arrays"])
-def test_lists_and_arrays_are_taken(kind):
+def test_lists_and_arrays_are_accepted(kind):
     embeddings, labels = torch.randn(12, 3), torch.arange(12) % 4
     given = [tensor.tolist() if kind == "lists" else tensor.numpy() for tensor in (embeddings, labels)]
     assert retrieval_scores(*given) == retrieval_scores(embeddings, labels)
@@ -345,7 +345,7 @@ class TestRefusals:
             (torch.tensor([[math.inf], [1.0]]), torch.zeros(2).long(), "must be finite"),
         ],
     )
-    def test_bad_data(self, embeddings, labels, message):
+    def test_invalid_data_is_rejected(self, embeddings, labels, message):
         with pytest.raises(ValueError, match=message):
             retrieval_scores(embeddings, labels)
 
@@ -364,19 +364,19 @@ class TestRefusals:
             ),
         ],
     )
-    def test_bad_options(self, options, message):
+    def test_invalid_options_are_rejected(self, options, message):
         with pytest.raises(ValueError, match=message):
             retrieval_scores(F.normalize(torch.ones(4, 2), dim=1), torch.zeros(4).long(), **options)
 
-    def test_a_single_k_is_no_sequence(self):
+    def test_a_single_k_is_rejected(self):
         with pytest.raises(TypeError, match=r"ks must be a sequence of integers, for instance \(1, 5\); got 5"):
             retrieval_scores(torch.randn(4, 2), torch.zeros(4).long(), ks=5)
 
     @pytest.mark.parametrize("labels", [torch.zeros(4), torch.zeros(4).bool()])
-    def test_labels_that_are_no_integers(self, labels):
+    def test_non_integer_labels_are_rejected(self, labels):
         with pytest.raises(TypeError, match="labels must be integers"):
             retrieval_scores(torch.randn(4, 2), labels)
 
-    def test_complex_embeddings(self):
+    def test_complex_embeddings_are_rejected(self):
         with pytest.raises(TypeError, match="embeddings must be real"):
             retrieval_scores(torch.randn(4, 2, dtype=torch.complex64), torch.zeros(4).long())

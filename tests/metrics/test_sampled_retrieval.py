@@ -12,7 +12,7 @@ def directions():
     return F.normalize(torch.randn(12, 8)[LABELS] + 0.3 * torch.randn(120, 8), dim=1)
 
 
-def test_concentrated_points_have_the_scores_of_their_directions(directions):
+def test_concentrated_samples_have_the_scores_of_their_mean_directions(directions):
     sampled = sampled_retrieval_scores(directions, torch.full((120,), 1e8), LABELS, num_samples=3)
     plain = retrieval_scores(directions, LABELS)
     for name, values in sampled.items():
@@ -20,14 +20,14 @@ def test_concentrated_points_have_the_scores_of_their_directions(directions):
             assert value == pytest.approx(plain[name], abs=5e-3)
 
 
-def test_spread_points_are_found_less_often(directions):
+def test_low_concentration_lowers_the_scores(directions):
     options = {"num_samples": 3, "ks": (1, 5)}
     near, far = (sampled_retrieval_scores(directions, torch.full((120,), c), LABELS, **options) for c in (1e3, 1.0))
     assert set(near) == {"recall_at_1", "recall_at_5", "r_precision", "map_at_r"}
     assert all(far[name]["mean"] < near[name]["mean"] for name in near)
 
 
-def test_the_interval_holds_the_mean_and_grows_with_its_share(directions):
+def test_the_interval_contains_the_mean_and_grows_with_its_level(directions):
     narrow, wide = (
         sampled_retrieval_scores(directions, torch.full((120,), 20.0), LABELS, interval=share) for share in (0.5, 0.95)
     )
@@ -37,7 +37,7 @@ def test_the_interval_holds_the_mean_and_grows_with_its_share(directions):
         assert wide[name]["low"] < wide[name]["mean"] < wide[name]["high"]
 
 
-def test_a_seed_makes_the_same_samples_and_another_one_others(directions):
+def test_samples_depend_only_on_the_seed(directions):
     first, again, other = (
         sampled_retrieval_scores(directions, torch.full((120,), 20.0), LABELS, num_samples=2, seed=seed)
         for seed in (3, 3, 4)
@@ -52,7 +52,7 @@ def test_the_global_random_state_does_not_change(directions):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_half_precision_and_any_norms_are_taken(directions):
+def test_half_precision_and_any_norms_are_accepted(directions):
     half = 3 * directions.bfloat16()
     expected = sampled_retrieval_scores(F.normalize(half.float(), dim=1), torch.full((120,), 20.0), LABELS)
     scores = sampled_retrieval_scores(half, torch.full((120,), 20.0).bfloat16(), LABELS)
@@ -60,7 +60,7 @@ def test_half_precision_and_any_norms_are_taken(directions):
 
 
 @pytest.mark.parametrize("kind", ["lists", "arrays"])
-def test_lists_and_arrays_are_taken(directions, kind):
+def test_lists_and_arrays_are_accepted(directions, kind):
     tensors = directions, torch.full((120,), 20.0), LABELS
     given = [tensor.tolist() if kind == "lists" else tensor.numpy() for tensor in tensors]
     assert sampled_retrieval_scores(*given, num_samples=2) == sampled_retrieval_scores(*tensors, num_samples=2)
@@ -76,7 +76,7 @@ def test_lists_and_arrays_are_taken(directions, kind):
         ({"interval": 1.0}, r"interval must be in \(0, 1\), for instance 0.95; got 1.0"),
     ],
 )
-def test_bad_input_is_rejected(directions, change, message):
+def test_invalid_input_is_rejected(directions, change, message):
     given = {"directions": directions, "concentration": torch.ones(120), "labels": LABELS, **change}
     with pytest.raises(ValueError, match=message):
         sampled_retrieval_scores(**given)

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from hf_sphere.metrics import area_under_risk_coverage, risk_coverage
 
 
-def test_risk_is_the_error_among_the_most_confident():
+def test_risk_is_the_error_rate_of_the_most_confident_predictions():
     coverage, risk = risk_coverage(torch.tensor([0.2, 0.9, 0.5, 0.7]), torch.tensor([False, True, True, False]))
     assert coverage.tolist() == [0.25, 0.5, 0.75, 1.0]
     assert risk.tolist() == [0.0, 1 / 2, 1 / 3, 2 / 4]
@@ -20,7 +20,7 @@ def test_the_area_is_the_mean_risk():
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=6))
-def test_ties_have_the_mean_risk_of_all_their_orders(answers):
+def test_tied_predictions_have_the_mean_risk_over_their_orders(answers):
     expected, orders = torch.zeros(len(answers), dtype=torch.float64), 0
     for order in itertools.permutations(answers):
         ranked = sorted(order, key=lambda answer: -answer[0])  # stable: ties stay in this order
@@ -31,7 +31,7 @@ def test_ties_have_the_mean_risk_of_all_their_orders(answers):
     torch.testing.assert_close(risk_coverage(confidences, correct)[1], expected / orders, rtol=0, atol=1e-12)
 
 
-def test_the_best_order_has_the_least_area_and_the_worst_the_largest():
+def test_the_best_order_has_the_smallest_area_and_the_worst_the_largest():
     correct = torch.tensor([True] * 7 + [False] * 3)
     ranks = torch.arange(10.0)
     areas = [area_under_risk_coverage(torch.randperm(10), correct) for _ in range(20)]
@@ -39,7 +39,7 @@ def test_the_best_order_has_the_least_area_and_the_worst_the_largest():
     assert area_under_risk_coverage(ranks, correct) >= max(areas)
 
 
-def test_confidences_may_be_any_numbers():
+def test_confidences_can_be_any_real_numbers():
     correct = torch.tensor([True, False, True])
     concentrations = torch.tensor([1e6, -3.0, float("inf")])
     assert risk_coverage(concentrations, correct)[1].tolist() == [0.0, 0.0, 1 / 3]
@@ -53,6 +53,6 @@ def test_confidences_may_be_any_numbers():
         (torch.rand(2), torch.full((2,), 0.5), "correct must be boolean"),
     ],
 )
-def test_bad_answers_are_refused(confidences, correct, message):
+def test_invalid_predictions_are_rejected(confidences, correct, message):
     with pytest.raises(ValueError, match=message):
         risk_coverage(confidences, correct)

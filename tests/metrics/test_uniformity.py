@@ -20,7 +20,7 @@ def unit(count, dim, seed=0):
 
 
 def plain_alignment(points, labels, alpha):
-    """The definition, a pair at a time."""
+    """The definition, one pair at a time."""
     unit = [point / point.norm() for point in points]
     pairs = itertools.combinations(range(len(points)), 2)
     values = [(unit[i] - unit[j]).norm().item() ** alpha for i, j in pairs if labels[i] == labels[j]]
@@ -36,37 +36,37 @@ def plain_uniformity(points, t):
 class TestAlignment:
     @settings(max_examples=30, deadline=None)
     @given(seed=st.integers(0, 10**6), alpha=st.sampled_from([0.5, 1.0, 2.0, 3.0]), dim=st.integers(1, 5))
-    def test_it_is_the_mean_over_the_pairs_of_a_class(self, seed, alpha, dim):
+    def test_alignment_is_the_mean_over_pairs_of_a_class(self, seed, alpha, dim):
         generator = torch.Generator().manual_seed(seed)
         points = torch.randn(20, dim, dtype=torch.float64, generator=generator)
         labels = torch.randint(-1, 3, (20,), generator=generator)
         assert alignment(points, labels, alpha=alpha) == pytest.approx(plain_alignment(points, labels, alpha))
 
-    def test_classes_at_one_place_each_are_aligned(self):
+    def test_collapsed_classes_have_zero_alignment(self):
         points = torch.eye(3).repeat_interleave(5, 0) * torch.rand(15, 1)
         assert alignment(points, torch.arange(3).repeat_interleave(5)) == pytest.approx(0.0, abs=1e-12)
 
-    def test_opposite_points_are_as_far_as_can_be(self):
+    def test_opposite_points_have_the_largest_distance(self):
         assert alignment([[1.0, 0.0], [-2.0, 0.0]], [4, 4], alpha=3.0) == pytest.approx(8.0)
 
-    def test_near_points_lose_no_digits(self):
+    def test_near_points_are_accurate(self):
         angle = 1e-7
         points = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype=torch.float64)
         for alpha in (1.0, 2.0):
             assert alignment(points, torch.zeros(2).long(), alpha=alpha) == pytest.approx(angle**alpha, rel=1e-6)
 
-    def test_blocks_change_nothing(self, monkeypatch):
+    def test_the_block_size_has_no_effect(self, monkeypatch):
         points, labels = unit(60, 3), torch.arange(60) % 2
         whole = alignment(points, labels, alpha=1.0)
         monkeypatch.setattr(MODULE, "_BLOCK_NUMEL", 100)
         assert alignment(points, labels, alpha=1.0) == pytest.approx(whole, rel=1e-12)
 
-    def test_no_class_with_two_members_is_refused(self):
+    def test_a_class_with_two_members_is_required(self):
         with pytest.raises(ValueError, match="none of the 3 classes has two members"):
             alignment(unit(3, 2), torch.arange(3))
 
     @pytest.mark.parametrize("alpha", [0.0, -1.0, math.inf, math.nan])
-    def test_an_exponent_that_is_not_positive_is_refused(self, alpha):
+    def test_an_exponent_that_is_not_positive_is_rejected(self, alpha):
         with pytest.raises(ValueError, match="alpha must be finite and positive"):
             alignment(unit(3, 2), torch.zeros(3).long(), alpha=alpha)
 
@@ -76,9 +76,9 @@ class TestAlignment:
             (torch.zeros(2).long(), ValueError, r"labels must have the shape \(3,\), one per embedding; got \(2,\)"),
             (torch.zeros(3), TypeError, "labels must be integers; got torch.float32"),
         ],
-        ids=["too few", "real"],
+        ids=["too few", "float"],
     )
-    def test_labels_that_do_not_fit_are_refused(self, labels, error, message):
+    def test_mismatched_labels_are_rejected(self, labels, error, message):
         with pytest.raises(error, match=message):
             alignment(unit(3, 2), labels)
 
@@ -86,14 +86,14 @@ class TestAlignment:
 class TestUniformity:
     @settings(max_examples=30, deadline=None)
     @given(seed=st.integers(0, 10**6), t=st.sampled_from([0.5, 2.0, 7.0]), dim=st.integers(1, 5))
-    def test_it_is_the_logarithm_of_the_mean_over_all_pairs(self, seed, t, dim):
+    def test_uniformity_is_the_log_mean_over_all_pairs(self, seed, t, dim):
         generator = torch.Generator().manual_seed(seed)
         points = torch.randn(20, dim, dtype=torch.float64, generator=generator)
         assert uniformity(points, t=t) == pytest.approx(plain_uniformity(points, t))
 
     @pytest.mark.parametrize("dim", [2, 3, 16])
-    def test_uniform_points_have_the_value_of_the_integral(self, dim):
-        # The mean of exp(2 t cos) over the sphere, by its density of angles and as a hypergeometric function.
+    def test_uniform_points_match_the_integral(self, dim):
+        # The mean of exp(2 t cos) over the sphere, by integration and as a hypergeometric function.
         t = 2.0
         mass = quad(lambda angle: math.sin(angle) ** (dim - 2), 0, math.pi)[0]
         mean = (
@@ -103,30 +103,30 @@ class TestUniformity:
         assert uniformity(unit(4000, dim)) == pytest.approx(math.log(mean) - 2 * t, abs=0.02)
 
     @pytest.mark.parametrize("count", [2, 5, 100])
-    def test_points_spaced_equally_on_the_circle_have_a_known_sum(self, count):
+    def test_equally_spaced_points_on_the_circle_match_the_closed_form(self, count):
         turn = 2 * math.pi * torch.arange(count, dtype=torch.float64) / count
         values = [math.exp(-8 * math.sin(math.pi * k / count) ** 2) for k in range(1, count)]
         expected = math.log(sum(values) / (count - 1))
         assert uniformity(torch.stack([turn.cos(), turn.sin()], 1)) == pytest.approx(expected)
 
-    def test_points_at_one_place_have_the_largest_value(self):
+    def test_equal_points_have_the_largest_value(self):
         assert uniformity(torch.ones(10, 4)) == pytest.approx(0.0, abs=1e-12)
 
-    def test_opposite_points_have_the_smallest_value_also_where_its_exponential_vanishes(self):
+    def test_opposite_points_have_the_smallest_value_despite_underflow(self):
         assert uniformity([[1.0, 0.0], [-1.0, 0.0]], t=1000.0) == pytest.approx(-4000.0)
 
-    def test_blocks_change_nothing(self, monkeypatch):
+    def test_the_block_size_has_no_effect(self, monkeypatch):
         points = unit(61, 3)
         whole = uniformity(points)
         monkeypatch.setattr(MODULE, "_BLOCK_NUMEL", 200)
         assert uniformity(points) == pytest.approx(whole, rel=1e-12)
 
-    def test_one_point_is_refused(self):
+    def test_a_single_point_is_rejected(self):
         with pytest.raises(ValueError, match=r"shape \(N, d\) with N >= 2 and d >= 1; got \(1, 3\)"):
             uniformity(torch.ones(1, 3))
 
     @pytest.mark.parametrize("t", [0.0, -1.0, math.inf, math.nan])
-    def test_a_fall_that_is_not_positive_is_refused(self, t):
+    def test_a_decay_that_is_not_positive_is_rejected(self, t):
         with pytest.raises(ValueError, match="t must be finite and positive"):
             uniformity(unit(3, 2), t=t)
 
@@ -134,7 +134,7 @@ class TestUniformity:
 @pytest.mark.parametrize("measure", [uniformity, lambda points: alignment(points, torch.zeros(len(points)).long())])
 class TestBoth:
     @pytest.mark.parametrize("scale", [1e-200, 1e200])
-    def test_lengths_do_not_matter_at_any_scale(self, measure, scale):
+    def test_norms_have_no_effect_at_any_scale(self, measure, scale):
         points = unit(20, 4)
         assert measure(scale * points) == pytest.approx(measure(points))
 
@@ -152,8 +152,8 @@ class TestBoth:
             (torch.ones(3), ValueError, r"shape \(N, d\)"),
             (torch.ones(2, 2, dtype=torch.complex64), TypeError, "must be real"),
         ],
-        ids=["zero", "nan", "none", "one axis", "complex"],
+        ids=["zero", "nan", "empty", "1-D", "complex"],
     )
-    def test_points_that_have_no_direction_are_refused(self, measure, points, error, message):
+    def test_points_without_a_direction_are_rejected(self, measure, points, error, message):
         with pytest.raises(error, match=message):
             measure(points)

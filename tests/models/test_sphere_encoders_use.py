@@ -86,8 +86,8 @@ def test_a_text_of_nothing_but_padding_shifts_no_others_of_its_batch(family, pai
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ("one long text " * 100, "texts must be several texts or batches, .* got one str"),
-        ({"input_ids": torch.ones(9, 9)}, "texts must be several texts or batches, .* got one dict"),
+        ("one long text " * 100, "texts must be an iterable of texts or batches, .* got one str"),
+        ({"input_ids": torch.ones(9, 9)}, "texts must be an iterable of texts or batches, .* got one dict"),
         (
             [{"text": "a row of a data set"}],
             r"with input_ids; got the columns \['text'\]. Pass a column of a data set",

@@ -243,5 +243,5 @@ def test_the_head_refuses_an_unknown_operator():
 
 @pytest.mark.parametrize("layer", [AngularLinear(4, 3), AngularConv2d(4, 3, 1)], ids=["linear", "convolution"])
 def test_integers_are_refused_rather_than_rounded(layer):
-    with pytest.raises(TypeError, match=r"floating dtype; got torch\.int64\. Convert it with \.float\(\)"):
+    with pytest.raises(TypeError, match=r"floating-point dtype; got torch\.int64\. Convert it with \.float\(\)"):
         layer(torch.ones(1, 4, 4, 4, dtype=torch.long))

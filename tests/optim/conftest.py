@@ -1,4 +1,4 @@
-"""Every optimizer as a parameter, a small model with its groups, gradients determined by a seed."""
+"""Fixtures: every optimizer class, a small model with its groups, gradients determined by a seed."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from hf_sphere.optim.names import optimizer_class, optimizer_names
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Threads cost more than they save on small tensors."""
+    """Multithreading slows down operations on small tensors."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -52,7 +52,7 @@ def _make_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Sequent
 
 @pytest.fixture(scope="session")
 def make_model() -> Callable[..., nn.Sequential]:
-    """Build conv-BN-conv-BN-linear for images (B, 1, 8, 8); its weights follow from a seed."""
+    """Build conv-BN-conv-BN-linear for images (B, 1, 8, 8); a seed determines its weights."""
     return _make_model
 
 
@@ -64,7 +64,7 @@ def _groups(model: nn.Module) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def groups() -> Callable[[nn.Module], list[dict[str, Any]]]:
-    """Sort the parameters of a model into filters before BatchNorm and the others."""
+    """Split the parameters of a model into filters before BatchNorm and all others."""
     return _groups
 
 
@@ -77,7 +77,7 @@ def _give_gradients(parameters: Iterable[Tensor], seed: int) -> None:
 
 @pytest.fixture(scope="session")
 def give_gradients() -> Callable[[Iterable[Tensor], int], None]:
-    """Fill `.grad` with numbers that follow from a seed alone, in the dtype and memory order of the parameters."""
+    """Fill `.grad` with numbers determined by a seed, in the dtype and memory format of the parameters."""
     return _give_gradients
 
 
@@ -90,7 +90,7 @@ def _take_steps(optimizer: Optimizer, count: int, start: int = 0) -> None:
 
 @pytest.fixture(scope="session")
 def take_steps() -> Callable[..., None]:
-    """Take steps with gradients that follow from the number of the step."""
+    """Take steps with gradients determined by the step number."""
     return _take_steps
 
 
@@ -102,5 +102,5 @@ def _make_weights(seed: int = 0, dtype: torch.dtype = torch.float32) -> list[Ten
 
 @pytest.fixture(scope="session")
 def make_weights() -> Callable[..., list[Tensor]]:
-    """Make weights of three shapes, the same for the same seed."""
+    """Create weights of three shapes, determined by a seed."""
     return _make_weights

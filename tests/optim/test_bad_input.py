@@ -59,48 +59,48 @@ def refuses_in_constructor_and_group(kind: type, options: dict, shape: tuple[int
 
 
 @pytest.mark.parametrize(("options", "message"), OUT_OF_RANGE, ids=str)
-def test_settings_out_of_range_are_refused(kind, options, message):
+def test_out_of_range_settings_are_rejected(kind, options, message):
     refuses_in_constructor_and_group(kind, options, (3, 4), message)
 
 
 @pytest.mark.parametrize("kind", ADAMS)
 @pytest.mark.parametrize(("options", "message"), OUT_OF_RANGE_OF_ADAM, ids=str)
-def test_settings_of_the_adam_kinds_out_of_range_are_refused(kind, options, message):
+def test_out_of_range_settings_of_adam_variants_are_rejected(kind, options, message):
     refuses_in_constructor_and_group(kind, options, (3, 4), message)
 
 
-def test_a_negative_momentum_is_refused():
+def test_a_negative_momentum_is_rejected():
     refuses_in_constructor_and_group(
         SGDMRT, {"momentum": -0.9}, (3, 4), r"momentum must be a number that is not negative; got -0\.9"
     )
 
 
 @pytest.mark.parametrize(("options", "shape", "message"), BAD_CHANNELS, ids=str)
-def test_channels_that_do_not_fit_are_refused(kind, options, shape, message):
+def test_mismatched_channel_dims_are_rejected(kind, options, shape, message):
     refuses_in_constructor_and_group(kind, options, shape, message)
 
 
 @pytest.mark.parametrize("dims", [0, [0.0]], ids=repr)
-def test_channels_that_are_no_axes_are_refused(kind, dims):
+def test_channel_dims_that_are_not_axes_are_rejected(kind, dims):
     optimizer = kind([weight(3, 4)])
     with pytest.raises((TypeError, ValueError), match="channel_dims"):
         optimizer.add_param_group({"params": [weight(3, 4)], "channel_dims": dims})
     assert len(optimizer.param_groups) == 1
 
 
-def test_the_parameter_that_does_not_fit_is_named(kind):
+def test_the_error_names_the_mismatched_parameter(kind):
     model = torch.nn.Linear(3, 4)
     with pytest.raises(ValueError, match=r"channel_wise=True .* bias has shape \[4\]"):
         kind(model.named_parameters(), channel_wise=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool])
-def test_numbers_that_are_not_real_are_refused(kind, dtype):
+def test_parameters_that_are_not_real_floating_point_are_rejected(kind, dtype):
     with pytest.raises(ValueError, match=rf"parameter 0 is {dtype}; {kind.__name__} requires real floating point"):
         kind([torch.ones(3, 4, dtype=dtype)])
 
 
-def test_a_group_that_fails_leaves_the_optimizer_as_it_was(kind, make_optimizer, take_steps):
+def test_a_rejected_group_leaves_the_optimizer_unchanged(kind, make_optimizer, take_steps):
     mine, other = weight(3, 4), weight(3, 4)
     optimizer, untouched = make_optimizer(kind, [mine]), make_optimizer(kind, [other])
     late = weight(5)
@@ -113,7 +113,7 @@ def test_a_group_that_fails_leaves_the_optimizer_as_it_was(kind, make_optimizer,
     assert not torch.equal(late, torch.ones(5))
 
 
-def test_sparse_gradients_are_refused_with_advice(kind, make_optimizer):
+def test_sparse_gradients_are_rejected(kind, make_optimizer):
     embedding = torch.nn.Embedding(5, 3, sparse=True)
     embedding(torch.tensor([1, 2])).sum().backward()
     optimizer = make_optimizer(kind, embedding.parameters())
@@ -121,18 +121,18 @@ def test_sparse_gradients_are_refused_with_advice(kind, make_optimizer):
         optimizer.step()
 
 
-def test_differentiable_is_refused(kind):
+def test_differentiable_is_rejected(kind):
     with pytest.raises(ValueError, match=rf"{kind.__name__} does not support differentiable; leave differentiable out"):
         kind([weight(3, 4)], differentiable=True)
 
 
-def test_stochastic_rounding_of_float16_is_refused(kind):
+def test_stochastic_rounding_of_float16_is_rejected(kind):
     message = "parameter 0 is float16; stochastic rounding is for bfloat16: use low_precision='master'"
     with pytest.raises(ValueError, match=message):
         kind([weight(3, 4, dtype=torch.float16)], low_precision="stochastic")
 
 
-def test_the_state_of_an_optimizer_of_torch_is_refused(kind, take_steps):
+def test_the_state_of_a_torch_optimizer_is_rejected(kind, take_steps):
     theirs = of_torch(kind)([weight(3, 4)])
     take_steps(theirs, 1)
     optimizer = kind([weight(3, 4)])
@@ -140,14 +140,14 @@ def test_the_state_of_an_optimizer_of_torch_is_refused(kind, take_steps):
         optimizer.load_state_dict(theirs.state_dict())
 
 
-def test_a_state_with_other_groups_is_refused(kind):
+def test_a_state_with_different_groups_is_rejected(kind):
     state = kind([weight(3, 4), weight(2, 2)]).state_dict()
     with pytest.raises(ValueError, match="parameter group"):
         kind([weight(3, 4)]).load_state_dict(state)
 
 
 @pytest.mark.parametrize("dims", [[0], [1], [0, 1]], ids=str)
-def test_a_weight_that_was_flattened_later_is_refused(kind, dims, make_optimizer):
+def test_a_weight_flattened_after_construction_is_rejected(kind, dims, make_optimizer):
     flat = weight(3, 4, 2)
     optimizer = make_optimizer(kind, [flat], channel_dims=dims)
     flat.data = flat.data.flatten()
@@ -158,7 +158,7 @@ def test_a_weight_that_was_flattened_later_is_refused(kind, dims, make_optimizer
 
 @pytest.mark.parametrize("zeros", [([0], (1,)), ([1], (slice(None), 2)), ([], (...,))], ids=str)
 @pytest.mark.parametrize("decay", [{}, {"weight_decay": 0.1}, {"maximize": True}], ids=str)
-def test_groups_at_zero_stay_where_they_are(kind, zeros, decay, make_optimizer, take_steps):
+def test_zero_groups_do_not_move(kind, zeros, decay, make_optimizer, take_steps):
     (dims, place), start = zeros, torch.randn(4, 3, 2)
     start[place] = 0.0
     mine = start.clone().requires_grad_()
@@ -167,7 +167,7 @@ def test_groups_at_zero_stay_where_they_are(kind, zeros, decay, make_optimizer, 
     assert torch.equal(mine == 0, start == 0)
 
 
-def test_groups_beside_one_at_zero_move_as_if_alone(kind, make_optimizer):
+def test_a_zero_group_does_not_affect_other_groups(kind, make_optimizer):
     start, gradients = torch.randn(4, 3, 2), torch.randn(5, 4, 3, 2)
     start[1] = 0
     together, alone = start.clone().requires_grad_(), start[[0, 2, 3]].requires_grad_()
@@ -181,7 +181,7 @@ def test_groups_beside_one_at_zero_move_as_if_alone(kind, make_optimizer):
 
 @pytest.mark.parametrize("value", [INF, -INF, NAN])
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"low_precision": "master"}], ids=str)
-def test_a_gradient_that_is_not_finite_reaches_the_weights_as_with_torch(kind, value, options, make_optimizer):
+def test_non_finite_gradients_reach_the_weights_as_in_torch(kind, value, options, make_optimizer):
     start, gradient = torch.randn(4, 3), torch.randn(4, 3)
     gradient[2, 1] = value
     mine, torchs = start.clone().requires_grad_(), start.clone().requires_grad_()
@@ -193,7 +193,7 @@ def test_a_gradient_that_is_not_finite_reaches_the_weights_as_with_torch(kind, v
 
 
 @pytest.mark.parametrize("value", [INF, -INF, NAN])
-def test_a_gradient_that_is_not_finite_stays_in_its_group(kind, value, make_optimizer):
+def test_a_non_finite_gradient_affects_only_its_group(kind, value, make_optimizer):
     start, gradients = torch.randn(4, 3), torch.randn(3, 4, 3)
     mine, other = start.clone().requires_grad_(), start.clone().requires_grad_()
     optimizer, clean = (make_optimizer(kind, [own], channel_dims=[0]) for own in (mine, other))
@@ -207,7 +207,7 @@ def test_a_gradient_that_is_not_finite_stays_in_its_group(kind, value, make_opti
     assert not mine[2].isfinite().all()
 
 
-def test_an_optimizer_without_radial_groups_says_so(caplog):
+def test_missing_radial_groups_are_logged(caplog):
     AdamSRT(nn.Linear(2, 2).parameters())
     assert "No parameter group of AdamSRT has channel_dims" in caplog.text
 
@@ -215,18 +215,18 @@ def test_an_optimizer_without_radial_groups_says_so(caplog):
 @pytest.mark.parametrize(
     ("name", "value"), [("channel_wise", "False"), ("lr", "x"), ("weight_decay", None), ("betas", 0.9)]
 )
-def test_settings_of_another_kind_are_refused_by_name(name, value):
+def test_the_error_names_the_setting_of_the_wrong_type(name, value):
     with pytest.raises(ValueError, match=rf"{name} (is|must be) .*got {value!r}"):
         AdamSRT([nn.Parameter(torch.ones(2, 2))], **{name: value})
 
 
 @pytest.mark.parametrize("kind", [AdamSRT, SGDMRT])
-def test_decoupled_decay_that_leaves_nothing_is_refused(kind):
+def test_decoupled_decay_of_the_full_weight_is_rejected(kind):
     with pytest.raises(ValueError, match=r"lr \* weight_decay must be below 1"):
         kind([nn.Parameter(torch.ones(2, 2))], lr=1.0, weight_decay=1.0, decoupled_weight_decay=True)
 
 
-def test_a_state_of_other_groups_is_refused():
+def test_a_state_with_different_channel_dims_is_rejected():
     weight = nn.Parameter(torch.ones(2, 2))
     state = AdamSRT([weight]).state_dict()
     with pytest.raises(ValueError, match=r"channel_dims of parameter group 0 is None in the state and \[0\]"):

@@ -33,7 +33,7 @@ def angles(before: Tensor, after: Tensor) -> Tensor:
     return 2 * torch.atan2((first - second).norm(dim=1), (first + second).norm(dim=1))
 
 
-# The step on the sphere, against its plain definition
+# The step on the sphere, compared with its definition
 
 hypothesis_settings = settings(deadline=None, database=None)
 steps = st.fixed_dictionaries(
@@ -58,14 +58,14 @@ def drawn(step: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor, float]:
 
 @hypothesis_settings
 @given(steps)
-def test_the_angle_is_that_between_the_weights_before_and_after(step):
+def test_the_angle_is_between_the_weights_before_and_after_the_step(step):
     weight, momentum, denominator, lr = drawn(step)
     turned = angles(weight, weight - lr * momentum / denominator)
     assume(turned.max() < 0.49 * math.pi)
     torch.testing.assert_close(effective_step(weight, momentum, denominator, lr).angle, turned, rtol=1e-9, atol=1e-12)
 
 
-def test_the_angle_of_a_step_that_turns_back_is_more_than_a_right_one():
+def test_the_angle_of_a_reversing_step_exceeds_a_right_angle():
     step = effective_step(torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 1.0]]), torch.ones(1, 1), 1.0)
     assert step.angle.item() == pytest.approx(0.75 * math.pi)  # the weights become (-1, -1)
 
@@ -81,7 +81,7 @@ def test_the_direction_is_tangent_to_the_sphere(step):
 
 @hypothesis_settings
 @given(steps)
-def test_rate_and_direction_lead_where_the_step_leads(step):
+def test_effective_rate_and_direction_reproduce_the_step(step):
     weight, momentum, denominator, lr = drawn(step)
     plain = nn.functional.normalize(weight - lr * momentum / denominator, dim=1)
     resolved = effective_step(weight, momentum, denominator, lr)
@@ -91,7 +91,7 @@ def test_rate_and_direction_lead_where_the_step_leads(step):
 
 
 @pytest.mark.parametrize("size", [0.1, 1.0, 30.0])
-def test_the_rate_of_a_tangent_gradient_is_the_rate_over_the_squared_norm(size):
+def test_the_effective_rate_of_a_tangent_gradient_is_lr_over_the_squared_norm(size):
     x = size * nn.functional.normalize(torch.randn(4, 9, dtype=torch.float64), dim=1)
     gradient = torch.randn_like(x)
     gradient -= (gradient * x).sum(1, keepdim=True) / size**2 * x
@@ -101,22 +101,22 @@ def test_the_rate_of_a_tangent_gradient_is_the_rate_over_the_squared_norm(size):
     torch.testing.assert_close(step.direction, size * gradient)
 
 
-def test_one_number_a_group_bends_nothing():
+def test_one_denominator_per_group_has_zero_anisotropy():
     step = effective_step(torch.randn(4, 9), torch.randn(4, 9), 0.3 + torch.rand(4, 1), 0.1)
     torch.testing.assert_close(step.anisotropy, torch.zeros(4), rtol=0, atol=1e-6)
 
 
-def test_the_anisotropy_is_deviation_over_mean():
+def test_the_anisotropy_is_the_coefficient_of_variation():
     step = effective_step(torch.randn(2, 4), torch.randn(2, 4), torch.tensor([[1.0, 3.0] * 2, [2.0, 2.0] * 2]), 0.1)
     torch.testing.assert_close(step.anisotropy, torch.tensor([0.5, 0.0]))
 
 
-def test_a_group_at_zero_has_a_finite_answer():
+def test_a_zero_group_has_finite_diagnostics():
     step = effective_step(torch.zeros(1, 3), torch.zeros(1, 3), torch.ones(1, 1), 0.1)
     assert all(torch.isfinite(value).all() for value in (step.angle, step.direction, step.weight_norm, step.anisotropy))
 
 
-# Of optimizers
+# Optimizers
 
 KINDS: dict[str, tuple[Callable[..., Optimizer], dict[str, Any]]] = {
     "AdamS": (AdamS, {"lr": 1e-2}),
@@ -138,7 +138,7 @@ def stepped(name: str, model: nn.Module, take_steps: Callable[..., None], count:
 
 
 def scale_for_a_zero_gradient(optimizer: Optimizer, step: int) -> float:
-    """What the rate must grow by for the step after this one, with a zero gradient, to be the one the state makes."""
+    """Learning-rate factor that makes a zero-gradient step equal to the step determined by the current state."""
     group = optimizer.param_groups[0]
     if "betas" not in group:
         return 1 / group["momentum"]
@@ -149,7 +149,7 @@ def scale_for_a_zero_gradient(optimizer: Optimizer, step: int) -> float:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_angle_is_that_by_which_the_optimizer_turns_the_weights(name, make_model, take_steps):
+def test_the_angle_matches_the_rotation_by_the_optimizer(name, make_model, take_steps):
     model = make_model(dtype=torch.float64)
     optimizer = stepped(name, model, take_steps)
     measured = radial_diagnostics(optimizer, DIMS)
@@ -165,7 +165,7 @@ def test_the_angle_is_that_by_which_the_optimizer_turns_the_weights(name, make_m
 
 
 @pytest.mark.parametrize("name", ["SGD", "SGDMRT"])
-def test_without_momentum_the_angle_is_that_of_another_step_with_the_same_gradient(name, make_model, take_steps):
+def test_without_momentum_the_angle_is_that_of_a_repeated_step(name, make_model, take_steps):
     model = make_model(dtype=torch.float64)
     optimizer = stepped(name, model, take_steps, momentum=0.0)
     measured = radial_diagnostics(optimizer, DIMS)
@@ -176,7 +176,7 @@ def test_without_momentum_the_angle_is_that_of_another_step_with_the_same_gradie
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_quantities_are_means_over_the_groups_of_each_weight(name, make_model, take_steps):
+def test_diagnostics_are_means_over_the_groups_of_each_weight(name, make_model, take_steps):
     model = make_model()
     measured = radial_diagnostics(stepped(name, model, take_steps), DIMS)
     assert measured.keys() == DIMS.keys()
@@ -187,12 +187,12 @@ def test_the_quantities_are_means_over_the_groups_of_each_weight(name, make_mode
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_only_a_moment_for_every_weight_bends_the_direction(name, make_model, take_steps):
+def test_only_elementwise_second_moments_cause_anisotropy(name, make_model, take_steps):
     values = radial_diagnostics(stepped(name, make_model(), take_steps), DIMS)["3.weight"]
     assert (values["anisotropy"] > 0.01) == (name in ("Adam", "AdamW"))
 
 
-def test_the_rate_of_an_adam_step_is_that_of_the_first_step_by_hand(make_model, take_steps):
+def test_the_effective_rate_of_the_first_adam_step_matches_the_formula(make_model, take_steps):
     """After one step m / (1 - beta1) is the gradient, and the root of v / (1 - beta2) its length."""
     model = make_model(dtype=torch.float64)
     optimizer = stepped("AdamS", model, take_steps, count=1, eps=0.0)
@@ -204,12 +204,12 @@ def test_the_rate_of_an_adam_step_is_that_of_the_first_step_by_hand(make_model, 
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_the_optimizers_of_this_library_know_their_radial_weights(name, make_model, take_steps):
+def test_radial_weights_are_read_from_the_optimizer(name, make_model, take_steps):
     optimizer = stepped(name, make_model(), take_steps)
     assert radial_diagnostics(optimizer) == radial_diagnostics(optimizer, DIMS)
 
 
-def test_groups_along_the_second_axis_are_measured(take_steps):
+def test_groups_along_the_second_axis_are_supported(take_steps):
     weight = torch.randn(3, 4, 2, 2, requires_grad=True)
     optimizer = AdamSRT([{"params": [("up.weight", weight)], "channel_dims": [1]}], lr=1e-2)
     take_steps(optimizer, 2)
@@ -217,7 +217,7 @@ def test_groups_along_the_second_axis_are_measured(take_steps):
     assert radial_diagnostics(optimizer)["up.weight"]["weight_norm"] == pytest.approx(norm)
 
 
-def test_measuring_changes_nothing(make_model, take_steps):
+def test_diagnostics_have_no_side_effects(make_model, take_steps):
     model = make_model()
     optimizer = stepped("AdamSRT", model, take_steps)
     groups = str(optimizer.param_groups)
@@ -227,27 +227,27 @@ def test_measuring_changes_nothing(make_model, take_steps):
     assert str(optimizer.param_groups) == groups
 
 
-def test_before_the_first_step_there_is_nothing_to_measure(make_model, take_steps):
+def test_diagnostics_before_the_first_step_are_empty(make_model, take_steps):
     assert radial_diagnostics(stepped("AdamSRT", make_model(), take_steps, count=0)) == {}
 
 
 @pytest.mark.parametrize(
     ("name", "dims"), [("Adam", None), ("Adam", {"conv.weight": (0,)}), ("AdamSRT", {"conv.weight": (0,)})]
 )
-def test_an_optimizer_without_radial_weights_by_these_names_is_refused(name, dims, make_model, take_steps):
+def test_an_optimizer_without_named_radial_weights_is_rejected(name, dims, make_model, take_steps):
     optimizer = stepped(name, make_model(), take_steps)
-    with pytest.raises(ValueError, match=r"no radially invariant weight that is known by name: build it from radial_"):
+    with pytest.raises(ValueError, match=r"no radially invariant weight with a known name: build it from radial_"):
         radial_diagnostics(optimizer, dims)
 
 
-def test_sgd_without_momentum_is_refused_once_the_gradients_are_gone(make_model, take_steps):
+def test_sgd_without_momentum_requires_gradients(make_model, take_steps):
     optimizer = stepped("SGD", make_model(), take_steps, momentum=0.0)
     optimizer.zero_grad()
-    with pytest.raises(ValueError, match="SGD keeps no momentum, and the gradients are gone: measure before"):
+    with pytest.raises(ValueError, match="SGD has no momentum and the gradients were reset: measure before"):
         radial_diagnostics(optimizer, DIMS)
 
 
-# Logs
+# Logging
 
 
 def test_metrics_are_named_by_quantity_and_layer():
@@ -262,7 +262,7 @@ def test_metrics_are_named_by_quantity_and_layer():
     }
 
 
-def test_nothing_measured_makes_no_metrics():
+def test_empty_diagnostics_have_no_metrics():
     assert as_metrics({}) == {}
 
 
@@ -286,7 +286,7 @@ class Classifier(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["adam_srt", "torch's own, with named parameters"])
-def test_the_callback_logs_every_so_many_steps_of_the_trainer(kind, make_model, tmp_path):
+def test_the_callback_logs_at_the_requested_interval(kind, make_model, tmp_path):
     args = TrainingArguments(
         str(tmp_path),
         optim="adam_srt",
@@ -309,9 +309,9 @@ def test_the_callback_logs_every_so_many_steps_of_the_trainer(kind, make_model, 
     assert [entry["step"] for entry in logged] == [2, 4, 6]
     names = {f"radial/{quantity}{layer}" for quantity in QUANTITIES for layer in ("", "/net.0", "/net.3")}
     assert all(names <= entry.keys() for entry in logged)
-    assert all(entry["radial/step_angle/net.0"] > 0 for entry in logged[:2])  # the rate ends at 0
+    assert all(entry["radial/step_angle/net.0"] > 0 for entry in logged[:2])  # the last learning rate is 0
 
 
-def test_a_callback_that_never_logs_is_refused():
+def test_a_callback_interval_below_one_is_rejected():
     with pytest.raises(ValueError, match="every must be at least 1; got 0"):
         RadialDiagnosticsCallback(print, every=0)

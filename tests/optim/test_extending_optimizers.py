@@ -39,38 +39,38 @@ print(json.dumps({
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the file of a toy optimizer, as a part of the package of optimizers."""
+    """A folder with a toy optimizer, added to the package of optimizers."""
     (tmp_path / "toy_adam.py").write_text(TOY)
     monkeypatch.setattr(optimizers, "__path__", [*optimizers.__path__, str(tmp_path)])
     yield tmp_path
     sys.modules.pop("hf_sphere.optim.optimizers.toy_adam", None)
 
 
-def test_a_file_makes_an_optimizer_known_by_its_name(folder):
+def test_a_new_file_registers_an_optimizer_by_name(folder):
     assert optimizer_names() == ["adam_g", "adam_s", "adam_srt", "sgd_mrt", "toy_adam"]
     kind = optimizer_class("toy_adam")
     assert (kind.__name__, issubclass(kind, AdamS)) == ("ToyAdam", True)
 
 
-def test_the_trainer_and_timm_know_the_optimizer_of_a_new_file(folder):
+def test_the_optimizer_of_a_new_file_is_available_in_trainer_and_timm(folder):
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", USE, str(folder)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     assert json.loads(printed) == {"Trainer": True, "timm": "ToyAdam", "timm's list": "Adam-S by another name."}
 
 
-def test_an_unknown_name_is_refused_with_the_names():
+def test_the_error_for_an_unknown_name_lists_the_names():
     with pytest.raises(ValueError, match="unknown optimizer 'adam_x'; the optimizers are: adam_g, adam_s, adam_srt, "):
         optimizer_class("adam_x")
 
 
-def test_a_file_without_an_optimizer_is_refused(folder):
+def test_a_file_without_an_optimizer_is_rejected(folder):
     (folder / "toy_adam.py").write_text("")
     with pytest.raises(ValueError, match=r"toy_adam\.py defines no subclass of SphereOptimizer"):
         optimizer_class("toy_adam")
 
 
-def test_the_names_are_listed_without_torch():
+def test_names_are_listed_without_importing_torch():
     code = "import sys; from hf_sphere.optim import names; print(len(names.optimizer_names()), 'torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.split() == ["4", "False"]

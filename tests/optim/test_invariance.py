@@ -37,24 +37,25 @@ def whole(*names: str) -> Dims:
     return {f"{name}.weight": () for name in names}
 
 
-# Models that people train. The lists are written by hand: from the layers, a weight at a time.
+# Real models; the expected weights are listed by hand.
 
 
 def resnet_convolutions(stages: int, blocks: int, prefix: str = "") -> list[str]:
     names = ["conv1"]
     for stage in range(1, stages + 1):
         names += [f"layer{stage}.{block}.conv{number}" for block in range(blocks) for number in (1, 2)]
-        names += [f"layer{stage}.0.downsample.0"] * (stage > 1)  # the first stage keeps width and size
+        names += [f"layer{stage}.0.downsample.0"] * (stage > 1)  # the first stage has no downsampling
     return [prefix + name for name in names]
 
 
-# One block without expansion, then 2, 2, 3, 3, 4 and 1 with; the squeeze-and-excitation ends in a sigmoid instead.
+# One block without and 2, 2, 3, 3, 4 and 1 blocks with expansion. Squeeze-and-excitation is not radial: it ends in a
+# sigmoid.
 EFFICIENTNET = ["conv_stem", "conv_head", "blocks.0.0.conv_dw", "blocks.0.0.conv_pw"]
 for _stage, _count in enumerate((2, 2, 3, 3, 4, 1), 1):
     EFFICIENTNET += [f"blocks.{_stage}.{b}.conv_{kind}" for b in range(_count) for kind in ("pw", "dw", "pwl")]
 CONVNEXT = ["stem.0", *(f"stages.{s}.blocks.{b}.conv_dw" for s, n in enumerate((2, 2, 6, 2)) for b in range(n))]
 NARROW = (8, 16, 24, 32)
-# An RMS norm takes the queries and keys, and in Olmo2 also what attention and MLP add to the stream.
+# An RMS norm follows queries and keys and, in Olmo2, also the outputs of attention and MLP.
 QWEN3 = [f"model.layers.{i}.self_attn.{kind}_proj" for i in (0, 1) for kind in "qk"]
 OLMO2 = [f"model.layers.{i}.{kind}_proj" for i in (0, 1) for kind in ("self_attn.o", "mlp.up", "mlp.down")]
 TEXT = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -77,14 +78,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int | None, Dims]] = {
     "resnet18": (lambda: timm_model("resnet18"), 64, filters(*resnet_convolutions(4, 2))),
     "resnet20_cifar": (lambda: timm_model("resnet20_cifar"), 16, filters(*resnet_convolutions(3, 3))),
     "sphere_vision": (sphere_vision, None, filters(*resnet_convolutions(3, 3, "sphere_vision.backbone."))),
-    # Batch norm subtracts the biases of the convolutions; pre_logits has convolutions without a norm.
+    # Batch norm cancels the biases of the convolutions; the convolutions of pre_logits have no norm.
     "vgg11_bn": (
         lambda: timm_model("vgg11_bn", mlp_ratio=0.01),
         32,
         filters(*(f"features.{index}" for index in (0, 4, 8, 11, 15, 18, 22, 25))),
     ),
     "efficientnet_b0": (lambda: timm_model("efficientnet_b0"), 64, filters(*EFFICIENTNET)),
-    "convnext": (lambda: timm_model("convnext_atto", dims=NARROW), 64, {}),  # layer norm lets the biases show
+    "convnext": (lambda: timm_model("convnext_atto", dims=NARROW), 64, {}),  # layer norm does not cancel the biases
     "convnext without biases": (
         lambda: timm_model("convnext_atto", dims=NARROW, conv_bias=False),
         64,
@@ -96,18 +97,18 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int | None, Dims]] = {
     "qwen3": (lambda: language_model(Qwen3ForCausalLM, Qwen3Config, head_dim=8), None, whole(*QWEN3)),
     "olmo2": (lambda: language_model(Olmo2ForCausalLM, Olmo2Config), None, whole(*QWEN3, *OLMO2)),
 }
-VALUES = re.compile(r"layers\.\d\.self_attn\.v_proj")  # have a test of their own
+VALUES = re.compile(r"layers\.\d\.self_attn\.v_proj")  # tested separately
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_weights_found_are_those_listed_by_hand(name):
+def test_the_found_weights_match_the_manual_list(name):
     build, side, expected = MODELS[name]
     found = found_in(build(), None if side is None else torch.randn(4, 3, side, side))
     assert {name: dims for name, dims in found.items() if not VALUES.search(name)} == expected
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_the_values_of_an_attention_whose_output_is_normalised_are_radial(attention):
+def test_value_projections_before_a_normalized_attention_output_are_radial(attention):
     """The output of an attention is linear in the values, and Olmo2's o_proj has no bias before its RMS norm."""
     model = language_model(Olmo2ForCausalLM, Olmo2Config, attn_implementation=attention)
     names = ["model.layers.0.self_attn.v_proj.weight", "model.layers.1.self_attn.v_proj.weight"]
@@ -115,7 +116,7 @@ def test_the_values_of_an_attention_whose_output_is_normalised_are_radial(attent
 
 
 def in_float64(model: nn.Module) -> nn.Module:
-    """Norms without epsilon, so that the invariance is exact; nothing at a zero or a one that would hide a change."""
+    """Remove the epsilon of norms, so that the invariance is exact, and move parameters away from 0 and 1."""
     for module in model.double().train().modules():
         for name in ("eps", "variance_epsilon"):
             if hasattr(module, name):
@@ -128,10 +129,10 @@ def in_float64(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def changes_when_scaled(model: nn.Module, batch: dict[str, Tensor], weights: dict[str, Tensor]) -> dict[str, float]:
-    """How far the output in training moves, relative to its length, when one of the weights grows threefold."""
+    """Relative change of the output in training mode when one of the weights is multiplied by 3."""
 
     def answer() -> Tensor:
-        torch.manual_seed(1)  # of dropout
+        torch.manual_seed(1)  # for dropout
         output = model(**batch)
         return output if isinstance(output, Tensor) else output["logits"]
 
@@ -145,7 +146,7 @@ def changes_when_scaled(model: nn.Module, batch: dict[str, Tensor], weights: dic
 
 
 @pytest.mark.parametrize("name", ["resnet20_cifar", "vgg11_bn", "convnext without biases", "vit", "qwen3", "olmo2"])
-def test_scaling_a_group_leaves_the_output_and_scaling_another_weight_does_not(name):
+def test_the_output_is_invariant_to_scaling_of_radial_groups_only(name):
     build, side, _ = MODELS[name]
     model = in_float64(build())
     batch = (
@@ -159,11 +160,11 @@ def test_scaling_a_group_leaves_the_output_and_scaling_another_weight_does_not(n
     assert min(change for name, change in changes.items() if name not in found and not VALUES.search(name)) > 1e-4
 
 
-# A norm at a time
+# Individual norms
 
 
 class MyRMSNorm(nn.Module):
-    """A norm that is spelled out: known by its name alone."""
+    """A norm composed of elementary operations, recognized only by its name."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x / x.square().mean(-1, keepdim=True).sqrt()
@@ -181,15 +182,15 @@ CHAINS: dict[str, tuple[Callable[[], list[nn.Module]], Dims]] = {
     "grouped convolution": (lambda: [nn.Conv2d(6, 4, 3, groups=2), nn.BatchNorm2d(4)], FIRST),
     "one filter": (lambda: [nn.Conv2d(6, 1, 3), nn.BatchNorm2d(1)], ALL),
     "InstanceNorm2d": (lambda: [nn.Conv2d(6, 4, 3), nn.InstanceNorm2d(4)], FIRST),
-    "GroupNorm of one group": (lambda: [nn.Conv2d(6, 4, 3, bias=False), nn.GroupNorm(1, 4)], ALL),
-    "GroupNorm of two groups": (lambda: [nn.Conv2d(6, 4, 3, bias=False), nn.GroupNorm(2, 4)], ALL),
-    "GroupNorm of a group a channel": (lambda: [nn.Conv2d(6, 4, 3), nn.GroupNorm(4, 4)], FIRST),
+    "GroupNorm with one group": (lambda: [nn.Conv2d(6, 4, 3, bias=False), nn.GroupNorm(1, 4)], ALL),
+    "GroupNorm with two groups": (lambda: [nn.Conv2d(6, 4, 3, bias=False), nn.GroupNorm(2, 4)], ALL),
+    "GroupNorm with one group per channel": (lambda: [nn.Conv2d(6, 4, 3), nn.GroupNorm(4, 4)], FIRST),
     "GroupNorm after a bias": (lambda: [nn.Conv2d(6, 4, 3), nn.GroupNorm(2, 4)], {}),
     "LayerNorm": (lambda: [nn.Linear(6, 4, bias=False), nn.LayerNorm(4)], ALL),
     "LayerNorm after a bias": (lambda: [nn.Linear(6, 4), nn.LayerNorm(4)], {}),
     "RMSNorm": (lambda: [nn.Linear(6, 4, bias=False), nn.RMSNorm(4)], ALL),
-    "a norm known by its name": (lambda: [nn.Linear(6, 4, bias=False), MyRMSNorm()], ALL),
-    "a norm known by its name after a bias": (lambda: [nn.Linear(6, 4), MyRMSNorm()], {}),
+    "norm recognized by name": (lambda: [nn.Linear(6, 4, bias=False), MyRMSNorm()], ALL),
+    "norm recognized by name, after a bias": (lambda: [nn.Linear(6, 4), MyRMSNorm()], {}),
     "weight norm": (lambda: [weight_norm(nn.Conv2d(6, 4, 3))], {f"0.{V}": (0,)}),
     "weight norm, then batch norm": (lambda: [weight_norm(nn.Conv2d(6, 4, 3)), nn.BatchNorm2d(4)], {f"0.{V}": (0,)}),
     "LayerNorm over the width": (lambda: [nn.Conv2d(6, 4, 3, bias=False), nn.LayerNorm(3)], FIRST),
@@ -202,7 +203,7 @@ CHAINS: dict[str, tuple[Callable[[], list[nn.Module]], Dims]] = {
         FIRST,
     ),
     "no norm": (lambda: [nn.Conv2d(6, 4, 3, bias=False), nn.ReLU()], {}),
-    # The second layer takes the scale of the first along, as a whole, and each filter of its own.
+    # The second layer is invariant to the scale of the first as one group and to that of each of its own filters.
     "two layers before a norm": (
         lambda: [nn.Linear(6, 5, bias=False), nn.Linear(5, 4, bias=False), nn.BatchNorm1d(4)],
         {"0.weight": (), "1.weight": (0,)},
@@ -220,13 +221,13 @@ def batch_for(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-def test_each_norm_makes_its_own_groups(chain):
+def test_each_norm_determines_its_own_groups(chain):
     build, expected = CHAINS[chain]
     model = nn.Sequential(*build())
     assert found_in(model, batch_for(model)) == expected
 
 
-# What lies between a weight and its norm
+# Operations between a weight and its norm
 
 
 class Graph(nn.Module):
@@ -256,13 +257,13 @@ GRAPHS: dict[str, tuple[Callable[[], nn.Module], Dims]] = {
     "a residual sum": (lambda: two(lambda m, x: m.norm(m.b(x) + x)), {}),
     "a sum of two weights": (lambda: two(lambda m, x: m.norm(m.a(x) + m.b(x))), {}),
     "a sum of one weight with itself": (lambda: two(lambda m, x: m.norm(m.b(x) + m.b(x.flip(0)))), B),
-    "a number added before RMSNorm": (lambda: two(lambda m, x: m.norm(m.b(x) + 1.0), nn.RMSNorm(6)), {}),
-    # LayerNorm subtracts what is the same for all features.
-    "a number added before LayerNorm": (
+    "a constant added before RMSNorm": (lambda: two(lambda m, x: m.norm(m.b(x) + 1.0), nn.RMSNorm(6)), {}),
+    # LayerNorm subtracts anything constant across features.
+    "a constant added before LayerNorm": (
         lambda: two(lambda m, x: m.norm(m.b(x) + 1.0), nn.LayerNorm(6)),
         {"b.weight": ()},
     ),
-    "a quotient by a number": (lambda: two(lambda m, x: m.norm(m.b(x) / 3.0)), B),
+    "division by a constant": (lambda: two(lambda m, x: m.norm(m.b(x) / 3.0)), B),
     "a concatenation": (lambda: two(lambda m, x: m.norm(torch.cat([m.a(x), m.b(x)], 1)), nn.BatchNorm1d(12)), BOTH),
     "a concatenation before LayerNorm": (
         lambda: two(lambda m, x: m.norm(torch.cat([m.a(x), m.b(x)], 1)), nn.LayerNorm(12)),
@@ -272,28 +273,28 @@ GRAPHS: dict[str, tuple[Callable[[], nn.Module], Dims]] = {
         lambda: two(lambda m, x: m.norm(m.b(torch.cat([m.a(x)[:, :3], x[:, 3:]], 1)))),
         B,
     ),
-    "an output beside the norm": (lambda: two(lambda m, x: (lambda y: (m.norm(y), y))(m.b(x))), {}),
-    "a second use beside the norm": (lambda: two(lambda m, x: (lambda y: m.norm(y) + y.mean())(m.b(x))), {}),
-    # The check follows gradients, as training does.
-    "a number read from it": (lambda: two(lambda m, x: (lambda y: m.norm(y) + y.mean().item())(m.b(x))), B),
+    "an output that bypasses the norm": (lambda: two(lambda m, x: (lambda y: (m.norm(y), y))(m.b(x))), {}),
+    "a second use that bypasses the norm": (lambda: two(lambda m, x: (lambda y: m.norm(y) + y.mean())(m.b(x))), {}),
+    # The check uses gradients, like training.
+    "a second use without a gradient": (lambda: two(lambda m, x: (lambda y: m.norm(y) + y.mean().item())(m.b(x))), B),
     "two norms": (lambda: two(lambda m, x: (lambda y: m.norm(y) + F.normalize(y))(m.b(x))), {"b.weight": ()}),
     "one weight before two norms": (lambda: two(lambda m, x: m.norm(m.b(m.norm(m.b(x))))), B),
-    "one weight before a norm and at the end": (lambda: two(lambda m, x: m.b(m.norm(m.b(x)))), {}),
-    "a matrix in the order of inputs": (
+    "one weight before and after a norm": (lambda: two(lambda m, x: m.b(m.norm(m.b(x)))), {}),
+    "a transposed weight matrix": (
         lambda: Graph(lambda m, x: m.norm(x @ m.w), w=torch.randn(6, 4), norm=nn.BatchNorm1d(4)),
         {"w": (1,)},
     ),
-    "class weights that are normalized": (
+    "normalized class weights": (
         lambda: Graph(lambda m, x: F.linear(F.normalize(x), F.normalize(m.w)), w=torch.randn(4, 6)),
         {"w": (0,)},
     ),
-    "class weights and features that are normalized": (
+    "normalized class weights and features": (
         lambda: Graph(lambda m, x: F.normalize(m.a(x)) @ F.normalize(m.w).T, a=linear(), w=torch.randn(4, 6)),
         {"w": (0,), "a.weight": ()},
     ),
     "a norm with fixed statistics": (lambda: two(lambda m, x: m.norm(m.b(x)), nn.BatchNorm1d(6).eval()), {}),
     # Functions that are not homogeneous because of a constant
-    "padding by ones": (lambda: two(lambda m, x: m.norm(F.pad(m.b(x), (1, 1), value=1.0)), nn.LayerNorm(8)), {}),
+    "padding with ones": (lambda: two(lambda m, x: m.norm(F.pad(m.b(x), (1, 1), value=1.0)), nn.LayerNorm(8)), {}),
     # Homogeneous except at the threshold, so that the gradient is tangent to the sphere.
     "a threshold above zero": (
         lambda: two(lambda m, x: m.norm(F.threshold(m.b(x), 0.1, 0.0)), nn.LayerNorm(6)),
@@ -303,7 +304,7 @@ GRAPHS: dict[str, tuple[Callable[[], nn.Module], Dims]] = {
         lambda: two(lambda m, x: m.norm(F.threshold(m.b(x), 0.1, 0.2)), nn.LayerNorm(6)),
         {},
     ),
-    "the larger of it and a number": (
+    "maximum with a constant": (
         lambda: two(lambda m, x: m.norm(torch.max(m.b(x), torch.tensor(0.1))), nn.LayerNorm(6)),
         {},
     ),
@@ -311,7 +312,7 @@ GRAPHS: dict[str, tuple[Callable[[], nn.Module], Dims]] = {
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_every_path_of_a_weight_must_end_in_a_norm(graph):
+def test_every_path_from_a_weight_must_end_in_a_norm(graph):
     build, expected = GRAPHS[graph]
     assert found_in(build(), torch.randn(8, 6)) == expected
 
@@ -353,16 +354,16 @@ class Unseen(torch.autograd.Function):
 
 NOT_NORMS: dict[str, Callable[[], nn.Module]] = {
     "a norm in name only": MyLayerNorm,
-    "a norm with a shift inside": MyShiftedLayerNorm,
+    "a norm with an inner shift": MyShiftedLayerNorm,
     "a norm with fixed statistics": lambda: nn.Sequential(
         nn.Unflatten(1, (6, 1, 1)), torchvision.ops.FrozenBatchNorm2d(6)
     ),
-    "a second use in unseen code": lambda: Graph(lambda m, x: m.norm(x) + Unseen.apply(x), norm=nn.LayerNorm(6)),
+    "a second use in opaque code": lambda: Graph(lambda m, x: m.norm(x) + Unseen.apply(x), norm=nn.LayerNorm(6)),
 }
 
 
 @pytest.mark.parametrize("layer", NOT_NORMS)
-def test_a_layer_that_only_looks_like_a_norm_does_not_make_weights_radial(layer):
+def test_a_layer_that_only_resembles_a_norm_does_not_make_weights_radial(layer):
     model = Graph(
         lambda m, x: (m.layer(m.suspect(x)), m.norm(m.radial(x))),
         layer=NOT_NORMS[layer](),
@@ -376,7 +377,7 @@ def test_a_layer_that_only_looks_like_a_norm_does_not_make_weights_radial(layer)
 
 
 class TinyToken(nn.Module):
-    """A token that is added to others after a norm, as the class token of DeiT-III, which starts at 1e-6."""
+    """A token concatenated with others, like the class token of DeiT-III, which is initialized at scale 1e-6."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -388,26 +389,26 @@ class TinyToken(nn.Module):
         return self.last(x + self.linear(self.norm(x)))
 
 
-def test_a_weight_that_starts_at_nearly_zero_does_not_pass_by_its_size():
+def test_a_nearly_zero_weight_is_not_radial():
     assert found_in(TinyToken(), torch.randn(4, 3, 64)) == {}
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_single_group_does_not_pass_by_chance(seed):
+def test_a_single_group_is_not_radial_by_chance(seed):
     """One check passes by chance in about 1 of 100 cases; a token embedding of one token has one group."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Embedding(20, 512), nn.Linear(512, 512, bias=False), nn.GELU())
     assert found_in(model, torch.zeros(4, 1, dtype=torch.long)) == {}
 
 
-def test_the_check_holds_for_a_large_matrix():
-    """In many dimensions two directions that have nothing to do with each other are nearly orthogonal."""
+def test_the_check_is_reliable_for_a_large_matrix():
+    """In many dimensions, independent random directions are nearly orthogonal."""
     model = nn.Sequential(nn.Linear(2048, 2048, bias=False), MyLayerNorm(2048))
     assert found_in(model, torch.randn(8, 2048)) == {}
 
 
 class BatchNormConvLayer(nn.Module):
-    """A layer with a norm in it, named as those of transformers' SpeechT5 are."""
+    """A layer that contains a norm and has it in its name, like those of SpeechT5 in transformers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -417,6 +418,6 @@ class BatchNormConvLayer(nn.Module):
         return self.norm(self.conv(x)).tanh()
 
 
-def test_a_layer_that_is_named_after_its_norm_is_looked_into():
+def test_submodules_of_a_layer_named_like_a_norm_are_searched():
     model = nn.Sequential(BatchNormConvLayer(), nn.Flatten(), nn.Linear(18, 2))
     assert found_in(model, torch.randn(4, 6, 5)) == {"0.conv.weight": (0,)}

@@ -6,7 +6,7 @@ from torch import nn
 from hf_sphere.optim import find_radial_weights
 
 
-def test_autocast_around_the_search_changes_nothing():
+def test_autocast_has_no_effect_on_the_search():
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = find_radial_weights(model)
@@ -26,7 +26,7 @@ def forget() -> None:
     GradientState._reset_state()
 
 
-def test_frozen_weights_are_called_frozen():
+def test_frozen_weights_are_reported_as_frozen():
     model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
     model[0].weight.requires_grad_(False)
     assert find_radial_weights(model).rejected["0.weight"] == "frozen"

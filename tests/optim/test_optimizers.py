@@ -21,9 +21,9 @@ OPTIONS = {
     "defaults": {},
     "foreach": {"foreach": True},
     "fused": {"fused": True},
-    "climbing": {"maximize": True},
+    "maximize": {"maximize": True},
     "weight decay": {"weight_decay": 0.1},
-    "climbing with weight decay": {"maximize": True, "weight_decay": 0.1, "foreach": False},
+    "maximize with weight decay": {"maximize": True, "weight_decay": 0.1, "foreach": False},
 }
 DECOUPLED = {"weight_decay": 0.1, "decoupled_weight_decay": True}
 RADIAL = {"channel_dims": [0]}
@@ -50,7 +50,7 @@ def through_a_file(value: Any) -> Any:
     [((6, 3, 3, 3), None), ((6, 3, 3, 3), [0, 1, 2, 3]), ((6, 1, 1), [0]), ((2, 3, 1), [0, 1]), ((6,), [0])],
     ids=str,
 )
-def test_weights_without_a_direction_step_as_with_torch_bit_for_bit(kind, shape, dims, options, take_steps):
+def test_weights_without_a_direction_match_torch_bit_for_bit(kind, shape, dims, options, take_steps):
     ours = torch.randn(shape, requires_grad=True)
     torchs = ours.detach().clone().requires_grad_()
     take_steps(kind([{"params": [ours], "channel_dims": dims}], lr=0.03, **OPTIONS[options]), 5)
@@ -60,9 +60,7 @@ def test_weights_without_a_direction_step_as_with_torch_bit_for_bit(kind, shape,
 
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}, {"maximize": True}], ids=str)
 @pytest.mark.parametrize("adam", [AdamS, AdamSRT, AdamG])
-def test_decoupled_weight_decay_of_ordinary_weights_is_that_of_adamw_bit_for_bit(
-    adam, options, take_steps, make_weights
-):
+def test_decoupled_weight_decay_of_ordinary_weights_matches_adamw_bit_for_bit(adam, options, take_steps, make_weights):
     ours = make_weights()
     torchs = copies(ours)
     take_steps(adam(ours, lr=0.03, **DECOUPLED, **options), 5)
@@ -83,7 +81,7 @@ def test_decoupled_weight_decay_of_sgd_shrinks_the_weights_first(take_steps, mak
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_sgd_without_momentum_is_that_of_torch_bit_for_bit_on_radial_weights_too(options, take_steps, make_weights):
+def test_sgd_without_momentum_matches_torch_bit_for_bit_on_radial_weights(options, take_steps, make_weights):
     ours = make_weights()
     torchs = copies(ours)
     take_steps(SGDMRT(ours, lr=0.03, momentum=0.0, **RADIAL, **OPTIONS[options]), 5)
@@ -107,14 +105,14 @@ def test_the_closure_runs_with_gradients_and_its_loss_is_returned(kind, make_opt
     assert not torch.equal(weight, before)
 
 
-def test_without_a_closure_nothing_is_returned(kind, make_optimizer):
+def test_step_without_a_closure_returns_none(kind, make_optimizer):
     weight = torch.randn(3, 4, requires_grad=True)
     weight.grad = torch.ones(3, 4)
     assert make_optimizer(kind, [weight]).step() is None
 
 
 @pytest.mark.parametrize("dims", [None, [0], []], ids=str)
-def test_maximize_climbs(kind, dims, make_optimizer):
+def test_maximize_increases_the_objective(kind, dims, make_optimizer):
     torch.manual_seed(0)
     weight, target = torch.randn(3, 8, requires_grad=True), torch.randn(3, 8)
     optimizer = make_optimizer(kind, [weight], maximize=True, channel_dims=dims)
@@ -128,7 +126,7 @@ def test_maximize_climbs(kind, dims, make_optimizer):
     assert values[-1] > values[0] + 0.2
 
 
-def test_the_loss_on_handwritten_digits_falls(kind, make_model, groups, make_optimizer):
+def test_the_loss_on_handwritten_digits_decreases(kind, make_model, groups, make_optimizer):
     digits = load_digits()
     images, labels = torch.tensor(digits.images[:500, None] / 16).float(), torch.tensor(digits.target[:500])
     model = make_model()
@@ -147,7 +145,7 @@ def test_the_loss_on_handwritten_digits_falls(kind, make_model, groups, make_opt
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dims", [None, [0], []], ids=str)
 @pytest.mark.parametrize("options", [*OPTIONS.values(), DECOUPLED], ids=str)
-def test_the_gradient_is_never_changed(kind, dtype, dims, options, make_optimizer, give_gradients, make_weights):
+def test_gradients_are_not_modified(kind, dtype, dims, options, make_optimizer, give_gradients, make_weights):
     weights = make_weights(dtype=dtype)
     optimizer = make_optimizer(kind, weights, channel_dims=dims, **options)
     for step in range(2):
@@ -159,7 +157,7 @@ def test_the_gradient_is_never_changed(kind, dtype, dims, options, make_optimize
         assert all_equal(gradients, before)
 
 
-def test_parameters_without_a_gradient_are_left_alone(kind, make_optimizer, make_weights):
+def test_parameters_without_a_gradient_are_unchanged(kind, make_optimizer, make_weights):
     weights = [*make_weights(), *make_weights(1)]
     optimizer = make_optimizer(kind, [{"params": weights[:3], **RADIAL}, {"params": weights[3:]}], weight_decay=0.1)
     before = copies(weights)
@@ -170,7 +168,7 @@ def test_parameters_without_a_gradient_are_left_alone(kind, make_optimizer, make
     assert set(optimizer.state) == {weights[1], weights[4]}
 
 
-def test_a_group_that_is_added_takes_its_own_channel_dims(kind, make_optimizer, take_steps, make_weights):
+def test_an_added_group_uses_its_own_channel_dims(kind, make_optimizer, take_steps, make_weights):
     together, later = make_weights(), make_weights()
     optimizer = make_optimizer(kind, [{"params": together[:1]}, {"params": together[1:], "channel_dims": [1]}])
     take_steps(optimizer, 3)
@@ -181,7 +179,7 @@ def test_a_group_that_is_added_takes_its_own_channel_dims(kind, make_optimizer, 
     assert all_equal(together, later)
 
 
-def test_the_groups_of_the_caller_stay_as_they_are(kind, make_model, groups, make_optimizer):
+def test_groups_of_the_caller_are_not_modified(kind, make_model, groups, make_optimizer):
     mine = groups(make_model())
     keys = [set(group) for group in mine]
     first, second = make_optimizer(kind, mine), make_optimizer(kind, mine)
@@ -190,7 +188,7 @@ def test_the_groups_of_the_caller_stay_as_they_are(kind, make_model, groups, mak
     assert [group["channel_dims"] for group in second.param_groups] == [(0,), None]
 
 
-def test_a_group_can_take_itself_off_the_sphere(kind, make_optimizer, take_steps, make_weights):
+def test_a_group_can_opt_out_of_channel_wise_steps(kind, make_optimizer, take_steps, make_weights):
     radial, ordinary = make_weights(), make_weights()
     groups = [{"params": radial[:2]}, {"params": radial[2:], "channel_wise": False}]
     take_steps(make_optimizer(kind, groups, channel_wise=True), 3)
@@ -198,7 +196,7 @@ def test_a_group_can_take_itself_off_the_sphere(kind, make_optimizer, take_steps
     assert all_equal(radial, ordinary)
 
 
-def test_a_parameter_that_joins_late_counts_its_own_steps(kind, make_optimizer, give_gradients, make_weights):
+def test_a_parameter_with_late_gradients_counts_its_own_steps(kind, make_optimizer, give_gradients, make_weights):
     weights, alone = make_weights(), make_weights()
     optimizer = make_optimizer(kind, weights, **RADIAL)
     give_gradients(weights[1:], 100)
@@ -212,7 +210,7 @@ def test_a_parameter_that_joins_late_counts_its_own_steps(kind, make_optimizer, 
 
 
 @pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "foreach": True}, DECOUPLED], ids=str)
-def test_a_run_resumed_from_a_file_is_the_uninterrupted_one(
+def test_a_run_resumed_from_a_file_matches_an_uninterrupted_run(
     kind, options, make_model, groups, make_optimizer, take_steps
 ):
     model, other = make_model(), make_model(seed=1)
@@ -228,14 +226,14 @@ def test_a_run_resumed_from_a_file_is_the_uninterrupted_one(
 
 
 @pytest.mark.parametrize("dims", [None, [0], []], ids=str)
-def test_asking_for_the_state_before_the_first_step_leaves_the_weights_alone(kind, dims, make_optimizer):
+def test_reading_the_state_before_the_first_step_keeps_the_weights(kind, dims, make_optimizer):
     model = torch.nn.Linear(3, 4, bias=False)
     before = model.weight.detach().clone()
     get_optimizer_state_dict(model, make_optimizer(kind, model.parameters(), channel_dims=dims))
     assert torch.equal(model.weight, before)
 
 
-def test_the_state_is_one_number_a_weight_and_one_a_group(kind, make_optimizer, take_steps):
+def test_the_state_has_one_number_per_weight_and_one_per_group(kind, make_optimizer, take_steps):
     weights = [torch.randn(6, 3, 3, 3, requires_grad=True) for _ in range(5)]
     dims = [[0], [], [0, 1], [1], None]
     optimizer = make_optimizer(
@@ -249,7 +247,7 @@ def test_the_state_is_one_number_a_weight_and_one_a_group(kind, make_optimizer, 
         assert sizes == [{"step": 1, "exp_avg": 162, "exp_avg_sq": n} for n in (6, 1, 18, 3, 162)]
 
 
-def test_the_step_is_a_tensor_that_counts(kind, make_model, groups, make_optimizer, take_steps):
+def test_the_step_counter_is_a_tensor(kind, make_model, groups, make_optimizer, take_steps):
     optimizer = make_optimizer(kind, groups(make_model()))
     take_steps(optimizer, 3)
     steps = [state["step"] for state in optimizer.state.values()]
@@ -257,7 +255,7 @@ def test_the_step_is_a_tensor_that_counts(kind, make_model, groups, make_optimiz
 
 
 @pytest.mark.parametrize("names", [True, False])
-def test_names_of_parameters_survive(kind, names, make_model, make_optimizer, take_steps):
+def test_parameter_names_are_preserved(kind, names, make_model, make_optimizer, take_steps):
     model = make_model()
     optimizer = make_optimizer(kind, model.named_parameters() if names else model.parameters())
     take_steps(optimizer, 1)
@@ -267,7 +265,7 @@ def test_names_of_parameters_survive(kind, names, make_model, make_optimizer, ta
     assert other.param_groups[0].get("param_names") == expected
 
 
-def test_a_scheduler_sets_the_learning_rate(kind, take_steps, make_weights):
+def test_a_scheduler_can_set_the_learning_rate(kind, take_steps, make_weights):
     weights, others = make_weights(), make_weights()
     optimizer, other = kind(weights, lr=0.1, **RADIAL), kind(others, lr=0.1, **RADIAL)
     scheduler = ExponentialLR(optimizer, 0.5)
@@ -293,7 +291,7 @@ def test_a_scheduler_can_cycle_the_momentum(kind, take_steps, make_weights):
 
 
 @pytest.mark.parametrize("dims", [None, [0]], ids=str)
-def test_momentum_can_start_in_the_middle_of_a_run(dims, take_steps, make_weights):
+def test_momentum_can_be_enabled_during_a_run(dims, take_steps, make_weights):
     weights, others = make_weights(), make_weights()
     optimizer = SGDMRT(weights, lr=0.1, momentum=0.0, channel_dims=dims)
     take_steps(optimizer, 2)
@@ -319,7 +317,7 @@ def test_a_copy_takes_the_same_steps(kind, copied, make_model, groups, make_opti
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [AdamSRT, SGDMRT])
-def test_a_compiled_step_gives_the_same_numbers(compiled, make_optimizer, give_gradients):
+def test_a_compiled_step_matches_the_eager_step(compiled, make_optimizer, give_gradients):
     weights = [torch.randn(4, 3, 2, requires_grad=True), torch.randn(5, requires_grad=True)]
     others = copies(weights)
     optimizer, other = (
@@ -355,7 +353,7 @@ def test_a_gradient_that_overflows_skips_the_step(kind, options, make_optimizer,
 
 
 @pytest.mark.parametrize("options", [{}, {"fused": True}], ids=str)
-def test_scaled_gradients_give_the_steps_of_plain_ones(kind, options, make_optimizer, make_weights):
+def test_a_grad_scaler_does_not_change_the_steps(kind, options, make_optimizer, make_weights):
     weights, others = make_weights(), make_weights()
     optimizer, other = (
         make_optimizer(kind, [{"params": own[:2], **RADIAL}, {"params": own[2:]}], **options)

@@ -6,7 +6,7 @@ from hf_sphere.optim import parameter_groups
 
 
 class Mixed(nn.Module):
-    """One parameter of every kind."""
+    """A module with one parameter of every kind."""
 
     def __init__(self, own: dict | None = None) -> None:
         super().__init__()
@@ -26,13 +26,13 @@ def names_in(group: dict) -> set[str]:
     return {name for name, _ in group["params"]}
 
 
-def test_weights_decay():
+def test_weights_have_weight_decay():
     model = Mixed()
     (decayed,) = [group for group in parameter_groups(model) if "weight_decay" not in group]
     assert names_in(decayed) == {"conv.weight", "linear.weight", "prototypes"}
 
 
-def test_norms_biases_and_scalars_do_not_decay():
+def test_norms_biases_and_scalars_have_no_weight_decay():
     model = Mixed()
     (plain,) = [group for group in parameter_groups(model) if group.get("weight_decay") == 0.0]
     norms = {"norm.weight", "norm.bias", "layer_norm.weight", "layer_norm.bias"}
@@ -45,18 +45,18 @@ def test_a_parameter_with_options_is_in_no_other_group():
     assert [group for group in groups if "prototypes" in group] == [{"prototypes"}]
 
 
-def test_a_parameter_with_options_does_not_decay_unless_they_say_so():
+def test_a_parameter_with_options_has_no_weight_decay_by_default():
     groups = parameter_groups(Mixed({"prototypes": {"lr": 1e-2}}))
     assert [group["weight_decay"] for group in groups if group.get("lr") == 1e-2] == [0.0]
 
 
-def test_options_of_a_parameter_that_the_model_lacks_are_refused_by_name():
+def test_the_error_for_options_of_an_unknown_parameter_names_it():
     with pytest.raises(ValueError, match="parameters that the model lacks: temperature"):
         parameter_groups(Mixed({"temperature": {"lr": 1.0}}))
 
 
 @pytest.mark.parametrize("own", [{}, {"conv.weight": {"lr": 1.0}}], ids=["plain", "with options"])
-def test_frozen_parameters_are_left_out(own):
+def test_frozen_parameters_are_omitted(own):
     model = Mixed(own)
     model.conv.requires_grad_(False)
     trained = set().union(*(names_in(group) for group in parameter_groups(model)))
@@ -75,12 +75,12 @@ class Gains(nn.Module):
         return {"pos_embed"}
 
 
-def test_temperatures_gains_and_what_the_model_excludes_do_not_decay():
+def test_temperatures_gains_and_excluded_parameters_have_no_weight_decay():
     decaying = {name for group in parameter_groups(Gains()) if "weight_decay" not in group for name in names_in(group)}
     assert decaying == {"normed.parametrizations.weight.original1", "thin.weight"}
 
 
-def test_radial_weights_come_first_with_their_axes():
+def test_radial_weights_come_first_with_their_channel_dims():
     groups = parameter_groups(Mixed(), {"conv.weight": (0,), "linear.weight": ()})
     assert [(names_in(group), group.get("channel_dims")) for group in groups][:3] == [
         ({"conv.weight"}, (0,)),
@@ -89,6 +89,6 @@ def test_radial_weights_come_first_with_their_axes():
     ]
 
 
-def test_a_model_without_parameter_options_is_split_by_shape_alone():
+def test_a_model_without_parameter_options_is_split_by_shape_only():
     groups = parameter_groups(nn.Linear(2, 3))
     assert [(names_in(group), group.get("weight_decay")) for group in groups] == [({"weight"}, None), ({"bias"}, 0.0)]

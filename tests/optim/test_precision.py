@@ -29,7 +29,7 @@ def signs(seed: int) -> Tensor:
 def run(
     kind: type[Optimizer], dtype: torch.dtype, dims: list[int] | None, *, mode: str = "nearest", relative: float = 5e-4
 ) -> tuple[Tensor, Tensor, Optimizer]:
-    """Twenty steps, each moving every weight by about the same share of itself: weights before and after."""
+    """Take twenty steps of about the same relative size for every weight; return the weights before and after."""
     norm_one = 1 / (32 if dims == [] else 8)
     weight = (norm_one * signs(0)).to(dtype).requires_grad_()
     before = weight.detach().clone()
@@ -59,7 +59,7 @@ def test_stochastic_rounding_keeps_small_steps_on_average(kind, dims):
 
 @every_dims
 @pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16])
-def test_a_master_copy_follows_the_run_in_float32(kind, dims, dtype):
+def test_a_master_copy_matches_the_float32_run(kind, dims, dtype):
     _, after, _ = run(kind, FLOAT32, dims)
     _, other, optimizer = run(kind, dtype, dims, mode="master")
     (state,) = optimizer.state.values()
@@ -81,7 +81,7 @@ def test_radial_weights_are_computed_in_float32_and_rounded_once(kind, dims, dty
 
 @every_dims
 @every_mode
-def test_climbing_is_descending_with_the_gradient_turned_round(kind, dims, mode, dtype, make_optimizer, give_gradients):
+def test_maximizing_equals_minimizing_the_negative(kind, dims, mode, dtype, make_optimizer, give_gradients):
     up, down = (torch.ones(5, 7, dtype=dtype, requires_grad=True) for _ in range(2))
     give_gradients([up, down], 0)
     down.grad = -up.grad
@@ -92,7 +92,7 @@ def test_climbing_is_descending_with_the_gradient_turned_round(kind, dims, mode,
 
 
 @every_dims
-def test_the_states_are_at_least_float32_where_precision_is_asked_for(kind, dims):
+def test_stochastic_and_master_modes_have_float32_states(kind, dims):
     for mode in ("stochastic", "master"):
         (state,) = run(kind, BFLOAT16, dims, mode=mode)[-1].state.values()
         assert {value.dtype for value in state.values()} == {FLOAT32}
@@ -100,7 +100,7 @@ def test_the_states_are_at_least_float32_where_precision_is_asked_for(kind, dims
 
 @pytest.mark.parametrize("mode", ["stochastic", "master"])
 @every_dims
-def test_float32_weights_need_no_help(kind, mode, dims):
+def test_low_precision_modes_have_no_effect_on_float32_weights(kind, mode, dims):
     _, expected, plain = run(kind, FLOAT32, dims)
     _, after, optimizer = run(kind, FLOAT32, dims, mode=mode)
     assert torch.equal(after, expected)
@@ -109,7 +109,7 @@ def test_float32_weights_need_no_help(kind, mode, dims):
 
 @every_dims
 @every_mode
-def test_a_state_that_was_saved_continues_bit_for_bit(kind, dims, mode, dtype, make_optimizer, take_steps):
+def test_a_saved_state_resumes_bit_for_bit(kind, dims, mode, dtype, make_optimizer, take_steps):
     weight = torch.randn(5, 7).to(dtype).requires_grad_()
     optimizer = make_optimizer(kind, [weight], channel_dims=dims, low_precision=mode)
     take_steps(optimizer, 3)
@@ -146,7 +146,7 @@ def test_a_state_loads_into_a_model_of_another_dtype(kind, saved, loaded, whole,
 
 
 @every_dims
-def test_a_state_without_master_copies_can_be_continued_with_them(kind, dims, make_optimizer, take_steps):
+def test_a_state_without_master_copies_can_be_resumed_with_them(kind, dims, make_optimizer, take_steps):
     weight, other = (torch.ones(5, 7, dtype=dtype, requires_grad=True) for dtype in (FLOAT32, BFLOAT16))
     optimizer = make_optimizer(kind, [weight], channel_dims=dims)
     take_steps(optimizer, 2)
@@ -159,7 +159,7 @@ def test_a_state_without_master_copies_can_be_continued_with_them(kind, dims, ma
 
 
 @every_dims
-def test_a_group_can_hold_weights_of_several_dtypes(kind, dims, make_optimizer):
+def test_a_group_can_contain_several_dtypes(kind, dims, make_optimizer):
     low, single, double = weights = [
         torch.ones(5, 7, dtype=t, requires_grad=True) for t in (BFLOAT16, FLOAT32, FLOAT64)
     ]
@@ -174,20 +174,20 @@ def test_a_group_can_hold_weights_of_several_dtypes(kind, dims, make_optimizer):
 
 
 @every_dims
-def test_optimizers_that_are_alike_round_alike(kind, dims):
+def test_stochastic_rounding_is_independent_of_the_global_seed(kind, dims):
     first = run(kind, BFLOAT16, dims, mode="stochastic")[1]
     torch.manual_seed(123)
     assert torch.equal(run(kind, BFLOAT16, dims, mode="stochastic")[1], first)
 
 
-def test_rounding_leaves_the_random_numbers_of_the_program_alone(kind):
+def test_rounding_preserves_the_global_random_state(kind):
     before = torch.get_rng_state()
     run(kind, BFLOAT16, [0], mode="stochastic")
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @every_dims
-def test_weights_of_one_optimizer_round_independently(kind, dims):
+def test_weights_of_one_optimizer_are_rounded_independently(kind, dims):
     weights = [signs(0).bfloat16().requires_grad_() for _ in range(2)]
     optimizer = kind(weights, lr=1e-3, channel_dims=dims, low_precision="stochastic")
     for weight in weights:
@@ -197,7 +197,7 @@ def test_weights_of_one_optimizer_round_independently(kind, dims):
 
 
 @pytest.mark.parametrize("value", [1.001, -3.3, 0.1, -1e-30, 7e30])
-def test_stochastic_rounding_keeps_the_mean(value):
+def test_stochastic_rounding_is_unbiased(value):
     count = 200_000
     exact = torch.full((count,), value)
     rounded = round_stochastically(exact, torch.Generator().manual_seed(0)).double()
@@ -207,25 +207,25 @@ def test_stochastic_rounding_keeps_the_mean(value):
     assert abs(error) < 4 * 0.5 / count**0.5
 
 
-def test_stochastic_rounding_goes_to_one_of_the_two_neighbors():
+def test_stochastic_rounding_returns_one_of_the_two_neighbors():
     values = torch.randn(10_000)
     rounded = round_stochastically(values, torch.Generator().manual_seed(0)).float()
     spacing = 2.0 ** (values.abs().log2().floor() - 7)
     assert ((rounded - values).abs() < spacing).all()
 
 
-def test_numbers_that_need_no_rounding_stay():
+def test_representable_numbers_are_unchanged():
     values = torch.tensor([0.0, -0.0, 1.0, -1.5, 2.0**-120, 3.0e38]).bfloat16()
     assert torch.equal(round_stochastically(values.float().repeat(100)), values.repeat(100))
 
 
-def test_infinity_and_nan_stay():
+def test_infinity_and_nan_are_unchanged():
     not_numbers = torch.tensor([0x7F800001, 0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)
     values = torch.cat([torch.tensor([torch.inf, -torch.inf, torch.nan]), not_numbers]).repeat(1000)
     torch.testing.assert_close(round_stochastically(values), values.bfloat16(), equal_nan=True, rtol=0, atol=0)
 
 
-def test_the_order_in_memory_does_not_matter_to_rounding():
+def test_rounding_does_not_depend_on_the_memory_format():
     values = torch.randn(30, 20)
     rounded = round_stochastically(values.t(), torch.Generator().manual_seed(0))
     assert rounded.shape == (20, 30)

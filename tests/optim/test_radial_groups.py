@@ -1,4 +1,4 @@
-"""How the search for radial weights is used; what it finds is in test_invariance.py."""
+"""Interface of the search for radial weights; its results are tested in test_invariance.py."""
 
 import copy
 import random
@@ -17,7 +17,7 @@ from hf_sphere.optim import AdamSRT, find_radial_weights, radial_parameter_group
 
 
 class Small(nn.Module):
-    """Conv, batch norm, dropout, linear; `fails` lets the forward pass raise after the norm."""
+    """Conv, batch norm, dropout, linear; with `fails`, the forward pass raises after the norm."""
 
     def __init__(self, fails: bool = False) -> None:
         super().__init__()
@@ -41,11 +41,11 @@ def images(**options: Any) -> Tensor:
     return torch.randn(4, 3, 6, 6, **options)
 
 
-# The model is left as it is
+# Side effects
 
 
 def snapshot(model: nn.Module) -> dict[str, Any]:
-    """Everything that the search could leave behind, but for the model itself."""
+    """All state of the model and the random generators that the search could change."""
     return {
         "tensors": {name: tensor.clone() for name, tensor in model.state_dict().items()},
         "same": {name: tensor.data_ptr() for name, tensor in model.state_dict(keep_vars=True).items()},
@@ -87,7 +87,7 @@ def assert_untouched(before: dict[str, Any], after: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("fails", [False, True], ids=["", "the forward pass raises"])
 @pytest.mark.parametrize("state", STATES)
-def test_the_search_leaves_model_and_random_numbers_as_they_are(state, fails):
+def test_the_search_preserves_model_and_random_state(state, fails):
     model = STATES[state](Small())
     model.fails = fails
     before = snapshot(model)
@@ -99,7 +99,7 @@ def test_the_search_leaves_model_and_random_numbers_as_they_are(state, fails):
     assert_untouched(before, snapshot(model))
 
 
-def test_a_fault_in_the_backward_pass_leaves_the_model_as_it_is():
+def test_an_error_in_the_backward_pass_preserves_the_model():
     def loss(output: Tensor, batch: Tensor) -> Tensor:
         raise RuntimeError("a fault in the loss")
 
@@ -116,13 +116,13 @@ def with_checkpointing() -> nn.Module:
     return model
 
 
-def test_gradient_checkpointing_changes_nothing_of_what_is_found():
+def test_gradient_checkpointing_does_not_change_the_result():
     batch, plain = torch.randn(4, 3, 16, 16), timm.create_model("resnet20_cifar", num_classes=5)
     found = find_radial_weights(with_checkpointing(), batch).channel_dims
     assert found == find_radial_weights(plain, batch).channel_dims
 
 
-def test_gradient_checkpointing_leaves_the_model_as_it_is():
+def test_the_search_preserves_gradient_checkpointing():
     model, batch = with_checkpointing(), torch.randn(4, 3, 16, 16)
     before = snapshot(model)
     find_radial_weights(model, batch)
@@ -144,11 +144,11 @@ def test_gradient_checkpointing_leaves_the_model_as_it_is():
     ],
     ids=["tensor", "tuple", "list", "mapping", "mapping of two", "generated"],
 )
-def test_a_batch_can_come_in_every_form(batch):
+def test_every_batch_format_is_supported(batch):
     assert find_radial_weights(Small(), batch()).channel_dims == FOUND
 
 
-def test_the_loss_gets_the_output_and_the_batch():
+def test_the_loss_receives_the_output_and_the_batch():
     seen = []
 
     def loss(output: Tensor, batch: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ def test_the_loss_gets_the_output_and_the_batch():
 
 
 class Opaque:
-    """An output that no one can look into but the loss."""
+    """An opaque output that only the loss can read."""
 
     def __init__(self, normed: Tensor, plain: Tensor) -> None:
         self.normed, self.plain = normed, plain
@@ -187,11 +187,11 @@ class HiddenOutput(nn.Module):
     ],
     ids=["the loss reads the norm", "the loss reads more than the norm"],
 )
-def test_what_counts_in_an_output_of_a_class_of_its_own_is_what_the_loss_reads(loss, expected):
+def test_only_the_outputs_that_the_loss_reads_are_considered(loss, expected):
     assert find_radial_weights(HiddenOutput(), images(), loss).channel_dims == expected
 
 
-def test_an_output_that_cannot_be_looked_into_needs_a_loss():
+def test_an_opaque_output_requires_a_loss():
     with pytest.raises(ValueError, match="loss"):
         find_radial_weights(HiddenOutput(), images())
 
@@ -205,11 +205,11 @@ def small_vision(image_size: int) -> nn.Module:
     ("build", "count"),
     [
         (lambda: small_vision(64), 20),
-        (lambda: small_vision(32), 20),  # its last maps have one pixel
+        (lambda: small_vision(32), 20),  # its last feature maps have one pixel
         (lambda: timm.create_model("resnet20_cifar", in_chans=1, num_classes=5), 21),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.BatchNorm1d(4)), 1),
         (lambda: nn.Sequential(nn.Embedding(9, 6), nn.LayerNorm(6)), 1),
-        (lambda: timm.create_model("conv4", num_classes=5), 5),  # for 84 pixels
+        (lambda: timm.create_model("conv4", num_classes=5), 5),  # for images of 84 pixels
         (lambda: Small().double(), 1),
     ],
     ids=["transformers", "one pixel", "timm", "flattened images", "embedding", "conv4", "float64"],
@@ -218,8 +218,8 @@ def test_an_input_is_generated_from_the_configuration_or_the_first_layer(build, 
     assert len(find_radial_weights(build()).channel_dims) == count
 
 
-def test_a_batch_without_gradients_shows_nothing():
-    """Two values become -1 and 1 in batch norm whatever they are."""
+def test_a_batch_without_gradients_finds_no_radial_weights():
+    """Batch norm maps any two values to -1 and 1."""
     model = nn.Sequential(nn.Conv2d(3, 4, 6), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
     model = nn.Sequential(model, nn.Linear(2, 3), nn.BatchNorm1d(3))
     found = find_radial_weights(model, images()[:2], lambda output, batch: output.sum() * 0)
@@ -228,7 +228,7 @@ def test_a_batch_without_gradients_shows_nothing():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
-def test_models_of_every_precision_are_searched(dtype):
+def test_models_of_every_precision_are_supported(dtype):
     assert find_radial_weights(Small().to(dtype), images(dtype=dtype)).channel_dims == FOUND
 
 
@@ -236,11 +236,11 @@ WRAPPERS = {"DataParallel": nn.DataParallel, "torch.compile": torch.compile}
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_names_are_those_of_the_model_inside_its_wrapper(wrapper):
+def test_names_exclude_the_prefix_of_the_wrapper(wrapper):
     assert find_radial_weights(WRAPPERS[wrapper](Small()), images()).channel_dims == FOUND
 
 
-def test_tied_weights_are_one():
+def test_tied_weights_are_listed_once():
     first, second = nn.Linear(6, 6), nn.Linear(6, 6)
     second.weight = first.weight
     normed = nn.Sequential(first, nn.BatchNorm1d(6), second, nn.BatchNorm1d(6))
@@ -248,17 +248,17 @@ def test_tied_weights_are_one():
     assert find_radial_weights(normed[:3], torch.randn(8, 6)).channel_dims == {}
 
 
-# Mistakes
+# Invalid arguments
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1.0, -0.1, float("nan")])
-def test_a_tolerance_out_of_range_is_refused(tolerance):
+def test_a_tolerance_out_of_range_is_rejected(tolerance):
     with pytest.raises(ValueError, match="tolerance must lie between 0 and 1; got"):
         find_radial_weights(Small(), images(), tolerance=tolerance)
 
 
-def test_a_tolerance_decides_what_counts_as_zero():
-    """The gradient is zero but for rounding, which this tolerance does not let pass."""
+def test_the_tolerance_bounds_the_radial_gradient():
+    """The radial gradient is zero up to rounding, which exceeds this tolerance."""
     assert find_radial_weights(Small(), images(), tolerance=1e-30).channel_dims == {}
 
 
@@ -277,20 +277,20 @@ class WantsTwo(Small):
 
 
 @pytest.mark.parametrize("kind", [Scaled, WantsTwo])
-def test_without_an_input_that_fits_the_error_requires_a_batch(kind):
+def test_the_error_requests_a_batch_if_no_input_can_be_generated(kind):
     with pytest.raises(ValueError, match=rf"no input could be generated for {kind.__name__} \(.+\)\. Pass a batch"):
         find_radial_weights(kind())
 
 
-def test_a_model_without_values_is_refused():
+def test_a_model_on_the_meta_device_is_rejected():
     with pytest.raises(ValueError, match=r"conv\.weight is on the meta device; the numerical check needs real weights"):
         find_radial_weights(Small().to("meta"), images())
 
 
-# The groups, the table
+# Groups and table
 
 
-def test_the_groups_go_into_an_optimizer():
+def test_the_groups_can_be_passed_to_an_optimizer():
     model = Small()
     optimizer = AdamSRT(radial_parameter_groups(model, images()), lr=1e-3, weight_decay=0.1)
     assert [(g["channel_dims"], g["weight_decay"], g["param_names"]) for g in optimizer.param_groups] == [
@@ -300,7 +300,7 @@ def test_the_groups_go_into_an_optimizer():
     ]
 
 
-def test_the_groups_hold_the_parameters_of_the_model_itself():
+def test_the_groups_contain_the_parameters_of_the_model():
     model = Small()
     grouped = {name: p for group in radial_parameter_groups(torch.compile(model)) for name, p in group["params"]}
     assert all(grouped[name] is parameter for name, parameter in model.named_parameters())
@@ -314,7 +314,7 @@ def test_frozen_parameters_are_in_no_group():
     assert names == [["2.weight"], ["1.weight", "1.bias", "2.bias", "3.weight", "3.bias"]]
 
 
-def test_a_model_without_radial_weights_is_warned_about_with_what_was_looked_at():
+def test_the_warning_for_a_model_without_radial_weights_lists_the_checked_weights():
     model = BertModel(BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2))
     with pytest.warns(UserWarning, match="BertModel has no radially invariant weight") as caught:
         groups = radial_parameter_groups(model)
@@ -323,7 +323,7 @@ def test_a_model_without_radial_weights_is_warned_about_with_what_was_looked_at(
     assert [group.get("channel_dims") for group in groups] == [None, None]
 
 
-def test_the_table_has_a_line_for_every_weight_with_its_axes_or_the_reason():
+def test_the_table_lists_channel_dims_or_the_reason_for_every_weight():
     found = find_radial_weights(Small(), images())
     first, conv, linear = str(found).splitlines()
     assert first == f"1 of 2 weight tensors are radially invariant ({100 * 108 / 116:.4g} % of their elements)"
@@ -331,7 +331,7 @@ def test_the_table_has_a_line_for_every_weight_with_its_axes_or_the_reason():
     assert linear.split(maxsplit=1) == ["linear.weight", f"not radial: {found.rejected['linear.weight']}"]
 
 
-def test_the_deviation_is_that_of_rounding():
+def test_deviations_are_at_rounding_level():
     deviations = find_radial_weights(Small(), images()).deviations
     assert 0.0 <= deviations.pop("conv.weight") < 1e-4
     assert deviations == {}

@@ -30,9 +30,9 @@ DECAYS = {
     "no decay": {},
     "L2": {"weight_decay": 0.1},
     "decoupled": {"weight_decay": 0.1, "decoupled_weight_decay": True},
-    "climbing": {"maximize": True},
-    "climbing with L2": {"maximize": True, "weight_decay": 0.1},
-    "climbing with decoupled decay": {"maximize": True, "weight_decay": 0.1, "decoupled_weight_decay": True},
+    "maximize": {"maximize": True},
+    "maximize with L2": {"maximize": True, "weight_decay": 0.1},
+    "maximize with decoupled decay": {"maximize": True, "weight_decay": 0.1, "decoupled_weight_decay": True},
 }
 LAYOUTS = {
     "channels last": lambda w: w.contiguous(memory_format=torch.channels_last),
@@ -48,7 +48,7 @@ shapes = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(2, 3), st.i
 seeds = st.integers(0, 2**31)
 
 
-# The name of an optimizer is that of its rule in reference.py, and that of its file.
+# An optimizer, its file and its rule in reference.py have the same name.
 RULES = [name for name in optimizer_names() if hasattr(reference, name)]
 
 
@@ -96,7 +96,7 @@ def weights_and_gradients(shape: tuple[int, ...], seed: int, steps: int = 4) -> 
 
 
 @pytest.mark.parametrize("case", GOLDEN_CASES)
-def test_every_step_matches_the_golden_one(golden, case):
+def test_every_step_matches_the_golden_step(golden, case):
     values, about = golden("optimizers"), golden("optimizers").cases[case]
     start = {name: values[f"param.{name}"] for name in ("conv", "linear", "bias")}
     start["conv"] = values.get(f"{case}.param.conv", start["conv"])
@@ -113,7 +113,7 @@ def test_every_step_matches_the_golden_one(golden, case):
             assert (parameter - expected).abs().max() <= 1e-5 * expected.abs().max(), (step, name)
 
 
-@pytest.mark.parametrize("case", [case for case in GOLDEN_CASES if not case.endswith("_off")])  # those are torch's
+@pytest.mark.parametrize("case", [case for case in GOLDEN_CASES if not case.endswith("_off")])  # those test torch
 def test_the_reference_matches_the_golden_steps(golden, case):
     values, about = golden("optimizers"), golden("optimizers").cases[case]
     dims = [0] if case == "adam_g" else about["conv_group"].get("channel_dims", [0])
@@ -149,7 +149,7 @@ def test_steps_follow_the_published_formulas(name, dims, decay):
 
 @some_groups
 @given(shapes, seeds, st.floats(0, 1), st.floats(0.01, 0.99))
-def test_dampening_and_momentum_enter_sgd_mrt_as_published(shape, seed, dampening, momentum):
+def test_dampening_and_momentum_of_sgd_mrt_follow_the_publication(shape, seed, dampening, momentum):
     x, gradients = weights_and_gradients(shape, seed)
     options = {"lr": 0.05, "dampening": dampening, "momentum": momentum}
     optimizer = SGDMRT([x.clone().requires_grad_()], channel_dims=[0], **options)
@@ -159,7 +159,7 @@ def test_dampening_and_momentum_enter_sgd_mrt_as_published(shape, seed, dampenin
 
 @some_groups
 @given(shapes, seeds, st.floats(0, 0.99), st.floats(0, 0.9999), st.floats(1e-12, 1))
-def test_betas_and_eps_enter_adam_srt_as_published(shape, seed, beta1, beta2, eps):
+def test_betas_and_eps_of_adam_srt_follow_the_publication(shape, seed, beta1, beta2, eps):
     x, gradients = weights_and_gradients(shape, seed)
     options = {"lr": 0.05, "betas": (beta1, beta2), "eps": eps}
     optimizer = AdamSRT([x.clone().requires_grad_()], channel_dims=[0], **options)
@@ -169,7 +169,7 @@ def test_betas_and_eps_enter_adam_srt_as_published(shape, seed, beta1, beta2, ep
 
 @some_groups
 @given(st.integers(1, 5), st.integers(2, 30), st.floats(-2, 2), seeds)
-def test_transport_is_the_published_one_without_the_old_weights(count, dim, step, seed):
+def test_transport_without_the_old_weights_matches_the_publication(count, dim, step, seed):
     x, (m,) = weights_and_gradients((count, dim), seed, steps=1)
     y = x - step * m
     expected = (inner(x, y, [0]) * m - inner(m, y, [0]) * x) / inner(y, y, [0])
@@ -190,7 +190,7 @@ def test_the_momentum_is_orthogonal_to_the_new_weights(transporting, dims):
 
 
 @pytest.mark.parametrize("dims", DIMS, ids=str)
-def test_adam_g_brings_groups_of_any_norm_to_norm_one(dims):
+def test_adam_g_normalizes_groups_of_any_norm(dims):
     x, gradients = weights_and_gradients((4, 3, 3, 2), seed=2)
     optimizer = AdamG([(100 * x).requires_grad_()], lr=0.1, weight_decay=0.1, channel_dims=dims)
     for y in by_the_optimizer(optimizer, gradients):
@@ -199,7 +199,7 @@ def test_adam_g_brings_groups_of_any_norm_to_norm_one(dims):
 
 @pytest.mark.parametrize(("scaled", "power"), [(AdamS, 1), (AdamSRT, 1), (SGDMRT, 2)])
 @pytest.mark.parametrize("scale", [1e-3, 7.0])
-def test_a_scale_that_the_learning_rate_makes_up_for_leaves_the_directions_alone(scaled, power, scale):
+def test_directions_are_invariant_to_scale_with_an_adjusted_learning_rate(scaled, power, scale):
     x, gradients = weights_and_gradients((4, 3, 3, 2), seed=3, steps=6)
     eps = {} if scaled is SGDMRT else {"eps": 0.0}
     plain = scaled([x.clone().requires_grad_()], lr=0.1, channel_dims=[0], **eps)
@@ -209,7 +209,7 @@ def test_a_scale_that_the_learning_rate_makes_up_for_leaves_the_directions_alone
 
 
 @pytest.mark.parametrize("adam", [AdamS, AdamSRT, AdamG])
-def test_the_scale_of_the_gradient_is_lost_on_the_adam_kinds(adam):
+def test_adam_variants_are_invariant_to_the_gradient_scale(adam):
     x, gradients = weights_and_gradients((4, 3, 3, 2), seed=4)
     first = adam([x.clone().requires_grad_()], lr=0.1, eps=0.0, channel_dims=[0])
     second = adam([x.clone().requires_grad_()], lr=0.1, eps=0.0, channel_dims=[0])
@@ -228,10 +228,10 @@ def test_a_step_of_adam_s_has_the_direction_of_the_momentum():
 
 
 @pytest.mark.parametrize("adam", [AdamS, AdamSRT, AdamG])
-def test_the_first_step_of_the_adam_kinds_has_a_fixed_length(adam):
+def test_the_first_step_of_adam_variants_has_a_fixed_length(adam):
     x, gradients = weights_and_gradients((4, 3, 3, 2), seed=6, steps=1)
     x = x / inner(x, x, [0]).sqrt()
-    gradients -= inner(gradients[0], x, [0]) * x  # as those of weights before a normalization are
+    gradients -= inner(gradients[0], x, [0]) * x  # like gradients of weights before a normalization
     y = by_the_optimizer(adam([x.clone().requires_grad_()], lr=0.1, channel_dims=[0]), gradients)[0]
     angle = torch.atan(torch.tensor(0.1 * (1.0 if adam is AdamG else 18**0.5), dtype=torch.float64))
     torch.testing.assert_close(inner(x, y, [0]) / inner(y, y, [0]).sqrt(), angle.cos().expand(4, 1, 1, 1))
@@ -253,7 +253,7 @@ def test_the_learning_rate_can_be_a_tensor(kind, decay, shape, capturable, take_
     torch.testing.assert_close(weights, others, rtol=1e-5, atol=1e-5)
 
 
-def test_capturable_gives_the_same_numbers(kind, make_optimizer, take_steps, make_weights):
+def test_capturable_does_not_change_the_steps(kind, make_optimizer, take_steps, make_weights):
     weights, others = make_weights(), make_weights()
     optimizer = make_optimizer(kind, weights, capturable=True, channel_dims=[0])
     take_steps(optimizer, 5)
@@ -263,7 +263,7 @@ def test_capturable_gives_the_same_numbers(kind, make_optimizer, take_steps, mak
 
 @pytest.mark.parametrize("foreach", [True, False])
 @pytest.mark.parametrize("decay", ["no decay", "L2", "decoupled"])
-def test_foreach_gives_the_same_numbers(kind, foreach, decay, make_optimizer, take_steps, make_weights):
+def test_foreach_does_not_change_the_steps(kind, foreach, decay, make_optimizer, take_steps, make_weights):
     weights, others = make_weights(), make_weights()
     take_steps(make_optimizer(kind, weights, foreach=foreach, channel_dims=[0], **DECAYS[decay]), 5)
     take_steps(make_optimizer(kind, others, channel_dims=[0], **DECAYS[decay]), 5)
@@ -271,7 +271,7 @@ def test_foreach_gives_the_same_numbers(kind, foreach, decay, make_optimizer, ta
 
 
 @pytest.mark.parametrize("portion", [1, 30, 100, 200])
-def test_portions_give_the_same_numbers(kind, portion, make_optimizer, take_steps, monkeypatch, make_weights):
+def test_chunking_does_not_change_the_steps(kind, portion, make_optimizer, take_steps, monkeypatch, make_weights):
     weights, others = make_weights(), make_weights()
     take_steps(make_optimizer(kind, others, channel_dims=[0]), 5)
     monkeypatch.setattr("hf_sphere.optim.blocks.CPU_PORTION", portion)
@@ -282,7 +282,7 @@ def test_portions_give_the_same_numbers(kind, portion, make_optimizer, take_step
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dims", [None, [0], [], [1], [0, 1], [0, 2]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_order_in_memory_changes_no_number(kind, layout, dims, dtype, make_optimizer, take_steps):
+def test_steps_do_not_depend_on_the_memory_format(kind, layout, dims, dtype, make_optimizer, take_steps):
     values = torch.randn(4, 3, 2, 5).to(dtype)
     contiguous, other = values.clone().requires_grad_(), LAYOUTS[layout](values).detach().requires_grad_()
     assert not other.is_contiguous()
@@ -292,7 +292,7 @@ def test_the_order_in_memory_changes_no_number(kind, layout, dims, dtype, make_o
     torch.testing.assert_close(other, contiguous, rtol=bound, atol=bound, check_stride=False)
 
 
-def test_a_gradient_of_another_memory_order_changes_no_number(kind, make_optimizer):
+def test_steps_do_not_depend_on_the_memory_format_of_the_gradient(kind, make_optimizer):
     weights = torch.randn(4, 3, 2, 5, requires_grad=True)
     other = weights.detach().clone().requires_grad_()
     weights.grad = torch.randn(4, 3, 2, 5)
@@ -303,7 +303,7 @@ def test_a_gradient_of_another_memory_order_changes_no_number(kind, make_optimiz
 
 
 @pytest.mark.parametrize("size", [1, 7, 20, 64, 1000])
-def test_portions_hold_every_group_once_and_no_more_than_fits(size, monkeypatch):
+def test_chunks_contain_every_group_once_and_respect_the_size_limit(size, monkeypatch):
     monkeypatch.setattr("hf_sphere.optim.blocks.CPU_PORTION", size)
     shapes = [(6, 3), (1, 30), (9, 2), (2, 25), (4, 7)]
     weights = [torch.randn(shape) for shape in shapes]

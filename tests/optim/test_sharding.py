@@ -35,7 +35,7 @@ STEPS, MORE = 4, 2
 
 
 def small_model(case: str, seed: int = 0) -> nn.Sequential:
-    """Of 5 filters one process gets 3 and the other 2; a single filter leaves the other none."""
+    """Of 5 filters, rank 0 gets 3 and rank 1 gets 2; of a single filter, rank 1 gets none."""
     torch.manual_seed(seed)
     return nn.Sequential(
         nn.Conv2d(1, 5, 3, bias=False),
@@ -86,7 +86,7 @@ def run_sharded(case: str) -> dict[str, Any]:
     other = fully_shard(small_model(case, seed=1), mesh=mesh)
     resumed = optimizer_of(other, case)
     weights, state = get_model_state_dict(model, options=FULL), get_optimizer_state_dict(model, optimizer, options=FULL)
-    seen["state"] = copy.deepcopy(state["state"])  # torch hands out the counters themselves
+    seen["state"] = copy.deepcopy(state["state"])  # torch returns references to the counters
     set_model_state_dict(other, copy.deepcopy(weights), options=FULL)
     set_optimizer_state_dict(other, resumed, copy.deepcopy(state), options=FULL)
     train(model, optimizer, STEPS, MORE)
@@ -116,7 +116,7 @@ def work(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes saw; they run once for all tests, and meet at a file instead of a port."""
+    """Results of two processes, run once for all tests; they rendezvous through a file instead of a port."""
     folder: Path = tmp_path_factory.mktemp("sharded")
     mp.spawn(work, args=(str(folder),), nprocs=2)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
@@ -124,12 +124,12 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.fixture(params=list(CASES))
 def case(request: pytest.FixtureRequest) -> str:
-    """Each of the optimizers in turn."""
+    """Each optimizer."""
     return request.param
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_sharded_weights_take_the_steps_of_whole_ones(case, rank, processes):
+def test_sharded_weights_match_unsharded_weights(case, rank, processes):
     model = small_model(case)
     train(model, optimizer_of(model, case), 0, STEPS)
     torch.testing.assert_close(processes[rank][case]["weights"], whole(model), rtol=1e-6, atol=1e-6)
@@ -147,11 +147,11 @@ def test_the_second_moment_is_sharded_like_the_weight(adam, rank, filters, proce
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_every_process_counts_the_steps_of_every_weight(case, rank, processes):
+def test_every_rank_counts_the_steps_of_every_weight(case, rank, processes):
     assert processes[rank][case]["steps"] == [STEPS] * 8
 
 
-def test_the_full_state_is_that_of_whole_weights(case, processes):
+def test_the_full_state_matches_that_of_unsharded_weights(case, processes):
     model = small_model(case)
     optimizer = optimizer_of(model, case)
     train(model, optimizer, 0, STEPS)
@@ -161,12 +161,12 @@ def test_the_full_state_is_that_of_whole_weights(case, processes):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_full_state_that_is_loaded_back_continues_the_run(case, rank, processes):
+def test_a_run_resumes_from_a_full_state(case, rank, processes):
     seen = processes[rank][case]
     torch.testing.assert_close(seen["resumed"], seen["continued"], rtol=1e-6, atol=1e-6)
 
 
-def test_a_run_that_was_saved_sharded_continues_whole(case, processes):
+def test_a_sharded_run_resumes_unsharded(case, processes):
     other = small_model(case, seed=1)
     resumed = optimizer_of(other, case)
     set_model_state_dict(other, processes[0][case]["weights"], options=StateDictOptions(strict=False))
@@ -178,5 +178,5 @@ def test_a_run_that_was_saved_sharded_continues_whole(case, processes):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_shards_that_cut_through_a_group_are_refused_by_their_placement(rank, processes):
+def test_the_error_for_split_groups_names_the_placement(rank, processes):
     assert "shape [4, 3] with channel_dims [] is placed as [Shard(dim=0)]" in processes[rank]["cut"]

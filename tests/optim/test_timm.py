@@ -38,13 +38,13 @@ RADIAL = [
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_name_leads_to_the_class_with_radial_groups_and_norms_that_do_not_decay(name):
+def test_the_name_creates_the_class_with_radial_groups_and_norms_without_decay(name):
     optimizer = create_optimizer_v2(Net(), name, lr=0.5, weight_decay=0.1, momentum=0.8)
     assert type(optimizer) is KINDS[name]
     assert described(optimizer) == RADIAL
 
 
-def test_a_model_of_timm_gets_its_convolutions_as_radial_groups():
+def test_convolutions_of_a_timm_model_are_radial_groups():
     model = timm.create_model("resnet20_cifar", num_classes=5)
     (radial, *_) = create_optimizer_v2(model, "adamsrt").param_groups
     convolutions = [f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
@@ -52,7 +52,7 @@ def test_a_model_of_timm_gets_its_convolutions_as_radial_groups():
 
 
 @pytest.mark.parametrize("name", ["adams", "adamsrt", "adamg"])
-def test_the_adam_kinds_take_their_settings_and_no_momentum(name):
+def test_adam_variants_use_their_settings_and_ignore_momentum(name):
     optimizer = create_optimizer_v2(Net(), name, lr=0.5, momentum=0.8, betas=(0.5, 0.6), eps=1e-3, foreach=True)
     group = optimizer.param_groups[0]
     assert [group.get(key) for key in ("lr", "betas", "eps", "foreach", "momentum")] == [
@@ -64,28 +64,28 @@ def test_the_adam_kinds_take_their_settings_and_no_momentum(name):
     ]
 
 
-def test_sgd_mrt_takes_momentum_and_leaves_what_is_adams():
+def test_sgd_mrt_uses_momentum_and_ignores_adam_settings():
     group = create_optimizer_v2(Net(), "sgdmrt", lr=0.5, momentum=0.8, betas=(0.5, 0.6), eps=1e-3).param_groups[0]
     assert [group.get(key) for key in ("lr", "momentum", "betas", "eps")] == [0.5, 0.8, None, None]
 
 
-def test_without_a_learning_rate_the_class_has_its_own():
+def test_the_learning_rate_defaults_to_that_of_the_class():
     assert create_optimizer_v2(Net(), "adamsrt").param_groups[0]["lr"] == 1e-3
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_an_optimizer_made_by_timm_takes_a_step(name):
+def test_an_optimizer_created_by_timm_can_step(name):
     model = Net()
     optimizer = create_optimizer_v2(model, name, lr=0.1, weight_decay=0.1)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     model(torch.randn(4, 3, 8, 8)).square().sum().backward()
     optimizer.step()
-    # A bias that batch norm subtracts has next to no gradient, but Adam makes a step of it.
+    # A bias before batch norm has a gradient of almost zero, which Adam rescales to a full step.
     moved = [not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
     assert moved == [True] * len(moved)
 
 
-def test_lookahead_goes_round_it():
+def test_lookahead_wraps_the_optimizer():
     optimizer = create_optimizer_v2(Net(), "lookahead_adamsrt", weight_decay=0.1)
     assert type(optimizer._base_optimizer) is AdamSRT
     assert described(optimizer) == RADIAL
@@ -98,15 +98,15 @@ def test_timm_lists_the_optimizer_with_a_description(name):
     assert get_optimizer_class(name) is KINDS[name]
 
 
-def test_every_description_is_its_own():
+def test_descriptions_are_unique():
     described = dict(list_optimizers(with_description=True))
     assert len({described[name] for name in KINDS}) == len(KINDS)
 
 
-# What the caller says goes
+# Arguments of the caller
 
 
-def test_groups_of_the_callers_own_function_are_kept():
+def test_groups_of_param_group_fn_are_kept():
     def groups(model: nn.Module) -> list[dict[str, Any]]:
         return [{"params": [model.conv.weight], "channel_dims": [0], "lr": 0.25}, {"params": [model.head.weight]}]
 
@@ -127,26 +127,26 @@ PASSED: dict[str, Callable[[Net], Any]] = {
 
 
 @pytest.mark.parametrize("kind", PASSED)
-def test_parameters_in_place_of_a_model_pass_through(kind):
+def test_parameters_instead_of_a_model_pass_through(kind):
     model = Net()
     (group,) = create_optimizer_v2(PASSED[kind](model), "adamsrt", weight_decay=0.1).param_groups
     assert (group["channel_dims"], group["weight_decay"]) == (None, 0.1)
     assert all(a is b for a, b in zip(group["params"], model.parameters(), strict=True))
 
 
-def test_radial_groups_of_the_callers_own_pass_through():
+def test_custom_radial_groups_pass_through():
     optimizer = create_optimizer_v2(parameter_groups(Net(), {"conv.weight": (0,)}), "adamsrt", weight_decay=0.1)
     assert described(optimizer) == RADIAL
 
 
 @pytest.mark.parametrize("name", [*KINDS, "lookahead_adamsrt"])
-def test_layer_decay_is_refused_with_a_way_out(name):
+def test_the_error_for_layer_decay_suggests_an_alternative(name):
     message = f"{name} does not support layer_decay: .* Set lr in the groups of radial_parameter_groups"
     with pytest.raises(ValueError, match=message):
         create_optimizer_v2(Net(), name, layer_decay=0.5)
 
 
-# timm itself
+# Optimizers of timm
 
 DESCRIBE = """
 import timm, torch
@@ -162,8 +162,8 @@ print([name for name in list_optimizers() if name not in ("adams", "adamsrt", "a
 """
 
 
-def test_the_optimizers_of_timm_stay_as_they_are(capsys):
-    """Against a process that has never seen this library."""
+def test_timm_optimizers_are_unchanged(capsys):
+    """Compared with a process that has not imported this library."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", DESCRIBE]
     plain = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
@@ -172,7 +172,7 @@ def test_the_optimizers_of_timm_stay_as_they_are(capsys):
     assert capsys.readouterr().out == plain
 
 
-def test_registering_again_changes_nothing():
+def test_repeated_registration_has_no_effect():
     registry = _optim_factory.default_registry
     before = dict(registry._optimizers), registry.create_optimizer
     registration._register_optimizers_with_timm(_optim_factory)

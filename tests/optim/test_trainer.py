@@ -23,7 +23,7 @@ KINDS = {name: optimizer_class(name) for name in optimizer_names()}
 
 
 class Digits(Dataset):
-    """scikit-learn's digits as the Trainer wants them."""
+    """scikit-learn's digits in the format of the Trainer."""
 
     def __init__(self) -> None:
         digits = load_digits()
@@ -70,7 +70,7 @@ def small_net(norm: bool = True) -> ConvNet:
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> Callable[..., TrainingArguments]:
-    """Make arguments of a short run that reports nowhere."""
+    """Create arguments of a short run without reporting."""
 
     def make(**options: Any) -> TrainingArguments:
         quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "logging_steps": 5}
@@ -89,7 +89,7 @@ def optimizer_of(args: TrainingArguments, model: nn.Module | None = None, **opti
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_transformers_knows_the_name(name):
+def test_the_name_is_registered_in_transformers(name):
     member = getattr(OptimizerNames, name.upper())
     assert member is OptimizerNames(name) is OptimizerNames[name.upper()]
     assert member in list(OptimizerNames)
@@ -101,7 +101,7 @@ def test_the_trainer_has_a_handler_for_the_name(name):
     assert trainer_optimizer._OPTIMIZER_HANDLERS[OptimizerNames(name)].__module__ == "hf_sphere.registration"
 
 
-def test_the_private_tables_have_the_form_that_the_hooks_were_written_for():
+def test_private_tables_have_the_expected_form():
     """Read from transformers 5.17 to 5.23."""
     plain = OptimizerNames.ADAMW_TORCH
     assert issubclass(OptimizerNames, str)
@@ -113,22 +113,22 @@ def test_the_private_tables_have_the_form_that_the_hooks_were_written_for():
     assert {"args", "model", "optimizer_kwargs", "adam_kwargs", "optim_args"} <= fields
 
 
-def test_registering_again_changes_nothing():
+def test_repeated_registration_has_no_effect():
     before = list(OptimizerNames), dict(trainer_optimizer._OPTIMIZER_HANDLERS)
     registration._register_optimizer_names(training_args)
     registration._register_optimizer_handlers(trainer_optimizer)
     assert (list(OptimizerNames), dict(trainer_optimizer._OPTIMIZER_HANDLERS)) == before
 
 
-def test_the_names_of_transformers_stay_as_they_are():
-    """Against a process that has never seen this library."""
+def test_names_of_transformers_are_unchanged():
+    """Compared with a process that has not imported this library."""
     code = "from transformers.training_args import OptimizerNames; print(*[name.value for name in OptimizerNames])"
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     plain = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert [name.value for name in OptimizerNames] == [*plain.stdout.split(), *KINDS]
 
 
-def test_arguments_travel_between_processes(arguments):
+def test_arguments_can_be_pickled(arguments):
     args = arguments(optim="adam_srt", optim_args="weight_decay=1e-4")
     copied = pickle.loads(pickle.dumps(args))
     assert copied.optim is OptimizerNames.ADAM_SRT
@@ -136,7 +136,7 @@ def test_arguments_travel_between_processes(arguments):
     assert '"optim": "adam_srt"' in args.to_json_string()
 
 
-def test_the_command_line_takes_the_name(tmp_path):
+def test_the_command_line_accepts_the_name(tmp_path):
     words = ["--output_dir", str(tmp_path), "--optim", "sgd_mrt", "--report_to", "none"]
     (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(words)
     assert args.optim is OptimizerNames.SGD_MRT
@@ -146,7 +146,7 @@ def test_the_command_line_takes_the_name(tmp_path):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_name_leads_to_the_class_with_radial_groups(name, arguments):
+def test_the_name_creates_the_class_with_radial_groups(name, arguments):
     optimizer = optimizer_of(arguments(optim=name, weight_decay=0.1))
     assert type(optimizer) is KINDS[name]
     assert [(g["channel_dims"], g["weight_decay"], g["param_names"]) for g in optimizer.param_groups] == [
@@ -157,17 +157,17 @@ def test_the_name_leads_to_the_class_with_radial_groups(name, arguments):
 
 
 def settings(optimizer: torch.optim.Optimizer, *names: str) -> list[Any]:
-    """Of the group of radial weights."""
+    """Settings of the group of radial weights."""
     return [optimizer.param_groups[0][name] for name in names]
 
 
 @pytest.mark.parametrize("name", ["adam_s", "adam_srt", "adam_g"])
-def test_the_adam_kinds_take_the_settings_of_adam(name, arguments):
+def test_adam_variants_use_the_adam_settings(name, arguments):
     args = arguments(optim=name, learning_rate=0.5, adam_beta1=0.7, adam_beta2=0.8, adam_epsilon=1e-5)
     assert settings(optimizer_of(args), "lr", "betas", "eps") == [0.5, (0.7, 0.8), 1e-5]
 
 
-def test_sgd_mrt_takes_learning_rate_and_decay(arguments):
+def test_sgd_mrt_uses_learning_rate_and_weight_decay(arguments):
     args = arguments(optim="sgd_mrt", learning_rate=0.5, weight_decay=0.25)
     assert settings(optimizer_of(args), "lr", "weight_decay", "momentum") == [0.5, 0.25, 0.9]
 
@@ -190,12 +190,12 @@ def test_sgd_mrt_takes_learning_rate_and_decay(arguments):
         ("sgd_mrt", "decoupled_weight_decay=true", {"decoupled_weight_decay": True}),
     ],
 )
-def test_optim_args_have_the_last_word(name, text, expected, arguments):
+def test_optim_args_take_precedence(name, text, expected, arguments):
     optimizer = optimizer_of(arguments(optim=name, optim_args=text, weight_decay=0.1))
     assert settings(optimizer, *expected) == list(expected.values())
 
 
-def test_optim_args_do_not_let_norms_decay(arguments):
+def test_optim_args_do_not_enable_weight_decay_of_norms(arguments):
     optimizer = optimizer_of(arguments(optim="adam_srt", optim_args="weight_decay=0.1"))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1, 0.0]
 
@@ -211,18 +211,18 @@ def test_optim_args_do_not_let_norms_decay(arguments):
         ("adam_srt", "low_precision=exact", r"low_precision can be nearest, stochastic, master; got 'exact'"),
     ],
 )
-def test_optim_args_that_mean_nothing_are_refused(name, text, message, arguments):
+def test_invalid_optim_args_are_rejected(name, text, message, arguments):
     with pytest.raises(ValueError, match=message):
         optimizer_of(arguments(optim=name, optim_args=text))
 
 
-def test_class_and_settings_can_be_given_to_the_trainer(arguments):
+def test_class_and_settings_can_be_passed_to_the_trainer(arguments):
     optimizer = optimizer_of(arguments(), optimizer_cls_and_kwargs=(AdamSRT, {"lr": 0.5, "betas": (0.5, 0.6)}))
     assert type(optimizer) is AdamSRT
     assert settings(optimizer, "lr", "betas", "channel_dims") == [0.5, (0.5, 0.6), None]  # the Trainer's own groups
 
 
-def test_class_and_groups_can_be_given_to_the_trainer(arguments):
+def test_class_and_groups_can_be_passed_to_the_trainer(arguments):
     model = small_net()
     given = {"params": radial_parameter_groups(model), "lr": 0.5}
     assert settings(optimizer_of(arguments(), model, optimizer_cls_and_kwargs=(SGDMRT, given)), "channel_dims") == [
@@ -238,7 +238,7 @@ def losses(trainer: Trainer) -> list[float]:
 
 
 @pytest.mark.parametrize(("name", "rate"), [("adam_srt", 1e-2), ("adam_s", 1e-2), ("adam_g", 1e-2), ("sgd_mrt", 0.1)])
-def test_the_stock_trainer_trains_with_it(name, rate, arguments, digits):
+def test_the_unmodified_trainer_can_train(name, rate, arguments, digits):
     trainer = Trainer(sphere_model(), arguments(optim=name, learning_rate=rate), train_dataset=digits)
     trainer.train()
     assert losses(trainer)[-1] < 0.6 * losses(trainer)[0]
@@ -247,7 +247,7 @@ def test_the_stock_trainer_trains_with_it(name, rate, arguments, digits):
 
 
 @pytest.mark.parametrize(("name", "rate"), [("adam_srt", 1e-2), ("sgd_mrt", 0.1)])
-def test_a_resumed_run_ends_with_the_weights_of_one_without_a_break(name, rate, arguments, digits, tmp_path):
+def test_a_resumed_run_matches_an_uninterrupted_run(name, rate, arguments, digits, tmp_path):
     def train(folder: str, **options: Any) -> dict[str, Tensor]:
         schedule = {
             "optim": name,
@@ -255,7 +255,7 @@ def test_a_resumed_run_ends_with_the_weights_of_one_without_a_break(name, rate, 
             "lr_scheduler_type": "cosine",
             "output_dir": tmp_path / folder,
         }
-        args = arguments(**schedule, save_strategy="steps", save_steps=10)  # 15 steps an epoch
+        args = arguments(**schedule, save_strategy="steps", save_steps=10)  # 15 steps per epoch
         trainer = Trainer(small_net(), args, train_dataset=digits)
         trainer.train(**options)
         return {key: value.clone() for key, value in trainer.model.state_dict().items()}
@@ -265,7 +265,7 @@ def test_a_resumed_run_ends_with_the_weights_of_one_without_a_break(name, rate, 
     torch.testing.assert_close(resumed, unbroken, rtol=0, atol=0)
 
 
-def test_a_checkpoint_holds_moments_of_a_number_a_filter(arguments, digits, tmp_path):
+def test_a_checkpoint_contains_one_second_moment_per_filter(arguments, digits, tmp_path):
     args = arguments(optim="adam_srt", max_steps=2, save_strategy="steps", save_steps=2)
     Trainer(small_net(), args, train_dataset=digits).train()
     saved = torch.load(tmp_path / "run" / "checkpoint-2" / "optimizer.pt", weights_only=True)
@@ -280,7 +280,7 @@ def test_a_model_without_radial_weights_trains_with_a_warning(arguments, digits)
     assert losses(trainer)[-1] < losses(trainer)[0]
 
 
-def test_the_search_takes_no_random_numbers_from_the_run(arguments, digits):
+def test_the_search_preserves_the_random_state_of_the_run(arguments, digits):
     """The first loss is that of the same model with another optimizer: same order, same dropout."""
     first = []
     for name in ("adamw_torch", "adam_srt"):
@@ -291,7 +291,7 @@ def test_the_search_takes_no_random_numbers_from_the_run(arguments, digits):
 
 
 def test_activation_checkpointing_does_not_change_the_groups(arguments, digits):
-    # The argument was renamed within transformers 5.
+    # transformers 5 renamed this argument.
     known = {field.name for field in dataclasses.fields(TrainingArguments)}
     name = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
     args = arguments(optim="adam_srt", max_steps=1, **{name: True})

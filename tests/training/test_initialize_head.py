@@ -44,6 +44,9 @@ class CenteredHead(Head):
         nn.init.zeros_(self.center)
 
 
+del HEADS["centered"]  # only the fixture below adds it
+
+
 @pytest.fixture
 def model(monkeypatch) -> SphereVisionForImageClassification:
     """A model with batch norm, dropout and the head above, in training mode."""
@@ -126,9 +129,9 @@ def test_a_vmf_head_starts_its_training_with_the_concentration_of_its_classes(ma
     initialize_head(model, batches)
     model.train()
     points = torch.cat([model(**batch).embeddings.detach() for batch in batches.epoch(0)])
-    assert points.abs().mean().item() * 16**0.5 == pytest.approx(model.head.first_concentration, rel=1e-4)
+    assert points.abs().mean().item() * 16**0.5 == pytest.approx(model.head.initial_concentration, rel=1e-4)
     # How far the norm is above that depends on the shape of the distribution: a quarter, were it Gaussian.
-    assert 1.0 < points.norm(dim=-1).mean().item() / model.head.first_concentration < 1.5
+    assert 1.0 < points.norm(dim=-1).mean().item() / model.head.initial_concentration < 1.5
 
 
 def test_calibration_leaves_weights_and_batch_norm_statistics_as_they_are(model, make_batches):

@@ -41,7 +41,7 @@ def umask(value: int) -> Iterator[None]:
 def write_safetensors(path: Path) -> None:
     with atomic_file(path) as unfinished:
         save_file({"weight": torch.ones(2)}, unfinished)
-        unfinished.chmod(0o600)  # as some versions of the library write it
+        unfinished.chmod(0o600)  # like some versions of the library
 
 
 def write_in_folder(path: Path) -> None:
@@ -66,14 +66,14 @@ def write_private(path: Path) -> None:
 @pytest.mark.parametrize(
     "write", [lambda path: write_text(path, "text"), write_safetensors, write_in_folder, write_among_files]
 )
-def test_files_get_the_mode_of_the_umask(write: Write, mask: int, mode: int, tmp_path: Path):
+def test_file_modes_follow_the_umask(write: Write, mask: int, mode: int, tmp_path: Path):
     with umask(mask):
         write(tmp_path / "file")
     (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
     assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
-def test_a_replaced_file_gets_the_mode_of_the_umask(tmp_path):
+def test_the_mode_of_a_replaced_file_follows_the_umask(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "file").chmod(0o600)
     with umask(0o022):
@@ -99,7 +99,7 @@ def test_the_folder_of_a_file_is_created(tmp_path):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_keeps_the_old_file_and_leaves_no_other(error, tmp_path):
+def test_an_error_keeps_the_old_file_and_leaves_no_temporary_file(error, tmp_path):
     write_text(tmp_path / "file", "old")
     with pytest.raises(error), atomic_file(tmp_path / "file") as unfinished:  # noqa: PT012
         unfinished.write_text("half")
@@ -114,7 +114,7 @@ def test_an_error_before_anything_is_written_leaves_no_file(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_several_files_replace_those_of_the_same_name_and_keep_the_others(folder):
+def test_several_files_replace_files_of_the_same_name_and_keep_others(folder):
     write_text(folder / "model", "old")
     with atomic_files(folder) as unfinished:
         (unfinished / "model").write_text("new")
@@ -125,7 +125,7 @@ def test_several_files_replace_those_of_the_same_name_and_keep_the_others(folder
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_keeps_all_of_several_files(error, folder):
+def test_an_error_keeps_all_old_files(error, folder):
     write_text(folder / "model", "old")
     with pytest.raises(error), atomic_files(folder) as unfinished:  # noqa: PT012
         (unfinished / "model").write_text("new")
@@ -151,7 +151,7 @@ def test_a_folder_replaces_the_old_one(folder, tmp_path):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_keeps_the_old_folder_and_leaves_nothing_else(error, folder, tmp_path):
+def test_an_error_keeps_the_old_folder_and_leaves_no_temporary_folder(error, folder, tmp_path):
     with pytest.raises(error), atomic_folder(folder) as unfinished:  # noqa: PT012
         (unfinished / "file").touch()
         raise error
@@ -194,13 +194,13 @@ def test_the_next_replacement_restores_the_folder_even_if_it_fails(interrupted, 
     assert names(tmp_path) == ["folder", "folder/old"]
 
 
-def test_the_next_replacement_leaves_nothing_of_a_killed_one(interrupted, tmp_path):
+def test_the_next_replacement_removes_leftovers_of_a_killed_one(interrupted, tmp_path):
     with atomic_folder(interrupted) as unfinished:
         (unfinished / "new").touch()
     assert names(tmp_path) == ["folder", "folder/new"]
 
 
-def test_leftovers_beside_a_complete_folder_are_removed(folder, tmp_path):
+def test_leftovers_next_to_a_complete_folder_are_removed(folder, tmp_path):
     for name in (".folder.unfinished", ".folder.replaced"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "older").touch()

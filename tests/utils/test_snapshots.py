@@ -6,7 +6,7 @@ from torch import nn
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER, list_snapshots, read_snapshot, save_snapshot
 
 
-def test_a_snapshot_holds_every_parameter_and_buffer_of_the_model(tmp_path):
+def test_a_snapshot_contains_every_parameter_and_buffer(tmp_path):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     written = load_file(save_snapshot(model, tmp_path, 3))
     assert written.keys() == model.state_dict().keys()
@@ -27,14 +27,14 @@ def test_tied_weights_are_written_once(tmp_path):
 
 
 @pytest.mark.parametrize("inner", [".", SNAPSHOT_FOLDER])
-def test_snapshots_are_listed_by_epoch_from_a_run_or_from_their_folder(inner, tmp_path):
+def test_snapshots_of_a_run_or_folder_are_sorted_by_epoch(inner, tmp_path):
     for epoch in (10, 0, 10_000, 2):
         save_snapshot(nn.Linear(1, 1), tmp_path / inner, epoch)
     save_file({"weight": torch.ones(1)}, tmp_path / "model.safetensors")
     assert [snapshot.epoch for snapshot in list_snapshots(tmp_path)] == [0, 2, 10, 10_000]
 
 
-def test_the_epoch_of_a_file_without_metadata_is_in_its_name(tmp_path):
+def test_without_metadata_the_epoch_is_parsed_from_the_file_name(tmp_path):
     save_file({"weight": torch.ones(1)}, tmp_path / "epoch-7.safetensors")
     assert read_snapshot(tmp_path / "epoch-7.safetensors").epoch == 7
 
@@ -65,7 +65,7 @@ def test_a_damaged_snapshot_is_named(tmp_path):
         read_snapshot(tmp_path / "epoch-0003.safetensors")
 
 
-def test_a_file_without_an_epoch_is_refused(tmp_path):
+def test_a_file_without_an_epoch_is_rejected(tmp_path):
     save_file({"weight": torch.ones(1)}, tmp_path / "weights.safetensors")
     with pytest.raises(ValueError, match=r"the epoch of .* is unknown"):
         read_snapshot(tmp_path / "weights.safetensors")

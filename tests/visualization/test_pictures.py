@@ -32,7 +32,7 @@ def names_in(axes) -> dict[str, object]:
 
 
 def count_covered(texts) -> int:
-    """Pairs of texts that cover each other, by more than a pixel."""
+    """Number of pairs of texts that overlap by more than a pixel."""
     boxes = [text.get_window_extent().padded(-1) for text in texts]
     return sum(first.overlaps(second) for first, second in itertools.combinations(boxes, 2))
 
@@ -50,13 +50,13 @@ class TestProjection:
         torch.testing.assert_close(shown @ shown.T, points @ points.T)
         assert share_kept(points @ frame.T, basis) == pytest.approx(1.0)
 
-    def test_no_basis_keeps_more_of_the_second_moment(self):
+    def test_the_default_basis_keeps_the_most_of_the_second_moment(self):
         points = unit(200, 6) * torch.tensor([3.0, 2.0, 1.5, 1.0, 0.5, 0.2], dtype=torch.float64)
         kept = share_kept(points, project_to_sphere(points)[1])
         directions = F.normalize(points, dim=1)
         assert kept == pytest.approx(torch.linalg.svdvals(directions)[:3].square().sum().item() / 200)
 
-    def test_a_given_basis_is_the_one_projected_on(self):
+    def test_a_custom_basis_is_used(self):
         basis = torch.linalg.qr(torch.randn(8, 3, dtype=torch.float64)).Q
         points = torch.randn(50, 8)
         shown, used = project_to_sphere(points, basis=basis)
@@ -64,11 +64,11 @@ class TestProjection:
         torch.testing.assert_close(shown, F.normalize(points.double() @ basis, dim=1))
 
     @pytest.mark.parametrize("scale", [1e-200, 1e200])
-    def test_lengths_do_not_matter_at_any_scale(self, scale):
+    def test_norms_have_no_effect_at_any_scale(self, scale):
         points = torch.randn(50, 8, dtype=torch.float64)
         torch.testing.assert_close(project_to_sphere(scale * points)[0], project_to_sphere(points)[0])
 
-    def test_more_dimensions_than_there_are_is_refused(self):
+    def test_too_many_dimensions_are_rejected(self):
         with pytest.raises(ValueError, match="points of 2 coordinates cannot be shown in 3 dimensions"):
             project_to_sphere(torch.randn(5, 2))
 
@@ -80,58 +80,58 @@ class TestProjection:
             (torch.empty(0, 4), r"points must have the shape \(N, d\)"),
             (torch.ones(4), r"points must have the shape \(N, d\)"),
         ],
-        ids=["zero", "nan", "none", "one axis"],
+        ids=["zero", "nan", "empty", "1-D"],
     )
-    def test_points_that_have_no_place_are_refused(self, points, message):
+    def test_invalid_points_are_rejected(self, points, message):
         with pytest.raises(ValueError, match=message):
             project_to_sphere(points)
 
-    def test_a_basis_of_another_shape_is_refused(self):
+    def test_a_basis_of_the_wrong_shape_is_rejected(self):
         with pytest.raises(ValueError, match=r"the basis must have the shape \(8, 3\); got \(8, 2\)"):
             project_to_sphere(torch.randn(5, 8), basis=torch.eye(8)[:, :2])
 
-    def test_a_basis_that_is_not_orthonormal_is_refused(self):
+    def test_a_basis_that_is_not_orthonormal_is_rejected(self):
         with pytest.raises(ValueError, match="orthonormal columns"):
             project_to_sphere(torch.randn(5, 8), basis=torch.randn(8, 3))
 
 
 class TestView:
     @given(elevation=st.floats(-90, 90), azimuth=st.floats(-360, 360))
-    def test_its_axes_are_a_right_handed_frame(self, elevation, azimuth):
+    def test_the_axes_of_a_view_are_right_handed(self, elevation, azimuth):
         axes = View(elevation, azimuth).axes()
         torch.testing.assert_close(axes.T @ axes, torch.eye(3, dtype=torch.float64))
         assert torch.linalg.det(axes).item() == pytest.approx(1.0)
 
-    def test_it_looks_from_where_it_says(self):
+    def test_the_viewing_direction_follows_elevation_and_azimuth(self):
         towards = View(30.0, 60.0).axes()[:, 2]
         expected = torch.tensor([math.cos(math.pi / 6) / 2, math.cos(math.pi / 6) * math.sin(math.pi / 3), 0.5])
         torch.testing.assert_close(towards, expected.double())
 
-    def test_from_behind_left_and_right_change_sides(self):
+    def test_left_and_right_are_swapped_from_behind(self):
         front, back = View(30.0, 60.0).axes(), View(30.0, 60.0).from_behind().axes()
         torch.testing.assert_close(back[:, 2], -front[:, 2])
         torch.testing.assert_close(back[:, 0], -front[:, 0])
         torch.testing.assert_close(back[:, 1], front[:, 1])
 
-    def test_the_positive_octant_is_looked_at_straight_and_fills_the_picture(self):
+    def test_the_view_of_the_positive_octant_is_centered_and_fills_the_picture(self):
         view = choose_view(unit(100, 3).abs())
         torch.testing.assert_close(view.axes()[:, 2], torch.full((3,), 3**-0.5, dtype=torch.float64))
         assert math.degrees(math.acos(3**-0.5)) < view.reach < 60
         assert not view.both_sides
 
-    def test_a_crowd_is_looked_at_from_where_it_is_and_from_near(self):
+    def test_the_view_of_a_cluster_is_centered_and_close(self):
         middle = F.normalize(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64), dim=0)
         points = VonMisesFisher(middle, torch.tensor(200.0, dtype=torch.float64)).sample((500,))
         view = choose_view(points)
         assert view.axes()[:, 2] @ middle > 0.99
         assert 15 <= view.reach < 30
 
-    def test_points_on_all_sides_are_seen_from_both(self):
+    def test_points_on_all_sides_are_shown_from_both_sides(self):
         view = choose_view(unit(500, 3))
         assert (view.reach, view.both_sides) == (90.0, True)
 
     @pytest.mark.parametrize("options", [{"reach": 0.0}, {"reach": 100.0}, {"reach": 40.0, "both_sides": True}])
-    def test_a_view_that_cannot_be_drawn_is_refused(self, options):
+    def test_an_invalid_view_is_rejected(self, options):
         with pytest.raises(ValueError, match="reach"):
             View(0.0, 0.0, **options)
 
@@ -139,7 +139,7 @@ class TestView:
 class TestNames:
     @settings(max_examples=30, deadline=None)
     @given(seed=st.integers(0, 10**6), count=st.integers(1, 26))
-    def test_names_with_room_do_not_cover_each_other(self, seed, count):
+    def test_names_with_enough_room_do_not_overlap(self, seed, count):
         generator = torch.Generator().manual_seed(seed)
         places = 400 + 20 * torch.randn(count, 2, dtype=torch.float64, generator=generator)
         sizes = torch.tensor([60.0, 15.0], dtype=torch.float64).expand(count, 2)
@@ -148,16 +148,16 @@ class TestNames:
         for first, second in itertools.combinations(moved, 2):
             assert ((first - second).abs() >= sizes[0] - 1e-9).any()
 
-    def test_names_apart_stay_where_they_are(self):
+    def test_names_far_apart_are_not_moved(self):
         places, sizes = torch.tensor([[100.0, 100.0], [300.0, 100.0]]).double(), torch.full((2, 2), 50.0)
         moved, _ = place_apart(places, sizes, torch.zeros(2), torch.full((2,), 400.0))
         assert torch.equal(moved, places)
 
-    def test_a_name_beyond_the_edge_is_moved_inside(self):
+    def test_a_name_outside_the_edge_is_moved_inside(self):
         moved, _ = place_apart(torch.tensor([[-5.0, 99.0]]), torch.tensor([[40.0, 10.0]]), *EDGES)
         assert moved.tolist() == [[20.0, 95.0]]
 
-    def test_of_names_without_room_the_first_stay(self):
+    def test_names_without_room_are_dropped_from_the_end(self):
         frame = torch.zeros(2), torch.tensor([25.0, 10.0])
         _, kept = place_apart(torch.full((3, 2), 5.0), torch.full((3, 2), 10.0), *frame)
         assert kept.tolist() == [True, True, False]
@@ -175,7 +175,7 @@ class TestNames:
     def test_a_long_name_ends_with_an_ellipsis(self, name, short):
         assert shorten(name) == short
 
-    def test_thirty_classes_have_thirty_marks(self):
+    def test_thirty_classes_have_distinct_markers(self):
         assert len({mark_of(index) for index in range(30)}) == 30
 
 
@@ -186,11 +186,11 @@ def _needs_matplotlib() -> None:
 
 @pytest.mark.usefixtures("_needs_matplotlib")
 class TestPicture:
-    def test_a_picture_is_written(self, tmp_path):
+    def test_a_figure_is_written(self, tmp_path):
         plot_sphere(torch.randn(30, 5), torch.arange(30) % 3, ABC, path=tmp_path / "new" / "sphere.png")
         assert (tmp_path / "new" / "sphere.png").read_bytes().startswith(b"\x89PNG")
 
-    def test_every_class_is_in_the_legend_and_the_projection_is_said(self):
+    def test_the_legend_lists_every_class_and_the_caption_describes_the_projection(self):
         points = torch.randn(30, 5)
         figure = plot_sphere(points, torch.arange(30) % 3, ABC, title="digits")
         assert [text.get_text() for text in figure.legends[0].get_texts()] == ABC
@@ -200,29 +200,29 @@ class TestPicture:
         )
         assert figure.get_suptitle() == "digits"
 
-    def test_points_in_three_dimensions_are_not_said_to_be_projected(self):
+    def test_three_dimensional_points_have_no_projection_caption(self):
         figure = plot_sphere(torch.randn(300, 3), torch.arange(300) % 3, ABC, directions=torch.eye(3))
         assert figure.get_supxlabel() == "lines and diamonds: directions of the classes"
 
-    def test_every_point_is_drawn_on_one_side(self):
+    def test_every_point_is_drawn_once(self):
         figure = plot_sphere(unit(500, 3), torch.arange(500) % 3, ABC)
         assert sum(len(cloud.get_offsets()) for cloud in figure.axes[0].collections) == 500
 
-    def test_points_that_are_turned_away_are_counted(self):
+    def test_hidden_points_are_counted(self):
         points = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0.8, 0.6, 0.0]])
         figure = plot_sphere(points, torch.tensor([0, 1, 2]), ABC, view=View(0.0, 0.0))
         assert figure.get_supxlabel() == "outside the picture: 1 of 3 points"
 
-    def test_points_stand_where_the_view_shows_them(self):
+    def test_points_are_drawn_at_their_projected_positions(self):
         figure = plot_sphere(torch.tensor([[3.0, 4.0, 0.0]]), torch.tensor([0]), ["a"], view=View(0.0, 0.0))
         assert figure.axes[0].collections[0].get_offsets().tolist() == [[pytest.approx(0.8), pytest.approx(0.0)]]
 
-    def test_the_same_points_give_the_same_picture(self):
+    def test_figures_are_reproducible(self):
         points, labels = unit(50, 3), torch.arange(50) % 3
         first, second = (plot_sphere(points, labels, ABC).axes[0].collections[0].get_offsets() for _ in range(2))
         assert (first == second).all()
 
-    def test_directions_are_projected_as_the_points_are(self):
+    def test_directions_are_projected_like_the_points(self):
         points = torch.randn(40, 6, dtype=torch.float64)
         directions = torch.randn(3, 6, dtype=torch.float64)
         basis = project_to_sphere(points)[1]
@@ -236,7 +236,7 @@ class TestPicture:
             expected += [[x + shift, y] for x, y, depth in seen.tolist() if depth >= 0]
         assert sorted(markers) == [pytest.approx(place) for place in sorted(expected)]
 
-    def test_directions_that_are_turned_away_are_counted(self):
+    def test_hidden_directions_are_counted(self):
         points, directions = torch.eye(3).repeat(5, 1), torch.cat([torch.eye(3)[:1], -torch.eye(3)[:2]])
         figure = plot_sphere(points, torch.arange(15) % 3, ABC, directions=directions)
         assert figure.get_supxlabel().splitlines() == [
@@ -244,30 +244,30 @@ class TestPicture:
             "outside the picture: 2 of 3 class directions",
         ]
 
-    def test_a_part_of_the_sphere_without_any_direction_is_said(self):
+    def test_the_caption_reports_that_no_direction_is_visible(self):
         figure = plot_sphere(unit(30, 3).abs(), torch.arange(30) % 3, ABC, directions=-torch.eye(3))
         assert figure.get_supxlabel() == "no class direction lies in this part of the sphere"
         assert not any(line.get_marker() == "D" for line in figure.axes[0].lines)
 
-    def test_classes_without_points_have_no_direction(self):
+    def test_classes_without_points_have_no_direction_marker(self):
         figure = plot_sphere(torch.eye(3)[:2].repeat(5, 1), torch.arange(10) % 2, ABC, directions=torch.eye(3))
         assert sum(line.get_marker() == "D" for line in figure.axes[0].lines) == 2
         assert figure.get_supxlabel() == "lines and diamonds: directions of the classes"
 
     @pytest.mark.parametrize("title", ["$a^$", "5 $ or 6 $", "a_b"])
-    def test_names_and_titles_are_no_formulas(self, tmp_path, title):
+    def test_names_and_titles_are_not_parsed_as_math(self, tmp_path, title):
         names = ["$a^$", "$", "_b"]
         figure = plot_sphere(unit(30, 3), torch.arange(30) % 3, names, title=title, path=tmp_path / "sphere.png")
         assert [text.get_text() for text in figure.legends[0].get_texts()] == names
         assert set(names_in(figure.axes[0])) == set(names)
         assert not any(text.get_parse_math() for text in [figure._suptitle, *figure.axes[0].texts])
 
-    def test_glyphs_that_no_font_has_are_drawn_without_a_warning(self, tmp_path, recwarn):
+    def test_missing_glyphs_do_not_warn(self, tmp_path, recwarn):
         names = ["\u732b", "\U0001f408", "\u0b87"]
         plot_sphere(unit(30, 3), torch.arange(30) % 3, names, title=names[0], path=tmp_path / "sphere.png")
         assert not recwarn.list
 
-    def test_long_names_leave_room_for_the_picture(self):
+    def test_long_names_leave_room_for_the_plot(self):
         names = [letter * 300 for letter in "abc"]
         figure = plot_sphere(unit(30, 3).abs(), torch.arange(30) % 3, names)
         short = [letter * 24 + "\u2026" for letter in "abc"]
@@ -275,7 +275,7 @@ class TestPicture:
         assert set(names_in(figure.axes[0])) == set(short)
         assert figure.axes[0].get_window_extent().width > 0.5 * figure.bbox.width
 
-    def test_too_many_classes_have_neither_names_nor_directions(self):
+    def test_names_and_directions_are_omitted_for_too_many_classes(self):
         count = LARGEST_NAMED + 1
         points = unit(count, 3)
         figure = plot_sphere(points, torch.arange(count), [f"{index}" for index in range(count)], directions=points)
@@ -283,19 +283,19 @@ class TestPicture:
         assert not any(line.get_marker() == "D" for line in figure.axes[0].lines)
         assert figure.get_supxlabel() == "51 classes: too many to draw their names and directions"
 
-    def test_the_basis_of_another_epoch_can_be_given(self):
+    def test_a_custom_basis_can_be_passed(self):
         points, basis = torch.randn(30, 5), torch.eye(5)[:, 1:4]
         figure = plot_sphere(points, torch.arange(30) % 3, ABC, basis=basis)
         assert "5 coordinates, projected on three given directions" in figure.get_supxlabel()
 
-    def test_names_of_near_classes_do_not_cover_each_other(self):
+    def test_names_of_nearby_classes_do_not_overlap(self):
         middles = F.normalize(torch.tensor([1.0, 0.0, 0.0]) + 0.02 * torch.randn(10, 3), dim=1)
         names = [f"class {index}" for index in range(10)]
         axes = plot_sphere(middles.repeat(3, 1), torch.arange(30) % 10, names, view=View(0.0, 0.0)).axes[0]
         assert set(names_in(axes)) == set(names)
         assert count_covered(axes.texts) == 0
 
-    def test_of_many_classes_there_is_no_legend_but_the_names(self):
+    def test_many_classes_have_names_instead_of_a_legend(self):
         names = [f"class {index}" for index in range(26)]
         assert len(names) > LARGEST_LEGEND
         figure = plot_sphere(unit(26, 3).repeat(5, 1), torch.arange(130) % 26, names)
@@ -313,7 +313,7 @@ class TestPicture:
         assert note.get_text() == f"{50 - len(shown)} names omitted for lack of space"
 
     @pytest.mark.parametrize("width", [1, 2])
-    def test_points_of_fewer_coordinates_are_refused(self, width):
+    def test_points_with_too_few_coordinates_are_rejected(self, width):
         with pytest.raises(ValueError, match=f"the sphere needs at least 3 coordinates; got {width}"):
             plot_sphere(torch.randn(3, width), torch.arange(3), ABC)
 
@@ -325,9 +325,9 @@ class TestPicture:
             (torch.tensor([0, 1]), r"labels must have the shape \(3,\), one per point; got \(2,\)"),
             (torch.tensor([0.0, 1.0, 2.0]), r"labels must be integers; got torch.float32"),
         ],
-        ids=["too large", "negative", "too few", "real"],
+        ids=["too large", "negative", "too few", "float"],
     )
-    def test_labels_that_do_not_fit_are_refused(self, labels, message):
+    def test_mismatched_labels_are_rejected(self, labels, message):
         with pytest.raises(ValueError, match=message):
             plot_sphere(torch.randn(3, 3), labels, ABC)
 
@@ -340,7 +340,7 @@ class TestPicture:
         ],
         ids=["coordinates", "number", "zero"],
     )
-    def test_directions_that_do_not_fit_are_refused(self, directions, message):
+    def test_mismatched_directions_are_rejected(self, directions, message):
         with pytest.raises(ValueError, match=message):
             plot_sphere(torch.randn(3, 5), torch.arange(3), ABC, directions=directions)
 

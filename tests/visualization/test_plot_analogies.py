@@ -19,12 +19,12 @@ def result(
 
 
 def bars_of(axes) -> list[tuple[float, float]]:
-    """Middle and height of each bar."""
+    """Center and height of each bar."""
     return [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in axes.patches]
 
 
 def lines_of(axes, label: str) -> list[tuple[float, float, float]]:
-    """Start, end and height of the lines that a label names."""
+    """Start, end and height of the lines with this label."""
     found = [part for part in axes.collections if part.get_label() == label]
     return [(*part[:, 0], part[0, 1]) for lines in found for part in lines.get_segments()]
 
@@ -33,24 +33,24 @@ def legend_of(figure) -> list[str]:
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_a_bar_is_an_accuracy_in_percent():
+def test_a_bar_shows_an_accuracy_in_percent():
     figure = plot_analogy_accuracies([result(accuracy=0.4), result(benchmark="u2", accuracy=0.3)])
     assert bars_of(figure.axes[0]) == [(pytest.approx(0.0), pytest.approx(40)), (pytest.approx(1.0), pytest.approx(30))]
 
 
-def test_bars_of_several_models_stand_side_by_side():
+def test_bars_of_several_models_are_side_by_side():
     figure = plot_analogy_accuracies([result(model=name, benchmark=b) for name in ("a", "b", "c") for b in ("x", "y")])
     middles = sorted(middle for middle, _ in bars_of(figure.axes[0]))
     assert middles == pytest.approx([-0.8 / 3, 0, 0.8 / 3, 1 - 0.8 / 3, 1, 1 + 0.8 / 3])
 
 
-def test_the_interval_is_the_error_bar():
+def test_the_error_bar_shows_the_interval():
     figure = plot_analogy_accuracies([result(accuracy=0.4)])
     (bar,) = (part for part in figure.axes[0].containers if hasattr(part, "has_yerr"))
     assert bar.lines[2][0].get_segments()[0][:, 1] == pytest.approx([35, 48])
 
 
-def test_guessing_goes_across_the_group_and_noise_across_the_bar():
+def test_the_guessing_line_spans_the_group_and_the_noise_line_one_bar():
     axes = plot_analogy_accuracies([result("a"), result("b", selection_noise_high=0.31)]).axes[0]
     (guessing,) = lines_of(axes, "guessing")
     assert guessing[2] == pytest.approx(20)
@@ -62,12 +62,12 @@ def test_guessing_goes_across_the_group_and_noise_across_the_bar():
     assert guessing[1] > 0.4
 
 
-def test_every_scoring_has_a_part_of_its_own():
+def test_every_scoring_has_its_own_panel():
     figure = plot_analogy_accuracies([result(scoring=name) for name in ("pmi", "perplexity", "marginal_bias")])
     assert [axes.get_title() for axes in figure.axes if axes.get_visible()] == ["pmi", "perplexity", "marginal bias"]
 
 
-def test_all_parts_have_one_scale_and_nothing_is_cut_off():
+def test_all_panels_share_a_scale_and_nothing_is_clipped():
     figure = plot_analogy_accuracies([result(accuracy=0.1), result(scoring="perplexity", accuracy=0.9)])
     first, second = (axes.get_ylim() for axes in figure.axes)
     assert first == second
@@ -75,13 +75,13 @@ def test_all_parts_have_one_scale_and_nothing_is_cut_off():
     assert 98 < first[1] <= 101
 
 
-def test_a_model_that_a_scoring_does_not_fit_leaves_a_gap():
+def test_a_model_without_a_result_for_a_scoring_leaves_a_gap():
     figure = plot_analogy_accuracies([result("a"), result("b"), result("b", scoring="perplexity")])
     assert bars_of(figure.axes[1]) == [(pytest.approx(0.2), pytest.approx(40))]
     assert legend_of(figure) == ["a", "b", "guessing", "noise level of the search"]
 
 
-def test_accuracies_of_zero_and_of_one_can_be_drawn():
+def test_accuracies_of_zero_and_one_can_be_drawn():
     both = [result(accuracy=0.0, eval_accuracy_low=0.0), result("b", accuracy=1.0, eval_accuracy_high=1.0)]
     assert [height for _, height in bars_of(plot_analogy_accuracies(both).axes[0])] == [0, 100]
 
@@ -94,12 +94,12 @@ def test_accuracies_of_zero_and_of_one_can_be_drawn():
         ([result(), result()], "there are two results of bert, sat, pmi"),
     ],
 )
-def test_what_cannot_be_drawn_is_said(results, message):
+def test_invalid_input_is_rejected(results, message):
     with pytest.raises(ValueError, match=message):
         plot_analogy_accuracies(results)
 
 
-def test_the_picture_is_written_also_into_a_new_folder(tmp_path):
+def test_the_figure_is_written_into_a_new_folder(tmp_path):
     plot_analogy_accuracies([result()], title="analogies", path=tmp_path / "new" / "a.png")
     assert (tmp_path / "new" / "a.png").read_bytes().startswith(b"\x89PNG")
 

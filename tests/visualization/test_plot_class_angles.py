@@ -25,7 +25,7 @@ def test_both_histograms_have_the_same_area():
         assert values.sum() == pytest.approx(100.0)
 
 
-def test_the_means_are_marked_and_named():
+def test_the_means_are_marked_and_labeled():
     points, labels = torch.randn(60, 3), torch.arange(60) % 3
     within, between = (angles.mean().item() for angles in class_angles(points, labels))
     figure = plot_class_angles(points, labels, title="digits")
@@ -36,12 +36,12 @@ def test_the_means_are_marked_and_named():
     assert figure.get_suptitle() == "digits"
 
 
-def test_a_title_is_no_formula(tmp_path):
+def test_the_title_is_not_parsed_as_math(tmp_path):
     plot_class_angles(torch.randn(60, 3), torch.arange(60) % 3, title="$a^$", path=tmp_path / "angles.png")
     assert (tmp_path / "angles.png").is_file()
 
 
-def test_classes_at_one_place_each_stand_at_the_ends_of_the_axis():
+def test_collapsed_classes_are_at_the_ends_of_the_axis():
     points = torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [-3.0, 0.0]])
     first, _, second, _ = plot_class_angles(points, torch.tensor([0, 0, 1, 1])).axes[0].patches
     assert first.get_data()[0][0] == pytest.approx(100.0)
@@ -52,16 +52,16 @@ def test_classes_at_one_place_each_stand_at_the_ends_of_the_axis():
     ("count", "caption"),
     [(60, "all 1,770 pairs"), (1002, "a sample of 500,000 pairs of each kind, of 501,501 in all")],
 )
-def test_the_caption_says_which_pairs_were_measured(count, caption):
+def test_the_caption_names_the_measured_pairs(count, caption):
     assert plot_class_angles(torch.randn(count, 3), torch.arange(count) % 3).get_supxlabel() == caption
 
 
-def test_one_class_is_refused():
-    with pytest.raises(ValueError, match="points of two classes at least"):
+def test_a_single_class_is_rejected():
+    with pytest.raises(ValueError, match="need at least two classes"):
         plot_class_angles(torch.randn(5, 3), torch.zeros(5).long())
 
 
-def test_the_picture_is_written_also_into_a_new_folder(tmp_path):
+def test_the_figure_is_written_into_a_new_folder(tmp_path):
     plot_class_angles(torch.randn(60, 3), torch.arange(60) % 3, path=tmp_path / "new" / "angles.png")
     assert (tmp_path / "new" / "angles.png").read_bytes().startswith(b"\x89PNG")
 

@@ -31,12 +31,12 @@ def band(collection) -> set[tuple[float, float]]:
     return {(round(x, 4), round(y, 4)) for x, y in collection.get_paths()[0].vertices.tolist()}
 
 
-def test_a_curve_goes_through_the_accuracies_in_percent():
+def test_a_curve_shows_accuracies_in_percent():
     (line,) = axes_of({"adam": [history(0.25, 0.5)]}).get_lines()
     assert points(line) == [(1.0, 25.0), (2.0, 50.0)]
 
 
-def test_another_metric_is_drawn_as_it_is():
+def test_metrics_other_than_accuracy_are_not_scaled():
     run = [{"epoch": 1.0, "train_loss": 2.5}, {"epoch": 2.0, "train_loss": 1.5}]
     axes = axes_of({"adam": [run]}, metric="train_loss")
     assert points(axes.get_lines()[0]) == [(1.0, 2.5), (2.0, 1.5)]
@@ -47,47 +47,47 @@ def test_one_run_has_no_band():
     assert len(axes_of({"adam": [history(0.25, 0.5)]}).collections) == 0
 
 
-def test_several_runs_are_drawn_as_their_mean_in_a_band_of_their_range():
+def test_several_runs_are_drawn_as_mean_and_range():
     axes = axes_of({"adam": [history(0.2, 0.5), history(0.4, 0.5), history(0.3, 0.8)]})
     assert points(axes.get_lines()[0]) == [(1.0, 30.0), (2.0, 60.0)]
     assert band(axes.collections[0]) == {(1.0, 20.0), (2.0, 50.0), (2.0, 80.0), (1.0, 40.0)}
 
 
-def test_runs_of_different_length_are_compared_as_far_as_all_have_come():
+def test_runs_of_different_length_are_cut_to_the_shortest():
     axes = axes_of({"adam": [history(0.2, 0.4, 0.9), history(0.4, 0.6)], "sgd": [history(0.1, 0.2, 0.3, 0.4)]})
     assert points(axes.get_lines()[0]) == [(1.0, 30.0), (2.0, 50.0)]
     assert len(axes.get_lines()[1].get_xdata()) == 4
 
 
-def test_runs_that_have_not_begun_are_left_out():
+def test_runs_without_epochs_are_omitted():
     axes = axes_of({"adam": [[], history(0.2, 0.4)], "sgd": [[]], "adam_srt": []})
     assert [points(line) for line in axes.get_lines()] == [[(1.0, 20.0), (2.0, 40.0)]]
     assert len(axes.collections) == 0
 
 
 @pytest.mark.parametrize("curves", [{}, {"adam": []}, {"adam": [[]], "sgd": []}], ids=str)
-def test_where_there_is_nothing_to_draw_it_says_so(curves):
+def test_empty_input_is_rejected(curves):
     with pytest.raises(ValueError, match="there is no run with eval_accuracy to draw"):
         plot_training_curves(curves, metric="eval_accuracy")
 
 
-def test_runs_without_the_metric_are_nothing_to_draw():
+def test_runs_without_the_metric_are_rejected():
     with pytest.raises(ValueError, match="there is no run with eval_accuracy to draw"):
         plot_training_curves({"adam": [[{"epoch": 1.0, "validation_accuracy": 0.5}]]}, metric="eval_accuracy")
 
 
-def test_the_axes_and_the_title_say_what_is_drawn():
+def test_axes_and_title_are_labeled():
     axes = axes_of({"adam": [history(0.5)]}, title="cifar10-resnet20")
     assert (axes.get_title(), axes.get_xlabel()) == ("cifar10-resnet20", "epoch")
     assert axes.get_ylabel() == "evaluation accuracy, %"
 
 
-def test_the_legend_names_every_kind_with_its_end_in_the_order_of_the_ends():
+def test_the_legend_is_sorted_by_the_final_value():
     legend = axes_of({"adam": [history(0.9, 0.5)], "sgd": [history(0.1, 0.7)], "adam_s": [history(0.6)]}).get_legend()
     assert [text.get_text() for text in legend.get_texts()] == ["sgd  70.00", "adam_s  60.00", "adam  50.00"]
 
 
-def test_the_legend_gives_each_kind_the_color_of_its_curve():
+def test_legend_colors_match_the_curves():
     axes = axes_of({"adam": [history(0.5)], "sgd": [history(0.7)], "adam_s": [history(0.6)]})
     drawn = {line.get_label(): line.get_color() for line in axes.get_lines()}
     handles, texts = axes.get_legend().legend_handles, axes.get_legend().get_texts()
@@ -95,25 +95,25 @@ def test_the_legend_gives_each_kind_the_color_of_its_curve():
     assert shown == drawn
 
 
-def test_kinds_with_the_same_end_are_all_in_the_legend():
+def test_curves_with_equal_final_values_are_all_in_the_legend():
     legend = axes_of({"adam": [history(0.5)], "sgd": [history(0.5)]}).get_legend()
     assert sorted(text.get_text() for text in legend.get_texts()) == ["adam  50.00", "sgd  50.00"]
 
 
-def test_seven_kinds_can_be_told_apart():
+def test_seven_curves_are_distinguishable():
     lines = axes_of({f"kind {number}": [history(number / 10, 0.5)] for number in range(7)}).get_lines()
     assert len({line.get_color() for line in lines}) == 7
     assert all(one.get_linestyle() != other.get_linestyle() for one, other in itertools.pairwise(lines))
 
 
 @pytest.mark.parametrize(("epochs", "marked"), [(11, True), (12, False)])
-def test_single_epochs_are_marked_while_they_are_few(epochs, marked):
+def test_single_epochs_are_marked_if_there_are_few(epochs, marked):
     (line,) = axes_of({"adam": [history(*[0.5] * epochs)]}).get_lines()
     assert (line.get_marker() == "o") == marked
 
 
 @pytest.mark.parametrize(("name", "start"), [("curves.png", b"\x89PNG"), ("curves.pdf", b"%PDF")])
-def test_the_picture_is_written_also_into_a_new_folder(tmp_path, name, start):
+def test_the_figure_is_written_into_a_new_folder(tmp_path, name, start):
     path = tmp_path / "new" / name
     plot_training_curves({"adam": [history(0.25, 0.5)]}, metric="eval_accuracy", path=path)
     assert path.read_bytes().startswith(start)

@@ -24,7 +24,7 @@ def frame(color=(255, 0, 0), size=(1.0, 0.5)):
 
 
 def busy_frame(seed):
-    """A frame of many colors, so that compressed data are longer than a block."""
+    """A frame of many colors, so that the compressed data exceed one block."""
     figure = frame((255, 255, 255), size=(3.0, 2.0))
     axes = figure.subplots()
     axes.imshow(np.random.default_rng(seed).random((40, 40, 3)))
@@ -37,7 +37,7 @@ def failing_frames():
     raise RuntimeError("no more memory")
 
 
-def test_a_gif_has_its_frames_in_order_with_their_colors(tmp_path):
+def test_a_gif_has_the_frames_in_order_and_in_color(tmp_path):
     save_film(map(frame, COLORS), tmp_path / "new" / "film.gif")
     with Image.open(tmp_path / "new" / "film.gif") as film:
         assert (film.n_frames, film.size) == (3, (100, 50))
@@ -46,7 +46,7 @@ def test_a_gif_has_its_frames_in_order_with_their_colors(tmp_path):
             assert film.convert("RGB").getpixel((40, 20)) == color
 
 
-def test_a_gif_starts_again_at_its_end_and_keeps_the_time(tmp_path):
+def test_a_gif_loops_with_the_frame_durations(tmp_path):
     save_film(map(frame, COLORS), tmp_path / "film.gif", milliseconds=250)
     with Image.open(tmp_path / "film.gif") as film:
         for number in range(3):
@@ -56,7 +56,7 @@ def test_a_gif_starts_again_at_its_end_and_keeps_the_time(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_busy_frames_keep_their_colors_in_a_gif(tmp_path, count):
+def test_colorful_frames_keep_their_colors_in_a_gif(tmp_path, count):
     save_film(map(busy_frame, range(count)), tmp_path / "film.gif")
     save_film(map(busy_frame, range(count)), tmp_path / "frames")
     with Image.open(tmp_path / "film.gif") as film:
@@ -68,7 +68,7 @@ def test_busy_frames_keep_their_colors_in_a_gif(tmp_path, count):
             assert difference.max() < 80
 
 
-def test_what_stands_still_does_not_flicker(tmp_path):
+def test_static_parts_do_not_flicker(tmp_path):
     def spheres():
         for seed in range(3):
             points = torch.randn(300 * (seed + 1), 3, generator=torch.Generator().manual_seed(seed))
@@ -92,7 +92,7 @@ def test_what_stands_still_does_not_flicker(tmp_path):
     assert np.abs(np.stack(drawn) - exact.astype(float)).mean() < 1
 
 
-def test_a_film_of_few_colors_keeps_them_all(tmp_path):
+def test_an_animation_of_few_colors_keeps_them_all(tmp_path):
     save_film(map(frame, [(4 * value, value, 255 - value) for value in range(60)]), tmp_path / "film.gif")
     with Image.open(tmp_path / "film.gif") as film:
         for value in range(60):
@@ -100,7 +100,7 @@ def test_a_film_of_few_colors_keeps_them_all(tmp_path):
             assert film.convert("RGB").getpixel((40, 20)) == (4 * value, value, 255 - value)
 
 
-def test_a_folder_has_numbered_pictures(tmp_path):
+def test_a_folder_contains_numbered_frames(tmp_path):
     save_film(map(frame, COLORS), tmp_path / "new" / "frames")
     files = sorted((tmp_path / "new" / "frames").iterdir())
     assert [file.name for file in files] == ["frame-0001.png", "frame-0002.png", "frame-0003.png"]
@@ -108,7 +108,7 @@ def test_a_folder_has_numbered_pictures(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["film.gif", "frames"])
-def test_one_figure_lives_at_a_time(tmp_path, name):
+def test_only_one_figure_is_open_at_a_time(tmp_path, name):
     born = []
 
     def figures():
@@ -125,14 +125,14 @@ def test_one_figure_lives_at_a_time(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["film.gif", "frames"])
-def test_what_fails_leaves_nothing_behind(tmp_path, name):
+def test_an_error_leaves_no_files(tmp_path, name):
     with pytest.raises(RuntimeError, match="no more memory"):
         save_film(failing_frames(), tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["film.gif", "frames"])
-def test_what_fails_leaves_an_earlier_film_as_it_was(tmp_path, name):
+def test_an_error_keeps_an_existing_animation(tmp_path, name):
     save_film(map(frame, COLORS), tmp_path / name)
     with pytest.raises(RuntimeError, match="no more memory"):
         save_film(failing_frames(), tmp_path / name)
@@ -142,7 +142,7 @@ def test_what_fails_leaves_an_earlier_film_as_it_was(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["film.gif", "frames"])
-def test_an_earlier_film_is_replaced_whole(tmp_path, name):
+def test_an_existing_animation_is_replaced_completely(tmp_path, name):
     save_film(map(frame, COLORS), tmp_path / name)
     save_film(map(frame, COLORS[1:2]), tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == [name]
@@ -150,7 +150,7 @@ def test_an_earlier_film_is_replaced_whole(tmp_path, name):
     assert frames == 1
 
 
-def test_a_folder_with_other_files_is_left_alone(tmp_path):
+def test_a_folder_with_other_files_is_not_overwritten(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match=r"notes\.txt would be replaced"):
         save_film([frame()], tmp_path)
@@ -166,9 +166,9 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path):
         ([frame], "film.mp4", {}, r"a film is a \.gif, or a folder .*; got 'film.mp4'"),
         ([frame], "film.gif", {"milliseconds": 10}, "at least 20 milliseconds; got 10"),
     ],
-    ids=["no frame", "no frame for a folder", "two sizes", "suffix", "time"],
+    ids=["no frame", "no frame for a folder", "two sizes", "suffix", "duration"],
 )
-def test_what_makes_no_film_is_refused(tmp_path, figures, name, options, message):
+def test_invalid_input_is_rejected(tmp_path, figures, name, options, message):
     with pytest.raises(ValueError, match=message):
         save_film((make() for make in figures), tmp_path / name, **options)
     assert list(tmp_path.iterdir()) == []

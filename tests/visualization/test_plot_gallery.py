@@ -22,34 +22,34 @@ def panel(dim: int, **options) -> Panel:
 
 
 @pytest.mark.parametrize("dim", [2, 3])
-def test_each_panel_is_a_part_under_its_heading(dim):
+def test_each_panel_has_its_heading(dim):
     figure = plot_gallery({name: panel(dim) for name in ("cosine", "vmf")}, ABC, dim=dim, title="digits")
     assert [axes.get_title() for axes in figure.axes] == ["cosine", "vmf"]
     assert figure.get_suptitle() == "digits"
 
 
-def test_there_is_one_legend_of_all_classes_seen():
+def test_one_legend_lists_all_shown_classes():
     first, second = (Panel(torch.eye(3)[:2], torch.tensor(labels)) for labels in ([0, 1], [0, 2]))
     (legend,) = plot_gallery({"first": first, "second": second}, [*ABC, "unseen"], dim=3).legends
     assert [text.get_text() for text in legend.get_texts()] == ABC
 
 
 @pytest.mark.parametrize(("count", "columns", "parts"), [(1, 3, 1), (4, 3, 6), (4, 2, 4), (3, 1, 3)])
-def test_parts_stand_in_as_many_columns_as_asked_for(count, columns, parts):
+def test_panels_have_the_requested_number_of_columns(count, columns, parts):
     figure = plot_gallery({f"{number}": panel(3) for number in range(count)}, ABC, dim=3, columns=columns)
     assert len(figure.axes) == parts
     assert [axes.get_visible() for axes in figure.axes] == [True] * count + [False] * (parts - count)
     assert figure.axes[0].get_gridspec().ncols == min(columns, count)
 
 
-def test_a_projection_is_said_below_its_part():
+def test_the_projection_is_described_below_its_panel():
     figure = plot_gallery({"three": panel(3), "eight": panel(8)}, ABC, dim=3)
     captions = [" ".join(text.get_text() for text in axes.texts).replace("\n", " ") for axes in figure.axes]
     assert "coordinates" not in captions[0]
     assert "8 coordinates, projected on the three leading principal directions" in captions[1]
 
 
-def test_lengths_are_drawn_in_a_plane_beside_a_circle():
+def test_embeddings_with_norms_are_drawn_in_a_plane_next_to_a_circle():
     figure = plot_gallery({"plain": panel(2, lengths=True), "cosine": panel(2)}, ABC, dim=2)
     plane, circle = figure.axes
     assert (plane.axison, circle.axison) == (True, False)
@@ -57,7 +57,7 @@ def test_lengths_are_drawn_in_a_plane_beside_a_circle():
     assert figure.get_supxlabel() == ROSE_NOTE
 
 
-def test_planes_alone_need_no_word_about_circles():
+def test_planes_without_circles_have_no_circle_caption():
     assert plot_gallery({"plain": panel(2, lengths=True)}, ABC, dim=2).get_supxlabel() == ""
 
 
@@ -67,7 +67,7 @@ def test_directions_are_drawn():
 
 
 @pytest.mark.parametrize(("dim", "marks"), [(2, "lines"), (3, "lines and diamonds")])
-def test_what_directions_are_is_said_once(dim, marks):
+def test_directions_are_explained_once(dim, marks):
     parts = {name: panel(dim, directions=torch.eye(3)[:, :dim] + 0.1) for name in ("cosine", "vmf")}
     figure = plot_gallery(parts, ABC, dim=dim)
     assert figure.get_supxlabel().splitlines()[-1] == f"{marks}: directions of the classes"
@@ -75,7 +75,7 @@ def test_what_directions_are_is_said_once(dim, marks):
 
 
 @pytest.mark.parametrize("dim", [2, 3])
-def test_names_and_headings_are_no_formulas(tmp_path, dim):
+def test_names_and_headings_are_not_parsed_as_math(tmp_path, dim):
     figure = plot_gallery(
         {"$a^$": panel(dim)}, ["$a^$", "$", "c"], dim=dim, title="$b_$", path=tmp_path / "gallery.png"
     )
@@ -83,7 +83,7 @@ def test_names_and_headings_are_no_formulas(tmp_path, dim):
 
 
 @pytest.mark.parametrize("count", [31, 51])
-def test_too_many_classes_have_no_names(count):
+def test_names_are_omitted_for_too_many_classes(count):
     points = torch.randn(count, 3)
     figure = plot_gallery({"a": Panel(points, torch.arange(count))}, [f"{index}" for index in range(count)], dim=3)
     (note,) = figure.axes[0].texts
@@ -91,7 +91,7 @@ def test_too_many_classes_have_no_names(count):
 
 
 @pytest.mark.parametrize("dim", [2, 3])
-def test_names_do_not_cover_each_other(dim):
+def test_names_do_not_overlap(dim):
     names = [f"class {index}" for index in range(10)]
     points = torch.randn(30, dim).abs() + 3
     figure = plot_gallery({"a": Panel(points, torch.arange(30) % 10)}, names, dim=dim)
@@ -112,12 +112,12 @@ def test_names_do_not_cover_each_other(dim):
     ],
     ids=["none", "dimensions", "columns", "coordinates", "lengths", "directions"],
 )
-def test_what_cannot_be_drawn_is_refused(panels, options, message):
+def test_invalid_panels_are_rejected(panels, options, message):
     with pytest.raises(ValueError, match=message):
         plot_gallery(panels, ABC, **options)
 
 
-def test_the_picture_is_written_also_into_a_new_folder(tmp_path):
+def test_the_figure_is_written_into_a_new_folder(tmp_path):
     plot_gallery({"cosine": panel(3)}, ABC, dim=3, path=tmp_path / "new" / "gallery.png")
     assert (tmp_path / "new" / "gallery.png").read_bytes().startswith(b"\x89PNG")
 

@@ -28,7 +28,7 @@ def _plotly():
 
 
 def spiral(count):
-    """Points all over the sphere, each far from the others."""
+    """Points spread over the sphere, far from each other."""
     height = (torch.arange(count, dtype=torch.float64) + 0.5) / (count / 2) - 1
     angle = 2.4 * torch.arange(count)
     radius = (1 - height.square()).sqrt()
@@ -45,10 +45,10 @@ def unpack(text, kind):
     return np.frombuffer(base64.b64decode(text), kind)
 
 
-# What stands in the file
+# File content
 
 
-def test_points_are_unit_vectors_in_the_order_given(tmp_path):
+def test_points_are_unit_vectors_in_input_order(tmp_path):
     points, labels = 7 * torch.randn(30, 3), torch.arange(30) % 3
     content = content_of(write_interactive_sphere(tmp_path / "new" / "a.html", points, labels, "abc"))
     shown = unpack(content["points"], "<i2").reshape(30, 3) / 32767
@@ -57,7 +57,7 @@ def test_points_are_unit_vectors_in_the_order_given(tmp_path):
     assert content["note"] == ""
 
 
-def test_points_of_two_coordinates_lie_on_the_equator(tmp_path):
+def test_two_dimensional_points_are_on_the_equator(tmp_path):
     points = torch.tensor([[3.0, 0.0], [0.0, -2.0]])
     content = content_of(
         write_interactive_sphere(tmp_path / "a.html", points, torch.tensor([0, 1]), "ab", directions=points)
@@ -68,7 +68,7 @@ def test_points_of_two_coordinates_lie_on_the_equator(tmp_path):
     assert "equator" in content["note"]
 
 
-def test_points_of_more_coordinates_are_projected_with_their_directions_and_the_page_says_so(tmp_path):
+def test_higher_dimensional_points_and_directions_are_projected_and_the_page_notes_it(tmp_path):
     flat = torch.randn(50, 3, dtype=torch.float64)
     frame = torch.linalg.qr(torch.randn(8, 3, dtype=torch.float64)).Q
     content = content_of(
@@ -81,7 +81,7 @@ def test_points_of_more_coordinates_are_projected_with_their_directions_and_the_
     assert "100 % of the second moment" in content["note"]
 
 
-def test_names_and_texts_and_the_title_are_no_markup(tmp_path):
+def test_names_texts_and_title_are_escaped(tmp_path):
     path = write_interactive_sphere(
         tmp_path / "a.html", torch.eye(3), torch.zeros(3).long(), [EVIL], texts=[EVIL] * 3, title=EVIL + "{{script}}"
     )
@@ -93,7 +93,7 @@ def test_names_and_texts_and_the_title_are_no_markup(tmp_path):
     assert content["texts"] == [EVIL] * 3
 
 
-def test_the_same_arguments_give_the_same_file(tmp_path):
+def test_the_file_is_reproducible(tmp_path):
     pages = [
         write_interactive_sphere(tmp_path / name, torch.eye(4), torch.zeros(4).long(), ["a"]).read_bytes()
         for name in ("a.html", "b.html")
@@ -103,7 +103,7 @@ def test_the_same_arguments_give_the_same_file(tmp_path):
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
-def test_ten_thousand_points_with_the_worst_of_images_take_less_than_6_mb(tmp_path, shape):
+def test_ten_thousand_points_with_noise_images_take_less_than_6_mb(tmp_path, shape):
     noise = torch.randint(0, 256, (10_000, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     path = write_interactive_sphere(
         tmp_path / "a.html", torch.randn(10_000, 64), torch.arange(10_000) % 10, NAMES, images=noise
@@ -124,7 +124,7 @@ def tiles_of(made):
         yield from tiles.transpose(0, 2, 1, 3, 4).reshape(-1, made["height"], made["width"], 3)
 
 
-def test_thumbnails_are_where_the_page_looks_for_them(monkeypatch):
+def test_thumbnails_are_at_the_positions_that_the_page_reads(monkeypatch):
     monkeypatch.setattr(thumbnails, "SHEET_SIDE", 100)
     images = (torch.arange(40, dtype=torch.uint8) * 6).view(40, 1, 1, 1).expand(40, 1, 16, 24)
     made = make_sheets(images)
@@ -134,26 +134,26 @@ def test_thumbnails_are_where_the_page_looks_for_them(monkeypatch):
     assert seen == pytest.approx(images[:, 0, 0, 0].tolist(), abs=6)
 
 
-def test_colors_of_an_image_stay():
+def test_thumbnails_keep_image_colors():
     red = torch.tensor([220, 40, 40], dtype=torch.uint8).view(1, 3, 1, 1).expand(1, 3, 32, 32)
     (tile,) = tiles_of(make_sheets(red))
     assert tile.mean((0, 1)) == pytest.approx([220, 40, 40], abs=8)
 
 
-def test_large_images_are_shrunk_in_proportion():
+def test_large_images_are_downscaled_with_their_aspect_ratio():
     made = make_sheets(torch.zeros(2, 3, 300, 600, dtype=torch.uint8))
     assert (made["width"], made["height"]) == (128, 64)
 
 
-def test_many_images_are_shrunk():
+def test_many_images_are_downscaled():
     made = make_sheets(torch.zeros(1, 1, 28, 28, dtype=torch.uint8).expand(40_000, 1, 28, 28))
     assert made["width"] == 16
 
 
-# Colours
+# Colors
 
 
-def test_up_to_ten_classes_have_the_colors_of_the_other_pictures():
+def test_up_to_ten_classes_have_the_colors_of_the_other_figures():
     matplotlib = pytest.importorskip("matplotlib")
     to_hex = pytest.importorskip("matplotlib.colors").to_hex
     assert class_colors(10) == [to_hex(color) for color in matplotlib.color_sequences["petroff10"]]
@@ -168,7 +168,7 @@ def test_every_class_has_a_color(count):
     assert colors[: len(COLORS)] == list(COLORS)[:count]
 
 
-# What is refused
+# Invalid input
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_every_class_has_a_color(count):
         ({"directions": torch.zeros(2, 3)}, "origin has no direction"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_and_no_file_is_left(tmp_path, changed, message):
+def test_invalid_input_is_rejected_without_leaving_a_file(tmp_path, changed, message):
     given = {"points": torch.ones(4, 3), "labels": torch.tensor([0, 1, 1, 0]), "class_names": ["a", "b"]}
     with pytest.raises(ValueError, match=message):
         write_interactive_sphere(tmp_path / "a.html", **(given | changed))
@@ -222,7 +222,7 @@ def chromium():
 
 @pytest.fixture(scope="module")
 def open_page(chromium):
-    """Open a file and wait until it is drawn; `page.wrong` is what the browser complains of or asks the network for."""
+    """Open a file and wait until it is drawn; `page.wrong` lists browser errors and network requests."""
 
     def opened(path):
         page = chromium.new_page(viewport={"width": 1000, "height": 700}, color_scheme="light")
@@ -242,7 +242,7 @@ def open_page(chromium):
 
 @pytest.fixture(scope="module")
 def drawn(open_page, tmp_path_factory):
-    """Thirty points far from each other in ten classes, each point's image as gray as its number says."""
+    """Thirty distant points in ten classes; the gray level of each image encodes the number of its point."""
     images = (torch.arange(30, dtype=torch.uint8) * 8).view(30, 1, 1, 1).expand(30, 1, 28, 28)
     page = open_page(
         write_interactive_sphere(
@@ -263,7 +263,7 @@ def drawn(open_page, tmp_path_factory):
 
 @pytest.fixture
 def page(drawn):
-    """The page as it was opened."""
+    """The freshly opened page."""
     yield drawn
     drawn.emulate_media(color_scheme="light")
     drawn.mouse.move(5, 5)
@@ -282,7 +282,7 @@ IN_FRONT = """() => {
   }));
   return nearest;
 }"""
-"""Number of the point nearest to the eye, and where it is on the screen."""
+"""Number and screen position of the point nearest to the camera."""
 
 
 def visible_classes(page):
@@ -290,7 +290,7 @@ def visible_classes(page):
     return [index for index, seen in enumerate(traces) if seen is True]
 
 
-def test_the_page_draws_every_class_and_nothing_goes_wrong(page):
+def test_the_page_draws_every_class_without_errors(page):
     traces = page.evaluate("element('sphere').data.map(({name, x, showlegend}) => [name, x.length, showlegend])")
     assert [trace[0] for trace in traces if trace[2]][1:] == NAMES[1:]
     assert [trace[1] for trace in traces if trace[2]] == [3] * 10
@@ -299,13 +299,13 @@ def test_the_page_draws_every_class_and_nothing_goes_wrong(page):
     assert page.wrong == []
 
 
-def test_names_stand_as_they_are_in_the_title_the_legend_and_on_the_sphere(page):
+def test_names_are_shown_literally_in_title_legend_and_sphere(page):
     legend = page.locator(".legendtext").first.text_content().replace("\u200b", "")
     assert legend == page.inner_text("h1") == page.title() == page.locator("#names span").first.text_content() == EVIL
     assert page.locator("b").count() == 0
 
 
-def test_the_mouse_on_a_point_shows_its_image_and_words(page):
+def test_hovering_over_a_point_shows_its_image_and_text(page):
     nearest = page.evaluate(IN_FRONT)
     page.mouse.move(nearest["x"] - 3, nearest["y"] - 3)
     page.mouse.move(nearest["x"], nearest["y"])
@@ -321,7 +321,7 @@ def test_the_mouse_on_a_point_shows_its_image_and_words(page):
     page.wait_for_selector("#card", state="hidden")
 
 
-def test_a_click_in_the_legend_hides_a_class_its_name_and_its_direction(page):
+def test_clicking_the_legend_hides_a_class_its_name_and_its_direction(page):
     front = page.evaluate(IN_FRONT)["point"] % 10
     name = page.locator("#names span").nth(front)
     before = page.evaluate("element('sphere').data[12].x.length")
@@ -333,7 +333,7 @@ def test_a_click_in_the_legend_hides_a_class_its_name_and_its_direction(page):
     assert name.is_hidden()
 
 
-def test_a_double_click_in_the_legend_shows_a_class_alone(page):
+def test_double_clicking_the_legend_isolates_a_class(page):
     page.locator(".legendtoggle").nth(4).dblclick()
     page.wait_for_function("element('sphere').data[5].visible === 'legendonly'")
     assert visible_classes(page) == [4]
@@ -368,7 +368,7 @@ def contrast(one, other):
     return (high + 0.05) / (low + 0.05)
 
 
-def test_the_theme_follows_the_system_and_the_button_and_text_is_legible_in_both(page):
+def test_the_theme_follows_the_system_and_the_button_with_legible_text(page):
     light = colors_of(page)
     page.emulate_media(color_scheme="dark")
     page.get_by_role("button", name="Light").wait_for()
@@ -383,7 +383,7 @@ def test_the_theme_follows_the_system_and_the_button_and_text_is_legible_in_both
     assert colors_of(page) == light
 
 
-def test_dragging_turns_the_sphere_and_its_names_and_home_turns_them_back(page):
+def test_dragging_rotates_sphere_and_names_and_home_resets_them(page):
     before = page.evaluate("element('sphere').layout.scene.camera.eye")
     places = "[...document.querySelectorAll('#names span:not([hidden])')].map((tag) => tag.style.transform)"
     names = page.evaluate(places)
@@ -401,7 +401,7 @@ def test_dragging_turns_the_sphere_and_its_names_and_home_turns_them_back(page):
     assert page.evaluate(places) == names
 
 
-def test_what_is_behind_is_hidden_or_shown(page):
+def test_points_behind_the_sphere_can_be_hidden_or_shown(page):
     solid = page.get_by_role("button", name="Solid")
     names = page.locator("#names span:visible")
     in_front = names.count()
@@ -424,8 +424,8 @@ def test_hundreds_of_classes_without_images_or_directions_are_drawn(open_page, t
     page.close()
 
 
-def test_names_and_layout_follow_a_turn_by_finger(chromium, drawn):
-    """plotly turns the sphere under a finger without a word."""
+def test_names_and_layout_follow_a_touch_rotation(chromium, drawn):
+    """plotly emits no event while a touch rotates the sphere."""
     context = chromium.new_context(viewport={"width": 400, "height": 700}, has_touch=True, is_mobile=True)
     page = context.new_page()
     page.set_default_timeout(60_000)

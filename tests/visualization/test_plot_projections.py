@@ -24,7 +24,7 @@ def _needs_matplotlib() -> None:
 
 
 def layer(*projections: float, dim: int = 9, **more: Any) -> dict[str, Any]:
-    """A layer as `hf_sphere.analysis` describes it, which no test tells from a random one."""
+    """A layer in the format of `hf_sphere.analysis`, not significant in any test."""
     mass = sum(value <= 0 for value in projections) / len(projections) if projections else None
     low, high = (0.3, 0.7) if projections else (None, None)
     numbers = {"num_filters": len(projections), "num_dead": 0, "dim": dim, "mass": mass}
@@ -57,7 +57,7 @@ def legend_of(holder) -> list[str]:
 
 class TestMasses:
     def bars(self, figure, label: str) -> list[tuple[float, float, float]]:
-        """Middle, start and end of the bars that a label names, whether they stand or lie."""
+        """Center, start and end of the bars with this label, vertical or horizontal."""
         (found,) = [bars for bars in figure.axes[0].containers if bars.get_label() == label]
         boxes = [bar.get_bbox() for bar in found]
         if found.orientation == "vertical":
@@ -67,7 +67,7 @@ class TestMasses:
     def names(self, axis) -> list[str]:
         return [tick.get_text() for tick in axis.get_ticklabels()]
 
-    def test_a_bar_is_the_mass_of_a_layer_and_the_last_one_the_networks(self):
+    def test_bars_show_layer_masses_and_the_last_bar_the_network_mass(self):
         figure = plot_projection_masses(statistics({"a": layer(-1, 1), "b": layer(-1, -1, 1, -1)}))
         assert self.bars(figure, "no significant difference") == [
             pytest.approx((0, 0, 0.5)),
@@ -76,7 +76,7 @@ class TestMasses:
         ]
         assert self.names(figure.axes[0].xaxis) == ["a", "b", "network"]
 
-    def test_behind_each_bar_lies_the_range_of_random_filters(self):
+    def test_the_range_of_random_filters_is_behind_each_bar(self):
         figure = plot_projection_masses(statistics({"a": layer(-1, 1, null_mass_low=0.4, null_mass_high=0.6)}))
         ranges, bars = figure.axes[0].containers
         assert self.bars(figure, "95 % range of random filters")[0] == pytest.approx((0, 0.4, 0.6))
@@ -84,7 +84,7 @@ class TestMasses:
         assert ranges[0].get_width() > bars[0].get_width()
 
     @pytest.mark.parametrize("test", ["sign_p_value_adjusted", "ks_p_value_adjusted"])
-    def test_layers_that_either_test_tells_from_random_ones_differ_in_color_and_hatch(self, test):
+    def test_layers_significant_in_either_test_differ_in_color_and_hatch(self, test):
         layers = {"a": layer(-1, 1), "b": layer(-1, 1, **{test: 0.049}), "c": layer(-1, 1, **{test: 0.05})}
         figure = plot_projection_masses(statistics(layers))
         _, different, alike = figure.axes[0].containers
@@ -93,16 +93,16 @@ class TestMasses:
         assert different[0].get_hatch() != alike[0].get_hatch()
         assert len(legend_of(figure.legends[0])) == 3
 
-    def test_half_is_marked(self):
+    def test_the_mass_of_one_half_is_marked(self):
         lines = plot_projection_masses(statistics({"a": layer(-1, 1)})).axes[0].get_lines()
         assert [set(line.get_ydata()) for line in lines] == [{0.5}]
 
-    def test_a_mass_of_zero_is_seen(self):
+    def test_a_mass_of_zero_is_visible(self):
         axes = plot_projection_masses(statistics({"a": layer(1, 1)})).axes[0]
         ends = [segment[:, 1].tolist() for lines in axes.collections for segment in lines.get_segments()]
         assert ends == [[0, 0], [0, 0]]
 
-    def test_dead_filters_are_noted_beside_their_layer(self):
+    def test_dead_filters_are_noted_next_to_their_layer(self):
         layers = {"a": layer(-1, 1), "b": layer(-1, 1, num_filters=5, num_dead=3)}
         (note,) = plot_projection_masses(statistics(layers)).axes[0].texts
         assert (note.get_position()[0], note.get_text()) == (1, "3 dead\nof 5")
@@ -116,7 +116,7 @@ class TestMasses:
     @pytest.mark.parametrize(
         "names", [["a" * 24, "b" * 24, "c" * 24, "d"], list(map(str, range(60)))], ids=["long", "many"]
     )
-    def test_long_or_many_names_stand_beside_lying_bars_the_first_on_top(self, names):
+    def test_long_or_many_names_switch_to_horizontal_bars_from_top_to_bottom(self, names):
         figure = plot_projection_masses(statistics({name: layer(-1, 1, num_dead=1) for name in names}))
         assert self.names(figure.axes[0].yaxis) == [*names, "network"]
         assert figure.axes[0].yaxis_inverted()
@@ -134,14 +134,14 @@ class TestMasses:
         assert self.names(figure.axes[0].xaxis) == ["0", "1", "network"]
         assert figure.get_suptitle() == "network"
 
-    def test_no_layer_is_refused(self):
+    def test_empty_statistics_are_rejected(self):
         with pytest.raises(ValueError, match="there is no layer to draw"):
             plot_projection_masses(statistics({}))
 
 
 class TestHistograms:
     def grid(self, figure) -> list[tuple[str, str]]:
-        """Layer and epoch of each part, as the first of the row and the top of the column say."""
+        """Layer and epoch of each panel, from its row and column labels."""
         rows = [axes.get_ylabel().split("\n")[0] for axes in figure.axes if axes.get_ylabel()]
         columns = [axes.get_title() for axes in figure.axes if axes.get_title()]
         return [(row, column) for row in rows for column in columns]
@@ -149,14 +149,14 @@ class TestHistograms:
     def stairs(self, axes) -> dict[str, Any]:
         return {patch.get_label(): patch.get_data() for patch in axes.patches}
 
-    def test_a_row_is_a_layer_and_a_column_an_epoch(self):
+    def test_rows_are_layers_and_columns_are_epochs(self):
         training = {"epochs": [epoch(0, numbered(2)), epoch(5, numbered(2))]}
         figure = plot_projection_histograms(training)
         expected = [("conv0", "epoch 0"), ("conv0", "epoch 5"), ("conv1", "epoch 0"), ("conv1", "epoch 5")]
         assert self.grid(figure) == expected
         assert len(figure.axes) == 4
 
-    def test_bars_are_a_density_of_projections_in_standard_deviations_of_random_ones(self):
+    def test_bars_are_densities_in_units_of_the_null_standard_deviation(self):
         one = random_layer(500, 16)
         (axes,) = plot_projection_histograms(statistics({"a": one})).axes
         sides = self.stairs(axes)
@@ -173,7 +173,7 @@ class TestHistograms:
         assert left.edges[-1] == 0
         assert (left.values * np.diff(left.edges)).sum() == pytest.approx(0.6)
 
-    def test_the_line_is_the_density_of_random_filters(self):
+    def test_the_line_is_the_null_density(self):
         dim = 10
         (axes,) = plot_projection_histograms(statistics({"a": random_layer(50, dim)})).axes
         x, density = axes.get_lines()[0].get_data()
@@ -189,30 +189,30 @@ class TestHistograms:
         assert len(axes.get_lines()) == (dim > 1)
         assert axes.get_ylim()[1] < 2
 
-    def test_at_most_eight_layers_and_six_epochs_are_drawn_the_first_and_the_last_among_them(self):
+    def test_at_most_eight_layers_and_six_epochs_are_drawn_including_first_and_last(self):
         training = {"epochs": [epoch(number, numbered(20)) for number in range(11)]}
         grid = self.grid(plot_projection_histograms(training))
         assert len(grid) == 48
         assert (grid[0], grid[-1]) == (("conv0", "epoch 0"), ("conv19", "epoch 10"))
         assert [column for row, column in grid if row == "conv0"] == [f"epoch {n}" for n in (0, 2, 4, 6, 8, 10)]
 
-    def test_layers_and_epochs_that_are_named_are_drawn(self):
+    def test_requested_layers_and_epochs_are_drawn(self):
         training = {"epochs": [epoch(number, numbered(3)) for number in range(3)]}
         figure = plot_projection_histograms(training, layers=["conv2", "conv0"], epochs=[1])
         assert self.grid(figure) == [("conv2", "epoch 1"), ("conv0", "epoch 1")]
 
-    def test_epochs_without_projections_are_passed_over(self):
+    def test_epochs_without_projections_are_skipped(self):
         training = {"epochs": [{"epoch": 0, "eval_accuracy": 0.1}, epoch(1, numbered(1))]}
         assert self.grid(plot_projection_histograms(training)) == [("conv0", "epoch 1")]
 
-    def test_all_parts_share_axes_of_which_only_the_outer_are_labeled(self):
+    def test_all_panels_share_axes_and_only_outer_ones_are_labeled(self):
         figure = plot_projection_histograms({"epochs": [epoch(0, numbered(2)), epoch(1, numbered(2))]})
         figure.draw_without_rendering()
         assert len({(axes.get_xlim(), axes.get_ylim()) for axes in figure.axes}) == 1
         assert [bool(axes.get_xticklabels()) for axes in figure.axes] == [False, False, True, True]
         assert [bool(axes.get_yticklabels()) for axes in figure.axes] == [True, False, True, False]
 
-    def test_projections_far_out_do_not_set_the_scale_but_are_counted(self):
+    def test_outlying_projections_are_counted_but_do_not_set_the_scale(self):
         far = layer(*random_layer(999, 10_000)["projections"], 0.9, dim=10_000)
         figure = plot_projection_histograms(statistics({"a": far}))
         right = self.stairs(figure.axes[0])["projection > 0"]
@@ -220,7 +220,7 @@ class TestHistograms:
         assert "outliers in the outermost bars" in figure.legends[0].get_title().get_text()
         assert (right.values * np.diff(right.edges)).sum() == pytest.approx(1 - far["mass"])
 
-    def test_a_layer_of_dead_filters_is_said_to_be_dead(self):
+    def test_a_layer_of_dead_filters_is_labeled_as_dead(self):
         figure = plot_projection_histograms(statistics({"a": layer(num_dead=4), "b": layer(-0.1, 0.1)}))
         assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [["all dead"], []]
         assert legend_of(figure.legends[0]) == ["projection ≤ 0", "projection > 0", "random filters"]
@@ -234,21 +234,21 @@ class TestHistograms:
         ],
         ids=str,
     )
-    def test_what_is_not_there_is_named_with_what_there_is(self, options, message):
+    def test_the_error_for_an_unknown_layer_or_epoch_lists_the_existing_ones(self, options, message):
         training = {"epochs": [epoch(0, numbered(2)), epoch(2, numbered(2))]}
         with pytest.raises(ValueError, match=message):
             plot_projection_histograms(training, **options)
 
-    def test_epochs_of_a_single_model_are_not_known(self):
+    def test_epochs_cannot_be_requested_for_a_single_model(self):
         with pytest.raises(ValueError, match="epochs 0 cannot be drawn"):
             plot_projection_histograms(statistics(numbered(1)), epochs=[0])
 
-    def test_raw_projections_are_refused(self):
+    def test_raw_projections_are_rejected(self):
         with pytest.raises(ValueError, match=r"not normalized.*projection_statistics\(\.\.\., normalize=True\)"):
             plot_projection_histograms(statistics(numbered(1), normalized=False))
 
     @pytest.mark.parametrize("training", [{"epochs": []}, {"epochs": [{"epoch": 0}]}, statistics({})], ids=str)
-    def test_where_there_is_nothing_to_draw_it_says_so(self, training):
+    def test_empty_input_is_rejected(self, training):
         with pytest.raises(ValueError, match="there are no projections to draw"):
             plot_projection_histograms(training)
 
@@ -261,18 +261,18 @@ class TestAlongTraining:
     def lines(self, axes) -> dict[str, list[tuple[float, float]]]:
         return {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.get_lines()}
 
-    def test_a_line_goes_through_the_masses_of_a_layer(self):
+    def test_a_line_shows_the_masses_of_a_layer(self):
         (axes,) = plot_projections_along_training(self.training()).axes
         assert self.lines(axes)["conv0"] == [(0, 0.0), (1, pytest.approx(1 / 6)), (2, pytest.approx(2 / 7))]
 
-    def test_the_thick_line_is_the_network_and_half_is_marked(self):
+    def test_the_thick_line_is_the_network_and_one_half_is_marked(self):
         (axes,) = plot_projections_along_training(self.training()).axes
         widths = {line.get_label(): line.get_linewidth() for line in axes.get_lines()}
         assert widths["network"] == max(widths.values()) > 1.5 * widths["conv0"]
         assert self.lines(axes)["network"][0] == (0, pytest.approx(1 / 11))
         assert [0.5, 0.5] in [list(line.get_ydata()) for line in axes.get_lines()]
 
-    def test_accuracies_stand_above_in_percent(self):
+    def test_accuracies_are_above_in_percent(self):
         above, _ = plot_projections_along_training(self.training(train_accuracy=0.5, eval_accuracy=0.25)).axes
         assert self.lines(above) == {
             "training": [(0, 50), (1, 50), (2, 50)],
@@ -280,24 +280,24 @@ class TestAlongTraining:
         }
         assert legend_of(above.get_legend()) == ["training", "evaluation"]
 
-    def test_one_accuracy_is_enough(self):
+    def test_a_single_accuracy_can_be_drawn(self):
         above, _ = plot_projections_along_training(self.training(eval_accuracy=0.25)).axes
         assert list(self.lines(above)) == ["evaluation"]
 
-    def test_distances_stand_below_in_the_colors_of_their_layers(self):
+    def test_distances_are_below_in_the_colors_of_their_layers(self):
         distances = {"layers": {name: {"l2": 1.5, "l_inf": 2.0, "relative": True} for name in ("conv0", "conv1")}}
         masses, below = plot_projections_along_training(self.training(distances=distances)).axes
         assert self.lines(below)["conv1"] == [(0, 1.5), (1, 1.5), (2, 1.5)]
         colors = [{line.get_label(): line.get_color() for line in axes.get_lines()} for axes in (masses, below)]
         assert all(colors[0][name] == colors[1][name] for name in ("conv0", "conv1"))
 
-    def test_absolute_distances_are_left_out_and_counted(self):
+    def test_absolute_distances_are_omitted_and_counted(self):
         distances = {"layers": {f"conv{n}": {"l2": 1.5, "l_inf": 2.0, "relative": n == 0} for n in range(2)}}
         below = plot_projections_along_training(self.training(distances=distances)).axes[-1]
         assert list(self.lines(below)) == ["conv0"]
         assert below.get_title(loc="left") == "1 of 2 layers have no relative distance"
 
-    def test_epochs_and_layers_without_a_value_leave_a_gap(self):
+    def test_missing_values_leave_a_gap(self):
         training = self.training(1)
         training["epochs"].insert(1, {"epoch": 0.5, "eval_accuracy": 0.5})
         training["epochs"][2]["projections"]["layers"]["conv0"]["mass"] = None
@@ -305,7 +305,7 @@ class TestAlongTraining:
         assert self.lines(above)["evaluation"] == [(0.5, 50)]
         assert [place for place, _ in self.lines(axes)["conv0"]] == [0, 2]
 
-    def test_epochs_are_drawn_in_their_order(self):
+    def test_epochs_are_sorted(self):
         training = self.training()
         training["epochs"].reverse()
         (axes,) = plot_projections_along_training(training).axes
@@ -316,12 +316,12 @@ class TestAlongTraining:
         assert axes.get_xticks().tolist() == [3]
         assert len(self.lines(axes)["conv0"]) == 1
 
-    def test_few_layers_are_all_named_and_differ_in_stroke(self):
+    def test_few_layers_are_all_labeled_and_differ_in_line_style(self):
         (axes,) = plot_projections_along_training(self.training(4)).axes
         assert legend_of(axes.get_legend()) == ["conv0", "conv1", "conv2", "conv3", "network"]
         assert len({line.get_linestyle() for line in axes.get_lines() if line.get_label().startswith("conv")}) == 4
 
-    def test_of_many_layers_some_are_named(self):
+    def test_only_some_of_many_layers_are_labeled(self):
         (axes,) = plot_projections_along_training(self.training(53)).axes
         names = legend_of(axes.get_legend())
         assert (len(names), names[0], names[-2:]) == (10, "conv0", ["conv52", "network"])
@@ -329,36 +329,36 @@ class TestAlongTraining:
         assert len(axes.get_lines()) == 53 + 2
 
     @pytest.mark.parametrize("training", [{"epochs": []}, {"epochs": [{"epoch": 0, "eval_accuracy": 0.5}]}], ids=str)
-    def test_where_there_is_nothing_to_draw_it_says_so(self, training):
+    def test_empty_input_is_rejected(self, training):
         with pytest.raises(ValueError, match="there are no projections to draw"):
             plot_projections_along_training(training)
 
 
 class TestLayerNames:
-    def test_names_that_fit_stay(self):
+    def test_names_that_fit_are_unchanged(self):
         assert shorten_layer_names(["features.0", "features.3"]) == ["features.0", "features.3"]
 
-    def test_what_all_start_with_goes_but_not_the_word_before_a_number(self):
+    def test_a_common_prefix_is_removed_except_for_the_word_before_a_number(self):
         names = ["model.vision_tower.features.0", "model.vision_tower.features.13"]
         assert shorten_layer_names(names) == ["features.0", "features.13"]
 
-    def test_of_a_path_the_end_stays_that_no_other_has(self):
+    def test_the_shortest_unique_path_suffix_is_kept(self):
         names = ["model.backbone.conv1", "model.backbone.layer1.0.conv1", "model.backbone.layer2.0.conv1", "model.head"]
         assert shorten_layer_names(names) == ["backbone.conv1", "layer1.0.conv1", "layer2.0.conv1", "model.head"]
 
-    def test_words_are_shortened_but_numbers_stay(self):
+    def test_words_are_shortened_but_numbers_are_kept(self):
         names = ["encoder.stages.0.layers.9.q_projection", "encoder.stages.0.layers.10.k_projection"]
         assert shorten_layer_names(names, 16) == ["layer.9.q_proje", "layer.10.k_proje"]
 
-    def test_what_all_end_with_goes_where_that_leaves_less(self):
+    def test_a_common_suffix_is_removed_if_that_is_shorter(self):
         names = ["vision.stages.0.layers.0.convolution", "vision.stages.1.layers.0.convolution"]
         assert shorten_layer_names(names) == ["stages.0", "stages.1"]
 
-    def test_a_name_that_starts_another_is_kept(self):
+    def test_a_name_that_is_a_prefix_of_another_is_kept(self):
         names = ["backbone.stage_of_the_network", "backbone.stage_of_the_network.convolution"]
         assert shorten_layer_names(names, 20) == ["bac.sta_of_the_net", "sta_of_the_net.con"]
 
-    def test_where_no_word_can_go_names_are_numbered(self):
+    def test_names_that_cannot_be_shortened_are_numbered(self):
         names = ["y." * place + "x" + ".y" * (20 - place) for place in (0, 7, 14, 20)]
         short = shorten_layer_names(names, 10)
         assert [name[:2] for name in short] == ["1…", "2…", "3…", "4…"]
@@ -367,13 +367,13 @@ class TestLayerNames:
         names=st.lists(st.from_regex(r"[a-z_]{1,12}(\.([a-z]{1,12}|[0-9]{1,2})){0,6}", fullmatch=True), unique=True),
         longest=st.integers(8, 30),
     )
-    def test_names_fit_and_no_two_are_the_same(self, names, longest):
+    def test_shortened_names_fit_and_are_unique(self, names, longest):
         short = shorten_layer_names(names, longest)
         assert len(set(short)) == len(names)
         assert all(0 < len(name) <= longest for name in short)
 
     @given(count=st.integers(1, 200), most=st.integers(2, 20))
-    def test_chosen_items_are_evenly_spaced_with_both_ends(self, count, most):
+    def test_chosen_items_are_evenly_spaced_and_include_both_ends(self, count, most):
         chosen = choose_evenly(range(count), most)
         assert len(chosen) == min(count, most)
         assert (chosen[0], chosen[-1]) == (0, count - 1)
@@ -390,7 +390,7 @@ PLOTS = [
 
 @pytest.mark.parametrize(("plot", "content"), PLOTS, ids=lambda value: getattr(value, "__name__", ""))
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
-def test_the_picture_is_written_also_into_a_new_folder(plot, content, name, start, tmp_path):
+def test_the_figure_is_written_into_a_new_folder(plot, content, name, start, tmp_path):
     plot(content, title="digits", path=tmp_path / "new" / name)
     assert (tmp_path / "new" / name).read_bytes().startswith(start)
 

@@ -14,7 +14,7 @@ def _needs_matplotlib() -> None:
 
 
 def layer(*accuracies: float | None, random: float | None = None, deviation: float | None = 0.02) -> dict[str, Any]:
-    """A layer put back to epochs 0, 5, 10, ..."""
+    """A layer reset to epochs 0, 5, 10, ..."""
     draws = None if random is None else {"mean": random, "deviation": deviation, "values": [random]}
     return {"snapshots": {str(5 * at): value for at, value in enumerate(accuracies)}, "random": draws}
 
@@ -36,7 +36,7 @@ def labels_of(axis) -> list[str]:
 
 
 def columns_of(figure) -> list[list[float]]:
-    """Values of the cells, column by column; nan where there is none."""
+    """Values of the cells by column; nan for missing cells."""
     return [mesh.get_array().filled(np.nan).flatten().tolist() for mesh in figure.axes[0].collections]
 
 
@@ -46,26 +46,26 @@ def sides_of(figure) -> list[tuple[float, float]]:
     return [(left, right) for left, right in corners]
 
 
-def test_a_cell_is_an_accuracy_in_percent():
+def test_a_cell_shows_an_accuracy_in_percent():
     figure = plot_reinitialization(robustness(a=layer(0.1, 0.5), b=layer(0.2, 0.75)))
     assert columns_of(figure) == [pytest.approx([10, 20]), pytest.approx([50, 75])]
     assert numbers_of(figure) == ["10.0", "50.0", "20.0", "75.0"]
 
 
-def test_rows_are_layers_the_first_on_top_and_columns_epochs():
+def test_rows_are_layers_from_top_to_bottom_and_columns_are_epochs():
     axes = plot_reinitialization(robustness(a=layer(0.1, 0.5), b=layer(0.2, 0.75))).axes[0]
     assert (labels_of(axes.yaxis), labels_of(axes.xaxis)) == (["a", "b"], ["0", "5"])
     assert axes.yaxis_inverted()
 
 
-def test_epochs_are_in_the_order_of_their_numbers():
+def test_epochs_are_sorted_numerically():
     layers = {"a": {"snapshots": {"10": 0.3, "0": 0.1, "5": 0.2}, "random": None}}
     figure = plot_reinitialization(robustness(**layers))
     assert labels_of(figure.axes[0].xaxis) == ["0", "5", "10"]
     assert columns_of(figure) == [pytest.approx([10]), pytest.approx([20]), pytest.approx([30])]
 
 
-def test_random_draws_stand_apart_with_their_deviation():
+def test_random_draws_are_in_a_separate_column_with_their_deviation():
     figure = plot_reinitialization(robustness(a=layer(0.1, 0.5, random=0.25)))
     first, second, draws = sides_of(figure)
     assert first[1] == second[0]
@@ -74,21 +74,21 @@ def test_random_draws_stand_apart_with_their_deviation():
     assert numbers_of(figure)[-1] == "25.0 ± 2.0"
 
 
-def test_one_draw_has_no_deviation():
+def test_a_single_draw_has_no_deviation():
     assert numbers_of(plot_reinitialization(robustness(a=layer(0.1, random=0.25, deviation=None))))[-1] == "25.0"
 
 
-def test_random_draws_alone_can_be_drawn():
+def test_results_with_only_random_draws_can_be_drawn():
     figure = plot_reinitialization(robustness(a=layer(random=0.25)))
     assert labels_of(figure.axes[0].xaxis) == ["random"]
     assert figure.axes[0].get_xlabel() == ""
 
 
-def test_without_random_draws_there_is_no_column_for_them():
+def test_without_random_draws_their_column_is_omitted():
     assert labels_of(plot_reinitialization(robustness(a=layer(0.5))).axes[0].xaxis) == ["0"]
 
 
-def test_cells_that_are_missing_are_hatched_and_explained():
+def test_missing_cells_are_hatched_and_explained():
     short = layer(0.3, random=0.1)  # has no epoch 5
     figure = plot_reinitialization(robustness(a=layer(0.1, None), b=short))
     hatched = [(patch.get_x(), patch.get_y()) for patch in figure.axes[0].patches if patch.get_hatch()]
@@ -97,18 +97,18 @@ def test_cells_that_are_missing_are_hatched_and_explained():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["not measured"]
 
 
-def test_without_missing_cells_there_is_nothing_to_explain():
+def test_without_missing_cells_there_is_no_explanation():
     assert plot_reinitialization(robustness(a=layer(0.1))).legends == []
 
 
-def test_the_accuracy_of_the_trained_model_is_named_and_marked_at_the_color_bar():
+def test_the_accuracy_of_the_trained_model_is_marked_on_the_color_bar():
     bar = plot_reinitialization(robustness(accuracy=0.912, a=layer(0.1))).axes[1]
     assert bar.get_ylabel() == "accuracy, % (as trained: 91.2)"
     assert [line.get_ydata() for line in bar.get_lines() if len(line.get_ydata()) == 1] == [pytest.approx([91.2])]
 
 
 @pytest.mark.parametrize(("accuracy", "scale"), [(0.9, (10, 90)), (0.2, (10, 50)), (0.05, (5, 50))])
-def test_colors_range_over_the_cells_and_the_trained_model(accuracy, scale):
+def test_the_color_range_covers_the_cells_and_the_trained_model(accuracy, scale):
     figure = plot_reinitialization(robustness(accuracy=accuracy, a=layer(0.1, 0.5)))
     assert [mesh.get_clim() for mesh in figure.axes[0].collections] == [pytest.approx(scale)] * 2
 
@@ -123,13 +123,13 @@ def test_equal_accuracies_can_be_drawn():
 
 
 @pytest.mark.parametrize(("columns", "number"), [(8, "50.0"), (15, "50"), (30, None)])
-def test_numbers_have_the_digits_that_cells_have_room_for(columns, number):
+def test_numbers_have_as_many_digits_as_fit(columns, number):
     figure = plot_reinitialization(large(4, columns))
     assert (numbers_of(figure) or [None])[0] == number
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (8, 9), (16, 15), (60, 7)])
-def test_numbers_stay_in_their_cells(rows, columns):
+def test_numbers_fit_in_their_cells(rows, columns):
     figure = plot_reinitialization(large(rows, columns))
     figure.draw_without_rendering()
     axes = figure.axes[0]
@@ -145,7 +145,7 @@ def test_numbers_stay_in_their_cells(rows, columns):
 
 
 @pytest.mark.parametrize("columns", [1, 12, 30])
-def test_names_of_columns_do_not_overlap(columns):
+def test_column_names_do_not_overlap(columns):
     figure = plot_reinitialization(large(60, columns))
     figure.draw_without_rendering()
     shown = [label for label in figure.axes[0].get_xticklabels() if label.get_text()]
@@ -161,13 +161,13 @@ def test_long_names_are_shortened():
 
 
 @pytest.mark.parametrize("layers", [{}, {"a": layer()}, {"a": layer(None, None)}], ids=["none", "no epoch", "null"])
-def test_where_there_is_nothing_to_draw_it_says_so(layers):
+def test_empty_input_is_rejected(layers):
     with pytest.raises(ValueError, match="there is no accuracy to draw"):
         plot_reinitialization(robustness(**layers))
 
 
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
-def test_the_picture_is_written_also_into_a_new_folder(tmp_path, name, start):
+def test_the_figure_is_written_into_a_new_folder(tmp_path, name, start):
     figure = plot_reinitialization(robustness(a=layer(0.5)), title="digits", path=tmp_path / "new" / name)
     assert (tmp_path / "new" / name).read_bytes().startswith(start)
     assert figure.get_suptitle() == "digits"

@@ -45,31 +45,31 @@ def texts_of(figure) -> list[str]:
 
 
 class TestReliability:
-    def test_a_bin_is_a_point_in_percent(self):
+    def test_a_bin_is_drawn_as_a_point_in_percent(self):
         figure = plot_reliability(bins_of((0.3, 0.25, 40), (0.9, 0.8, 10)))
         assert line_of(figure) == [(30.0, 25.0), (90.0, 80.0)]
 
-    def test_below_stand_the_numbers_of_images(self):
+    def test_the_number_of_images_per_bin_is_drawn_below(self):
         (bars,) = plot_reliability(bins_of((0.3, 0.25, 40), (0.9, 0.8, 10))).axes[1].collections
         heights = [segment[:, 1].tolist() for segment in bars.get_segments()]
         assert heights == [[0.0, 40.0], [0.0, 10.0]]
 
-    def test_empty_bins_are_left_out(self):
+    def test_empty_bins_are_omitted(self):
         figure = plot_reliability(bins_of((0.3, 0.25, 40), (float("nan"), float("nan"), 0), (0.9, 0.8, 10)))
         assert line_of(figure) == [(30.0, 25.0), (90.0, 80.0)]
 
-    def test_bins_without_a_prediction_are_refused(self):
+    def test_bins_without_predictions_are_rejected(self):
         with pytest.raises(ValueError, match="no prediction in any bin"):
             plot_reliability(bins_of((float("nan"), float("nan"), 0)))
 
     @pytest.mark.parametrize(("right", "count"), [(15, 25), (0, 3), (3, 3), (999, 1000)])
-    def test_a_point_has_the_interval_of_its_accuracy(self, right, count):
+    def test_a_point_has_the_confidence_interval_of_its_accuracy(self, right, count):
         expected = binomtest(right, count).proportion_ci(0.95, method="wilson")
         ((low, high),) = bars_of(plot_reliability(bins_of((0.6, right / count, count))))
         assert low == pytest.approx(100 * expected.low, abs=1e-3)
         assert high == pytest.approx(100 * expected.high, abs=1e-3)
 
-    def test_both_axes_show_one_range(self):
+    def test_both_axes_show_the_same_range(self):
         axes, below = plot_reliability(bins_of((0.97, 0.99, 40), (0.999, 1.0, 10))).axes
         assert axes.get_xlim() == axes.get_ylim() == below.get_xlim()
 
@@ -80,7 +80,7 @@ class TestReliability:
         assert _start_of_axis(lowest) == start
 
     @given(lowest=st.floats(0, 100))
-    def test_every_point_is_in_the_picture(self, lowest):
+    def test_every_point_is_inside_the_axes(self, lowest):
         assert 0.0 <= _start_of_axis(lowest) <= lowest
 
     def test_perfect_predictions_can_be_drawn(self):
@@ -88,7 +88,7 @@ class TestReliability:
         assert axes.get_xlim()[0] == 99.5
         assert axes.get_xlim()[1] > 100.0
 
-    def test_points_that_crowd_near_100_are_spread_by_wider_axes(self):
+    def test_points_clustered_near_100_are_spread_by_stretched_axes(self):
         crowd = [(0.8, 0.78, 100), (0.99, 0.985, 100), (0.9981, 0.9979, 100), (0.9995, 0.9992, 100), (1.0, 1.0, 100)]
         axes, below = plot_reliability(bins_of(*crowd)).axes
         shown = axes.transAxes.inverted().transform(
@@ -100,27 +100,27 @@ class TestReliability:
         assert (shown < 1.0).all()
         assert "both axes are stretched towards 100" in below.get_xlabel()
 
-    def test_wider_axes_keep_the_diagonal_from_corner_to_corner(self):
+    def test_stretched_axes_keep_the_diagonal_from_corner_to_corner(self):
         axes = plot_reliability(bins_of((0.8, 0.78, 10), (0.999, 0.9985, 10), (1.0, 1.0, 10))).axes[0]
         (diagonal,) = [line for line in axes.get_lines() if line.get_label() == "perfect calibration"]
         ends = axes.transAxes.inverted().transform(axes.transData.transform(diagonal.get_xydata()))
         assert ends == pytest.approx(torch.tensor([[0.0, 0.0], [1.0, 1.0]]).numpy(), abs=1e-9)
 
-    def test_points_that_do_not_crowd_have_plain_axes(self):
+    def test_unclustered_points_have_linear_axes(self):
         axes, below = plot_reliability(bins_of((0.3, 0.25, 40), (0.99, 0.6, 10), (0.995, 0.9, 10))).axes
         assert (axes.get_xscale(), axes.get_yscale(), below.get_xlabel()) == ("linear", "linear", "confidence, %")
 
-    def test_title_and_caption_are_those_given(self):
+    def test_title_and_caption_can_be_set(self):
         figure = plot_reliability(bins_of((0.3, 0.25, 40)), title="digits", caption="error 5 %")
         assert (figure.get_suptitle(), figure.get_supxlabel()) == ("digits", "error 5 %")
 
-    def test_bins_of_the_metric_can_be_drawn(self):
+    def test_metric_bins_can_be_drawn(self):
         confidences = torch.linspace(0.2, 1.0, 60)
         bins = reliability_bins(confidences, torch.rand(60) < confidences, num_bins=5)
         assert len(line_of(plot_reliability(bins))) == 5
 
     @pytest.mark.parametrize(("name", "start"), [("reliability.png", b"\x89PNG"), ("reliability.pdf", b"%PDF")])
-    def test_the_picture_is_written_also_into_a_new_folder(self, tmp_path, name, start):
+    def test_the_figure_is_written_into_a_new_folder(self, tmp_path, name, start):
         plot_reliability(bins_of((0.3, 0.25, 40)), path=tmp_path / "new" / name)
         assert (tmp_path / "new" / name).read_bytes().startswith(start)
 
@@ -135,15 +135,15 @@ def curve(*risks: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class TestRiskCoverage:
-    def test_a_curve_goes_through_coverage_and_risk_in_percent(self):
+    def test_a_curve_shows_coverage_and_risk_in_percent(self):
         drawn = curves_of(plot_risk_coverage({"confidence": curve(0.0, 0.25)}))["confidence"]
         assert drawn == [(50.0, 0.0), (100.0, 25.0)]
 
-    def test_the_error_of_all_is_marked(self):
+    def test_the_total_error_rate_is_marked(self):
         drawn = curves_of(plot_risk_coverage({"confidence": curve(0.0, 0.25)}))["all kept"]
         assert {y for _, y in drawn} == {25.0}
 
-    def test_every_curve_is_named_once(self):
+    def test_every_curve_is_labeled_once(self):
         figure = plot_risk_coverage({"confidence": curve(0.0, 0.25), "concentration": curve(0.5, 0.25)})
         assert texts_of(figure) == ["confidence", "concentration", "all kept"]
 
@@ -153,34 +153,34 @@ class TestRiskCoverage:
         top = plot_risk_coverage({"confidence": (torch.arange(1, 101) / 100, risk)}).axes[0].get_ylim()[1]
         assert 2.0 < top < 3.0
 
-    def test_the_rest_of_every_curve_is_in_the_picture(self):
+    def test_the_rest_of_every_curve_is_inside_the_axes(self):
         curves = {"confidence": curve(0.0, 0.25, 0.25), "concentration": curve(0.0, 0.5, 0.25)}
         assert plot_risk_coverage(curves).axes[0].get_ylim()[1] > 50.0
 
-    def test_a_curve_without_an_error_stands_above_the_edge(self):
+    def test_a_curve_without_errors_is_above_the_edge(self):
         bottom, top = plot_risk_coverage({"confidence": curve(0.0, 0.0)}).axes[0].get_ylim()
         assert bottom < 0.0 < top
 
     def test_one_image_can_be_drawn(self):
         assert curves_of(plot_risk_coverage({"confidence": curve(1.0)}))["confidence"] == [(100.0, 100.0)]
 
-    def test_of_many_images_both_ends_are_drawn(self):
+    def test_both_ends_of_a_long_curve_are_drawn(self):
         risk = torch.linspace(0, 0.5, 50_000)
         drawn = curves_of(plot_risk_coverage({"confidence": (torch.arange(1, 50_001) / 50_000, risk)}))["confidence"]
         assert len(drawn) < 10_000
         assert (drawn[0][1], drawn[-1][1]) == (0.0, 50.0)
 
     @pytest.mark.parametrize("curves", [{}, {"confidence": (torch.empty(0), torch.empty(0))}], ids=["none", "empty"])
-    def test_where_there_is_nothing_to_draw_it_says_so(self, curves):
+    def test_empty_input_is_rejected(self, curves):
         with pytest.raises(ValueError, match="there is no prediction to draw"):
             plot_risk_coverage(curves)
 
-    def test_curves_of_the_metric_can_be_drawn(self):
+    def test_metric_curves_can_be_drawn(self):
         figure = plot_risk_coverage({"confidence": risk_coverage(torch.rand(60), torch.rand(60) < 0.8)}, title="digits")
         assert len(curves_of(figure)["confidence"]) == 60
         assert figure.axes[0].get_title() == "digits"
 
-    def test_the_picture_is_written_also_into_a_new_folder(self, tmp_path):
+    def test_the_figure_is_written_into_a_new_folder(self, tmp_path):
         plot_risk_coverage({"confidence": curve(0.0, 0.25)}, path=tmp_path / "new" / "risk.png")
         assert (tmp_path / "new" / "risk.png").read_bytes().startswith(b"\x89PNG")
 
