@@ -176,8 +176,8 @@ class TestReading:
     @pytest.mark.parametrize(
         ("vectors", "message"),
         [
-            ([[1.0, 2.0], [3.0]], "row 1 has none or another length"),
-            ([[1.0, 2.0], None], "row 1 has none or another length"),
+            ([[1.0, 2.0], [3.0]], "row 1 has no vector or another length"),
+            ([[1.0, 2.0], None], "row 1 has no vector or another length"),
             ([[], []], "it must be lists of numbers"),
             ([[1.0, None], [3.0, 4.0]], "some numbers are missing"),
             ([1.0, 2.0], "it must be lists of numbers"),

@@ -256,10 +256,10 @@ def test_requested_figures_that_cannot_be_drawn_are_refused(dim, words, message,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--lengths", "--dim", 3), "--lengths draws the plane and --dim 3 the sphere"),
+        (("--lengths", "--dim", 3), "--lengths plots the plane and --dim 3 the sphere"),
         (("--max_samples", 0), "--max_samples must be at least 1; got 0"),
         (("--film_milliseconds", 10), "--film_milliseconds must be at least 20; got 10"),
-        (("--beside", "x", "x"), "--beside takes other embeddings, each once; got x twice"),
+        (("--beside", "x", "x"), "--beside requires other embeddings, each only once; got x twice"),
         (("--pictures", "cube"), "--pictures: invalid choice: 'cube'"),
         (("--pictures", "gallery"), "gallery and --beside require each other"),
         (("--pictures", "sphere", "--beside", "x"), "gallery and --beside require each other"),
