@@ -140,7 +140,7 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
 
 
 def check_output_dir(output: Path, *, overwrite: bool) -> None:
-    """Raise an error if the folder holds anything but embeddings and their results, or must not be overwritten."""
+    """Raise an error if the folder contains anything but embeddings and their results, or must not be overwritten."""
     from hf_sphere.embeddings.store import ABOUT_FILE, DATA_FOLDER
 
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
@@ -153,7 +153,7 @@ def check_output_dir(output: Path, *, overwrite: bool) -> None:
         )
     if not overwrite:
         raise FileExistsError(
-            f"{output} holds embeddings. Choose another --output_dir, or replace them, with their evaluation and "
+            f"{output} contains embeddings. Choose another --output_dir, or replace them, with their evaluation and "
             "pictures, with --overwrite_output_dir."
         )
 

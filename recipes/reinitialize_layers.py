@@ -172,7 +172,7 @@ def adopt_settings(
     classifier: "Classifier",
     given: set[str],
 ) -> int:
-    """Set data arguments that were not passed to those of the training run or model; return the seed of the data."""
+    """Fill in data arguments that were not passed, from the training run or the model; return the data seed."""
     settings: dict[str, Any] = {}
     if run is not None:
         settings = json.loads((run / "run.json").read_text(encoding="utf-8"))

@@ -138,7 +138,7 @@ class ImageBatches:
             ValueError: If the batches have no episodes.
         """
         if self._episodes is None:
-            raise ValueError("these batches are not made of episodes; make them with `episodes`.")
+            raise ValueError("these batches have no episodes; create them with `episodes`.")
         return self._episodes.all_indices(epoch).unflatten(1, (self._episodes.episodes.classes, -1))
 
     def _normalize(self, images: Tensor) -> Tensor:

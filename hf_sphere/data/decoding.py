@@ -215,7 +215,7 @@ def _report_left_out(count: int, total: int) -> None:
 
 def _encoded(dataset: Dataset, column: str) -> Dataset:
     if not isinstance(dataset.features[column], Image):
-        raise ValueError(f"column {column!r} does not hold images but {dataset.features[column]}.")
+        raise ValueError(f"column {column!r} does not contain images but {dataset.features[column]}.")
     return dataset.select_columns([column]).cast_column(column, Image(decode=False))
 
 

@@ -232,7 +232,7 @@ def load_image_split(
             or an image is corrupt; the message lists what is available.
     """
     if options.image_mean is None or options.image_std is None:
-        raise ValueError("image_mean and image_std must be given to load a split as in evaluation.")
+        raise ValueError("image_mean and image_std are required to load a split as in evaluation.")
     corruption = _corruption(options, seed, "classification" if train_classes is None else "retrieval", noise=False)
     splits = load_splits(options.dataset_name, options.dataset_config_name)
     name = choose_eval_split(splits, split)

@@ -64,7 +64,7 @@ def prepare_images(
 
 def _check_output(output: Path, source: Path, overwrite: bool) -> None:
     if source.resolve().is_relative_to(output.resolve()):
-        raise ValueError(f"--output {output} holds --source {source}; choose another folder to write to.")
+        raise ValueError(f"--output {output} contains --source {source}; choose another folder to write to.")
     if not output.exists():
         return
     if not overwrite:

@@ -130,7 +130,7 @@ def read_imagenet200(reader: Reader) -> tuple[Splits, Features]:
     splits = {split: reader.present(rows, split) for split, rows in found.items()}
     if alone := sorted(trained ^ tested):
         raise ValueError(
-            f"the classes of the test split must be those of the training split; {len(alone)} are in one only: "
+            f"the training and the test split must have the same classes; {len(alone)} are in only one of them: "
             f"{_shorten(alone)}."
         )
     names = sorted(trained)
@@ -190,7 +190,7 @@ def read_cub200(reader: Reader) -> tuple[Splits, Features]:
     if unnamed := set(classes.values()) - names.keys():
         raise ValueError(f"classes.txt lacks class {min(unnamed)}.")
     if not set(parts.values()) <= {"0", "1"}:
-        raise ValueError(f"train_test_split.txt must hold 1 (training) or 0; got {max(set(parts.values()))!r}.")
+        raise ValueError(f"train_test_split.txt must contain only 1 (training) or 0; got {max(set(parts.values()))!r}.")
     index = {number: i for i, number in enumerate(names)}
     splits: Splits = {"train": [], "test": []}
     for image, file in files.items():
@@ -259,7 +259,7 @@ def _read_disjoint(reader: Reader, lists: dict[str, str], read: Callable[[Reader
     for one, other in itertools.combinations(classes, 2):
         if shared := sorted(classes[one] & classes[other]):
             raise ValueError(
-                f"the classes of {one} must not be those of {other}; {len(shared):,} are in both: {_shorten(shared)}. "
+                f"the classes of {one} and {other} must be disjoint; {len(shared):,} are in both: {_shorten(shared)}. "
                 "Use lists that split the data by class."
             )
     return splits
@@ -304,7 +304,7 @@ def _contents(folder: Path) -> str:
     names = sorted(_names_in(folder))
     if not names:
         return f"{folder} is empty" if folder.is_dir() else f"{folder} does not exist either"
-    return f"{folder} holds {_shorten(names, 6)}"
+    return f"{folder} contains {_shorten(names, 6)}"
 
 
 def _shorten(items: Sequence[Any], count: int = 5) -> str:

@@ -67,7 +67,7 @@ def read_values(rows: Dataset, column: str, split: str) -> Tensor:
         )
     if not (pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type)):
         raise ValueError(
-            f"value column {column!r} holds {rows.features[column]}, beginning with row 0 {where}; values must be "
+            f"value column {column!r} contains {rows.features[column]}, beginning with row 0 {where}; values must be "
             "integers or real numbers. Convert it, or name another column with --value_column_name."
         )
     exact = cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
@@ -93,7 +93,7 @@ def read_class_names(rows: Dataset, column: str) -> list[str]:
         return list(feature.names)
     values = set(rows.unique(column)) - {None}
     if any(isinstance(value, (float, list, dict)) for value in values):
-        raise ValueError(f"label column {column!r} holds {feature}; class labels are integers or names.")
+        raise ValueError(f"label column {column!r} contains {feature}; class labels are integers or names.")
     return [str(value) for value in sorted(values)]
 
 

@@ -196,7 +196,9 @@ def _find_text_column(rows: dict[str, Dataset], given: str | None) -> str:
         find_column(split, found, (), "text")
         kind = split.features[found]
         if getattr(kind, "dtype", None) not in ("string", "large_string"):
-            raise ValueError(f"column {found!r} does not hold text but {kind}; name another with --text_column_name.")
+            raise ValueError(
+                f"column {found!r} does not contain text but {kind}; name another with --text_column_name."
+            )
     return found
 
 
@@ -241,7 +243,7 @@ def _hold_out(blocks: tuple[Tensor, Tensor], fraction: float) -> tuple[tuple[Ten
     count = len(blocks[0])
     held_out = round(fraction * count)
     if not 0 < held_out < count:
-        raise ValueError(f"validation_fraction={fraction} does not split {count} blocks; give more text.")
+        raise ValueError(f"validation_fraction={fraction} does not split {count} blocks; use more text.")
     (train, first), (rest, last) = ((part[:-held_out], part[-held_out:]) for part in blocks)
     return (train, rest), (first, last)
 

@@ -31,7 +31,7 @@ class Evaluation:
         results: Value of each metric by name; rates are floats in [0, 1], counts are integers.
         notes: Reasons why metrics were skipped or exclude images.
         reliability: Bins of the reliability diagram, if there are predictions of the labels' classes.
-        risk_coverage: Coverage and risk, (N,) each, by certainty measure, likewise.
+        risk_coverage: Coverage and risk, (N,) each, by certainty measure, under the same condition.
     """
 
     distance: str

@@ -167,5 +167,5 @@ def _class_directions(model: Any, data: Embeddings) -> Tensor | None:
     if directions.shape[1] != dim:
         raise ValueError(f"the directions have {directions.shape[1]} dimensions and the embeddings {dim}.")
     if data.labels is None or class_names(model) != data.class_names:
-        raise ValueError("the classes of the data are not those of the model.")
+        raise ValueError("the classes of the data differ from those of the model.")
     return directions.float().cpu()

@@ -200,7 +200,7 @@ def read_embeddings(
     class_names = read_class_names(rows, "label") if "label" in columns else []
     if predicted and not isinstance(rows.features["prediction"], ClassLabel):
         raise ValueError(
-            f"column prediction of {name} holds {rows.features['prediction']}, without the names of classes. Cast "
+            f"column prediction of {name} contains {rows.features['prediction']}, without the names of classes. Cast "
             "it: dataset.cast_column('prediction', datasets.ClassLabel(names=[...])), or leave it out."
         )
     predicted_names = read_class_names(rows, "prediction") if predicted else []
@@ -249,7 +249,7 @@ def _read_vectors(rows: Dataset, name: str) -> Tensor:
     kind = cells.type
     is_list = isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
     if not is_list or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
-        raise ValueError(f"column embedding of {name} holds {rows.features['embedding']}; it must be lists of numbers.")
+        raise ValueError(f"column embedding of {name} contains {rows.features['embedding']}, not lists of numbers.")
     lengths = cells.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
     odd = (lengths != lengths[0]).nonzero()[0] if lengths[0] > 0 else [0]
     numbers = cells.flatten()

@@ -23,16 +23,16 @@ def list_checkpoints(output_dir: Path) -> list[Path]:
 
 
 def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None:
-    """Raise an error if the directory holds another training run.
+    """Raise an error if the directory contains another training run.
 
     Raises:
-        FileExistsError: If the directory holds a run and neither overwriting nor resuming was requested.
+        FileExistsError: If the directory contains a run and neither overwriting nor resuming was requested.
     """
     _check_is_directory(output_dir)
     traces = _traces_of_a_run(output_dir)
     if traces and not resume and not overwrite:
         raise FileExistsError(
-            f"{output_dir} holds another run ({traces[0].name}). Choose another --output_dir, resume that run with "
+            f"{output_dir} contains another run ({traces[0].name}). Choose another --output_dir, resume that run with "
             "--resume_from_checkpoint latest, or replace it with --overwrite_output_dir."
         )
 
@@ -57,7 +57,7 @@ def check_results_dir(output_dir: Path, *, overwrite: bool, resume: bool = False
     """Check that results can be written to a directory.
 
     Raises:
-        FileExistsError: If it holds a model, a training run, or results that must not be replaced.
+        FileExistsError: If it contains a model, a training run, or results that must not be replaced.
     """
     _check_is_directory(output_dir)
     own = (RUN_FILE, RESULTS_FILE)
@@ -65,12 +65,12 @@ def check_results_dir(output_dir: Path, *, overwrite: bool, resume: bool = False
     held += [name for name in MODEL_FILES if (output_dir / name).exists()]
     if held:
         raise FileExistsError(
-            f"{output_dir} holds a model or a training run ({held[0]}), and results go to a separate directory; choose "
-            "another --output_dir."
+            f"{output_dir} contains a model or a training run ({held[0]}), and results go to a separate directory; "
+            "choose another --output_dir."
         )
     if not overwrite and not resume and any((output_dir / name).exists() for name in own):
         raise FileExistsError(
-            f"{output_dir} holds results already. Choose another --output_dir, or replace them with "
+            f"{output_dir} already contains results. Choose another --output_dir, or replace them with "
             "--overwrite_output_dir."
         )
 
@@ -97,7 +97,7 @@ def prepare_results_dir(output_dir: Path, names: Collection[str], *, overwrite: 
 def can_resume_results(
     output_dir: Path, settings: Mapping[str, Any], *, ignored: Collection[str], overwrite: bool
 ) -> bool:
-    """Return whether a directory holds unfinished results with these settings, which can be continued.
+    """Return whether a directory contains unfinished results with these settings, which can be continued.
 
     Args:
         output_dir: The directory.
@@ -106,7 +106,7 @@ def can_resume_results(
         overwrite: Whether the contents will be replaced.
 
     Raises:
-        FileExistsError: If it holds results with other settings that must not be replaced.
+        FileExistsError: If it contains results with other settings that must not be replaced.
     """
     run_file = output_dir / RUN_FILE
     if overwrite or not (run_file.exists() or (output_dir / RESULTS_FILE).exists()):
@@ -116,8 +116,8 @@ def can_resume_results(
     changed = [name for name, value in now.items() if name not in before or before[name] != value]
     if changed:
         raise FileExistsError(
-            f"{output_dir} holds another run, which differs in {', '.join(changed[:5])}. Choose another --output_dir, "
-            "or replace it with --overwrite_output_dir."
+            f"{output_dir} contains another run, which differs in {', '.join(changed[:5])}. Choose another "
+            "--output_dir, or replace it with --overwrite_output_dir."
         )
     return True
 

@@ -113,7 +113,7 @@ class TestPixels:
         np.testing.assert_array_equal(decode(dataset, shape)[0][0].permute(1, 2, 0), seen_by_datasets)
 
     def test_a_column_without_images_is_an_error_that_names_it(self, make_dataset):
-        with pytest.raises(ValueError, match="column 'label' does not hold images but ClassLabel"):
+        with pytest.raises(ValueError, match="column 'label' does not contain images but ClassLabel"):
             EncodedImages(make_dataset([flat(0)]), "label", ImageShape(1, 4, 5))
 
     def test_two_workers_decode_the_same_images_as_none(self, tmp_path, make_dataset, decode):

@@ -181,5 +181,5 @@ class TestInvalidInput:
 
     def test_indices_of_batches_without_episodes_are_an_error(self):
         plain = ImagesInMemory(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), LABELS[:4], batch_size=2, mean=[0], std=[1])
-        with pytest.raises(ValueError, match="not made of episodes"):
+        with pytest.raises(ValueError, match="these batches have no episodes"):
             plain.episode_indices()

@@ -86,7 +86,7 @@ class TestLoadedData:
 
     @pytest.mark.parametrize(("feature", "label"), [(Value("int64"), 0), (Value("string"), "ant")])
     def test_a_column_without_images_is_an_error_that_names_it(self, feature, label, make_dataset, load):
-        with pytest.raises(ValueError, match="column 'label' does not hold images"):
+        with pytest.raises(ValueError, match="column 'label' does not contain images"):
             load(make_dataset(marked(2), [label] * 2, feature=feature), image_column_name="label")
 
     def test_a_missing_image_column_is_an_error_that_lists_the_columns(self, make_dataset, load):
@@ -220,7 +220,7 @@ class TestLabels:
             load(make_dataset(marked(2), values, feature=feature))
 
     def test_real_valued_labels_are_an_error_that_names_the_column(self, make_dataset, load):
-        with pytest.raises(ValueError, match=r"label column 'label' holds Value\('float64'\)"):
+        with pytest.raises(ValueError, match=r"label column 'label' contains Value\('float64'\)"):
             load(make_dataset(marked(2), [0.5, 1.5], feature=Value("float64")))
 
     def test_a_training_subset_keeps_all_classes_of_the_split(self, make_dataset, load):

@@ -216,7 +216,7 @@ class TestColumn:
         ("values", "kind"), [(["1990", "x"], "string"), ([True, False], "bool"), ([[1.0], [2.0]], "List")]
     )
     def test_a_non_numeric_column_is_an_error_that_names_row_and_split(self, values, kind):
-        with pytest.raises(ValueError, match=f"'age' holds .*{kind}.*, beginning with row 0 in split 'train'"):
+        with pytest.raises(ValueError, match=f"'age' contains .*{kind}.*, beginning with row 0 in split 'train'"):
             read_values(Dataset.from_dict({"age": values}), "age", "train")
 
     def test_all_chunks_of_a_column_are_read(self):

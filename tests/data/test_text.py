@@ -241,7 +241,7 @@ def test_invalid_options_are_refused(load, splits, options, message):
 
 def test_a_numeric_column_is_not_text(load):
     rows = Dataset.from_dict({"text": [1, 2]})
-    with pytest.raises(ValueError, match=r"column 'text' does not hold text but .*int64"):
+    with pytest.raises(ValueError, match=r"column 'text' does not contain text but .*int64"):
         load({"train": rows, "test": rows})
 
 

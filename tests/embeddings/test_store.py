@@ -178,10 +178,10 @@ class TestReading:
         [
             ([[1.0, 2.0], [3.0]], "row 1 has no vector or another length"),
             ([[1.0, 2.0], None], "row 1 has no vector or another length"),
-            ([[], []], "it must be lists of numbers"),
+            ([[], []], "not lists of numbers"),
             ([[1.0, None], [3.0, 4.0]], "some numbers are missing"),
-            ([1.0, 2.0], "it must be lists of numbers"),
-            ([["a"], ["b"]], "it must be lists of numbers"),
+            ([1.0, 2.0], "not lists of numbers"),
+            ([["a"], ["b"]], "not lists of numbers"),
         ],
         ids=str,
     )

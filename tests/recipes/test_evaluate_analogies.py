@@ -365,7 +365,7 @@ def test_results_of_different_runs_are_not_mixed(evaluate, tmp_path, searched):
     words = ["--benchmarks", "easy", "--grid", "none", "--scorings", "perplexity"]
     folder = evaluate(tmp_path / "run", *words)
     scores = len(ScoreCache(folder / "sentence_scores.sqlite"))
-    with pytest.raises(FileExistsError, match="holds another run, which differs in seed"):
+    with pytest.raises(FileExistsError, match="contains another run, which differs in seed"):
         evaluate(folder, *words, "--seed", 1)
     evaluate(folder, *words, "--seed", 1, "--overwrite_output_dir", "true")
     assert len(searched) == 2
@@ -374,7 +374,7 @@ def test_results_of_different_runs_are_not_mixed(evaluate, tmp_path, searched):
 
 def test_a_run_of_another_recipe_is_not_replaced(evaluate, tmp_path):
     (tmp_path / "run.json").write_text('{"learning_rate": 0.1}')
-    with pytest.raises(FileExistsError, match="holds another run"):
+    with pytest.raises(FileExistsError, match="contains another run"):
         evaluate(tmp_path, "--benchmarks", "easy")
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 

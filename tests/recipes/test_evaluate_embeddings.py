@@ -374,7 +374,7 @@ def test_without_matplotlib_only_the_plots_are_missing(write, measure, results_o
 def test_results_are_not_replaced_by_default(write, measure, results_of):
     folder = write(columns_of())
     measure(folder)
-    with pytest.raises(FileExistsError, match=r"holds results.*--overwrite_output_dir"):
+    with pytest.raises(FileExistsError, match=r"already contains results.*--overwrite_output_dir"):
         measure(folder, "--max_samples", 30)
     assert results_of(folder / "evaluation")["eval_num_queries"] == 60
 

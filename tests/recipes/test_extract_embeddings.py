@@ -384,7 +384,7 @@ def test_nonfinite_outputs_are_refused(extract, save):
 
 def test_embeddings_are_not_replaced_by_default(extract):
     folder = extract("--max_samples", 5)
-    with pytest.raises(FileExistsError, match=r"holds embeddings.*--overwrite_output_dir"):
+    with pytest.raises(FileExistsError, match=r"contains embeddings.*--overwrite_output_dir"):
         extract()
     assert rows_of(folder).num_rows == 5
 

@@ -203,7 +203,7 @@ def test_the_valid_methods_are_those_of_the_library(load_recipe):
 def test_a_folder_with_prototypes_is_refused_and_unchanged(place):
     folder = place("--num_classes", "4", "--dim", "3")
     before = everything(folder)
-    with pytest.raises(FileExistsError, match="holds results already") as refusal:
+    with pytest.raises(FileExistsError, match="already contains results") as refusal:
         place("--num_classes", "5", "--dim", "3")
     assert everything(folder) == before
     assert "--overwrite_output_dir" in str(refusal.value)

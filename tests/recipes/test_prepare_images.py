@@ -221,7 +221,7 @@ class TestImagenet200:
     def test_classes_that_differ_between_the_splits_are_an_error_that_names_them(self, source, prepare):
         put_imagenet(source)
         put(source / "test" / "n03" / "0.png", 0)
-        with pytest.raises(ValueError, match=r"classes of the test split must be those of the training split.*: n03"):
+        with pytest.raises(ValueError, match=r"the training and the test split must have the same classes.*: n03"):
             prepare("imagenet200")
 
     def test_an_empty_folder_is_an_error(self, prepare):
@@ -233,12 +233,12 @@ class TestImagenet200:
         put_imagenet(source)
         for file in (source / split).rglob("*.png"):
             file.unlink()
-        with pytest.raises(ValueError, match=f"found no image of the {split} split in .* holds test, train"):
+        with pytest.raises(ValueError, match=f"found no image of the {split} split in .* contains test, train"):
             prepare("imagenet200")
 
     def test_a_missing_test_split_is_an_error_that_lists_what_exists(self, source, prepare):
         put_imagenet(source, test=0)
-        with pytest.raises(ValueError, match=r"test does not exist; .*source holds train"):
+        with pytest.raises(ValueError, match=r"test does not exist; .*source contains train"):
             prepare("imagenet200")
 
     def test_a_listed_image_that_is_missing_is_an_error_that_names_it(self, source, prepare):
@@ -288,7 +288,7 @@ class TestOmniart:
         put_omniart(source)
         (source / "test_complete.csv").unlink()
         with pytest.raises(
-            ValueError, match=r"test_complete\.csv does not exist; .*holds test, train, train_complete\.csv"
+            ValueError, match=r"test_complete\.csv does not exist; .*contains test, train, train_complete\.csv"
         ):
             prepare("omniart")
 
@@ -379,7 +379,7 @@ class TestCub200:
     def test_a_missing_list_is_an_error_that_names_it(self, name, source, prepare):
         put_cub(source)
         (source / f"{name}.txt").unlink()
-        with pytest.raises(ValueError, match=rf"/{name}\.txt does not exist; .*source holds"):
+        with pytest.raises(ValueError, match=rf"/{name}\.txt does not exist; .*source contains"):
             prepare("cub200")
 
     def test_a_missing_image_is_an_error_that_names_it(self, source, prepare):
@@ -399,7 +399,7 @@ class TestCub200:
         ("name", "text", "said"),
         [
             ("image_class_labels", "1 1\n2 2\n3 7\n", r"classes\.txt lacks class 7"),
-            ("train_test_split", "1 1\n2 1\n3 x\n", r"must hold 1 \(training\) or 0; got 'x'"),
+            ("train_test_split", "1 1\n2 1\n3 x\n", r"must contain only 1 \(training\) or 0; got 'x'"),
             ("images", "1 a.jpg\n\n2\n", r"line 3 of .*images\.txt must have 2 columns; got '2'"),
         ],
     )
@@ -453,7 +453,7 @@ class TestProducts:
     def test_a_missing_list_is_an_error_that_names_it(self, split, source, prepare):
         put_products(source)
         (source / f"Ebay_{split}.txt").unlink()
-        with pytest.raises(ValueError, match=rf"Ebay_{split}\.txt does not exist; .*source holds"):
+        with pytest.raises(ValueError, match=rf"Ebay_{split}\.txt does not exist; .*source contains"):
             prepare("sop")
 
     def test_a_missing_image_is_an_error_that_names_it(self, source, prepare):
@@ -473,7 +473,7 @@ class TestProducts:
         put_products(source)
         with (source / "Ebay_test.txt").open("a") as file:
             file.write("7 3 1 bicycle_final/a_1.JPG\n")
-        with pytest.raises(ValueError, match=r"must not be those of Ebay_test\.txt; 1 are in both: 3\."):
+        with pytest.raises(ValueError, match=r"and Ebay_test\.txt must be disjoint; 1 are in both: 3\."):
             prepare("sop")
         assert not output.exists()
 
@@ -528,7 +528,7 @@ class TestClassSplit:
         [
             (
                 {"val": {4: "crow.png,Wren"}},
-                r"classes of train\.csv must not be those of val\.csv; 1 are in both: Wren\.",
+                r"classes of train\.csv and val\.csv must be disjoint; 1 are in both: Wren\.",
             ),
             (
                 {"test": {4: "x.jpg,Crow", 5: "y.jpg,Jay"}},
@@ -547,7 +547,7 @@ class TestClassSplit:
     def test_a_missing_list_is_an_error_that_names_it(self, name, source, prepare):
         put_class_split(source)
         (source / name).unlink()
-        with pytest.raises(ValueError, match=rf"{name} does not exist; .*source holds images"):
+        with pytest.raises(ValueError, match=rf"{name} does not exist; .*source contains images"):
             prepare("class_split")
 
     @pytest.mark.parametrize(

@@ -309,7 +309,7 @@ def test_directions_of_other_classes_are_omitted(draw, embeddings, run_of_digits
     other = write(tmp_path / "own", *clusters(3))
     (other / "embeddings.json").write_text(json.dumps(about))
     draw(other, "--pictures", "sphere")
-    assert "the classes of the data are not those of the model" in capsys.readouterr().out
+    assert "the classes of the data differ from those of the model" in capsys.readouterr().out
 
 
 def test_the_script_runs_as_a_separate_process(start, embeddings, tmp_path):

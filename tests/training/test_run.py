@@ -67,7 +67,7 @@ def test_a_run_writes_all_its_settings(make_args):
 
 def test_a_folder_with_another_run_is_refused(make_args):
     prepared(make_args())
-    with pytest.raises(FileExistsError, match="holds another run"):
+    with pytest.raises(FileExistsError, match="contains another run"):
         start_run(make_args())
 
 
@@ -177,7 +177,7 @@ MENDABLE = [
     ValueError("a bad value"),
     TrainingDivergedError("the loss is not finite"),
     CheckpointError("no checkpoint"),
-    FileExistsError("holds another run"),
+    FileExistsError("contains another run"),
     FileNotFoundError("no such data"),
     OSError("no such model"),
     StrictDataclassClassValidationError("validate_images", ValueError("a bad size")),
