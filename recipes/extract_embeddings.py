@@ -48,8 +48,8 @@ class ExtractionArguments:
         "all classes after the first train_classes, on which the model was evaluated.",
     )
     train_split: str | None = argument(None, "Training split, only for --train_classes; train if not set.")
-    image_column_name: str | None = argument(None, "Image column; by default the first usual name that exists.")
-    label_column_name: str | None = argument(None, "Label column; by default the first usual name that exists, if any.")
+    image_column_name: str | None = argument(None, "Image column; detected by name by default.")
+    label_column_name: str | None = argument(None, "Label column, if any; detected by name by default.")
     image_mean: list[float] | None = argument(
         None, "Mean per channel on the scale 0 to 1; only for models without an image processor."
     )

@@ -23,8 +23,8 @@ class ImageSourceOptions:
         "Fraction of the training split to hold out, stratified by class, instead of using a validation split. For "
         "retrieval and few-shot, a fraction of the classes.",
     )
-    image_column_name: str | None = argument(None, "Image column; by default the first usual name that exists.")
-    label_column_name: str | None = argument(None, "Label column; by default the first usual name that exists.")
+    image_column_name: str | None = argument(None, "Image column; detected by name by default.")
+    label_column_name: str | None = argument(None, "Label column; detected by name by default.")
     image_size: list[int] | None = argument(None, "Side in pixels, or height and width; default: the first image's.")
     num_channels: int | None = argument(None, "1 or 3; default: the first image's.")
     image_mean: list[float] | None = argument(None, "Mean per channel, on the scale 0 to 1; default: measured.")
@@ -67,7 +67,7 @@ class ImageDataOptions(ImageSourceOptions):
 class ValueOptions:
     """Targets of a regression."""
 
-    value_column_name: str | None = argument(None, "Value column; by default the first usual name that exists.")
+    value_column_name: str | None = argument(None, "Value column; detected by name by default.")
     computed_value: str | None = argument(None, "Value computed from the image instead: slant (degrees) or intensity.")
 
 
@@ -98,7 +98,7 @@ class TextDataOptions:
     validation_fraction: float = argument(
         0.0, "Fraction of the training text to hold out, from its end, instead of using a validation split."
     )
-    text_column_name: str | None = argument(None, "Text column; by default the first usual name that exists.")
+    text_column_name: str | None = argument(None, "Text column; detected by name by default.")
     max_seq_length: int | None = argument(
         None, "Tokens per block, including special tokens; default: the maximum of the model, but at most 512."
     )

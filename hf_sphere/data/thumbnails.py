@@ -29,7 +29,7 @@ def load_thumbnails(
         splits: The split; several are concatenated.
         rows: (N,) rows of the split, in any order.
         config_name: Configuration, for a data set with several.
-        image_column: Column of the images; if None, the first usual name that exists.
+        image_column: Column of the images; detected by name if None.
         side: Length of the longest side of a thumbnail in pixels. All have the aspect ratio of the first image.
         cache_dir: Folder for decoded images; in the Hugging Face home if None.
         progress: Whether to show a progress bar.
