@@ -36,7 +36,7 @@ def test_values_and_gradients_match_the_cpu(function, n):
     torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-9)
 
 
-def test_the_norm_is_the_radius_in_float32():
+def test_norm_is_the_radius_in_float32():
     norms = spherize(4 * torch.randn(64, 8192, device="cuda"), 5.0, 5.0).double().norm(dim=-1)
     assert (norms / 5 - 1).abs().max() < 5e-6
 

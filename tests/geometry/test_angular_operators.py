@@ -80,7 +80,7 @@ def test_gradients_match_finite_differences(operator):
 @pytest.mark.parametrize("operator", ["linear", "sigmoid"])
 @pytest.mark.parametrize("angle", [1e-2, 1e-4, 1e-6])
 def test_angle_gradient_is_accurate_near_0_and_180_degrees(operator, angle):
-    """The derivative by the angle stays finite: the diverging slope of arccos cancels the vanishing slope of cos."""
+    """The derivative with respect to the angle is finite: the infinite slope of arccos meets a zero slope of cos."""
     angles = torch.tensor([angle, math.pi - angle], dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(angular_response(angles.cos(), operator).sum(), angles)
     k, end = 0.3, torch.tensor([angle, math.pi - angle], dtype=torch.float64)

@@ -230,7 +230,7 @@ def test_classifier_returns_spherical_embeddings():
     torch.testing.assert_close(embeddings.norm(dim=-1), torch.full((8,), 3.0))
 
 
-def test_the_loss_is_the_cross_entropy_of_the_logits():
+def test_loss_is_the_cross_entropy_of_the_logits():
     model, x, labels = small_model(), torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 2, 3])
     output = model(x, labels=labels)
     torch.testing.assert_close(output.loss, nn.functional.cross_entropy(output.logits, labels))
@@ -352,7 +352,7 @@ def test_wrong_number_of_channels_is_rejected():
         small_model()(torch.randn(2, 3, 28, 28))
 
 
-def test_an_unknown_head_error_lists_the_choices():
+def test_unknown_head_error_lists_the_choices():
     with pytest.raises(ValueError, match=r"unknown head 'vfm'; the heads are: .*softmax"):
         small_model(head="vfm")
 

@@ -128,7 +128,7 @@ def test_model_learns_the_support_classes():
     assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
 
 
-def test_the_model_runs_in_bfloat16():
+def test_model_runs_in_bfloat16():
     output = small_model(spherization={}).to(torch.bfloat16)(**episodes(2))
     assert (output.logits.dtype, output.embeddings.dtype) == (torch.float32, torch.bfloat16)
     assert output.loss.isfinite()
@@ -185,7 +185,7 @@ def test_images_of_invalid_episode_shape_are_rejected(queries, examples):
         small_model()(torch.randn(queries), torch.randn(examples))
 
 
-def test_a_wrong_number_of_channels_is_rejected():
+def test_wrong_number_of_channels_is_rejected():
     with pytest.raises(ValueError, match=r"expected pixel_values of shape \(batch, 1, height, width\); got"):
         small_model()(**episodes(channels=3))
 
@@ -360,7 +360,7 @@ def test_backbone_that_keeps_the_activation_warns(monkeypatch):
         ({"few_shot_kwargs": {"temperature": 0}}, "temperature must be a positive number; got 0"),
     ],
 )
-def test_unused_options_are_rejected(options, message):
+def test_invalid_options_are_rejected(options, message):
     with pytest.raises(StrictDataclassClassValidationError, match=message):
         small_config(**options)
 

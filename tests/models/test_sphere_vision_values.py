@@ -327,7 +327,7 @@ def test_model_compiles_with_fullgraph(kind):
 
 
 @every_kind
-def test_the_model_exports(kind):
+def test_model_exports(kind):
     model = small_model(kind)
     exported = torch.export.export(model, (images(),)).module()(images())
     torch.testing.assert_close(exported.predictions, model(images()).predictions, rtol=1e-4, atol=1e-5)

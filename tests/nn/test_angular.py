@@ -204,7 +204,7 @@ def test_repr_shows_the_operator():
 
 
 @pytest.mark.parametrize("layer_of", LAYERS)
-def test_an_unknown_operator_error_lists_the_choices(layer_of):
+def test_unknown_operator_error_lists_the_choices(layer_of):
     with pytest.raises(ValueError, match=r"unknown operator 'tanh'; the operators are: cosine, .*w_sigmoid"):
         layer_of("tanh")
 

@@ -232,7 +232,7 @@ def test_invalid_option_is_rejected(options, message):
 
 
 @pytest.mark.parametrize(("dim", "classes", "name"), [(1, 7, "dim"), (4, 1, "num_classes")])
-def test_too_few_dimensions_are_rejected(dim, classes, name):
+def test_too_few_dimensions_or_classes_are_rejected(dim, classes, name):
     with pytest.raises(ValueError, match=f"{name} must be an integer of at least 2; got 1"):
         build_head("prototype", dim, classes)
 

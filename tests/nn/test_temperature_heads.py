@@ -166,7 +166,7 @@ def test_logits_have_no_margin(training):
 
 
 def arcface_at(angle: float, margin: float = 0.5) -> tuple[Tensor, Tensor]:
-    """Loss of an embedding at an angle to its class, with two antipodal classes, and its derivative by the angle."""
+    """Loss of an embedding at an angle to its class, with two antipodal classes, and its angular derivative."""
     head = build_head("arcface", 3, 2, margin=margin).double()
     head.weight.data = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]], dtype=torch.float64)
     x, towards = at_angle(angle)
@@ -177,7 +177,7 @@ def arcface_at(angle: float, margin: float = 0.5) -> tuple[Tensor, Tensor]:
 
 
 def plain_slope(angle: float, margin: float) -> float:
-    """Derivative by the angle of log(1 + exp(l - cos(theta + m))), where l = -cos(theta) is the other logit."""
+    """Derivative of log(1 + exp(l - cos(theta + m))) with respect to theta; l = -cos(theta) is the other logit."""
     guarded = angle >= math.pi - margin
     own = math.cos(angle) - margin * math.sin(margin) if guarded else math.cos(angle + margin)
     by_angle = math.sin(angle) + (math.sin(angle) if guarded else math.sin(angle + margin))
@@ -207,7 +207,7 @@ def test_embedding_at_the_class_weight_or_its_antipode_has_a_finite_gradient(dty
     loss.backward()
     assert loss.isfinite()
     assert head.weight.grad.isfinite().all()
-    # The derivative by the angle is bounded by the sum over the true and other classes, divided by the batch size.
+    # The angular derivative is bounded by the sum over the true and other classes, divided by the batch size.
     assert (100 * x.grad.norm(dim=-1) * x.detach().norm(dim=-1)).max() < 2.0
 
 

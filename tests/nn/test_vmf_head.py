@@ -93,7 +93,7 @@ class TestInExpectation:
         ids=["prediction", "many points", "one point of many", "three points of many"],
     )
     def sampled(self, request) -> tuple[Tensor, list[Tensor]]:
-        """Loss of the head and gradients by the embedding norm, the class norms and beta."""
+        """Loss of the head and gradients with respect to embedding norm, class norms and beta."""
         num_samples, batch, training = request.param
         axis = F.normalize(torch.randn(3, dtype=torch.float64), dim=0)
         # Use means, as prediction with this many samples is slow; the loss is the same.
@@ -395,7 +395,7 @@ def test_invalid_option_is_rejected(options, message):
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_one_dimension_is_rejected(dim):
+def test_fewer_than_two_dimensions_are_rejected(dim):
     with pytest.raises(ValueError, match=f"head 'vmf' needs embeddings of at least 2 dimensions; got {dim}"):
         make(dim)
 

@@ -241,13 +241,13 @@ def test_incomplete_episode_on_the_command_line_is_a_usage_error(refusal):
 
 @pytest.mark.parametrize("name", EPISODES)
 @pytest.mark.parametrize("value", [0, -1])
-def test_zero_episode_size_is_rejected(name, value):
+def test_nonpositive_episode_size_is_rejected(name, value):
     with pytest.raises(ValueError, match=f"must be at least 1; got {value}"):
         _ = ImageDataArguments(**EPISODES | {name: value}).episodes
 
 
 @pytest.mark.parametrize(("words", "count"), [([], None), (["--train_classes", "98"], 98)])
-def test_train_classes_default_to_the_classes_of_the_splits(words, count):
+def test_train_classes_is_optional(words, count):
     (args,) = parse_arguments((OpenSetOptions,), words)
     assert args.train_classes == count
 

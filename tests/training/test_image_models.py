@@ -117,7 +117,7 @@ def test_new_model_accepts_the_images_of_the_data(task):
 @pytest.mark.parametrize(
     ("task", "head"), [(ImageClassification, "spherized"), (ImageRegression, None), (JointPrediction, "prototype")]
 )
-def test_head_is_determined_by_the_task(task, head):
+def test_default_head_depends_on_the_task(task, head):
     assert build(task).config.head == head
 
 
