@@ -126,9 +126,9 @@ def test_vmf_head_starts_with_the_concentration_of_the_classes(make_batches, fre
     initialize_head(model, batches)
     model.train()
     points = torch.cat([model(**batch).embeddings.detach() for batch in batches.epoch(0)])
-    assert points.abs().mean().item() * 16**0.5 == pytest.approx(model.head.first_concentration, rel=1e-4)
+    assert points.abs().mean().item() * 16**0.5 == pytest.approx(model.head.initial_concentration, rel=1e-4)
     # The excess of the norm depends on the shape of the distribution; a Gaussian has a quarter.
-    assert 1.0 < points.norm(dim=-1).mean().item() / model.head.first_concentration < 1.5
+    assert 1.0 < points.norm(dim=-1).mean().item() / model.head.initial_concentration < 1.5
 
 
 def test_initialization_leaves_weights_and_batch_norm_statistics_unchanged(model, make_batches):
