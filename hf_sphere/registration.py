@@ -66,13 +66,13 @@ def _register_tokenizers(auto: ModuleType) -> None:
 
 def _register_image_processors(auto: ModuleType) -> None:
     if importlib.util.find_spec("torchvision") is None:
-        return  # text models do without it
+        return  # text models do not require it
     processors = {"torchvision": models.SphereVisionImageProcessor}
     auto.AutoImageProcessor.register(models.SphereVisionConfig, image_processor_classes=processors)
 
 
 def _register_adapter_targets(constants: ModuleType) -> None:
-    """Let adapters find the same layers in a spherized encoder as in the plain one."""
+    """Give spherized encoders the default adapter layers of the plain ones."""
     for name, mapping in vars(constants).items():
         if name.startswith("TRANSFORMERS_MODELS_TO_") and name.endswith("_MAPPING"):
             for encoder in TEXT_ENCODERS:
@@ -109,9 +109,9 @@ def _optimizer_for_trainer(context: Any) -> tuple[type, dict[str, Any]]:
 
 
 def _register_optimizers_with_timm(factory: ModuleType) -> None:
-    """Let `timm.optim.create_optimizer_v2(model, "adamsrt")` build the optimizers, with radial parameter groups.
+    """Register the optimizers for `timm.optim.create_optimizer_v2(model, "adamsrt")`, with radial parameter groups.
 
-    timm uses the last part of a name that is split at underscores, so `adam_srt` is `adamsrt` there.
+    timm uses only the part of a name after the last underscore, so `adam_srt` is registered as `adamsrt`.
     """
     registry = factory.default_registry
     classes = {name.replace("_", ""): optimizer_class(name) for name in optimizer_names()}
@@ -142,7 +142,7 @@ def _register_optimizers_with_timm(factory: ModuleType) -> None:
 
 
 def _groups_for_timm(model: Any, decay_all: bool) -> list[dict[str, Any]]:
-    """Parameter groups of a model; timm's `filter_bias_and_bn=False` lets norms and biases decay too."""
+    """Parameter groups of a model; timm's `filter_bias_and_bn=False` applies weight decay to norms and biases too."""
     from hf_sphere.optim import radial_parameter_groups
 
     groups = radial_parameter_groups(model)

@@ -29,7 +29,7 @@ OPTIMIZERS = ["sgd", "adam", "adamw", "adam_g", "sgd_mrt", "adam_s", "adam_srt"]
 def main(argv: Sequence[str] | None = None) -> None:
     """Start the missing runs, then compare all finished ones."""
     args, rest = parse(argv)
-    from hf_sphere.training.checkpoints import RESULTS_FILE, list_checkpoints
+    from hf_sphere.training.output_dir import RESULTS_FILE, list_checkpoints
     from hf_sphere.visualization import plot_training_curves
 
     folder = Path(args.output_dir or f"outputs/adamsrt/{args.setting}-sweep")

@@ -1,4 +1,4 @@
-"""The uniform distribution on the unit sphere, and the constraint that all distributions on it share."""
+"""The uniform distribution on the unit sphere, and the support constraint of all distributions on it."""
 
 from typing import Any
 
@@ -36,6 +36,7 @@ class HypersphericalUniform(Distribution):
         validate_args: Whether to validate values; see `torch.distributions.Distribution`.
 
     Raises:
+        TypeError: If `dtype` is not a floating-point dtype.
         ValueError: If `dim` is below 2.
     """
 
@@ -86,7 +87,7 @@ class HypersphericalUniform(Distribution):
         return self._like.new_full(self._extended_shape(), 1 / self.dim)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Minus the logarithm of the surface area of the sphere, in nats: (...)."""
+        """Negative logarithm of the surface area of the sphere, in nats: (...)."""
         if self._validate_args:
             self._validate_sample(value)
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)

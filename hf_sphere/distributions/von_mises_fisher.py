@@ -15,8 +15,8 @@ class VonMisesFisher(Distribution):
     """The von Mises-Fisher distribution, the analogue of the isotropic normal distribution on the unit sphere.
 
     Its density is `C_d(kappa) exp(kappa mu.x)`. A concentration of 0 gives the uniform distribution. Sampling is exact
-    for any dimension d >= 2 and any concentration. Everything is computed in at least float32, whatever the dtype of
-    the parameters. Unless arguments are validated, no operation synchronizes with the device.
+    for any dimension d >= 2 and any concentration. Computations are in at least float32, regardless of the dtype
+    of the parameters. Unless arguments are validated, no operation synchronizes with the device.
 
     Args:
         loc: Mean direction mu, (..., d), of unit norm.
@@ -147,7 +147,7 @@ class VonMisesFisher(Distribution):
 
 
 def _upcast(values: Tensor) -> Tensor:
-    """Upcast per-distribution values, whose terms cancel, to float64 where the device supports it."""
+    """Upcast to float64 where the device supports it, since terms computed from the values cancel."""
     return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
 
 

@@ -12,8 +12,8 @@ SHARPNESS = 0.3
 """Parameter k of the sigmoid operators; smaller values approach a step function at a right angle."""
 
 STEEPEST = 100.0
-"""Largest slope of the arcsine for the `w_` operators, whose argument may come arbitrarily close to 1, where the
-gradient would explode. The bound is active above 0.99995."""
+"""Maximum slope of the arcsine for the `w_` operators, whose argument can be arbitrarily close to 1, where the gradient
+would explode. The limit is active above 0.99995."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Operator:
     Attributes:
         normalizes_input: Whether the operator is applied to the cosine of the angle between input and weight, which
             does not depend on the norm of the input; otherwise to `x.w / |w|`.
-        of_angle: Function of `asin(cosine)`, the angle between the input and the hyperplane of the weight; None if the
-            operator is the identity of the cosine.
+        of_angle: Function of `asin(cosine)`, the angle between the input and the hyperplane of the weight; None for
+            the cosine operators, which return the cosine unchanged.
     """
 
     normalizes_input: bool
@@ -66,9 +66,10 @@ def angular_response(values: Tensor, operator: str) -> Tensor:
     are odd and range from -1 to 1; the forms with the arcsine are also accurate near 0. The `w_` operators apply the
     same functions to `x.w / |w|`, which `w_linear` and `w_sigmoid` clip to [-1, 1] and `w_cosine` does not.
 
-    The slope of the arcsine is infinite at -1 and 1. There the gradient, but not the value, is clipped: for cosines at
-    the precision of their dtype, since the true gradient with respect to the input is finite; for the `w_` operators,
-    whose true gradient is not, at a slope of 100. Outside [-1, 1] the gradient is 0. Twice differentiable.
+    The slope of the arcsine is infinite at -1 and 1. There the gradient is clipped, but not the value. For cosines, the
+    limit depends on the precision of their dtype, since the true gradient with respect to the input is finite. For the
+    `w_` operators, whose true gradient is infinite, the limit is a slope of 100. Outside [-1, 1] the gradient is 0.
+    Twice differentiable.
 
     Args:
         values: Cosines, or `x.w / |w|` for the `w_` operators, of any shape and floating-point dtype.
@@ -95,7 +96,7 @@ def angular_response(values: Tensor, operator: str) -> Tensor:
 
 
 class _Arcsine(torch.autograd.Function):
-    """`asin(values)` clipped to [-1, 1], with a slope of at most `steepest`."""
+    """Arcsine of the values clipped to [-1, 1], with a slope of at most `steepest`."""
 
     generate_vmap_rule = True
 

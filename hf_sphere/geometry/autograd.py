@@ -1,4 +1,4 @@
-"""Custom gradients that cannot be differentiated themselves."""
+"""Support for autograd functions that are differentiable only once."""
 
 import functools
 from collections.abc import Callable
@@ -11,7 +11,8 @@ from torch import Tensor
 def differentiable_once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:
     """Decorate the `backward` of an autograd function so that a second derivative raises an error.
 
-    torch's `once_differentiable` silently treats the gradient as a constant if the incoming gradient is one.
+    torch's `once_differentiable` silently treats the gradient as a constant if the incoming gradient does not require
+    a gradient.
     """
 
     @functools.wraps(backward)

@@ -5,10 +5,10 @@ Everything follows from two functions of the concentration kappa in d dimensions
 - the log-partition function `G = log(Gamma(nu + 1) (2 / kappa)^nu I_nu(kappa)) = log C_d(0) - log C_d(kappa)`, and
 - its derivative, the mean resultant length `A_d = I_{nu+1}(kappa) / I_nu(kappa)`.
 
-At large orders both are evaluated by Debye's uniform expansion, whose leading term is written without cancellation.
+At large orders both are evaluated by Debye's uniform expansion, whose leading term is in a form without cancellation.
 Small orders are reached by backward recurrence of the ratios `r_n = I_{n+1} / I_n = kappa / (2 (n + 1) + kappa
-r_{n+1})`, which damps errors. No branch depends on the data, so the functions compile, and the Bessel functions
-themselves are never formed, so nothing overflows.
+r_{n+1})`, which damps errors. No branch depends on the data, so the functions can be compiled. The Bessel
+functions themselves are never computed, so nothing overflows.
 
 Reference:
     NIST Digital Library of Mathematical Functions, 10.41.3 and 10.41.9 (uniform expansion), 10.29.1 (recurrence).
@@ -99,7 +99,7 @@ def mean_resultant_length_derivative(concentration: Tensor, dim: int) -> Tensor:
 
 
 def mean_resultant_length_complement(concentration: Tensor, dim: int) -> Tensor:
-    """Complement `1 - A_d(kappa)`, accurate also where A is close to 1. Twice differentiable.
+    """Complement `1 - A_d(kappa)`, also accurate where A is close to 1. Twice differentiable.
 
     Args:
         concentration: Concentration kappa, from 0 to 1e8, of any shape and floating-point dtype.
@@ -113,7 +113,7 @@ def mean_resultant_length_complement(concentration: Tensor, dim: int) -> Tensor:
 
 
 def means_from_natural_parameters(*vectors: Tensor) -> tuple[Tensor, ...]:
-    """Means of von Mises-Fisher distributions as functions of their natural parameters, smooth also at 0.
+    """Means of von Mises-Fisher distributions as functions of their natural parameters, also smooth at 0.
 
     The mean is the gradient of the log-partition function, and its Jacobian is the covariance matrix. Once
     differentiable.
@@ -166,7 +166,7 @@ class PartitionAndRatio(NamedTuple):
 def partition_and_ratio(square: Tensor, dim: int) -> PartitionAndRatio:
     """Log-partition function and `A_d(kappa) / kappa` as functions of the squared concentration, both smooth at 0.
 
-    Not differentiable by autograd: a loss that evaluates millions of values implements its own gradient.
+    Not differentiable by autograd; losses that evaluate millions of values implement their own gradients.
     """
     series = series_for(dim / 2 - 1, square.dtype)
     inverse_root = (square + series.order**2).rsqrt_()
@@ -238,7 +238,7 @@ class _Length(_ConcentrationFunction):
     @staticmethod
     def forward(concentration: Tensor, dim: int) -> Tensor:
         ratio = _ratio(concentration.square(), dim)
-        return (concentration * ratio).clamp(max=1.0)  # rounding must not push it above 1
+        return (concentration * ratio).clamp(max=1.0)  # rounding may exceed 1
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

@@ -14,8 +14,8 @@ T = TypeVar("T")
 def cache_constants(build: Callable[..., T]) -> Callable[..., T]:
     """Decorate a function of hashable arguments that returns constant tensors, so that its results are cached.
 
-    Results that contain fake tensors, as during an export, are not cached. A compiler calls the function once and
-    treats its result as a constant.
+    Results that contain fake tensors, as during `torch.export`, are not cached. `torch.compile` calls the function once
+    and treats its result as a constant.
     """
     results: dict[Any, T] = {}
 

@@ -42,7 +42,7 @@ def spherize(x: Tensor, scaling: float | Tensor = 1.0, radius: float | Tensor = 
     """
     _check_points(x, min_length=1)
     if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta must lie between 0 and 1, exclusive; got {delta}. The usual value is 1e-6.")
+        raise ValueError(f"delta must lie between 0 and 1 (exclusive); got {delta}. The usual value is 1e-6.")
     if not isinstance(radius, Tensor) and not radius > 0.0:
         raise ValueError(f"radius must be positive; got {radius}.")
     return _Spherize.apply(x, _scalar(scaling, x), _scalar(radius, x), delta)
@@ -76,7 +76,7 @@ def cartesian_to_angles(points: Tensor) -> Tensor:
 
     Returns:
         Angles in radians, (..., n): the first n - 1 in [0, pi], the last in [-pi, pi]. An angle that is not determined,
-        because all later coordinates are zero, is 0 or pi by the sign of its coordinate and has gradient zero.
+        because all later coordinates are zero, is 0 or pi, depending on the sign of its coordinate, with zero gradient.
 
     Raises:
         TypeError: If `points` does not have a floating-point dtype.
@@ -101,7 +101,7 @@ class _Spherize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        # The in-place version cannot be compiled, differentiated or batched, which is rarely needed.
+        # The in-place version supports neither compilation nor double backward nor vmap, which are rarely used.
         x, scaling, radius, output = ctx.saved_tensors
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or is_batched(grad):
             return *_gradient(grad, x, scaling, radius, output, ctx.low), None
@@ -169,7 +169,7 @@ def _gradient(
 def _gradient_in_blocks(
     grad: Tensor, x: Tensor, scaling: Tensor, radius: Tensor, output: Tensor, low: float, needs: tuple[bool, ...]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same as `_gradient` block by block, reusing the same buffers.
+    """Like `_gradient`, but computed block by block, reusing the same buffers.
 
     The gradients of scaling and radius are computed only if `needs[1]` and `needs[2]`.
     """
@@ -236,7 +236,7 @@ class _CartesianToAngles(torch.autograd.Function):
     def forward(points: Tensor) -> Tensor:
         wide = points.to(_accumulator(points))
         rest = _sum_of_later(wide.square(), wide.dtype).sqrt()
-        # The last angle covers the whole circle, so it takes the sign of the last coordinate.
+        # The last angle covers the full circle, so it has the sign of the last coordinate.
         opposite = torch.cat([rest[..., :-1], wide[..., -1:]], dim=-1)
         return torch.atan2(opposite, wide[..., :-1]).to(points.dtype)
 
@@ -263,7 +263,7 @@ def _angle_terms(angles: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cosines (..., n), sines (..., n) and products of earlier sines (..., n + 1), in the accumulation dtype.
 
     A sine of exactly zero is replaced by 1e-100, which is negligible in a product but can be divided out again. The
-    closed-form gradient is therefore exact there, too.
+    closed-form gradient is therefore also exact there.
     """
     wide = angles.to(_accumulator(angles))
     sine = torch.sin(wide)
@@ -304,7 +304,7 @@ def _row_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Flatten the leading axes and yield views of matching blocks of rows.
 
     On the CPU the buffers of a block fit in the cache; on other devices blocks only limit the memory. A compiler fuses
-    the operations itself and gets a single block.
+    the operations, so it uses a single block.
     """
     tables = [tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors]
     rows, columns = tables[0].shape
@@ -328,7 +328,7 @@ def _reuse(memory: dict[str, Tensor], name: str, block: Tensor, columns: int, dt
 
 
 def _sine(logits: Tensor, low: float) -> Tensor:
-    """Sine of the angle of a logit, accurate also near 0."""
+    """Sine of the angle of a logit, also accurate near 0."""
     return torch.sin(torch.sigmoid(logits) * (math.pi / 2 - low) + low)
 
 

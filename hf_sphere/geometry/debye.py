@@ -43,9 +43,9 @@ class Series(NamedTuple):
     second: Coefficients
 
     def partition_and_ratio(self, square: Tensor, inverse_root: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-partition function and A / kappa at order m from kappa^2 and 1 / s, accurate also for tiny kappa.
+        """Log-partition function and A / kappa at order m from kappa^2 and 1 / s, also accurate for tiny kappa.
 
-        Written with few passes over memory, since losses spend most of their time here.
+        Uses few passes over memory, since losses spend most of their time here.
         """
         p = inverse_root * self.order
         inverse_sum = (square * inverse_root).add_(p, alpha=self.order).add_(self.order).reciprocal_()  # 1 / (s + m)
@@ -76,7 +76,7 @@ class Series(NamedTuple):
 
 def series_for(order: float, dtype: torch.dtype) -> Series:
     """Return the expansion from which the recurrence reaches `order`, with the precision of the dtype."""
-    # Operations with 0-dim tensors are twice as fast as with numbers; a compiler needs numbers.
+    # Operations with 0-dim tensors are twice as fast as with Python numbers, but `torch.compile` requires numbers.
     return (_float_series if torch.compiler.is_compiling() else _tensor_series)(order, dtype)
 
 

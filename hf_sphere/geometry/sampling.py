@@ -24,7 +24,7 @@ PROPOSALS_WITHOUT_ROUNDS = 32
 least 0.658, so all proposals of a sample are rejected with a probability of 1e-15."""
 
 LARGEST_CACHED_NOISE = 2**20
-"""Largest fixed noise that is cached, in numbers; 8 MiB."""
+"""Maximum number of values in a cached fixed noise; 8 MiB."""
 
 NODES = {torch.float32: 14, torch.float64: 48}
 """Number of Gauss-Legendre nodes for the derivative with respect to the concentration."""
@@ -76,7 +76,7 @@ def sample_cosine(concentration: Tensor, dim: int, generator: torch.Generator | 
         return _first_accepted(concentration, dim, uniforms)
 
     gap, rise, accepted = one_round(flat)
-    while on_cpu and not (accepted | gap.isnan()).all():  # a NaN concentration accepts nothing
+    while on_cpu and not (accepted | gap.isnan()).all():  # NaN concentrations accept no proposal
         left = (~accepted & ~gap.isnan()).nonzero()[:, 0]
         gap[left], rise[left], accepted[left] = one_round(flat[left])
     gap, rise = gap.reshape(concentration.shape), rise.reshape(concentration.shape)
@@ -129,7 +129,7 @@ def points_from_noise(loc: Tensor, concentration: Tensor, noise: Noise) -> Tenso
 
 
 def cosine_from_noise(concentration: Tensor, dim: int, noise: Noise) -> tuple[Tensor, Tensor]:
-    """Transform noise into the cosines and sines that `sample_cosine` draws; leading axes broadcast."""
+    """Transform noise into cosines and sines, like `sample_cosine`; leading axes broadcast."""
     gap, rise, _ = _first_accepted(concentration.detach(), dim, noise.uniforms)
     return _Reparameterized.apply(concentration.expand(gap.shape), gap, (gap * rise).sqrt(), dim)
 
@@ -138,7 +138,7 @@ def propose(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, 
     """Transform uniform numbers (3, ...) into Wood's proposals for concentrations that broadcast with (...).
 
     A proposal is a coordinate x of a uniform point on the sphere, shifted toward the mean by the Moebius transformation
-    `w = (x + c) / (1 + c x)` with `c = 2 kappa / (sqrt(4 kappa^2 + (d-1)^2) + d - 1)`. In these terms nothing cancels:
+    `w = (x + c) / (1 + c x)` with `c = 2 kappa / (sqrt(4 kappa^2 + (d-1)^2) + d - 1)`. In this form nothing cancels:
     the log acceptance probability is `(d - 1) (y / (1 + y) - log(1 + y))` with `y = c x`.
 
     Returns:
@@ -162,7 +162,7 @@ def propose(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, 
 
 
 def _first_accepted(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the first accepted of n proposals (3, n, ...) for concentrations (...), and whether there is one."""
+    """Return the first accepted of n proposals (3, n, ...) for concentrations (...), and whether any is accepted."""
     gap, rise, accepted = propose(concentration, dim, uniforms)
     first = accepted.to(torch.uint8).argmax(dim=0, keepdim=True)
     return gap.gather(0, first)[0], rise.gather(0, first)[0], accepted.any(dim=0)
@@ -193,7 +193,7 @@ class _Point(torch.autograd.Function):
         by_cosine, by_sine = (gradient * loc).sum(-1), (gradient * tangents).sum(-1)
         by_loc = None
         if ctx.needs_input_grad[0]:
-            # dx = w dmu - s (v.dmu) mu, as under a rotation that carries v along. The projection of the noise adds
+            # dx = w dmu - s (v.dmu) mu, since v rotates together with mu. The projection of the noise adds
             # -s (n.mu) / (n.v) times the part of dmu that is orthogonal to both mu and v.
             slip = sine * (normals * loc).sum(-1) / (normals * tangents).sum(-1)
             by_loc = gradient * (cosine - slip)[..., None]
@@ -229,8 +229,8 @@ def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, sine: Tensor) -> T
 
     `-dtheta/dkappa = integral of |cos(phi) - A| g(phi) / g(theta)` over the angles phi on one side of theta, where
     `g(theta) = exp(kappa cos(theta)) sin(theta)^(d-2)` is the density of the angle up to a constant. Both sides give
-    the same result, since the integral over all angles vanishes. The side away from the mean resultant is used, on
-    which the integrand does not change its sign and nothing cancels.
+    the same result, since the integral over all angles vanishes. The side away from the mean resultant is used, where
+    the integrand has a constant sign and nothing cancels.
 
     Args:
         concentration: Concentration kappa, of any shape.
@@ -246,7 +246,7 @@ def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, sine: Tensor) -> T
     reach = (10.0 if angle.dtype == torch.float64 else 7.0) / curvature.sqrt()
     span = torch.minimum(reach, torch.where(direction < 0, angle, math.pi - angle))
     nodes, weights = (part.reshape(-1, *(1,) * angle.ndim) for part in _gauss_legendre(angle.dtype, angle.device))
-    # Differences of cosines and of sines are written as products, so that those of exponents stay accurate.
+    # Differences of cosines and of sines are written as products, so that the exponent stays accurate.
     half = 0.5 * (direction * span) * nodes
     between = angle + half
     chord = 2.0 * torch.sin(half)

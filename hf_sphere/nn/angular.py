@@ -15,7 +15,7 @@ class AngularLinear(nn.Linear):
     `hf_sphere.geometry.angular_response`. A zero input has no angle: direct operators return 0 for it, with zero
     gradient.
 
-    The arcsine magnifies the rounding error of a cosine near 1, in float32 to 3e-4. Therefore `linear` and `sigmoid`
+    The arcsine magnifies the rounding error of a cosine near 1, to 3e-4 in float32. Therefore `linear` and `sigmoid`
     and their `w_` forms compute products and norms in float64 (float32 on devices without it, such as mps), regardless
     of the autocast dtype. This takes twice the memory of float32 and, where float64 is slow, several times as long. The
     cosines are computed in float32 or better.
@@ -60,9 +60,9 @@ class AngularLinear(nn.Linear):
 class AngularConv2d(nn.Conv2d):
     """Convolution without bias in which an angular operator replaces the dot product.
 
-    It is `AngularLinear` on the patches under the kernel. The squared norm of a patch is the sum of the squared norms
-    of its pixels, so the window sums need a single channel. For patches of zeros, as in the padding or where all units
-    are off, the direct operators return 0, with zero gradient.
+    `AngularLinear` is applied to every patch. The squared norm of a patch is the sum of the squared norms of its
+    pixels, so the window sums require a single channel. For patches of zeros, as in the padding or where all units are
+    inactive, the direct operators return 0, with zero gradient.
 
     Args:
         in_channels: Number of input channels.
@@ -133,9 +133,9 @@ class AngularConv2d(nn.Conv2d):
 
 
 def _upcast(x: Tensor, weight: Tensor, operator: Operator) -> tuple[Tensor, Tensor]:
-    """Convert both to the dtype that the operator is computed in."""
+    """Convert input and weight to the dtype in which the operator is computed."""
     if not x.is_floating_point():
-        raise TypeError(f"expected an input of a floating dtype; got {x.dtype}. Convert it with .float().")
+        raise TypeError(f"expected an input of a floating-point dtype; got {x.dtype}. Convert it with .float().")
     dtype = torch.promote_types(torch.promote_types(x.dtype, weight.dtype), torch.float32)
     if operator.of_angle is not None:
         dtype = _exact(x)

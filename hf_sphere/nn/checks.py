@@ -1,4 +1,4 @@
-"""Checks of labels that cost no device synchronization."""
+"""Label checks without device synchronization."""
 
 import torch
 from torch import Tensor
@@ -12,12 +12,12 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def check_labels(labels: Tensor, num_classes: int, *, owner: str, advice: str) -> None:
-    """Raise a readable error for labels outside 0..K-1, where the labels are readable.
+    """Raise an error for labels outside 0..K-1 if they can be read without a device synchronization.
 
     Args:
         labels: Class indices of any shape.
         num_classes: Number of classes K.
-        owner: What has these classes, for the message.
+        owner: Noun in the message for what has these classes.
         advice: Last sentence of the message.
 
     Raises:

@@ -25,7 +25,7 @@ class PoleOutput(NamedTuple):
 
 
 class PoleRegression(nn.Module):
-    """Regression by the cosine of the angle between an embedding and a pole, from lowest (opposite) to highest value.
+    """Regression by the cosine between an embedding and a pole: the pole is the highest value, its antipode the lowest.
 
     With the target scaled to r in [-1, 1], the loss of one example is (r - cos(z, pole))^2, and the prediction is
     `low + (high - low) (cos(z, pole) + 1) / 2`. The pole is the first axis, a persistent buffer.
@@ -83,7 +83,7 @@ class PoleRegression(nn.Module):
             raise ValueError(f"the pole has {len(self.pole)} coordinates, the embeddings {embeddings.shape[-1]}.")
         dtype = embeddings.dtype
         embeddings = F.normalize(embeddings.to(torch.promote_types(dtype, torch.float32)), dim=-1)
-        # Elementwise, which autocast does not convert: in bfloat16 a range of 900 years would have steps of 4.
+        # Elementwise, since autocast does not convert this: in bfloat16 a range of 900 years would have steps of 4.
         cosines = (embeddings * self.pole.to(embeddings.dtype)).sum(dim=-1)
         predictions = self.low + (self.high - self.low) * (cosines + 1) / 2
         if targets is None:
@@ -98,11 +98,11 @@ class PoleRegression(nn.Module):
         """Map targets (B,) from the range to [-1, 1]; see `out_of_range` for those outside it.
 
         Raises:
-            ValueError: If the shape is another one, or a target is outside of the range and is to be refused.
+            ValueError: If the shape is not (B,), or a target is outside the range and `out_of_range` is `error`.
         """
         if targets.ndim != 1:
             raise ValueError(
-                "labels of a regression must have the shape (batch,), as `labels.squeeze(-1)` has; got "
+                "regression labels must have the shape (batch,), as returned by `labels.squeeze(-1)`; got "
                 f"{tuple(targets.shape)}."
             )
         targets = targets.to(torch.promote_types(targets.dtype, torch.float32))
@@ -113,7 +113,7 @@ class PoleRegression(nn.Module):
             if outside.any():
                 raise ValueError(
                     f"target {targets[outside][0].item():g} is outside the range {self.low:g} to {self.high:g} of the "
-                    "model. Give it a value_range that holds all targets, or set out_of_range to 'clip'."
+                    "model. Set a value_range that contains all targets, or set out_of_range to 'clip'."
                 )
         return 2 * (targets - self.low) / (self.high - self.low) - 1
 

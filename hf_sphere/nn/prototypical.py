@@ -28,7 +28,7 @@ class PrototypicalOutput(NamedTuple):
 
 
 class PrototypicalClassifier(nn.Module):
-    """Compares the embeddings of queries with the mean embedding of each class of their episode, without parameters.
+    """Parameter-free classifier that compares each query with the mean embedding of each class of its episode.
 
     With q a query and p a prototype, the logits are `-|q - p|^2 / temperature` for the `euclidean` metric and
     `1000 (cos(q, p) - 1) / temperature` for the `cosine` one. The loss is the mean cross-entropy. The cosine of a zero
@@ -36,7 +36,7 @@ class PrototypicalClassifier(nn.Module):
 
     Args:
         metric: `euclidean` or `cosine`.
-        temperature: Positive; a larger one lowers the confidences.
+        temperature: Positive number; larger values lower the confidences.
 
     Raises:
         ValueError: If the metric is unknown or the temperature is not positive.

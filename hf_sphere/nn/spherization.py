@@ -54,9 +54,9 @@ class Spherization(nn.Module):
         if not 0.0 < radius < math.inf:
             raise ValueError(f"radius must be positive; got {radius}.")
         if not math.isfinite(scaling) or scaling == 0.0:
-            raise ValueError(f"scaling must be finite and not 0, at which all angles are equal; got {scaling}.")
+            raise ValueError(f"scaling must be finite and not 0, which would make all angles equal; got {scaling}.")
         if not 0.0 < delta < 1.0:
-            raise ValueError(f"delta must lie between 0 and 1, both excluded; got {delta}. The usual value is 1e-6.")
+            raise ValueError(f"delta must lie between 0 and 1 (exclusive); got {delta}. The usual value is 1e-6.")
         self.in_features = in_features
         self.delta = delta
         self.dim = dim

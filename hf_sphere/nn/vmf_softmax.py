@@ -1,4 +1,4 @@
-"""The sum over classes in the von Mises-Fisher softmax, with memory for a few matrices of logits."""
+"""The sum over classes in the von Mises-Fisher softmax, with the memory of a few logit matrices."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from hf_sphere.geometry.autograd import differentiable_once
 from hf_sphere.geometry.bessel import partition_and_ratio
 
 BLOCK = {"cpu": 2**18, "other": 2**24}
-"""Values per block: those of the CPU fit in the cache of a core; on other devices the size bounds the memory."""
+"""Values per block: on the CPU a block fits in the cache of a core; on other devices the size limits the memory."""
 
 
 def log_class_sum(
@@ -21,12 +21,12 @@ def log_class_sum(
     class_weights: Tensor,
     inverse_temperature: Tensor,
 ) -> Tensor:
-    """Sum the classes of the von Mises-Fisher softmax: `logsumexp_k [log C(|w_k|) - log C(|w_k + beta x|)]`.
+    """Sum over the classes of the von Mises-Fisher softmax: `logsumexp_k [log C(|w_k|) - log C(|w_k + beta x|)]`.
 
     A term is the log-mean of exp(beta x.y) over samples y of class k. The samples x are given relative to the mean
-    directions of their distributions, `x = cosine * mu +- sine * v`, and never formed: their dot products with the
-    class weights follow from those of mu and v. The noise v rotates rigidly with mu, so its gradient needs no further
-    matrix product.
+    directions of their distributions, `x = cosine * mu +- sine * v`, and never materialized: their dot products with
+    the class weights follow from those of mu and v. The noise v rotates rigidly with mu, so its gradient requires no
+    further matrix product.
 
     Args:
         direction: Mean directions mu, unit vectors (B, d), float32 or float64.
@@ -38,8 +38,8 @@ def log_class_sum(
         inverse_temperature: beta, a scalar.
 
     Returns:
-        (S, B), once differentiable with respect to all but the tangents. Classes are processed in blocks; less than
-        three matrices of S B x K numbers are kept for the gradient.
+        (S, B), once differentiable with respect to all but the tangents. Classes are processed in blocks; fewer than
+        three matrices (S B, K) are saved for the backward pass.
 
     Reference:
         Scott, Gallagher and Mozer, "von Mises-Fisher loss: an exploration of embedding geometries for supervised
@@ -67,7 +67,7 @@ class _LogClassSum(torch.autograd.Function):
             lengths = torch.addcmul(offsets[part], height, along)
             lengths[:half].addcmul_(reach[:half], across)
             lengths[half:].addcmul_(reach[half:], across[: len(cosine) - half])
-            # Squares must not become negative by rounding.
+            # Rounding must not make squares negative.
             growth, ratio = partition_and_ratio(lengths.clamp_min_(0), weights.shape[1])
             growth.sub_(own.log_partition[part])
             peak = growth.amax(-1)

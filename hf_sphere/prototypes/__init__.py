@@ -1,4 +1,4 @@
-"""Class prototypes on the hypersphere: placed far apart before training, with a lower bound on their separation."""
+"""Class prototypes on the hypersphere: placed far apart before training, with a lower bound on their largest cosine."""
 
 import lazy_loader
 

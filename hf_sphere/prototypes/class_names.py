@@ -1,4 +1,4 @@
-"""Class vectors from class names, by any text model of transformers."""
+"""Class vectors from class names, computed by any text model of transformers."""
 
 import os
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ def embed_class_names(
     Args:
         class_names: K names; underscores are replaced by spaces.
         model: Name or folder of an encoder or decoder that `AutoModel` loads, or a loaded model.
-        tokenizer: Tokenizer; required for a loaded model, otherwise that of the named model by default.
-        template: Text around a name, for instance `a photo of a {}`.
+        tokenizer: Tokenizer; required for a loaded model. By default that of the named model.
+        template: Text with the placeholder `{}` for a name, for instance `a photo of a {}`.
         batch_size: Number of names per batch.
         device: Device to run the model on.
 

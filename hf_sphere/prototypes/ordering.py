@@ -1,4 +1,4 @@
-"""Privileged information: prototypes that preserve the similarity order of given class vectors."""
+"""Privileged information: prototypes that preserve the similarity order of class vectors."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +65,7 @@ class TripletRanking:
             number = torch.randint(total, (MAX_TRIPLETS,), generator=generator)
         anchor, rest = number // (near * far), number % (near * far)
         positive, negative = self._neighbors[anchor, rest // far], rest % far
-        # The negative is an index among the classes that are neither the anchor nor its neighbors; skip those.
+        # `negative` indexes the classes other than the anchor and its neighbors; convert it to a class.
         skipped = torch.searchsorted(self._excluded, anchor * num_classes + negative, right=True)
         negative += skipped - anchor * (near + 1)
         return torch.stack([anchor, positive, negative], dim=1)
@@ -97,8 +97,8 @@ class OrderPreservation:
     """How well prototypes preserve the similarity order of class vectors.
 
     Attributes:
-        triplet_accuracy: Fraction of triplets of different classes (i, j, k) in which the same one of j and k is closer
-            to i for prototypes and class vectors. Ties count as one half, so chance level is 0.5.
+        triplet_accuracy: Fraction of triplets of different classes (i, j, k) for which prototypes and class vectors
+            agree on whether j or k is closer to i. Ties count as one half, so chance level is 0.5.
         rank_correlation: Spearman's rank correlation of the cosines over all pairs of classes.
     """
 
@@ -139,7 +139,7 @@ def measure_order(prototypes: Tensor, class_vectors: Tensor, *, seed: int = 0) -
 
 
 def assign_to_classes(points: Tensor, class_vectors: Tensor, *, generator: torch.Generator) -> Tensor:
-    """Assign points to classes so that similar classes get close points; the separation does not change.
+    """Assign points to classes so that similar classes have nearby points; the separation does not change.
 
     This is a quadratic assignment problem between the cosines of the points and the ranks of the cosines of the class
     vectors, solved approximately.

@@ -34,9 +34,9 @@ OPTIMALITY_TOLERANCE = 1e-6
 """Maximum difference between separation and bound of an optimal placement."""
 
 
-@dataclass(frozen=True, eq=False)  # comparing tensors does not give a single truth value
+@dataclass(frozen=True, eq=False)  # comparing tensors does not return a single bool
 class Placement:
-    """Class prototypes on the unit sphere, with their separation and its lower bound.
+    """Class prototypes on the unit sphere, with their separation and a lower bound on it.
 
     Attributes:
         prototypes: Unit vectors, (K, d), float64.
@@ -109,7 +109,7 @@ class Placement:
         norms = torch.linalg.vector_norm(points, dim=1, keepdim=True)
         if not norms.all():
             raise ValueError(f"{path}: all prototypes must be non-zero.")
-        if (norms - 1).abs().max() > 1e-12:  # saved prototypes are loaded bit for bit
+        if (norms - 1).abs().max() > 1e-12:  # saved prototypes are loaded unchanged
             points = points / norms
         try:
             metadata = json.loads(text)
@@ -139,7 +139,7 @@ def place_prototypes(
     progress: bool | None = None,
     **options: Any,
 ) -> Placement:
-    """Place class prototypes on the unit sphere with maximum separation.
+    """Place class prototypes on the unit sphere, as far apart as possible.
 
     Args:
         num_classes: Number of prototypes K, at least 2.
@@ -147,9 +147,9 @@ def place_prototypes(
         method: `auto`, or one of `METHODS`.
         class_vectors: One vector per class, (K, any length), whose similarity order the prototypes should preserve, for
             instance from `embed_class_names`.
-        ordering: How the order is preserved. `ranking` adds a ranking loss to the search and trades separation for
-            order; `assignment` keeps the separation and chooses which point belongs to which class.
-        ordering_weight: Weight of the ranking loss. Values far above 1 reduce the separation considerably.
+        ordering: How the order is preserved. `ranking` adds a ranking loss to the search, which may increase the
+            largest cosine; `assignment` does not move the points and chooses which point belongs to which class.
+        ordering_weight: Weight of the ranking loss. Values far above 1 increase the largest cosine considerably.
         num_neighbors: Number of nearest neighbors of each class in the ranking loss; a tenth of the classes if None.
         class_names: Class names to store with the prototypes.
         seed: Seed of all random numbers; results are reproducible on the same machine.
@@ -195,7 +195,7 @@ def place_prototypes(
             interrupted = True
     reached, bound = _measure(points)
     if interrupted:
-        logger.warning("The search was interrupted; its best placement so far has a largest cosine of %.5f.", reached)
+        logger.warning("The search was interrupted; the best placement so far has a largest cosine of %.5f.", reached)
     seconds, names = time.perf_counter() - started, None if class_names is None else tuple(map(str, class_names))
     return Placement(points, reached, bound, origin, seconds, interrupted, order, names)
 
@@ -233,7 +233,7 @@ def _search_environment(num_classes: int, dim: int) -> Iterator[None]:
     """Search with the CPU as default device and without oversubscribed threads.
 
     The thread pools of torch and of scipy's BLAS alternate thousands of times per second, and the idle pool spins on
-    the same cores. Therefore BLAS uses one thread, and so does torch if a step takes less than milliseconds.
+    the same cores. Therefore BLAS uses one thread. Torch also uses one if a step takes only milliseconds or less.
     """
     threads = torch.get_num_threads()
     # The device context slows down each operation, so it is entered only if necessary.
@@ -248,7 +248,7 @@ def _search_environment(num_classes: int, dim: int) -> Iterator[None]:
 
 
 def _measure(points: Tensor) -> tuple[float, float]:
-    """Separation and its bound, which rounding must not move above the separation."""
+    """Separation and the lower bound on it, clamped because rounding could move it above the separation."""
     reached = separation(points).item()
     return reached, min(separation_bound(*points.shape), reached)
 

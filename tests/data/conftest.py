@@ -38,7 +38,7 @@ def _encode(image: np.ndarray | PILImage.Image, file_format: str = "PNG", **opti
 
 @pytest.fixture
 def encode() -> Callable[..., bytes]:
-    """Encode an array or PIL image, as PNG unless told otherwise."""
+    """Encode an array or PIL image, as PNG by default."""
     return _encode
 
 
@@ -81,7 +81,7 @@ def save(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def embed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Offer splits as a bundled data set and return its name: quicker than a folder, and not bound to its rules."""
+    """Register splits as a bundled data set and return its name; faster than a folder and less restricted."""
 
     def offer(**splits: Dataset) -> str:
         monkeypatch.setitem(sources.BUNDLED, "made_up", lambda: DatasetDict(splits))
@@ -97,7 +97,7 @@ def _taken(cls: type, given: dict, **defaults) -> dict:
 
 @pytest.fixture
 def load_named(tmp_path: Path) -> Callable[..., ImageData]:
-    """Call `load_image_data`: fields of the option dataclasses are keywords like the others."""
+    """Call `load_image_data`, with the fields of the option dataclasses as keyword arguments."""
 
     def load(name: str, **given) -> ImageData:
         defaults = {"cache_dir": str(tmp_path / "decoded"), "dataloader_num_workers": 0}
@@ -110,7 +110,7 @@ def load_named(tmp_path: Path) -> Callable[..., ImageData]:
 
 @pytest.fixture
 def load_one(tmp_path: Path) -> Callable[..., ImageSplit]:
-    """Call `load_image_split` likewise; pixel values are the bytes over 255 by default."""
+    """Call `load_image_split` in the same way; by default, pixel values are the bytes divided by 255."""
 
     def load(name: str, split: str | None = "test", **given) -> ImageSplit:
         defaults = {"cache_dir": str(tmp_path / "decoded"), "dataloader_num_workers": 0}
@@ -123,7 +123,7 @@ def load_one(tmp_path: Path) -> Callable[..., ImageSplit]:
 
 @pytest.fixture
 def load(load_named: Callable[..., ImageData], embed: Callable[..., str]) -> Callable[..., ImageData]:
-    """Call `load_image_data` with a training split, and a test split that is the same by default."""
+    """Call `load_image_data` with a training split and a test split, which defaults to the training split."""
 
     def load_splits(train: Dataset, test: Dataset | None = None, **options) -> ImageData:
         return load_named(embed(train=train, test=train if test is None else test), **options)

@@ -23,7 +23,7 @@ def drawn(count: int, smallest_share: float, seed: int = 1) -> tuple[Tensor, Ten
 
 
 def read_bilinear(image: np.ndarray, y: float, x: float) -> float:
-    """Value at a place in pixels, centers being whole numbers; beyond the edge the edge goes on."""
+    """Value at a position in pixels; pixel centers are at integers, and the edge is replicated."""
     height, width = image.shape
     y, x = min(max(y, 0), height - 1), min(max(x, 0), width - 1)
     top, left = int(y), int(x)
@@ -35,7 +35,7 @@ def read_bilinear(image: np.ndarray, y: float, x: float) -> float:
 
 
 def windows(image: Tensor, padding: int) -> list[np.ndarray]:
-    """All windows of the original size in the zero-padded image, by the definition."""
+    """All windows of the original size in the zero-padded image."""
     channels, height, width = image.shape
     padded = np.zeros((channels, height + 2 * padding, width + 2 * padding), dtype=np.uint8)
     padded[:, padding : padding + height, padding : padding + width] = image.numpy()
@@ -47,7 +47,7 @@ def windows(image: Tensor, padding: int) -> list[np.ndarray]:
 
 
 def turned(image: np.ndarray, degrees: float) -> tuple[np.ndarray, np.ndarray]:
-    """Image (H, W) turned about its center by the nearest pixel, and where the nearest pixel is beyond doubt."""
+    """Image (H, W) rotated about its center by nearest neighbor, and a mask of unambiguous nearest neighbors."""
     height, width = image.shape
     result, certain = np.zeros_like(image), np.ones(image.shape, dtype=bool)
     cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
@@ -64,7 +64,7 @@ def turned(image: np.ndarray, degrees: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 class TestAugmentation:
-    def test_none_leaves_images_as_they_are(self):
+    def test_no_augmentation_leaves_images_unchanged(self):
         images = noise(5, 3, 4, 6)
         assert torch.equal(Augmentation()(images, torch.Generator()), images)
 
@@ -73,13 +73,13 @@ class TestAugmentation:
         [Augmentation(crop_padding=3), Augmentation(horizontal_flip=True), Augmentation(rotation=90.0), *EVERYTHING],
     )
     @pytest.mark.parametrize("shape", [(5, 1, 4, 9), (5, 3, 9, 4), (1, 1, 1, 2)])
-    def test_shape_and_type_stay_the_same(self, change, shape):
+    def test_shape_and_dtype_are_preserved(self, change, shape):
         images = change(noise(*shape), torch.Generator())
         assert images.shape == shape
         assert images.dtype == torch.uint8
 
     @pytest.mark.parametrize("change", [Augmentation(crop_padding=2), Augmentation(horizontal_flip=True), *EVERYTHING])
-    def test_the_images_given_are_not_changed_in_place(self, change):
+    def test_input_images_are_not_modified_in_place(self, change):
         images = noise(9, 1, 5, 5)
         before = images.clone()
         change(images, torch.Generator())
@@ -93,12 +93,12 @@ class TestAugmentation:
         for image, crop in zip(images, cropped, strict=True):
             assert any(np.array_equal(crop, window) for window in windows(image, padding))
 
-    def test_every_window_comes_up(self):
+    def test_every_window_occurs(self):
         image = noise(1, 5, 4)
         crops = Augmentation(crop_padding=1)(image.expand(300, -1, -1, -1), torch.Generator().manual_seed(1))
         assert {crop.numpy().tobytes() for crop in crops} == {window.tobytes() for window in windows(image, 1)}
 
-    def test_a_flip_mirrors_left_and_right_or_leaves_the_image(self):
+    def test_a_flip_mirrors_the_image_horizontally_or_leaves_it_unchanged(self):
         images = noise(40, 3, 4, 6)
         flipped = Augmentation(horizontal_flip=True)(images, torch.Generator().manual_seed(1))
         for image, result in zip(images.numpy(), flipped.numpy(), strict=True):
@@ -111,38 +111,38 @@ class TestAugmentation:
         assert flipped[:, 0, 0, 0].float().mean().item() == pytest.approx(0.5, abs=6 * 0.5 / math.sqrt(4000))
 
     @pytest.mark.parametrize("shape", [(1, 6, 6), (3, 5, 5), (1, 4, 9), (3, 9, 4)])
-    def test_turning_by_0_degrees_is_the_identity(self, shape):
+    def test_rotation_by_0_degrees_is_the_identity(self, shape):
         images = noise(4, *shape)
         assert torch.equal(augmentation._rotate(images, torch.zeros(4)), images)
 
     @pytest.mark.parametrize("quarters", [1, 2, 3])
     @pytest.mark.parametrize("side", [5, 6])
-    def test_turning_a_square_image_by_quarters_is_clockwise_rot90(self, side, quarters):
+    def test_quarter_turns_of_a_square_image_equal_clockwise_rot90(self, side, quarters):
         images = noise(4, 3, side, side)
         result = augmentation._rotate(images, torch.full((4,), quarters * math.pi / 2))
         assert torch.equal(result, torch.rot90(images, -quarters, dims=(-2, -1)))
 
     @pytest.mark.parametrize("shape", [(4, 9), (9, 4), (5, 5)])
-    def test_half_a_turn_mirrors_both_sides(self, shape):
+    def test_half_a_turn_flips_both_axes(self, shape):
         images = noise(4, 1, *shape)
         assert torch.equal(augmentation._rotate(images, torch.full((4,), math.pi)), images.flip(-1, -2))
 
     @pytest.mark.parametrize("degrees", [-75.0, -10.0, 12.5, 33.0, 88.0, 140.0])
     @pytest.mark.parametrize("shape", [(11, 11), (7, 16), (16, 7)])
-    def test_turning_agrees_with_a_plain_loop_over_pixels(self, shape, degrees):
+    def test_rotation_matches_a_plain_loop_over_pixels(self, shape, degrees):
         image = noise(*shape)
         expected, certain = turned(image.numpy(), degrees)
         result = augmentation._rotate(image[None, None], torch.tensor([math.radians(degrees)]))[0, 0].numpy()
         assert certain.mean() > 0.7
         np.testing.assert_array_equal(result[certain], expected[certain])
 
-    def test_each_image_is_turned_by_its_own_angle(self):
+    def test_each_image_is_rotated_by_its_own_angle(self):
         images = noise(3, 1, 5, 5)
         angles = torch.tensor([0.0, 90.0, 180.0]).deg2rad()
         one_by_one = [augmentation._rotate(images[i : i + 1], angles[i : i + 1]) for i in range(3)]
         assert torch.equal(augmentation._rotate(images, angles), torch.cat(one_by_one))
 
-    def test_angles_fill_the_range_either_way(self, monkeypatch):
+    def test_angles_cover_the_range_in_both_directions(self, monkeypatch):
         drawn = []
         monkeypatch.setattr(augmentation, "_rotate", lambda images, radians: drawn.append(radians.rad2deg()) or images)
         Augmentation(rotation=40.0)(torch.zeros(2000, 1, 1, 1, dtype=torch.uint8), torch.Generator().manual_seed(1))
@@ -162,7 +162,7 @@ class TestAugmentation:
 
 class TestRandomResizedCrop:
     @pytest.mark.parametrize("shape", [(7, 7), (5, 9), (1, 2)])
-    def test_cropping_agrees_with_a_plain_loop_over_pixels(self, shape):
+    def test_cropping_matches_a_plain_loop_over_pixels(self, shape):
         image = noise(*shape)
         height, width = shape
         size, center = torch.tensor([[0.6, 0.35]]), torch.tensor([[0.55, 0.7]])
@@ -175,23 +175,23 @@ class TestRandomResizedCrop:
                 expected[row, column] = read_bilinear(image.numpy().astype(float), y, x)
         np.testing.assert_allclose(result, expected, atol=0.501)
 
-    def test_a_quarter_in_a_corner_is_that_corner_twice_as_large(self):
+    def test_cropping_a_corner_quarter_doubles_its_size(self):
         image = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
         image[..., 4:, :4] = 200
         result = augmentation._crop_and_resize(image, torch.tensor([[0.5, 0.5]]), torch.tensor([[0.25, 0.75]]))
         assert (result[..., 1:, :-1] == 200).all()
 
-    def test_all_of_an_image_is_the_image(self):
+    def test_cropping_the_full_image_is_the_identity(self):
         images = noise(4, 3, 6, 9)
         whole = augmentation._crop_and_resize(images, torch.ones(4, 2), torch.full((4, 2), 0.5))
         assert torch.equal(whole, images)
 
-    def test_each_image_has_a_crop_of_its_own(self):
+    def test_each_image_gets_a_different_crop(self):
         images = noise(1, 1, 16, 16).expand(20, -1, -1, -1)
         crops = Augmentation(random_resized_crop=0.08)(images, torch.Generator().manual_seed(1))
         assert len({crop.numpy().tobytes() for crop in crops}) == 20
 
-    def test_all_channels_of_an_image_have_the_same_crop(self):
+    def test_all_channels_of_an_image_share_a_crop(self):
         images = noise(5, 1, 8, 8).expand(-1, 3, -1, -1)
         crops = Augmentation(random_resized_crop=0.08)(images, torch.Generator().manual_seed(1))
         assert torch.equal(crops, crops[:, :1].expand(-1, 3, -1, -1))
@@ -201,7 +201,7 @@ class TestRandomResizedCrop:
         first, second = (Augmentation(random_resized_crop=0.3)(images, torch.Generator().manual_seed(4)) for _ in "ab")
         assert torch.equal(first, second)
 
-    def test_pixels_stay_between_those_of_the_image(self):
+    def test_pixels_stay_within_the_range_of_the_image(self):
         images = 100 + noise(30, 1, 8, 8) % 50
         crops = Augmentation(random_resized_crop=0.08)(images, torch.Generator().manual_seed(1))
         assert crops.min() >= 100
@@ -213,18 +213,18 @@ class TestRandomResizedCrop:
         assert (center - size / 2).min() >= -1e-6
         assert (center + size / 2).max() <= 1 + 1e-6
 
-    def test_shares_fill_the_range(self):
+    def test_area_fractions_cover_the_range(self):
         share = drawn(20000, 0.08)[0].prod(1)
         assert 0.08 <= share.min() < 0.082
         assert 0.99 < share.max() <= 1
 
-    def test_small_shares_are_uniform(self):
-        # Below 3/4 no box is too wide or too high, so that nothing is drawn again.
+    def test_small_area_fractions_are_uniform(self):
+        # Below 3/4 no box is too wide or too high, so nothing is resampled.
         share = drawn(40000, 0.08)[0].prod(1)
         lower, upper = ((share > low) & (share < low + 0.3) for low in (0.1, 0.4))
         assert lower.sum().item() == pytest.approx(upper.sum().item(), rel=0.05)
 
-    def test_ratios_of_the_sides_fill_3_4_to_4_3_evenly_on_a_log_scale(self):
+    def test_aspect_ratios_are_log_uniform_from_3_4_to_4_3(self):
         size, _ = drawn(40000, 0.08)
         ratio = (size[:, 0] / size[:, 1])[size.prod(1) < 0.7].log() / math.log(4 / 3)
         assert -1.0001 <= ratio.min() < -0.99
@@ -233,27 +233,27 @@ class TestRandomResizedCrop:
         # The variance of a uniform number from -1 to 1.
         assert ratio.square().mean().item() == pytest.approx(1 / 3, abs=0.01)
 
-    def test_places_are_uniform(self):
+    def test_positions_are_uniform(self):
         size, center = drawn(40000, 0.08)
         left = ((center - size / 2) / (1 - size))[size.amax(1) < 0.95]
         torch.testing.assert_close(left.mean(0), torch.tensor([0.5, 0.5]), atol=0.01, rtol=0)
         torch.testing.assert_close(left.var(0), torch.tensor([1 / 12, 1 / 12]), atol=0.003, rtol=0)
 
-    def test_the_first_draw_that_fits_is_taken(self, monkeypatch):
-        # Two draws: all of the area at ratio 4/3, which is too wide, then half of it at ratio 1.
+    def test_the_first_box_that_fits_is_used(self, monkeypatch):
+        # Two draws: the full area at ratio 4/3, which is too wide, then half the area at ratio 1.
         draws = iter([torch.tensor([[[1.0, 0.0]], [[1.0, 0.5]]]), torch.tensor([[0.5, 0.5]])])
         monkeypatch.setattr(augmentation.torch, "rand", lambda *_, **__: next(draws))
         size, _ = augmentation._draw_boxes(1, 0.5, torch.Generator())
         torch.testing.assert_close(size, torch.full((1, 2), math.sqrt(0.5)))
 
-    def test_an_image_none_of_whose_draws_fits_is_kept_whole(self, monkeypatch):
+    def test_an_image_is_not_cropped_if_no_box_fits(self, monkeypatch):
         draws = iter([torch.ones(2, 1, 10), torch.tensor([[0.3, 0.9]])])
         monkeypatch.setattr(augmentation.torch, "rand", lambda *_, **__: next(draws))
         size, center = augmentation._draw_boxes(1, 0.5, torch.Generator())
         assert torch.equal(size, torch.ones(1, 2))
         assert torch.equal(center, torch.full((1, 2), 0.5))
 
-    def test_boxes_agree_with_those_of_torchvision(self):
+    def test_boxes_match_torchvision(self):
         from torchvision.transforms import RandomResizedCrop
 
         blank = torch.zeros(1, 1000, 1000)
@@ -268,10 +268,10 @@ class TestRandomResizedCrop:
             assert mine.std().item() == pytest.approx(other.std().item(), rel=0.08)
 
     @pytest.mark.parametrize("share", [0.0, -0.1, 1.01, math.nan])
-    def test_a_share_that_is_not_above_0_and_up_to_1_is_an_error(self, share):
+    def test_an_area_fraction_outside_0_to_1_is_an_error(self, share):
         with pytest.raises(ValueError, match=f"above 0 and up to 1 .*got {share}"):
             Augmentation(random_resized_crop=share)
 
-    def test_two_ways_to_crop_are_an_error_that_names_both(self):
+    def test_combining_both_crops_is_an_error_that_names_both(self):
         with pytest.raises(ValueError, match=r"crop_padding=4 and random_resized_crop=0\.08 .*one of them"):
             Augmentation(crop_padding=4, random_resized_crop=0.08)

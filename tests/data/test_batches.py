@@ -12,7 +12,7 @@ from hf_sphere.data.decoding import EncodedImages, decode_all
 from hf_sphere.utils.seeds import mix_seed
 
 without_deadline = settings(deadline=None, max_examples=60)
-"""The machine may be busy with other things."""
+"""No deadline, since the machine may be busy."""
 
 EVERYTHING = Augmentation(crop_padding=2, horizontal_flip=True, rotation=30.0)
 
@@ -22,7 +22,7 @@ def noise(*shape: int) -> Tensor:
 
 
 def in_memory(images: Tensor, labels: Tensor | None = None, **options) -> ImagesInMemory:
-    """Batches of images labeled by their index, unnormalized unless told otherwise."""
+    """Batches of images labeled by their index, unnormalized by default."""
     labels = torch.arange(len(images)) if labels is None else labels
     return ImagesInMemory(images, labels, **({"batch_size": 4, "mean": [0.0], "std": [1.0]} | options))
 
@@ -45,17 +45,17 @@ def assert_same_batches(first: list[dict[str, Tensor]], second: list[dict[str, T
 
 class TestOrder:
     @pytest.mark.parametrize("shuffle", [False, True])
-    def test_an_epoch_has_every_image_once(self, shuffle):
+    def test_an_epoch_contains_every_image_once(self, shuffle):
         assert sorted(order(numbered(22, shuffle=shuffle))) == list(range(22))
 
     def test_evaluation_keeps_the_order_of_the_data(self):
         assert order(numbered(22)) == list(range(22))
 
-    def test_each_epoch_has_an_order_of_its_own(self):
+    def test_the_order_differs_between_epochs(self):
         training = numbered(22, shuffle=True)
         assert len({tuple(order(training, epoch)) for epoch in range(5)}) == 5
 
-    def test_each_seed_has_an_order_of_its_own(self):
+    def test_the_order_differs_between_seeds(self):
         assert len({tuple(order(numbered(22, shuffle=True, seed=seed), 1)) for seed in range(5)}) == 5
 
     def test_the_order_is_the_same_for_the_same_seed_and_epoch(self):
@@ -63,7 +63,7 @@ class TestOrder:
         list(first.epoch(0))
         assert order(first, 3) == order(second, 3)
 
-    def test_batches_belong_to_the_images_they_are_labeled_with(self):
+    def test_labels_match_their_images(self):
         images = noise(30, 3, 4, 5)
         for batch in in_memory(images, shuffle=True).epoch():
             assert torch.equal(batch["pixel_values"], images[batch["labels"]] * torch.tensor(1 / 255))
@@ -82,19 +82,19 @@ class TestOrder:
         assert 1 <= sizes[-1] <= batch_size
 
     @pytest.mark.parametrize("count", [9, 5])
-    def test_a_lone_leftover_training_image_is_left_out(self, count):
+    def test_a_final_training_batch_of_one_image_is_dropped(self, count):
         assert len(order(numbered(count, shuffle=True))) == count - 1
 
-    def test_a_lone_image_is_kept_when_it_is_the_only_one(self):
+    def test_a_single_training_image_is_kept(self):
         assert order(numbered(1, shuffle=True)) == [0]
 
-    def test_batches_of_one_image_are_kept_when_they_are_asked_for(self):
+    def test_batches_of_one_image_are_kept_for_batch_size_one(self):
         assert sorted(order(numbered(5, batch_size=1, shuffle=True))) == [0, 1, 2, 3, 4]
 
-    def test_a_lone_leftover_image_is_evaluated(self):
+    def test_a_final_evaluation_batch_of_one_image_is_kept(self):
         assert order(numbered(9)) == list(range(9))
 
-    def test_the_number_of_examples_is_that_of_the_split(self):
+    def test_num_examples_is_the_size_of_the_split(self):
         assert numbered(9, shuffle=True, num_processes=2).num_examples == 9
 
     @pytest.mark.parametrize("batch_size", [0, -1])
@@ -110,7 +110,7 @@ class TestOrder:
         shuffle=st.booleans(),
         epoch=st.integers(0, 9),
     )
-    def test_the_examples_of_an_epoch_are_those_of_its_batches(self, count, batch_size, processes, shuffle, epoch):
+    def test_the_examples_of_an_epoch_match_its_batches(self, count, batch_size, processes, shuffle, epoch):
         options = {"batch_size": batch_size, "shuffle": shuffle, "num_processes": processes}
         shares = [numbered(count, process_index=i, **options) for i in range(processes)]
         seen = sum(len(order(share, epoch)) for share in shares)
@@ -120,17 +120,17 @@ class TestOrder:
 class TestRows:
     @without_deadline
     @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), shuffle=st.booleans())
-    def test_those_of_an_epoch_come_as_its_images_do(self, count, batch_size, processes, shuffle):
+    def test_rows_follow_the_order_of_the_images(self, count, batch_size, processes, shuffle):
         rows = 3 * torch.arange(count) + 7
         for i in range(processes):
             options = {"batch_size": batch_size, "shuffle": shuffle, "process_index": i, "num_processes": processes}
             of = numbered(count, rows=rows, **options)
             assert of.epoch_rows(4).tolist() == [3 * index + 7 for index in order(of, 4)]
 
-    def test_they_are_the_indices_where_none_are_given(self):
+    def test_rows_default_to_the_indices(self):
         assert numbered(5).epoch_rows().tolist() == [0, 1, 2, 3, 4]
 
-    def test_another_number_of_them_is_an_error_that_says_both(self):
+    def test_a_wrong_number_of_rows_is_an_error_that_states_both(self):
         with pytest.raises(ValueError, match="4 labels need as many rows; got 3"):
             numbered(4, rows=torch.arange(3))
 
@@ -138,7 +138,7 @@ class TestRows:
 class TestProcesses:
     @without_deadline
     @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), epoch=st.integers(0, 9))
-    def test_training_shares_have_equally_large_batches(self, count, batch_size, processes, epoch):
+    def test_training_batches_are_equally_large_on_every_process(self, count, batch_size, processes, epoch):
         sizes = {
             tuple(len(batch["labels"]) for batch in of.epoch(epoch))
             for of in (
@@ -151,7 +151,7 @@ class TestProcesses:
 
     @without_deadline
     @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), epoch=st.integers(0, 9))
-    def test_training_shares_cover_everything_but_lone_leftover_images(self, count, batch_size, processes, epoch):
+    def test_processes_cover_all_training_images_but_single_leftovers(self, count, batch_size, processes, epoch):
         shares = [
             order(numbered(count, batch_size=batch_size, shuffle=True, process_index=i, num_processes=processes), epoch)
             for i in range(processes)
@@ -164,7 +164,7 @@ class TestProcesses:
 
     @without_deadline
     @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5))
-    def test_evaluation_shares_are_a_partition(self, count, batch_size, processes):
+    def test_processes_partition_the_evaluation_images(self, count, batch_size, processes):
         shares = [
             order(numbered(count, batch_size=batch_size, process_index=i, num_processes=processes))
             for i in range(processes)
@@ -173,20 +173,20 @@ class TestProcesses:
 
     @without_deadline
     @given(count=st.integers(1, 40), batch_size=st.integers(1, 9), processes=st.integers(1, 5), shuffle=st.booleans())
-    def test_the_length_is_that_of_the_share(self, count, batch_size, processes, shuffle):
+    def test_the_length_is_per_process(self, count, batch_size, processes, shuffle):
         for i in range(processes):
             of = numbered(count, batch_size=batch_size, shuffle=shuffle, process_index=i, num_processes=processes)
             assert len(of) == len(list(of.epoch()))
 
     @pytest.mark.parametrize("processes", [2, 3])
-    def test_shares_are_interleaved_parts_of_the_order_of_a_single_process(self, processes):
+    def test_processes_interleave_the_order_of_a_single_process(self, processes):
         whole = order(numbered(24, shuffle=True), 2)
         shares = [
             order(numbered(24, shuffle=True, process_index=i, num_processes=processes), 2) for i in range(processes)
         ]
         assert shares == [whole[i::processes] for i in range(processes)]
 
-    def test_each_process_augments_in_its_own_way(self):
+    def test_augmentation_differs_between_processes(self):
         images = noise(1, 1, 9, 9).expand(64, -1, -1, -1)
         augmentation = Augmentation(crop_padding=4)
         first, second = (
@@ -198,7 +198,7 @@ class TestProcesses:
 
 class TestResuming:
     @pytest.mark.parametrize("start", range(7))
-    def test_an_epoch_from_a_batch_on_is_the_tail_of_the_whole_epoch(self, start):
+    def test_an_epoch_resumed_at_a_batch_is_the_tail_of_the_full_epoch(self, start):
         training = in_memory(noise(22, 3, 6, 5), shuffle=True, seed=3, augmentation=EVERYTHING)
         assert len(training) == 6
         assert_same_batches(list(training.epoch(2, start=start)), list(training.epoch(2))[start:])
@@ -212,7 +212,7 @@ class TestResuming:
         seed=st.integers(0, 2**31),
         epoch=st.integers(0, 1000),
     )
-    def test_resuming_repeats_any_part_of_any_epoch(self, count, batch_size, processes, start, seed, epoch):
+    def test_any_part_of_any_epoch_can_be_resumed(self, count, batch_size, processes, start, seed, epoch):
         options = {"batch_size": batch_size, "seed": seed, "num_processes": processes, "process_index": processes - 1}
         training = in_memory(noise(count, 1, 3, 4), shuffle=True, augmentation=EVERYTHING, **options)
         assert_same_batches(list(training.epoch(epoch, start=start)), list(training.epoch(epoch))[start:])
@@ -224,13 +224,13 @@ class TestResuming:
         assert_same_batches(list(first.epoch(1)), list(second.epoch(1)))
 
     @pytest.mark.parametrize(("seed", "epoch"), [(0, 1), (1, 0)])
-    def test_augmentation_is_another_for_another_seed_or_epoch(self, seed, epoch):
+    def test_augmentation_differs_between_seeds_and_epochs(self, seed, epoch):
         images, augmentation = noise(64, 1, 9, 9), Augmentation(crop_padding=4)
         first = next(in_memory(images, batch_size=64, augmentation=augmentation).epoch())
         second = next(in_memory(images, batch_size=64, augmentation=augmentation, seed=seed).epoch(epoch))
         assert not torch.equal(first["pixel_values"], second["pixel_values"])
 
-    def test_augmentation_is_another_for_each_batch(self):
+    def test_augmentation_differs_between_batches(self):
         images = noise(1, 1, 9, 9).expand(64, -1, -1, -1)
         first, second = in_memory(images, batch_size=32, augmentation=Augmentation(crop_padding=4)).epoch()
         assert not torch.equal(first["pixel_values"], second["pixel_values"])
@@ -248,7 +248,7 @@ class TestResuming:
 
     @without_deadline
     @given(st.lists(st.integers(-(2**63), 2**64), min_size=1, max_size=4))
-    def test_any_numbers_make_a_seed_that_torch_takes(self, numbers):
+    def test_any_numbers_make_a_valid_torch_seed(self, numbers):
         seed = mix_seed(*numbers)
         assert torch.Generator().manual_seed(seed).initial_seed() == seed
 
@@ -257,32 +257,32 @@ class TestTargets:
     def test_labels_stay_with_augmented_images(self):
         images = torch.arange(1, 41, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 7, 7)
         for batch in in_memory(images, shuffle=True, augmentation=EVERYTHING).epoch():
-            # Zeros come in from outside; all other pixels are one more than the label.
+            # Padding is zero; all other pixels are the label plus one.
             assert torch.equal((batch["pixel_values"].amax((1, 2, 3)) * 255).round().long(), batch["labels"] + 1)
 
-    def test_real_numbers_as_labels_come_as_they_are(self):
+    def test_real_valued_labels_are_unchanged(self):
         values = torch.tensor([0.5, -2.0, 3.25])
         (batch,) = in_memory(noise(3, 1, 2, 2), values).epoch()
         assert torch.equal(batch["labels"], values)
         assert batch["labels"].dtype == torch.float32
 
-    def test_batches_have_no_regression_labels_where_there_are_none(self):
+    def test_batches_omit_missing_regression_labels(self):
         assert set(next(numbered(3).epoch())) == {"pixel_values", "labels"}
 
     @pytest.mark.parametrize("shuffle", [False, True])
-    def test_regression_labels_stay_with_labels(self, shuffle):
+    def test_regression_labels_stay_aligned_with_labels(self, shuffle):
         of = numbered(22, shuffle=shuffle, regression_labels=torch.arange(22) / 4)
         for batch in of.epoch(1):
             assert torch.equal(batch["regression_labels"], batch["labels"] / 4)
 
-    def test_another_number_of_regression_labels_is_an_error_that_says_both(self):
+    def test_a_wrong_number_of_regression_labels_is_an_error_that_states_both(self):
         with pytest.raises(ValueError, match="4 labels need as many regression_labels; got 3"):
             numbered(4, regression_labels=torch.zeros(3))
 
 
 class TestPixelValues:
     @pytest.mark.parametrize("channels", [1, 3])
-    def test_pixels_are_scaled_to_one_and_normalised_by_channel(self, channels):
+    def test_pixels_are_scaled_to_one_and_normalized_per_channel(self, channels):
         images = noise(4, channels, 5, 6)
         mean, std = [0.1, 0.5, 0.9][:channels], [0.2, 0.3, 0.004][:channels]
         pixels = next(in_memory(images, mean=mean, std=std).epoch())["pixel_values"]
@@ -290,10 +290,10 @@ class TestPixelValues:
         expected = (images.numpy() / 255 - center) / spread
         np.testing.assert_allclose(pixels, expected, rtol=1e-5, atol=1e-5)
 
-    def test_pixels_are_of_single_precision(self):
+    def test_pixels_are_float32(self):
         assert next(in_memory(noise(4, 1, 2, 2)).epoch())["pixel_values"].dtype == torch.float32
 
-    def test_stored_images_stay_the_same_over_an_epoch(self):
+    def test_stored_images_are_unchanged_after_an_epoch(self):
         images = noise(8, 1, 5, 5)
         training = in_memory(images.clone(), shuffle=True, augmentation=EVERYTHING)
         list(training.epoch())
@@ -303,7 +303,7 @@ class TestPixelValues:
 class TestFromDisk:
     @pytest.fixture
     def both(self, make_dataset, tmp_path):
-        """Return a function that makes batches from disk and in memory of the same 23 color images."""
+        """Return a function that makes batches of the same 23 color images, from disk and in memory."""
         dataset = make_dataset(list(noise(23, 6, 5, 3).numpy()))
         shape = ImageShape(3, 6, 5)
         encoded = EncodedImages(dataset, "image", shape)
@@ -323,7 +323,7 @@ class TestFromDisk:
         assert_same_batches(list(streamed.epoch(3)), list(kept.epoch(3)))
 
     @pytest.mark.parametrize("process_index", [0, 1, 2])
-    def test_evaluation_shares_equal_those_in_memory_bit_for_bit(self, process_index, both):
+    def test_evaluation_batches_equal_those_in_memory_bit_for_bit(self, process_index, both):
         streamed, kept = both(process_index=process_index, num_processes=3)
         assert_same_batches(list(streamed.epoch()), list(kept.epoch()))
 
@@ -332,6 +332,6 @@ class TestFromDisk:
         streamed, _ = both(shuffle=True, augmentation=EVERYTHING)
         assert_same_batches(list(streamed.epoch(1, start=start)), list(streamed.epoch(1))[start:])
 
-    def test_the_length_is_that_in_memory(self, both):
+    def test_the_length_equals_that_in_memory(self, both):
         streamed, kept = both(shuffle=True, batch_size=11)
         assert len(streamed) == len(kept) == 2

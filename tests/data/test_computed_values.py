@@ -16,12 +16,12 @@ def noise(*shape: int) -> Tensor:
 
 
 def picture(*rows: str) -> Tensor:
-    """An image (1, 1, H, W) of light `#` on dark."""
+    """An image (1, 1, H, W) whose `#` pixels are light on a dark background."""
     return torch.tensor([[255 * (sign == "#") for sign in row] for row in rows], dtype=torch.uint8)[None, None]
 
 
 def plain_slant(image: np.ndarray) -> float:
-    """Slant of an image (H, W) by the definition, y up."""
+    """Slant of an image (H, W) by its definition, with y pointing up."""
     height, width = image.shape
     points = [(x, height - 1 - y, float(image[y, x])) for y in range(height) for x in range(width)]
     total = sum(ink for _, _, ink in points)
@@ -33,14 +33,14 @@ def plain_slant(image: np.ndarray) -> float:
 
 @pytest.mark.parametrize("name", COMPUTED_VALUES)
 @pytest.mark.parametrize("shape", [(5, 1, 7, 4), (3, 3, 4, 9), (0, 1, 4, 4)])
-def test_a_value_is_one_number_of_single_precision_an_image(name, shape):
+def test_values_are_one_float32_per_image(name, shape):
     values = COMPUTED_VALUES[name](noise(*shape))
     assert values.shape == shape[:1]
     assert values.dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", COMPUTED_VALUES)
-def test_images_do_not_change(name):
+def test_images_are_not_modified(name):
     images = noise(5, 3, 6, 6)
     before = images.clone()
     COMPUTED_VALUES[name](images)
@@ -48,7 +48,7 @@ def test_images_do_not_change(name):
 
 
 @pytest.mark.parametrize("name", COMPUTED_VALUES)
-def test_values_are_the_same_a_part_at_a_time(name, monkeypatch):
+def test_values_are_the_same_in_chunks(name, monkeypatch):
     images = noise(50, 3, 5, 6)
     whole = COMPUTED_VALUES[name](images)
     monkeypatch.setattr(computed_values, "_PIXELS_AT_A_TIME", 7 * 3 * 5 * 6)
@@ -56,18 +56,18 @@ def test_values_are_the_same_a_part_at_a_time(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", COMPUTED_VALUES)
-def test_gray_images_have_the_value_of_the_same_images_in_three_channels(name):
+def test_gray_and_three_channel_images_have_the_same_value(name):
     gray = noise(9, 1, 6, 5)
     torch.testing.assert_close(COMPUTED_VALUES[name](gray.expand(-1, 3, -1, -1)), COMPUTED_VALUES[name](gray))
 
 
 @pytest.mark.parametrize("name", COMPUTED_VALUES)
-def test_a_blank_image_has_the_value_0(name):
+def test_a_blank_image_has_value_0(name):
     assert COMPUTED_VALUES[name](torch.zeros(2, 3, 5, 5, dtype=torch.uint8)).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("name", COMPUTED_VALUES)
-def test_it_is_known_which_options_of_augmentation_change_a_value(name):
+def test_options_that_change_a_value_exist_in_augmentation(name):
     from hf_sphere.data import Augmentation
 
     assert all(hasattr(Augmentation(), option) for option in computed_values.CHANGED_BY[name])
@@ -104,40 +104,40 @@ def test_an_upright_stroke_has_slant_0():
     assert slant(picture(".##.", ".##.", ".##.")).item() == pytest.approx(0.0, abs=1e-6)
 
 
-def test_a_stroke_that_goes_one_right_on_two_up_has_its_angle():
+def test_a_stroke_one_right_and_two_up_has_its_angle():
     stroke = picture("..#", "..#", ".#.", ".#.", "#..", "#..")
     assert slant(stroke).item() == pytest.approx(plain_slant(stroke[0, 0].numpy()))
     assert 20 < slant(stroke).item() < 30
 
 
 @pytest.mark.parametrize("degrees", [-30.0, -10.0, 15.0, 25.0])
-def test_a_thin_upright_stroke_that_is_turned_has_the_angle_of_the_turn(degrees):
+def test_a_rotated_upright_stroke_has_the_rotation_angle(degrees):
     stroke = torch.zeros(1, 1, 61, 61, dtype=torch.uint8)
     stroke[..., 5:56, 30] = 255
-    turned = _rotate(stroke, torch.tensor([math.radians(degrees)]))  # clockwise, so that the top goes right
+    turned = _rotate(stroke, torch.tensor([math.radians(degrees)]))  # clockwise, so the top moves right
     assert slant(turned).item() == pytest.approx(degrees, abs=1.0)
 
 
 @pytest.mark.parametrize("side", [6, 7])
-def test_mirroring_changes_the_sign_of_the_slant(side):
+def test_mirroring_flips_the_sign_of_the_slant(side):
     images = noise(9, 1, 8, side)
     torch.testing.assert_close(slant(images.flip(-1)), -slant(images), rtol=1e-4, atol=1e-4)
 
 
-def test_the_place_of_a_stroke_does_not_count_in_its_slant():
+def test_slant_is_independent_of_position():
     image = torch.zeros(1, 1, 30, 30, dtype=torch.uint8)
     image[..., 2:10, 3:9] = noise(8, 6)
     moved = image.roll((15, 11), (-2, -1))
     assert slant(moved).item() == pytest.approx(slant(image).item(), rel=1e-5)
 
 
-def test_ink_in_a_single_row_has_slant_0():
+def test_a_single_row_of_ink_has_slant_0():
     images = torch.zeros(200, 3, 9, 9, dtype=torch.uint8)
     images[:, :, 4] = noise(200, 3, 9)
     assert torch.equal(slant(images), torch.zeros(200))
 
 
-def test_digits_of_mnist_lean_right_on_average(real_data, load_named):
+def test_mnist_digits_lean_right_on_average(real_data, load_named):
     options = {"task": "regression", "computed_value": "slant", "max_train_samples": 2000, "max_eval_samples": 10}
     data = load_named(str(real_data("ylecun/mnist")), **options)
     assert data.train.labels.mean().item() == pytest.approx(5.9, abs=1.5)

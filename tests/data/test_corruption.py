@@ -11,13 +11,13 @@ from hf_sphere.data import ImageData, ImagesFromDisk, ImagesInMemory
 from hf_sphere.data.corruption import Corruption
 
 without_deadline = settings(deadline=None, max_examples=60)
-"""The machine may be busy with other things."""
+"""No deadline, since the machine may be busy."""
 
 SMALL, LARGE = (6, 4), (100, 4)
-"""Sides of images that are kept in memory, and of images that stream from disk."""
+"""Sizes of images that are kept in memory, and of images that are streamed from disk."""
 
 RAW = {"image_mean": [0.0], "image_std": [1.0]}
-"""Statistics with which pixel values are the bytes over 255."""
+"""Statistics with which pixel values are the bytes divided by 255."""
 
 ANIMALS = ["ant", "bee", "cat", "dog", "elk", "fox"]
 
@@ -27,13 +27,13 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def pixels(batches, augment: bool = True) -> dict[int, torch.Tensor]:
-    """Bytes of each image of an epoch by its row, (C, H, W), loaded with the statistics `RAW`."""
+    """Map each row of an epoch to its pixels as bytes (C, H, W), for data loaded with the statistics `RAW`."""
     images = torch.cat([batch["pixel_values"] for batch in batches.epoch(augment=augment)])
     return dict(zip(batches.epoch_rows().tolist(), (images * 255).round().byte(), strict=True))
 
 
 def labels(batches) -> dict[int, int]:
-    """Label of each image by its row."""
+    """Map each row to its label."""
     found = torch.cat([batch["labels"] for batch in batches.epoch()])
     return dict(zip(batches.epoch_rows().tolist(), found.tolist(), strict=True))
 
@@ -43,7 +43,7 @@ def same(first: dict[int, torch.Tensor], second: dict[int, torch.Tensor]) -> boo
 
 
 def places(size: tuple[int, int], channels: int = 1) -> np.ndarray:
-    """An image each pixel of which says where it is, in a first channel and otherwise in the others."""
+    """An image whose pixels encode their position, differently in the first channel and in the others."""
     place = np.arange(size[0] * size[1]).reshape(size) % 251
     layers = np.stack([place, place ^ 85, 255 - place], axis=-1).astype(np.uint8)
     return layers[..., 0] if channels == 1 else layers
@@ -51,7 +51,7 @@ def places(size: tuple[int, int], channels: int = 1) -> np.ndarray:
 
 @pytest.fixture
 def load_split(load_one):
-    """Load a split of what has been offered last, by `load_image_split`."""
+    """Load a split of the data set registered last with `load_image_split`."""
     return lambda split="test", **options: load_one("made_up", split, **options)
 
 
@@ -65,66 +65,66 @@ def replace(given: torch.Tensor, share: float, *, seed: int = 0, classes: int = 
 class TestLabels:
     @without_deadline
     @given(st.integers(1, 300), st.floats(0, 1), st.integers(0, 2**40))
-    def test_exactly_the_share_is_drawn_anew(self, count, share, seed):
-        # No class is -1, so that a label drawn anew is never the one before.
+    def test_exactly_the_fraction_is_resampled(self, count, share, seed):
+        # No class is -1, so a resampled label never equals the original one.
         before = torch.full((count,), -1)
         assert int((replace(before, share, seed=seed) >= 0).sum()) == round(share * count)
 
-    def test_what_is_drawn_is_uniform_over_all_classes_the_true_one_included(self):
+    def test_new_labels_are_uniform_over_all_classes_including_the_true_one(self):
         drawn = replace(torch.full((20_000,), 3), 1.0)
         assert chisquare(torch.bincount(drawn, minlength=10)).pvalue > 0.001
         assert drawn.max() < 10
 
-    def test_at_a_share_of_one_labels_do_not_depend_on_the_true_ones(self):
+    def test_with_fraction_one_labels_are_independent_of_the_true_ones(self):
         before = torch.arange(50_000) % 5
         table = torch.bincount(before * 5 + replace(before, 1.0, classes=5), minlength=25)
         assert chisquare(table).pvalue > 0.001
 
-    def test_which_are_replaced_does_not_depend_on_the_class(self):
+    def test_the_choice_of_rows_is_independent_of_the_class(self):
         before = torch.arange(20_000) % 10
         replaced = replace(torch.full_like(before, -1), 0.3) >= 0
         assert chisquare(torch.bincount(before[replaced])).pvalue > 0.001
 
-    def test_the_seed_says_which_and_by_what(self):
+    def test_the_seed_determines_rows_and_new_labels(self):
         before = torch.zeros(200, dtype=torch.int64)
         drawn = [replace(before, 0.5, seed=seed).tolist() for seed in (4, 4, 5)]
         assert drawn[0] == drawn[1] != drawn[2]
 
-    def test_a_larger_share_replaces_the_same_labels_by_the_same_classes_and_some_besides(self):
+    def test_a_larger_fraction_extends_the_replacements_of_a_smaller_one(self):
         before = torch.full((500,), -1)
         less, more = replace(before, 0.2), replace(before, 0.5)
         assert torch.equal(more[less >= 0], less[less >= 0])
 
     @without_deadline
     @given(st.integers(0, 2**40), st.lists(st.integers(0, 99), min_size=1, unique=True).map(torch.tensor))
-    def test_a_row_is_given_the_same_class_whatever_other_rows_there_are(self, seed, rows):
+    def test_the_new_label_of_a_row_is_independent_of_other_rows(self, seed, rows):
         everything = replace(torch.full((100,), -1), 1.0, seed=seed)
         chosen = replace(torch.full((len(rows),), -1), 1.0, seed=seed, rows=rows, num_rows=100)
         assert torch.equal(chosen, everything[rows])
 
-    def test_in_another_order_the_same_rows_are_replaced(self):
+    def test_replaced_rows_are_independent_of_their_order(self):
         order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
         before = torch.full((100,), -1)
         assert torch.equal(replace(before, 0.4, rows=order), replace(before, 0.4)[order])
 
-    def test_what_was_given_stays_as_it_was(self):
+    def test_input_labels_are_not_modified(self):
         before = torch.full((50,), -1)
         replace(before, 1.0)
         assert before.unique().tolist() == [-1]
 
-    def test_the_log_tells_how_many_are_wrong_now(self, caplog):
+    def test_the_number_of_wrong_labels_is_logged(self, caplog):
         before = torch.zeros(100, dtype=torch.int64)
         with caplog.at_level(logging.INFO, logger="hf_sphere"):
             after = replace(before, 0.4)
         assert f"Redrew 40 of 100 training labels; {int((after != 0).sum())} are now wrong." in caplog.text
 
 
-class TestLabelsOfADataSet:
+class TestDatasetLabels:
     COUNT = 120
 
     @pytest.fixture
     def load_animals(self, make_dataset, load):
-        """Load images of six animals in turn; those of the test split are other ones."""
+        """Load images of six animals in turn; the test split has different images."""
 
         def load_them(size=SMALL, **options) -> ImageData:
             classes = [row % 6 for row in range(self.COUNT)]
@@ -135,7 +135,7 @@ class TestLabelsOfADataSet:
         return load_them
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_only_images_trained_on_are_given_other_labels(self, size, load_animals):
+    def test_only_training_images_get_noisy_labels(self, size, load_animals):
         data = load_animals(size, label_noise=1.0, validation_fraction=0.25)
         trained = labels(data.train)
         assert len(trained) == 90
@@ -143,12 +143,12 @@ class TestLabelsOfADataSet:
         for batches in (data.validation, data.evaluation):
             assert all(label == row % 6 for row, label in labels(batches).items())
 
-    def test_the_share_is_that_of_the_images_trained_on(self, load_animals, caplog):
+    def test_the_fraction_refers_to_the_training_images(self, load_animals, caplog):
         with caplog.at_level(logging.INFO, logger="hf_sphere"):
             load_animals(label_noise=0.3, validation_fraction=0.25, max_train_samples=80)
         assert "Redrew 18 of 60 training labels" in caplog.text
 
-    def test_without_noise_nothing_changes(self, load_animals):
+    def test_zero_noise_changes_nothing(self, load_animals):
         assert all(label == row % 6 for row, label in labels(load_animals().train).items())
 
     def test_images_and_their_order_do_not_change(self, load_animals):
@@ -156,12 +156,12 @@ class TestLabelsOfADataSet:
         assert torch.equal(plain.train.epoch_rows(3), noisy.train.epoch_rows(3))
         assert same(pixels(plain.train), pixels(noisy.train))
 
-    def test_the_noise_stays_while_the_seed_of_training_varies(self, load_animals):
+    def test_the_noise_is_independent_of_the_training_seed(self, load_animals):
         first, second = (load_animals(label_noise=0.5, seed=seed, corruption_seed=7) for seed in (0, 1))
         assert labels(first.train) == labels(second.train)
         assert first.train.epoch_rows().tolist() != second.train.epoch_rows().tolist()
 
-    def test_a_row_has_the_same_label_whatever_part_is_held_out(self, load_animals):
+    def test_the_label_of_a_row_is_independent_of_held_out_images(self, load_animals):
         options = {"label_noise": 1.0, "corruption_seed": 7, "validation_fraction": 0.25}
         first, second = (labels(load_animals(seed=seed, **options).train) for seed in (0, 1))
         shared = first.keys() & second.keys()
@@ -169,27 +169,27 @@ class TestLabelsOfADataSet:
         assert all(first[row] == second[row] for row in shared)
 
     @pytest.mark.parametrize("options", [{"seed": 1}, {"corruption_seed": 1}])
-    def test_another_seed_makes_another_noise(self, options, load_animals):
+    def test_the_noise_differs_between_seeds(self, options, load_animals):
         assert labels(load_animals(label_noise=1.0).train) != labels(load_animals(label_noise=1.0, **options).train)
 
-    def test_the_seed_of_training_is_taken_where_there_is_none(self, load_animals):
+    def test_the_seed_defaults_to_the_training_seed(self, load_animals):
         first, second = load_animals(label_noise=1.0, seed=9), load_animals(label_noise=1.0, corruption_seed=9)
         assert labels(first.train) == labels(second.train)
 
-    def test_processes_have_parts_of_the_same_noise(self, load_animals):
+    def test_processes_share_the_same_noise(self, load_animals):
         whole = labels(load_animals(label_noise=0.5).train)
         parts = [load_animals(label_noise=0.5, process_index=i, num_processes=3) for i in range(3)]
         assert {row: label for part in parts for row, label in labels(part.train).items()} == whole
 
-    def test_for_retrieval_classes_are_those_trained_on(self, load_animals):
+    def test_retrieval_noise_uses_the_training_classes(self, load_animals):
         data = load_animals(task="retrieval", train_classes=4, label_noise=1.0)
         assert data.class_names == ANIMALS[:4]
         assert data.train.labels.unique().tolist() == [0, 1, 2, 3]
-        # Rows of the test split come after those of the training split, and 120 is a multiple of the six.
+        # Rows of the test split come after those of the training split, and 120 is a multiple of six.
         assert sum(label != row % 6 for row, label in labels(data.train).items()) > 30
         assert all(label == row % 6 - 4 for row, label in labels(data.evaluation).items())
 
-    def test_values_beside_classes_stay(self, load_animals):
+    def test_regression_labels_are_unchanged(self, load_animals):
         plain = load_animals(task="joint", computed_value="intensity")
         noisy = load_animals(task="joint", computed_value="intensity", label_noise=1.0)
         assert torch.equal(plain.train.regression_labels, noisy.train.regression_labels)
@@ -200,9 +200,7 @@ class TestPixels:
     @pytest.mark.parametrize("kind", ["per_image", "shared"])
     @pytest.mark.parametrize("channels", [1, 3])
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_each_pixel_occurs_as_often_as_before_with_its_channels_together(
-        self, size, channels, kind, make_dataset, load
-    ):
+    def test_shuffling_permutes_pixels_and_keeps_channels_together(self, size, channels, kind, make_dataset, load):
         shape = (*size, 3) if channels == 3 else size
         images = noise(9, *shape)
         data = load(make_dataset(list(images)), **RAW, shuffled_pixels=kind)
@@ -214,20 +212,20 @@ class TestPixels:
                 assert before.tolist() != after.tolist()
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_each_image_has_an_order_of_its_own(self, size, make_dataset, load):
+    def test_each_image_has_its_own_permutation(self, size, make_dataset, load):
         data = load(make_dataset([places(size)] * 8), **RAW, shuffled_pixels="per_image")
         trained, evaluated = pixels(data.train), pixels(data.evaluation)
         assert len({image.numpy().tobytes() for image in (*trained.values(), *evaluated.values())}) == 16
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_a_shared_order_is_that_of_all_images_of_both_splits(self, size, make_dataset, load):
+    def test_a_shared_permutation_applies_to_all_images_of_both_splits(self, size, make_dataset, load):
         data = load(make_dataset([places(size)] * 8), **RAW, shuffled_pixels="shared", validation_fraction=0.5)
         parts = [pixels(batches) for batches in (data.train, data.validation, data.evaluation)]
         assert len({image.numpy().tobytes() for part in parts for image in part.values()}) == 1
         assert not np.array_equal(parts[0].popitem()[1][0].numpy(), places(size))
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_an_image_has_the_same_order_in_every_subset(self, size, make_dataset, load):
+    def test_an_image_has_the_same_permutation_in_every_subset(self, size, make_dataset, load):
         dataset = make_dataset(list(noise(20, *size)))
         options = RAW | {"shuffled_pixels": "per_image", "corruption_seed": 2}
         whole, part = load(dataset, **options), load(dataset, **options, max_train_samples=12, validation_fraction=0.5)
@@ -237,7 +235,7 @@ class TestPixels:
             assert len(some) == 6
             assert same(some, {row: everything[row] for row in some})
 
-    def test_images_left_out_as_corrupt_do_not_move_the_others(self, make_dataset, load):
+    def test_skipping_corrupt_images_does_not_affect_the_others(self, make_dataset, load):
         images = list(noise(9, *SMALL))
         whole = pixels(load(make_dataset(images), **RAW, shuffled_pixels="per_image").train)
         images[3] = b"not an image"
@@ -247,7 +245,7 @@ class TestPixels:
 
     @pytest.mark.parametrize("kind", ["per_image", "shared"])
     @pytest.mark.parametrize("num_workers", [0, 2])
-    def test_disk_and_memory_agree(self, num_workers, kind, make_dataset, load, monkeypatch):
+    def test_streamed_and_in_memory_pixels_agree(self, num_workers, kind, make_dataset, load, monkeypatch):
         dataset = make_dataset(list(noise(9, *SMALL, 3)))
         options = RAW | {"shuffled_pixels": kind, "max_train_samples": 7}
         memory = load(dataset, **options)
@@ -258,14 +256,14 @@ class TestPixels:
         assert same(pixels(memory.train), pixels(disk.train))
         assert same(pixels(memory.evaluation), pixels(disk.evaluation))
 
-    def test_a_corrupt_image_on_disk_is_still_named(self, make_dataset, load):
+    def test_the_error_for_a_corrupt_streamed_image_names_it(self, make_dataset, load):
         data = load(make_dataset([*noise(2, *LARGE), b"not an image"]), **RAW, shuffled_pixels="per_image")
         with pytest.raises(ValueError, match="image 2 of the split cannot be decoded"):
             list(data.evaluation.epoch())
 
     @without_deadline
     @given(st.integers(1, 40), st.integers(1, 200), st.sampled_from(["per_image", "shared"]))
-    def test_how_many_are_done_at_once_makes_no_difference(self, count, at_a_time, kind):
+    def test_the_chunk_size_does_not_matter(self, count, at_a_time, kind):
         images, rows = torch.from_numpy(noise(count, 2, 3, 4)), torch.arange(count).flip(0)
         corruption = Corruption(shuffled_pixels=kind, seed=5)
         with pytest.MonkeyPatch.context() as patch:
@@ -273,14 +271,14 @@ class TestPixels:
             patch.setattr("hf_sphere.data.corruption._PIXELS_AT_A_TIME", at_a_time)
             assert torch.equal(corruption.shuffle(images, rows, "train"), whole)
 
-    def test_what_was_given_stays_as_it_was(self):
+    def test_input_images_are_not_modified(self):
         images = torch.from_numpy(noise(5, 3, 6, 4))
         before = images.clone()
         Corruption(shuffled_pixels="per_image").shuffle(images, torch.arange(5), "train")
         assert torch.equal(images, before)
 
     @pytest.mark.parametrize("other", [{"seed": 1}, {"split": "test"}, {"row": 1}])
-    def test_the_order_of_an_image_follows_from_seed_split_and_row(self, other):
+    def test_seed_split_and_row_determine_the_permutation(self, other):
         def order(seed=0, split="train", row=0):
             corruption = Corruption(shuffled_pixels="per_image", seed=seed)
             return corruption.shuffle(torch.arange(24).view(1, 1, 4, 6), torch.tensor([row]), split)
@@ -288,25 +286,25 @@ class TestPixels:
         assert torch.equal(order(), order())
         assert not torch.equal(order(), order(**other))
 
-    def test_places_are_uniform(self):
+    def test_positions_are_uniform(self):
         images = torch.arange(8).view(1, 1, 2, 4).repeat(4000, 1, 1, 1)
         moved = Corruption(shuffled_pixels="per_image").shuffle(images, torch.arange(4000), "train").flatten(1)
         for place in moved.unbind(1):
             assert chisquare(torch.bincount(place, minlength=8)).pvalue > 0.0001
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_mean_and_spread_do_not_change(self, size, make_dataset, load):
+    def test_mean_and_standard_deviation_do_not_change(self, size, make_dataset, load):
         dataset = make_dataset(list(noise(9, *size, 3)))
         plain, shuffled = load(dataset), load(dataset, shuffled_pixels="per_image")
         assert (plain.mean, plain.std) == (shuffled.mean, shuffled.std)
 
-    def test_values_are_computed_of_the_images_as_they_were(self, make_dataset, load):
+    def test_values_are_computed_from_uncorrupted_images(self, make_dataset, load):
         dataset = make_dataset(list(noise(9, *SMALL)))
         options = {"task": "regression", "computed_value": "slant"}
         plain, shuffled = load(dataset, **options), load(dataset, **options, shuffled_pixels="per_image")
         assert torch.equal(plain.train.labels, shuffled.train.labels)
 
-    def test_augmentation_comes_afterwards(self, make_dataset, load):
+    def test_augmentation_is_applied_after_corruption(self, make_dataset, load):
         dataset = make_dataset(list(noise(9, *SMALL)))
         options = RAW | {"shuffled_pixels": "per_image"}
         plain, mirrored = load(dataset, **options), load(dataset, **options, horizontal_flip=True)
@@ -317,7 +315,7 @@ class TestPixels:
         )
 
     @pytest.mark.parametrize("first", ["per_image", None])
-    def test_the_cache_of_decoded_images_holds_them_as_they_are(self, first, make_dataset, load):
+    def test_the_cache_holds_uncorrupted_images(self, first, make_dataset, load):
         dataset = make_dataset(list(noise(9, *SMALL)))
         load(dataset, **RAW, shuffled_pixels=first)
         plain = pixels(load(dataset, **RAW).train)
@@ -325,7 +323,7 @@ class TestPixels:
         assert not same(pixels(load(dataset, **RAW, shuffled_pixels="per_image").train), plain)
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_processes_have_parts_of_the_same_images(self, size, make_dataset, load):
+    def test_processes_share_the_same_corrupted_images(self, size, make_dataset, load):
         dataset = make_dataset(list(noise(12, *size)))
         options = RAW | {"shuffled_pixels": "per_image"}
         whole, found = load(dataset, **options), [{}, {}]
@@ -340,7 +338,7 @@ class TestPixels:
 class TestClasses:
     @pytest.fixture
     def animals(self, make_dataset):
-        """Make a split of two images of each animal, or of those given."""
+        """Make a split of two images of each animal, or of the given animals."""
 
         def make(names=ANIMALS * 2, *, size=SMALL, feature=None, seed=0):
             values = names if feature is not None else [ANIMALS.index(name) for name in names]
@@ -353,7 +351,7 @@ class TestClasses:
     @pytest.mark.parametrize("feature", [None, Value("string")])
     @pytest.mark.parametrize("size", [SMALL, LARGE])
     @pytest.mark.parametrize("count", [2, 4, 6])
-    def test_so_many_are_kept_with_all_their_images_and_numbered_in_order(self, count, size, feature, animals, load):
+    def test_sampled_classes_keep_all_images_and_are_numbered_in_order(self, count, size, feature, animals, load):
         data = load(animals(size=size, feature=feature), **RAW, sample_classes=count)
         assert len(data.class_names) == count
         assert data.class_names == data.eval_class_names == sorted(data.class_names)
@@ -365,31 +363,31 @@ class TestClasses:
 
     @without_deadline
     @given(st.integers(2, 200), st.data(), st.integers(0, 2**40))
-    def test_as_many_different_ones_as_asked_for_are_drawn_in_order(self, count, data, seed):
+    def test_the_requested_number_of_distinct_classes_is_sampled_in_order(self, count, data, seed):
         kept = data.draw(st.integers(2, count))
         drawn = Corruption(sample_classes=kept, seed=seed).draw_classes(count).tolist()
         assert len(drawn) == kept
         assert drawn == sorted(set(drawn))
         assert set(drawn) <= set(range(count))
 
-    def test_each_is_as_likely_as_any_other(self):
+    def test_classes_are_sampled_uniformly(self):
         draws = [Corruption(sample_classes=3, seed=seed).draw_classes(10) for seed in range(2000)]
         assert chisquare(torch.bincount(torch.cat(draws))).pvalue > 0.001
 
-    def test_the_seed_says_which(self, animals, load):
+    def test_the_seed_determines_the_classes(self, animals, load):
         names = [load(animals(), sample_classes=2, corruption_seed=seed).class_names for seed in (0, 0, 1, 2, 3)]
         assert names[0] == names[1]
         assert len({tuple(drawn) for drawn in names}) > 1
 
-    def test_they_stay_while_the_seed_of_training_varies(self, animals, load):
+    def test_the_classes_are_independent_of_the_training_seed(self, animals, load):
         names = [load(animals(), sample_classes=2, corruption_seed=1, seed=seed).class_names for seed in range(5)]
         assert len({tuple(drawn) for drawn in names}) == 1
 
-    def test_noise_is_drawn_from_those_left(self, animals, load):
+    def test_noise_uses_the_sampled_classes(self, animals, load):
         data = load(animals(ANIMALS * 20), sample_classes=3, label_noise=1.0)
         assert data.train.labels.unique().tolist() == [0, 1, 2]
 
-    def test_a_part_of_the_images_is_one_of_those_left(self, animals, load):
+    def test_an_image_subset_comes_from_the_sampled_classes(self, animals, load):
         data = load(animals(ANIMALS * 9), sample_classes=3, max_train_samples=20, validation_fraction=0.25)
         assert (data.train.num_examples, data.validation.num_examples) == (15, 5)
         assert data.train.labels.max() == 2
@@ -400,7 +398,7 @@ class TestClasses:
         rows = part.evaluation.epoch_rows()
         assert torch.equal(part.evaluation.regression_labels, whole.evaluation.regression_labels[rows])
 
-    def test_a_split_without_any_of_them_is_an_error_that_names_them(self, animals, load):
+    def test_a_split_without_the_sampled_classes_is_an_error_that_names_them(self, animals, load):
         names = load(animals(), sample_classes=2).class_names
         other = next(name for name in ANIMALS if name not in names)
         with pytest.raises(
@@ -409,16 +407,16 @@ class TestClasses:
             load(animals(), animals([other]), sample_classes=2)
 
 
-class TestTheSameByBothFunctions:
+class TestConsistencyBetweenLoaders:
     @pytest.mark.parametrize("kind", ["per_image", "shared", None])
     @pytest.mark.parametrize("size", [SMALL, LARGE])
     @pytest.mark.parametrize("feature", [ClassLabel(names=ANIMALS), Value("string")])
-    def test_evaluation_images_are_those_of_the_run(self, feature, size, kind, make_dataset, load, load_split):
+    def test_evaluation_images_match_those_of_the_run(self, feature, size, kind, make_dataset, load, load_split):
         def make(names, seed):
             values = names if isinstance(feature, Value) else [ANIMALS.index(name) for name in names]
             return make_dataset(list(noise(len(names), *size, seed=seed)), values, feature=feature)
 
-        # The test split lacks a class, and so its own labels would be numbered otherwise.
+        # The test split lacks a class, so its labels alone would be numbered differently.
         train, test = make(ANIMALS * 3, 0), make(ANIMALS[1:] * 4, 1)
         for seed in range(4):
             options = {"shuffled_pixels": kind, "sample_classes": 4, "corruption_seed": seed}
@@ -428,24 +426,24 @@ class TestTheSameByBothFunctions:
             assert labels(split.batches) == labels(data.evaluation)
             assert same(pixels(split.batches), pixels(data.evaluation))
 
-    def test_so_are_the_training_images(self, make_dataset, load, load_split):
+    def test_training_images_match_those_of_the_run(self, make_dataset, load, load_split):
         options = {"shuffled_pixels": "per_image"}
         data = load(make_dataset(list(noise(9, *SMALL))), **RAW, **options)
         assert same(pixels(load_split("train", **options).batches), pixels(data.train))
 
-    def test_so_are_the_unseen_classes_of_retrieval(self, make_dataset, load, load_split):
+    def test_unseen_retrieval_classes_match_those_of_the_run(self, make_dataset, load, load_split):
         train, test = (make_dataset(list(noise(12, *SMALL, seed=seed)), list(range(6)) * 2) for seed in range(2))
         options = {"shuffled_pixels": "per_image", "train_classes": 3}
         data = load(train, test, **RAW, **options, task="retrieval")
         assert same(pixels(load_split(**options).batches), pixels(data.evaluation))
 
-    def test_the_split_that_classes_are_drawn_from_must_be_there(self, make_dataset, embed, load_split):
+    def test_sampling_classes_requires_the_training_split(self, make_dataset, embed, load_split):
         embed(test=make_dataset(list(noise(4, *SMALL)), [0, 1, 2, 3]))
         with pytest.raises(ValueError, match=r"no split 'train'; .*--train_split"):
             load_split(sample_classes=2)
         assert len(load_split(sample_classes=2, train_split="test").class_names) == 2
 
-    def test_without_labels_there_are_no_classes_to_draw(self, make_dataset, embed, load_split):
+    def test_sampling_classes_requires_labels(self, make_dataset, embed, load_split):
         bare = make_dataset(list(noise(4, *SMALL))).remove_columns("label")
         embed(train=bare, test=bare)
         with pytest.raises(ValueError, match="found no label column"):
@@ -453,7 +451,7 @@ class TestTheSameByBothFunctions:
         assert load_split(shuffled_pixels="shared").num_images == 4
 
 
-class TestBadValues:
+class TestInvalidOptions:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
@@ -468,7 +466,7 @@ class TestBadValues:
             ({"sample_classes": 3, "task": "retrieval"}, "--sample_classes 3 .* use --train_classes"),
         ],
     )
-    def test_they_are_errors_that_say_what_is_possible(self, options, message, load_named):
+    def test_invalid_options_are_errors_that_list_valid_values(self, options, message, load_named):
         computed = {"computed_value": "slant"} if options.get("task") == "regression" else {}
         with pytest.raises(ValueError, match=message):
             load_named("digits", **options, **computed)
@@ -481,6 +479,6 @@ class TestBadValues:
             ({"sample_classes": 3, "train_classes": 4}, "--sample_classes 3 .* use --train_classes"),
         ],
     )
-    def test_also_for_one_split(self, options, message, load_one):
+    def test_invalid_options_are_errors_for_a_single_split(self, options, message, load_one):
         with pytest.raises(ValueError, match=message):
             load_one("digits", **options)

@@ -28,7 +28,7 @@ def noise(*shape: int) -> np.ndarray:
 
 @pytest.fixture
 def decode(tmp_path):
-    """Decode column `image` without a progress bar, cached below `tmp_path`."""
+    """Decode column `image` without a progress bar and with a cache below `tmp_path`."""
 
     def call(dataset, shape=SHAPE, **options):
         images = EncodedImages(dataset, "image", shape)
@@ -39,7 +39,7 @@ def decode(tmp_path):
 
 @pytest.fixture
 def forbid_decoding(monkeypatch):
-    """Return a function after whose call no image can be opened any more."""
+    """Return a function that makes opening any further image fail the test."""
 
     def forbid():
         monkeypatch.setattr(decoding, "_open", lambda _: pytest.fail("decoded although there is a cache"))
@@ -52,14 +52,14 @@ class TestProbing:
         assert probe_shape(make_dataset([noise(3, 7), noise(9, 9)]), "image") == ImageShape(1, 3, 7)
 
     @pytest.mark.parametrize(("mode", "channels"), PIL_MODES.items())
-    def test_gray_modes_have_one_channel_and_colour_modes_three(self, mode, channels, make_dataset):
+    def test_gray_modes_have_one_channel_and_color_modes_three(self, mode, channels, make_dataset):
         assert probe_shape(make_dataset([PILImage.new(mode, (5, 4))]), "image").channels == channels
 
     @pytest.mark.parametrize("first", [NOT_AN_IMAGE, b"", None])
-    def test_images_that_do_not_open_are_passed_over(self, first, make_dataset):
+    def test_probing_skips_unreadable_images(self, first, make_dataset):
         assert probe_shape(make_dataset([first, noise(3, 7, 3)]), "image") == ImageShape(3, 3, 7)
 
-    def test_no_image_that_opens_is_an_error_that_names_the_column(self, make_dataset):
+    def test_only_unreadable_images_are_an_error_that_names_the_column(self, make_dataset):
         with pytest.raises(CorruptImageError, match="no image of column 'image'"):
             probe_shape(make_dataset([NOT_AN_IMAGE, NOT_AN_IMAGE]), "image")
 
@@ -75,18 +75,18 @@ class TestPixels:
         assert torch.equal(images, expected)
         assert rows.tolist() == [0, 1, 2, 3, 4, 5]
 
-    def test_gray_repeats_over_three_channels_when_colour_is_asked_for(self, make_dataset, decode):
+    def test_gray_images_are_repeated_over_three_channels_for_color(self, make_dataset, decode):
         pixels = noise(4, 5)
         images, _ = decode(make_dataset([pixels]), ImageShape(3, 4, 5))
         assert torch.equal(images[0], torch.from_numpy(pixels).expand(3, 4, 5))
 
-    def test_colour_becomes_luma_when_gray_is_asked_for(self, make_dataset, decode):
+    def test_color_images_are_converted_to_luma_for_gray(self, make_dataset, decode):
         pixels = noise(4, 5, 3)
         images, _ = decode(make_dataset([pixels]), ImageShape(1, 4, 5))
         luma = pixels @ np.array([0.299, 0.587, 0.114])
         np.testing.assert_allclose(images[0, 0].numpy(), luma, atol=0.51)
 
-    def test_images_of_different_sizes_come_out_in_one_size(self, make_dataset, decode):
+    def test_images_of_different_sizes_are_resized_to_one_size(self, make_dataset, decode):
         images, _ = decode(make_dataset([flat(7), flat(8, 9, 3), flat(9, 1, 1)]), ImageShape(1, 6, 8))
         assert torch.equal(images, torch.tensor([7, 8, 9], dtype=torch.uint8)[:, None, None, None].expand(3, 1, 6, 8))
 
@@ -97,12 +97,12 @@ class TestPixels:
         exact = tvF.resize(torch.from_numpy(pixels).double()[None], list(size), antialias=True)
         np.testing.assert_allclose(images[0].double(), exact, atol=1.0)
 
-    def test_images_kept_as_files_decode_like_embedded_ones(self, tmp_path, decode):
+    def test_image_files_decode_like_embedded_images(self, tmp_path, decode):
         PILImage.fromarray(noise(4, 5)).save(tmp_path / "a.png")
         dataset = Dataset.from_dict({"image": [str(tmp_path / "a.png")]}, features=Features({"image": Image()}))
         assert torch.equal(decode(dataset)[0][0, 0], torch.from_numpy(noise(4, 5)))
 
-    def test_a_photo_is_turned_as_its_camera_says(self, make_dataset, encode, decode):
+    def test_exif_orientation_is_applied(self, make_dataset, encode, decode):
         photo = PILImage.fromarray(noise(8, 16, 3))
         orientation = photo.getexif()
         orientation[0x0112] = 6
@@ -112,12 +112,12 @@ class TestPixels:
         assert (shape.height, shape.width) == seen_by_datasets.shape[:2]
         np.testing.assert_array_equal(decode(dataset, shape)[0][0].permute(1, 2, 0), seen_by_datasets)
 
-    def test_a_column_that_holds_no_images_is_an_error_that_names_it(self, make_dataset):
+    def test_a_column_without_images_is_an_error_that_names_it(self, make_dataset):
         with pytest.raises(ValueError, match="column 'label' does not hold images but ClassLabel"):
             EncodedImages(make_dataset([flat(0)]), "label", ImageShape(1, 4, 5))
 
-    def test_two_workers_decode_the_same_as_none(self, tmp_path, make_dataset, decode):
-        # More than one batch of 500, so that the workers take turns.
+    def test_two_workers_decode_the_same_images_as_none(self, tmp_path, make_dataset, decode):
+        # More than one batch of 500, so both workers are used.
         dataset = make_dataset([flat(i % 256) if i != 520 else NOT_AN_IMAGE for i in range(1100)])
         alone = decode(dataset, skip_corrupt=True, num_workers=0, cache_dir=tmp_path / "alone")
         together = decode(dataset, skip_corrupt=True, num_workers=2, cache_dir=tmp_path / "together")
@@ -127,7 +127,7 @@ class TestPixels:
 
 class TestCorruptImages:
     @pytest.mark.parametrize("index", [0, 2, 3])
-    def test_a_corrupt_image_is_named_by_its_index(self, index, make_dataset, decode):
+    def test_the_error_for_a_corrupt_image_has_its_index(self, index, make_dataset, decode):
         images = [flat(i) for i in range(4)]
         images[index] = NOT_AN_IMAGE
         with pytest.raises(CorruptImageError, match=f"image {index} of the split.*--skip_corrupt_images"):
@@ -145,41 +145,41 @@ class TestCorruptImages:
         with pytest.raises(CorruptImageError, match="image 1 "):
             decode(make_dataset([flat(0), broken]))
 
-    def test_a_file_that_is_gone_is_corrupt(self, tmp_path, decode):
+    def test_a_missing_file_is_corrupt(self, tmp_path, decode):
         paths = [str(tmp_path / "here.png"), str(tmp_path / "gone.png")]
         PILImage.fromarray(flat(0)).save(paths[0])
         dataset = Dataset.from_dict({"image": paths}, features=Features({"image": Image()}))
         with pytest.raises(CorruptImageError, match="image 1 "):
             decode(dataset)
 
-    def test_a_corrupt_image_is_named_by_its_index_when_a_worker_finds_it(self, make_dataset, decode):
+    def test_the_error_for_a_corrupt_image_has_its_index_with_workers(self, make_dataset, decode):
         with pytest.raises(CorruptImageError, match="image 3 of the split"):
             decode(make_dataset([*map(flat, range(3)), NOT_AN_IMAGE]), num_workers=1)
 
-    def test_skipping_leaves_out_corrupt_images_and_says_which_rows_are_left(self, make_dataset, decode):
+    def test_skipping_corrupt_images_returns_the_remaining_rows(self, make_dataset, decode):
         images, rows = decode(make_dataset([flat(0), NOT_AN_IMAGE, flat(2), NOT_AN_IMAGE, flat(4)]), skip_corrupt=True)
         assert rows.tolist() == [0, 2, 4]
         assert images[:, 0, 0, 0].tolist() == [0, 2, 4]
 
-    def test_rows_are_right_when_images_are_decoded_in_several_batches(self, make_dataset, decode):
+    def test_rows_are_correct_over_several_batches(self, make_dataset, decode):
         corrupt = {3, 499, 500, 777}
         dataset = make_dataset([NOT_AN_IMAGE if i in corrupt else flat(i % 256) for i in range(1003)])
         images, rows = decode(dataset, skip_corrupt=True)
         assert rows.tolist() == [i for i in range(1003) if i not in corrupt]
         assert images[:, 0, 0, 0].tolist() == [i % 256 for i in rows.tolist()]
 
-    def test_a_whole_batch_of_corrupt_images_is_left_out(self, make_dataset, decode):
+    def test_an_entirely_corrupt_batch_is_skipped(self, make_dataset, decode):
         dataset = make_dataset([NOT_AN_IMAGE] * 500 + [flat(1), flat(2)])
         images, rows = decode(dataset, skip_corrupt=True)
         assert rows.tolist() == [500, 501]
         assert images[:, 0, 0, 0].tolist() == [1, 2]
 
-    def test_the_number_left_out_is_logged(self, make_dataset, decode, caplog):
+    def test_the_number_of_skipped_images_is_logged(self, make_dataset, decode, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             decode(make_dataset([flat(0), NOT_AN_IMAGE, NOT_AN_IMAGE]), skip_corrupt=True)
         assert "Left out 2 corrupt image(s) of 3." in caplog.text
 
-    def test_nothing_is_logged_when_no_image_is_corrupt(self, make_dataset, decode, caplog):
+    def test_nothing_is_logged_without_corrupt_images(self, make_dataset, decode, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             decode(make_dataset([flat(0)]), skip_corrupt=True)
         assert not caplog.records
@@ -198,12 +198,12 @@ class TestCache:
         assert torch.equal(images, again_images)
         assert torch.equal(rows, again_rows)
 
-    def test_equal_data_made_again_reads_the_cache(self, make_dataset, decode, forbid_decoding):
+    def test_equal_data_built_again_reads_the_cache(self, make_dataset, decode, forbid_decoding):
         decode(make_dataset([flat(1), flat(2)]))
         forbid_decoding()
         assert decode(make_dataset([flat(1), flat(2)]))[0][:, 0, 0, 0].tolist() == [1, 2]
 
-    def test_the_cache_remembers_which_images_were_left_out(self, make_dataset, decode, forbid_decoding):
+    def test_the_cache_stores_which_images_were_skipped(self, make_dataset, decode, forbid_decoding):
         dataset = make_dataset([flat(0), NOT_AN_IMAGE, flat(2)])
         decode(dataset, skip_corrupt=True)
         forbid_decoding()
@@ -211,7 +211,7 @@ class TestCache:
         assert rows.tolist() == [0, 2]
         assert images[:, 0, 0, 0].tolist() == [0, 2]
 
-    def test_a_cache_with_images_left_out_does_not_hide_them_from_a_strict_call(self, make_dataset, decode):
+    def test_a_cache_with_skipped_images_does_not_hide_them_from_a_strict_call(self, make_dataset, decode):
         dataset = make_dataset([flat(0), NOT_AN_IMAGE])
         decode(dataset, skip_corrupt=True)
         with pytest.raises(CorruptImageError, match="image 1 "):
@@ -221,7 +221,7 @@ class TestCache:
         decode(make_dataset([flat(1), flat(2)]))
         assert decode(make_dataset([flat(3), flat(4)]))[0][:, 0, 0, 0].tolist() == [3, 4]
 
-    def test_a_part_of_the_data_does_not_read_the_cache_of_the_whole(self, make_dataset, decode):
+    def test_a_subset_does_not_read_the_cache_of_the_full_data(self, make_dataset, decode):
         dataset = make_dataset([flat(1), flat(2), flat(3)])
         decode(dataset)
         assert decode(dataset.select([2, 0]))[0][:, 0, 0, 0].tolist() == [3, 1]
@@ -232,7 +232,7 @@ class TestCache:
         decode(dataset)
         assert decode(dataset, shape)[0].shape[1:] == (shape.channels, shape.height, shape.width)
 
-    def test_an_image_file_that_changed_does_not_read_the_cache(self, tmp_path, decode):
+    def test_a_changed_image_file_does_not_read_the_cache(self, tmp_path, decode):
         def decoded_after_writing(value: int) -> int:
             (tmp_path / "folder").mkdir(exist_ok=True)
             PILImage.fromarray(flat(value)).save(tmp_path / "folder" / "0.png")
@@ -243,16 +243,16 @@ class TestCache:
         assert decoded_after_writing(1) == 1
         assert decoded_after_writing(9) == 9
 
-    def test_the_cache_is_one_file_in_the_folder_given(self, tmp_path, make_dataset, decode):
+    def test_the_cache_is_one_file_in_the_given_folder(self, tmp_path, make_dataset, decode):
         decode(make_dataset([flat(1)]), cache_dir=tmp_path / "deep" / "below")
         assert [path.suffix for path in (tmp_path / "deep" / "below").iterdir()] == [".safetensors"]
 
-    def test_the_cache_lies_below_the_hugging_face_home_by_default(self, tmp_path, make_dataset, decode):
+    def test_the_cache_is_in_the_hugging_face_home_by_default(self, tmp_path, make_dataset, decode):
         decode(make_dataset([flat(1)]), cache_dir=None)
         assert len(list((tmp_path / "hf_home" / "hf_sphere" / "decoded").iterdir())) == 1
 
     @pytest.mark.parametrize("damage", [lambda raw: b"", lambda raw: raw[:-3], lambda raw: b"\xff" * len(raw)])
-    def test_a_damaged_cache_is_decoded_again(self, damage, tmp_path, make_dataset, decode, caplog):
+    def test_images_with_a_damaged_cache_are_decoded_again(self, damage, tmp_path, make_dataset, decode, caplog):
         dataset = make_dataset([flat(1), flat(2)])
         decode(dataset)
         (file,) = (tmp_path / "decoded").iterdir()
@@ -261,7 +261,7 @@ class TestCache:
             assert decode(dataset)[0][:, 0, 0, 0].tolist() == [1, 2]
         assert f"The cache file {file} is damaged" in caplog.text
 
-    def test_a_damaged_cache_is_written_anew(self, tmp_path, make_dataset, decode, forbid_decoding):
+    def test_a_damaged_cache_is_rewritten(self, tmp_path, make_dataset, decode, forbid_decoding):
         dataset = make_dataset([flat(1), flat(2)])
         decode(dataset)
         (file,) = (tmp_path / "decoded").iterdir()
@@ -271,14 +271,14 @@ class TestCache:
         assert decode(dataset)[0][:, 0, 0, 0].tolist() == [1, 2]
 
     @pytest.mark.parametrize("below", [".", "deeper"])
-    def test_a_cache_folder_that_cannot_be_made_only_warns(self, below, tmp_path, make_dataset, decode, caplog):
+    def test_a_cache_folder_that_cannot_be_created_only_warns(self, below, tmp_path, make_dataset, decode, caplog):
         (tmp_path / "a_file").write_text("in the way")
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             images, _ = decode(make_dataset([flat(1)]), cache_dir=tmp_path / "a_file" / below)
         assert images[0, 0, 0, 0] == 1
         assert "Could not write the cache" in caplog.text
 
-    def test_a_full_disk_only_warns_and_leaves_no_unfinished_file(
+    def test_a_full_disk_only_warns_and_leaves_no_partial_file(
         self, tmp_path, make_dataset, decode, caplog, monkeypatch
     ):
         def write_half(_, path):

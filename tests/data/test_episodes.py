@@ -10,14 +10,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from hf_sphere.data import Augmentation, Episodes, EpisodeSampler, ImagesInMemory
 
 without_deadline = settings(deadline=None, max_examples=60)
-"""The machine may be busy with other things."""
+"""No deadline, since the machine may be busy."""
 
 COUNTS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
-"""Images of each class."""
+"""Images per class."""
 
 
 def labels_of(counts: list[int]) -> Tensor:
-    """So many labels of each class, in no order; classes are numbered 5, 8, 11, ..."""
+    """Labels with the given number per class, shuffled; classes are numbered 5, 8, 11, ..."""
     labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     return 3 * labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))] + 5
 
@@ -27,16 +27,16 @@ TEN_OF_TEN = labels_of([10] * 10)
 
 @st.composite
 def possible(draw) -> tuple[Tensor, Episodes]:
-    """Labels, and episodes that can be drawn from them."""
+    """Labels, and episodes that can be sampled from them."""
     counts = draw(COUNTS)
     episodes = Episodes(draw(st.integers(1, len(counts))), draw(st.integers(1, 12)), draw(st.integers(1, 9)))
     return labels_of(counts), episodes
 
 
-class TestAnEpisode:
+class TestEpisode:
     @without_deadline
     @given(possible(), st.integers(0, 2**31), st.integers(0, 1000))
-    def test_it_has_so_many_different_classes_and_so_many_images_of_each(self, asked, seed, epoch):
+    def test_an_episode_has_the_requested_classes_and_images_per_class(self, asked, seed, epoch):
         labels, episodes = asked
         drawn = labels[EpisodeSampler(labels, episodes, seed=seed).indices(epoch)]
         assert drawn.shape == (episodes.count, episodes.classes * episodes.examples)
@@ -45,7 +45,7 @@ class TestAnEpisode:
 
     @without_deadline
     @given(possible(), st.integers(0, 1000))
-    def test_it_repeats_no_image_of_a_class_that_has_enough_and_leaves_out_none_of_another(self, asked, epoch):
+    def test_images_repeat_only_in_classes_that_are_too_small(self, asked, epoch):
         labels, episodes = asked
         for episode in EpisodeSampler(labels, episodes).indices(epoch).tolist():
             times = Counter(episode)
@@ -55,17 +55,17 @@ class TestAnEpisode:
                 assert max(taken) - min(taken) <= 1
                 assert (max(taken) == 1) == (len(members) >= episodes.examples)
 
-    def test_images_of_a_class_stand_together(self):
+    def test_images_of_a_class_are_contiguous(self):
         drawn = TEN_OF_TEN[EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 20)).indices(0)].reshape(20, 4, 3)
         assert (drawn == drawn[:, :, :1]).all()
 
     @pytest.mark.parametrize(("episodes", "share"), [(Episodes(3, 2, 4000), 6 / 100), (Episodes(10, 7, 1000), 7 / 10)])
-    def test_every_image_is_as_likely_as_any_other(self, episodes, share):
+    def test_images_are_sampled_uniformly(self, episodes, share):
         times = torch.bincount(EpisodeSampler(TEN_OF_TEN, episodes).indices(0).flatten(), minlength=100)
         spread = (episodes.count * share * (1 - share)) ** 0.5
         assert (times - episodes.count * share).abs().max() < 5 * spread
 
-    def test_every_pair_of_classes_is_as_likely_as_any_other(self):
+    def test_pairs_of_classes_are_sampled_uniformly(self):
         drawn = TEN_OF_TEN[EpisodeSampler(TEN_OF_TEN, Episodes(2, 1, 9000)).indices(0)]
         times = Counter(tuple(sorted(pair)) for pair in drawn.tolist())
         assert len(times) == 45
@@ -76,13 +76,13 @@ class TestAnEpisode:
         assert torch.equal(drawn, EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 5)).indices(2))
 
 
-class TestRepeating:
-    def test_it_follows_from_seed_and_epoch(self):
+class TestReproducibility:
+    def test_seed_and_epoch_determine_the_episodes(self):
         first, second = (EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 20), seed=7) for _ in range(2))
         list(first)
         assert torch.equal(first.indices(3), second.indices(3))
 
-    def test_every_episode_of_every_epoch_and_seed_is_another(self):
+    def test_episodes_differ_within_and_between_epochs_and_seeds(self):
         drawn = [
             tuple(episode)
             for seed in range(4)
@@ -91,11 +91,11 @@ class TestRepeating:
         ]
         assert len(set(drawn)) == len(drawn) == 320
 
-    def test_an_episode_is_the_same_in_a_longer_list(self):
+    def test_an_episode_is_independent_of_the_number_of_episodes(self):
         short, long = (EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, count)).indices(1) for count in (5, 9))
         assert torch.equal(short, long[:5])
 
-    def test_the_random_numbers_of_the_model_are_left_alone(self):
+    def test_sampling_does_not_change_the_global_random_state(self):
         before = torch.get_rng_state()
         EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 20)).indices(0)
         assert torch.equal(torch.get_rng_state(), before)
@@ -104,7 +104,7 @@ class TestRepeating:
 class TestProcesses:
     @without_deadline
     @given(count=st.integers(1, 20), processes=st.integers(1, 5), epoch=st.integers(0, 9))
-    def test_together_they_draw_what_one_does_and_then_begin_again(self, count, processes, epoch):
+    def test_processes_together_sample_the_episodes_of_one_and_then_wrap_around(self, count, processes, epoch):
         episodes = Episodes(4, 3, count)
         alone = EpisodeSampler(TEN_OF_TEN, episodes).indices(epoch).tolist()
         shares = [
@@ -117,7 +117,7 @@ class TestProcesses:
 
 
 class TestSmallClasses:
-    def test_they_are_warned_of_once(self, caplog):
+    def test_small_classes_cause_one_warning(self, caplog):
         labels = labels_of([6, 3, 6, 1, 4])
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             sampler = EpisodeSampler(labels, Episodes(5, 5, 3))
@@ -127,17 +127,17 @@ class TestSmallClasses:
         assert "3 of 5 classes have fewer than the 5 images" in record.message
         assert "(class 8 has 3, class 14 has 1, class 17 has 4)" in record.message
 
-    def test_of_many_a_few_are_named(self, caplog):
+    def test_the_warning_lists_only_a_few_classes(self, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             EpisodeSampler(labels_of([1] * 9), Episodes(5, 2, 3))
         assert "(class 5 has 1, class 8 has 1, class 11 has 1, ...)" in caplog.text
 
-    def test_only_the_first_process_speaks(self, caplog):
+    def test_only_the_first_process_warns(self, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             EpisodeSampler(labels_of([1, 2]), Episodes(2, 2, 3), process_index=1, num_processes=2)
         assert not caplog.records
 
-    def test_classes_that_are_just_large_enough_are_not_warned_of(self, caplog):
+    def test_classes_that_are_just_large_enough_cause_no_warning(self, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             EpisodeSampler(labels_of([3, 4]), Episodes(2, 3, 3))
         assert not caplog.records
@@ -145,28 +145,28 @@ class TestSmallClasses:
 
 class TestDistinctImages:
     @pytest.mark.parametrize("counts", [[6, 3, 6, 2, 4], [5, 5, 4]])
-    def test_a_class_with_too_few_is_an_error_that_names_the_smallest_first(self, counts):
+    def test_too_small_classes_are_an_error_that_lists_the_smallest_first(self, counts):
         with pytest.raises(ValueError, match="takes 5 different images of a class") as refusal:
             EpisodeSampler(labels_of(counts), Episodes(2, 5, 3, distinct=True))
         smallest = min(range(len(counts)), key=counts.__getitem__)
         assert f"(class {3 * smallest + 5} has {counts[smallest]}" in str(refusal.value)
         assert f"Use at most {min(counts)}" in str(refusal.value)
 
-    def test_a_class_of_a_single_image_is_an_error_that_asks_for_no_episode_of_single_images(self):
+    def test_the_error_for_a_single_image_class_does_not_suggest_smaller_episodes(self):
         with pytest.raises(ValueError, match=r"\(class 8 has 1\)\. Leave these classes out, or use more images\.$"):
             EpisodeSampler(labels_of([6, 1]), Episodes(2, 5, 3, distinct=True))
 
     @pytest.mark.parametrize("asked", [(3, 2), (2, 5)], ids=["classes", "images"])
-    def test_the_error_says_where_the_numbers_come_from(self, asked):
-        with pytest.raises(ValueError, match=r"\. So says the user\.$"):
-            EpisodeSampler(labels_of([4, 4]), Episodes(*asked, 3, distinct=True, origin="So says the user."))
+    def test_the_error_includes_the_origin_of_the_numbers(self, asked):
+        with pytest.raises(ValueError, match=r"\. Set by the user\.$"):
+            EpisodeSampler(labels_of([4, 4]), Episodes(*asked, 3, distinct=True, origin="Set by the user."))
 
-    def test_classes_that_are_just_large_enough_will_do(self):
+    def test_classes_that_are_just_large_enough_are_accepted(self):
         drawn = EpisodeSampler(labels_of([4, 5]), Episodes(2, 4, 3, distinct=True)).indices(0)
         assert all(len(episode.unique()) == 8 for episode in drawn)
 
 
-class TestSeveralABatch:
+class TestSeveralPerBatch:
     @without_deadline
     @given(count=st.integers(1, 20), processes=st.integers(1, 4), per_batch=st.integers(1, 6), epoch=st.integers(0, 9))
     def test_batches_are_the_episodes_of_a_process_in_order(self, count, processes, per_batch, epoch):
@@ -178,7 +178,7 @@ class TestSeveralABatch:
         assert [index for batch in batches for index in batch] == sampler.indices(epoch).flatten().tolist()
 
     @pytest.mark.parametrize("start", range(4))
-    def test_an_epoch_of_images_can_begin_at_any_batch(self, start):
+    def test_an_epoch_of_images_can_start_at_any_batch(self, start):
         of = batches(episodes=Episodes(4, 3, 7, per_batch=3), augmentation=Augmentation(crop_padding=2))
         resumed, whole = list(of.epoch(2, start=start)), list(of.epoch(2))
         assert ([len(batch["labels"]) for batch in whole], len(of)) == ([36, 36, 12], 3)
@@ -187,12 +187,12 @@ class TestSeveralABatch:
             assert all(torch.equal(one[name], other[name]) for name in one)
 
     @pytest.mark.parametrize(("processes", "examples"), [(1, 84), (2, 96), (3, 108)])
-    def test_they_change_nothing_about_how_many_images_an_epoch_has(self, processes, examples):
+    def test_episodes_per_batch_do_not_change_the_images_per_epoch(self, processes, examples):
         of = batches(episodes=Episodes(4, 3, 7, per_batch=3), num_processes=processes)
         assert (of.batch_size, of.examples_per_epoch) == (36, examples)
 
 
-class TestBadInput:
+class TestInvalidInput:
     @pytest.mark.parametrize("name", ["classes", "examples", "count", "per_batch"])
     @pytest.mark.parametrize("value", [0, -2])
     def test_a_number_below_one_is_an_error_that_names_it(self, name, value):
@@ -200,7 +200,7 @@ class TestBadInput:
             Episodes(**({"classes": 2, "examples": 2, "count": 2} | {name: value}))
 
     @pytest.mark.parametrize(("labels", "there_are"), [(TEN_OF_TEN, 10), (torch.empty(0), 0), ([], 0)])
-    def test_more_classes_than_there_are_is_an_error_that_says_both(self, labels, there_are):
+    def test_too_many_classes_are_an_error_that_states_both_numbers(self, labels, there_are):
         with pytest.raises(ValueError, match=f"11 different classes cannot be drawn from {there_are};"):
             EpisodeSampler(labels, Episodes(11, 2, 3))
 
@@ -208,24 +208,24 @@ class TestBadInput:
         ("there_are", "advice"),
         [(1, "use images of more classes."), (2, "use at most as many as there are.")],
     )
-    def test_more_classes_than_there_are_is_an_error_that_advises_what_is_possible(self, there_are, advice):
+    def test_too_many_classes_are_an_error_that_suggests_a_valid_number(self, there_are, advice):
         with pytest.raises(ValueError, match=f"cannot be drawn from {there_are}; {advice}"):
             EpisodeSampler(labels_of([4] * there_are), Episodes(3, 2, 3))
 
     @pytest.mark.parametrize("labels", [torch.rand(8), torch.zeros(4, 2, dtype=torch.int64), torch.tensor(3)])
-    def test_labels_that_are_no_row_of_integers_are_an_error(self, labels):
+    def test_labels_that_are_not_a_1d_integer_array_are_an_error(self, labels):
         with pytest.raises(ValueError, match=r"integer labels of shape \(N,\); got torch"):
             EpisodeSampler(labels, Episodes(1, 1, 1))
 
     @pytest.mark.parametrize(("index", "processes"), [(0, 0), (2, 2), (-1, 2), (0, -1)])
-    def test_a_process_that_is_not_there_is_an_error_that_says_both(self, index, processes):
+    def test_an_invalid_process_index_is_an_error_that_states_both_numbers(self, index, processes):
         with pytest.raises(ValueError, match=f"got process_index={index} and num_processes={processes}"):
             EpisodeSampler(TEN_OF_TEN, Episodes(2, 2, 2), process_index=index, num_processes=processes)
 
 
-class TestInALoader:
+class TestDataLoader:
     @pytest.mark.parametrize("num_workers", [0, 1])
-    def test_the_loader_yields_the_episodes_of_the_epoch_that_was_set(self, num_workers):
+    def test_the_loader_yields_the_episodes_of_the_current_epoch(self, num_workers):
         sampler = EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 6))
         loader = DataLoader(TensorDataset(torch.arange(100)), batch_sampler=sampler, num_workers=num_workers)
         assert len(loader) == 6
@@ -244,39 +244,39 @@ def batches(**options) -> ImagesInMemory:
 
 
 class TestBatches:
-    def test_an_epoch_is_its_episodes(self):
+    def test_an_epoch_consists_of_its_episodes(self):
         of = batches(seed=3)
         expected = EpisodeSampler(TEN_OF_TEN, Episodes(4, 3, 7), seed=3).indices(2)
         assert torch.equal(of.epoch_rows(2).reshape(7, 12), expected)
         assert [batch["labels"].tolist() for batch in of.epoch(2)] == TEN_OF_TEN[expected].tolist()
 
-    def test_images_belong_to_their_labels(self):
+    def test_images_match_their_labels(self):
         of = batches()
         for batch, rows in zip(of.epoch(1), of.epoch_rows(1).split(12), strict=True):
             assert torch.equal(batch["pixel_values"], of.images[rows] * torch.tensor(1 / 255))
 
     @pytest.mark.parametrize("start", range(8))
-    def test_an_epoch_from_an_episode_on_is_the_tail_of_the_whole_epoch(self, start):
+    def test_an_epoch_resumed_at_an_episode_is_the_tail_of_the_full_epoch(self, start):
         of = batches(augmentation=Augmentation(crop_padding=2, horizontal_flip=True))
         resumed, whole = list(of.epoch(2, start=start)), list(of.epoch(2))
         assert len(resumed) == 7 - start
         for one, other in zip(resumed, whole[start:], strict=True):
             assert all(torch.equal(one[name], other[name]) for name in one)
 
-    def test_two_processes_draw_what_one_does(self):
+    def test_two_processes_sample_the_episodes_of_one(self):
         shares = [batches(process_index=i, num_processes=2, episodes=Episodes(4, 3, 8)) for i in range(2)]
         turns = zip(*(share.epoch_rows(1).split(12) for share in shares), strict=True)
         together = torch.cat([rows for turn in turns for rows in turn])
         assert torch.equal(together, batches(episodes=Episodes(4, 3, 8)).epoch_rows(1))
 
     @pytest.mark.parametrize(("processes", "examples"), [(1, 84), (2, 96), (3, 108)])
-    def test_sizes_are_those_of_the_episodes(self, processes, examples):
+    def test_sizes_match_the_episodes(self, processes, examples):
         of = batches(num_processes=processes)
         assert (of.batch_size, len(of)) == (12, -(-7 // processes))
         assert of.num_examples == 100
         assert of.examples_per_epoch == examples
 
-    def test_another_batch_size_is_an_error_that_says_both(self):
+    def test_a_conflicting_batch_size_is_an_error_that_states_both(self):
         assert batches(batch_size=12).batch_size == 12
         with pytest.raises(ValueError, match="4 classes with 3 images each are batches of 12; got batch_size=128"):
             batches(batch_size=128)
@@ -288,13 +288,13 @@ class TestBatches:
 
 class TestLoading:
     @pytest.mark.parametrize("task", ["classification", "joint", "retrieval"])
-    def test_training_is_in_episodes_and_evaluation_is_not(self, task, make_dataset, load):
+    def test_only_training_uses_episodes(self, task, make_dataset, load):
         images = list(torch.zeros(40, 4, 4, dtype=torch.uint8).numpy())
         dataset = make_dataset(images, [index % 8 for index in range(40)]).add_column("value", list(range(40)))
         data = load(dataset, task=task, episodes=Episodes(3, 2, 5))
         assert [len(batch["labels"].unique()) for batch in data.train.epoch()] == [3] * 5
         assert len(next(data.evaluation.epoch())["labels"]) == 40
 
-    def test_regression_has_no_classes_to_draw_and_is_an_error(self, make_dataset, load):
+    def test_episodes_for_regression_are_an_error(self, make_dataset, load):
         with pytest.raises(ValueError, match="regression has no classes"):
             load(make_dataset([]), task="regression", episodes=Episodes(3, 2, 5))

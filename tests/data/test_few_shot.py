@@ -5,14 +5,14 @@ from hypothesis import given, settings, strategies as st
 from hf_sphere.data import Augmentation, Episodes, FewShotBatches, FewShotData, ImagesInMemory
 
 without_deadline = settings(deadline=None, max_examples=30)
-"""The machine may be busy with other things."""
+"""No deadline, since the machine may be busy."""
 
 LABELS = torch.arange(8).repeat(12)
 """Eight classes of twelve images."""
 
 
 def make(way: int = 3, shot: int = 2, query: int = 4, count: int = 7, per_batch: int = 2, **options) -> FewShotBatches:
-    """Few-shot batches of images that are known by their pixels: image i has the pixel i."""
+    """Few-shot batches of images that are identified by their pixels: image i has the pixel value i."""
     images = torch.arange(96, dtype=torch.uint8).reshape(-1, 1, 1, 1)
     episodes = Episodes(way, shot + query, count, per_batch, distinct=True)
     given_options = {"mean": [0.0], "std": [1 / 255], "shuffle": True, "episodes": episodes} | options
@@ -20,14 +20,14 @@ def make(way: int = 3, shot: int = 2, query: int = 4, count: int = 7, per_batch:
 
 
 def indices(pixels: torch.Tensor) -> torch.Tensor:
-    """The images, by their pixels."""
+    """Indices of images, from their pixels."""
     return pixels[..., 0, 0, 0].round().long()
 
 
-class TestABatch:
+class TestBatch:
     @without_deadline
     @given(st.integers(1, 8), st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.integers(0, 99))
-    def test_labels_are_the_places_of_the_classes_among_the_support(self, way, shot, query, per_batch, epoch):
+    def test_labels_are_the_positions_of_the_classes_in_the_support(self, way, shot, query, per_batch, epoch):
         for batch in make(way, shot, query, per_batch=per_batch).epoch(epoch):
             support, asked = LABELS[indices(batch["support_pixel_values"])], LABELS[indices(batch["pixel_values"])]
             classes = support[:, :, 0]
@@ -37,39 +37,39 @@ class TestABatch:
 
     @without_deadline
     @given(st.integers(0, 2**31), st.integers(0, 99))
-    def test_no_image_is_both_support_and_query_or_twice_one_of_them(self, seed, epoch):
+    def test_support_and_query_images_are_distinct(self, seed, epoch):
         for batch in make(shot=5, query=7, seed=seed).epoch(epoch):
             for support, query in zip(
                 indices(batch["support_pixel_values"]), indices(batch["pixel_values"]), strict=True
             ):
                 assert len(torch.cat([support.flatten(), query]).unique()) == 3 * 12
 
-    def test_shapes_are_those_of_the_model(self):
+    def test_shapes_match_the_model_inputs(self):
         first, *_, last = make().epoch()
         assert first["pixel_values"].shape == (2, 12, 1, 1, 1)
         assert first["support_pixel_values"].shape == (2, 3, 2, 1, 1, 1)
         assert (first["labels"].shape, first["labels"].dtype) == ((2, 12), torch.int64)
         assert {len(values) for values in last.values()} == {1}
 
-    def test_any_image_of_a_class_can_be_its_support(self):
+    def test_any_image_of_a_class_can_be_in_the_support(self):
         seen = torch.cat(
             [indices(batch["support_pixel_values"]).flatten() for e in range(30) for batch in make().epoch(e)]
         )
         assert len(seen.unique()) == 96
 
 
-class TestAnEpoch:
-    def test_it_has_all_episodes_in_batches_of_so_many(self):
+class TestEpoch:
+    def test_an_epoch_has_all_episodes_in_batches_of_the_requested_size(self):
         batches = make()
         assert len(batches) == 4
         assert [len(batch["labels"]) for batch in batches.epoch()] == [2, 2, 2, 1]
 
-    def test_batches_of_one_episode_have_the_same_episodes(self):
+    def test_the_episodes_are_independent_of_the_batch_size(self):
         together = torch.cat([batch["pixel_values"] for batch in make(per_batch=3).epoch(2)])
         assert torch.equal(together, torch.cat([batch["pixel_values"] for batch in make(per_batch=1).epoch(2)]))
 
     @pytest.mark.parametrize("start", range(5))
-    def test_from_a_batch_on_it_is_the_tail_of_the_whole_epoch(self, start):
+    def test_an_epoch_resumed_at_a_batch_is_the_tail_of_the_full_epoch(self, start):
         batches = make(augmentation=Augmentation(crop_padding=1))
         resumed, whole = list(batches.epoch(3, start=start)), list(batches.epoch(3))
         assert len(resumed) == 4 - start
@@ -77,7 +77,7 @@ class TestAnEpoch:
             assert all(torch.equal(one[name], other[name]) for name in one)
 
     @pytest.mark.parametrize("processes", [1, 2, 3])
-    def test_processes_have_equally_many_batches_of_the_same_episodes(self, processes):
+    def test_processes_split_the_same_episodes_into_equally_many_batches(self, processes):
         alone = indices(torch.cat([batch["pixel_values"] for batch in make(per_batch=7).epoch(1)]))
         shares = [make(process_index=i, num_processes=processes) for i in range(processes)]
         drawn = [indices(torch.cat([batch["pixel_values"] for batch in share.epoch(1)])) for share in shares]
@@ -86,12 +86,12 @@ class TestAnEpoch:
         assert torch.equal(together, alone[torch.arange(len(together)) % 7])
         assert shares[0].examples_per_epoch == len(together) * 18
 
-    def test_sizes_are_those_of_the_split(self):
+    def test_sizes_match_the_split(self):
         assert (make().num_examples, make().examples_per_epoch) == (96, 7 * 18)
 
 
-class TestEachImage:
-    def test_it_is_given_by_its_index_without_augmentation(self):
+class TestSingleImages:
+    def test_images_are_read_by_index_without_augmentation(self):
         batches = make(augmentation=Augmentation(crop_padding=1))
         batches.eval_batch_size = 3
         wanted = torch.tensor([5, 1, 90, 7])
@@ -99,11 +99,11 @@ class TestEachImage:
         assert [len(pixels) for pixels in some] == [3, 1]
         assert torch.equal(indices(torch.cat(some)), wanted)
 
-    def test_of_no_index_there_is_none(self):
+    def test_no_indices_return_no_images(self):
         assert list(make().each_image(torch.empty(0, dtype=torch.int64))) == []
 
     @pytest.mark.parametrize("process", [0, 1])
-    def test_the_indices_are_those_of_all_processes(self, process):
+    def test_the_indices_cover_all_processes(self, process):
         shared = make(process_index=process, num_processes=2)
         assert shared.episode_indices().shape == (7, 3, 6)
         support, query = shared.divide(shared.episode_indices())
@@ -117,7 +117,7 @@ class TestLoading:
 
     @pytest.fixture
     def dataset(self, make_dataset):
-        """Ten classes of six images, each with a pixel of its own."""
+        """Ten classes of six images, each with a different pixel value."""
         images = torch.arange(60, dtype=torch.uint8).reshape(60, 1, 1).expand(60, 2, 2).numpy()
         return make_dataset(list(images), [index % 10 for index in range(60)])
 
@@ -130,7 +130,7 @@ class TestLoading:
         )
         return FewShotData.of(load(dataset, task="few_shot", **options), shot=1)
 
-    def test_training_validation_and_evaluation_are_episodes_of_classes_of_their_own(self, load, dataset):
+    def test_training_validation_and_evaluation_have_disjoint_classes(self, load, dataset):
         data = self.load(load, dataset)
         seen = []
         for part in (data.train, data.validation, data.evaluation):
@@ -141,21 +141,21 @@ class TestLoading:
         assert train | validation == set(range(6))
         assert evaluation == {6, 7, 8, 9}
 
-    def test_episodes_of_the_three_parts_follow_from_seeds_of_their_own(self, load, dataset):
+    def test_the_three_parts_have_different_seeds(self, load, dataset):
         data = self.load(load, dataset)
         drawn = [part.episode_indices().tolist() for part in (data.train, data.validation, data.evaluation)]
         assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
 
-    def test_without_a_validation_there_is_none(self, load, dataset):
+    def test_validation_is_optional(self, load, dataset):
         assert self.load(load, dataset, validation_fraction=0.0).validation is None
 
     @pytest.mark.parametrize("part", ["training", "validation", "evaluation"])
-    def test_classes_with_too_few_images_are_an_error_that_says_where(self, load, dataset, part):
+    def test_too_small_classes_are_an_error_that_names_the_part(self, load, dataset, part):
         name = {"training": "episodes", "validation": "validation_episodes", "evaluation": "eval_episodes"}[part]
         with pytest.raises(ValueError, match=rf"an? {part} episode takes 13 different images of a class, but . of . "):
             self.load(load, dataset, **{name: Episodes(2, 13, 5, distinct=True)})
 
-    def test_the_error_counts_and_names_classes_by_their_names(self, load, make_dataset):
+    def test_the_error_counts_and_names_the_classes(self, load, make_dataset):
         labels = [0] * 6 + [1] * 6 + [2] * 6 + [3] * 4 + [4] * 3 + [5] * 1 + [6] * 2
         dataset = make_dataset([torch.zeros(2, 2, dtype=torch.uint8).numpy()] * 28, labels)
         with pytest.raises(ValueError, match=r"an evaluation episode takes 9 .* 4 of 4 classes have fewer") as refusal:
@@ -163,19 +163,19 @@ class TestLoading:
         assert "(5 has 2, 6 has 4, 4 has 6, ...)" in str(refusal.value)
         assert "Use at most 2, or leave these classes out" in str(refusal.value)
 
-    def test_more_classes_than_there_are_is_an_error_that_says_where(self, load, dataset):
+    def test_too_many_classes_are_an_error_that_names_the_part(self, load, dataset):
         with pytest.raises(ValueError, match="a validation episode of 4 different classes cannot be drawn from 3"):
             self.load(load, dataset, validation_episodes=Episodes(4, 3, 5, distinct=True))
 
 
-class TestBadInput:
+class TestInvalidInput:
     @pytest.mark.parametrize("episodes", [None, Episodes(3, 6, 7)])
-    def test_batches_whose_episodes_may_repeat_an_image_are_an_error(self, episodes):
+    def test_episodes_that_may_repeat_images_are_an_error(self, episodes):
         with pytest.raises(ValueError, match=r"episodes without a repeated image; .*distinct=True"):
             make(episodes=episodes, **({"batch_size": 4} if episodes is None else {}))
 
     @pytest.mark.parametrize("shot", [0, 6, 9])
-    def test_a_number_that_leaves_nothing_for_one_part_is_an_error_that_says_what_is_possible(self, shot):
+    def test_an_invalid_shot_is_an_error_that_states_the_valid_range(self, shot):
         with pytest.raises(ValueError, match=f"of 6 images of a class, 1 to 5 can be support images; got shot={shot}"):
             FewShotBatches(make().images, shot)
 

@@ -16,10 +16,10 @@ from hf_sphere.models import SphereVisionImageProcessor
 
 NOT_AN_IMAGE = b"not an image"
 SMALL, LARGE = (6, 4), (100, 4)
-"""Sides of images that are kept in memory, and of images that stream from disk."""
+"""Sizes of images that are kept in memory, and of images that are streamed from disk."""
 
 RAW = {"image_mean": [0.0], "image_std": [1.0]}
-"""Statistics with which pixel values are the bytes over 255."""
+"""Statistics with which pixel values are the bytes divided by 255."""
 
 
 def noise(*shape: int) -> np.ndarray:
@@ -27,7 +27,7 @@ def noise(*shape: int) -> np.ndarray:
 
 
 def marked(count: int, size: tuple[int, int] = SMALL) -> list[np.ndarray]:
-    """Images whose pixels all hold the image's index."""
+    """Images whose pixels all equal the image index."""
     return [np.full(size, index, dtype=np.uint8) for index in range(count)]
 
 
@@ -44,28 +44,28 @@ def marks(batches, epoch: int = 0) -> list[int]:
     return [mark for mark, _ in seen(batches, epoch)]
 
 
-class TestWhatComesBack:
-    def test_digits_come_as_training_and_evaluation_batches(self, load_named):
+class TestLoadedData:
+    def test_digits_load_as_training_and_evaluation_batches(self, load_named):
         data = load_named("digits")
         assert data.train.num_examples + data.evaluation.num_examples == 1797
         assert data.shape == ImageShape(1, 8, 8)
         assert data.validation is None
 
-    def test_two_clusters_come_as_gray_images_of_1_by_2_pixels(self, load_named):
+    def test_two_clusters_loads_as_gray_images_of_1_by_2_pixels(self, load_named):
         data = load_named("two_clusters")
         assert next(data.train.epoch())["pixel_values"].shape == (128, 1, 1, 2)
 
-    def test_class_names_are_those_of_the_label_column(self, make_dataset, load):
+    def test_class_names_come_from_the_label_column(self, make_dataset, load):
         dataset = make_dataset(marked(3), [0, 2, 1], feature=ClassLabel(names=["ant", "bee", "cat"]))
         assert load(dataset).class_names == ["ant", "bee", "cat"]
 
-    def test_images_and_labels_belong_together(self, make_dataset, load):
+    def test_labels_match_their_images(self, make_dataset, load):
         data = load(make_dataset(marked(9), range(9)), **RAW, batch_size=4)
         pairs = seen(data.train) + seen(data.evaluation)
         assert all(mark == label for mark, label in pairs)
         assert marks(data.evaluation) == list(range(9))
 
-    def test_a_folder_gives_the_same_batches_as_its_data_sets_do(self, make_dataset, load, save, tmp_path, load_named):
+    def test_a_saved_folder_gives_the_same_batches_as_its_splits(self, make_dataset, load, save, tmp_path, load_named):
         train, test = make_dataset(list(noise(9, *SMALL)), range(9)), make_dataset(marked(5), range(5))
         name = save(train=train, test=test.cast(train.features))
         from_folder = load_named(name, cache_dir=str(tmp_path / "other"))
@@ -75,17 +75,17 @@ class TestWhatComesBack:
             assert torch.equal(first["pixel_values"], second["pixel_values"])
             assert torch.equal(first["labels"], second["labels"])
 
-    def test_columns_with_other_usual_names_are_found(self, make_dataset, load):
+    def test_columns_with_common_names_are_found(self, make_dataset, load):
         dataset = make_dataset(marked(4), range(4), image_column="img", label_column="fine_label")
         assert seen(load(dataset, **RAW).evaluation) == [(i, i) for i in range(4)]
 
-    def test_columns_can_be_named(self, make_dataset, load):
+    def test_columns_can_be_specified(self, make_dataset, load):
         dataset = make_dataset(marked(4), range(4), image_column="scan", label_column="finding")
         data = load(dataset, **RAW, image_column_name="scan", label_column_name="finding")
         assert seen(data.evaluation) == [(i, i) for i in range(4)]
 
     @pytest.mark.parametrize(("feature", "label"), [(Value("int64"), 0), (Value("string"), "ant")])
-    def test_a_column_that_holds_no_images_is_an_error_that_names_it(self, feature, label, make_dataset, load):
+    def test_a_column_without_images_is_an_error_that_names_it(self, feature, label, make_dataset, load):
         with pytest.raises(ValueError, match="column 'label' does not hold images"):
             load(make_dataset(marked(2), [label] * 2, feature=feature), image_column_name="label")
 
@@ -93,18 +93,20 @@ class TestWhatComesBack:
         with pytest.raises(ValueError, match=r"found no image column.*\['scan', 'label'\].*--image_column_name"):
             load(make_dataset(marked(2), image_column="scan"))
 
-    def test_a_label_column_that_only_the_training_split_has_is_an_error(self, make_dataset, embed, load_named):
+    def test_a_label_column_missing_from_the_evaluation_split_is_an_error(self, make_dataset, embed, load_named):
         name = embed(train=make_dataset(marked(2)), test=make_dataset(marked(2), label_column="kind"))
         with pytest.raises(ValueError, match=r"no label column 'label'; the data has the columns \['image', 'kind'\]"):
             load_named(name)
 
     @pytest.mark.parametrize(("side", "kind"), [(96, ImagesInMemory), (97, ImagesFromDisk)])
-    def test_images_of_up_to_96_pixels_stay_in_memory_and_larger_ones_stream(self, side, kind, make_dataset, load):
+    def test_images_of_up_to_96_pixels_stay_in_memory_and_larger_ones_are_streamed(
+        self, side, kind, make_dataset, load
+    ):
         data = load(make_dataset(marked(2, (4, side))))
         assert isinstance(data.train, kind)
         assert isinstance(data.evaluation, kind)
 
-    def test_large_images_made_small_stay_in_memory(self, make_dataset, load):
+    def test_large_images_resized_to_small_ones_stay_in_memory(self, make_dataset, load):
         assert isinstance(load(make_dataset(marked(2, LARGE)), image_size=[8]).train, ImagesInMemory)
 
     def test_training_batches_are_shuffled_and_evaluation_batches_are_not(self, make_dataset, load):
@@ -121,7 +123,7 @@ class TestWhatComesBack:
         }
         assert mirrored == {"train": {0, 7}, "validation": {0}, "evaluation": {0}}
 
-    def test_batch_sizes_are_those_asked_for(self, make_dataset, load):
+    def test_batches_have_the_requested_sizes(self, make_dataset, load):
         data = load(make_dataset(marked(10)), batch_size=4, eval_batch_size=3, validation_fraction=0.5)
         sizes = {
             name: [len(batch["labels"]) for batch in getattr(data, name).epoch()]
@@ -129,12 +131,12 @@ class TestWhatComesBack:
         }
         assert sizes == {"train": [4], "validation": [3, 2], "evaluation": [3, 3, 3, 1]}
 
-    def test_mirrored_digits_are_warned_of(self, load_named, caplog):
+    def test_flipping_digits_causes_a_warning(self, load_named, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             load_named("digits", horizontal_flip=True)
         assert "Mirrored digits are not digits" in caplog.text
 
-    def test_mirrored_images_of_other_things_are_not_warned_of(self, make_dataset, load, caplog):
+    def test_flipping_other_images_causes_no_warning(self, make_dataset, load, caplog):
         dataset = make_dataset(marked(2), [0, 1], feature=ClassLabel(names=["ant", "bee"]))
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             load(dataset, horizontal_flip=True)
@@ -146,11 +148,11 @@ class TestSplits:
         name = save(**{s: make_dataset(marked(n)) for s, n in (("train", 2), ("validation", 3), ("test", 4))})
         assert load_named(name).evaluation.num_examples == 4
 
-    def test_the_validation_split_is_taken_when_there_is_no_test_split(self, make_dataset, save, load_named):
+    def test_the_validation_split_is_used_without_a_test_split(self, make_dataset, save, load_named):
         name = save(train=make_dataset(marked(2)), validation=make_dataset(marked(3)))
         assert load_named(name).evaluation.num_examples == 3
 
-    def test_splits_can_be_named(self, make_dataset, load):
+    def test_splits_can_be_specified(self, make_dataset, load):
         data = load(make_dataset(marked(2)), make_dataset(marked(5)), train_split="test", eval_split="train")
         assert (data.train.num_examples, data.evaluation.num_examples) == (5, 2)
 
@@ -159,7 +161,7 @@ class TestSplits:
         with pytest.raises(ValueError, match=f"no split 'dev'; the data has train, test.*--{option}"):
             load(make_dataset(marked(2)), **{option: "dev"})
 
-    def test_no_split_to_evaluate_on_is_an_error_that_names_the_option(self, make_dataset, save, load_named):
+    def test_a_missing_evaluation_split_is_an_error_that_names_the_option(self, make_dataset, save, load_named):
         with pytest.raises(ValueError, match=r"no split 'test'; the data has train.*--eval_split"):
             load_named(save(train=make_dataset(marked(2))))
 
@@ -179,9 +181,9 @@ class TestLabels:
         with pytest.raises(ValueError, match=f"label -1 of image 1 in split '{split}' is outside the classes 0 to 1"):
             load(make_dataset(marked(2), train, feature=feature), test)
 
-    def test_a_label_as_high_as_the_number_of_classes_is_outside(self, make_dataset, load):
+    def test_a_label_equal_to_the_number_of_classes_is_an_error(self, make_dataset, load):
         test = make_dataset(marked(3), [0, 1, 2])
-        # `datasets` refuses to make such a column, so the class is taken away afterwards.
+        # `datasets` does not create such a column, so the class is removed afterwards.
         test.info.features["label"] = ClassLabel(names=["ant", "bee"])
         with pytest.raises(ValueError, match="label 2 of image 2 in split 'test' is outside the classes 0 to 1"):
             load(make_dataset(marked(2), [0, 1], feature=ClassLabel(names=["ant", "bee"])), test)
@@ -201,14 +203,12 @@ class TestLabels:
             (Value("bool"), [True, False, True, True], ["False", "True"], [1, 0, 1, 1]),
         ],
     )
-    def test_labels_that_are_not_class_labels_become_classes_in_their_order(
-        self, feature, values, names, labels, make_dataset, load
-    ):
+    def test_other_labels_become_classes_in_sorted_order(self, feature, values, names, labels, make_dataset, load):
         data = load(make_dataset(marked(4), values, feature=feature))
         assert data.class_names == names
         assert data.evaluation.labels.tolist() == labels
 
-    def test_an_evaluation_class_that_was_not_trained_is_an_error_that_names_it(self, make_dataset, load):
+    def test_an_evaluation_class_without_training_images_is_an_error_that_names_it(self, make_dataset, load):
         train = make_dataset(marked(2), ["ant", "bee"], feature=Value("string"))
         test = make_dataset(marked(2), ["ant", "cow"], feature=Value("string"))
         with pytest.raises(ValueError, match="split 'test' has classes that the training split lacks: cow"):
@@ -219,11 +219,11 @@ class TestLabels:
         with pytest.raises(ValueError, match="label column 'label' has missing values"):
             load(make_dataset(marked(2), values, feature=feature))
 
-    def test_real_numbers_as_labels_are_an_error_that_names_the_column(self, make_dataset, load):
+    def test_real_valued_labels_are_an_error_that_names_the_column(self, make_dataset, load):
         with pytest.raises(ValueError, match=r"label column 'label' holds Value\('float64'\)"):
             load(make_dataset(marked(2), [0.5, 1.5], feature=Value("float64")))
 
-    def test_a_training_subset_keeps_the_classes_of_the_whole_split(self, make_dataset, load):
+    def test_a_training_subset_keeps_all_classes_of_the_split(self, make_dataset, load):
         names = [f"class {i}" for i in range(8)]
         assert load(make_dataset(marked(8), names, feature=Value("string")), max_train_samples=3).class_names == names
 
@@ -232,7 +232,7 @@ class TestPixels:
     @pytest.mark.parametrize("size", [(5, 9), (20, 16), (12, 10), (100, 20)])
     @pytest.mark.parametrize("channels", [1, 3])
     @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "LA", "1"])
-    def test_training_sees_the_pixels_of_the_image_processor(self, mode, channels, size, make_dataset, load):
+    def test_training_pixels_match_the_image_processor(self, mode, channels, size, make_dataset, load):
         image = PILImage.fromarray(noise(12, 10, 3)).convert(mode)
         statistics = {1: ([0.4], [0.3]), 3: ([0.4, 0.5, 0.6], [0.3, 0.2, 0.1])}
         mean, std = statistics[channels]
@@ -244,31 +244,31 @@ class TestPixels:
         theirs = processor(image, return_tensors="pt")["pixel_values"]
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
-    def test_gray_images_repeat_over_the_channels_when_colour_is_asked_for(self, make_dataset, load):
+    def test_gray_images_are_repeated_over_the_channels_for_color(self, make_dataset, load):
         data = load(make_dataset(marked(3)), **RAW, num_channels=3)
         pixels = next(data.evaluation.epoch())["pixel_values"]
         assert pixels.shape[1] == 3
         assert torch.equal(pixels, pixels[:, :1].expand_as(pixels))
 
-    def test_colour_images_become_gray_when_one_channel_is_asked_for(self, make_dataset, load):
+    def test_color_images_are_converted_to_gray_for_one_channel(self, make_dataset, load):
         data = load(make_dataset([noise(6, 4, 3)]), **RAW, num_channels=1)
         luma = noise(6, 4, 3) @ np.array([0.299, 0.587, 0.114])
         np.testing.assert_allclose(next(data.evaluation.epoch())["pixel_values"][0, 0] * 255, luma, atol=0.51)
 
     @pytest.mark.parametrize("given", [[7], [7, 7]])
-    def test_one_side_makes_square_images(self, given, make_dataset, load):
+    def test_a_single_size_gives_square_images(self, given, make_dataset, load):
         assert load(make_dataset(marked(2)), image_size=given).shape == ImageShape(1, 7, 7)
 
-    def test_a_pair_of_sides_is_height_and_width(self, make_dataset, load):
+    def test_a_pair_of_sizes_is_height_and_width(self, make_dataset, load):
         data = load(make_dataset(marked(2)), image_size=[3, 9])
         assert next(data.train.epoch())["pixel_values"].shape[2:] == (3, 9)
 
-    def test_without_a_size_images_keep_that_of_the_first(self, make_dataset, load):
+    def test_the_default_size_is_that_of_the_first_image(self, make_dataset, load):
         dataset = make_dataset([noise(5, 7, 3), noise(9, 9, 3)])
         assert load(dataset).shape == ImageShape(3, 5, 7)
 
     @pytest.mark.parametrize("given", [[0], [-3], [4, 0], [4, 4, 4], []])
-    def test_an_impossible_size_is_an_error_that_repeats_it(self, given, make_dataset, load):
+    def test_an_invalid_size_is_an_error_that_shows_it(self, given, make_dataset, load):
         with pytest.raises(ValueError, match="image_size must be a side in pixels") as error:
             load(make_dataset(marked(2)), image_size=given)
         assert str(given) in str(error.value)
@@ -282,36 +282,36 @@ class TestPixels:
 class TestStatistics:
     @pytest.mark.parametrize("size", [SMALL, LARGE])
     @pytest.mark.parametrize("channels", [1, 3])
-    def test_measured_statistics_equal_the_plain_formula(self, channels, size, make_dataset, load):
+    def test_computed_statistics_equal_the_plain_formula(self, channels, size, make_dataset, load):
         pixels = np.squeeze(noise(20, *size, channels))
         data = load(make_dataset(list(pixels)))
         values = pixels.reshape(-1, channels).astype(np.float64) / 255
         np.testing.assert_allclose(data.mean, values.mean(axis=0), rtol=1e-12)
         np.testing.assert_allclose(data.std, values.std(axis=0), rtol=1e-12)
 
-    def test_statistics_are_measured_on_training_images_alone(self, make_dataset, load):
+    def test_statistics_are_computed_on_training_images_only(self, make_dataset, load):
         train = make_dataset([np.full(SMALL, 51, np.uint8)] * 4)
         test = make_dataset([np.full(SMALL, 255, np.uint8)] * 4)
         assert load(train, test).mean == pytest.approx([0.2])
 
-    def test_held_out_images_do_not_count_in_the_statistics(self, make_dataset, load):
+    def test_held_out_images_are_excluded_from_the_statistics(self, make_dataset, load):
         data = load(make_dataset(marked(20)), validation_fraction=0.5)
         kept = [image[0, 0, 0].item() / 255 for image in data.train.images]
         assert data.mean == pytest.approx([np.mean(kept)])
         assert data.std == pytest.approx([np.std(kept)])
 
-    def test_images_of_one_colour_have_a_spread_that_can_be_divided_by(self, make_dataset, load):
+    def test_constant_images_have_a_nonzero_standard_deviation(self, make_dataset, load):
         data = load(make_dataset([np.full(SMALL, 9, np.uint8)] * 2))
         assert data.std[0] > 0
         assert next(data.train.epoch())["pixel_values"].abs().max() < 1e-5
 
-    def test_training_pixels_have_mean_zero_and_spread_one_by_measured_statistics(self, make_dataset, load):
+    def test_computed_statistics_standardize_training_pixels(self, make_dataset, load):
         data = load(make_dataset(list(noise(20, 6, 4, 3))))
         pixels = next(data.train.epoch())["pixel_values"]
         torch.testing.assert_close(pixels.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
         torch.testing.assert_close(pixels.std((0, 2, 3), correction=0), torch.ones(3), rtol=0, atol=1e-5)
 
-    def test_pixels_are_normalised_by_the_statistics_given(self, make_dataset, load):
+    def test_pixels_are_normalized_with_the_given_statistics(self, make_dataset, load):
         pixels = noise(5, 6, 4, 3)
         mean, std = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
         data = load(make_dataset(list(pixels)), image_mean=mean, image_std=std)
@@ -319,12 +319,12 @@ class TestStatistics:
         batch = next(data.evaluation.epoch())["pixel_values"].permute(0, 2, 3, 1)
         np.testing.assert_allclose(batch, expected, rtol=0, atol=1e-6)
 
-    def test_one_value_stands_for_every_channel(self, make_dataset, load):
+    def test_a_single_value_applies_to_every_channel(self, make_dataset, load):
         data = load(make_dataset([noise(6, 4, 3)]), image_mean=[0.3], image_std=[0.2])
         assert (data.mean, data.std) == ([0.3] * 3, [0.2] * 3)
 
     @pytest.mark.parametrize(("given", "measured"), [("mean", "std"), ("std", "mean")])
-    def test_a_statistic_that_is_not_given_is_measured(self, given, measured, make_dataset, load):
+    def test_a_missing_statistic_is_computed(self, given, measured, make_dataset, load):
         dataset = make_dataset(list(noise(5, *SMALL)))
         free, fixed = load(dataset), load(dataset, **{f"image_{given}": [0.125]})
         assert getattr(fixed, given) == [0.125]
@@ -332,48 +332,48 @@ class TestStatistics:
 
     @pytest.mark.parametrize("statistic", ["mean", "std"])
     @pytest.mark.parametrize("values", [[0.5, 0.5], [0.5] * 4])
-    def test_statistics_for_another_number_of_channels_are_an_error(self, statistic, values, make_dataset, load):
+    def test_statistics_with_a_wrong_number_of_channels_are_an_error(self, statistic, values, make_dataset, load):
         with pytest.raises(ValueError, match=f"{statistic} needs one value or 3 .*got"):
             load(make_dataset([noise(6, 4, 3)]), **{f"image_{statistic}": values})
 
     @pytest.mark.parametrize("values", [[0.0], [-0.5], [0.5, 0.5, 0.0]])
-    def test_a_spread_that_is_not_positive_is_an_error(self, values, make_dataset, load):
+    def test_a_nonpositive_standard_deviation_is_an_error(self, values, make_dataset, load):
         with pytest.raises(ValueError, match="std must be positive"):
             load(make_dataset([noise(6, 4, 3)]), image_std=values)
 
 
 class TestCorruptImages:
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_a_corrupt_image_is_named_by_its_index(self, size, make_dataset, load):
+    def test_the_error_for_a_corrupt_image_has_its_index(self, size, make_dataset, load):
         images = marked(6, size)
         images[4] = NOT_AN_IMAGE
         with pytest.raises(CorruptImageError, match=r"image 4 of the split.*--skip_corrupt_images"):
             load(make_dataset(images))
 
-    def test_a_corrupt_image_that_streams_is_named_when_it_is_reached(self, make_dataset, load):
+    def test_a_corrupt_streamed_image_is_an_error_when_it_is_read(self, make_dataset, load):
         images = marked(6, LARGE)
         images[4] = NOT_AN_IMAGE
         data = load(make_dataset(marked(6, LARGE)), make_dataset(images))
         with pytest.raises(CorruptImageError, match="image 4 of the split"):
             list(data.evaluation.epoch())
 
-    def test_a_corrupt_image_of_a_subset_is_named_by_its_index_in_the_split(self, make_dataset, load):
+    def test_the_error_for_a_corrupt_image_of_a_subset_has_its_index_in_the_split(self, make_dataset, load):
         with pytest.raises(CorruptImageError, match="image 19 of the split"):
             load(make_dataset([*marked(19), NOT_AN_IMAGE]), max_train_samples=18, seed=0)
 
-    def test_a_corrupt_image_of_a_held_out_part_is_named_by_its_index_in_the_split(self, make_dataset, load):
+    def test_the_error_for_a_corrupt_held_out_image_has_its_index_in_the_split(self, make_dataset, load):
         train, test = make_dataset([*marked(19, LARGE), NOT_AN_IMAGE]), make_dataset(marked(2, LARGE))
         data = load(train, test, **RAW, validation_fraction=0.5)
         with pytest.raises(CorruptImageError, match="image 19 of the split"):
             marks(data.train) + marks(data.validation)
 
-    def test_a_label_outside_the_classes_is_named_by_its_index_in_the_split(self, make_dataset, load):
+    def test_the_error_for_an_invalid_label_has_its_index_in_the_split(self, make_dataset, load):
         with pytest.raises(ValueError, match="label -1 of image 19 in split 'train'"):
             load(make_dataset(marked(20), [0] * 19 + [-1]), max_train_samples=18, seed=0)
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
     @pytest.mark.parametrize("validation_fraction", [0.0, 0.25])
-    def test_skipping_leaves_labels_with_their_images(self, validation_fraction, size, make_dataset, load):
+    def test_skipping_keeps_labels_aligned_with_images(self, validation_fraction, size, make_dataset, load):
         images = marked(24, size)
         for index in (0, 7, 8, 23):
             images[index] = NOT_AN_IMAGE
@@ -391,19 +391,19 @@ class TestCorruptImages:
         assert sorted(mark for mark, _ in seen(data.evaluation)) == sorted(set(range(24)) - {0, 7, 8, 23})
         assert len(pairs) == 20
 
-    def test_images_left_out_while_streaming_are_counted_in_the_log(self, make_dataset, load, caplog):
+    def test_the_number_of_images_skipped_while_streaming_is_logged(self, make_dataset, load, caplog):
         images = [*marked(4, LARGE), NOT_AN_IMAGE, NOT_AN_IMAGE]
         data = load(make_dataset(images), **RAW, skip_corrupt_images=True)
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             list(data.evaluation.epoch())
         assert "Left out 2 corrupt image(s)" in caplog.text
 
-    def test_a_batch_of_corrupt_images_alone_does_not_stop_a_stream(self, make_dataset, load):
+    def test_an_entirely_corrupt_batch_does_not_stop_streaming(self, make_dataset, load):
         images = [*marked(4, LARGE), NOT_AN_IMAGE]
         data = load(make_dataset(images), **RAW, skip_corrupt_images=True, eval_batch_size=2)
         assert marks(data.evaluation) == [0, 1, 2, 3]
 
-    def test_statistics_of_a_stream_pass_over_corrupt_images(self, make_dataset, load):
+    def test_statistics_of_streamed_images_skip_corrupt_ones(self, make_dataset, load):
         images = marked(4, LARGE)
         data = load(make_dataset([*images, NOT_AN_IMAGE]), skip_corrupt_images=True)
         assert data.mean == pytest.approx([1.5 / 255])
@@ -422,73 +422,73 @@ class TestCorruptImages:
 
 class TestHeldOutPart:
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_it_and_the_training_part_split_the_training_images(self, size, make_dataset, load):
+    def test_held_out_and_training_images_partition_the_training_split(self, size, make_dataset, load):
         data = load(make_dataset(marked(50, size)), **RAW, validation_fraction=0.2)
         train, held_out = marks(data.train), marks(data.validation)
         assert len(held_out) == 10
         assert sorted(train + held_out) == list(range(50))
 
-    def test_it_has_the_same_share_of_each_class(self, make_dataset, load):
+    def test_the_held_out_part_is_stratified_by_class(self, make_dataset, load):
         classes = [0] * 30 + [1] * 20
         data = load(make_dataset(marked(50), classes), validation_fraction=0.2)
         assert torch.bincount(data.validation.labels).tolist() == [6, 4]
         assert torch.bincount(data.train.labels).tolist() == [24, 16]
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_its_labels_belong_to_its_images(self, size, make_dataset, load):
+    def test_held_out_labels_match_their_images(self, size, make_dataset, load):
         classes = [index % 5 for index in range(50)]
         data = load(make_dataset(marked(50, size), classes), **RAW, validation_fraction=0.3)
         assert all(label == mark % 5 for mark, label in seen(data.validation) + seen(data.train))
 
-    def test_it_is_the_same_for_the_same_seed(self, make_dataset, load):
+    def test_the_same_seed_gives_the_same_held_out_part(self, make_dataset, load):
         dataset = make_dataset(marked(50))
         first, second = (load(dataset, **RAW, validation_fraction=0.2, seed=3).validation for _ in range(2))
         assert marks(first) == marks(second)
 
-    def test_it_is_another_for_another_seed(self, make_dataset, load):
+    def test_the_held_out_part_differs_between_seeds(self, make_dataset, load):
         dataset = make_dataset(marked(50))
         first, second = (load(dataset, **RAW, validation_fraction=0.2, seed=seed).validation for seed in (0, 1))
         assert marks(first) != marks(second)
 
-    def test_it_is_the_same_in_memory_and_streaming(self, make_dataset, load):
+    def test_the_held_out_part_is_the_same_in_memory_and_streamed(self, make_dataset, load):
         small, large = (load(make_dataset(marked(50, size)), **RAW, validation_fraction=0.2) for size in (SMALL, LARGE))
         assert marks(small.validation) == marks(large.validation)
 
     @pytest.mark.parametrize("fraction", [-0.1, 1.0, 1.5])
-    def test_a_share_outside_0_to_1_is_an_error(self, fraction, make_dataset, load):
+    def test_a_fraction_outside_0_to_1_is_an_error(self, fraction, make_dataset, load):
         with pytest.raises(ValueError, match=f"validation_fraction must lie between 0 and 1; got {fraction}"):
             load(make_dataset(marked(10)), validation_fraction=fraction)
 
-    def test_a_class_of_a_single_image_cannot_be_split_and_is_an_error(self, make_dataset, load):
+    def test_a_class_with_a_single_image_cannot_be_split(self, make_dataset, load):
         with pytest.raises(ValueError, match=r"validation_fraction=0\.5 does not split 10 images: .*only 1 member"):
             load(make_dataset(marked(10), [0] * 9 + [1]), validation_fraction=0.5)
 
 
 class TestSubsets:
-    def test_so_many_images_of_each_split_are_used(self, make_dataset, load):
+    def test_subsets_have_the_requested_sizes(self, make_dataset, load):
         data = load(make_dataset(marked(20)), max_train_samples=7, max_eval_samples=5)
         assert (data.train.num_examples, data.evaluation.num_examples) == (7, 5)
 
-    def test_the_training_images_are_the_same_for_the_same_seed(self, make_dataset, load):
+    def test_the_same_seed_gives_the_same_training_images(self, make_dataset, load):
         dataset = make_dataset(marked(40))
         first, second = (load(dataset, **RAW, max_train_samples=10, seed=5).train for _ in range(2))
         assert sorted(marks(first)) == sorted(marks(second))
 
-    def test_the_training_images_are_others_for_another_seed(self, make_dataset, load):
+    def test_the_training_images_differ_between_seeds(self, make_dataset, load):
         dataset = make_dataset(marked(40))
         first, second = (load(dataset, **RAW, max_train_samples=10, seed=seed).train for seed in (0, 1))
         assert sorted(marks(first)) != sorted(marks(second))
 
-    def test_no_image_is_drawn_twice(self, make_dataset, load):
+    def test_no_image_is_sampled_twice(self, make_dataset, load):
         data = load(make_dataset(marked(40)), **RAW, max_eval_samples=30)
         assert len(set(marks(data.evaluation))) == 30
 
-    def test_labels_belong_to_the_images_drawn(self, make_dataset, load):
+    def test_labels_match_the_sampled_images(self, make_dataset, load):
         data = load(make_dataset(marked(40), range(40)), **RAW, max_train_samples=9, max_eval_samples=9)
         assert all(mark == label for mark, label in seen(data.train) + seen(data.evaluation))
 
     @pytest.mark.parametrize("count", [20, 500])
-    def test_as_many_as_there_are_or_more_means_all(self, count, make_dataset, load):
+    def test_a_limit_at_or_above_the_split_size_keeps_all_images(self, count, make_dataset, load):
         assert load(make_dataset(marked(20)), max_train_samples=count).train.num_examples == 20
 
     @pytest.mark.parametrize("option", ["max_train_samples", "max_eval_samples"])
@@ -500,14 +500,14 @@ class TestSubsets:
 
 class TestProcesses:
     @pytest.mark.parametrize("part", ["validation", "evaluation"])
-    def test_images_not_trained_on_are_seen_once_between_processes(self, part, make_dataset, load):
+    def test_processes_partition_the_images_not_trained_on(self, part, make_dataset, load):
         dataset = make_dataset(marked(11))
         shares = [load(dataset, **RAW, validation_fraction=0.5, process_index=i, num_processes=2) for i in range(2)]
         together = [mark for data in shares for mark in marks(getattr(data, part))]
         whole = marks(getattr(load(dataset, **RAW, validation_fraction=0.5), part))
         assert sorted(together) == whole
 
-    def test_training_shares_have_equal_length_and_cover_everything(self, make_dataset, load):
+    def test_processes_get_equally_many_training_batches_and_cover_all_images(self, make_dataset, load):
         dataset = make_dataset(marked(11))
         shares = [marks(load(dataset, **RAW, process_index=i, num_processes=3).train) for i in range(3)]
         assert [len(share) for share in shares] == [4, 4, 4]
@@ -528,7 +528,7 @@ class TestRealData:
             ("brendenlake/omniglot", ImageShape(1, 105, 105), 242, ImagesFromDisk),
         ],
     )
-    def test_a_data_set_of_the_hub_loads_without_options(self, name, shape, classes, kind, real_data, load_named):
+    def test_a_hub_data_set_loads_without_options(self, name, shape, classes, kind, real_data, load_named):
         data = load_named(str(real_data(name)), max_train_samples=64, max_eval_samples=64)
         assert data.shape == shape
         assert len(data.class_names) == classes
@@ -536,7 +536,7 @@ class TestRealData:
         batch = next(data.train.epoch())
         assert batch["pixel_values"].shape == (64, shape.channels, shape.height, shape.width)
 
-    def test_mnist_has_the_mean_and_spread_that_everyone_uses(self, real_data, load_named):
+    def test_mnist_has_its_well_known_mean_and_standard_deviation(self, real_data, load_named):
         data = load_named(str(real_data("ylecun/mnist")), max_train_samples=3000)
         assert data.mean == pytest.approx([0.1307], abs=0.004)
         assert data.std == pytest.approx([0.3081], abs=0.004)

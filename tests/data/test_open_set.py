@@ -11,13 +11,13 @@ from hf_sphere.data.open_set import first_classes, held_out_classes
 from hf_sphere.data.splits import Split
 
 without_deadline = settings(deadline=None, max_examples=60)
-"""The machine may be busy with other things."""
+"""No deadline, since the machine may be busy."""
 
 SMALL, LARGE = (6, 4), (100, 4)
-"""Sides of images that are kept in memory, and of images that stream from disk."""
+"""Sizes of images that are kept in memory, and of images that are streamed from disk."""
 
 RAW = {"image_mean": [0.0], "image_std": [1.0]}
-"""Statistics with which pixel values are the bytes over 255."""
+"""Statistics with which pixel values are the bytes divided by 255."""
 
 ANIMALS = ["ant", "bee", "cat", "dog", "elk", "fox"]
 
@@ -29,12 +29,12 @@ def several(labels: torch.Tensor) -> bool:
 
 
 def marked(count: int, size: tuple[int, int] = SMALL, start: int = 0) -> list[np.ndarray]:
-    """Images whose pixels all hold the image's index, counted from `start`."""
+    """Images whose pixels all equal the image index, counted from `start`."""
     return [np.full(size, index, dtype=np.uint8) for index in range(start, start + count)]
 
 
 def seen(batches, names: list[str]) -> dict[int, str]:
-    """Name of the class of each image of an epoch, by its mark, loaded with the statistics `RAW`."""
+    """Map the mark of each image of an epoch to its class name, for data loaded with the statistics `RAW`."""
     found = {}
     for batch in batches.epoch():
         marks = (batch["pixel_values"][:, 0, 0, 0] * 255).round().int().tolist()
@@ -44,7 +44,7 @@ def seen(batches, names: list[str]) -> dict[int, str]:
 
 @pytest.fixture
 def animals(make_dataset):
-    """Make splits of marked images, whose marks go on from one to the next, of animals given by name."""
+    """Make splits of marked images of the given animals; marks are numbered across splits."""
 
     def make(*splits: list[str], size=SMALL, feature=None):
         made, start = [], 0
@@ -62,7 +62,7 @@ def animals(make_dataset):
 class TestFirstClasses:
     @without_deadline
     @given(LABELS.filter(several), st.data())
-    def test_they_and_the_others_have_no_class_in_common_and_all_images_between_them(self, labels, data):
+    def test_the_first_classes_and_the_others_partition_classes_and_images(self, labels, data):
         count = data.draw(st.integers(1, len(labels.unique()) - 1))
         first = first_classes(labels, count)
         assert len(labels[first].unique()) == count
@@ -70,7 +70,7 @@ class TestFirstClasses:
         assert labels[first].max() < labels[~first].min()
 
     @pytest.mark.parametrize("count", [-1, 0, 3, 9])
-    def test_a_number_that_leaves_one_side_empty_is_an_error_that_says_how_many_classes_there_are(self, count):
+    def test_an_empty_side_is_an_error_that_states_the_number_of_classes(self, count):
         with pytest.raises(ValueError, match=f"--train_classes {count} does not divide 3 classes: .* at most 2"):
             first_classes(torch.tensor([7, 2, 2, 5]), count)
 
@@ -78,7 +78,7 @@ class TestFirstClasses:
 class TestHeldOutClasses:
     @without_deadline
     @given(LABELS.filter(several), st.floats(0.001, 0.999), st.integers(0, 2**31))
-    def test_a_share_of_the_classes_is_held_out_with_all_their_images(self, labels, fraction, seed):
+    def test_held_out_classes_keep_all_their_images(self, labels, fraction, seed):
         held_out = held_out_classes(labels, fraction, seed)
         out, kept = set(labels[held_out].tolist()), set(labels[~held_out].tolist())
         assert out
@@ -87,7 +87,7 @@ class TestHeldOutClasses:
         total = len(out | kept)
         assert len(out) == min(max(round(fraction * total), 1), total - 1)
 
-    def test_the_seed_says_which(self):
+    def test_the_seed_determines_the_held_out_classes(self):
         labels = torch.arange(100)
         drawn = [held_out_classes(labels, 0.3, seed).tolist() for seed in (0, 0, 1)]
         assert drawn[0] == drawn[1] != drawn[2]
@@ -100,7 +100,7 @@ class TestHeldOutClasses:
 class TestNumbering:
     @without_deadline
     @given(LABELS)
-    def test_numbers_are_without_gaps_and_every_image_keeps_its_name_and_names_their_order(self, labels):
+    def test_renumbering_has_no_gaps_and_keeps_names_and_their_order(self, labels):
         names = [f"class {index:02d}" for index in range(16)]
         split = Split("train", len(labels), labels, labels, classes=labels)
         left = split.number_classes(names)
@@ -110,10 +110,10 @@ class TestNumbering:
         assert left == sorted(left)
 
 
-class TestTheSplitsAsTheyAre:
+class TestUnmodifiedSplits:
     @pytest.mark.parametrize("feature", [None, Value("string")])
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_each_side_numbers_its_own_classes_in_the_order_of_the_data(self, size, feature, animals, load):
+    def test_each_split_numbers_its_own_classes_in_the_order_of_the_data(self, size, feature, animals, load):
         train, test = animals(["elk", "cat", "elk"], ["bee", "fox", "bee", "ant"], size=size, feature=feature)
         data = load(train, test, **RAW, task="retrieval")
         assert data.class_names == ["cat", "elk"]
@@ -122,23 +122,23 @@ class TestTheSplitsAsTheyAre:
         assert seen(data.evaluation, data.eval_class_names) == {3: "bee", 4: "fox", 5: "bee", 6: "ant"}
         assert data.value_range is None
 
-    def test_integer_labels_are_ordered_as_numbers(self, animals, load):
+    def test_integer_labels_are_sorted_numerically(self, animals, load):
         data = load(*animals([10, 9, 9], [200, 11], feature=Value("int64")), task="retrieval")
         assert (data.class_names, data.eval_class_names) == (["9", "10"], ["11", "200"])
 
-    def test_other_classes_to_evaluate_on_are_not_warned_of(self, animals, load, caplog):
+    def test_disjoint_evaluation_classes_cause_no_warning(self, animals, load, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             load(*animals(["ant", "bee"], ["cat", "cat"]), task="retrieval")
         assert not caplog.records
 
-    def test_shared_classes_are_warned_of_once_with_a_way_out(self, animals, load, caplog):
+    def test_shared_classes_cause_one_warning_with_a_remedy(self, animals, load, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             load(*animals(["ant", "bee", "cat"], ["bee", "cat", "cat", "dog"]), task="retrieval")
         (record,) = caplog.records
         assert "2 of the 3 classes of the evaluation split are trained on" in record.message
         assert "not an open set; --train_classes" in record.message
 
-    def test_subsets_have_the_names_of_the_classes_that_are_left(self, animals, load):
+    def test_subsets_have_the_names_of_their_remaining_classes(self, animals, load):
         train, test = animals(["ant", "bee", "cat"] * 2, ["dog", "elk", "fox"] * 2)
         data = load(train, test, **RAW, task="retrieval", max_train_samples=2, max_eval_samples=1)
         every = dict(enumerate(["ant", "bee", "cat"] * 2 + ["dog", "elk", "fox"] * 2))
@@ -149,7 +149,7 @@ class TestTheSplitsAsTheyAre:
         assert (data.train.num_examples, data.evaluation.num_examples) == (2, 1)
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_skipping_corrupt_images_leaves_labels_with_their_images(self, size, make_dataset, load):
+    def test_skipping_corrupt_images_keeps_labels_aligned_with_images(self, size, make_dataset, load):
         images = [*marked(4, size), b"not an image", *marked(3, size, start=5)]
         data = load(make_dataset(images, [0, 1, 2, 3] * 2), **RAW, task="retrieval", skip_corrupt_images=True)
         assert seen(data.evaluation, data.eval_class_names) == {i: str(i % 4) for i in range(8) if i != 4}
@@ -158,36 +158,36 @@ class TestTheSplitsAsTheyAre:
 
 class TestDividedClasses:
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_the_first_classes_of_both_splits_train_and_all_others_evaluate(self, size, animals, load):
+    def test_the_first_classes_of_both_splits_train_and_the_others_evaluate(self, size, animals, load):
         train, test = animals(["fox", "ant", "cat", "bee"], ["ant", "cat", "dog", "fox"], size=size)
         data = load(train, test, **RAW, task="retrieval", train_classes=2)
         assert seen(data.train, data.class_names) == {1: "ant", 3: "bee", 4: "ant"}
         assert seen(data.evaluation, data.eval_class_names) == {0: "fox", 2: "cat", 5: "cat", 6: "dog", 7: "fox"}
         assert (data.class_names, data.eval_class_names) == (["ant", "bee"], ["cat", "dog", "fox"])
 
-    def test_the_same_split_named_twice_counts_once(self, animals, load):
+    def test_a_split_named_twice_is_used_once(self, animals, load):
         (train,) = animals(["ant", "bee", "cat", "ant"])
         data = load(train, task="retrieval", train_classes=1, eval_split="train")
         assert data.train.epoch_rows().sort().values.tolist() == [0, 3]
         assert data.evaluation.epoch_rows().tolist() == [1, 2]
 
-    def test_rows_are_those_of_the_splits_put_behind_each_other(self, animals, load):
+    def test_rows_are_numbered_over_the_concatenated_splits(self, animals, load):
         data = load(*animals(["ant", "cat"], ["dog", "ant"]), task="retrieval", train_classes=1)
         assert data.train.epoch_rows().sort().values.tolist() == [0, 3]
         assert data.evaluation.epoch_rows().tolist() == [1, 2]
 
-    def test_what_was_evaluated_is_named_by_both_splits(self, animals, load):
+    def test_the_evaluation_split_is_named_after_both_splits(self, animals, load):
         splits = animals(["ant", "cat"], ["dog", "ant"])
         assert load(*splits, task="retrieval", train_classes=1).eval_split == "train+test"
         assert load(*splits, task="retrieval").eval_split == "test"
 
-    def test_nothing_is_warned_of(self, animals, load, caplog):
+    def test_dividing_classes_causes_no_warning(self, animals, load, caplog):
         (train,) = animals(["ant", "bee", "cat"])
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             load(train, task="retrieval", train_classes=2)
         assert not caplog.records
 
-    def test_subsets_are_drawn_after_the_classes_are_divided(self, animals, load):
+    def test_subsets_are_sampled_after_the_classes_are_divided(self, animals, load):
         train, test = animals(ANIMALS * 3, ANIMALS * 3)
         data = load(train, test, task="retrieval", train_classes=3, max_train_samples=10, max_eval_samples=7)
         assert (data.train.num_examples, data.evaluation.num_examples) == (10, 7)
@@ -195,24 +195,24 @@ class TestDividedClasses:
         assert set(data.eval_class_names) <= set(ANIMALS[3:])
 
     @pytest.mark.parametrize("count", [0, -1, 4])
-    def test_an_impossible_number_is_an_error(self, count, animals, load):
+    def test_an_invalid_number_of_classes_is_an_error(self, count, animals, load):
         with pytest.raises(ValueError, match=f"--train_classes {count} does not divide 4 classes"):
             load(*animals(["ant", "bee"], ["cat", "dog"]), task="retrieval", train_classes=count)
 
     @pytest.mark.parametrize("task", ["classification", "regression", "joint"])
-    def test_another_task_has_no_use_for_it(self, task, animals, load):
+    def test_train_classes_is_an_error_for_other_tasks(self, task, animals, load):
         with pytest.raises(ValueError, match=f"--train_classes 1 has no use in {task}"):
             load(*animals(["ant"], ["bee"]), task=task, train_classes=1)
 
-    def test_a_missing_label_is_named_by_its_row_in_the_splits_together(self, animals, load):
+    def test_the_error_for_a_missing_label_has_its_row_in_the_concatenated_splits(self, animals, load):
         with pytest.raises(ValueError, match=r"image 3 in split 'train\+test'"):
             load(*animals(["ant", "bee"], ["cat", None], feature=Value("string")), task="retrieval", train_classes=1)
 
 
-class TestHeldOutPart:
+class TestHeldOutImages:
     @pytest.mark.parametrize("size", [SMALL, LARGE])
     @pytest.mark.parametrize("train_classes", [None, 5])
-    def test_it_has_classes_of_its_own_with_all_their_images(self, train_classes, size, animals, load):
+    def test_held_out_images_are_all_images_of_separate_classes(self, train_classes, size, animals, load):
         train, test = animals(ANIMALS[:5] * 3, ["fox"] * 2, size=size)
         options = {"train_classes": train_classes, "validation_fraction": 0.4}
         data = load(train, test, **RAW, task="retrieval", **options)
@@ -226,13 +226,13 @@ class TestHeldOutPart:
         assert data.eval_class_names == ["fox"]
 
     @pytest.mark.parametrize("fraction", [-0.1, 1.0])
-    def test_a_share_outside_0_to_1_is_an_error(self, fraction, animals, load):
+    def test_a_fraction_outside_0_to_1_is_an_error(self, fraction, animals, load):
         with pytest.raises(ValueError, match="validation_fraction must lie between 0 and 1"):
             load(*animals(["ant", "bee"], ["cat"]), task="retrieval", validation_fraction=fraction)
 
 
 class TestOtherTasks:
-    def test_classification_evaluates_on_the_classes_it_trains_on(self, animals, load):
+    def test_classification_evaluates_on_the_training_classes(self, animals, load):
         data = load(*animals(["ant", "bee"], ["bee"]))
         assert data.eval_class_names == data.class_names == ANIMALS
 
@@ -241,20 +241,20 @@ class TestOtherTasks:
         assert load(train, test, task="regression").eval_class_names == []
 
     @pytest.mark.parametrize("option", [{"value_column_name": "year"}, {"computed_value": "slant"}])
-    def test_values_have_no_use_in_retrieval(self, option, animals, load):
+    def test_values_are_an_error_for_retrieval(self, option, animals, load):
         with pytest.raises(ValueError, match=r"has no use in retrieval.*regression or joint"):
             load(*animals(["ant"], ["bee"]), task="retrieval", **option)
 
 
 @pytest.fixture
 def load_split(load_one, embed):
-    """Load a split, of this name, by `load_image_split`."""
+    """Load a split by its name with `load_image_split`."""
     return lambda dataset, split="test", **options: load_one(embed(test=dataset), split, **options)
 
 
 class TestOneSplit:
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_images_come_in_order_with_the_class_names_of_the_data(self, size, animals, load_split):
+    def test_images_are_in_order_with_the_class_names_of_the_data(self, size, animals, load_split):
         (dataset,) = animals(["fox", "ant", "fox"], size=size)
         split = load_split(dataset)
         assert split.class_names == ANIMALS
@@ -263,9 +263,7 @@ class TestOneSplit:
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
     @pytest.mark.parametrize("processes", [1, 2, 3])
-    def test_rows_are_those_of_the_split_also_when_some_images_are_left_out(
-        self, processes, size, make_dataset, load_split
-    ):
+    def test_rows_are_those_of_the_split_with_skipped_images(self, processes, size, make_dataset, load_split):
         images = marked(20, size)
         images[3] = images[8] = b"not an image"
         options = {"skip_corrupt_images": True, "max_samples": 15, "batch_size": 4, "num_processes": processes}
@@ -277,7 +275,7 @@ class TestOneSplit:
         assert len(set(rows)) == len(rows) == split.num_images
         assert 13 <= len(rows) <= 15
 
-    def test_pixels_are_those_of_evaluation_while_training(self, make_dataset, load, load_split):
+    def test_pixels_match_evaluation_during_training(self, make_dataset, load, load_split):
         noise = np.random.default_rng(0).integers(0, 256, (7, 9, 8, 3), dtype=np.uint8)
         options = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2], "image_size": [5, 6]}
         dataset = make_dataset(list(noise))
@@ -291,7 +289,7 @@ class TestOneSplit:
         assert split.class_names == []
         assert split.batches.labels.tolist() == [-1, -1]
 
-    def test_a_label_column_that_is_asked_for_must_be_there(self, animals, load_split):
+    def test_a_requested_label_column_must_exist(self, animals, load_split):
         with pytest.raises(ValueError, match="no label column 'kind'; the data has the columns"):
             load_split(*animals(["fox"]), label_column_name="kind")
 
@@ -299,15 +297,15 @@ class TestOneSplit:
         with pytest.raises(ValueError, match=r"no split 'dev'; the data has test\. Choose one with --split"):
             load_split(*animals(["fox"]), split="dev")
 
-    def test_statistics_for_another_number_of_channels_are_an_error(self, animals, load_split):
+    def test_statistics_with_a_wrong_number_of_channels_are_an_error(self, animals, load_split):
         with pytest.raises(ValueError, match="mean needs one value or 1"):
             load_split(*animals(["fox"]), image_mean=[0.1, 0.2, 0.3])
 
 
-class TestTheUnseenClassesAlone:
+class TestUnseenClasses:
     @pytest.mark.parametrize("size", [SMALL, LARGE])
     @pytest.mark.parametrize("max_eval_samples", [None, 3])
-    def test_they_are_those_that_are_evaluated_while_training(self, max_eval_samples, size, animals, load, load_one):
+    def test_unseen_classes_match_evaluation_during_training(self, max_eval_samples, size, animals, load, load_one):
         train, test = animals(["fox", "ant", "cat", "bee"], ["ant", "cat", "dog", "fox"], size=size)
         data = load(train, test, **RAW, task="retrieval", train_classes=2, max_eval_samples=max_eval_samples)
         unseen = load_one("made_up", train_classes=2, max_samples=max_eval_samples)
@@ -320,7 +318,7 @@ class TestTheUnseenClassesAlone:
         assert unseen.num_images == 714
         assert unseen.class_names == ["6", "7", "8", "9"]
 
-    def test_the_training_split_may_have_another_name(self, animals, embed, load_one):
+    def test_the_training_split_name_is_configurable(self, animals, embed, load_one):
         first, second = animals(["ant", "bee"], ["bee", "cat"])
         name = embed(learn=first, probe=second)
         unseen = load_one(name, "probe", train_split="learn", train_classes=1)
@@ -329,15 +327,15 @@ class TestTheUnseenClassesAlone:
         with pytest.raises(ValueError, match=r"no split 'train'; the data has learn, probe\..*--train_split"):
             load_one(name, "probe", train_classes=1)
 
-    def test_a_split_by_itself_has_its_own_name(self, animals, embed, load_one):
+    def test_a_single_split_keeps_its_name(self, animals, embed, load_one):
         assert load_one(embed(test=animals(["ant"])[0])).name == "test"
 
-    def test_without_labels_there_are_no_classes_to_leave_out(self, animals, embed, load_one):
+    def test_excluding_training_classes_requires_labels(self, animals, embed, load_one):
         (bare,) = (dataset.remove_columns("label") for dataset in animals(["ant"]))
         with pytest.raises(ValueError, match="found no label column"):
             load_one(embed(train=bare, test=bare), train_classes=1)
 
-    def test_an_impossible_number_is_an_error(self, animals, embed, load_one):
+    def test_an_invalid_number_of_classes_is_an_error(self, animals, embed, load_one):
         train, test = animals(["ant", "bee"], ["cat", "dog"])
         with pytest.raises(ValueError, match="--train_classes 4 does not divide 4 classes"):
             load_one(embed(train=train, test=test), train_classes=4)
@@ -349,7 +347,7 @@ class TestOmniglot:
         name = str(real_data("brendenlake/omniglot"))
         return lambda **more: load_named(name, task="retrieval", **({"image_size": [28]} | more))
 
-    def test_its_splits_are_an_open_set(self, omniglot, caplog):
+    def test_the_splits_are_an_open_set(self, omniglot, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             data = omniglot(validation_fraction=0.25)
         assert not caplog.records
@@ -357,8 +355,8 @@ class TestOmniglot:
         for batches, classes in ((data.train, 102), (data.validation, 34), (data.evaluation, 106)):
             assert torch.bincount(batches.labels).tolist() == [20] * classes
 
-    def test_its_classes_can_be_divided_in_two(self, omniglot):
-        data = omniglot(image_size=None, train_classes=121)  # streams, so that nothing is decoded
+    def test_the_classes_can_be_divided(self, omniglot):
+        data = omniglot(image_size=None, train_classes=121)  # streamed, so nothing is decoded
         assert isinstance(data.train, ImagesFromDisk)
         assert torch.bincount(data.train.labels).tolist() == [20] * 121
         assert torch.bincount(data.evaluation.labels).tolist() == [20] * 121

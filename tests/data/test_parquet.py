@@ -10,7 +10,7 @@ FEATURES = Features({"image": Image(), "label": ClassLabel(names=["ant", "bee"])
 
 @pytest.fixture
 def write(tmp_path, encode):
-    """Write images whose pixels hold their index, and return the names of the files."""
+    """Write images whose pixels are their index, and return the names of the files."""
 
     def write_images(count: int, split: str = "train") -> list[str]:
         with ParquetSplit(tmp_path / "made", split, FEATURES) as writer:
@@ -34,30 +34,30 @@ def test_rows_load_in_the_order_they_were_added(rows_at_a_time, write, tmp_path,
     assert marks(tmp_path / "made") == list(range(10))
 
 
-def test_columns_load_with_their_kinds(write, tmp_path):
+def test_columns_load_with_their_types(write, tmp_path):
     write(4)
     rows = load_dataset(str(tmp_path / "made"))["train"]
     assert rows.features == FEATURES
     assert rows["label"][:] == [0, 1, 0, 1]
 
 
-def test_splits_load_by_their_names(write, tmp_path):
+def test_splits_load_by_name(write, tmp_path):
     write(3)
     write(2, "test")
     assert {split: len(rows) for split, rows in load_dataset(str(tmp_path / "made")).items()} == {"train": 3, "test": 2}
 
 
-def test_a_few_rows_are_one_file(write):
+def test_few_rows_are_written_to_one_file(write):
     assert write(3) == ["train-00000-of-00001.parquet"]
 
 
-def test_many_bytes_are_several_files_that_load_in_order(write, encode, tmp_path, monkeypatch):
+def test_many_bytes_are_written_to_several_files_that_load_in_order(write, encode, tmp_path, monkeypatch):
     one = len(encode(np.zeros((4, 4), dtype=np.uint8)))
     monkeypatch.setattr(parquet, "BYTES_A_FILE", int(3.5 * one))
     assert write(7) == [f"train-0000{number}-of-00003.parquet" for number in range(3)]
     assert marks(tmp_path / "made") == list(range(7))
 
 
-def test_an_image_larger_than_a_file_is_a_file_by_itself(write, monkeypatch):
+def test_an_image_above_the_file_size_gets_its_own_file(write, monkeypatch):
     monkeypatch.setattr(parquet, "BYTES_A_FILE", 1)
     assert len(write(3)) == 3

@@ -23,7 +23,7 @@ def test_digits_are_1797_gray_images_of_8_by_8_pixels():
     assert pixels.dtype == np.uint8
 
 
-def test_the_digits_are_those_of_scikit_learn_stretched_to_255():
+def test_the_digits_are_those_of_scikit_learn_rescaled_to_255():
     splits = load_splits("digits")
     ours = sorted(
         (label, *image.ravel())
@@ -39,26 +39,26 @@ def test_the_digits_are_those_of_scikit_learn_stretched_to_255():
 
 
 @pytest.mark.parametrize("digit", range(10))
-def test_a_fifth_of_each_digit_is_for_testing(digit):
+def test_a_fifth_of_each_digit_is_in_the_test_split(digit):
     splits = load_splits("digits")
     total = int((load_digits().target == digit).sum())
     assert splits["test"]["label"][:].count(digit) == total // 5
     assert splits["train"]["label"][:].count(digit) == total - total // 5
 
 
-def test_digit_classes_are_named_by_their_digit():
+def test_digit_classes_are_named_after_their_digit():
     assert load_splits("digits")["train"].features["label"].names == list("0123456789")
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_two_clusters_holds_100_points_a_class_as_images_of_1_by_2_pixels(split):
+def test_two_clusters_has_100_points_per_class_as_images_of_1_by_2_pixels(split):
     dataset = load_splits("two_clusters")[split]
     assert pixels_of(dataset).shape == (200, 1, 2)
     assert np.bincount(dataset["label"]).tolist() == [100, 100]
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_two_clusters_pixels_map_back_to_points_within_quantisation(split):
+def test_two_clusters_pixels_map_back_to_points_within_quantization(split):
     dataset = load_splits("two_clusters")[split]
     points = pixels_of(dataset)[:, 0] * (1.1 / 255) - 0.05
     distance = np.abs(points - np.array(dataset["label"])[:, None])
@@ -66,21 +66,21 @@ def test_two_clusters_pixels_map_back_to_points_within_quantisation(split):
     assert distance.max() > 0.04
 
 
-def test_two_clusters_has_other_points_for_testing_than_for_training():
+def test_two_clusters_has_different_points_for_training_and_testing():
     splits = load_splits("two_clusters")
     assert not np.array_equal(pixels_of(splits["train"]), pixels_of(splits["test"]))
 
 
 @pytest.mark.parametrize("name", ["digits", "two_clusters"])
-def test_bundled_data_is_the_same_every_time(name):
-    first, second = load_splits(name), sources.BUNDLED[name].__wrapped__()  # made again, without the cache
+def test_bundled_data_is_deterministic(name):
+    first, second = load_splits(name), sources.BUNDLED[name].__wrapped__()  # built again, without the cache
     for split in ("train", "test"):
         np.testing.assert_array_equal(pixels_of(first[split]), pixels_of(second[split]))
         assert first[split]["label"][:] == second[split]["label"][:]
 
 
 @pytest.mark.parametrize("name", ["digits", "two_clusters"])
-def test_bundled_data_is_not_looked_for_elsewhere(name, monkeypatch):
+def test_bundled_data_is_not_searched_elsewhere(name, monkeypatch):
     monkeypatch.setattr(sources, "load_dataset", lambda *_: pytest.fail("looked for bundled data elsewhere"))
     assert set(load_splits(name)) == {"train", "test"}
 
@@ -91,7 +91,7 @@ def test_a_folder_of_parquet_files_loads_as_its_splits(make_dataset, save):
     assert {split: len(rows) for split, rows in splits.items()} == {"train": 3, "test": 2}
 
 
-def test_a_folder_of_images_gives_classes_named_by_the_subfolders(tmp_path):
+def test_an_image_folder_names_classes_after_its_subfolders(tmp_path):
     for split in ("train", "test"):
         for name in ("cat", "dog"):
             (tmp_path / "pets" / split / name).mkdir(parents=True)
@@ -108,21 +108,21 @@ def test_data_without_named_splits_is_an_error(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["image", "img"])
-def test_the_image_column_is_found_by_its_usual_names(name):
+def test_the_image_column_is_found_by_common_names(name):
     assert find_column(columns("label", name), None, IMAGE_COLUMNS, "image") == name
 
 
 @pytest.mark.parametrize("name", ["label", "labels", "fine_label", "coarse_label"])
-def test_the_label_column_is_found_by_its_usual_names(name):
+def test_the_label_column_is_found_by_common_names(name):
     assert find_column(columns("image", name), None, LABEL_COLUMNS, "label") == name
 
 
 @pytest.mark.parametrize("name", ["value", "target", "year", "creation_year", "age", "regression_label"])
-def test_the_value_column_is_found_by_its_usual_names(name):
+def test_the_value_column_is_found_by_common_names(name):
     assert find_column(columns("image", "label", name), None, VALUE_COLUMNS, "value") == name
 
 
-def test_no_usual_column_is_an_error_that_says_what_else_can_be_done():
+def test_no_common_column_is_an_error_that_states_the_alternative():
     with pytest.raises(ValueError, match=r"Name it with --value_column_name, or do without\.$"):
         find_column(columns("image"), None, VALUE_COLUMNS, "value", instead=", or do without")
 
@@ -131,11 +131,11 @@ def test_a_fine_label_is_preferred_to_a_coarse_one():
     assert find_column(columns("coarse_label", "fine_label"), None, LABEL_COLUMNS, "label") == "fine_label"
 
 
-def test_a_column_asked_for_is_preferred_to_the_usual_one():
+def test_a_requested_column_is_preferred_to_the_common_one():
     assert find_column(columns("label", "shape"), "shape", LABEL_COLUMNS, "label") == "shape"
 
 
-def test_no_usual_column_is_an_error_that_lists_the_columns_and_the_option():
+def test_no_common_column_is_an_error_that_lists_the_columns_and_the_option():
     with pytest.raises(ValueError, match=r"\['picture', 'kind'\].*--image_column_name"):
         find_column(columns("picture", "kind"), None, IMAGE_COLUMNS, "image")
 
@@ -145,7 +145,7 @@ def test_an_unknown_column_is_an_error_that_lists_the_columns():
         find_column(columns("image", "kind"), "species", LABEL_COLUMNS, "label")
 
 
-def test_a_misspelt_column_is_an_error_that_names_the_nearest():
+def test_a_misspelled_column_is_an_error_that_suggests_the_closest():
     with pytest.raises(ValueError, match="Did you mean 'label'"):
         find_column(columns("image", "label"), "lable", LABEL_COLUMNS, "label")
 

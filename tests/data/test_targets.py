@@ -11,14 +11,14 @@ from hf_sphere.data import COMPUTED_VALUES
 from hf_sphere.data.targets import read_values
 
 SMALL, LARGE = (6, 4), (100, 4)
-"""Sides of images that are kept in memory, and of images that stream from disk."""
+"""Sizes of images that are kept in memory, and of images that are streamed from disk."""
 
 RAW = {"image_mean": [0.0], "image_std": [1.0]}
-"""Statistics with which pixel values are the bytes over 255."""
+"""Statistics with which pixel values are the bytes divided by 255."""
 
 
 def marked(count: int, size: tuple[int, int] = SMALL) -> list[np.ndarray]:
-    """Images whose pixels all hold the image's index."""
+    """Images whose pixels all equal the image index."""
     return [np.full(size, index, dtype=np.uint8) for index in range(count)]
 
 
@@ -43,7 +43,7 @@ def seen(batches, target: str = "labels") -> list[tuple[int, float]]:
 
 
 class TestRegression:
-    def test_labels_are_the_values_in_single_precision(self, make_valued, load):
+    def test_labels_are_the_values_as_float32(self, make_valued, load):
         data = load(make_valued([1000.5, 1932.0, -3.25]), task="regression")
         assert data.evaluation.labels.tolist() == [1000.5, 1932.0, -3.25]
         assert data.evaluation.labels.dtype == torch.float32
@@ -60,7 +60,7 @@ class TestRegression:
         assert load(dataset, task="regression").train.num_examples == 2
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_images_and_values_belong_together(self, size, make_valued, load):
+    def test_values_match_their_images(self, size, make_valued, load):
         data = load(
             make_valued([index / 4 for index in range(20)], size),
             **RAW,
@@ -74,20 +74,20 @@ class TestRegression:
         assert all(value == mark / 4 for mark, value in pairs)
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_skipping_corrupt_images_leaves_values_with_their_images(self, size, make_dataset, load):
+    def test_skipping_corrupt_images_keeps_values_aligned_with_images(self, size, make_dataset, load):
         images = marked(9, size)
         images[3] = b"not an image"
         dataset = make_dataset(images).add_column("value", [index / 4 for index in range(9)])
         data = load(dataset, **RAW, task="regression", skip_corrupt_images=True)
         assert seen(data.evaluation) == [(index, index / 4) for index in range(9) if index != 3]
 
-    def test_the_held_out_part_needs_no_two_images_of_each_class(self, make_valued, load):
+    def test_holding_out_does_not_require_two_images_per_class(self, make_valued, load):
         data = load(make_valued(range(50)), **RAW, task="regression", validation_fraction=0.2)
         held_out = [mark for mark, _ in seen(data.validation)]
         assert len(held_out) == 10
         assert sorted(held_out + [mark for mark, _ in seen(data.train)]) == list(range(50))
 
-    def test_the_held_out_part_follows_the_seed(self, make_valued, load):
+    def test_the_held_out_part_depends_on_the_seed(self, make_valued, load):
         parts = [
             seen(load(make_valued(range(50)), **RAW, task="regression", validation_fraction=0.2, seed=s).validation)
             for s in (0, 0, 1)
@@ -96,11 +96,11 @@ class TestRegression:
         assert parts[0] != parts[2]
 
     @pytest.mark.parametrize("fraction", [-0.1, 1.0])
-    def test_a_held_out_share_outside_0_to_1_is_an_error(self, fraction, make_valued, load):
+    def test_a_held_out_fraction_outside_0_to_1_is_an_error(self, fraction, make_valued, load):
         with pytest.raises(ValueError, match="validation_fraction must lie between 0 and 1"):
             load(make_valued(range(10)), task="regression", validation_fraction=fraction)
 
-    def test_a_single_image_cannot_be_split_and_is_an_error(self, make_valued, load):
+    def test_splitting_a_single_image_is_an_error(self, make_valued, load):
         with pytest.raises(ValueError, match=r"validation_fraction=0\.5 does not split 1 images"):
             load(make_valued([1.0]), make_valued([1.0, 2.0]), task="regression", validation_fraction=0.5)
 
@@ -120,14 +120,14 @@ class TestJoint:
         assert data.class_names == ["0", "1"]
 
     @pytest.mark.parametrize("size", [SMALL, LARGE])
-    def test_images_and_values_belong_together(self, size, make_valued, load):
+    def test_values_match_their_images(self, size, make_valued, load):
         values, classes = [index / 4 for index in range(20)], [index % 2 for index in range(20)]
         data = load(make_valued(values, size, classes=classes), **RAW, task="joint", validation_fraction=0.3)
         for part in (data.train, data.validation, data.evaluation):
             assert all(value == mark / 4 for mark, value in seen(part, "regression_labels"))
             assert all(label == mark % 2 for mark, label in seen(part))
 
-    def test_the_held_out_part_has_the_same_share_of_each_class(self, make_valued, load):
+    def test_the_held_out_part_is_stratified_by_class(self, make_valued, load):
         dataset = make_valued(range(50), classes=[0] * 30 + [1] * 20)
         data = load(dataset, task="joint", validation_fraction=0.2)
         assert torch.bincount(data.validation.labels).tolist() == [6, 4]
@@ -137,14 +137,14 @@ class TestClassification:
     def test_there_is_no_value_range(self, make_valued, load):
         assert load(make_valued([1.0, 2.0])).value_range is None
 
-    def test_a_column_of_values_is_not_looked_at(self, make_valued, load):
+    def test_a_value_column_is_ignored(self, make_valued, load):
         assert set(next(load(make_valued([math.nan, None])).train.epoch())) == {"pixel_values", "labels"}
 
     @pytest.mark.parametrize(
         ("option", "given"),
         [("value_column_name", "--value_column_name year"), ("computed_value", "--computed_value slant")],
     )
-    def test_a_choice_of_values_is_refused(self, option, given, make_valued, load):
+    def test_value_options_are_refused(self, option, given, make_valued, load):
         with pytest.raises(ValueError, match=f"{given} has no use in classification.*regression or joint"):
             load(make_valued([1.0, 2.0]), **{option: given.split()[1]})
 
@@ -157,48 +157,48 @@ class TestClassification:
 
 class TestRange:
     @pytest.mark.parametrize("task", ["regression", "joint"])
-    def test_it_is_that_of_the_training_images(self, task, make_valued, load):
+    def test_the_range_is_that_of_the_training_images(self, task, make_valued, load):
         data = load(make_valued([3.0, -1.5, 2.0]), make_valued([-99.0, 99.0]), task=task)
         assert data.value_range == (-1.5, 3.0)
 
-    def test_held_out_images_do_not_count(self, make_valued, load):
+    def test_held_out_images_are_excluded_from_the_range(self, make_valued, load):
         data = load(make_valued(range(20)), task="regression", validation_fraction=0.8)
         kept = data.train.labels
         assert data.value_range == (kept.min().item(), kept.max().item())
         assert data.value_range != (0.0, 19.0)
 
-    def test_values_that_are_all_the_same_are_an_error_that_says_which(self, make_valued, load):
+    def test_constant_values_are_an_error_that_states_the_value(self, make_valued, load):
         with pytest.raises(ValueError, match=r"all values of the 3 training images are 7\.5"):
             load(make_valued([7.5] * 3), task="regression")
 
 
 class TestColumn:
-    def test_it_is_found_by_its_usual_names(self, make_valued, load):
+    def test_the_column_is_found_by_common_names(self, make_valued, load):
         assert load(make_valued([1.0, 2.0], column="age"), task="regression").value_range == (1.0, 2.0)
 
-    def test_it_can_be_named(self, make_valued, load):
+    def test_the_column_can_be_specified(self, make_valued, load):
         dataset = make_valued([1.0, 2.0], column="age").add_column("weight", [5.0, 6.0])
         assert load(dataset, task="regression", value_column_name="weight").value_range == (5.0, 6.0)
 
-    def test_none_is_an_error_that_names_both_options(self, make_dataset, load):
+    def test_a_missing_column_is_an_error_that_names_both_options(self, make_dataset, load):
         with pytest.raises(ValueError, match=r"found no value column.*--value_column_name.*--computed_value \(intens"):
             load(make_dataset(marked(2)), task="regression")
 
-    def test_one_that_only_the_training_split_has_is_an_error(self, make_valued, make_dataset, load):
+    def test_a_column_missing_from_the_evaluation_split_is_an_error(self, make_valued, make_dataset, load):
         with pytest.raises(ValueError, match=r"no value column 'year'; the data has the columns"):
             load(make_valued([1.0, 2.0]), make_dataset(marked(2), range(2)), task="regression")
 
     @pytest.mark.parametrize("kind", ["int8", "uint16", "int64", "float16", "float32", "float64"])
-    def test_integers_and_real_numbers_become_single_precision(self, kind):
+    def test_integers_and_real_numbers_become_float32(self, kind):
         rows = Dataset.from_dict({"age": np.array([3, 1, 2], dtype=kind)})
         values = read_values(rows, "age", "train")
         assert torch.equal(values, torch.tensor([3.0, 1.0, 2.0]))
 
-    def test_values_are_those_of_the_rows_selected(self):
+    def test_values_match_the_selected_rows(self):
         rows = Dataset.from_dict({"age": [1.0, 2.0, 3.0]}).select([2, 0])
         assert read_values(rows, "age", "train").tolist() == [3.0, 1.0]
 
-    def test_class_labels_are_numbers_too(self):
+    def test_class_labels_are_accepted_as_numbers(self):
         rows = Dataset.from_dict({"age": [0, 2]}).cast_column("age", ClassLabel(num_classes=3))
         assert read_values(rows, "age", "train").tolist() == [0.0, 2.0]
 
@@ -208,39 +208,39 @@ class TestColumn:
             read_values(Dataset.from_dict({"age": values}), "age", "test")
 
     @pytest.mark.parametrize(("value", "shown"), [(math.nan, "nan"), (math.inf, "inf"), (1e300, r"1e\+300")])
-    def test_a_value_that_is_not_finite_is_an_error_that_names_row_and_split(self, value, shown):
+    def test_a_nonfinite_value_is_an_error_that_names_row_and_split(self, value, shown):
         with pytest.raises(ValueError, match=f"not finite in single precision: {shown} of row 1 in split 'test'"):
             read_values(Dataset.from_dict({"age": [1.0, value, 2.0]}), "age", "test")
 
     @pytest.mark.parametrize(
         ("values", "kind"), [(["1990", "x"], "string"), ([True, False], "bool"), ([[1.0], [2.0]], "List")]
     )
-    def test_a_column_of_other_things_than_numbers_is_an_error_that_names_row_and_split(self, values, kind):
+    def test_a_non_numeric_column_is_an_error_that_names_row_and_split(self, values, kind):
         with pytest.raises(ValueError, match=f"'age' holds .*{kind}.*, beginning with row 0 in split 'train'"):
             read_values(Dataset.from_dict({"age": values}), "age", "train")
 
-    def test_a_column_in_several_chunks_is_read_whole(self):
+    def test_all_chunks_of_a_column_are_read(self):
         table = pa.concat_tables([pa.table({"age": [1, 2]}), pa.table({"age": [3]})])
         assert read_values(Dataset(table), "age", "train").tolist() == [1.0, 2.0, 3.0]
 
 
 class TestComputedValue:
     @pytest.mark.parametrize("name", COMPUTED_VALUES)
-    def test_it_is_computed_from_the_images_as_the_model_gets_them(self, name, load):
+    def test_the_value_is_computed_from_the_model_inputs(self, name, load):
         data = load_digits(load, task="regression", computed_value=name, image_size=[12])
         assert torch.equal(data.train.labels, COMPUTED_VALUES[name](data.train.images))
         assert torch.equal(data.evaluation.labels, COMPUTED_VALUES[name](data.evaluation.images))
 
-    def test_it_goes_with_classes(self, load):
+    def test_a_computed_value_can_be_combined_with_classes(self, load):
         data = load_digits(load, task="joint", computed_value="slant")
         assert torch.equal(data.train.regression_labels, COMPUTED_VALUES["slant"](data.train.images))
         assert data.train.labels.dtype == torch.int64
 
-    def test_it_stays_with_its_image_in_a_held_out_part(self, load):
+    def test_the_value_stays_with_its_image_in_a_held_out_part(self, load):
         data = load_digits(load, task="joint", computed_value="slant", validation_fraction=0.2)
         assert torch.equal(data.validation.regression_labels, COMPUTED_VALUES["slant"](data.validation.images))
 
-    def test_augmentation_does_not_change_it(self, load):
+    def test_augmentation_does_not_change_the_value(self, load):
         options = {"task": "regression", "computed_value": "intensity"}
         plain, changed = load_digits(load, **options), load_digits(load, **options, random_resized_crop=0.2)
         first, second = (next(data.train.epoch())["labels"] for data in (plain, changed))
@@ -253,14 +253,12 @@ class TestComputedValue:
             ("intensity", {"random_resized_crop": 0.5}, "--random_resized_crop change"),
         ],
     )
-    def test_augmentation_that_changes_the_value_of_an_image_is_warned_of(
-        self, name, augmentation, warned_of, load, caplog
-    ):
+    def test_augmentation_that_changes_the_value_causes_a_warning(self, name, augmentation, warned_of, load, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             load_digits(load, task="regression", computed_value=name, **augmentation)
         assert warned_of in caplog.text
 
-    def test_augmentation_that_keeps_the_value_of_an_image_is_not_warned_of(self, load, caplog):
+    def test_augmentation_that_keeps_the_value_causes_no_warning(self, load, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             load_digits(load, task="regression", computed_value="slant", crop_padding=2)
         assert not caplog.records
@@ -269,17 +267,17 @@ class TestComputedValue:
         with pytest.raises(ValueError, match="no computed value 'slope'; there are intensity, slant"):
             load(make_valued([1.0, 2.0]), task="regression", computed_value="slope")
 
-    def test_a_column_besides_is_an_error_that_names_both(self, make_valued, load):
+    def test_an_additional_column_is_an_error_that_names_both(self, make_valued, load):
         with pytest.raises(ValueError, match="--value_column_name year and --computed_value slant are two sources"):
             load(make_valued([1.0, 2.0]), task="regression", value_column_name="year", computed_value="slant")
 
-    def test_images_that_stream_from_disk_are_refused(self, make_valued, load):
+    def test_streamed_images_are_refused(self, make_valued, load):
         with pytest.raises(ValueError, match=r"up to 96 pixels a side.*100 x 4.*--image_size.*--value_column_name"):
             load(make_valued([1.0, 2.0], LARGE), task="regression", computed_value="slant")
 
 
 def load_digits(load, **options):
-    """Load the bundled digits, a few of them."""
+    """Load a few of the bundled digits."""
     from hf_sphere.data.sources import load_splits
 
     splits = load_splits("digits")

@@ -31,7 +31,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE as RoBERTa has it, with hardly a merge."""
+    """Byte-level BPE like RoBERTa's, with very few merges."""
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator(LINES, vocab_size=275, special_tokens=special, show_progress=False)
@@ -48,7 +48,7 @@ def plain_tokens(tokenizer, lines: list[str]) -> list[int]:
 
 @pytest.fixture
 def load(tokenizer, tmp_path: Path):
-    """Load lines by split, or a data set of one's own, in blocks of six tokens of text."""
+    """Load lines per split, or a named data set, in blocks of six text tokens."""
     numbers = itertools.count()
 
     def load_splits(splits: dict | None = None, name: str | None = None, **options):
@@ -71,16 +71,16 @@ def tokens_of(batches: TextBatches) -> list[int]:
     return batches.tokens.flatten().tolist()
 
 
-# From texts to blocks
+# Tokenization and blocks
 
 
-def test_the_blocks_are_the_tokens_of_all_texts_joined_without_the_rest(load, tokenizer):
+def test_blocks_are_the_concatenated_tokens_without_the_remainder(load, tokenizer):
     expected = plain_tokens(tokenizer, LINES)
-    assert len(expected) % 6  # so that there is a rest
+    assert len(expected) % 6  # so there is a remainder
     assert tokens_of(load().train) == expected[: len(expected) // 6 * 6]
 
 
-def test_a_missing_text_counts_as_an_empty_one(load):
+def test_a_missing_text_is_treated_as_empty(load):
     some = Dataset.from_dict({"text": [*LINES[:9], None]}, Features({"text": Value("string")}))
     assert tokens_of(load({"train": LINES, "test": some}).evaluation) == tokens_of(load().evaluation)
 
@@ -89,23 +89,23 @@ def test_several_processes_tokenize_to_the_same_blocks(load):
     assert tokens_of(load(preprocessing_num_workers=2).train) == tokens_of(load().train)
 
 
-def test_a_block_has_the_special_tokens_where_the_tokenizer_puts_them(load):
+def test_blocks_have_the_special_tokens_of_the_tokenizer(load):
     (batch,) = load(batch_size=100).train.epoch()
     assert batch["input_ids"].shape[1] == 8
     assert (set(batch["input_ids"][:, 0].tolist()), set(batch["input_ids"][:, -1].tolist())) == ({2}, {3})
 
 
-def test_a_word_begins_where_word_pieces_do_not_continue_one(load):
+def test_a_word_starts_at_a_non_continuation_word_piece(load):
     starts = load({"train": ["unbelievable cats sat.", "the cats sat"], "test": LINES}).train.starts
     assert starts.flatten().tolist() == [1, 0, 0, 1, 0, 1]
 
 
-def test_a_word_begins_where_a_text_does(load):
+def test_a_word_starts_at_the_start_of_a_text(load):
     starts = load({"train": ["cat", "unbelievable", "cats"], "test": LINES}).train.starts
     assert starts.flatten().tolist() == [1, 1, 0, 0, 1, 0]
 
 
-def test_a_word_begins_at_its_space_in_byte_level_tokens(byte_tokenizer, load):
+def test_a_word_starts_at_its_space_in_byte_level_tokens(byte_tokenizer, load):
     data = load(tokenizer=byte_tokenizer)
     words = byte_tokenizer.convert_ids_to_tokens(tokens_of(data.train))
     starts = data.train.starts.flatten().tolist()
@@ -113,7 +113,7 @@ def test_a_word_begins_at_its_space_in_byte_level_tokens(byte_tokenizer, load):
     assert not all(starts)
 
 
-def test_special_and_ordinary_tokens_are_told_apart(tokenizer, byte_tokenizer):
+def test_special_and_ordinary_tokens_are_distinguished(tokenizer, byte_tokenizer):
     found = Vocabulary.of(tokenizer)
     assert (found.prefix, found.suffix, found.mask) == ((2,), (3,), 4)
     assert found.ordinary.tolist() == list(range(5, 13))
@@ -121,7 +121,7 @@ def test_special_and_ordinary_tokens_are_told_apart(tokenizer, byte_tokenizer):
     assert not {0, 2, 4} & set(Vocabulary.of(byte_tokenizer).ordinary.tolist())
 
 
-def test_what_was_tokenized_once_is_read_from_the_cache(load, monkeypatch, tokenizer, tmp_path):
+def test_tokenized_text_is_read_from_the_cache(load, monkeypatch, tokenizer, tmp_path):
     first = load()
     folder = str(next(tmp_path.glob("data*")))
     monkeypatch.setattr(type(tokenizer), "_encode_plus", lambda *_, **__: pytest.fail("tokenized twice"))
@@ -129,10 +129,10 @@ def test_what_was_tokenized_once_is_read_from_the_cache(load, monkeypatch, token
     assert tokens_of(load(name=folder).train) == tokens_of(first.train)
 
 
-# Where text comes from
+# Sources of text
 
 
-def test_a_text_file_is_a_training_split(load, tokenizer, tmp_path):
+def test_a_text_file_loads_as_a_training_split(load, tokenizer, tmp_path):
     file = tmp_path / "lines.txt"
     file.write_text("\n".join(LINES))
     data = load(name=str(file), validation_fraction=0.25)
@@ -141,19 +141,19 @@ def test_a_text_file_is_a_training_split(load, tokenizer, tmp_path):
     assert (data.eval_split, data.validation) == ("the last 25% of train", None)
 
 
-def test_the_kind_of_a_file_may_be_in_capitals(load, tmp_path):
+def test_file_suffixes_are_case_insensitive(load, tmp_path):
     (tmp_path / "LINES.TXT").write_text("\n".join(LINES))
     assert load(name=str(tmp_path / "LINES.TXT"), validation_fraction=0.5).train.num_examples > 0
 
 
-def test_a_folder_of_text_files_has_its_splits(load, tmp_path):
+def test_a_folder_of_text_files_loads_as_its_splits(load, tmp_path):
     for split in ("train", "test"):
         (tmp_path / "texts").mkdir(exist_ok=True)
         (tmp_path / "texts" / f"{split}.txt").write_text("\n".join(LINES))
     assert load(name=str(tmp_path / "texts")).eval_split == "test"
 
 
-def test_a_configuration_is_a_folder_in_that_of_the_data_set(load, tmp_path):
+def test_a_configuration_is_a_subfolder_of_the_data_set(load, tmp_path):
     load()
     (tmp_path / "data0").rename(tmp_path / "of-two")
     (tmp_path / "both").mkdir()
@@ -161,32 +161,32 @@ def test_a_configuration_is_a_folder_in_that_of_the_data_set(load, tmp_path):
     assert len(load(name=str(tmp_path / "both"), dataset_config_name="two").train.tokens)
 
 
-def test_another_column_is_found_or_named(load):
+def test_other_text_columns_are_found_or_specified(load):
     for column, options in (("sentence", {}), ("words", {"text_column_name": "words"})):
         rows = Dataset.from_dict({"number": [1] * len(LINES), column: LINES})
         assert tokens_of(load({"train": rows, "test": rows}, **options).train) == tokens_of(load().train)
 
 
-# Which split does what
+# Splits
 
 
-def test_a_validation_split_chooses_and_the_test_split_reports(load):
+def test_the_validation_split_selects_and_the_test_split_reports(load):
     data = load({"train": LINES, "validation": LINES[:8], "test": LINES[:12]})
     assert (data.eval_split, data.validation_split) == ("test", "validation")
     assert data.validation.num_examples < data.evaluation.num_examples
 
 
-def test_without_a_test_split_the_validation_split_reports(load):
+def test_the_validation_split_reports_without_a_test_split(load):
     data = load({"train": LINES, "validation": LINES})
     assert (data.eval_split, data.validation) == ("validation", None)
 
 
-def test_a_split_that_is_trained_on_is_not_evaluated_on(load):
+def test_the_training_split_is_not_evaluated(load):
     data = load({"validation": LINES, "test": LINES}, train_split="validation")
     assert (data.eval_split, data.validation) == ("test", None)
 
 
-def test_the_end_of_the_training_text_is_held_out_if_asked_for(load):
+def test_the_end_of_the_training_text_is_held_out_if_requested(load):
     whole = load().train
     data = load({"train": LINES, "validation": LINES, "test": LINES}, validation_fraction=0.3)
     held_out = round(0.3 * len(whole.tokens))
@@ -195,7 +195,7 @@ def test_the_end_of_the_training_text_is_held_out_if_asked_for(load):
     assert data.validation_split == "the last 30% of train"
 
 
-def test_so_many_blocks_are_used_as_were_asked_for(load):
+def test_the_requested_number_of_blocks_is_used(load):
     data = load({"train": LINES, "validation": LINES, "test": LINES}, max_train_samples=5, max_eval_samples=2)
     assert [part.num_examples for part in (data.train, data.evaluation, data.validation)] == [5, 2, 2]
 
@@ -209,12 +209,12 @@ def test_so_many_blocks_are_used_as_were_asked_for(load):
     ],
     ids=["default", "given", "none"],
 )
-def test_masking_follows_from_the_options(load, options, expected):
+def test_the_options_determine_the_masking(load, options, expected):
     data = load(**options)
     assert data.train.masking == data.evaluation.masking == expected
 
 
-# Mistakes
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -234,12 +234,12 @@ def test_masking_follows_from_the_options(load, options, expected):
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else "",
 )
-def test_what_cannot_be_done_is_refused(load, splits, options, message):
+def test_invalid_options_are_refused(load, splits, options, message):
     with pytest.raises(ValueError, match=message):
         load(splits, **options)
 
 
-def test_a_column_of_numbers_is_no_text(load):
+def test_a_numeric_column_is_not_text(load):
     rows = Dataset.from_dict({"text": [1, 2]})
     with pytest.raises(ValueError, match=r"column 'text' does not hold text but .*int64"):
         load({"train": rows, "test": rows})
@@ -258,13 +258,13 @@ def test_an_empty_split_is_refused(load, monkeypatch):
         load(name="unused")
 
 
-def test_a_file_of_another_kind_is_refused(load, tmp_path):
+def test_an_unsupported_file_type_is_refused(load, tmp_path):
     (tmp_path / "a.pdf").touch()
     with pytest.raises(ValueError, match=r"is not a file of text; the supported kinds are: .txt, .parquet"):
         load(name=str(tmp_path / "a.pdf"))
 
 
-def test_a_file_that_is_not_what_its_name_says_is_refused_with_the_reason(load, tmp_path):
+def test_an_unreadable_file_is_refused_with_the_reason(load, tmp_path):
     (tmp_path / "a.txt").write_bytes("caf\u00e9 ".encode("latin-1") * 9)
     with pytest.raises(ValueError, match=r"a.txt cannot be read: 'utf-8' codec can't decode byte 0xe9"):
         load(name=str(tmp_path / "a.txt"))
@@ -277,7 +277,7 @@ def test_a_tokenizer_without_a_mask_token_is_refused(tokenizer, load):
         load(tokenizer=without)
 
 
-def test_whole_words_need_a_tokenizer_that_knows_them(tokenizer, load):
+def test_whole_word_masking_requires_a_fast_tokenizer(tokenizer, load):
     class Slow(SimpleNamespace):
         def __call__(self, *args, **options):
             return tokenizer(*args, **options)

@@ -5,12 +5,12 @@ from torch import Tensor
 
 from hf_sphere.data import Masking, TextBatches, Vocabulary
 
-# Tokens 0 to 4 are special: 2 stands before a text, 3 after it, 4 hides a token.
+# Tokens 0 to 4 are special: 2 precedes a text, 3 follows it, 4 is the mask token.
 VOCABULARY = Vocabulary(prefix=(2,), suffix=(3,), mask=4, ordinary=torch.arange(5, 50))
 
 
 def blocks(count: int = 40, length: int = 10, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Random tokens, int32 as they are loaded, and word starts."""
+    """Random tokens, int32 like loaded ones, and word starts."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(5, 50, (count, length), dtype=torch.int32, generator=generator)
     return tokens, torch.rand(count, length, generator=generator) < 0.6
@@ -21,7 +21,7 @@ def make_batches(count: int = 40, **options) -> TextBatches:
 
 
 def mask(masking: Masking, count: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens and word starts, and what the masking makes of them: what is seen, and labels."""
+    """Tokens and word starts, and the masked inputs and labels."""
     tokens, starts = blocks(count, length)
     tokens = tokens.long()
     return tokens, starts, *masking(tokens, starts, VOCABULARY, torch.Generator().manual_seed(seed))
@@ -38,31 +38,31 @@ def same(first: list[dict[str, Tensor]], second: list[dict[str, Tensor]]) -> boo
 
 @pytest.mark.parametrize("whole_words", [False, True])
 @pytest.mark.parametrize("probability", [0.15, 0.4])
-def test_so_many_tokens_are_targets_as_were_asked_for(probability, whole_words):
+def test_the_requested_fraction_of_tokens_are_targets(probability, whole_words):
     *_, labels = mask(Masking(probability, whole_words), 2000, 100)
     assert (labels != -100).double().mean().item() == pytest.approx(probability, abs=0.005)
 
 
-def test_of_the_targets_80_percent_are_hidden_10_are_replaced_and_10_stay():
+def test_targets_are_80_percent_masked_10_percent_replaced_and_10_percent_unchanged():
     tokens, _, seen, labels = mask(Masking(), 2000, 100)
     target = labels != -100
     hidden, kept = (seen[target] == 4).double().mean(), (seen[target] == tokens[target]).double().mean()
-    by_chance = 0.1 / 45  # a random token is now and then the same
+    by_chance = 0.1 / 45  # a random token is sometimes the original one
     assert [hidden.item(), kept.item()] == pytest.approx([0.8, 0.1 + by_chance], abs=0.006)
 
 
-def test_a_label_is_the_token_that_was_there():
+def test_a_label_is_the_original_token():
     tokens, _, _, labels = mask(Masking(), 50, 20)
     target = labels != -100
     assert torch.equal(labels[target], tokens[target])
 
 
-def test_what_is_no_target_is_seen_as_it_is():
+def test_tokens_that_are_not_targets_are_unchanged():
     tokens, _, seen, labels = mask(Masking(), 50, 20)
     assert torch.equal(seen[labels == -100], tokens[labels == -100])
 
 
-def test_no_special_token_but_the_mask_comes_into_a_text():
+def test_masking_inserts_no_special_token_but_the_mask():
     *_, seen, _ = mask(Masking(0.9), 500, 50)
     assert set(seen[seen < 5].tolist()) == {4}
 
@@ -74,15 +74,15 @@ def test_every_block_has_a_target(length, count, seed, whole_words):
 
 
 @given(st.integers(2, 30), st.integers(0, 2**32))
-def test_a_word_is_a_target_with_all_of_its_tokens_or_with_none(length, seed):
+def test_all_or_none_of_the_tokens_of_a_word_are_targets(length, seed):
     _, starts, _, labels = mask(Masking(0.3, whole_words=True), 4, length, seed)
     for row, target in zip(starts.tolist(), (labels != -100).tolist(), strict=True):
         for position in range(1, length):
             assert row[position] or target[position] == target[position - 1]
 
 
-def test_tokens_of_a_word_are_hidden_and_replaced_by_themselves():
-    """As BERT's own program does; else a random word would be one token repeated."""
+def test_tokens_of_a_word_are_masked_and_replaced_independently():
+    """As in BERT's original code; otherwise a random word would be one repeated token."""
     tokens = torch.full((1, 4000), 7)
     starts = torch.zeros_like(tokens, dtype=torch.bool)
     seen, _ = Masking(1.0, whole_words=True)(tokens, starts, VOCABULARY, torch.Generator().manual_seed(0))
@@ -90,7 +90,7 @@ def test_tokens_of_a_word_are_hidden_and_replaced_by_themselves():
 
 
 @pytest.mark.parametrize("probability", [0.0, -0.1, 1.5, float("nan")])
-def test_an_impossible_share_is_refused(probability):
+def test_an_invalid_probability_is_refused(probability):
     with pytest.raises(ValueError, match="mask_probability must be above 0"):
         Masking(probability)
 
@@ -98,52 +98,52 @@ def test_an_impossible_share_is_refused(probability):
 # Batches
 
 
-def test_special_tokens_stand_round_a_block_and_are_no_targets():
+def test_special_tokens_surround_a_block_and_are_not_targets():
     for batch in make_batches().epoch():
         assert (batch["input_ids"][:, 0] == 2).all()
         assert (batch["input_ids"][:, -1] == 3).all()
         assert (batch["labels"][:, [0, -1]] == -100).all()
 
 
-def test_where_nothing_is_hidden_every_token_is_a_target():
+def test_without_masking_every_token_is_a_target():
     for batch in make_batches(masking=None).epoch():
         assert torch.equal(batch["input_ids"], batch["labels"])
         assert TextBatches.num_targets(batch) == batch["labels"].numel()
 
 
-def test_batches_tell_the_number_of_their_targets():
+def test_num_targets_counts_the_targets_of_a_batch():
     for batch in make_batches().epoch():
         assert TextBatches.num_targets(batch) == sum(label != -100 for label in batch["labels"].flatten().tolist())
 
 
-def test_an_epoch_of_training_is_the_same_when_made_again():
+def test_a_training_epoch_is_reproducible():
     assert same(*(list(make_batches(shuffle=True).epoch(3)) for _ in range(2)))
 
 
 @pytest.mark.parametrize("start", [1, 4, 5])
-def test_an_epoch_can_begin_in_its_middle(start):
+def test_an_epoch_can_start_in_the_middle(start):
     batches = make_batches(shuffle=True)
     assert same(list(batches.epoch(2))[start:], list(batches.epoch(2, start=start)))
 
 
-def test_another_epoch_has_another_order():
+def test_the_order_differs_between_epochs():
     tokens = [torch.cat([b["labels"] for b in make_batches(shuffle=True, masking=None).epoch(e)]) for e in (0, 1)]
     assert not torch.equal(*tokens)
     assert torch.equal(*(part.unique(dim=0) for part in tokens))
 
 
-def test_another_epoch_hides_other_tokens():
-    """Shown with a single block, which has no order."""
+def test_the_masking_differs_between_epochs():
+    """A single block is used because its order cannot vary."""
     first, second = (next(make_batches(1, shuffle=True).epoch(epoch))["labels"] for epoch in (0, 1))
     assert not torch.equal(first, second)
 
 
-def test_another_seed_hides_other_tokens():
+def test_the_masking_differs_between_seeds():
     assert not same(list(make_batches().epoch()), list(make_batches(seed=1).epoch()))
 
 
 @pytest.mark.parametrize("count", [5, 16, 41])
-def test_processes_train_on_equally_many_blocks_and_leave_none_out(count):
+def test_processes_train_on_equally_many_blocks_and_cover_all(count):
     shares = [make_batches(count, masking=None, shuffle=True, process_index=i, num_processes=3) for i in range(3)]
     tokens = [torch.cat([batch["labels"] for batch in share.epoch()]) for share in shares]
     assert len({len(part) for part in tokens}) == 1
@@ -151,7 +151,7 @@ def test_processes_train_on_equally_many_blocks_and_leave_none_out(count):
     assert len(torch.cat(tokens).unique(dim=0)) == count
 
 
-def test_processes_hide_other_tokens_of_the_same_block():
+def test_the_masking_of_a_block_differs_between_processes():
     first, second = (
         next(make_batches(1, shuffle=True, process_index=index, num_processes=2).epoch())["labels"] for index in (0, 1)
     )
@@ -159,7 +159,7 @@ def test_processes_hide_other_tokens_of_the_same_block():
 
 
 @pytest.mark.parametrize(("batch_size", "num_processes"), [(1, 1), (7, 1), (40, 1), (3, 2), (8, 4)])
-def test_evaluation_hides_the_same_tokens_however_it_is_shared(batch_size, num_processes):
+def test_evaluation_masking_is_independent_of_batch_size_and_processes(batch_size, num_processes):
     (expected,) = make_batches(batch_size=40).epoch()
     options = {"batch_size": batch_size, "num_processes": num_processes}
     for index in range(num_processes):
@@ -169,18 +169,18 @@ def test_evaluation_hides_the_same_tokens_however_it_is_shared(batch_size, num_p
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("count", "batch_size"), [(1, 4), (8, 4), (9, 4), (40, 64)])
-def test_an_epoch_has_as_many_batches_as_its_length_says(count, batch_size, shuffle):
+def test_an_epoch_has_len_batches(count, batch_size, shuffle):
     batches = make_batches(count, batch_size=batch_size, shuffle=shuffle)
     assert len(list(batches.epoch())) == len(batches)
 
 
-def test_making_batches_draws_no_random_numbers():
+def test_batching_does_not_change_the_global_random_state():
     before = torch.get_rng_state()
     list(make_batches(shuffle=True).epoch())
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_impossible_sizes_are_refused():
+def test_invalid_sizes_are_refused():
     tokens, starts = blocks()
     with pytest.raises(ValueError, match=r"must both be \(N, L\); got \(40, 10\) and \(40, 9\)"):
         TextBatches(tokens, starts[:, 1:], VOCABULARY, batch_size=8)

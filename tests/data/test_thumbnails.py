@@ -26,7 +26,7 @@ def offer(monkeypatch, *images) -> str:
     return "made_up"
 
 
-def test_small_images_come_as_they_are_in_the_order_of_the_rows(load):
+def test_small_images_are_unchanged_in_the_order_of_the_rows(load):
     images = load_splits("digits")["test"]["image"]
     thumbnails = load("digits", ["test"], torch.tensor([7, 0, 7]))
     expected = np.stack([np.asarray(images[row]) for row in (7, 0, 7)])
@@ -34,13 +34,13 @@ def test_small_images_come_as_they_are_in_the_order_of_the_rows(load):
     assert np.array_equal(thumbnails[:, 0].numpy(), expected)
 
 
-def test_rows_of_two_splits_go_on_counting(load):
+def test_rows_are_numbered_across_two_splits(load):
     splits = load_splits("digits")
     first_of_test = load("digits", ["train", "test"], torch.tensor([len(splits["train"])]))
     assert np.array_equal(first_of_test[0, 0].numpy(), np.asarray(splits["test"]["image"][0]))
 
 
-def test_large_images_shrink_to_the_longest_side_and_keep_their_shape(load, monkeypatch):
+def test_large_images_shrink_to_the_longest_side_and_keep_their_aspect_ratio(load, monkeypatch):
     large = np.zeros((100, 50, 3), dtype=np.uint8)
     assert load(offer(monkeypatch, large), ["test"], torch.tensor([0]), side=20).shape == (1, 3, 20, 10)
 
@@ -52,6 +52,6 @@ def test_an_image_that_cannot_be_decoded_is_black(load, monkeypatch):
 
 
 @pytest.mark.parametrize("row", [-1, 355])
-def test_rows_that_are_not_there_are_refused(row, load):
+def test_rows_out_of_range_are_refused(row, load):
     with pytest.raises(ValueError, match=rf"rows run from {row} to {row}, but digits has 355 images in test"):
         load("digits", ["test"], torch.tensor([row]))

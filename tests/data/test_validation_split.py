@@ -1,4 +1,4 @@
-"""A split of its own for choosing epochs, for every task."""
+"""A separate validation split for selecting the epoch, for every task."""
 
 from collections.abc import Callable
 
@@ -13,11 +13,11 @@ Load = Callable[..., ImageData]
 
 @pytest.fixture
 def load_three(load_named, embed, make_dataset) -> Load:
-    """Load three splits of twelve images: `train`, `val` and `test`, whose pixels are 0, 100 and 200."""
+    """Load three splits of twelve images, `train`, `val` and `test`, with pixel values 0, 100 and 200."""
 
     def make_split(pixel: int, classes: list[int]) -> Dataset:
         images = [np.full((3, 3), pixel, np.uint8)] * 12
-        # One more class than occurs, so that all splits have the same classes by name.
+        # One more class than occurs, so all splits have the same class names.
         split = make_dataset(images, [classes[i % len(classes)] for i in range(12)])
         return split.add_column("value", [float(pixel + i) for i in range(12)])
 
@@ -38,44 +38,44 @@ def pixels_of(batches) -> set[int]:
 
 
 @pytest.mark.parametrize("task", ["classification", "regression", "joint", "retrieval", "few_shot"])
-def test_every_task_has_its_validation_images_from_that_split(load_three, task):
+def test_every_task_takes_validation_images_from_the_split(load_three, task):
     data = load_three(task=task)
     assert [pixels_of(part) for part in (data.train, data.validation, data.evaluation)] == [{0}, {100}, {200}]
     assert data.validation.num_examples == 12
 
 
 @pytest.mark.parametrize("task", ["retrieval", "few_shot"])
-def test_in_an_open_set_its_classes_are_numbered_on_their_own(load_three, task):
+def test_open_set_validation_classes_are_numbered_separately(load_three, task):
     data = load_three(classes=((0, 1), (3, 5, 6), (2, 4)), task=task)
     assert next(data.validation.epoch())["labels"].unique().tolist() == [0, 1, 2]
     assert (data.class_names, data.eval_class_names) == (["0", "1"], ["2", "4"])
 
 
-def test_its_values_belong_to_it(load_three):
+def test_validation_values_come_from_the_validation_split(load_three):
     values = next(load_three(task="regression").validation.epoch())["labels"]
     assert values.tolist() == [100.0 + i for i in range(12)]
 
 
-def test_the_range_of_values_is_still_that_of_the_training_images(load_three):
+def test_the_value_range_is_that_of_the_training_images(load_three):
     assert load_three(task="regression").value_range == (0.0, 11.0)
 
 
-def test_classes_are_sampled_in_it_too(load_three):
+def test_class_sampling_applies_to_the_validation_split(load_three):
     data = load_three(sample_classes=2)
     assert {*next(data.validation.epoch())["labels"].tolist()} == {0, 1}
 
 
-def test_labels_in_it_have_no_noise(load_three):
+def test_validation_labels_have_no_noise(load_three):
     labels = next(load_three(label_noise=1.0).validation.epoch())["labels"]
     assert labels.tolist() == [i % 3 for i in range(12)]
 
 
-def test_classes_that_are_trained_on_are_warned_of(load_three, caplog):
+def test_training_classes_in_the_validation_split_cause_a_warning(load_three, caplog):
     load_three(classes=((0, 1), (1, 2), (3, 4)), task="retrieval")
     assert "1 of the 2 classes of the validation split are trained on" in caplog.text
 
 
-def test_a_class_that_the_training_split_lacks_is_an_error(embed, make_dataset, load_named):
+def test_a_class_missing_from_the_training_split_is_an_error(embed, make_dataset, load_named):
     from datasets import Value
 
     def named(names):
@@ -98,6 +98,6 @@ def test_a_class_that_the_training_split_lacks_is_an_error(embed, make_dataset, 
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_meant_is_an_error_that_says_what_can(load_three, options, expected):
+def test_invalid_options_are_errors_that_list_valid_ones(load_three, options, expected):
     with pytest.raises(ValueError, match=expected):
         load_three(**options)

@@ -141,12 +141,12 @@ def test_vgg_without_hidden_layers_ends_with_the_last_feature_map():
 
 
 def test_negative_width_of_the_hidden_layers_is_rejected():
-    with pytest.raises(ValueError, match="hidden, the width of its two hidden layers, or 0 for none; got -1"):
+    with pytest.raises(ValueError, match="must be the width of its two hidden layers, or 0 for none; got -1"):
         build("vgg11_cifar", hidden=-1)
 
 
 def test_vgg_with_wrong_number_of_widths_is_rejected():
-    with pytest.raises(ValueError, match="takes four stage widths"):
+    with pytest.raises(ValueError, match="must be four numbers"):
         build("vgg11_cifar", widths=[16, 32, 64])
 
 
@@ -235,7 +235,7 @@ def test_fully_connected_net_supports_a_bottleneck():
 
 @pytest.mark.parametrize("widths", [[], [0], [12, -1]])
 def test_fully_connected_net_without_hidden_units_is_rejected(widths):
-    with pytest.raises(ValueError, match=r"mlp takes widths, the units of each hidden layer, .*got \["):
+    with pytest.raises(ValueError, match=r"widths of mlp must be positive numbers, .*; got \["):
         build("mlp", widths=widths)
 
 
@@ -332,7 +332,7 @@ def test_unknown_backbone_error_suggests_similar_names():
 
 
 def test_unknown_option_is_named_in_the_error():
-    with pytest.raises(ValueError, match=r"backbone 'lenet5' does not take the options.*depth"):
+    with pytest.raises(ValueError, match=r"backbone 'lenet5' does not accept the options.*depth"):
         build("lenet5", depth=3)
 
 
@@ -354,7 +354,7 @@ def test_every_backbone_can_omit_the_final_activation(name):
 
 
 def test_small_alexnet_error_recommends_alexnet_for_larger_images():
-    with pytest.raises(ValueError, match="29 to 60 pixels per side, got 64; alexnet takes larger"):
+    with pytest.raises(ValueError, match=r"29 to 60 pixels per side; got 64\. For larger images use alexnet"):
         create_backbone("alexnet_cifar", num_channels=3, image_size=64)
 
 
@@ -415,7 +415,7 @@ def test_resnet12_rejects_images_that_are_too_small():
 
 @pytest.mark.parametrize("widths", [[64, 128], [64, 160, 320, 0]])
 def test_resnet12_with_wrong_number_of_widths_is_rejected(widths):
-    with pytest.raises(ValueError, match=r"resnet12 takes widths, the channels of its four blocks; got \[64"):
+    with pytest.raises(ValueError, match=r"widths of resnet12 must be four positive numbers of channels; got \[64"):
         build("resnet12", widths=widths)
 
 

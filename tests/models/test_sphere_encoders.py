@@ -120,12 +120,12 @@ def test_scaling_and_radius_are_parameters_only_if_learned(family, learned):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"spherized_layers": [3]}, r"spherized_layers \[3\] names layer 3, but the encoder has 3 layers: 0 to 2"),
-        ({"spherized_layers": [0, -4]}, r"names layer -4.*or -3 to -1 from the end"),
-        ({"spherized_layers": [1, 1]}, "names a layer twice"),
-        ({"spherized_layers": [0, -3]}, "names a layer twice"),
-        ({"spherization_delta": 1.0}, r"spherization_delta must lie between 0 and 1, both excluded; got 1.0"),
-        ({"spherization_delta": 0.0}, r"spherization_delta must lie between 0 and 1, both excluded; got 0.0"),
+        ({"spherized_layers": [3]}, r"spherized_layers \[3\] contains layer 3, but the encoder has 3 layers: 0 to 2"),
+        ({"spherized_layers": [0, -4]}, r"contains layer -4.*or -3 to -1 from the end"),
+        ({"spherized_layers": [1, 1]}, "contains a layer twice"),
+        ({"spherized_layers": [0, -3]}, "contains a layer twice"),
+        ({"spherization_delta": 1.0}, r"spherization_delta must lie between 0 and 1 \(exclusive\); got 1.0"),
+        ({"spherization_delta": 0.0}, r"spherization_delta must lie between 0 and 1 \(exclusive\); got 0.0"),
         ({"spherization_radius": 0.0}, "spherization_radius must be positive; got 0.0"),
         ({"spherization_radius": -1}, "spherization_radius must be positive; got -1"),
     ],

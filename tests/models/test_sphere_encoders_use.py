@@ -86,8 +86,8 @@ def test_padding_only_text_does_not_shift_others_in_the_batch(family, pair):
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ("one long text " * 100, "texts must be several texts or batches, .* got one str"),
-        ({"input_ids": torch.ones(9, 9)}, "texts must be several texts or batches, .* got one dict"),
+        ("one long text " * 100, "texts must be an iterable of texts or batches, .* got one str"),
+        ({"input_ids": torch.ones(9, 9)}, "texts must be an iterable of texts or batches, .* got one dict"),
         (
             [{"text": "a row of a data set"}],
             r"with input_ids; got the columns \['text'\]. Pass a column of a data set",

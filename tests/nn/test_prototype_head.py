@@ -109,7 +109,9 @@ def test_set_prototypes_resets_the_concentration(head):
 @pytest.mark.parametrize("shape", [(7, 3), (6, 4), (4, 7), (7,), (1, 7, 4)])
 def test_prototypes_of_wrong_shape_are_rejected(head, shape):
     given = " x ".join(map(str, shape))
-    with pytest.raises(ValueError, match=f"the prototypes are {given}, but the model has 7 classes and 4 coordinates"):
+    with pytest.raises(
+        ValueError, match=f"prototypes are {given}, but the model has 7 classes and requires 4 coordinates"
+    ):
         head.set_prototypes(torch.ones(shape))
 
 

@@ -380,7 +380,7 @@ def test_float64_stays_float64():
     ("options", "message"),
     [
         ({"num_samples": 0}, "num_samples must be at least 1; got 0"),
-        ({"kappa_confidence": 0.0}, r"kappa_confidence must lie between 0 and 1, both excluded; got 0\.0"),
+        ({"kappa_confidence": 0.0}, r"kappa_confidence must lie between 0 and 1 \(exclusive\); got 0\.0"),
         ({"kappa_confidence": 1.0}, "kappa_confidence must lie between 0 and 1"),
         ({"kappa_confidence": math.nan}, "kappa_confidence must lie between 0 and 1"),
         ({"prediction": "median"}, "prediction must be 'samples' or 'mean'; got 'median'"),

@@ -236,14 +236,14 @@ def test_before_the_first_step_there_is_nothing_to_measure(make_model, take_step
 )
 def test_an_optimizer_without_radial_weights_by_these_names_is_refused(name, dims, make_model, take_steps):
     optimizer = stepped(name, make_model(), take_steps)
-    with pytest.raises(ValueError, match=r"no radially invariant weight that is known by name: build it from radial_"):
+    with pytest.raises(ValueError, match=r"no radially invariant weight with a known name: build it from radial_"):
         radial_diagnostics(optimizer, dims)
 
 
 def test_sgd_without_momentum_is_refused_once_the_gradients_are_gone(make_model, take_steps):
     optimizer = stepped("SGD", make_model(), take_steps, momentum=0.0)
     optimizer.zero_grad()
-    with pytest.raises(ValueError, match="SGD keeps no momentum, and the gradients are gone: measure before"):
+    with pytest.raises(ValueError, match="SGD has no momentum and the gradients were reset: measure before"):
         radial_diagnostics(optimizer, DIMS)
 
 

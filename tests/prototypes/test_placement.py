@@ -163,7 +163,7 @@ def test_interrupted_search_returns_the_best_so_far(monkeypatch, caplog, call, o
         placed = place_prototypes(13, 3, **options)
     assert placed.interrupted
     assert ", interrupted" in str(placed)
-    assert "interrupted; its best placement so far has a largest cosine of" in caplog.text
+    assert "interrupted; the best placement so far has a largest cosine of" in caplog.text
     assert whole.separation <= placed.separation
     assert placed.separation == pytest.approx(start) if call == 1 else placed.separation <= start
 

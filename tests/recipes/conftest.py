@@ -1,4 +1,4 @@
-"""Run recipes in this process, on the CPU, as their own process would."""
+"""Run recipes on the CPU in the test process, as if in a separate process."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ from training_runs import make_sentences
 
 
 def forget() -> None:
-    """Drop the process-wide state of accelerate."""
+    """Reset the process-wide state of accelerate."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
@@ -33,7 +33,7 @@ def _fresh_accelerate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def load_recipe(root: Path) -> Callable[[str], ModuleType]:
-    """Import a recipe by its name."""
+    """Import a recipe by name."""
 
     def load(name: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(name, root / "recipes" / f"{name}.py")
@@ -46,7 +46,7 @@ def load_recipe(root: Path) -> Callable[[str], ModuleType]:
 
 @pytest.fixture(scope="session")
 def run_main() -> Callable[[ModuleType, list[str]], None]:
-    """Call the `main` of a recipe with a command line, and leave nothing of it behind in this process."""
+    """Call the `main` of a recipe with a command line and restore the state of the process afterwards."""
 
     def run(recipe: ModuleType, words: list[str]) -> None:
         threads, level = torch.get_num_threads(), logging.getLogger("hf_sphere").level
@@ -66,7 +66,7 @@ def run_main() -> Callable[[ModuleType, list[str]], None]:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The option that keeps decoded images with the tests."""
+    """Command-line option that caches decoded images in a temporary folder."""
     return ["--cache_dir", str(tmp_path_factory.mktemp("decoded"))]
 
 
@@ -81,7 +81,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def run_quickly(run_main, cache: list[str]) -> Callable[[ModuleType, list[str]], Callable[..., Path]]:
-    """Make a function that runs a training recipe with its quick arguments and others into a given folder."""
+    """Return a factory of functions that run a training recipe with quick and extra arguments into a folder."""
 
     def make(recipe: ModuleType, quick: list[str]) -> Callable[..., Path]:
         def run(folder: Path, *words: str) -> Path:
@@ -95,20 +95,20 @@ def run_quickly(run_main, cache: list[str]) -> Callable[[ModuleType, list[str]],
 
 @pytest.fixture
 def train(run_in: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
-    """Run a module's recipe, quickly, into a folder below `tmp_path`."""
+    """Run the recipe of the test module into a folder below `tmp_path`."""
     return lambda *words, name="run": run_in(tmp_path / name, *words)
 
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment of a recipe's process: no network, one thread, the CPU, and a home of its own."""
+    """Environment of a recipe process: no network, one thread, the CPU, and a temporary home."""
     own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     return os.environ | own | {"HF_HOME": str(tmp_path_factory.mktemp("hf_home"))}
 
 
 @pytest.fixture(scope="session")
 def start(root: Path, environment: dict[str, str]) -> Iterator[Callable[..., subprocess.Popen]]:
-    """Start Python with a command line in a process of its own, which does not outlive the tests."""
+    """Start Python with a command line in a separate process, which is killed after the tests."""
     started = []
 
     def start_python(*words: object) -> subprocess.Popen:
@@ -120,7 +120,7 @@ def start(root: Path, environment: dict[str, str]) -> Iterator[Callable[..., sub
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            # Where the tests run in the background of a script, Ctrl-C is ignored, which a process inherits.
+            # Ctrl-C is ignored if the tests run in the background of a script, and child processes inherit this.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         started.append(process)
@@ -129,12 +129,12 @@ def start(root: Path, environment: dict[str, str]) -> Iterator[Callable[..., sub
     yield start_python
     for process in started:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # with the processes that it has started itself
+            os.killpg(process.pid, signal.SIGKILL)  # including its child processes
         process.wait()
         process.stdout.close()
 
 
 @pytest.fixture(scope="session")
 def results_of() -> Callable[[Path], dict]:
-    """Read the results that a run has written."""
+    """Read the results of a run."""
     return lambda folder: json.loads((folder / "all_results.json").read_text())

@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClas
 from hf_sphere.analysis import ProjectionStatistics, projection_statistics
 from hf_sphere.utils.snapshots import list_snapshots
 
-# LeNet with nine layers on the bundled digits: an epoch of 200 images in 4 steps.
+# LeNet with nine layers on the bundled digits: 200 images per epoch in 4 steps.
 TRAIN = ["--dataset_name", "digits", "--max_train_samples", "200", "--max_eval_samples", "100", "--backbone", "lenet9"]
 TRAIN += ["--head", "softmax", "--optimizer", "sgd", "--per_device_train_batch_size", "50", "--disable_tqdm"]
 TRAIN += ["--num_train_epochs", "3", "--snapshot_epochs", "1"]
@@ -25,14 +25,14 @@ def recipe(load_recipe):
 
 @pytest.fixture(scope="module")
 def trained(load_recipe, run_quickly, tmp_path_factory):
-    """The folder of a training with snapshots; to be read only."""
+    """The folder of a training run with snapshots; read only."""
     train = run_quickly(load_recipe("train_image_classification"), TRAIN)
     return train(tmp_path_factory.mktemp("trained") / "digits-lenet9")
 
 
 @pytest.fixture(scope="module")
 def followed(recipe, trained, tmp_path_factory):
-    """What the recipe writes of that training; to be read only."""
+    """The recipe's output for that run; read only."""
     folder = tmp_path_factory.mktemp("followed") / "projections"
     words = ["--model_name_or_path", str(trained), "--output_dir", str(folder), "--by_stage", "--disable_tqdm"]
     recipe.main(words)
@@ -44,12 +44,12 @@ def compute(recipe, model, folder, *words):
     return json.loads((folder / "all_results.json").read_text())
 
 
-def test_what_is_written_is_what_the_function_computes(followed, trained):
+def test_the_output_equals_the_function_result(followed, trained):
     saved = ProjectionStatistics.load(followed / "projections.json")
     assert saved == projection_statistics(trained / "model.safetensors")
 
 
-def test_the_model_that_was_kept_is_measured_and_not_the_last_snapshot(recipe, trained, tmp_path):
+def test_the_saved_model_is_measured_instead_of_the_last_snapshot(recipe, trained, tmp_path):
     shutil.copytree(trained, tmp_path / "run")
     shutil.copy(list_snapshots(trained)[1].path, tmp_path / "run" / "model.safetensors")
     compute(recipe, tmp_path / "run", tmp_path / "out", "--disable_tqdm")
@@ -66,9 +66,9 @@ def test_an_unfinished_run_is_measured_at_its_last_snapshot(recipe, trained, tmp
 
 
 @pytest.mark.parametrize("words", [[], ["--overwrite_output_dir"]])
-def test_results_never_go_into_the_folder_of_a_model(words, recipe, trained):
+def test_results_are_never_written_to_a_model_folder(words, recipe, trained):
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
-    with pytest.raises(FileExistsError, match="holds a model or its training"):
+    with pytest.raises(FileExistsError, match="holds a model or a training run"):
         compute(recipe, trained, trained, *words)
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
 
@@ -80,7 +80,7 @@ def test_files_of_an_earlier_call_are_removed(recipe, trained, tmp_path):
     assert not names & {"training.json", "stages.json", "along_training.png"}
 
 
-def test_random_weights_are_the_same_each_time(recipe, tmp_path):
+def test_random_weights_are_reproducible(recipe, tmp_path):
     words = ["--random_weights", "--layers", "all"]
     first, second = (compute(recipe, "timm:test_resnet", tmp_path / name, *words) for name in ("a", "b"))
     assert first == second
@@ -102,7 +102,7 @@ def test_distances_are_from_the_first_snapshot(followed, trained):
     assert entries[-1]["distances"]["layers"][name]["l2"] == pytest.approx(expected.item())
 
 
-def test_accuracies_are_those_of_the_run(followed, trained, results_of):
+def test_accuracies_match_the_run(followed, trained, results_of):
     entries = json.loads((followed / "training.json").read_text())["epochs"]
     history = results_of(trained)["history"]
     assert "eval_accuracy" not in entries[0]
@@ -110,7 +110,7 @@ def test_accuracies_are_those_of_the_run(followed, trained, results_of):
     assert [entry["train_accuracy"] for entry in entries[1:]] == [entry["train_accuracy"] for entry in history]
 
 
-def test_stages_are_filed_as_by_the_original_program(followed):
+def test_stages_have_the_layout_of_the_original_program(followed):
     stages = json.loads((followed / "stages.json").read_text())
     assert {stage: list(blocks) for stage, blocks in stages.items() if stage.isdigit()} == {
         "0": ["0", "1"],
@@ -133,7 +133,7 @@ def test_plots_are_saved_as_vector_graphics(picture, followed):
     assert "<svg" in (followed / picture).read_text()[:1000]
 
 
-def test_the_summary_names_model_and_data(followed):
+def test_the_summary_shows_model_and_data(followed):
     summary = json.loads((followed / "all_results.json").read_text())
     assert summary["backbone"] == "lenet9"
     assert summary["dataset_name"] == "digits"
@@ -141,27 +141,27 @@ def test_the_summary_names_model_and_data(followed):
     assert summary["num_filters"] == 2 * (6 + 16 + 64)
 
 
-def test_the_table_names_the_layers_and_the_result(recipe, trained, tmp_path, capsys):
+def test_the_table_shows_the_layers_and_the_result(recipe, trained, tmp_path, capsys):
     compute(recipe, trained / "model.safetensors", tmp_path / "out")
     shown = capsys.readouterr().out
     assert "backbone.layers.12" in shown
     assert " <= 0 (isotropic: " in shown
 
 
-def test_a_saved_model_of_transformers_needs_no_model_to_be_built(recipe, tmp_path, monkeypatch):
+def test_a_saved_transformers_model_is_measured_without_building_it(recipe, tmp_path, monkeypatch):
     config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
     ResNetForImageClassification(config).save_pretrained(tmp_path / "resnet")
     monkeypatch.setattr(nn.Conv2d, "__init__", lambda *args, **kwargs: pytest.fail("a layer was built"))
     assert compute(recipe, tmp_path / "resnet", tmp_path / "out")["num_layers"] == 5
 
 
-def test_a_model_of_timm_is_taken_by_its_name(recipe, tmp_path):
+def test_a_timm_model_is_loaded_by_name(recipe, tmp_path):
     words = ["--random_weights", "--layers", "linear"]
     result = compute(recipe, "timm:test_resnet", tmp_path / "out", *words)
     assert result["num_filters"] == timm.create_model("test_resnet").num_classes
 
 
-def test_a_model_of_torchvision_is_taken_by_its_name(recipe, tmp_path):
+def test_a_torchvision_model_is_loaded_by_name(recipe, tmp_path):
     assert compute(recipe, "torchvision:squeezenet1_1", tmp_path / "out", "--random_weights")["num_layers"] == 9
 
 
@@ -171,7 +171,7 @@ def test_a_text_model_has_linear_layers(recipe, tmp_path):
     assert compute(recipe, tmp_path / "bert", tmp_path / "out", "--layers", "linear")["num_layers"] == 13
 
 
-def test_a_model_without_snapshots_shows_no_bar_of_them(recipe, trained, tmp_path, capsys):
+def test_a_model_without_snapshots_shows_no_snapshot_progress(recipe, trained, tmp_path, capsys):
     compute(recipe, trained / "model.safetensors", tmp_path / "out")
     assert "snapshot" not in capsys.readouterr().err
 
@@ -191,18 +191,18 @@ def test_missing_snapshots_are_named_and_skipped(recipe, trained, tmp_path, capl
     assert absent in caplog.text
 
 
-def test_snapshots_that_are_all_missing_are_an_error(recipe, trained, tmp_path):
+def test_only_missing_snapshots_are_an_error(recipe, trained, tmp_path):
     with pytest.raises(FileNotFoundError, match="all snapshots are missing"):
         compute(recipe, trained, tmp_path / "out", "--snapshots", str(tmp_path / "epoch-0009.safetensors"))
 
 
-def test_a_distance_is_from_the_model_that_was_named(recipe, trained, tmp_path, capsys):
+def test_distances_are_from_the_given_initial_model(recipe, trained, tmp_path, capsys):
     first = str(list_snapshots(trained)[0].path)
     compute(recipe, trained / "model.safetensors", tmp_path / "out", "--initial_model", first)
     assert "Distance from initialization" in capsys.readouterr().out
 
 
-def test_an_initial_model_of_another_architecture_is_refused_with_layer_and_shapes(recipe, trained, tmp_path):
+def test_an_initial_model_of_another_architecture_is_refused_naming_layer_and_shapes(recipe, trained, tmp_path):
     tensors = load_file(trained / "model.safetensors")
     tensors["sphere_vision.backbone.layers.2.weight"] = torch.zeros(6, 5, 3, 3)
     save_file(tensors, tmp_path / "other.safetensors")
@@ -210,26 +210,26 @@ def test_an_initial_model_of_another_architecture_is_refused_with_layer_and_shap
         compute(recipe, trained, tmp_path / "out", "--initial_model", str(tmp_path / "other.safetensors"))
 
 
-def test_a_model_without_convolutions_is_refused_with_what_it_has(recipe, tmp_path):
+def test_a_model_without_convolutions_is_refused_listing_its_layers(recipe, tmp_path):
     save_model(nn.Sequential(nn.Linear(3, 2)), tmp_path / "linear.safetensors")
     with pytest.raises(ValueError, match="linear"):
         compute(recipe, tmp_path / "linear.safetensors", tmp_path / "out")
 
 
-def test_nothing_is_written_where_nothing_can_be_computed(recipe, tmp_path):
+def test_nothing_is_written_if_nothing_can_be_computed(recipe, tmp_path):
     save_model(nn.Sequential(nn.Linear(3, 2)), tmp_path / "linear.safetensors")
     with pytest.raises(ValueError, match="linear"):
         compute(recipe, tmp_path / "linear.safetensors", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_results_are_replaced_only_if_asked(recipe, trained, tmp_path):
+def test_results_are_replaced_only_if_requested(recipe, trained, tmp_path):
     compute(recipe, trained / "model.safetensors", tmp_path / "out")
     with pytest.raises(FileExistsError, match="--overwrite_output_dir"):
         compute(recipe, trained / "model.safetensors", tmp_path / "out")
     compute(recipe, trained / "model.safetensors", tmp_path / "out", "--overwrite_output_dir")
 
 
-def test_stages_of_weights_without_numbered_stages_require_the_model(recipe, trained, tmp_path):
+def test_by_stage_requires_a_model_that_can_be_built(recipe, trained, tmp_path):
     with pytest.raises(ValueError, match="no model can be built of"):
         compute(recipe, trained / "model.safetensors", tmp_path / "out", "--by_stage")

@@ -25,11 +25,11 @@ from hf_sphere.utils.arguments import parse_arguments
 CONFIGS = Path(__file__).parent.parent.parent / "recipes" / "configs"
 LANGUAGE = sorted((CONFIGS / "language").glob("*.yaml"))
 CORRUPTIONS = sorted((CONFIGS / "hyperplanes" / "corruptions").glob("*.yaml"))
-"""No runs, but a second file for one."""
+"""Not runs but overlays, passed as the second file of a run."""
 RUNS = sorted(set(CONFIGS.rglob("*.yaml")) - set(LANGUAGE) - set(CORRUPTIONS))
-"""Those that train on images."""
+"""Runs that train on images."""
 
-# What the data sets look like: image column, label column, shape as PIL wants it, classes.
+# Description of the data sets: image column, label column, array shape for PIL, number of classes.
 DATA = {
     "ylecun/mnist": ("image", "label", (28, 28), 10),
     "zalando-datasets/fashion_mnist": ("image", "label", (28, 28), 10),
@@ -41,7 +41,7 @@ DATA = {
     "data/prepared/omniart": ("image", "label", (30, 24, 3), 46),
     "tanganke/stanford_cars": ("image", "label", (24, 30, 3), 196),
     "ILSVRC/imagenet-1k": ("image", "label", (24, 30, 3), 1000),
-    # So many in each split; the real ones have more.
+    # Number of images per split; the real splits have more.
     "data/prepared/sop": ("image", "label", (24, 24, 3), 60),
     "data/prepared/omniglot": ("image", "label", (105, 105), 60),
     "data/prepared/mini_imagenet": ("image", "label", (24, 24, 3), 6),
@@ -49,9 +49,9 @@ DATA = {
     "data/prepared/cub": ("image", "label", (24, 24, 3), 6),
 }
 OPEN_SETS = {f"data/prepared/{name}" for name in ("sop", "omniglot", "mini_imagenet", "tiered_imagenet", "cub")}
-"""Those whose splits have no class in common."""
+"""Data sets whose splits have disjoint classes."""
 IMAGES_OF_A_CLASS = dict.fromkeys(OPEN_SETS - {"data/prepared/sop"}, 4)
-"""In each split, where it is not one: few-shot episodes take several of each."""
+"""Images per class in each split, where it is not one: few-shot episodes use several images per class."""
 
 
 @functools.cache
@@ -75,7 +75,7 @@ def made_up(name: str, config_name: str | None = None) -> DatasetDict:
     return DatasetDict({"train": train, "test": test, "validation": validation})
 
 
-def test_every_data_set_of_the_configurations_is_described_above():
+def test_every_configured_data_set_is_described():
     names = {parse(run)[1].dataset_name for run in RUNS}
     assert names <= set(DATA) | set(BUNDLED)
 
@@ -88,17 +88,17 @@ def task_of(run: Path) -> type[ImageTask]:
 
 
 def parse(run: Path, *overlays: Path) -> tuple:
-    """Arguments of the model, the data and the training, and those that the task has besides."""
+    """Arguments of the model, the data, the training and the task."""
     kind = MaskedLanguageModeling if run in LANGUAGE else task_of(run)
     return parse_arguments(kind.arguments, [word for path in (run, *overlays) for word in ("--config", str(path))])
 
 
 def make_small(task: type[ImageTask], model_args: EncoderArguments, data_args: ImageDataOptions, *rest: Any) -> None:
-    """Leave of large images, of large batches and of a held-out part what a few images allow."""
+    """Reduce image size, batch size and held-out fraction to fit a few images."""
     if data_args.image_size is not None and max(data_args.image_size) > 96:
         data_args.image_size = [64] if model_args.backbone == "alexnet" else [32]
         if str(model_args.backbone).startswith("vgg"):
-            model_args.backbone_kwargs["mlp_ratio"] = 1 / 64  # 100 million weights are in the first hidden layer
+            model_args.backbone_kwargs["mlp_ratio"] = 1 / 64  # the first hidden layer has 100 million weights
     for few_shot in (part for part in rest if isinstance(part, FewShotArguments)):
         few_shot.way, few_shot.shot, few_shot.query = 2, 2, 2
         few_shot.episodes_per_epoch = 2 * few_shot.episodes_per_step
@@ -108,7 +108,7 @@ def make_small(task: type[ImageTask], model_args: EncoderArguments, data_args: I
     if isinstance(data_args, ImageDataArguments) and data_args.episodes is not None:
         data_args.episode_classes, data_args.episode_examples, data_args.episodes_per_epoch = 2, 2, 2
     if not task.is_open_set:
-        data_args.validation_fraction = 0.0  # every class would need two images
+        data_args.validation_fraction = 0.0  # it would require two images per class
 
 
 HYPERPLANES = [run for run in RUNS if run.parent.name == "hyperplanes"]
@@ -123,7 +123,7 @@ def test_a_configuration_builds_and_takes_two_steps(files, tmp_path, monkeypatch
     run = files[0]
     task = task_of(run)
     model_args, data_args, args, *rest = parse(*files)
-    model_args.pretrained_backbone = False  # the Hub has the weights
+    model_args.pretrained_backbone = False  # the weights are on the Hub
     make_small(task, model_args, data_args, *rest)
     data_args.cache_dir = str(tmp_path)
     data_args.dataloader_num_workers = 0
@@ -174,7 +174,7 @@ def test_the_joint_runs_of_a_data_set_differ_only_in_the_task_weight():
 
 
 @pytest.mark.parametrize("run", [run for run in PROTOTYPES if run.stem.endswith("-words")], ids=lambda path: path.stem)
-def test_a_run_with_class_names_differs_from_its_plain_run_only_in_the_prototypes(run):
+def test_class_name_runs_differ_from_plain_runs_only_in_the_prototypes(run):
     model, data, training = parse(run)
     plain_model, plain_data, plain = parse(run.with_stem(run.stem.removesuffix("-words")))
     assert model.prototypes_file is not None
@@ -184,14 +184,14 @@ def test_a_run_with_class_names_differs_from_its_plain_run_only_in_the_prototype
 
 
 @pytest.mark.parametrize("run", [*RUNS, *LANGUAGE], ids=lambda path: path.stem)
-def test_a_configuration_writes_to_a_folder_of_its_own(run):
+def test_a_configuration_writes_to_its_own_folder(run):
     assert parse(run)[2].output_dir == f"outputs/{run.parent.name}/{run.stem}"
 
 
 ADAMSRT = [run for run in RUNS if run.parent.name == "adamsrt"]
 
 
-def test_every_setting_of_the_optimizer_table_has_all_seven_optimizers():
+def test_every_row_of_the_optimizer_table_has_all_seven_optimizers():
     settings = {run.stem.rsplit("-", 1)[0] for run in ADAMSRT}
     assert len(settings) == 7
     names = {"sgd", "adam", "adamw", "adam_g", "sgd_mrt", "adam_s", "adam_srt"}
@@ -199,7 +199,7 @@ def test_every_setting_of_the_optimizer_table_has_all_seven_optimizers():
 
 
 @pytest.mark.parametrize("run", ADAMSRT, ids=lambda path: path.stem)
-def test_a_run_of_the_table_differs_from_its_sgd_run_only_in_the_optimizer(run):
+def test_optimizer_runs_differ_from_the_sgd_run_only_in_the_optimizer(run):
     (model, data, training), (sgd_model, sgd_data, sgd) = (
         parse(run),
         parse(run.with_stem(f"{run.stem.rsplit('-', 1)[0]}-sgd")),
@@ -210,8 +210,12 @@ def test_a_run_of_the_table_differs_from_its_sgd_run_only_in_the_optimizer(run):
     assert replace(training, **{name: getattr(sgd, name) for name in names}) == sgd
 
 
-def test_spherized_and_plain_runs_come_in_pairs_that_differ_only_in_the_head():
-    apart = ("few_shot", "angular", "visualization")  # the first have no head, the others more rows than these two
+def test_paired_spherized_and_plain_runs_differ_only_in_the_head():
+    apart = (
+        "few_shot",
+        "angular",
+        "visualization",
+    )  # few-shot runs have no head, the others have more variants than these two
     spherized = [run for run in RUNS if run.stem.endswith("-spherized") and run.parent.name not in apart]
     assert spherized
     for run in spherized:
@@ -227,12 +231,12 @@ VMF = [run for run in RUNS if run.parent.name == "vmf"]
 
 
 def split_name(run: Path) -> tuple[str, str]:
-    """What a run of the comparison of heads trains on, and its head."""
+    """The data and the head of a run of the comparison of heads."""
     setting, head = run.stem.rsplit("-", 1)
     return setting, head
 
 
-def test_every_data_set_of_the_comparison_has_all_five_heads():
+def test_every_data_set_of_the_head_comparison_has_all_five_heads():
     heads = {"vmf", "cosine", "arcface", "hyperbolic", "softmax"}
     settings = {split_name(run)[0] for run in VMF} - {"digits"}
     assert settings == {
@@ -244,7 +248,7 @@ def test_every_data_set_of_the_comparison_has_all_five_heads():
 
 
 @pytest.mark.parametrize("run", VMF, ids=lambda path: path.stem)
-def test_a_run_of_the_comparison_has_the_head_of_its_name_and_differs_in_nothing_else_but_what_was_tuned(run):
+def test_head_comparison_runs_differ_only_in_the_named_head_and_tuned_options(run):
     setting, head = split_name(run)
     (model, data, training, *rest), (vmf_model, vmf_data, vmf, *vmf_rest) = (
         parse(run),
@@ -260,7 +264,7 @@ def test_a_run_of_the_comparison_has_the_head_of_its_name_and_differs_in_nothing
 @pytest.mark.parametrize(
     "run", [run for run in RUNS if getattr(parse(run)[1], "episodes", None)], ids=lambda path: path.stem
 )
-def test_an_episode_has_no_more_classes_than_the_run_trains_on(run):
+def test_an_episode_has_at_most_the_training_classes(run):
     _, data, _, *rest = parse(run)
     classes = 10 if data.dataset_name in BUNDLED else DATA[data.dataset_name][3]
     if task_of(run).is_open_set:
@@ -273,12 +277,12 @@ FEW_SHOT_RUNS = [run for run in RUNS if task_of(run) is FewShotClassification]
 
 
 @pytest.mark.parametrize("run", [run for run in FEW_SHOT_RUNS if "-spherized-" in run.stem], ids=lambda path: path.stem)
-def test_a_spherized_few_shot_run_differs_from_its_plain_run_only_in_that(run):
+def test_spherized_few_shot_runs_differ_from_plain_runs_only_in_the_spherization(run):
     model, data, training, few_shot = parse(run)
     plain_model, plain_data, plain, plain_few_shot = parse(run.with_stem(run.stem.replace("-spherized-", "-plain-")))
     assert few_shot.spherization == {"scaling": 5.0, "radius": 5.0}
     assert plain_few_shot == replace(few_shot, spherization=None)
-    # Where the spherization takes the place of an activation that the plain embeddings do without.
+    # The spherization replaces an activation that the plain embeddings do not have.
     options = {name: value for name, value in plain_model.backbone_kwargs.items() if name != "final_activation"}
     assert (model, data) == (replace(plain_model, backbone_kwargs=options), plain_data)
     assert ("final_activation" in plain_model.backbone_kwargs) == (model.backbone != "resnet12")
@@ -286,7 +290,7 @@ def test_a_spherized_few_shot_run_differs_from_its_plain_run_only_in_that(run):
 
 
 @pytest.mark.parametrize("run", FEW_SHOT_RUNS, ids=lambda path: path.stem)
-def test_a_few_shot_run_has_the_net_the_shots_and_the_metric_of_its_name(run):
+def test_the_name_of_a_few_shot_run_matches_its_network_shots_and_metric(run):
     model, data, _, few_shot = parse(run)
     name, net, shots, _, metric = run.stem.split("-")
     assert Path(data.dataset_name).name == name
@@ -294,7 +298,7 @@ def test_a_few_shot_run_has_the_net_the_shots_and_the_metric_of_its_name(run):
     assert (f"{few_shot.shot}shot", few_shot.metric) == (shots, metric)
 
 
-def test_every_data_set_of_the_study_of_hyperplanes_has_all_its_nets():
+def test_every_data_set_of_the_hyperplane_study_has_all_networks():
     vggs = {f"vgg{depth}{norm}" for depth in (11, 13, 16, 19) for norm in ("", "-bn")}
     small = {"lenet9", "alexnet", "mlp", "mlp-bottleneck"} | vggs
     names = {f"{data}-{net}" for data in ("mnist", "cifar10", "cifar100") for net in small}
@@ -302,7 +306,7 @@ def test_every_data_set_of_the_study_of_hyperplanes_has_all_its_nets():
 
 
 @pytest.mark.parametrize("run", HYPERPLANES, ids=lambda path: path.stem)
-def test_a_run_on_hyperplanes_has_the_net_of_its_name_on_clean_data_and_leaves_snapshots(run):
+def test_hyperplane_runs_have_the_named_network_clean_data_and_snapshots(run):
     model, data, training = parse(run)
     _, net, *kind = run.stem.split("-")
     normalized = model.backbone.endswith("_bn") if "imagenet" in run.stem else "batch_norm" not in model.backbone_kwargs
@@ -315,7 +319,7 @@ def test_a_run_on_hyperplanes_has_the_net_of_its_name_on_clean_data_and_leaves_s
 
 
 @pytest.mark.parametrize("run", [run for run in HYPERPLANES if run.stem.endswith("-bn")], ids=lambda path: path.stem)
-def test_a_run_with_batch_norm_differs_from_the_one_without_only_in_that_and_the_learning_rate(run):
+def test_batch_norm_runs_differ_only_in_batch_norm_and_learning_rate(run):
     model, data, training = parse(run)
     plain_model, plain_data, plain = parse(run.with_stem(run.stem.removesuffix("-bn")))
     options = {name: value for name, value in plain_model.backbone_kwargs.items() if name != "batch_norm"}
@@ -325,7 +329,7 @@ def test_a_run_with_batch_norm_differs_from_the_one_without_only_in_that_and_the
 
 
 @pytest.mark.parametrize("corruption", CORRUPTIONS, ids=lambda path: path.stem)
-def test_a_corruption_goes_with_every_run_on_hyperplanes(corruption):
+def test_a_corruption_applies_to_every_hyperplane_run(corruption):
     name, _, share = corruption.stem.partition("-")
     for run in HYPERPLANES:
         model, data, training = parse(run)
@@ -339,7 +343,7 @@ def test_a_corruption_goes_with_every_run_on_hyperplanes(corruption):
         )  # fmt: skip
 
 
-def test_a_corruption_writes_nowhere_of_its_own():
+def test_a_corruption_sets_no_output_dir():
     assert len(CORRUPTIONS) == 3
     assert not any("output_dir" in path.read_text(encoding="utf-8") for path in CORRUPTIONS)
 
@@ -349,7 +353,7 @@ def test_a_corruption_writes_nowhere_of_its_own():
 
 @pytest.fixture(scope="module")
 def tiny_models(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of a BERT and of the configuration of a RoBERTa, with a tokenizer of 400 tokens."""
+    """Folders of a BERT model and a RoBERTa configuration, with a tokenizer of 400 tokens."""
     bert, roberta = root / "tests" / "golden" / "analogy" / "tiny-bert", tmp_path_factory.mktemp("roberta")
     tokenizer = AutoTokenizer.from_pretrained(bert)
     tokenizer.save_pretrained(roberta)
@@ -362,7 +366,7 @@ def tiny_models(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 @pytest.mark.parametrize("run", LANGUAGE, ids=lambda path: path.stem)
-def test_a_configuration_of_a_language_model_builds_and_takes_two_steps(run, tiny_models, tmp_path, monkeypatch):
+def test_a_language_model_configuration_builds_and_takes_two_steps(run, tiny_models, tmp_path, monkeypatch):
     lines = Dataset.from_dict(
         {"text": ["", " = A title = \n", "The cat sat on the mat , and the dog did not . \n"] * 40}
     )
@@ -395,7 +399,7 @@ def test_a_configuration_of_a_language_model_builds_and_takes_two_steps(run, tin
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_every_language_model_is_trained_from_scratch_and_further_plain_and_spherized():
+def test_every_language_model_has_all_its_runs():
     large = {f"{name}-large-{start}" for name in ("bert", "roberta") for start in ("scratch", "finetuned")}
     assert {run.stem for run in LANGUAGE} == {
         f"{m}-{kind}" for m in (*large, "minilm") for kind in ("plain", "spherized")
@@ -407,7 +411,7 @@ def test_every_language_model_is_trained_from_scratch_and_further_plain_and_sphe
 @pytest.mark.parametrize(
     "run", [run for run in LANGUAGE if run.stem.endswith("-spherized")], ids=lambda path: path.stem
 )
-def test_a_spherized_language_model_differs_from_its_plain_run_only_in_that(run):
+def test_spherized_language_model_runs_differ_from_plain_runs_only_in_the_spherization(run):
     model, data, training = parse(run)
     plain_model, plain_data, plain = parse(run.with_stem(run.stem.replace("-spherized", "-plain")))
     assert model.spherized
@@ -419,14 +423,14 @@ def test_a_spherized_language_model_differs_from_its_plain_run_only_in_that(run)
 ANGULAR = [run for run in RUNS if run.parent.name == "angular"]
 
 
-def test_the_rows_of_the_angular_comparison_are_all_there():
+def test_all_rows_of_the_angular_comparison_exist():
     operators = ("cosine", "linear", "sigmoid", "w_cosine", "w_linear", "w_sigmoid", "spherized")
     rows = {"plain", *(f"{layer}-{operator}" for layer in ("fc10", "fc256") for operator in operators)}
     assert {run.stem.removeprefix("cifar10-cnn9-") for run in ANGULAR} == rows
 
 
 @pytest.mark.parametrize("run", ANGULAR, ids=lambda path: path.stem)
-def test_a_row_of_the_angular_comparison_differs_from_the_plain_one_only_in_its_layer(run):
+def test_angular_comparison_runs_differ_from_the_plain_run_only_in_the_layer(run):
     model, data, training = parse(run)
     plain_model, plain_data, plain = parse(run.with_stem("cifar10-cnn9-plain"))
     row = run.stem.removeprefix("cifar10-cnn9-")
@@ -451,7 +455,7 @@ PICTURES = [run for run in RUNS if run.parent.name == "visualization"]
 
 
 @pytest.mark.parametrize("run", PICTURES, ids=lambda path: path.stem)
-def test_a_network_of_the_pictures_has_as_many_coordinates_as_its_name_says(run):
+def test_visualization_networks_have_the_dimension_in_their_name(run):
     model, _, training = parse(run)
     spherized = model.head == "spherized"
     assert f"mnist-{model.embedding_dim + spherized}d-" in run.stem

@@ -63,7 +63,7 @@ def tiny(root) -> Path:
 def write_split(
     folder: Path, split: str, counts: Sequence[int], answers: Sequence[int | None], pairs: Sequence = PAIRS
 ) -> None:
-    """Questions with so many choices each."""
+    """Write questions with the given numbers of choices."""
     folder.mkdir(parents=True, exist_ok=True)
     asked = [[pairs[(row + place) % len(pairs)] for place in range(count + 1)] for row, count in enumerate(counts)]
     columns = {"stem": [one[0] for one in asked], "choice": [one[1:] for one in asked], "answer": list(answers)}
@@ -95,7 +95,7 @@ def evaluate(recipe, run_main, tiny, questions) -> Run:
 
 @pytest.fixture(scope="module")
 def finished(evaluate, tmp_path_factory) -> Path:
-    """A run with everything."""
+    """A run with all outputs."""
     templates = ["--templates", "is-to-what", "is-to-as"]
     return evaluate(tmp_path_factory.mktemp("run"), "--benchmarks", "easy", "hard", *templates, *ALL)
 
@@ -119,10 +119,10 @@ def results_by_scoring(folder: Path) -> dict[str, dict]:
     return {entry["scoring"]: entry for entry in json.loads((folder / "all_results.json").read_text())["results"]}
 
 
-# What is measured
+# Metrics
 
 
-def test_every_benchmark_has_a_result_of_every_scoring(entries):
+def test_every_benchmark_has_a_result_for_every_scoring(entries):
     expected = [(benchmark, scoring) for benchmark in ("easy", "hard") for scoring in scoring_names()]
     assert [(entry["benchmark"], entry["scoring"]) for entry in entries] == expected
 
@@ -135,14 +135,14 @@ def test_accuracies_are_those_of_the_chosen_configuration(entries, model, questi
             assert entry["eval_accuracy" if split == "test" else "validation_accuracy"] == pytest.approx(reached)
 
 
-def test_untuned_is_the_scoring_with_its_defaults(entries, model, questions):
+def test_untuned_results_use_the_default_options(entries, model, questions):
     for entry in entries:
         asked = load_questions(str(questions), entry["benchmark"], "test")
         assert entry["untuned_accuracy"] == score_questions(asked, model, entry["scoring"]).accuracy(asked)
 
 
 @pytest.mark.parametrize("scoring", ["perplexity", "marginal_bias"])
-def test_the_configuration_is_the_best_of_all_on_validation(entries, model, questions, scoring, sentence_scores):
+def test_the_chosen_configuration_is_the_best_on_validation(entries, model, questions, scoring, sentence_scores):
     asked = load_questions(str(questions), "easy", "validation")
     best = [
         search_configurations(
@@ -155,7 +155,7 @@ def test_the_configuration_is_the_best_of_all_on_validation(entries, model, ques
     assert entry["num_configurations"] == {"perplexity": 2 * 6 * 11 * 19, "marginal_bias": 2 * 31_350}[scoring]
 
 
-def test_the_choice_does_not_see_the_test_answers(evaluate, questions, tmp_path):
+def test_the_choice_is_independent_of_the_test_answers(evaluate, questions, tmp_path):
     for name, answers in (("a", (0, 0, 0)), ("b", (1, 1, 1))):
         shutil.copytree(questions / "easy", tmp_path / name / "easy")
         write_split(tmp_path / name / "easy", "test", (2, 3, 2), answers)
@@ -167,12 +167,12 @@ def test_the_choice_does_not_see_the_test_answers(evaluate, questions, tmp_path)
     assert [row["predictions"] for row in answered[0]] == [row["predictions"] for row in answered[1]]
 
 
-def test_chance_is_one_over_the_choices(entries):
+def test_chance_level_is_one_over_the_number_of_choices(entries):
     chances = [entry["chance_level"] for entry in entries if entry["benchmark"] == "easy"]
     assert chances == pytest.approx([(1 / 2 + 1 / 3 + 1 / 2) / 3] * 6)
 
 
-def test_a_search_of_thousands_finds_much_on_validation_where_there_is_nothing(entries):
+def test_validation_noise_is_high_for_large_searches(entries):
     for entry in entries:
         assert entry["validation_noise"] <= entry["validation_noise_high"]
         assert (entry["validation_noise"] > 0.8) == (entry["num_configurations"] > 100)
@@ -185,7 +185,7 @@ def test_averages_are_over_the_benchmarks(finished, entries):
             assert average[name] == pytest.approx(sum(entry[name] for entry in own) / 2)
 
 
-def test_answers_are_written_by_question(finished, entries, tiny):
+def test_answers_are_written_per_question(finished, entries, tiny):
     answered = json.loads((finished / "predictions.json").read_text())
     for entry in entries:
         rows = answered[entry["benchmark"]]
@@ -200,7 +200,7 @@ def test_the_table_of_results_is_the_same_as_the_json(finished, entries):
     assert [json.loads(row["configuration"]) for row in rows] == [entry["configuration"] for entry in entries]
 
 
-def test_a_single_result_is_on_the_top_level_too(evaluate, finished, tmp_path):
+def test_a_single_result_is_also_at_the_top_level(evaluate, finished, tmp_path):
     words = ["--benchmarks", "easy", "--grid", "none", "--scorings", "embedding_similarity"]
     written = json.loads((evaluate(tmp_path / "run", *words) / "all_results.json").read_text())
     (entry,) = written["results"]
@@ -209,20 +209,22 @@ def test_a_single_result_is_on_the_top_level_too(evaluate, finished, tmp_path):
     assert set(json.loads((finished / "all_results.json").read_text())) == {"results", "averages"}
 
 
-def test_the_picture_is_drawn(finished):
+def test_the_figure_is_written(finished):
     assert (finished / "analogies.png").read_bytes().startswith(b"\x89PNG")
 
 
-# What is searched
+# Search
 
 
-def test_by_default_the_best_scoring_and_a_cheap_one_answer(evaluate, tmp_path):
+def test_the_default_scorings_are_the_best_and_a_cheap_one(evaluate, tmp_path):
     results = results_by_scoring(evaluate(tmp_path / "run", "--benchmarks", "easy", "--grid", "none"))
     assert list(results) == ["marginal_bias", "embedding_similarity"]
-    assert results["embedding_similarity"]["configuration"] == {"scoring": "embedding_similarity"}  # words alone
+    assert results["embedding_similarity"]["configuration"] == {
+        "scoring": "embedding_similarity"
+    }  # words without a template
 
 
-def test_test_questions_are_answered_by_what_is_reported_alone(evaluate, recipe, tmp_path, monkeypatch):
+def test_test_questions_are_answered_by_reported_configurations_only(evaluate, recipe, tmp_path, monkeypatch):
     asked = []
     answer = AnalogyEvaluation.answer
     monkeypatch.setattr(AnalogyEvaluation, "answer", lambda self, *args: asked.append(args[:2]) or answer(self, *args))
@@ -232,7 +234,7 @@ def test_test_questions_are_answered_by_what_is_reported_alone(evaluate, recipe,
     assert [len(questions) for questions, _ in asked] == [3, 3]
 
 
-def test_without_a_grid_only_templates_are_chosen(evaluate, tmp_path):
+def test_without_a_grid_only_templates_are_searched(evaluate, tmp_path):
     words = ["--benchmarks", "easy", "--grid", "none", "--templates", *TEMPLATES, *ALL]
     results = results_by_scoring(evaluate(tmp_path / "run", *words))
     counts = {name: entry["num_configurations"] for name, entry in results.items()}
@@ -248,7 +250,7 @@ def test_the_published_grid_is_smaller(evaluate, finished, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "count"), [("alone", 1), ("in_context", 2), ("both", 3)])
-def test_words_are_embedded_alone_or_in_sentences(evaluate, tmp_path, words, count):
+def test_words_are_embedded_alone_or_in_context(evaluate, tmp_path, words, count):
     given = ["--scorings", "embedding_similarity", "--templates", "is-to-what", "is-to-as", "--grid", "none"]
     result = results_by_scoring(evaluate(tmp_path / "run", "--benchmarks", "easy", *given, "--word_embeddings", words))
     assert result["embedding_similarity"]["num_configurations"] == count
@@ -256,13 +258,13 @@ def test_words_are_embedded_alone_or_in_sentences(evaluate, tmp_path, words, cou
         assert ("template" in result["embedding_similarity"]["configuration"]) == (words == "in_context")
 
 
-def test_a_quick_look_takes_a_part_of_the_questions(evaluate, tmp_path):
+def test_max_questions_limits_the_questions(evaluate, tmp_path):
     words = ["--benchmarks", "easy", "--scorings", "perplexity", "--grid", "none", "--max_questions", "1"]
     result = results_by_scoring(evaluate(tmp_path / "run", *words))["perplexity"]
     assert (result["num_eval_questions"], result["num_validation_questions"]) == (1, 1)
 
 
-# What models can do
+# Supported models
 
 
 def test_scorings_that_a_model_does_not_support_are_skipped(evaluate, tiny, tmp_path, capsys):
@@ -277,7 +279,7 @@ def test_scorings_that_a_model_does_not_support_are_skipped(evaluate, tiny, tmp_
         evaluate(tmp_path / "no", "--benchmarks", "easy", "--scorings", "perplexity", model=tmp_path / "model")
 
 
-def test_models_are_compared_in_one_run(evaluate, tiny, tmp_path, capsys):
+def test_several_models_are_compared_in_one_run(evaluate, tiny, tmp_path, capsys):
     shutil.copytree(tiny, tmp_path / "other")
     changed = {name: 0.5 * tensor for name, tensor in load_file(tiny / "model.safetensors").items()}
     save_file(changed, tmp_path / "other" / "model.safetensors", metadata={"format": "pt"})
@@ -288,17 +290,17 @@ def test_models_are_compared_in_one_run(evaluate, tiny, tmp_path, capsys):
     assert "other: BertForMaskedLM, masked, on cpu" in capsys.readouterr().out
 
 
-# What is said
+# Printed output
 
 
-def test_the_work_is_announced_before_it_starts(evaluate, tmp_path, capsys):
+def test_the_amount_of_work_is_printed_before_it_starts(evaluate, tmp_path, capsys):
     evaluate(tmp_path / "run", "--benchmarks", "hard", "--scorings", "perplexity")
     said = capsys.readouterr().out
     assert f"search on validation: about {24 * (3 + 2)} sentences in " in said
     assert f"answer the test: at most about {24 * (2 + 2)} sentences in " in said
 
 
-def test_the_table_shows_chance_and_noise_beside_each_accuracy(evaluate, tmp_path, capsys):
+def test_the_table_shows_chance_and_noise_for_each_accuracy(evaluate, tmp_path, capsys):
     entry = results_by_scoring(
         evaluate(tmp_path / "run", "--benchmarks", "easy", "--scorings", "perplexity", "--grid", "none")
     )["perplexity"]
@@ -311,7 +313,7 @@ def test_the_table_shows_chance_and_noise_beside_each_accuracy(evaluate, tmp_pat
     assert shown[:5] == [f"{100 * entry[name]:.1f}" for name in names]
 
 
-def test_without_matplotlib_there_is_no_picture_but_all_else(evaluate, recipe, tmp_path, monkeypatch, capsys):
+def test_without_matplotlib_only_the_figure_is_missing(evaluate, recipe, tmp_path, monkeypatch, capsys):
     def missing(*args, **kwargs):
         raise ImportError("pictures need matplotlib")
 
@@ -321,12 +323,12 @@ def test_without_matplotlib_there_is_no_picture_but_all_else(evaluate, recipe, t
     assert "no plot: pictures need matplotlib" in capsys.readouterr().out
 
 
-# What is kept
+# Caching and resuming
 
 
 @pytest.fixture
 def searched(recipe, monkeypatch) -> list[str]:
-    """The scorings that are searched."""
+    """The scorings for which a search is run."""
     seen = []
     search = AnalogyEvaluation.search
     monkeypatch.setattr(AnalogyEvaluation, "search", lambda self, *args: seen.append(args[1]) or search(self, *args))
@@ -344,7 +346,7 @@ def test_finished_results_are_not_computed_again(evaluate, tmp_path, searched, r
 
 
 @pytest.mark.parametrize("changed", ["weights", "questions"])
-def test_what_a_result_depends_on_is_noticed(evaluate, questions, tiny, tmp_path, searched, changed):
+def test_changed_inputs_invalidate_finished_results(evaluate, questions, tiny, tmp_path, searched, changed):
     model, data = tmp_path / "model", tmp_path / "data"
     shutil.copytree(tiny, model)
     shutil.copytree(questions, data)
@@ -359,7 +361,7 @@ def test_what_a_result_depends_on_is_noticed(evaluate, questions, tiny, tmp_path
     assert len(searched) == 2
 
 
-def test_another_run_is_not_mixed_with_this_one(evaluate, tmp_path, searched):
+def test_results_of_different_runs_are_not_mixed(evaluate, tmp_path, searched):
     words = ["--benchmarks", "easy", "--grid", "none", "--scorings", "perplexity"]
     folder = evaluate(tmp_path / "run", *words)
     scores = len(ScoreCache(folder / "sentence_scores.sqlite"))
@@ -377,7 +379,7 @@ def test_a_run_of_another_recipe_is_not_replaced(evaluate, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_a_run_that_was_stopped_goes_on(start, evaluate, tiny, tmp_path):
+def test_an_interrupted_run_resumes(start, evaluate, tiny, tmp_path):
     data, folder = tmp_path / "data", tmp_path / "run"
     write_split(data / "long", "validation", (3, 3), (0, 0))
     write_split(data / "long", "test", (3, 3, 3), (1, 1, 1))
@@ -386,7 +388,7 @@ def test_a_run_that_was_stopped_goes_on(start, evaluate, tiny, tmp_path):
     process = start("recipes/evaluate_analogies.py", *given, "--batch_size", 1)
     for line in process.stdout:
         if line.startswith("long       embedding_similarity"):
-            process.send_signal(signal.SIGINT)  # while sentences are scored, one by one
+            process.send_signal(signal.SIGINT)  # while sentences are scored one by one
             break
     assert "Stopped. Finished results are kept" in process.stdout.read()
     assert process.wait() == 130
@@ -398,7 +400,7 @@ def test_a_run_that_was_stopped_goes_on(start, evaluate, tiny, tmp_path):
     assert list(results_by_scoring(folder)) == ["embedding_similarity", "marginal_bias"]
 
 
-def test_scores_of_sentences_survive_a_stop(evaluate, recipe, tmp_path, monkeypatch, capsys):
+def test_sentence_scores_survive_an_interruption(evaluate, recipe, tmp_path, monkeypatch, capsys):
     words = ["--benchmarks", "easy", "hard", "--scorings", "perplexity"]
 
     def stop(*args, **kwargs):
@@ -410,10 +412,10 @@ def test_scores_of_sentences_survive_a_stop(evaluate, recipe, tmp_path, monkeypa
             evaluate(tmp_path / "run", *words)
     evaluate(tmp_path / "run", *words)
     told = re.findall(r"search on validation: about (\d+) sentences", capsys.readouterr().out)
-    assert told == [str(2 * 24 * (3 + 2)), str(24 * (3 + 2))]  # those of the first benchmark are there
+    assert told == [str(2 * 24 * (3 + 2)), str(24 * (3 + 2))]  # those of the first benchmark are cached
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -427,20 +429,20 @@ def test_scores_of_sentences_survive_a_stop(evaluate, recipe, tmp_path, monkeypa
         (["--max_questions", "0"], "max_questions must be at least 1"),
     ],
 )
-def test_wrong_arguments_are_named_before_anything_is_written(evaluate, tmp_path, capsys, words, message):
+def test_invalid_arguments_are_refused_before_anything_is_written(evaluate, tmp_path, capsys, words, message):
     with pytest.raises((ValueError, SystemExit)) as caught:
         evaluate(tmp_path / "run", *words)
     assert re.search(message, f"{caught.value} {capsys.readouterr().err}")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_is_not_there_is_named_before_the_others_work(evaluate, tiny, tmp_path, searched):
+def test_a_missing_model_is_refused_before_other_models_are_evaluated(evaluate, tiny, tmp_path, searched):
     with pytest.raises(OSError, match="no-such-model"):
         evaluate(tmp_path / "run", "--benchmarks", "easy", "--model_name_or_path", tiny, tmp_path / "no-such-model")
     assert not searched
 
 
-def test_questions_without_an_answer_are_refused(evaluate, tmp_path):
+def test_questions_without_answers_are_refused(evaluate, tmp_path):
     write_split(tmp_path / "data" / "open", "validation", (2, 2), (None, 0))
     write_split(tmp_path / "data" / "open", "test", (2,), (1,))
     with pytest.raises(ValueError, match="has no answer"):

@@ -54,7 +54,7 @@ def measure(recipe, run_main, tmp_path) -> Measure:
 
 
 def columns_of(count: int = 60, *, concentration: bool = True, logits_scale: float = 2.0, seed: int = 0) -> Columns:
-    """Embeddings near their class, and a model that is mostly right."""
+    """Embeddings near their class center, with mostly correct predictions."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 3
     points = F.one_hot(labels, 3) + 0.6 * torch.randn(count, 3, generator=generator)
@@ -85,7 +85,7 @@ def write(tmp_path) -> Write:
 
 @pytest.fixture(scope="module")
 def default(recipe, run_main, tmp_path_factory) -> tuple[Path, str]:
-    """The evaluation of `columns_of()` with default options, to be read only: its folder and what was printed."""
+    """The folder and printed output of evaluating `columns_of()` with default options; read only."""
     folder = write_columns(tmp_path_factory.mktemp("default") / "made-test", columns_of())
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         run_main(recipe, ["--embeddings", str(folder)])
@@ -96,16 +96,16 @@ def without(columns: Columns, *names: str) -> Columns:
     return {name: values for name, values in columns.items() if name not in names}
 
 
-# What is measured
+# Metrics
 
 
-def test_accuracy_is_the_share_of_labels_that_were_predicted(default, results_of):
+def test_accuracy_is_the_fraction_of_correct_predictions(default, results_of):
     columns, results = columns_of(), results_of(default[0])
     assert results["eval_accuracy"] == pytest.approx((columns["prediction"] == columns["label"]).double().mean().item())
     assert results["eval_num_unknown_labels"] == 0
 
 
-def test_calibration_and_risk_are_those_of_the_metrics(default, results_of):
+def test_calibration_and_risk_equal_the_metrics(default, results_of):
     columns, results = columns_of(), results_of(default[0])
     correct = columns["prediction"] == columns["label"]
     for name, value in calibration_errors(columns["confidence"], correct).items():
@@ -116,7 +116,7 @@ def test_calibration_and_risk_are_those_of_the_metrics(default, results_of):
 
 
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
-def test_retrieval_is_that_of_the_metric(write, measure, results_of, distance):
+def test_retrieval_equals_the_metric(write, measure, results_of, distance):
     columns = columns_of()
     results = results_of(measure(write(columns), "--ks", 1, 2, 4, "--distance", distance))
     expected = retrieval_scores(columns["embedding"], columns["label"], ks=(1, 2, 4), distance=distance)
@@ -163,7 +163,7 @@ def test_sampling_is_skipped_for_zero_samples_and_off_the_sphere(write, measure,
     ("argv", "threshold", "distance"),
     [([], 10.5, "angular"), (["--overlap_distance", "euclidean"], 0.4, "euclidean")],
 )
-def test_the_overlap_of_classes_is_that_of_the_metric(write, measure, results_of, argv, threshold, distance):
+def test_class_overlap_equals_the_metric(write, measure, results_of, argv, threshold, distance):
     columns = columns_of()
     results = results_of(measure(write(columns), "--overlap_threshold", threshold, *argv))
     correct = columns["prediction"] == columns["label"]
@@ -200,13 +200,13 @@ def test_overlap_on_an_open_set_is_skipped_with_a_note(write, measure, results_o
     assert "class overlap is skipped: no label is one of the model's classes" in capsys.readouterr().out
 
 
-def test_overlap_needs_predictions(write, measure):
+def test_overlap_requires_predictions(write, measure):
     bare = without(columns_of(), "prediction", "confidence", "concentration")
     with pytest.raises(ValueError, match="has no column prediction; it has: embedding, label"):
         measure(write(bare), "--overlap_threshold", 20)
 
 
-def test_ood_images_are_detected_by_every_certainty(write, measure, results_of):
+def test_ood_detection_uses_every_certainty(write, measure, results_of):
     own, other = columns_of(), without(columns_of(40, logits_scale=1.0, seed=1), "label")
     results = results_of(measure(write(own), "--out_of_distribution", write(other, "other.test")))
     for name in ("confidence", "concentration"):
@@ -215,7 +215,7 @@ def test_ood_images_are_detected_by_every_certainty(write, measure, results_of):
         assert results[f"ood_other.test_fpr_at_95_tpr_{name}"] == pytest.approx(expected["fpr_at_95_tpr"])
 
 
-def test_several_ood_sets_have_results_by_their_names(write, measure, results_of):
+def test_several_ood_sets_have_results_by_name(write, measure, results_of):
     paths = [write(columns_of(seed=seed), f"other{seed}") for seed in (1, 2)]
     results = results_of(measure(write(columns_of()), "--out_of_distribution", *paths))
     assert {f"ood_other{seed}_auroc_confidence" for seed in (1, 2)} <= results.keys()
@@ -235,7 +235,7 @@ def test_two_paths_of_one_model_are_the_same_model(write, measure, tmp_path, mon
     assert "another model" not in capsys.readouterr().out
 
 
-def test_ood_images_may_have_a_split_of_another_name_with_a_note(write, measure, results_of, tmp_path, capsys):
+def test_an_ood_split_of_another_name_is_noted(write, measure, results_of, tmp_path, capsys):
     with embeddings_writer(tmp_path / "other", "train", {}, class_names=CLASSES, predicted_names=CLASSES) as add:
         add(columns_of(seed=1))
     argv = ["--split", "test", "--out_of_distribution", tmp_path / "other"]
@@ -252,7 +252,7 @@ def test_a_zero_embedding_skips_only_sampled_retrieval_with_a_note(write, measur
     assert "sampled retrieval is skipped: zero vectors have no direction, number of them: 1." in capsys.readouterr().out
 
 
-def test_a_k_that_is_given_twice_is_printed_once(write, measure, capsys):
+def test_a_repeated_k_is_printed_once(write, measure, capsys):
     measure(write(columns_of(concentration=False)), "--ks", 2, 1, 2)
     assert capsys.readouterr().out.count("eval_recall_at_2 ") == 1
 
@@ -309,8 +309,8 @@ def test_embeddings_without_predictions_have_only_retrieval_with_a_note(measure,
     assert "risk are skipped: there is no column prediction" in capsys.readouterr().out
 
 
-def test_images_alone_in_their_class_are_counted_and_noted(write, measure, results_of, capsys):
-    columns = columns_of(7)  # three, two and two
+def test_classes_with_one_image_are_counted_and_noted(write, measure, results_of, capsys):
+    columns = columns_of(7)  # three, two and two per class
     columns["label"][6] = 1
     columns["label"][3] = 2
     results = results_of(measure(write(columns)))
@@ -318,14 +318,14 @@ def test_images_alone_in_their_class_are_counted_and_noted(write, measure, resul
     assert "the only one of their class: 1." in capsys.readouterr().out
 
 
-def test_without_two_images_of_a_class_retrieval_is_skipped_with_a_note(write, measure, results_of, capsys):
+def test_retrieval_is_skipped_with_a_note_without_two_images_of_a_class(write, measure, results_of, capsys):
     results = results_of(measure(write(columns_of(3))))
     assert "eval_accuracy" in results
     assert "eval_recall_at_1" not in results
     assert "retrieval is skipped: no class has two images" in capsys.readouterr().out
 
 
-# What is written and printed
+# Files and printed output
 
 
 def test_the_plots_are_written(default):
@@ -347,7 +347,7 @@ def test_the_arguments_are_written(write, measure):
     assert run["ks"] == [1, 2]
 
 
-def test_every_share_is_printed_in_percent(default, results_of):
+def test_fractions_are_printed_in_percent(default, results_of):
     results, printed = results_of(default[0]), default[1]
     assert "embeddings 60 x 3, classes 3, distance cosine" in printed
     for name in ("eval_accuracy", "eval_recall_at_1", "eval_map_at_r", "eval_sampled_r_precision"):
@@ -362,7 +362,7 @@ def test_the_results_go_to_output_dir(write, measure, results_of, tmp_path):
     assert not (folder / "evaluation").exists()
 
 
-def test_without_matplotlib_there_are_results_and_no_plots(write, measure, results_of, monkeypatch, capsys):
+def test_without_matplotlib_only_the_plots_are_missing(write, measure, results_of, monkeypatch, capsys):
     def missing(*args, **options):
         raise ImportError("plots need matplotlib")
 
@@ -396,7 +396,7 @@ def test_overwriting_removes_plots_that_are_not_written_again(write, measure, tm
     assert not list((tmp_path / "results").glob("*.png"))
 
 
-def test_stopping_leaves_no_results(write, measure, monkeypatch, capsys):
+def test_an_interrupted_run_leaves_no_results(write, measure, monkeypatch, capsys):
     def stop(*args, **options):
         raise KeyboardInterrupt
 
@@ -409,7 +409,7 @@ def test_stopping_leaves_no_results(write, measure, monkeypatch, capsys):
     assert not (folder / "evaluation").exists()
 
 
-# Mistakes
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -421,7 +421,9 @@ def test_stopping_leaves_no_results(write, measure, monkeypatch, capsys):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_refused_before_any_measurement_and_leaves_no_results(write, measure, argv, message, capsys):
+def test_invalid_arguments_are_refused_before_any_measurement_and_leave_no_results(
+    write, measure, argv, message, capsys
+):
     folder = write(columns_of())
     with pytest.raises(ValueError, match=message):
         measure(folder, *argv)
@@ -463,25 +465,25 @@ def test_embeddings_without_labels_are_refused(write, measure):
         measure(write(without(columns_of(), "label")))
 
 
-def test_an_ood_set_without_a_certainty_of_the_data_is_refused(write, measure):
+def test_an_ood_set_missing_a_certainty_of_the_data_is_refused(write, measure):
     other = write(columns_of(concentration=False), "other")
     with pytest.raises(ValueError, match="other has no column concentration"):
         measure(write(columns_of()), "--out_of_distribution", other)
 
 
-def test_ood_detection_needs_a_certainty(write, measure):
+def test_ood_detection_requires_a_certainty(write, measure):
     bare = without(columns_of(), "prediction", "confidence", "concentration")
     with pytest.raises(ValueError, match="needs a column confidence or concentration"):
         measure(write(bare), "--out_of_distribution", write(columns_of(), "other"))
 
 
-def test_two_ood_sets_of_one_name_are_refused(write, measure, tmp_path):
+def test_two_ood_sets_with_the_same_name_are_refused(write, measure, tmp_path):
     paths = [write(columns_of(), f"{place}/test") for place in ("one", "two")]
     with pytest.raises(ValueError, match="have the same name: test, test"):
         measure(write(columns_of()), "--out_of_distribution", *paths)
 
 
-def test_a_data_set_of_the_hub_needs_output_dir(measure):
+def test_a_hub_data_set_requires_output_dir(measure):
     with pytest.raises(
         ValueError, match=r"is not a folder\. If it is a data set of the Hub, give a folder .* --output_dir"
     ):
@@ -490,5 +492,5 @@ def test_a_data_set_of_the_hub_needs_output_dir(measure):
 
 def test_a_file_in_place_of_the_folder_is_refused(write, measure, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError, match="is a file and no folder"):
+    with pytest.raises(FileExistsError, match="is a file, not a directory"):
         measure(write(columns_of()), "--output_dir", tmp_path / "file")

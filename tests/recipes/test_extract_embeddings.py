@@ -70,7 +70,7 @@ def save(tmp_path_factory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module")
 def classifier(save) -> Path:
-    """A classifier of digits by other names than the data has."""
+    """A digit classifier whose class names differ from those of the data."""
     torch.manual_seed(1)
     return save(SphereVisionForImageClassification(config_of(head="spherized")))
 
@@ -95,13 +95,13 @@ def extract(extract_in, tmp_path) -> Extract:
 
 @pytest.fixture(scope="module")
 def extracted(extract_in, tmp_path_factory) -> Path:
-    """The embeddings of the test split; to be read only."""
+    """The embeddings of the test split; read only."""
     return extract_in(tmp_path_factory.mktemp("extracted") / "digits-test")
 
 
 @pytest.fixture
 def made_up(monkeypatch) -> Callable[..., str]:
-    """Offer images (8, 8), or bytes that are none, as a data set and return its name."""
+    """Register images (8, 8), or bytes that are not images, as a data set and return its name."""
 
     def offer(*images, **columns) -> str:
         cells = [{"bytes": i, "path": None} if isinstance(i, bytes) else fromarray(i) for i in images]
@@ -121,7 +121,7 @@ def rows_of(folder: Path, split: str = "test") -> Dataset:
     return load_dataset(str(folder))[split].with_format("torch")
 
 
-# What is embedded
+# Models
 
 
 def test_the_encoder_of_a_few_shot_model_is_used(extract, save):
@@ -135,11 +135,11 @@ def test_the_encoder_of_a_few_shot_model_is_used(extract, save):
     assert torch.allclose(rows[:4]["embedding"], expected, atol=1e-6)
 
 
-# What is written
+# Output
 
 
 def test_the_columns_are_the_model_outputs_for_the_raw_images(extracted, classifier):
-    """Computed with public interfaces only."""
+    """Uses public interfaces only."""
     images = load_splits("digits")["test"]["image"][:]
     pixels = AutoImageProcessor.from_pretrained(classifier)(images, return_tensors="pt")
     with torch.no_grad():
@@ -151,17 +151,17 @@ def test_the_columns_are_the_model_outputs_for_the_raw_images(extracted, classif
     torch.testing.assert_close(rows["confidence"][:], output.logits.softmax(-1).amax(-1))
 
 
-def test_labels_are_those_of_the_data_by_the_names_of_the_data(extracted):
+def test_labels_have_the_class_names_of_the_data(extracted):
     test, rows = load_splits("digits")["test"], rows_of(extracted)
     assert rows["label"][:].tolist() == test["label"][:]
     assert rows.features["label"] == test.features["label"]
 
 
-def test_predictions_have_the_names_of_the_model(extracted):
+def test_predictions_have_the_class_names_of_the_model(extracted):
     assert rows_of(extracted).features["prediction"] == ClassLabel(names=NAMES)
 
 
-def test_rows_are_in_the_order_of_the_split_with_their_index(extracted):
+def test_rows_are_in_split_order_with_their_index(extracted):
     assert rows_of(extracted)["index"][:].tolist() == list(range(355))
 
 
@@ -169,7 +169,7 @@ def test_a_classifier_on_labeled_data_gives_all_columns(extracted):
     assert rows_of(extracted).column_names == COLUMNS
 
 
-def test_model_and_data_set_are_stored_beside_the_embeddings(extracted, classifier):
+def test_model_and_data_set_are_stored_with_the_embeddings(extracted, classifier):
     assert json.loads((extracted / "embeddings.json").read_text()) == {
         "model": str(classifier),
         "backbone": "linear_embedding",
@@ -202,7 +202,7 @@ def test_the_stored_distance_is_that_of_the_head(extract, classifier, monkeypatc
     assert "curvature" not in about
 
 
-def test_an_open_set_is_all_images_of_the_classes_that_were_not_trained_on(extract, extracted, capsys):
+def test_an_open_set_has_all_images_of_the_unseen_classes(extract, extracted, capsys):
     folder = extract("--train_classes", 6)
     assert "data      digits, split train+test: 714 images, 4 classes" in capsys.readouterr().out
     rows, splits = rows_of(folder, "train_test"), load_splits("digits")
@@ -230,7 +230,7 @@ def test_the_concentration_of_the_head_is_written(extract, save):
     assert (rows["concentration"][:] > 0).all()
 
 
-def test_a_model_without_a_head_gives_embeddings_alone(extract, save):
+def test_a_model_without_a_head_gives_only_embeddings(extract, save):
     model = SphereVisionModel(config_of())
     folder = extract(model=save(model))
     assert rows_of(folder).column_names == ["embedding", "label", "index"]
@@ -250,28 +250,28 @@ def test_sampled_images_keep_their_index(extracted, extract):
     torch.testing.assert_close(some["embedding"][:], rows["embedding"][:][chosen])
 
 
-def test_a_corrupt_image_is_named(extract, made_up, tmp_path):
+def test_the_error_for_a_corrupt_image_names_it(extract, made_up, tmp_path):
     name = made_up(gray(10), b"not an image", gray(200), label=[0, 0, 1])
     with pytest.raises(ValueError, match=r"image 1 of the split cannot be decoded.*--skip_corrupt_images"):
         extract("--dataset_name", name)
     assert not (tmp_path / "embedded").exists()
 
 
-def test_skipping_corrupt_images_keeps_the_index_of_the_others(extract, made_up):
+def test_skipping_corrupt_images_preserves_the_index_of_the_others(extract, made_up):
     name = made_up(gray(10), b"not an image", gray(200), label=[0, 0, 1])
     rows = rows_of(extract("--dataset_name", name, "--skip_corrupt_images"))
     assert rows["index"][:].tolist() == [0, 2]
     assert rows["label"][:].tolist() == [0, 1]
 
 
-def test_half_precision_is_written_as_single(extracted, extract):
+def test_half_precision_is_written_as_float32(extracted, extract):
     rows, half = rows_of(extracted), rows_of(extract("--mixed_precision", "bf16"))
     assert half["embedding"][:].dtype == torch.float32
     assert not torch.equal(half["embedding"][:], rows["embedding"][:])
     torch.testing.assert_close(half["embedding"][:], rows["embedding"][:], rtol=0.05, atol=0.05)
 
 
-def test_a_yaml_file_may_hold_the_arguments(recipe, run_main, classifier, cache, tmp_path):
+def test_arguments_can_come_from_a_yaml_file(recipe, run_main, classifier, cache, tmp_path):
     lines = {"model_name_or_path": classifier, "dataset_name": "two_clusters", "output_dir": tmp_path / "embedded"}
     text = "".join(f"{key}: {value}\n" for key, value in lines.items())
     (tmp_path / "run.yaml").write_text(text + "disable_tqdm: true\nsplit: train\n")
@@ -289,16 +289,16 @@ def test_a_summary_and_the_next_step_are_printed(extract, classifier, capsys):
     ]
 
 
-# How images are prepared
+# Preprocessing
 
 
-def test_a_model_without_image_processor_needs_the_statistics(extract, save):
+def test_a_model_without_image_processor_requires_statistics(extract, save):
     model = save(SphereVisionModel(config_of()), processor=False)
     with pytest.raises(ValueError, match=r"has no image processor.* Give --image_mean and --image_std"):
         extract("--image_mean", 0.5, model=model)
 
 
-def test_with_statistics_a_model_without_image_processor_takes_its_own_size(extract, save):
+def test_a_model_without_image_processor_uses_its_configured_size(extract, save):
     encoder = SphereVisionModel(config_of(image_size=[6, 4]))
     argv = ["--image_mean", 0.5, "--image_std", 0.25]
     first = rows_of(extract(*argv, model=save(encoder, processor=False)))
@@ -311,12 +311,12 @@ def test_with_statistics_a_model_without_image_processor_takes_its_own_size(extr
     torch.testing.assert_close(first["embedding"][:], expected)
 
 
-def test_statistics_beside_an_image_processor_are_refused(extract):
+def test_statistics_are_refused_with_an_image_processor(extract):
     with pytest.raises(ValueError, match="has an image processor, which sets --image_mean; leave it out"):
         extract("--image_mean", 0.5)
 
 
-# Mistakes
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_statistics_beside_an_image_processor_are_refused(extract):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_refused_and_leaves_no_folder(extract, tmp_path, argv, message):
+def test_invalid_arguments_are_refused_and_leave_no_folder(extract, tmp_path, argv, message):
     with pytest.raises(ValueError, match=r".") as refusal:
         extract(*argv)
     assert message in str(refusal.value)
@@ -345,12 +345,12 @@ def test_a_train_split_without_train_classes_is_refused_before_anything_is_loade
     assert "--train_split train has no effect without --train_classes; leave it out" in capsys.readouterr().err
 
 
-def test_a_model_that_does_not_exist_is_a_readable_error(extract, tmp_path):
+def test_a_missing_model_is_a_readable_error(extract, tmp_path):
     with pytest.raises((OSError, ValueError), match="nowhere"):
         extract(model=tmp_path / "nowhere")
 
 
-def test_a_regression_is_refused(extract, save):
+def test_a_regression_model_is_refused(extract, save):
     config = config_of(head=None, embedding_dim=2, value_range=[0.0, 1.0])
     model = save(SphereVisionForRegression(config))
     with pytest.raises(ValueError, match="is a SphereVisionForRegression; embeddings need a SphereVisionForImage"):
@@ -371,7 +371,7 @@ def test_a_configuration_without_a_model_is_refused(extract, tmp_path):
         extract(model=tmp_path / "config_only")
 
 
-def test_what_is_not_finite_is_refused(extract, save):
+def test_nonfinite_outputs_are_refused(extract, save):
     model = SphereVisionModel(config_of())
     with torch.no_grad():
         next(model.parameters()).fill_(float("nan"))
@@ -379,7 +379,7 @@ def test_what_is_not_finite_is_refused(extract, save):
         extract(model=save(model))
 
 
-# An existing folder
+# Existing output folders
 
 
 def test_embeddings_are_not_replaced_by_default(extract):
@@ -402,7 +402,7 @@ def test_an_empty_folder_is_used(extract, tmp_path):
 
 
 @pytest.mark.parametrize("argv", [[], ["--overwrite_output_dir"]], ids=["", "overwrite"])
-def test_anything_else_is_never_replaced(extract, tmp_path, argv):
+def test_folders_with_other_contents_are_never_replaced(extract, tmp_path, argv):
     (tmp_path / "embedded").mkdir()
     (tmp_path / "embedded" / "thesis.tex").touch()
     with pytest.raises(FileExistsError, match=r"thesis\.tex is not part of embeddings"):
@@ -410,7 +410,7 @@ def test_anything_else_is_never_replaced(extract, tmp_path, argv):
     assert (tmp_path / "embedded" / "thesis.tex").exists()
 
 
-def test_stopping_keeps_the_old_embeddings_and_nothing_else(extract, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_run_keeps_only_the_old_embeddings(extract, tmp_path, monkeypatch, capsys):
     extract("--max_samples", 5)
     before = sorted(path for path in tmp_path.rglob("*") if "hf_datasets" not in path.parts)
     complete = extraction.embed_split
@@ -427,12 +427,12 @@ def test_stopping_keeps_the_old_embeddings_and_nothing_else(extract, tmp_path, m
     assert sorted(path for path in tmp_path.rglob("*") if "hf_datasets" not in path.parts) == before
 
 
-# The recipe in several processes
+# Several processes
 
 
 @pytest.mark.slow
-def test_two_processes_write_what_one_does(start, extracted, classifier, tmp_path):
-    """The 355 images do not halve, and the last batch is on one process alone: 44 of 4 each, then 2 and 1."""
+def test_two_processes_write_the_same_as_one(start, extracted, classifier, tmp_path):
+    """The 355 images split unevenly, as 44 batches of 4 per process, then 2 and 1."""
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     argv = ["--model_name_or_path", classifier, "--dataset_name", "digits", "--output_dir", tmp_path / "embedded"]

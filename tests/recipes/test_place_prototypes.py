@@ -36,14 +36,14 @@ def place(place_in, tmp_path) -> Place:
 
 @pytest.fixture(scope="module")
 def finished(place_in, tmp_path_factory) -> Path:
-    """The folder of ten prototypes in four dimensions; to be read only."""
+    """The folder of ten prototypes in four dimensions; read only."""
     words = ["--num_classes", "10", "--dim", "4", "--method", "lbfgs", "--restarts", "2", "--seed", "5"]
     return place_in(tmp_path_factory.mktemp("finished") / "placed", *words)
 
 
 @pytest.fixture
 def vectors(tmp_path) -> Callable[..., str]:
-    """Write class vectors, and return the options that name them."""
+    """Write class vectors and return the options that refer to them."""
 
     def write(count: int = 10, name: str = "class_vectors") -> str:
         save_file({name: torch.randn(count, 6)}, path := tmp_path / "vectors.safetensors")
@@ -56,15 +56,15 @@ def everything(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-# What is left behind
+# Output
 
 
-def test_the_prototypes_are_those_of_the_library(finished):
+def test_the_prototypes_equal_those_of_the_library(finished):
     expected = place_prototypes(10, 4, method="lbfgs", restarts=2, seed=5)
     assert torch.equal(Placement.load(finished / "prototypes.safetensors").prototypes, expected.prototypes)
 
 
-def test_the_results_tell_how_good_they_are(finished, results_of):
+def test_the_results_report_the_quality_of_the_prototypes(finished, results_of):
     placement, results = Placement.load(finished / "prototypes.safetensors"), results_of(finished)
     assert (results["separation"], results["bound"]) == pytest.approx((placement.separation, placement.bound))
     assert (results["interrupted"], results["method"]) == (False, placement.method)
@@ -75,11 +75,11 @@ def test_the_arguments_are_written(finished):
     assert (run["num_classes"], run["dim"], run["method"], run["seed"]) == (10, 4, "lbfgs", 5)
 
 
-def test_the_cosines_are_drawn(finished):
+def test_the_cosines_are_plotted(finished):
     assert (finished / "cosines.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_was_placed_is_printed_once_and_where_it_is(place, capsys):
+def test_the_placement_and_its_folder_are_printed_once(place, capsys):
     folder = place("--num_classes", "4", "--dim", "3")
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "4 prototypes in 3 dimensions" in line] == [lines[0]]
@@ -87,7 +87,7 @@ def test_what_was_placed_is_printed_once_and_where_it_is(place, capsys):
     assert lines[-2:] == [f"saved {folder / 'prototypes.safetensors'}", f"saved {folder / 'cosines.png'}"]
 
 
-def test_the_folder_is_named_by_the_numbers_if_not_given(load_recipe, run_main, tmp_path, monkeypatch):
+def test_the_default_folder_is_named_after_the_numbers(load_recipe, run_main, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_main(load_recipe("place_prototypes"), ["--num_classes", "4", "--dim", "3", "--disable_tqdm"])
     assert (tmp_path / "outputs" / "prototypes" / "4-3" / "prototypes.safetensors").is_file()
@@ -96,13 +96,13 @@ def test_the_folder_is_named_by_the_numbers_if_not_given(load_recipe, run_main, 
 # Classes of a data set
 
 
-def test_number_and_names_are_those_of_the_data_set(place):
+def test_number_and_names_come_from_the_data_set(place):
     placement = Placement.load(place("--dataset_name", "digits", "--dim", "3") / "prototypes.safetensors")
     assert placement.class_names == tuple(load_splits("digits")["train"].features["label"].names)
     assert len(placement.prototypes) == 10
 
 
-def test_a_number_that_is_that_of_the_data_set_is_no_contradiction(place):
+def test_a_number_matching_the_data_set_is_accepted(place):
     folder = place("--dataset_name", "two_clusters", "--num_classes", "2", "--dim", "3")
     assert len(Placement.load(folder / "prototypes.safetensors").prototypes) == 2
 
@@ -115,40 +115,40 @@ def test_prototypes_without_a_data_set_have_no_names(finished):
 
 
 @pytest.mark.parametrize("ordering", ["ranking", "assignment"])
-def test_with_class_vectors_the_results_tell_how_well_their_order_is_kept(place, results_of, vectors, ordering):
+def test_with_class_vectors_the_results_report_how_well_their_order_is_preserved(place, results_of, vectors, ordering):
     words = ["--num_classes", "10", "--dim", "4", "--class_vectors", vectors(), "--restarts", "1"]
     results = results_of(place(*words, "--ordering", ordering))
     assert 0.5 < results["triplet_accuracy"] <= 1.0
 
 
-def test_class_vectors_in_half_precision_are_taken(place, tmp_path):
+def test_class_vectors_in_half_precision_are_accepted(place, tmp_path):
     save_file({"class_vectors": torch.randn(4, 6).half()}, tmp_path / "half.safetensors")
     words = ["--num_classes", "4", "--dim", "3", "--class_vectors", str(tmp_path / "half.safetensors")]
     assert (place(*words, "--restarts", "1") / "prototypes.safetensors").is_file()
 
 
-def test_a_file_without_class_vectors_is_answered_with_what_it_holds(place, vectors):
+def test_a_file_without_class_vectors_is_refused_listing_its_contents(place, vectors):
     with pytest.raises(ValueError, match="has no tensor class_vectors; it has: embeddings"):
         place("--num_classes", "10", "--dim", "4", "--class_vectors", vectors(name="embeddings"))
 
 
-def test_a_file_of_another_kind_is_refused(place, tmp_path):
+def test_an_unsupported_file_type_is_refused(place, tmp_path):
     (tmp_path / "vectors.txt").write_text("0.1 0.2 0.3\n" * 10)
     with pytest.raises(ValueError, match=r"vectors\.txt is not a safetensors file"):
         place("--num_classes", "10", "--dim", "4", "--class_vectors", str(tmp_path / "vectors.txt"))
 
 
-def test_a_file_that_is_not_there_is_an_error_a_user_can_mend(place, tmp_path):
+def test_a_missing_file_is_an_actionable_error(place, tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         place("--num_classes", "10", "--dim", "4", "--class_vectors", str(tmp_path / "nowhere.safetensors"))
 
 
-def test_vectors_of_another_number_of_classes_are_refused(place, vectors):
+def test_vectors_for_a_different_number_of_classes_are_refused(place, vectors):
     with pytest.raises(ValueError, match=r"\b9\b.*\b10\b|\b10\b.*\b9\b"):
         place("--num_classes", "10", "--dim", "4", "--class_vectors", vectors(9))
 
 
-# Mistakes
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_vectors_of_another_number_of_classes_are_refused(place, vectors):
     ],
     ids=lambda value: " ".join(value[2:]) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_refused_and_leaves_no_folder(place, tmp_path, words, said):
+def test_invalid_arguments_are_refused_and_leave_no_folder(place, tmp_path, words, said):
     with pytest.raises(ValueError, match=r".") as refusal:
         place(*words)
     assert said in str(refusal.value)
@@ -186,7 +186,7 @@ def test_a_mistake_is_refused_and_leaves_no_folder(place, tmp_path, words, said)
     ],
     ids=lambda value: " ".join(value[2:]) if isinstance(value, list) else "",
 )
-def test_wrong_arguments_are_refused_by_the_parser(place, tmp_path, capsys, words, message):
+def test_invalid_arguments_are_refused_by_the_parser(place, tmp_path, capsys, words, message):
     with pytest.raises(SystemExit):
         place(*words)
     assert message in capsys.readouterr().err
@@ -197,10 +197,10 @@ def test_the_valid_methods_are_those_of_the_library(load_recipe):
     assert load_recipe("place_prototypes").method_names() == list(METHODS)
 
 
-# A folder that is there
+# Existing output folders
 
 
-def test_a_folder_with_prototypes_is_refused_and_left_as_it_is(place):
+def test_a_folder_with_prototypes_is_refused_and_unchanged(place):
     folder = place("--num_classes", "4", "--dim", "3")
     before = everything(folder)
     with pytest.raises(FileExistsError, match="holds results already") as refusal:
@@ -210,13 +210,13 @@ def test_a_folder_with_prototypes_is_refused_and_left_as_it_is(place):
     assert "resume" not in str(refusal.value)  # there is no such option
 
 
-def test_a_folder_is_replaced_when_told(place):
+def test_a_folder_is_replaced_on_request(place):
     place("--num_classes", "4", "--dim", "3")
     folder = place("--num_classes", "5", "--dim", "3", "--overwrite_output_dir")
     assert len(Placement.load(folder / "prototypes.safetensors").prototypes) == 5
 
 
-def test_a_start_that_fails_costs_nothing_of_what_was_there(place, tmp_path):
+def test_a_failed_start_changes_no_existing_files(place, tmp_path):
     folder = place("--num_classes", "4", "--dim", "3")
     before = everything(folder)
     words = ["--num_classes", "4", "--dim", "3", "--overwrite_output_dir"]
@@ -229,7 +229,7 @@ def test_a_start_that_fails_costs_nothing_of_what_was_there(place, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_mistake_is_one_readable_line_and_status_1(start, tmp_path):
+def test_an_error_is_one_readable_line_and_status_1(start, tmp_path):
     words = ["--dataset_name", tmp_path / "nowhere", "--dim", 3]
     process = start(SCRIPT, "--output_dir", tmp_path / "placed", *words)
     printed, _ = process.communicate()
@@ -238,7 +238,7 @@ def test_a_mistake_is_one_readable_line_and_status_1(start, tmp_path):
     assert "nowhere" in line
 
 
-@pytest.mark.parametrize(("words", "status"), [(["--help"], 0), (["--dim", "3"], 2)], ids=["help", "wrong arguments"])
+@pytest.mark.parametrize(("words", "status"), [(["--help"], 0), (["--dim", "3"], 2)], ids=["help", "invalid arguments"])
 def test_arguments_are_parsed_without_importing_torch(root, words, status):
     code = f"""
 import runpy, sys

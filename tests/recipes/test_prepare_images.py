@@ -37,7 +37,7 @@ def recipe(load_recipe) -> ModuleType:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """An empty folder for data as it is published."""
+    """An empty folder for data in its published layout."""
     folder = tmp_path / "source"
     folder.mkdir()
     return folder
@@ -50,7 +50,7 @@ def output(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def prepare(recipe: ModuleType, source: Path, output: Path) -> Callable[..., None]:
-    """Run the recipe on the data in `source`, of whatever numbers."""
+    """Run the recipe on the data in `source`, without checking the published counts."""
 
     def run(kind: str, *words: str, expect_counts: bool = False) -> None:
         options = ["--source", str(source), "--output", str(output), "--disable_tqdm"]
@@ -61,7 +61,7 @@ def prepare(recipe: ModuleType, source: Path, output: Path) -> Callable[..., Non
 
 @pytest.fixture
 def load(output: Path) -> Callable[..., ImageData]:
-    """Load what was prepared, without normalization."""
+    """Load the prepared data without normalization."""
 
     def load_prepared(
         task: str = "classification", size: int | None = None, train_classes: int | None = None
@@ -74,7 +74,7 @@ def load(output: Path) -> Callable[..., ImageData]:
 
 @pytest.fixture
 def load_split(output: Path) -> Callable[[str], ImageSplit]:
-    """Load a split of what was prepared, without normalization, as images of 8 x 8."""
+    """Load a split of the prepared data without normalization, as images of 8 x 8."""
     return lambda split: load_image_split(raw(output, 8), split)
 
 
@@ -90,7 +90,7 @@ def raw(output: Path, size: int | None) -> ImageDataOptions:
 
 
 def put(path: Path, gray: int, size: tuple[int, int] = (8, 8)) -> bytes:
-    """Save a gray image of one value, as JPEG or PNG by its name, and return its bytes."""
+    """Save a constant gray image as JPEG or PNG, depending on its suffix, and return its bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     Image.new("L", size, gray).save(buffer, "PNG" if path.suffix.lower() == ".png" else "JPEG")
@@ -99,7 +99,7 @@ def put(path: Path, gray: int, size: tuple[int, int] = (8, 8)) -> bytes:
 
 
 def seen(batches) -> list[tuple[int, int]]:
-    """Gray value, as it was put, and label of each image."""
+    """Original gray value and label of each image."""
     pairs = []
     for batch in batches.epoch():
         grays = (batch["pixel_values"].mean((1, 2, 3)) * 255).round().int().tolist()
@@ -108,7 +108,7 @@ def seen(batches) -> list[tuple[int, int]]:
 
 
 def put_imagenet(source: Path, *, train: int = 2, test: int = 1, classes: tuple[str, ...] = ("n01", "n02")) -> None:
-    """The plain layout; an image's gray is 100 a class plus its number, test images follow those of training."""
+    """The plain layout; gray values are 100 per class plus an image number, counted on in the test split."""
     for label, name in enumerate(classes):
         for number in range(train + test):
             split = "train" if number < train else "test"
@@ -116,7 +116,7 @@ def put_imagenet(source: Path, *, train: int = 2, test: int = 1, classes: tuple[
 
 
 def put_tiny_imagenet(source: Path) -> None:
-    """Tiny ImageNet's own layout, with its unlabeled test images."""
+    """The layout of Tiny ImageNet, with its unlabeled test images."""
     for label, name in enumerate(("n01", "n02")):
         for number in range(2):
             put(source / "train" / name / "images" / f"{name}_{number}.JPEG", 100 * label + number)
@@ -129,7 +129,7 @@ def put_tiny_imagenet(source: Path) -> None:
 
 
 def put_omniart(source: Path, train: list[tuple] | None = None, test: list[tuple] | None = None) -> None:
-    """Rows of (omni_id, creation_year, school); an image's gray is its identifier."""
+    """Rows of (omni_id, creation_year, school); the gray value of an image is its identifier."""
     rows = {
         "train": train or [(1, 1650, "dutch"), (2, "1500.5", "italian"), (3, 1700, "dutch")],
         "test": test or [(11, 1600, "italian"), (12, 1666, "dutch")],
@@ -143,7 +143,7 @@ def put_omniart(source: Path, train: list[tuple] | None = None, test: list[tuple
 
 
 def put_cub(source: Path) -> None:
-    """Three birds, two to train on."""
+    """Three images of birds, two of them for training."""
     files = {1: "001.Black_footed_Albatross/a.jpg", 2: "002.Blue_Jay/b.jpg", 3: "002.Blue_Jay/c.jpg"}
     for number, file in files.items():
         put(source / "images" / file, number)
@@ -157,7 +157,7 @@ PRODUCTS = {
     "train": {1: "3 1 bicycle_final/a_0.JPG", 2: "3 1 bicycle_final/a_1.JPG", 3: "1 4 coffee_maker_final/b_0.JPG"},
     "test": {4: "12 1 bicycle_final/c_0.JPG", 5: "9 4 coffee_maker_final/d_0.JPG", 6: "9 4 coffee_maker_final/d_1.JPG"},
 }
-"""What the lists say of each image, by its gray value: class, super class and path."""
+"""Entries of the lists by gray value: class, super class and path."""
 
 
 def put_products(source: Path) -> None:
@@ -174,11 +174,11 @@ BIRDS = {
     "val": {4: "crow.png,Crow"},
     "test": {5: "jay_0.jpg,Jay", 6: "jay_1.jpg,Jay", 7: "kite.jpg,Kite"},
 }
-"""The lines of each list, by the gray value of the image."""
+"""The lines of each list by the gray value of the image."""
 
 
 def put_class_split(source: Path, folder: str = "", **changed: dict[int, str]) -> None:
-    """Seven photographs of five birds, with their lists beside the images or in a folder."""
+    """Seven photographs of five birds, with the lists next to the images or in a folder."""
     (source / folder).mkdir(exist_ok=True)
     for split, rows in (BIRDS | changed).items():
         (source / folder / f"{split}.csv").write_text("\n".join(["filename,label", *rows.values()]) + "\n")
@@ -195,14 +195,14 @@ class TestImagenet200:
         assert sorted(seen(data.train)) == [(0, 0), (1, 0), (100, 1), (101, 1)]
         assert seen(data.evaluation) == [(2, 0), (102, 1)]
 
-    def test_the_layout_of_tiny_imagenet_loads_with_its_validation_images_as_test_split(self, source, prepare, load):
+    def test_tiny_imagenet_loads_with_its_validation_images_as_test_split(self, source, prepare, load):
         put_tiny_imagenet(source)
         prepare("imagenet200")
         data = load()
         assert sorted(seen(data.train)) == [(0, 0), (1, 0), (100, 1), (101, 1)]
         assert seen(data.evaluation) == [(102, 1), (2, 0), (3, 0)]
 
-    def test_images_are_known_by_their_suffix_in_any_case(self, source, prepare, load):
+    def test_image_suffixes_are_case_insensitive(self, source, prepare, load):
         put_imagenet(source)
         put(source / "train" / "n01" / "a.JPG", 30)
         put(source / "train" / "n01" / "b.Jpeg", 40)
@@ -211,7 +211,7 @@ class TestImagenet200:
         prepare("imagenet200")
         assert sorted(gray for gray, _ in seen(load().train)) == [0, 1, 30, 40, 100, 101]
 
-    def test_files_are_stored_byte_for_byte_with_their_names(self, source, prepare, output):
+    def test_files_are_stored_unchanged_with_their_names(self, source, prepare, output):
         put_imagenet(source)
         encoded = put(source / "train" / "n01" / "a.JPG", 30)
         prepare("imagenet200")
@@ -236,7 +236,7 @@ class TestImagenet200:
         with pytest.raises(ValueError, match=f"found no image of the {split} split in .* holds test, train"):
             prepare("imagenet200")
 
-    def test_a_missing_test_split_is_an_error_that_says_what_there_is(self, source, prepare):
+    def test_a_missing_test_split_is_an_error_that_lists_what_exists(self, source, prepare):
         put_imagenet(source, test=0)
         with pytest.raises(ValueError, match=r"test is not there; .*source holds train"):
             prepare("imagenet200")
@@ -269,7 +269,7 @@ class TestOmniart:
         (batch,) = data.evaluation.epoch()
         assert torch.equal(batch["regression_labels"], torch.tensor([1600.0, 1666.0]))
 
-    def test_years_load_as_the_one_target_of_regression(self, source, prepare, load):
+    def test_years_load_as_regression_targets(self, source, prepare, load):
         put_omniart(source)
         prepare("omniart")
         assert load(task="regression").evaluation.labels.tolist() == [1600.0, 1666.0]
@@ -284,7 +284,7 @@ class TestOmniart:
         ):
             prepare("omniart")
 
-    def test_a_missing_table_is_an_error_that_says_what_there_is(self, source, prepare):
+    def test_a_missing_table_is_an_error_that_lists_what_exists(self, source, prepare):
         put_omniart(source)
         (source / "test_complete.csv").unlink()
         with pytest.raises(
@@ -314,7 +314,7 @@ class TestOmniart:
         ):
             prepare("omniart")
 
-    def test_a_school_that_was_not_trained_is_an_error_that_names_it(self, source, prepare):
+    def test_a_school_missing_from_the_training_split_is_an_error_that_names_it(self, source, prepare):
         put_omniart(source, test=[(11, 1600, "dutch"), (12, 1601, "flemish")])
         with pytest.raises(
             ValueError, match=r"schools that no training image has.*12\.jpg of 'flemish'.*--skip_missing"
@@ -329,7 +329,7 @@ class TestOmniart:
         ):
             prepare("omniart")
 
-    def test_rows_that_cannot_be_used_are_left_out_on_request_and_counted(self, source, prepare, load, capsys):
+    def test_unusable_rows_are_skipped_on_request_and_counted(self, source, prepare, load, capsys):
         train = [(1, 1650, "dutch"), (2, 1500, "italian"), (3, 1700, "dutch"), (4, "", "dutch"), (5, 1620, "dutch")]
         put_omniart(source, train, [(11, 1600, "italian"), (12, 1666, "dutch"), (13, 1500, "flemish")])
         (source / "train" / "3.jpg").unlink()
@@ -347,13 +347,13 @@ class TestOmniart:
         ):
             assert f"Left out: {why}" in said
 
-    def test_a_school_all_of_whose_training_images_are_missing_is_no_class(self, source, prepare, load):
+    def test_a_school_without_training_images_is_not_a_class(self, source, prepare, load):
         put_omniart(source, test=[(12, 1666, "dutch")])
         (source / "train" / "2.jpg").unlink()
         prepare("omniart", "--skip_missing")
         assert load().class_names == ["dutch"]
 
-    def test_years_outside_those_published_are_reported_and_kept(self, source, prepare, load, capsys):
+    def test_years_outside_the_published_range_are_reported_and_kept(self, source, prepare, load, capsys):
         put_omniart(source, train=[(1, 999, "dutch"), (2, 1500, "italian"), (3, 2004, "dutch")])
         prepare("omniart")
         assert (
@@ -370,7 +370,7 @@ class TestCub200:
         assert sorted(seen(data.train)) == [(1, 0), (2, 1)]
         assert seen(data.evaluation) == [(3, 1)]
 
-    def test_classes_are_named_without_number_and_underscores(self, source, prepare, load):
+    def test_class_names_have_no_numbers_or_underscores(self, source, prepare, load):
         put_cub(source)
         prepare("cub200")
         assert load().class_names == ["Black footed Albatross", "Blue Jay"]
@@ -389,7 +389,7 @@ class TestCub200:
             prepare("cub200")
 
     @pytest.mark.parametrize("name", ["image_class_labels", "train_test_split"])
-    def test_lists_of_different_images_are_an_error_that_names_one(self, name, source, prepare):
+    def test_inconsistent_lists_are_an_error_that_names_an_image(self, name, source, prepare):
         put_cub(source)
         (source / f"{name}.txt").write_text("1 1\n2 1\n")
         with pytest.raises(ValueError, match=rf"images\.txt and {name}\.txt must list the same images; 3 is in one"):
@@ -403,15 +403,13 @@ class TestCub200:
             ("images", "1 a.jpg\n\n2\n", r"line 3 of .*images\.txt must have 2 columns; got '2'"),
         ],
     )
-    def test_a_corrupt_list_is_an_error_that_says_where(self, name, text, said, source, prepare):
+    def test_a_corrupt_list_is_an_error_that_names_the_line(self, name, text, said, source, prepare):
         put_cub(source)
         (source / f"{name}.txt").write_text(text)
         with pytest.raises(ValueError, match=said):
             prepare("cub200")
 
-    def test_the_first_birds_of_both_splits_train_for_retrieval_and_the_others_are_searched(
-        self, source, prepare, load
-    ):
+    def test_retrieval_trains_on_the_first_classes_and_evaluates_on_the_others(self, source, prepare, load):
         put_cub(source)
         (source / "train_test_split.txt").write_text("1 0\n2 1\n3 0\n")
         prepare("cub200")
@@ -421,7 +419,7 @@ class TestCub200:
 
 
 class TestProducts:
-    def test_lists_load_as_an_open_set_whose_classes_are_named_by_their_numbers(self, source, prepare, load, caplog):
+    def test_lists_load_as_an_open_set_with_numbers_as_class_names(self, source, prepare, load, caplog):
         put_products(source)
         prepare("sop")
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
@@ -429,21 +427,21 @@ class TestProducts:
         assert (data.class_names, data.eval_class_names) == (["1", "3"], ["9", "12"])
         assert sorted(seen(data.train)) == [(1, 1), (2, 1), (3, 0)]
         assert seen(data.evaluation) == [(4, 1), (5, 0), (6, 0)]
-        assert not caplog.records  # classes in common would be warned of
+        assert not caplog.records  # shared classes would cause a warning
 
-    def test_a_split_alone_has_the_classes_of_its_own_images(self, source, prepare, load_split):
+    def test_a_single_split_has_only_its_own_classes(self, source, prepare, load_split):
         put_products(source)
         prepare("sop")
         split = load_split("test")
         assert (split.class_names, seen(split.batches)) == (["9", "12"], [(4, 1), (5, 0), (6, 0)])
 
-    def test_training_a_classifier_is_an_error_that_says_that_the_classes_differ(self, source, prepare, load):
+    def test_classification_is_an_error_because_the_classes_differ(self, source, prepare, load):
         put_products(source)
         prepare("sop")
         with pytest.raises(ValueError, match="'test' has classes that the training split lacks: 12, 9"):
             load(size=8)
 
-    def test_super_classes_are_named_by_their_folders(self, source, prepare, output):
+    def test_super_classes_are_named_after_their_folders(self, source, prepare, output):
         put_products(source)
         prepare("sop")
         splits = load_dataset(str(output))
@@ -464,7 +462,7 @@ class TestProducts:
         with pytest.raises(ValueError, match=r"1 of 3 rows of the test split have no image file.*c_0\.JPG"):
             prepare("sop")
 
-    def test_a_missing_image_is_left_out_on_request(self, source, prepare, load):
+    def test_a_missing_image_is_skipped_on_request(self, source, prepare, load):
         put_products(source)
         (source / "bicycle_final" / "c_0.JPG").unlink()
         prepare("sop", "--skip_missing")
@@ -490,7 +488,7 @@ class TestProducts:
             ("{header}\n", r"found no image of the train split"),
         ],
     )
-    def test_a_corrupt_list_is_an_error_that_says_where(self, text, said, source, prepare):
+    def test_a_corrupt_list_is_an_error_that_names_the_line(self, text, said, source, prepare):
         put_products(source)
         (source / "Ebay_train.txt").write_text(text.format(header="image_id class_id super_class_id path"))
         with pytest.raises(ValueError, match=said):
@@ -499,7 +497,7 @@ class TestProducts:
 
 class TestClassSplit:
     @pytest.mark.parametrize("folder", ["", "split"])
-    def test_three_lists_load_as_splits_of_their_own_classes(self, folder, source, prepare, output, load_split):
+    def test_three_lists_load_as_splits_with_disjoint_classes(self, folder, source, prepare, output, load_split):
         put_class_split(source, folder)
         prepare("class_split")
         expected = {
@@ -512,15 +510,15 @@ class TestClassSplit:
             loaded = load_split(split)
             assert (loaded.class_names, seen(loaded.batches)) == (names, pairs)
 
-    def test_the_data_load_for_a_task_with_classes_of_their_own(self, source, prepare, load, caplog):
+    def test_the_data_loads_for_open_set_tasks(self, source, prepare, load, caplog):
         put_class_split(source)
         prepare("class_split")
         with caplog.at_level(logging.WARNING):
             data = load(task="retrieval", size=8)
         assert (data.class_names, data.eval_class_names) == (["Great tit", "Wren"], ["Jay", "Kite"])
-        assert not caplog.records  # classes in common would be warned of
+        assert not caplog.records  # shared classes would cause a warning
 
-    def test_any_number_of_classes_and_images_is_expected(self, source, prepare, capsys):
+    def test_any_number_of_classes_and_images_is_accepted(self, source, prepare, capsys):
         put_class_split(source)
         prepare("class_split", expect_counts=True)
         assert "Warning" not in capsys.readouterr().out
@@ -562,7 +560,7 @@ class TestClassSplit:
             ("filename,label\n", "found no image of the validation split"),
         ],
     )
-    def test_a_corrupt_list_is_an_error_that_says_where(self, text, said, source, prepare):
+    def test_a_corrupt_list_is_an_error_that_names_the_line(self, text, said, source, prepare):
         put_class_split(source)
         (source / "val.csv").write_text(text)
         with pytest.raises(ValueError, match=said):
@@ -594,7 +592,7 @@ class TestCounts:
             ),
         ],
     )
-    def test_other_numbers_than_those_published_are_an_error_that_says_both(
+    def test_counts_that_differ_from_the_published_ones_are_an_error_that_states_both(
         self, kind, put_data, said, source, prepare, output
     ):
         put_data(source)
@@ -602,12 +600,12 @@ class TestCounts:
             prepare(kind, expect_counts=True)
         assert not output.exists()
 
-    def test_other_numbers_are_a_warning_where_none_are_expected(self, source, prepare, capsys):
+    def test_different_counts_are_a_warning_without_expect_counts(self, source, prepare, capsys):
         put_cub(source)
         prepare("cub200")
         assert "Warning: 5,994 train images expected, 2 found." in capsys.readouterr().out
 
-    def test_a_class_of_too_few_images_is_named(self, recipe, source, prepare, monkeypatch):
+    def test_a_class_with_too_few_images_is_named(self, recipe, source, prepare, monkeypatch):
         few = Published(2, images_of_a_class={"train": 2, "test": 1}, size=(8, 8))
         monkeypatch.setitem(PUBLISHED, "imagenet200", few)
         put_imagenet(source)
@@ -615,7 +613,7 @@ class TestCounts:
         with pytest.raises(ValueError, match="2 train images of each class expected, 1 of n02 found"):
             prepare("imagenet200", expect_counts=True)
 
-    def test_the_numbers_published_are_no_error(self, recipe, source, prepare, load, monkeypatch, capsys):
+    def test_the_published_counts_are_accepted(self, recipe, source, prepare, load, monkeypatch, capsys):
         few = Published(2, images_of_a_class={"train": 2, "test": 1}, size=(8, 8))
         monkeypatch.setitem(PUBLISHED, "imagenet200", few)
         put_imagenet(source)
@@ -623,7 +621,7 @@ class TestCounts:
         assert load().train.num_examples == 4
         assert "Warning" not in capsys.readouterr().out
 
-    def test_classes_are_counted_in_each_split_where_they_differ(self, recipe, source, prepare, monkeypatch):
+    def test_disjoint_classes_are_counted_per_split(self, recipe, source, prepare, monkeypatch):
         put_products(source)
         monkeypatch.setitem(PUBLISHED, "sop", Published(4, {"train": 1, "test": 3}))
         with pytest.raises(ValueError, match="sop as published: 1 train classes expected, 2 found; 3 test classes exp"):
@@ -631,7 +629,9 @@ class TestCounts:
         monkeypatch.setitem(PUBLISHED, "sop", Published(4, {"train": 2, "test": 2}, images={"train": 3, "test": 3}))
         prepare("sop", expect_counts=True)
 
-    def test_images_of_another_size_are_an_error_that_names_one(self, recipe, source, prepare, output, monkeypatch):
+    def test_an_unexpected_image_size_is_an_error_that_names_an_image(
+        self, recipe, source, prepare, output, monkeypatch
+    ):
         few = Published(2, images_of_a_class={"train": 2, "test": 1}, size=(64, 64))
         monkeypatch.setitem(PUBLISHED, "imagenet200", few)
         put_imagenet(source)
@@ -639,7 +639,7 @@ class TestCounts:
             prepare("imagenet200", expect_counts=True)
         assert not output.exists()
 
-    def test_images_that_cannot_be_read_do_not_count(self, recipe, source, prepare, output, monkeypatch):
+    def test_unreadable_images_are_not_counted(self, recipe, source, prepare, output, monkeypatch):
         monkeypatch.setitem(PUBLISHED, "cub200", Published(2, images={"train": 2, "test": 1}))
         put_cub(source)
         (source / "images" / "002.Blue_Jay" / "b.jpg").write_bytes(BROKEN)
@@ -668,7 +668,7 @@ class TestOutput:
             ("class_split", put_class_split),
         ],
     )
-    def test_the_command_is_of_a_recipe_and_a_configuration_that_exist(
+    def test_the_printed_command_uses_an_existing_recipe_and_configuration(
         self, kind, put_data, source, prepare, root, capsys
     ):
         put_data(source)
@@ -690,7 +690,9 @@ class TestOutput:
         with pytest.raises(ValueError, match="no image of the test split can be used"):
             prepare("cub200", "--skip_missing")
 
-    def test_a_stop_leaves_nothing_and_says_so(self, recipe, source, prepare, tmp_path, monkeypatch, capsys):
+    def test_an_interruption_leaves_no_output_and_is_reported(
+        self, recipe, source, prepare, tmp_path, monkeypatch, capsys
+    ):
         put_cub(source)
         monkeypatch.setattr(prepare_module.ParquetSplit, "add", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(SystemExit, match="130"):
@@ -698,7 +700,7 @@ class TestOutput:
         assert "Stopped; nothing was written." in capsys.readouterr().err
         assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
-    def test_a_folder_that_exists_is_refused(self, source, prepare):
+    def test_an_existing_folder_is_refused(self, source, prepare):
         put_cub(source)
         prepare("cub200")
         with pytest.raises(FileExistsError, match=r"is there already.*--overwrite_output_dir"):
@@ -711,7 +713,7 @@ class TestOutput:
         prepare("cub200", "--overwrite_output_dir")
         assert seen(load().evaluation) == [(77, 1)]
 
-    def test_a_folder_of_other_things_is_not_replaced(self, source, prepare, output):
+    def test_a_folder_with_other_contents_is_not_replaced(self, source, prepare, output):
         put_cub(source)
         output.mkdir()
         (output / "thesis.tex").touch()
@@ -720,12 +722,12 @@ class TestOutput:
         assert (output / "thesis.tex").exists()
 
     @pytest.mark.parametrize("above", ["", ".."])
-    def test_the_source_or_a_folder_above_it_is_not_replaced(self, above, source, prepare):
+    def test_the_source_or_its_parents_are_not_replaced(self, above, source, prepare):
         put_cub(source)
         with pytest.raises(ValueError, match="choose another folder to write to"):
             prepare("cub200", "--overwrite_output_dir", "--output", str(source / above))
 
-    def test_a_source_that_is_no_folder_is_an_error(self, prepare):
+    def test_a_source_that_is_not_a_folder_is_an_error(self, prepare):
         with pytest.raises(ValueError, match=r"--source .*nowhere is not a folder"):
             prepare("cub200", "--source", "nowhere")
 
@@ -734,7 +736,7 @@ class TestOutput:
             prepare("imagenet")
         assert "imagenet200" in capsys.readouterr().err
 
-    def test_images_of_many_sizes_load_at_the_size_asked_for(self, source, prepare, load):
+    def test_images_of_different_sizes_load_at_the_requested_size(self, source, prepare, load):
         put_cub(source)
         put(source / "images" / "002.Blue_Jay" / "b.jpg", 2, size=(30, 11))
         prepare("cub200")

@@ -15,7 +15,7 @@ from hf_sphere.analysis.saved_results import SavedAccuracies
 from hf_sphere.data import ImageDataOptions, load_image_data
 from hf_sphere.utils.snapshots import list_snapshots
 
-# LeNet with nine layers on the bundled digits: an epoch of 200 images in 4 steps.
+# LeNet with nine layers on the bundled digits: 200 images per epoch in 4 steps.
 TRAIN = ["--dataset_name", "digits", "--max_train_samples", "200", "--max_eval_samples", "100", "--backbone", "lenet9"]
 TRAIN += ["--head", "softmax", "--optimizer", "adam", "--per_device_train_batch_size", "50", "--disable_tqdm"]
 TRAIN += ["--num_train_epochs", "6", "--learning_rate", "0.003", "--snapshot_epochs", "3", "--label_noise", "0.5"]
@@ -28,14 +28,14 @@ def recipe(load_recipe):
 
 @pytest.fixture(scope="module")
 def trained(load_recipe, run_quickly, tmp_path_factory):
-    """The folder of a training with snapshots, half of its labels random; to be read only."""
+    """The folder of a training run with snapshots and half of the labels random; read only."""
     train = run_quickly(load_recipe("train_image_classification"), TRAIN)
     return train(tmp_path_factory.mktemp("trained") / "digits-lenet9")
 
 
 @pytest.fixture(scope="module")
 def measure(recipe, run_main, cache):
-    """Run the recipe on a model into a folder, and return what it has written there."""
+    """Run the recipe on a model into a folder and return the saved result."""
 
     def run(model, folder, *words):
         words = ["--model_name_or_path", str(model), "--output_dir", str(folder), "--disable_tqdm", *cache, *words]
@@ -93,7 +93,7 @@ def test_a_cell_is_the_accuracy_of_the_model_with_that_layer_reset(measured, tra
 
 @pytest.fixture(scope="module")
 def corrupted(load_recipe, run_quickly, tmp_path_factory):
-    """A run with a seed of its own that held images out, on some of the classes, with half of the labels random."""
+    """A run with a separate corruption seed, held-out images, sampled classes and half of the labels random."""
     train = run_quickly(load_recipe("train_image_classification"), TRAIN)
     words = ["--seed", "3", "--validation_fraction", "0.3", "--sample_classes", "6", "--max_train_samples", "150"]
     return train(tmp_path_factory.mktemp("corrupted") / "run", *words)
@@ -101,7 +101,7 @@ def corrupted(load_recipe, run_quickly, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def by_hand(corrupted):
-    """The accuracies of that run on each part of its images, from the functions that load models and data."""
+    """Accuracies of that run on each part of its images, computed with the model and data loading functions."""
     settings = json.loads((corrupted / "run.json").read_text())
     options = ImageDataOptions(
         validation_fraction=0.3,
@@ -128,9 +128,7 @@ def by_hand(corrupted):
 
 @pytest.mark.parametrize("split", ["train", "eval", "validation"])
 @pytest.mark.parametrize("words", [[], ["--seed", "8"]])
-def test_the_images_are_those_of_the_run_with_the_labels_that_they_had(
-    split, words, measure, corrupted, by_hand, tmp_path
-):
+def test_images_and_labels_are_those_of_the_run(split, words, measure, corrupted, by_hand, tmp_path):
     result = measure(corrupted, tmp_path / "out", "--split", split, "--layers", "linear", "--num_random", "0", *words)
     assert result.accuracy == pytest.approx(by_hand[split])
 
@@ -140,19 +138,19 @@ def test_given_arguments_take_precedence_even_if_they_are_defaults(measure, corr
     assert measure(corrupted, tmp_path / "out", *words).accuracy != pytest.approx(by_hand["train"])
 
 
-def test_the_best_model_of_a_run_is_measured_as_its_last(measure, corrupted, by_hand, tmp_path):
+def test_the_best_model_of_a_run_uses_the_snapshots_of_the_run(measure, corrupted, by_hand, tmp_path):
     result = measure(corrupted / "best", tmp_path / "out", "--layers", "linear", "--num_random", "0")
     assert len(result.layers["head.linear"].snapshots) == 3
 
 
-def test_a_model_without_run_requires_its_data_set(measure, corrupted, tmp_path):
+def test_a_model_without_a_run_requires_a_data_set(measure, corrupted, tmp_path):
     for file in ("config.json", "preprocessor_config.json", "model.safetensors"):
         (tmp_path / file).write_bytes((corrupted / file).read_bytes())
     with pytest.raises(ValueError, match="--dataset_name"):
         measure(tmp_path, tmp_path / "out")
 
 
-def test_a_model_of_a_library_has_no_run_in_any_working_directory(recipe, trained, monkeypatch):
+def test_a_library_model_never_has_a_run(recipe, trained, monkeypatch):
     monkeypatch.chdir(trained)
     assert recipe.find_run("timm:test_resnet") is None
     assert recipe.find_run(".").resolve() == trained
@@ -164,7 +162,7 @@ def test_max_samples_limits_the_images(measure, trained, tmp_path, capsys):
     assert 16 * result.accuracy == round(16 * result.accuracy)
 
 
-def test_fewer_images_are_of_all_classes(recipe, trained):
+def test_image_subsets_cover_all_classes(recipe, trained):
     """The data may be sorted by class."""
     kinds = recipe.RobustnessArguments, recipe.ImageSourceOptions
     words = ["--model_name_or_path", str(trained), "--max_samples", "40", "--disable_tqdm"]
@@ -179,9 +177,9 @@ def test_fewer_images_are_of_all_classes(recipe, trained):
 
 
 @pytest.mark.parametrize("words", [[], ["--overwrite_output_dir"]])
-def test_results_never_go_into_the_folder_of_a_model(words, measure, trained):
+def test_results_are_never_written_to_a_model_folder(words, measure, trained):
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
-    with pytest.raises(FileExistsError, match="holds a model or its training"):
+    with pytest.raises(FileExistsError, match="holds a model or a training run"):
         measure(trained, trained, *words)
     assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
 
@@ -203,7 +201,7 @@ def test_a_run_of_another_task_is_refused(measure, load_recipe, run_quickly, tmp
         measure(tmp_path / "retrieval", tmp_path / "out")
 
 
-def test_results_are_replaced_only_if_asked(measured, measure, trained, tmp_path):
+def test_results_are_replaced_only_if_requested(measured, measure, trained, tmp_path):
     words = ["--layers", "linear", "--num_random", "0"]
     measure(trained, tmp_path / "out", *words)
     first = (tmp_path / "out" / "cells.jsonl").read_text()
@@ -219,7 +217,7 @@ def test_the_heat_map_can_be_opened(measured):
     assert "<svg" in (measured / "reinitialization.svg").read_text()[:1000]
 
 
-def test_critical_layers_are_named(measured, capsys):
+def test_critical_layers_are_listed(measured, capsys):
     summary = json.loads((measured / "all_results.json").read_text())
     cells = json.loads((measured / "reinitialization.json").read_text())["layers"]
     lost = {name: summary["accuracy"] - layer["snapshots"]["0"] for name, layer in cells.items()}
@@ -256,7 +254,7 @@ def test_an_interrupted_run_resumes(measured, measure, trained, monkeypatch, rec
     assert all((tmp_path / "out" / name).read_text() == (measured / name).read_text() for name in names)
 
 
-def test_an_incomplete_line_is_measured_again(tmp_path):
+def test_an_incomplete_entry_is_measured_again(tmp_path):
     (tmp_path / "cells.jsonl").write_text('{"a@0": 0.5}\n{"b@0": 0.')
     cells = SavedAccuracies(tmp_path / "cells.jsonl", lambda: None, read=True)
     assert dict(cells) == {"a@0": 0.5}
@@ -271,7 +269,7 @@ def test_a_folder_of_other_measurements_is_refused(words, measured, measure, tra
         measure(trained, measured, *words)
 
 
-def test_other_weights_of_the_same_name_are_not_mixed_with_these(measured, measure, trained, tmp_path):
+def test_different_weights_of_the_same_name_are_not_mixed(measured, measure, trained, tmp_path):
     snapshots = [str(snapshot.path) for snapshot in list_snapshots(trained)]
     with pytest.raises(FileExistsError, match=r"differs in .*weights"):
         measure(trained, measured, "--num_random", "2", "--snapshots", *snapshots[:2])
@@ -286,7 +284,7 @@ def test_missing_snapshots_are_named_and_skipped(measure, trained, tmp_path):
     assert all(list(layer.snapshots) == ["0"] for layer in result.layers.values())
 
 
-def test_a_snapshot_of_another_architecture_is_refused_with_layer_and_shapes(measure, trained, tmp_path):
+def test_a_snapshot_of_another_architecture_is_refused_naming_layer_and_shapes(measure, trained, tmp_path):
     tensors = load_file(list_snapshots(trained)[0].path)
     tensors["sphere_vision.backbone.layers.2.weight"] = torch.zeros(6, 5, 3, 3)
     save_file(tensors, tmp_path / "epoch-0.safetensors")
@@ -294,22 +292,22 @@ def test_a_snapshot_of_another_architecture_is_refused_with_layer_and_shapes(mea
         measure(trained, tmp_path / "out", "--snapshots", str(tmp_path / "epoch-0.safetensors"))
 
 
-def test_a_model_of_timm_needs_no_snapshots(measure, tmp_path, monkeypatch, recipe):
-    untrained = load_classifier("timm:test_resnet", random_weights=True)  # the Hub has the others
+def test_a_timm_model_requires_no_snapshots(measure, tmp_path, monkeypatch, recipe):
+    untrained = load_classifier("timm:test_resnet", random_weights=True)  # pretrained weights are on the Hub
     monkeypatch.setattr("hf_sphere.analysis.model_sources.load_classifier", lambda name: untrained)
     words = ["--dataset_name", "digits", "--max_eval_samples", "20", "--layers", "linear", "--num_random", "2"]
     result = measure("timm:test_resnet", tmp_path / "out", *words)
     assert len(result.layers["fc"].random) == 2
 
 
-def test_data_of_more_classes_than_the_model_has_is_refused(measure, trained, tmp_path, monkeypatch, recipe):
+def test_data_with_more_classes_than_the_model_is_refused(measure, trained, tmp_path, monkeypatch, recipe):
     smaller = replace(load_classifier(str(trained)), num_classes=5)
     monkeypatch.setattr("hf_sphere.analysis.model_sources.load_classifier", lambda name: smaller)
     with pytest.raises(ValueError, match=r"labels up to 9, but .* has 5 classes"):
         measure(trained, tmp_path / "out")
 
 
-def test_validation_images_are_refused_where_none_were_held_out(measure, trained, tmp_path):
+def test_validation_images_are_refused_if_none_were_held_out(measure, trained, tmp_path):
     with pytest.raises(ValueError, match="no images were held out"):
         measure(trained, tmp_path / "out", "--split", "validation")
 

@@ -1,4 +1,4 @@
-"""What a run leaves of the weights along its way, and of the labels and pixels that it was given."""
+"""Weight snapshots of a run, and runs with corrupted labels or pixels."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ import pytest
 
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER, list_snapshots
 
-# A linear map to 32 units on the embedded digits: an epoch of 200 images in 10 steps.
+# A linear map to 32 units on the bundled digits: 200 images per epoch in 10 steps.
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
 QUICK += ["--head", "softmax", "--num_train_epochs", "5", "--disable_tqdm"]
@@ -16,7 +16,7 @@ KEPT = ["--snapshot_epochs", "4", "--snapshot_until", "1"]
 
 @pytest.fixture(scope="module")
 def run_in(load_recipe, run_quickly):
-    """Run the recipe, quickly, into a given folder."""
+    """Run the recipe with quick settings into the given folder."""
     return run_quickly(load_recipe("train_image_classification"), QUICK)
 
 
@@ -29,42 +29,42 @@ def epochs_of(folder) -> list[int]:
     return [snapshot.epoch for snapshot in list_snapshots(folder)]
 
 
-def test_the_initialization_the_asked_for_and_the_last_epoch_are_kept(finished):
+def test_snapshots_of_the_initial_requested_and_last_epochs_are_kept(finished):
     assert epochs_of(finished) == [0, 1, 4, 5]
 
 
-def test_a_snapshot_says_of_which_run_it_is(finished):
+def test_a_snapshot_identifies_its_run(finished):
     first = list_snapshots(finished)[0].metadata
     assert first["dataset"] == "digits"
     assert first["seed"] == "0"
     assert "linear_embedding" in first["model"]
 
 
-def test_a_run_keeps_no_snapshots_unless_told(train):
+def test_a_run_keeps_no_snapshots_by_default(train):
     assert not (train() / SNAPSHOT_FOLDER).exists()
 
 
-def test_going_on_from_an_earlier_checkpoint_forgets_the_snapshots_of_later_epochs(train):
+def test_resuming_from_an_earlier_checkpoint_removes_later_snapshots(train):
     folder = train(*KEPT, "--save_total_limit", "9")
     train(*KEPT, "--resume_from_checkpoint", str(folder / "checkpoint-20"), "--num_train_epochs", "3")
     assert epochs_of(folder) == [0, 1, 3]
 
 
-def test_the_metric_that_chooses_may_be_of_training(train, results_of):
+def test_the_best_epoch_can_be_chosen_by_a_training_metric(train, results_of):
     results = results_of(train("--metric_for_best_model", "train_loss", "--load_best_model_at_end"))
     best = min(results["history"], key=lambda entry: entry["train_loss"])
     assert results["best_train_loss"] == best["train_loss"]
     assert results["best_epoch"] == best["epoch"]
 
 
-def test_a_run_stops_on_a_plateau_of_the_training_loss(train, results_of):
+def test_a_run_stops_early_when_the_training_loss_plateaus(train, results_of):
     still = ["--learning_rate", "0", "--early_stopping_patience", "2", "--metric_for_best_model", "train_loss"]
     results = results_of(train(*still, "--num_train_epochs", "9"))
     assert results["epoch"] == results["best_epoch"] + 2 < 9
 
 
 @pytest.mark.parametrize("name", ["accuracy", "validation_accuracy", "train_acuracy", "eval_r2"])
-def test_a_metric_that_is_not_measured_is_refused_before_anything_is_replaced(name, train):
+def test_an_unknown_metric_is_refused_before_anything_is_replaced(name, train):
     folder = train(*KEPT)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     with pytest.raises(ValueError, match=rf"one of eval_accuracy, eval_loss, train_accuracy, train_loss; got '{name}'"):
@@ -72,7 +72,7 @@ def test_a_metric_that_is_not_measured_is_refused_before_anything_is_replaced(na
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-def test_a_run_that_goes_on_by_another_metric_chooses_anew(train, results_of):
+def test_resuming_with_another_metric_restarts_the_choice_of_the_best_epoch(train, results_of):
     train("--num_train_epochs", "3")
     words = ["--resume_from_checkpoint", "latest", "--num_train_epochs", "5", "--metric_for_best_model", "train_loss"]
     results = results_of(train(*words))
@@ -81,18 +81,18 @@ def test_a_run_that_goes_on_by_another_metric_chooses_anew(train, results_of):
     assert results["best_epoch"] == late["epoch"]
 
 
-def test_the_seed_of_a_corruption_is_noted_with_the_run(train):
+def test_the_corruption_seed_is_saved_with_the_run(train):
     folder = train("--label_noise", "0.5", "--seed", "7")
     assert json.loads((folder / "run.json").read_text())["corruption_seed"] == 7
 
 
-def test_a_run_that_goes_on_with_another_seed_keeps_its_corruption(train):
+def test_a_resumed_run_keeps_its_corruption_seed(train):
     train("--label_noise", "0.5", "--seed", "7", "--num_train_epochs", "2")
     folder = train("--label_noise", "0.5", "--seed", "8", "--resume_from_checkpoint", "latest")
     assert json.loads((folder / "run.json").read_text())["corruption_seed"] == 7
 
 
-def test_snapshots_without_a_model_are_not_removed_by_a_run_that_was_not_told(train):
+def test_snapshots_without_a_model_are_not_overwritten_by_default(train):
     folder = train(*KEPT)
     for path in folder.iterdir():
         if path.name != SNAPSHOT_FOLDER:
@@ -102,23 +102,23 @@ def test_snapshots_without_a_model_are_not_removed_by_a_run_that_was_not_told(tr
     assert epochs_of(folder) == [0, 1, 4, 5]
 
 
-def test_a_finished_run_that_goes_on_leaves_its_snapshots_as_they_are(train):
+def test_resuming_a_finished_run_leaves_its_snapshots_unchanged(train):
     folder = train(*KEPT)
     before = [snapshot.path.read_bytes() for snapshot in list_snapshots(folder)]
     train(*KEPT, "--resume_from_checkpoint", "latest")
     assert [snapshot.path.read_bytes() for snapshot in list_snapshots(folder)] == before
 
 
-def test_a_run_without_corruption_notes_no_seed_of_one(finished):
+def test_a_run_without_corruption_saves_no_corruption_seed(finished):
     assert json.loads((finished / "run.json").read_text())["corruption_seed"] is None
 
 
-def test_a_seed_of_nothing_is_refused(train):
+def test_a_corruption_seed_without_corruption_is_refused(train):
     with pytest.raises(SystemExit):
         train("--corruption_seed", "3")
 
 
-def test_random_labels_are_learnt_by_heart_and_say_nothing_of_new_images(train, results_of):
+def test_random_labels_are_memorized_without_generalizing(train, results_of):
     noisy = ["--label_noise", "1.0", "--backbone", "mlp", "--backbone_kwargs", "{widths: [256]}"]
     results = results_of(train(*noisy, "--num_train_epochs", "40", "--learning_rate", "0.003"))
     assert results["train_accuracy"] > 0.95

@@ -29,7 +29,7 @@ def sweep(load_recipe) -> ModuleType:
 
 
 class Runs:
-    """Runs the training recipe in this process, where the sweep would start one of its own; keeps the commands."""
+    """Runs the training recipe in this process instead of a subprocess, and records the commands."""
 
     def __init__(self, recipe: ModuleType, run_main: Callable[[ModuleType, list[str]], None]) -> None:
         self.commands: list[list[str]] = []
@@ -65,14 +65,14 @@ def runs(in_process) -> Runs:
 
 @pytest.fixture(scope="module")
 def finished(sweep, in_process, quick, tmp_path_factory) -> tuple[Path, str]:
-    """The folder of a finished sweep of two optimizers, and what was printed; to be read only."""
+    """The folder and printed output of a finished sweep of two optimizers; read only."""
     folder, printed = tmp_path_factory.mktemp("finished") / "sweep", io.StringIO()
     with contextlib.redirect_stdout(printed):
         sweep.main([*quick, "--optimizers", "adam", "adam_srt", "--output_dir", str(folder)])
     return folder, printed.getvalue()
 
 
-# What a sweep leaves behind
+# Output
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adam_srt"])
@@ -82,7 +82,7 @@ def test_each_run_has_the_settings_of_its_optimizer(finished, optimizer):
     assert settings["weight_decay"] == {"adam": 5e-4, "adam_srt": 7.8125e-6}[optimizer]
 
 
-def test_the_summary_holds_the_accuracies_of_the_runs(finished, results_of):
+def test_the_summary_has_the_accuracies_of_the_runs(finished, results_of):
     folder, _ = finished
     accuracies = {name: [results_of(folder / f"{name}-seed0")["eval_accuracy"]] for name in ("adam", "adam_srt")}
     assert json.loads((folder / "sweep.json").read_text()) == {
@@ -91,7 +91,7 @@ def test_the_summary_holds_the_accuracies_of_the_runs(finished, results_of):
     }
 
 
-def test_the_picture_shows_a_curve_of_every_optimizer(finished):
+def test_the_figure_has_a_curve_for_every_optimizer(finished):
     picture = Image.open(finished[0] / "sweep.png").convert("RGB")
     colors = {color for _, color in picture.getcolors(picture.width * picture.height)}
     assert {(63, 144, 218), (255, 169, 14)} <= colors
@@ -107,10 +107,10 @@ def test_the_table_has_a_row_for_every_optimizer(finished, results_of):
     assert rows == expected
 
 
-# The same command again
+# Repeated calls
 
 
-def test_a_second_call_repeats_nothing_and_compares_again(sweep, runs, finished, quick, capsys):
+def test_a_second_call_repeats_only_the_comparison(sweep, runs, finished, quick, capsys):
     folder, _ = finished
     (folder / "sweep.png").unlink()
     sweep.main([*quick, "--optimizers", "adam", "adam_srt", "--output_dir", str(folder)])
@@ -119,18 +119,18 @@ def test_a_second_call_repeats_nothing_and_compares_again(sweep, runs, finished,
     assert (folder / "sweep.png").is_file()
 
 
-def test_a_call_for_one_optimizer_compares_all_that_is_there(sweep, runs, finished, quick, capsys):
+def test_a_call_for_one_optimizer_compares_all_existing_runs(sweep, runs, finished, quick, capsys):
     sweep.main([*quick, "--optimizers", "adam", "--output_dir", str(finished[0])])
     assert "| adam_srt | 1 |" in capsys.readouterr().out
 
 
-def test_runs_of_other_arguments_are_not_mixed(sweep, finished, quick):
+def test_runs_with_different_arguments_are_not_mixed(sweep, finished, quick):
     words = [*quick, "--output_dir", str(finished[0]), "--max_steps", "2"]
     with pytest.raises(ValueError, match=r"with the arguments .* not of .*--max_steps 2.*another --output_dir"):
         sweep.main(words)
 
 
-def test_a_run_that_was_stopped_goes_on(sweep, runs, finished, quick, tmp_path, results_of, capsys):
+def test_an_interrupted_run_resumes(sweep, runs, finished, quick, tmp_path, results_of, capsys):
     words = [*quick, "--optimizers", "adam_srt", "--output_dir", str(tmp_path)]
     run = tmp_path / "adam_srt-seed0"
     sweep.main([*words, "--max_steps", "2"])
@@ -145,7 +145,7 @@ def test_a_run_that_was_stopped_goes_on(sweep, runs, finished, quick, tmp_path, 
     torch.testing.assert_close(resumed, unbroken, rtol=0, atol=0)
 
 
-def test_a_run_that_never_reached_a_checkpoint_starts_anew(sweep, runs, quick, tmp_path, results_of, capsys):
+def test_a_run_without_a_checkpoint_starts_from_scratch(sweep, runs, quick, tmp_path, results_of, capsys):
     run = tmp_path / "adam-seed0"
     run.mkdir()
     (run / "run.json").write_text("{}")
@@ -154,19 +154,19 @@ def test_a_run_that_never_reached_a_checkpoint_starts_anew(sweep, runs, quick, t
     assert results_of(run)["steps"] == 3
 
 
-# Runs that fail
+# Failing runs
 
-FAILS = ["--optimizers", "sgd_mrt", "adam", "--nesterov", "true"]  # which sgd_mrt does not have
+FAILS = ["--optimizers", "sgd_mrt", "adam", "--nesterov", "true"]  # sgd_mrt does not have this option
 
 
-def test_a_run_that_fails_is_named_and_the_others_are_compared(sweep, runs, quick, tmp_path, capsys):
+def test_a_failed_run_is_named_and_the_others_are_compared(sweep, runs, quick, tmp_path, capsys):
     with pytest.raises(ValueError, match=r"1 of the runs failed: sgd_mrt with seed 0\. See their messages above"):
         sweep.main([*quick, *FAILS, "--output_dir", str(tmp_path)])
     assert list(json.loads((tmp_path / "sweep.json").read_text())["eval_accuracy"]) == ["adam"]
     assert "| adam | 1 |" in capsys.readouterr().out
 
 
-def test_where_no_run_succeeds_there_is_nothing_to_compare(sweep, runs, quick, tmp_path):
+def test_nothing_is_compared_if_all_runs_fail(sweep, runs, quick, tmp_path):
     with pytest.raises(ValueError, match="2 of the runs failed: sgd_mrt with seed 0, sgd_mrt with seed 1"):
         sweep.main([*quick, *FAILS[:2], *FAILS[3:], "--seeds", "0", "1", "--output_dir", str(tmp_path)])
     assert list(tmp_path.glob("sweep.*")) == []
@@ -186,7 +186,7 @@ def test_ctrl_c_in_a_run_stops_the_sweep(sweep, quick, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_sweep_as_a_process_of_its_own_ends_with_status_1_where_a_run_fails(start, quick, tmp_path):
+def test_the_sweep_exits_with_status_1_if_a_run_fails(start, quick, tmp_path):
     words = [*quick, *FAILS[:2], *FAILS[3:], "--output_dir", tmp_path / "sweep"]
     process = start("recipes/sweep_optimizers.py", *words)
     printed, _ = process.communicate(timeout=300)
@@ -200,18 +200,18 @@ def test_the_sweep_as_a_process_of_its_own_ends_with_status_1_where_a_run_fails(
 # The command line
 
 
-def test_every_setting_has_a_configuration_of_every_optimizer(sweep):
+def test_every_setting_has_a_configuration_for_every_optimizer(sweep):
     settings = {path.stem.rsplit("-", 1)[0] for path in sweep.CONFIGS.glob("*.yaml")}
     names = {f"{setting}-{optimizer}.yaml" for setting in settings for optimizer in sweep.OPTIMIZERS}
     assert names == {path.name for path in sweep.CONFIGS.glob("*.yaml")}
 
 
-def test_without_further_words_all_optimizers_run_with_one_seed(sweep):
+def test_by_default_all_optimizers_run_with_one_seed(sweep):
     args, words = sweep.parse(SETTING)
     assert (args.optimizers, args.seeds, args.output_dir, words) == (sweep.OPTIMIZERS, [0], None, [])
 
 
-def test_words_that_the_sweep_does_not_know_come_last_in_every_run(sweep, tmp_path):
+def test_unknown_arguments_are_appended_to_every_run(sweep, tmp_path):
     args, words = sweep.parse([*SETTING, "--learning_rate", "0.5", "--seeds", "3"])
     line = sweep.command(args.setting, "adam", args.seeds[0], tmp_path, words)
     assert line[-2:] == ["--learning_rate", "0.5"]
@@ -231,7 +231,7 @@ def test_words_that_the_sweep_does_not_know_come_last_in_every_run(sweep, tmp_pa
     ],
     ids=lambda words: words[0],
 )
-def test_what_the_sweep_sets_itself_is_refused(sweep, words, capsys):
+def test_arguments_set_by_the_sweep_are_refused(sweep, words, capsys):
     with pytest.raises(SystemExit) as stop:
         sweep.parse([*SETTING, *words])
     assert stop.value.code == 2
@@ -244,7 +244,7 @@ def test_what_the_sweep_sets_itself_is_refused(sweep, words, capsys):
 @pytest.mark.parametrize(
     "words", [[], ["--setting", "mnist-lenet5"], [*SETTING, "--optimizers", "adamax"], [*SETTING, "--seeds", "one"]]
 )
-def test_words_that_mean_nothing_are_refused(sweep, words, capsys):
+def test_invalid_arguments_are_refused(sweep, words, capsys):
     with pytest.raises(SystemExit) as stop:
         sweep.parse(words)
     assert stop.value.code == 2
@@ -257,12 +257,12 @@ def result(accuracy: float) -> dict:
     return {"eval_accuracy": accuracy, "best_accuracy": accuracy + 0.1, "train_runtime": 6.0, "epoch": 3.0}
 
 
-def test_runs_of_several_seeds_are_averaged(sweep):
+def test_runs_with_several_seeds_are_averaged(sweep):
     *_, row = sweep.table({"adam": [result(0.5), result(0.6)]}).splitlines()
     assert row == "| adam | 2 | 55.00 ± 7.07 | 65.00 ± 7.07 | 2.0 |"
 
 
-def test_results_are_gathered_by_optimizer_and_seed(sweep, tmp_path):
+def test_results_are_collected_by_optimizer_and_seed(sweep, tmp_path):
     for name, accuracy in (("adam_srt-seed0", 0.1), ("adam-seed1", 0.3), ("adam-seed0", 0.2)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "all_results.json").write_text(json.dumps(result(accuracy)))
@@ -271,7 +271,7 @@ def test_results_are_gathered_by_optimizer_and_seed(sweep, tmp_path):
 
 
 def test_runs_with_held_out_images_are_compared(sweep, runs, quick, tmp_path):
-    """Then the history of a run has the accuracy on those, the result that on the evaluation split."""
+    """The history has the accuracy on held-out images, the result that on the evaluation split."""
     words = ["--validation_fraction", "0.2", "--max_train_samples", "200", "--per_device_train_batch_size", "80"]
     sweep.main([*quick, *words, "--optimizers", "adam", "--output_dir", str(tmp_path)])
     assert (tmp_path / "sweep.png").is_file()

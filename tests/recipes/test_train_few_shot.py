@@ -1,4 +1,4 @@
-"""Few-shot learning from the command line: trained on episodes of some classes, evaluated on those of others."""
+"""Few-shot learning from the command line: trained and evaluated on episodes of disjoint classes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,14 +16,14 @@ from hf_sphere import SphereVisionForFewShotClassification, SphereVisionImagePro
 from hf_sphere.data import images as data_images
 from hf_sphere.data.sources import load_splits
 
-# Six digits to train on and four to be told apart: an epoch of 12 episodes in 6 steps.
+# Six digits for training and four for evaluation: 12 episodes per epoch in 6 steps.
 QUICK = ["--dataset_name", "digits", "--train_classes", "6", "--max_train_samples", "300", "--disable_tqdm"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 16}", "--learning_rate", "0.003"]
 QUICK += ["--way", "3", "--shot", "2", "--query", "5", "--episodes_per_epoch", "12", "--episodes_per_step", "2"]
 QUICK += ["--eval_episodes", "60", "--num_train_epochs", "2"]
 HELD_OUT = ["--validation_fraction", "0.5", "--validation_episodes", "40"]
 COSINE = ["--metric", "cosine", "--temperature", "64", "--spherization", "{scaling: 5.0, radius: 5.0}"]
-# All that depends on random numbers: episodes, dropout, augmentation, samples.
+# All sources of randomness: episodes, dropout, augmentation, samples.
 RANDOM = ["--backbone_kwargs", "{width: 16, drop_rate: 0.3}", "--crop_padding", "1", *HELD_OUT]
 
 Train = Callable[..., Path]
@@ -36,19 +36,19 @@ def recipe(load_recipe):
 
 @pytest.fixture(scope="module")
 def run_in(recipe, run_quickly) -> Train:
-    """Run the recipe, quickly, into a given folder."""
+    """Run the recipe with quick settings into the given folder."""
     return run_quickly(recipe, QUICK)
 
 
 @pytest.fixture(scope="module")
 def finished(run_in, tmp_path_factory) -> Path:
-    """The folder of a finished run, spherized and with the cosine metric; to be read only."""
+    """The folder of a finished spherized run with the cosine metric; read only."""
     return run_in(tmp_path_factory.mktemp("finished") / "run", *COSINE)
 
 
 @pytest.fixture(scope="module")
 def held_out(run_in, tmp_path_factory) -> Path:
-    """The folder of a run whose last epochs spoil the model, and which keeps the best one; to be read only."""
+    """The folder of a run whose last epochs ruin the model and which keeps the best one; read only."""
     words = [*HELD_OUT, "--load_best_model_at_end", "--num_train_epochs", "4"]
     words += ["--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_gamma", "1e4"]
     return run_in(tmp_path_factory.mktemp("held_out") / "run", *words)
@@ -58,19 +58,19 @@ def load(folder: Path) -> SphereVisionForFewShotClassification:
     return SphereVisionForFewShotClassification.from_pretrained(folder).eval()
 
 
-# What a run leaves behind
+# Output
 
 
-def test_digits_that_were_never_seen_are_told_apart_better_than_by_chance(finished, results_of):
-    """One in three by chance."""
+def test_accuracy_on_unseen_digits_is_above_chance(finished, results_of):
+    """The chance level is one in three."""
     results = results_of(finished)
     assert results["eval_accuracy"] - results["eval_accuracy_interval"] > 0.5
     assert results["eval_num_episodes"] == 60
 
 
 @torch.no_grad()
-def test_the_saved_model_and_processor_reach_the_reported_accuracy_on_episodes_drawn_otherwise(finished, results_of):
-    """By the library's public doors alone: raw images, processor, model; other episodes, so about the same."""
+def test_the_saved_model_and_processor_reach_the_reported_accuracy_on_other_episodes(finished, results_of):
+    """Uses public interfaces only, with other episodes, so the accuracy is only approximately the same."""
     draws, processor, model = (
         np.random.default_rng(0),
         SphereVisionImageProcessor.from_pretrained(finished),
@@ -92,14 +92,14 @@ def test_the_saved_model_and_processor_reach_the_reported_accuracy_on_episodes_d
     assert torch.stack(right).mean().item() == pytest.approx(results_of(finished)["eval_accuracy"], abs=0.08)
 
 
-def test_the_model_says_how_queries_are_compared_and_that_it_is_spherized(finished):
+def test_the_model_config_has_the_metric_and_the_spherization(finished):
     config = load(finished).config
     assert config.few_shot_kwargs == {"metric": "cosine", "temperature": 64.0}
     assert config.spherization == {"scaling": 5.0, "radius": 5.0}
     assert config.head is None
 
 
-def test_without_a_word_of_it_the_metric_is_euclidean_and_embeddings_are_not_spherized(held_out):
+def test_by_default_the_metric_is_euclidean_and_embeddings_are_not_spherized(held_out):
     config = load(held_out).config
     assert config.few_shot_kwargs == {"metric": "euclidean", "temperature": 1.0}
     assert config.spherization is None
@@ -130,20 +130,20 @@ def test_the_last_line_shows_the_accuracy_with_its_interval(train, capsys, resul
     )
 
 
-def test_a_spherization_of_no_option_is_one_with_the_usual_ones(train):
+def test_a_spherization_without_options_has_the_defaults(train):
     folder = train("--spherization", "{}", "--num_train_epochs", "1")
     assert load(folder).config.spherization == {}
     assert "| spherization | {} |" in (folder / "README.md").read_text()
 
 
 @pytest.mark.parametrize("word", ["null", "none"])
-def test_the_command_line_can_switch_off_the_spherization_of_a_configuration(train, tmp_path, word):
+def test_the_command_line_can_disable_the_spherization_of_a_configuration(train, tmp_path, word):
     (tmp_path / "run.yaml").write_text("spherization: {scaling: 5.0}")
     folder = train("--config", str(tmp_path / "run.yaml"), "--num_train_epochs", "0", "--spherization", word)
     assert load(folder).config.spherization is None
 
 
-# Which epoch
+# The best epoch
 
 
 def test_the_best_epoch_is_chosen_by_the_accuracy_of_the_held_out_classes(held_out, results_of):
@@ -154,15 +154,15 @@ def test_the_best_epoch_is_chosen_by_the_accuracy_of_the_held_out_classes(held_o
     assert same(weights(held_out), weights(held_out / "best"))
 
 
-def test_the_chosen_model_is_measured_on_the_same_validation_episodes_again(held_out, results_of):
-    """To the last digit: with others the mean of forty would be another one."""
+def test_the_best_model_is_evaluated_on_the_same_validation_episodes(held_out, results_of):
+    """The equality is exact; on different episodes the mean of forty would differ."""
     results = results_of(held_out)
     best = max(results["history"], key=lambda entry: entry["validation_accuracy"])
     assert results["validation_accuracy"] == best["validation_accuracy"]
 
 
 def made_up(name: str, config_name: str | None = None) -> DatasetDict:
-    """Three splits of three classes each, eight images of each class: its own pattern with noise."""
+    """Three splits of three classes each, with eight noisy images of a pattern per class."""
     draws = np.random.default_rng(0)
     patterns = draws.integers(0, 200, (9, 6, 6))
     features = Features({"image": Image(), "label": ClassLabel(names=[*"abcdefghi"])})
@@ -176,7 +176,7 @@ def made_up(name: str, config_name: str | None = None) -> DatasetDict:
     return DatasetDict(splits)
 
 
-def test_a_split_of_its_own_can_choose_the_epoch(run_main, recipe, cache, tmp_path, monkeypatch, results_of):
+def test_the_epoch_can_be_chosen_on_a_validation_split(run_main, recipe, cache, tmp_path, monkeypatch, results_of):
     monkeypatch.setattr(data_images, "load_splits", made_up)
     words = [*QUICK, *cache, "--validation_split", "validation", "--load_best_model_at_end", "--shot", "3"]
     del words[2:4]  # train_classes
@@ -191,28 +191,28 @@ def test_a_split_of_its_own_can_choose_the_epoch(run_main, recipe, cache, tmp_pa
 # Randomness, resuming, starting from a saved model
 
 
-def test_a_run_of_no_epoch_measures_a_saved_model_as_it_was_compared(train, finished, results_of):
+def test_a_run_of_zero_epochs_evaluates_a_saved_model_with_its_metric(train, finished, results_of):
     folder = train("--model_name_or_path", str(finished), "--num_train_epochs", "0")
     assert same(weights(folder), weights(finished))
     assert results_of(folder)["eval_accuracy"] == results_of(finished)["eval_accuracy"]
     assert load(folder).config.few_shot_kwargs == {"metric": "cosine", "temperature": 64.0}
 
 
-def test_a_saved_model_can_be_compared_otherwise(train, finished):
+def test_a_saved_model_can_be_evaluated_with_another_metric(train, finished):
     words = ["--model_name_or_path", str(finished), "--num_train_epochs", "0", "--metric", "euclidean"]
     assert load(train(*words)).config.few_shot_kwargs == {"metric": "euclidean", "temperature": 64.0}
 
 
 @pytest.fixture(scope="module")
 def classifier(load_recipe, run_quickly, tmp_path_factory) -> Path:
-    """The folder of a classifier of digits; to be read only."""
+    """The folder of a digit classifier; read only."""
     words = ["--dataset_name", "digits", "--max_train_samples", "100", "--disable_tqdm", "--num_train_epochs", "1"]
     words += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 16}", "--head", "softmax"]
     return run_quickly(load_recipe("train_image_classification"), words)(tmp_path_factory.mktemp("classifier") / "run")
 
 
 @pytest.mark.parametrize("spherization", [[], ["--spherization", "{scaling: 5.0}"]])
-def test_the_encoder_of_a_classifier_is_taken_and_may_be_spherized(train, classifier, spherization):
+def test_the_encoder_of_a_classifier_can_be_used_and_spherized(train, classifier, spherization):
     folder = train("--model_name_or_path", str(classifier), "--num_train_epochs", "0", *spherization)
     before, after = weights(classifier), weights(folder)
     encoder = {name: value for name, value in before.items() if name.startswith("sphere_vision.")}
@@ -221,7 +221,7 @@ def test_the_encoder_of_a_classifier_is_taken_and_may_be_spherized(train, classi
     assert load(folder).config.spherization == ({"scaling": 5.0} if spherization else None)
 
 
-# Mistakes
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -237,11 +237,11 @@ def test_the_encoder_of_a_classifier_is_taken_and_may_be_spherized(train, classi
             ["--shot", "50", "--query", "50"],
             [
                 "a training episode takes 100 different images of a class, but 6 of 6 classes have fewer",
-                "Ask for",
+                "Use at most",
                 "--shot 50 and --query 50 the numbers of images of each",
             ],
         ),
-        (["--max_eval_samples", "20"], ["an evaluation episode takes 7 different images of a class", "Ask for"]),
+        (["--max_eval_samples", "20"], ["an evaluation episode takes 7 different images of a class", "Use at most"]),
         (["--validation_episodes", "9"], ["validation_episodes 9 needs images", "--validation_fraction"]),
         (["--per_device_train_batch_size", "20"], ["20 does not match episodes of 3 classes and 7 images"]),
         (["--label_smoothing_factor", "0.1"], ["label_smoothing_factor is for models with a head"]),
@@ -252,29 +252,29 @@ def test_the_encoder_of_a_classifier_is_taken_and_may_be_spherized(train, classi
     ],
     ids=lambda value: " ".join(value[-2:]) if value[0].startswith("--") else "",
 )
-def test_what_cannot_be_meant_is_answered_with_what_can(train, words, expected):
+def test_invalid_arguments_are_errors_that_list_valid_ones(train, words, expected):
     with pytest.raises((ValueError, StrictDataclassError)) as refusal:
         train(*words)
     assert [part for part in expected if part not in str(refusal.value)] == [], str(refusal.value)
 
 
 @pytest.mark.parametrize("words", [["--eval_split", "train"], ["--train_split", "test"]], ids=" ".join)
-def test_classes_that_are_trained_on_are_not_evaluated_on(run_main, recipe, cache, tmp_path, words):
+def test_training_classes_are_not_evaluated(run_main, recipe, cache, tmp_path, words):
     undivided = [*QUICK[:2], *QUICK[4:], *cache, "--output_dir", str(tmp_path / "run")]
     with pytest.raises(ValueError, match=r"train_split and eval_split are both t.* --train_classes"):
         run_main(recipe, [*undivided, *words])
 
 
-def test_images_of_one_split_can_be_divided_by_their_classes(train, results_of):
+def test_one_split_can_be_divided_by_classes(train, results_of):
     assert results_of(train("--eval_split", "train", "--num_train_epochs", "0"))["eval_num_episodes"] == 60
 
 
-def test_another_spherization_than_that_of_the_saved_model_is_refused(train, finished):
+def test_a_spherization_that_differs_from_the_saved_model_is_refused(train, finished):
     with pytest.raises(ValueError, match=rf"spherization is {{'scaling': 1.0}} but {finished} has"):
         train("--model_name_or_path", str(finished), "--spherization", "{scaling: 1.0}")
 
 
-def test_another_backbone_than_that_of_the_saved_model_is_refused(train, finished):
+def test_a_backbone_that_differs_from_the_saved_model_is_refused(train, finished):
     with pytest.raises(ValueError, match="backbone is conv4 but"):
         train("--model_name_or_path", str(finished), "--backbone", "conv4")
 
@@ -294,7 +294,7 @@ def test_another_backbone_than_that_of_the_saved_model_is_refused(train, finishe
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_an_argument_of_no_use_is_a_usage_error(train, capsys, words, expected):
+def test_an_unused_argument_is_a_usage_error(train, capsys, words, expected):
     with pytest.raises(SystemExit):
         train(*words)
     assert expected in capsys.readouterr().err
@@ -303,8 +303,8 @@ def test_an_argument_of_no_use_is_a_usage_error(train, capsys, words, expected):
 # Real characters
 
 
-def test_characters_of_other_alphabets_are_told_apart(real_data, run_main, recipe, root, tmp_path, results_of):
-    """One in five by chance; a few steps with the settings of the configuration."""
+def test_accuracy_on_unseen_alphabets_is_above_chance(real_data, run_main, recipe, root, tmp_path, results_of):
+    """The chance level is one in five; training takes a few steps with the settings of the configuration."""
     words = ["--config", str(root / "recipes/configs/few_shot/omniglot-conv4-1shot-plain-euclidean.yaml")]
     words += ["--dataset_name", str(real_data("brendenlake/omniglot")), "--cache_dir", str(tmp_path / "decoded")]
     words += ["--max_steps", "5", "--validation_episodes", "20", "--eval_episodes", "20", "--disable_tqdm"]
@@ -315,14 +315,14 @@ def test_characters_of_other_alphabets_are_told_apart(real_data, run_main, recip
     assert results["validation_accuracy"] > 0.3
 
 
-# The recipe as a process of its own
+# Separate processes
 
 SCRIPT = "recipes/train_few_shot.py"
 
 
 @pytest.fixture(scope="module")
 def two_processes(start, cache, tmp_path_factory) -> Path:
-    """The folder of a run of two processes, which share twelve episodes an epoch."""
+    """The folder of a run of two processes, which share twelve episodes per epoch."""
     folder = tmp_path_factory.mktemp("two_processes") / "run"
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
@@ -339,8 +339,8 @@ def test_two_processes_share_the_training_episodes(two_processes, results_of):
 
 
 @pytest.mark.slow
-def test_two_processes_evaluate_on_the_episodes_of_one(two_processes, train, results_of):
-    """Half of them, or some of them twice, would have another accuracy and interval."""
+def test_two_processes_evaluate_the_same_episodes_as_one(two_processes, train, results_of):
+    """With missing or repeated episodes, the accuracy and interval would differ."""
     one = results_of(train("--model_name_or_path", str(two_processes), "--num_train_epochs", "0"))
     both = results_of(two_processes)
     assert both["eval_num_episodes"] == 60

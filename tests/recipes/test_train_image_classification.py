@@ -17,11 +17,11 @@ from hf_sphere.nn import HEADS
 from hf_sphere.training import TrainingArguments
 from hf_sphere.training.tasks.classification import ImageClassification, ImageDataArguments, ModelArguments
 
-# A linear map to 32 units and a head, on the embedded digits: an epoch of 200 images in 10 steps.
+# A linear map to 32 units and a head on the bundled digits: 200 images per epoch in 10 steps.
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
 QUICK += ["--num_train_epochs", "2", "--disable_tqdm"]
-# Dropout and augmentation, so that the random numbers of a run count.
+# Dropout and augmentation make the run depend on random numbers.
 RANDOM = ["--backbone_kwargs", "{width: 32, drop_rate: 0.3}", "--head", "softmax", "--crop_padding", "1"]
 
 Train = Callable[..., Path]
@@ -34,19 +34,19 @@ def recipe(load_recipe):
 
 @pytest.fixture(scope="module")
 def run_in(recipe, run_quickly) -> Train:
-    """Run the recipe, quickly, into a given folder."""
+    """Run the recipe with quick settings into the given folder."""
     return run_quickly(recipe, QUICK)
 
 
 @pytest.fixture(scope="module")
 def finished(run_in, tmp_path_factory) -> Path:
-    """The folder of a finished run; to be read only."""
+    """The folder of a finished run; read only."""
     return run_in(tmp_path_factory.mktemp("finished") / "run")
 
 
 @torch.no_grad()
 def accuracy_on_digits(folder: Path) -> float:
-    """Accuracy on the test split by way of the library's public doors alone: raw images, processor, model."""
+    """Accuracy on the test split, computed with public interfaces only: raw images, processor, model."""
     test = load_splits("digits")["test"]
     processor = AutoImageProcessor.from_pretrained(folder)
     model = AutoModelForImageClassification.from_pretrained(folder)
@@ -54,7 +54,7 @@ def accuracy_on_digits(folder: Path) -> float:
     return (logits.argmax(-1) == torch.tensor(test["label"][:])).float().mean().item()
 
 
-# What a run leaves behind
+# Output
 
 
 def test_the_model_learns(finished, results_of):
@@ -65,11 +65,11 @@ def test_the_saved_model_and_processor_reproduce_the_reported_accuracy(finished,
     assert accuracy_on_digits(finished) == pytest.approx(results_of(finished)["eval_accuracy"])
 
 
-def test_the_best_model_is_saved_as_well(finished, results_of):
+def test_the_best_model_is_also_saved(finished, results_of):
     assert accuracy_on_digits(finished / "best") == pytest.approx(results_of(finished)["best_accuracy"])
 
 
-def test_the_saved_model_knows_the_names_of_the_classes(finished):
+def test_the_saved_model_has_the_class_names(finished):
     config = AutoModelForImageClassification.from_pretrained(finished).config
     assert config.id2label == {index: str(index) for index in range(10)}
 
@@ -84,7 +84,7 @@ def test_every_head_trains(train, results_of, head):
     assert results_of(train("--head", head, "--num_train_epochs", "4"))["eval_accuracy"] > 0.4
 
 
-# What the card claims of the evaluation split
+# The evaluation split in the model card
 
 
 def note(folder: Path) -> str:
@@ -92,23 +92,23 @@ def note(folder: Path) -> str:
     return line
 
 
-def test_a_card_says_that_nothing_was_chosen_where_nothing_was(finished):
+def test_the_card_states_that_no_epoch_was_chosen(finished):
     assert "nothing was chosen on the evaluation split" in note(finished)
 
 
-def test_a_card_says_if_the_epoch_was_chosen_on_the_evaluation_split(train):
+def test_the_card_states_that_the_epoch_was_chosen_on_the_evaluation_split(train):
     assert "the evaluation split itself (optimistic)" in note(train("--load_best_model_at_end"))
 
 
 @pytest.mark.parametrize("words", [["--early_stopping_patience", "1"], ["--lr_scheduler_type", "plateau"]])
-def test_a_card_does_not_hide_that_the_run_followed_the_evaluation_split(train, words):
+def test_the_card_does_not_deny_that_the_evaluation_split_was_used(train, words):
     assert "nothing was chosen" not in note(train(*words))
 
 
 # Randomness
 
 
-def test_whether_images_were_decoded_before_makes_no_difference(train, tmp_path):
+def test_cached_images_do_not_change_the_result(train, tmp_path):
     words = [*RANDOM, "--cache_dir", str(tmp_path / "cold")]
     assert same(weights(train(*words, name="decodes")), weights(train(*words, name="reads")))
 
@@ -118,27 +118,27 @@ def test_whether_images_were_decoded_before_makes_no_difference(train, tmp_path)
 
 # Held-out images, the best model
 
-# From the third epoch on the rate is so high that it spoils the model.
+# From the third epoch on the learning rate ruins the model.
 SPOILED = ["--validation_fraction", "0.2", "--num_train_epochs", "4"]
 SPOILED += ["--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_gamma", "1e4"]
 
 
 @pytest.fixture(scope="module")
 def held_out(run_in, tmp_path_factory) -> Path:
-    """The folder of a run that keeps the best model; to be read only."""
+    """The folder of a run that keeps the best model; read only."""
     return run_in(tmp_path_factory.mktemp("held_out") / "run", *SPOILED, "--load_best_model_at_end")
 
 
-def test_the_result_is_still_that_of_the_evaluation_split(held_out, results_of):
+def test_the_result_is_that_of_the_evaluation_split(held_out, results_of):
     assert accuracy_on_digits(held_out) == pytest.approx(results_of(held_out)["eval_accuracy"])
 
 
-def test_the_last_model_is_kept_unless_told_otherwise(train, results_of):
+def test_the_last_model_is_kept_by_default(train, results_of):
     results = results_of(train(*SPOILED))
     assert results["validation_accuracy"] == results["history"][-1]["validation_accuracy"] < results["best_accuracy"]
 
 
-# Mistakes
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_the_last_model_is_kept_unless_told_otherwise(train, results_of):
     ],
     ids=lambda value: value[-1] if value[0].startswith("--") else "",
 )
-def test_a_wrong_name_is_answered_with_the_right_ones(train, words, expected):
+def test_an_invalid_name_is_an_error_that_lists_valid_ones(train, words, expected):
     with pytest.raises(ValueError, match=r".") as refusal:
         train(*words)
     assert [part for part in expected if part not in str(refusal.value)] == []
@@ -164,12 +164,12 @@ def test_a_wrong_name_is_answered_with_the_right_ones(train, words, expected):
 # Starting from a saved model
 
 
-def test_a_saved_model_with_other_classes_than_the_data_is_refused(train, finished):
+def test_a_saved_model_with_different_classes_is_refused(train, finished):
     with pytest.raises(ValueError, match=f"the data has 2 classes but {finished} has 10"):
         train("--model_name_or_path", str(finished), "--dataset_name", "two_clusters")
 
 
-def test_a_saved_model_that_is_not_there_is_an_error_a_user_can_mend(train, tmp_path):
+def test_a_missing_saved_model_is_an_actionable_error(train, tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         train("--model_name_or_path", str(tmp_path / "nowhere"))
 
@@ -191,7 +191,7 @@ def smoothed_model(finished: Path, source: str):
 
 
 @pytest.mark.parametrize("source", ["new", "saved"])
-def test_label_smoothing_reaches_the_loss(finished, source):
+def test_label_smoothing_is_applied_to_the_loss(finished, source):
     output = smoothed_model(finished, source)(torch.randn(4, 1, 8, 8), labels=(labels := torch.arange(4)))
     torch.testing.assert_close(output.loss, F.cross_entropy(output.logits, labels, label_smoothing=0.3))
 
@@ -205,14 +205,14 @@ def test_label_smoothing_is_saved_with_the_model(finished, source, tmp_path):
 # Trackers, the Hub
 
 
-def test_tensorboard_gets_event_files(train):
+def test_tensorboard_event_files_are_written(train):
     pytest.importorskip("tensorboard")
     folder = train("--report_to", "tensorboard")
     assert list((folder / "logs").rglob("events.out.tfevents.*"))
 
 
 class FakeHub:
-    """Stands in for `HfApi` and keeps what would be uploaded."""
+    """Replaces `HfApi` and records uploads."""
 
     uploads: list[tuple[str, set[str]]] = []
 
@@ -226,13 +226,13 @@ class FakeHub:
 
 @pytest.fixture
 def uploads(monkeypatch) -> list[tuple[str, set[str]]]:
-    """Uploads to a Hub that is not there: repository and names of files."""
+    """Uploads to a fake Hub: repository and file names."""
     monkeypatch.setattr("hf_sphere.training.run_training.HfApi", FakeHub)
     monkeypatch.setattr(FakeHub, "uploads", [])
     return FakeHub.uploads
 
 
-def test_nothing_is_uploaded_unless_told(train, uploads):
+def test_nothing_is_uploaded_by_default(train, uploads):
     train()
     assert uploads == []
 
@@ -246,18 +246,18 @@ def test_model_and_card_are_uploaded_without_checkpoints_and_logs(train, uploads
 
 
 @pytest.mark.parametrize(("words", "repo"), [([], "someone/run"), (["--hub_model_id", "digits"], "someone/digits")])
-def test_the_upload_goes_to_the_named_repository(train, uploads, words, repo):
+def test_the_upload_uses_the_given_repository(train, uploads, words, repo):
     train("--push_to_hub", *words)
     assert [name for name, _ in uploads] == [repo]
 
 
-# The recipe as a process of its own
+# Separate processes
 
 SCRIPT = "recipes/train_image_classification.py"
 
 
 @pytest.mark.slow
-def test_a_mistake_is_one_readable_line_and_status_1(start, cache, tmp_path):
+def test_an_error_is_one_readable_line_and_status_1(start, cache, tmp_path):
     process = start(SCRIPT, *QUICK, *cache, "--output_dir", tmp_path / "run", "--head", "spherised")
     printed, _ = process.communicate()
     assert process.returncode == 1
@@ -267,7 +267,7 @@ def test_a_mistake_is_one_readable_line_and_status_1(start, cache, tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_writes_a_checkpoint_from_which_the_run_ends_as_without_a_break(start, train, cache, tmp_path):
+def test_a_run_resumed_after_ctrl_c_ends_like_an_uninterrupted_one(start, train, cache, tmp_path):
     words = [*RANDOM, "--num_train_epochs", "60", "--save_epochs", "60"]
     folder = tmp_path / "run"
     process = start(SCRIPT, *QUICK, *cache, "--output_dir", folder, *words, "--save_steps", "3")
@@ -286,16 +286,16 @@ def test_ctrl_c_writes_a_checkpoint_from_which_the_run_ends_as_without_a_break(s
 
 @pytest.fixture(scope="module")
 def global_batch_of_32(cache) -> list[str]:
-    """Arguments of plain SGD, but for the batch of a process; 1440 images make 45 steps of 32, without a rest."""
+    """Arguments for plain SGD without the per-process batch size; 1440 images are exactly 45 steps of 32."""
     words = ["--max_train_samples", "1440", "--num_train_epochs", "4", "--optimizer", "sgd", "--learning_rate", "0.02"]
     return [*QUICK, *cache, *words]
 
 
 @pytest.fixture(scope="module")
 def two_processes(start, global_batch_of_32, tmp_path_factory) -> Path:
-    """The folder of a run of two processes with 16 images a batch each.
+    """The folder of a run of two processes with 16 images per batch each.
 
-    `accelerate launch --cpu` starts one process only, unless by MPI; `--multi_gpu` starts any number, of the CPU too.
+    `accelerate launch --cpu` starts only one process unless MPI is used; `--multi_gpu` also starts CPU processes.
     """
     folder = tmp_path_factory.mktemp("two_processes") / "run"
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
@@ -320,14 +320,14 @@ def test_two_processes_train_to_a_good_accuracy(two_processes, results_of):
 
 @pytest.mark.slow
 def test_two_processes_evaluate_every_image_exactly_once(two_processes, results_of):
-    """The 355 images of the test split do not halve: one seen twice or left out would show."""
+    """The test split has 355 images, an odd number, so a repeated or missing image would change the result."""
     correct = results_of(two_processes)["eval_accuracy"] * 355
     assert correct == pytest.approx(round(correct), abs=1e-6)
     assert correct == pytest.approx(accuracy_on_digits(two_processes) * 355, abs=1e-3)
 
 
 @pytest.mark.slow
-def test_two_processes_end_with_the_weights_of_one(two_processes, run_in, global_batch_of_32, tmp_path):
+def test_two_processes_end_with_the_same_weights_as_one(two_processes, run_in, global_batch_of_32, tmp_path):
     one = run_in(tmp_path / "one", *global_batch_of_32, "--per_device_train_batch_size", "32")
     torch.testing.assert_close(weights(two_processes), weights(one), rtol=1e-4, atol=1e-4)
 

@@ -11,11 +11,11 @@ from hf_sphere import SphereVisionForRegression, SphereVisionImageProcessor
 from hf_sphere.data import ImageDataOptions, ValueOptions, load_image_data
 from hf_sphere.data.sources import load_splits
 
-# A linear map to a circle: the slant of the embedded digits, 200 of them in 10 steps an epoch.
+# A linear map to a circle for the slant of the bundled digits: 200 images per epoch in 10 steps.
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--embedding_dim", "2"]
 QUICK += ["--computed_value", "slant", "--learning_rate", "0.01", "--num_train_epochs", "2", "--disable_tqdm"]
-# The images that are evaluated on lean further than those 200.
+# Slants of the evaluation images exceed the range of those 200.
 CLIPPED = ["--out_of_range", "clip"]
 RANDOM = ["--backbone_kwargs", "{width: 32, drop_rate: 0.3}", "--crop_padding", "1", *CLIPPED]
 SCRIPT = "recipes/train_image_regression.py"
@@ -25,13 +25,13 @@ Train = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def run_in(load_recipe, run_quickly) -> Train:
-    """Run the recipe, quickly, into a given folder."""
+    """Run the recipe with quick settings into the given folder."""
     return run_quickly(load_recipe("train_image_regression"), QUICK)
 
 
 @pytest.fixture(scope="module")
 def finished(run_in, tmp_path_factory) -> Path:
-    """The folder of a finished run; to be read only."""
+    """The folder of a finished run; read only."""
     return run_in(tmp_path_factory.mktemp("finished") / "run", *CLIPPED)
 
 
@@ -45,14 +45,14 @@ def slants(cache) -> Tensor:
 
 @torch.no_grad()
 def error_on_digits(folder: Path, slants: Tensor) -> float:
-    """Mean absolute error on the test split by way of the library's public doors alone."""
+    """Mean absolute error on the test split, computed with public interfaces only."""
     processor = SphereVisionImageProcessor.from_pretrained(folder)
     model = SphereVisionForRegression.from_pretrained(folder).eval()
     pixels = processor(load_splits("digits")["test"]["image"][:], return_tensors="pt")
     return (model(**pixels).predictions - slants).abs().mean().item()
 
 
-# What a run leaves behind
+# Output
 
 
 @pytest.mark.parametrize("name", ["eval", "train", "best"])
@@ -60,7 +60,7 @@ def test_the_results_have_the_error(finished, results_of, name):
     assert isinstance(results_of(finished)[f"{name}_mean_absolute_error"], (int, float))
 
 
-def test_the_results_tell_of_no_classes(finished, results_of):
+def test_the_results_have_no_class_metrics(finished, results_of):
     assert [name for name in results_of(finished) if "accuracy" in name] == []
 
 
@@ -97,13 +97,13 @@ def test_the_card_reports_the_measured_error_in_its_unit(finished, results_of):
     assert f"| eval_mean_absolute_error | {error:.4g} |" in card.text
 
 
-def test_the_card_tells_the_range_and_no_head(finished):
+def test_the_card_has_the_range_and_no_head(finished):
     text = (finished / "README.md").read_text()
     assert "read off the angle to a pole |" in text
     assert "| head |" not in text
 
 
-def test_the_code_of_the_card_runs(finished, tmp_path, monkeypatch):
+def test_the_code_in_the_card_runs(finished, tmp_path, monkeypatch):
     code = (finished / "README.md").read_text().split("```python\n")[1].split("```")[0]
     load_splits("digits")["test"][0]["image"].save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
@@ -112,15 +112,15 @@ def test_the_code_of_the_card_runs(finished, tmp_path, monkeypatch):
     assert found["output"].predictions.shape == (1,)
 
 
-# Going on
+# Starting from a saved model
 
 
-def test_a_saved_model_is_trained_on(train, finished, results_of):
+def test_training_can_start_from_a_saved_model(train, finished, results_of):
     folder = train("--model_name_or_path", str(finished), *CLIPPED)
     assert results_of(folder)["train_loss"] < results_of(finished)["train_loss"]
 
 
-# From the third epoch on the rate is so high that it spoils the model.
+# From the third epoch on the learning rate ruins the model.
 SPOILED = ["--validation_fraction", "0.2", "--num_train_epochs", "4", *CLIPPED]
 SPOILED += ["--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_gamma", "1e4"]
 
@@ -129,7 +129,7 @@ SPOILED += ["--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_ga
 
 
 def test_the_loss_can_be_a_sum(train, results_of, tmp_path):
-    """SGD by hand: with a sum over 20 images, a twentieth of the rate is the rate of the mean."""
+    """With plain SGD, a sum over 20 images at a twentieth of the learning rate equals the mean."""
     words = ["--optimizer", "sgd", *CLIPPED]
     mean = train(*words, "--learning_rate", "0.1", name="mean")
     summed = train(*words, "--learning_rate", "0.005", "--loss_reduction", "sum", name="sum")
@@ -138,17 +138,17 @@ def test_the_loss_can_be_a_sum(train, results_of, tmp_path):
     assert results_of(summed)["train_loss"] == pytest.approx(results_of(mean)["train_loss"], rel=1e-3)
 
 
-def test_values_outside_of_the_range_are_refused_with_their_number(train):
+def test_values_outside_the_range_are_refused_with_their_count(train):
     with pytest.raises(ValueError, match=r"\d+ of 200 training values lie outside the range -10 to 10, .* clip\.$"):
         train("--value_range", "-10", "10")
 
 
-def test_values_outside_of_the_range_are_clipped_when_told(train):
+def test_values_outside_the_range_are_clipped_on_request(train):
     folder = train("--value_range", "-10", "10", *CLIPPED)
     assert SphereVisionForRegression.from_pretrained(folder).config.value_range == [-10.0, 10.0]
 
 
-def test_values_to_evaluate_on_are_looked_at_as_well(train):
+def test_evaluation_values_are_checked_against_the_range(train):
     with pytest.raises(ValueError, match=r"\d+ of 355 evaluation values lie outside the range"):
         train("--out_of_range", "error")
 
@@ -159,7 +159,7 @@ def test_half_precision_trains(train, results_of, slants):
     assert results_of(folder)["eval_mean_absolute_error"] < 0.75 * always_the_mean
 
 
-def test_another_computed_value_is_learned(train, results_of):
+def test_other_computed_values_are_learned(train, results_of):
     folder = train("--computed_value", "intensity", "--value_range", "0", "1")
     assert results_of(folder)["eval_mean_absolute_error"] < 0.2
 
@@ -177,16 +177,16 @@ def test_another_computed_value_is_learned(train, results_of):
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_mistake_is_refused(train, words, said):
+def test_invalid_arguments_are_refused(train, words, said):
     with pytest.raises(ValueError, match=r".") as refusal:
         train(*CLIPPED, *words)
     assert said in str(refusal.value)
 
 
-def test_a_range_upside_down_is_refused_where_arguments_are_read(train, capsys):
+def test_a_reversed_range_is_refused_by_the_parser(train, capsys):
     with pytest.raises(SystemExit):
         train("--value_range", "10", "-10")
     assert "value_range must be two numbers, the lower one first; got [10.0, -10.0]" in capsys.readouterr().err
 
 
-# The recipe as a process of its own
+# Separate processes

@@ -1,4 +1,4 @@
-"""Open-set retrieval from the command line: trained on some classes, searched among others."""
+"""Open-set retrieval from the command line: trained and evaluated on disjoint classes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +16,12 @@ from hf_sphere.data.sources import load_splits
 from hf_sphere.metrics import retrieval_scores
 from hf_sphere.nn import HEADS
 
-# Six digits to train on and four to search among: an epoch of 200 images in 10 steps.
+# Six digits for training and four for retrieval: 200 images per epoch in 10 steps.
 QUICK = ["--dataset_name", "digits", "--train_classes", "6", "--max_train_samples", "200", "--disable_tqdm"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--embedding_dim", "8"]
 QUICK += ["--per_device_train_batch_size", "20", "--learning_rate", "0.01", "--num_train_epochs", "2"]
 EPISODES = ["--episode_classes", "4", "--episode_examples", "5", "--episodes_per_epoch", "10"]
-# All that depends on random numbers or is measured before training: episodes, dropout, augmentation, samples, a scale.
+# All sources of randomness and data-dependent initialization: episodes, dropout, augmentation, samples, a scale.
 RANDOM = [*EPISODES, "--backbone_kwargs", "{width: 32, drop_rate: 0.3}", "--crop_padding", "1", "--head", "vmf"]
 
 Train = Callable[..., Path]
@@ -34,19 +34,19 @@ def recipe(load_recipe):
 
 @pytest.fixture(scope="module")
 def run_in(recipe, run_quickly) -> Train:
-    """Run the recipe, quickly, into a given folder."""
+    """Run the recipe with quick settings into the given folder."""
     return run_quickly(recipe, QUICK)
 
 
 @pytest.fixture(scope="module")
 def finished(run_in, tmp_path_factory) -> Path:
-    """The folder of a finished run with a vmf head; to be read only."""
+    """The folder of a finished run with a vmf head; read only."""
     return run_in(tmp_path_factory.mktemp("finished") / "run", *EPISODES, "--head", "vmf")
 
 
 @pytest.fixture(scope="module")
 def held_out(run_in, tmp_path_factory) -> Path:
-    """The folder of a run whose last epochs spoil the model, and which keeps the best one; to be read only."""
+    """The folder of a run whose last epochs ruin the model and which keeps the best one; read only."""
     words = ["--validation_fraction", "0.4", "--load_best_model_at_end", "--num_train_epochs", "4"]
     words += ["--lr_scheduler_type", "multistep", "--lr_milestones", "2", "--lr_gamma", "1e6", "--head", "prototype"]
     return run_in(tmp_path_factory.mktemp("held_out") / "run", *words)
@@ -54,7 +54,7 @@ def held_out(run_in, tmp_path_factory) -> Path:
 
 @torch.no_grad()
 def scores_on_digits(folder: Path, classes: range) -> dict[str, float]:
-    """Scores among all images of some digits by the library's public doors alone: raw images, processor, model."""
+    """Retrieval scores on all images of the given digits, computed with public interfaces only."""
     images, labels = [], []
     for split in load_splits("digits").values():
         chosen = split.filter(lambda label: label in classes, input_columns="label")
@@ -66,27 +66,27 @@ def scores_on_digits(folder: Path, classes: range) -> dict[str, float]:
     return retrieval_scores(embeddings, torch.tensor(labels))
 
 
-# What a run leaves behind
+# Output
 
 
-def test_images_of_other_classes_are_found_better_than_by_chance(finished, results_of):
-    """One in four by chance."""
+def test_retrieval_of_unseen_classes_is_above_chance(finished, results_of):
+    """The chance level is one in four."""
     assert results_of(finished)["eval_recall_at_1"] > 0.6
 
 
 @pytest.mark.parametrize("name", ["recall_at_1", "r_precision", "map_at_r"])
 def test_the_saved_model_and_processor_reproduce_the_reported_scores(finished, results_of, name):
-    """Up to a neighbor that another rounding makes the nearer one."""
+    """Up to neighbors that swap because of rounding."""
     expected = scores_on_digits(finished, range(6, 10))[name]
     assert results_of(finished)[f"eval_{name}"] == pytest.approx(expected, abs=3e-3)
 
 
-def test_the_saved_model_knows_the_classes_it_was_trained_on_and_no_others(finished):
+def test_the_saved_model_has_only_the_training_classes(finished):
     config = AutoModelForImageClassification.from_pretrained(finished).config
     assert config.id2label == {index: str(index) for index in range(6)}
 
 
-def test_the_training_is_measured_by_the_accuracy_of_its_own_classes(finished, results_of):
+def test_training_reports_the_accuracy_on_the_training_classes(finished, results_of):
     assert results_of(finished)["train_accuracy"] > 0.5
     assert "eval_accuracy" not in results_of(finished)
 
@@ -104,7 +104,7 @@ def test_every_head_trains(train, results_of, head):
     assert results["eval_recall_at_1"] > 0.6
 
 
-def test_retrieval_with_a_hyperbolic_head_is_in_its_own_distance(train, results_of):
+def test_retrieval_with_a_hyperbolic_head_uses_its_distance(train, results_of):
     folder = train("--head", "hyperbolic", "--head_kwargs", "{curvature: 1.0}")
     images, model = [], AutoModelForImageClassification.from_pretrained(folder)
     splits = [split.filter(lambda label: label >= 6, input_columns="label") for split in load_splits("digits").values()]
@@ -117,11 +117,11 @@ def test_retrieval_with_a_hyperbolic_head_is_in_its_own_distance(train, results_
     assert expected != pytest.approx(retrieval_scores(points, labels)["map_at_r"], abs=5e-3)
 
 
-# Which classes
+# Classes
 
 
-def test_classes_are_held_out_whole_to_choose_the_epoch_on(held_out):
-    """Two of the six, so that four are left to train on."""
+def test_all_images_of_held_out_classes_are_held_out(held_out):
+    """Two of the six are held out, so four remain for training."""
     config = AutoModelForImageClassification.from_pretrained(held_out).config
     assert config.num_labels == 4
     assert set(config.id2label.values()) < {str(digit) for digit in range(6)}
@@ -135,19 +135,19 @@ def test_the_best_epoch_is_chosen_by_the_recall_of_the_held_out_classes(held_out
     assert results["history"][-1]["validation_recall_at_1"] < best["validation_recall_at_1"]
 
 
-def test_the_result_is_still_that_of_the_other_classes(held_out, results_of):
+def test_the_result_is_that_of_the_evaluation_classes(held_out, results_of):
     expected = scores_on_digits(held_out, range(6, 10))["recall_at_1"]
     assert results_of(held_out)["eval_recall_at_1"] == pytest.approx(expected, abs=3e-3)
 
 
-def test_a_validation_split_and_a_plateau_go_together(train, results_of):
+def test_a_validation_split_works_with_a_plateau_schedule(train, results_of):
     words = ["--validation_fraction", "0.4", "--lr_scheduler_type", "plateau", "--lr_patience", "0"]
     words += ["--num_train_epochs", "6", "--early_stopping_patience", "2"]
     assert len(results_of(train(*words))["history"]) <= 6
 
 
 def made_up(name: str, config_name: str | None = None) -> DatasetDict:
-    """Five classes to train on and three others to search among, eight images each of their own pattern and noise."""
+    """Five classes for training and three others for retrieval, with eight noisy images of a pattern per class."""
     draws = np.random.default_rng(0)
     patterns = draws.integers(0, 200, (8, 6, 6))
     features = Features({"image": Image(), "label": ClassLabel(names=[*"abcdefgh"])})
@@ -163,7 +163,7 @@ def made_up(name: str, config_name: str | None = None) -> DatasetDict:
 
 @pytest.fixture
 def train_on_splits(run_main, recipe, cache, tmp_path, monkeypatch) -> Train:
-    """Run the recipe on the data above, whose splits are of different classes."""
+    """Run the recipe on the data above, whose splits have disjoint classes."""
     monkeypatch.setattr(data_images, "load_splits", made_up)
     words = ["--dataset_name", "patterns", "--backbone", "linear_embedding", "--backbone_kwargs", "{width: 16}"]
     words += ["--num_train_epochs", "2", "--per_device_train_batch_size", "8", "--disable_tqdm", *cache]
@@ -175,13 +175,13 @@ def train_on_splits(run_main, recipe, cache, tmp_path, monkeypatch) -> Train:
     return train
 
 
-def test_without_a_number_of_classes_the_splits_have_their_own(train_on_splits, results_of):
+def test_without_train_classes_the_splits_keep_their_classes(train_on_splits, results_of):
     folder = train_on_splits("--head", "cosine")
     assert list(AutoModelForImageClassification.from_pretrained(folder).config.id2label.values()) == [*"abcde"]
     assert results_of(folder)["eval_recall_at_1"] > 0.5
 
 
-def test_classes_that_both_splits_have_are_warned_of(train_on_splits, monkeypatch, caplog):
+def test_classes_shared_by_both_splits_cause_a_warning(train_on_splits, monkeypatch, caplog):
     def shared(name, config_name=None):
         return DatasetDict({"train": made_up(name)["train"], "test": made_up(name)["train"]})
 
@@ -196,20 +196,20 @@ def test_classes_that_both_splits_have_are_warned_of(train_on_splits, monkeypatc
 
 
 @pytest.mark.parametrize("steps", ["7", "10", "13"])
-def test_a_run_resumed_after_max_steps_ends_with_the_model_of_one_without_a_break(train, steps):
+def test_a_run_resumed_after_max_steps_ends_like_an_uninterrupted_one(train, steps):
     unbroken = train(*RANDOM, name="unbroken")
     train(*RANDOM, "--max_steps", steps)
     resumed = train(*RANDOM, "--resume_from_checkpoint", "latest")
     assert same(weights(unbroken), weights(resumed))
 
 
-def test_a_resumed_run_is_not_calibrated_again(train, monkeypatch):
+def test_a_resumed_run_does_not_repeat_the_data_dependent_initialization(train, monkeypatch):
     train(*RANDOM, "--max_steps", "7")
     monkeypatch.setattr("hf_sphere.training.evaluation.initialize_head", lambda *_: pytest.fail("initialized twice"))
     train(*RANDOM, "--resume_from_checkpoint", "latest")
 
 
-def test_a_saved_model_is_gone_on_with_at_its_own_scale(train, finished):
+def test_training_from_a_saved_model_keeps_its_scale(train, finished):
     words = ["--model_name_or_path", str(finished), "--max_train_samples", "150", "--learning_rate", "1e-4"]
     folder = train(*words, "--num_train_epochs", "1")
     scale = weights(finished)["head.embedding_scale"]
@@ -217,12 +217,12 @@ def test_a_saved_model_is_gone_on_with_at_its_own_scale(train, finished):
     assert torch.equal(weights(folder)["head.embedding_scale"], scale)
 
 
-def test_a_saved_model_of_other_classes_is_refused(train, finished):
+def test_a_saved_model_with_different_classes_is_refused(train, finished):
     with pytest.raises(ValueError, match=f"the data has 5 classes but {finished} has 6"):
         train("--model_name_or_path", str(finished), "--train_classes", "5")
 
 
-def test_frozen_batch_norms_keep_their_statistics_and_all_else_is_trained(train):
+def test_frozen_batch_norms_keep_their_statistics_and_the_rest_is_trained(train):
     words = ["--backbone", "lenet5_bn", "--backbone_kwargs", "{}", "--freeze_batch_norm", "true", "--head", "vmf"]
     start, folder = (weights(train(*words, "--num_train_epochs", n, name=n)) for n in ("0", "1"))
     kept = {name for name in start if torch.equal(start[name], folder[name])}
@@ -231,7 +231,7 @@ def test_frozen_batch_norms_keep_their_statistics_and_all_else_is_trained(train)
     assert kept == statistics | {"head.embedding_scale", "head.is_calibrated"}
 
 
-# Mistakes
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_frozen_batch_norms_keep_their_statistics_and_all_else_is_trained(train)
     ],
     ids=lambda value: " ".join(value[-2:]) if value[0].startswith("--") else "",
 )
-def test_what_cannot_be_meant_is_answered_with_what_can(train, words, expected):
+def test_invalid_arguments_are_errors_that_list_valid_ones(train, words, expected):
     with pytest.raises(ValueError, match=r".") as refusal:
         train(*words)
     assert [part for part in expected if part not in str(refusal.value)] == [], str(refusal.value)
@@ -268,14 +268,14 @@ def test_what_cannot_be_meant_is_answered_with_what_can(train, words, expected):
         (["--train_class", "4"], "Did you mean train_classes"),
     ],
 )
-def test_an_argument_of_no_use_is_a_usage_error(train, capsys, words, expected):
+def test_an_unused_argument_is_a_usage_error(train, capsys, words, expected):
     with pytest.raises(SystemExit):
         train(*words)
     assert expected in capsys.readouterr().err
 
 
-def test_data_where_no_class_has_two_images_to_search_for_says_so(train):
-    with pytest.raises(ValueError, match="none of the 1 classes has two members, so there is nothing to find"):
+def test_evaluation_data_without_two_images_of_a_class_is_refused(train):
+    with pytest.raises(ValueError, match="none of the 1 classes has two members"):
         train("--max_eval_samples", "1")
 
 
@@ -284,7 +284,7 @@ def test_data_where_no_class_has_two_images_to_search_for_says_so(train):
 
 @pytest.fixture(scope="module")
 def omniglot(real_data, run_main, recipe, root, tmp_path_factory) -> Path:
-    """A run of a few steps with the settings of the configuration; to be read only."""
+    """A run of a few steps with the settings of the configuration; read only."""
     folder = tmp_path_factory.mktemp("omniglot")
     words = ["--config", str(root / "recipes/configs/vmf/omniglot-retrieval-vmf.yaml"), "--disable_tqdm"]
     words += ["--dataset_name", str(real_data("brendenlake/omniglot")), "--cache_dir", str(folder / "decoded")]
@@ -294,29 +294,29 @@ def omniglot(real_data, run_main, recipe, root, tmp_path_factory) -> Path:
     return folder / "run"
 
 
-def test_characters_of_other_alphabets_are_found(omniglot, results_of):
-    """One in a hundred by chance."""
+def test_retrieval_of_unseen_alphabets_is_above_chance(omniglot, results_of):
+    """The chance level is one in a hundred."""
     results = results_of(omniglot)
     assert results["steps"] == 6
     assert results["eval_recall_at_1"] > 0.1
     assert results["validation_recall_at_1"] > 0.1
 
 
-def test_characters_to_train_on_are_named_and_some_are_held_out(omniglot):
-    """136 less fifteen in a hundred."""
+def test_training_characters_are_specified_and_some_are_held_out(omniglot):
+    """15 % of 136 classes are held out."""
     names = list(AutoModelForImageClassification.from_pretrained(omniglot).config.id2label.values())
     assert len(names) == 116
     assert all("/character" in name for name in names)
 
 
-# The recipe as a process of its own
+# Separate processes
 
 SCRIPT = "recipes/train_image_retrieval.py"
 
 
 @pytest.fixture(scope="module")
 def two_processes(start, cache, tmp_path_factory) -> Path:
-    """The folder of a run of two processes, which share ten episodes an epoch."""
+    """The folder of a run of two processes, which share ten episodes per epoch."""
     folder = tmp_path_factory.mktemp("two_processes") / "run"
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
@@ -333,8 +333,8 @@ def test_two_processes_share_the_episodes(two_processes, results_of):
 
 
 @pytest.mark.slow
-def test_two_processes_search_among_the_images_of_both(two_processes, train, results_of):
-    """Half of them, or some of them twice, would have other scores than one process has with the same model."""
+def test_two_processes_retrieve_among_the_images_of_both(two_processes, train, results_of):
+    """With missing or repeated images, the scores would differ from those of one process with the same model."""
     one = results_of(train("--model_name_or_path", str(two_processes), "--num_train_epochs", "0"))
     both = results_of(two_processes)
     assert both["eval_recall_at_1"] > 0.6

@@ -12,11 +12,11 @@ from hf_sphere.data import ImageDataOptions, ValueOptions, load_image_data
 from hf_sphere.data.sources import load_splits
 from hf_sphere.prototypes import Placement, place_prototypes
 
-# A linear map to 4 coordinates: class and slant of the embedded digits, 200 of them in 10 steps an epoch.
+# A linear map to 4 dimensions for class and slant of the bundled digits: 200 images per epoch in 10 steps.
 QUICK = ["--dataset_name", "digits", "--max_train_samples", "200", "--per_device_train_batch_size", "20"]
 QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--embedding_dim", "4"]
 QUICK += ["--computed_value", "slant", "--learning_rate", "0.01", "--num_train_epochs", "2", "--disable_tqdm"]
-QUICK += ["--out_of_range", "clip"]  # the images that are evaluated on lean further than those 200
+QUICK += ["--out_of_range", "clip"]  # slants of the evaluation images exceed the range of those 200
 RANDOM = ["--backbone_kwargs", "{width: 32, drop_rate: 0.3}", "--crop_padding", "1"]
 SCRIPT = "recipes/train_joint_prediction.py"
 
@@ -25,19 +25,19 @@ Train = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def run_in(load_recipe, run_quickly) -> Train:
-    """Run the recipe, quickly, into a given folder."""
+    """Run the recipe with quick settings into the given folder."""
     return run_quickly(load_recipe("train_joint_prediction"), QUICK)
 
 
 @pytest.fixture(scope="module")
 def finished(run_in, tmp_path_factory) -> Path:
-    """The folder of a finished run; to be read only."""
+    """The folder of a finished run; read only."""
     return run_in(tmp_path_factory.mktemp("finished") / "run", "--num_train_epochs", "6")
 
 
 @torch.no_grad()
 def measured_on_digits(folder: Path, cache: list[str]) -> dict[str, Any]:
-    """Measures on the test split by way of the library's public doors alone."""
+    """Metrics on the test split, computed with public interfaces only."""
     options, targets = ImageDataOptions(cache_dir=cache[1]), ValueOptions(computed_value="slant")
     data = load_image_data(options, "joint", targets=targets, progress=False)
     processor = SphereVisionImageProcessor.from_pretrained(folder)
@@ -49,12 +49,12 @@ def measured_on_digits(folder: Path, cache: list[str]) -> dict[str, Any]:
     }
 
 
-# What a run leaves behind
+# Output
 
 
 @pytest.mark.parametrize("kind", ["eval", "train"])
 @pytest.mark.parametrize("name", ["accuracy", "mean_absolute_error", "loss"])
-def test_the_results_have_the_measures_of_both_tasks(finished, results_of, kind, name):
+def test_the_results_have_the_metrics_of_both_tasks(finished, results_of, kind, name):
     assert isinstance(results_of(finished)[f"{kind}_{name}"], float)
 
 
@@ -65,12 +65,12 @@ def test_the_model_learns_both(finished, results_of):
 
 
 @pytest.mark.parametrize("name", ["accuracy", "mean_absolute_error"])
-def test_the_saved_model_and_processor_reproduce_what_was_reported(finished, results_of, cache, name):
+def test_the_saved_model_and_processor_reproduce_the_reported_metrics(finished, results_of, cache, name):
     measured = measured_on_digits(finished, cache)[name]
     assert measured == pytest.approx(results_of(finished)[f"eval_{name}"], rel=1e-4)
 
 
-def test_the_saved_model_knows_names_range_and_weight(finished):
+def test_the_saved_model_has_names_range_and_weight(finished):
     config = SphereVisionForJointPrediction.from_pretrained(finished).config
     assert config.id2label == {index: str(index) for index in range(10)}
     assert (config.head, config.task_weight, len(config.value_range)) == ("prototype", 0.25, 2)
@@ -83,26 +83,26 @@ def test_the_card_names_the_class_and_no_pipeline(finished):
     assert "pipeline(" not in card.text
 
 
-def test_the_last_line_tells_both(train, capsys):
+def test_the_last_line_shows_both_metrics(train, capsys):
     train("--num_train_epochs", "1")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "model and results in" in line]
     assert line.startswith("eval_accuracy ")
     assert "  eval_mean_absolute_error " in line
 
 
-# Going on
+# Starting from a saved model
 
 
 # The two tasks
 
 
-def test_at_weight_0_the_loss_is_that_of_the_values(train, results_of):
+def test_at_weight_0_the_loss_is_the_regression_loss(train, results_of):
     history = results_of(train("--task_weight", "0", "--num_train_epochs", "4"))["history"]
     assert history[-1]["train_mean_absolute_error"] < history[0]["train_mean_absolute_error"]
     assert history[-1]["train_accuracy"] < 0.4
 
 
-def test_at_weight_1_classes_are_learned_alone(train, results_of):
+def test_at_weight_1_only_classes_are_learned(train, results_of):
     assert results_of(train("--task_weight", "1", "--num_train_epochs", "6"))["eval_accuracy"] > 0.7
 
 
@@ -111,24 +111,24 @@ def test_the_weight_is_saved(train):
     assert SphereVisionForJointPrediction.from_pretrained(folder).config.task_weight == 0.6
 
 
-def test_a_weight_above_1_is_refused_where_arguments_are_read(train, capsys):
+def test_a_weight_above_1_is_refused_by_the_parser(train, capsys):
     with pytest.raises(SystemExit):
         train("--task_weight", "1.5")
     assert "error: task_weight must lie between 0 and 1; got 1.5." in capsys.readouterr().err
 
 
-def test_a_sum_reaches_both_losses(train):
+def test_sum_reduction_applies_to_both_losses(train):
     model = SphereVisionForJointPrediction.from_pretrained(train("--loss_reduction", "sum", "--num_train_epochs", "0"))
     assert (model.head.reduction, model.regression.reduction) == ("sum", "sum")
 
 
-def test_a_sum_with_a_head_that_has_none_says_so(train):
+def test_sum_reduction_is_refused_for_heads_without_it(train):
     with pytest.raises(ValueError, match="reduction"):
         train("--head", "softmax", "--loss_reduction", "sum")
 
 
 @pytest.mark.parametrize("head", ["softmax", "spherized"])
-def test_other_heads_train_beside_a_regression(train, results_of, head):
+def test_other_heads_train_jointly_with_regression(train, results_of, head):
     assert results_of(train("--head", head, "--num_train_epochs", "6", "--task_weight", "0.5"))["eval_accuracy"] > 0.5
 
 
@@ -138,8 +138,8 @@ def test_half_precision_trains_both(train, results_of):
     assert results["eval_mean_absolute_error"] < results["history"][0]["eval_mean_absolute_error"]
 
 
-def test_classes_and_values_of_a_folder_are_found(load_recipe, run_main, tmp_path, results_of):
-    """Parquet files with columns image, label and year, as the recipe that prepares OmniArt writes them."""
+def test_classes_and_values_are_loaded_from_a_folder(load_recipe, run_main, tmp_path, results_of):
+    """Parquet files with columns image, label and year, as written by the recipe that prepares OmniArt."""
     for split, rows in load_splits("digits").items():
         some = rows.select(range(60))
         years = [1500.0 + 10 * label + index for index, label in enumerate(some["label"])]
@@ -154,7 +154,7 @@ def test_classes_and_values_of_a_folder_are_found(load_recipe, run_main, tmp_pat
     assert 0 < results_of(folder)["eval_mean_absolute_error"] < 160
 
 
-def test_two_coordinates_are_refused(train):
+def test_two_dimensions_are_refused(train):
     with pytest.raises(ValueError, match="joint prediction needs an embedding_dim of at least 3; got 2"):
         train("--embedding_dim", "2")
 
@@ -173,23 +173,23 @@ def test_a_model_of_another_task_is_refused(train, finished, load_recipe, run_ma
 
 @pytest.fixture
 def placed(load_recipe, run_main, tmp_path) -> Path:
-    """Prototypes of the digits in three dimensions, as the recipe for them writes."""
+    """Prototypes of the digits in three dimensions, written by the prototype recipe."""
     words = ["--dataset_name", "digits", "--dim", "3", "--method", "lbfgs", "--restarts", "1", "--seed", "3"]
     run_main(load_recipe("place_prototypes"), [*words, "--output_dir", str(tmp_path / "placed"), "--disable_tqdm"])
     return tmp_path / "placed" / "prototypes.safetensors"
 
 
-def test_a_model_is_trained_with_the_prototypes_that_were_placed(train, placed):
+def test_a_model_is_trained_with_prototypes_from_a_file(train, placed):
     saved = weights(train("--prototypes_file", str(placed)))["head.prototypes"]
     expected = Placement.load(placed).prototypes.float()
     assert torch.equal(saved, expected)
-    assert not torch.allclose(saved, place_prototypes(10, 3).prototypes.float())  # so that the line above can fail
+    assert not torch.allclose(saved, place_prototypes(10, 3).prototypes.float())  # so the line above can fail
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"dim": 4}, "the prototypes are 10 x 4, but the model has 10 classes and 3 coordinates for them"),
+        ({"dim": 4}, "the prototypes are 10 x 4, but the model has 10 classes and requires 3 coordinates"),
         ({"num_classes": 9}, "Place 10 prototypes in 3 dimensions"),
         ({"class_names": [*"1234567890"]}, "class 0 is '1' in the file and '0' in the data"),
     ],
@@ -209,20 +209,20 @@ def test_prototypes_for_another_head_are_refused(train, placed):
         train("--prototypes_file", str(placed), "--head", "softmax")
 
 
-def test_prototypes_that_are_not_there_are_an_error_a_user_can_mend(train, tmp_path):
+def test_missing_prototypes_are_an_actionable_error(train, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.safetensors"):
         train("--prototypes_file", str(tmp_path / "nowhere.safetensors"))
 
 
-# The recipe as processes of its own
+# Separate processes
 
-# 1440 images make 45 steps of 32, without a rest. A sum over the batch of both processes is that of one of 32.
+# 1440 images are exactly 45 steps of 32. The sum over the batches of both processes is that over a batch of 32.
 ALL = ["--max_train_samples", "1440", "--optimizer", "sgd", "--learning_rate", "0.005", "--loss_reduction", "sum"]
 
 
 @pytest.fixture(scope="module")
 def two_processes(start, cache, tmp_path_factory) -> Path:
-    """The folder of a run of two processes with 16 images a batch each."""
+    """The folder of a run of two processes with 16 images per batch each."""
     folder = tmp_path_factory.mktemp("two_processes") / "run"
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
@@ -236,15 +236,15 @@ def two_processes(start, cache, tmp_path_factory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["accuracy", "mean_absolute_error"])
 def test_two_processes_evaluate_every_image_exactly_once(two_processes, results_of, cache, name):
-    """The 355 images of the test split do not halve: one seen twice or left out would show."""
+    """The test split has 355 images, an odd number, so a repeated or missing image would change the result."""
     measured = measured_on_digits(two_processes, cache)[name]
     assert measured == pytest.approx(results_of(two_processes)[f"eval_{name}"], rel=1e-5)
 
 
 @pytest.mark.slow
-def test_two_processes_end_with_the_weights_of_one_that_sums_over_both(two_processes, run_in, tmp_path):
+def test_two_processes_end_with_the_same_weights_as_one(two_processes, run_in, tmp_path):
     one = weights(run_in(tmp_path / "one", *ALL, "--per_device_train_batch_size", "32"))
     two = weights(two_processes)
     for part in (one, two):
-        part.pop("head.class_concentration")  # measured on the first process's images alone, as batch norm is
+        part.pop("head.class_concentration")  # computed on the images of the first process only, like batch norm
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-4)

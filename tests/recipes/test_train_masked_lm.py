@@ -51,19 +51,19 @@ def recipe(load_recipe):
 
 @pytest.fixture(scope="module")
 def run_in(recipe, run_quickly, quick) -> Train:
-    """Run the recipe, quickly, into a given folder."""
+    """Run the recipe with quick settings into the given folder."""
     return run_quickly(recipe, quick)
 
 
 @pytest.fixture(scope="module")
 def finished(run_in, tmp_path_factory) -> Path:
-    """The folder of a finished run of a spherized model; to be read only."""
+    """The folder of a finished run of a spherized model; read only."""
     return run_in(tmp_path_factory.mktemp("finished") / "run", *SPHERIZED)
 
 
 @torch.no_grad()
 def measured(folder: Path, texts: Path, cache: list[str], split: str = "test") -> dict[str, float]:
-    """Loss and accuracy over the hidden tokens of a split, all at once, of the model as it was saved."""
+    """Loss and accuracy of the saved model over all masked tokens of a split at once."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder)
     options = TextDataOptions(str(texts), eval_split=split, cache_dir=cache[1])
     data = load_text_data(options, tokenizer, block_length=32, eval_batch_size=1000, progress=False)
@@ -75,11 +75,11 @@ def measured(folder: Path, texts: Path, cache: list[str], split: str = "test") -
     return {"loss": F.cross_entropy(logits, labels).item(), "accuracy": right}
 
 
-# What a run leaves behind
+# Output
 
 
 def test_the_model_learns(finished, results_of):
-    assert results_of(finished)["eval_loss"] < math.log(400) - 1  # of 400 tokens by chance
+    assert results_of(finished)["eval_loss"] < math.log(400) - 1  # the chance level is log(400)
 
 
 def test_the_saved_model_reproduces_the_reported_loss_and_accuracy(finished, results_of, texts, cache):
@@ -94,7 +94,7 @@ def test_the_perplexity_is_that_of_the_loss(finished, results_of):
         assert results[f"{prefix}_perplexity"] == pytest.approx(math.exp(results[f"{prefix}_loss"]))
 
 
-def test_the_pipeline_of_transformers_fills_a_mask(finished):
+def test_the_transformers_pipeline_fills_a_mask(finished):
     fill = pipeline("fill-mask", model=str(finished))
     assert len(fill(f"the cat {fill.tokenizer.mask_token} milk .")) == 5
 
@@ -107,7 +107,7 @@ def test_the_card_reports_perplexity_and_accuracy(finished, results_of):
     assert card.data.pipeline_tag == "fill-mask"
 
 
-def test_the_card_is_about_text(finished):
+def test_the_card_is_a_text_model_card(finished):
     card = (finished / "README.md").read_text()
     assert 'pipeline("fill-mask"' in card
     assert "spherized: layer 1" in card
@@ -117,13 +117,13 @@ def test_the_card_is_about_text(finished):
 # Models
 
 
-def test_the_settings_of_the_spherization_reach_the_model(finished):
+def test_the_spherization_options_are_passed_to_the_model(finished):
     config = AutoModelForMaskedLM.from_pretrained(finished).config
     found = (config.model_type, config.spherized_layers, config.spherization_scaling, config.spherization_radius)
     assert found == ("sphere_bert", [-1], 5.0, 5.0)
 
 
-def test_a_model_begun_anew_follows_from_the_seed(train, tiny_bert):
+def test_a_model_from_scratch_is_determined_by_the_seed(train, tiny_bert):
     folders = {
         name: train("--from_scratch", "--num_train_epochs", "0", "--seed", seed, name=name)
         for name, seed in {"a": "1", "b": "1", "c": "2"}.items()
@@ -133,13 +133,13 @@ def test_a_model_begun_anew_follows_from_the_seed(train, tiny_bert):
     assert weights(folders["a"]).keys() == weights(tiny_bert).keys()
 
 
-def test_a_plain_model_keeps_its_weights_before_the_first_step(train, tiny_bert):
+def test_a_plain_model_starts_from_its_pretrained_weights(train, tiny_bert):
     found, original = weights(train("--num_train_epochs", "0")), weights(tiny_bert)
     assert same(found, original)
 
 
-def test_a_roberta_with_byte_level_tokens_is_spherized_too(train, texts, tmp_path):
-    """Its positions are counted from behind the padding's, so that it takes fewer tokens than it has positions."""
+def test_a_roberta_with_byte_level_tokens_can_be_spherized(train, texts, tmp_path):
+    """RoBERTa's positions start after the padding index, so it accepts fewer tokens than it has positions."""
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     trained = ByteLevelBPETokenizer()
     trained.train([str(texts / "train.txt")], vocab_size=300, special_tokens=special, show_progress=False)
@@ -161,7 +161,7 @@ def test_a_roberta_with_byte_level_tokens_is_spherized_too(train, texts, tmp_pat
         train(*words, "--max_seq_length", "33", name="longer")
 
 
-def test_a_model_without_a_longest_input_takes_what_its_tokenizer_does(train, tiny_bert, tmp_path):
+def test_the_maximum_length_defaults_to_that_of_the_tokenizer(train, tiny_bert, tmp_path):
     FunnelConfig(vocab_size=400, block_sizes=[1], d_model=8, n_head=2, d_head=4, d_inner=8).save_pretrained(tmp_path)
     words = ["--model_name_or_path", str(tmp_path), "--tokenizer_name", str(tiny_bert), "--from_scratch"]
     train(*words, "--num_train_epochs", "1")
@@ -176,7 +176,7 @@ def test_an_encoder_without_a_head_gets_a_new_one(train, tiny_bert, tmp_path, re
     assert results["eval_loss"] < math.log(400)
 
 
-def test_a_calibrated_model_begins_closer_to_the_plain_one(train, results_of):
+def test_data_dependent_initialization_starts_closer_to_the_plain_model(train, results_of):
     words = ["--num_train_epochs", "0", "--calibration_tokens", "4000"]
     plain, spherized, calibrated = (
         results_of(train(*extra, *words[: 2 if "--calibrate" not in extra else 4], name=str(number)))["eval_loss"]
@@ -193,7 +193,7 @@ def test_a_model_learns_to_repeat_its_input(train, results_of):
     assert results["eval_accuracy"] > 0.6
 
 
-def test_masking_follows_from_the_arguments(train, monkeypatch):
+def test_the_arguments_determine_the_masking(train, monkeypatch):
     used = []
 
     def load(options, *_, **more):
@@ -211,14 +211,14 @@ def test_masking_follows_from_the_arguments(train, monkeypatch):
 RANDOM = [*SPHERIZED, "--whole_word_masking"]
 
 
-def test_a_continuation_is_not_calibrated_again(train, monkeypatch):
+def test_resuming_does_not_repeat_the_data_dependent_initialization(train, monkeypatch):
     words = [*SPHERIZED, "--calibrate", "--calibration_tokens", "4000", "--num_train_epochs", "1"]
     train(*words, "--max_steps", "3")
     monkeypatch.setattr(masked_lm, "calibrate", lambda *_: pytest.fail("calibrated twice"))
     train(*words, "--resume_from_checkpoint", "latest")
 
 
-# Mistakes
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -230,13 +230,13 @@ def test_a_continuation_is_not_calibrated_again(train, monkeypatch):
             ["--spherized", "--spherization_kwargs", "{scale: 1}"],
             "no option 'scale' .* the options are: scaling",
         ),
-        (["--spherized", "--spherized_layers", "2"], "names layer 2, but the encoder has 2 layers"),
+        (["--spherized", "--spherized_layers", "2"], "contains layer 2, but the encoder has 2 layers"),
         (["--text_column_name", "words"], "no text column 'words'"),
         (["--spherized", "--calibrate", "--max_train_samples", "2"], "too few tokens to fit a map of 65 inputs"),
     ],
     ids=lambda value: " ".join(value[-2:]).strip("-") if isinstance(value, list) else "",
 )
-def test_what_cannot_be_done_is_refused(train, words, message):
+def test_invalid_arguments_are_refused(train, words, message):
     with pytest.raises(ValueError, match=message):
         train(*words)
 
@@ -256,13 +256,13 @@ def test_what_cannot_be_done_is_refused(train, words, message):
     ],
     ids=lambda value: "+".join(word.strip("-") for word in value[:2]) if isinstance(value, list) else "",
 )
-def test_options_that_do_not_go_together_are_refused(train, capsys, words, message):
+def test_incompatible_options_are_refused(train, capsys, words, message):
     with pytest.raises(SystemExit):
         train(*words)
     assert message in capsys.readouterr().err
 
 
-def test_a_model_that_is_no_masked_language_model_is_refused(train, tiny_bert, tmp_path):
+def test_a_model_that_is_not_a_masked_language_model_is_refused(train, tiny_bert, tmp_path):
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=400)).save_pretrained(tmp_path / "gpt2")
     words = ["--model_name_or_path", str(tmp_path / "gpt2"), "--tokenizer_name", str(tiny_bert)]
     with pytest.raises(ValueError, match="is a gpt2 model, which has no masked language model"):
@@ -274,7 +274,7 @@ def test_a_spherized_model_is_not_spherized_again(train, finished):
         train("--model_name_or_path", str(finished), "--spherized")
 
 
-def test_a_model_of_another_kind_cannot_be_spherized(train, tiny_bert, tmp_path):
+def test_an_unsupported_model_type_cannot_be_spherized(train, tiny_bert, tmp_path):
     folder = tmp_path / "other"
     shutil.copytree(tiny_bert, folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "mobilebert", "vocab_size": 400}))
@@ -298,7 +298,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(train, tiny_bert
         train("--tokenizer_name", str(tmp_path / "tokenizer"))
 
 
-# The recipe as a process of its own
+# Separate processes
 
 SCRIPT = "recipes/train_masked_lm.py"
 
@@ -313,7 +313,7 @@ print("of images:", sorted(name for name in ours if any(word in name for word in
 
 
 @pytest.mark.slow
-def test_text_needs_nothing_that_images_need(start, quick, cache, tmp_path):
+def test_text_training_does_not_require_image_dependencies(start, quick, cache, tmp_path):
     words = [*quick, *cache, *SPHERIZED, "--num_train_epochs", "1", "--max_train_samples", "16"]
     process = start("-c", WITHOUT_IMAGES, SCRIPT, *words, "--output_dir", tmp_path / "run")
     printed, _ = process.communicate()

@@ -40,13 +40,13 @@ def run_in(quick: QuickRun, load_recipe, run_quickly, texts) -> Train:
 
 @pytest.fixture(scope="module")
 def finished(run_in: Train, tmp_path_factory) -> Path:
-    """The folder of a finished run with snapshots; to be read only."""
+    """The folder of a finished run with snapshots; read only."""
     return run_in(tmp_path_factory.mktemp("finished") / "run", "--snapshot_epochs", "1")
 
 
 @pytest.fixture(scope="module")
 def ruined(run_in: Train, quick: QuickRun, tmp_path_factory) -> Path:
-    """The folder of a run that keeps the model of its best epoch, which is not the last; to be read only."""
+    """The folder of a run that keeps the model of its best epoch, which is not the last; read only."""
     words = [*RUINED, quick.ruinous_gamma, *quick.held_out, "--load_best_model_at_end"]
     return run_in(tmp_path_factory.mktemp("ruined") / "run", *words)
 
@@ -122,7 +122,7 @@ def test_another_seed_gives_another_model(finished, train):
 
 def test_a_run_of_zero_epochs_saves_the_model_it_starts_from(finished, train, task):
     words = ["--model_name_or_path", str(finished), "--num_train_epochs", "0"]
-    if task == "masked_lm":  # it starts from the configuration alone, else
+    if task == "masked_lm":  # otherwise it starts from the configuration only
         words += ["--from_scratch", "false", "--spherized", "false"]
     assert same(weights(train(*words)), weights(finished))
 
@@ -209,7 +209,7 @@ def test_a_run_that_does_not_start_creates_no_directory(train, tmp_path):
 # The best epoch
 
 
-def test_the_model_that_is_kept_is_that_of_the_best_epoch(ruined, results_of):
+def test_the_model_of_the_best_epoch_is_kept(ruined, results_of):
     assert results_of(ruined)["best_epoch"] <= 2
     kept, best = weights(ruined), weights(ruined / "best")
     # Fitted to held-out images after training.
@@ -226,7 +226,7 @@ def test_the_best_epoch_is_chosen_on_held_out_data(ruined, results_of, task):
     assert results[f"validation_{kind.metric}"] == pytest.approx(best, abs=3e-3)
 
 
-def test_the_card_states_what_the_epoch_was_chosen_on(ruined, task):
+def test_the_card_states_on_which_data_the_epoch_was_chosen(ruined, task):
     where = "validation" if task == "masked_lm" else "a held-out part of the training split"
     metric = find_task(task).metric.replace("_", " ")
     assert f"chosen by its {metric} on {where}." in (ruined / "README.md").read_text()

@@ -36,7 +36,7 @@ def recipe(load_recipe) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def run_of_digits(load_recipe, run_quickly, tmp_path_factory) -> Path:
-    """Digits on the sphere of three coordinates, two epochs long, with a snapshot of each."""
+    """A two-epoch run on digits with embeddings on the sphere in three dimensions and a snapshot per epoch."""
     words = ["--dataset_name", "digits", "--backbone", "simple_fnn", "--head", "spherized", "--embedding_dim", "2"]
     words += ["--num_train_epochs", "2", "--snapshot_epochs", "1", "--disable_tqdm"]
     run = run_quickly(load_recipe("train_image_classification"), words)
@@ -45,7 +45,7 @@ def run_of_digits(load_recipe, run_quickly, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def embeddings(load_recipe, run_main, run_of_digits, cache, tmp_path_factory) -> Path:
-    """The test digits as that run embeds them; pictures go elsewhere."""
+    """Embeddings of the test digits from that run; figures are written elsewhere."""
     folder = tmp_path_factory.mktemp("embeddings") / "digits-test"
     words = ["--model_name_or_path", str(run_of_digits), "--dataset_name", "digits", "--disable_tqdm", *cache]
     run_main(load_recipe("extract_embeddings"), [*words, "--output_dir", str(folder)])
@@ -54,7 +54,7 @@ def embeddings(load_recipe, run_main, run_of_digits, cache, tmp_path_factory) ->
 
 @pytest.fixture
 def draw(recipe, run_main, cache, tmp_path) -> Draw:
-    """Run the recipe and return the folder of the pictures."""
+    """Run the recipe and return the folder of the figures."""
 
     def run(folder: Path, *words: object) -> Path:
         given = [] if "--output_dir" in words else ["--output_dir", str(tmp_path / "pictures")]
@@ -65,7 +65,7 @@ def draw(recipe, run_main, cache, tmp_path) -> Draw:
 
 
 def write(folder: Path, points: torch.Tensor, labels: torch.Tensor | None = None) -> Path:
-    """Embeddings that another program could have written."""
+    """Write embeddings like those of another program."""
     columns = {"embedding": points} | ({} if labels is None else {"label": labels})
     with embeddings_writer(folder, "test", {}, class_names=["a", "b", "c"]) as add:
         add(columns)
@@ -82,41 +82,41 @@ def results_of(folder: Path) -> dict:
     return json.loads((folder / "all_results.json").read_text())
 
 
-# What is drawn
+# Figures
 
 
 @needs_plotly
-def test_without_a_word_all_that_can_be_drawn_at_once_is_drawn(draw, embeddings):
+def test_by_default_all_available_figures_are_drawn(draw, embeddings):
     folder = draw(embeddings)
     names = {path.name for path in folder.iterdir()}
     assert names == {"sphere.png", "angles.png", "sphere.html", "all_results.json", "run.json"}
 
 
-def test_pictures_go_beside_the_embeddings_unless_told_otherwise(recipe, run_main, tmp_path):
+def test_figures_are_written_next_to_the_embeddings_by_default(recipe, run_main, tmp_path):
     folder = write(tmp_path / "own", *clusters(3))
     run_main(recipe, ["--embeddings", str(folder), "--pictures", "angles"])
     assert (folder / "pictures" / "angles.png").is_file()
 
 
 @pytest.mark.parametrize(("dim", "name"), [(2, "circle.png"), (3, "sphere.png"), (7, "sphere.png")])
-def test_two_coordinates_lie_on_the_circle_and_more_on_the_sphere(dim, name, draw, tmp_path):
+def test_two_dimensions_are_drawn_on_the_circle_and_more_on_the_sphere(dim, name, draw, tmp_path):
     folder = draw(write(tmp_path / "own", *clusters(dim)), "--pictures", "sphere")
     assert {path.name for path in folder.glob("*.png")} == {name}
 
 
-def test_dim_2_puts_any_embeddings_on_the_circle(draw, tmp_path):
+def test_dim_2_draws_any_embeddings_on_the_circle(draw, tmp_path):
     folder = draw(write(tmp_path / "own", *clusters(7)), "--pictures", "sphere", "--dim", 2)
     assert {path.name for path in folder.glob("*.png")} == {"circle.png"}
 
 
-def test_lengths_makes_another_picture_of_the_plane(draw, tmp_path):
+def test_lengths_changes_the_figure_of_the_plane(draw, tmp_path):
     own = write(tmp_path / "own", *clusters(2))
     rose = (draw(own, "--pictures", "sphere") / "circle.png").read_bytes()
     plane = draw(own, "--pictures", "sphere", "--lengths", "--overwrite_output_dir") / "circle.png"
     assert plane.read_bytes() != rose
 
 
-def test_the_film_has_a_frame_a_snapshot(draw, embeddings, run_of_digits):
+def test_the_film_has_a_frame_per_snapshot(draw, embeddings, run_of_digits):
     folder = draw(embeddings, "--pictures", "film", "--film_samples", 100, "--film_milliseconds", 120)
     with Image.open(folder / "film.gif") as film:
         assert film.n_frames == len(list_snapshots(run_of_digits)) == 3
@@ -132,25 +132,25 @@ def test_the_film_has_the_labels_of_the_embeddings(embeddings):
 
 
 @needs_plotly
-def test_the_page_shows_images_unless_told_otherwise(draw, embeddings):
+def test_the_page_shows_images_by_default(draw, embeddings):
     with_images = (draw(embeddings, "--pictures", "interactive") / "sphere.html").stat().st_size
     words = ("--pictures", "interactive", "--no_thumbnails", "--overwrite_output_dir")
     assert (draw(embeddings, *words) / "sphere.html").stat().st_size < with_images
 
 
-def test_the_directions_of_the_classes_are_in_the_picture_unless_told_otherwise(draw, embeddings):
+def test_class_directions_are_drawn_by_default(draw, embeddings):
     with_directions = (draw(embeddings, "--pictures", "sphere") / "sphere.png").read_bytes()
     words = ("--pictures", "sphere", "--no_directions", "--overwrite_output_dir")
     assert (draw(embeddings, *words) / "sphere.png").read_bytes() != with_directions
 
 
-def test_the_gallery_is_drawn_where_there_is_something_beside(draw, tmp_path):
+def test_the_gallery_is_drawn_with_several_embeddings(draw, tmp_path):
     both = [write(tmp_path / name, *clusters(dim)) for name, dim in (("one", 3), ("other", 5))]
     folder = draw(both[0], "--beside", both[1])
     assert (folder / "gallery.png").is_file()
 
 
-# What is measured
+# Metrics
 
 
 def test_results_agree_with_plain_formulas(draw, embeddings):
@@ -174,7 +174,7 @@ def test_results_agree_with_plain_formulas(draw, embeddings):
     assert results == pytest.approx(expected, rel=1e-5)
 
 
-def test_without_labels_there_is_no_class_in_results_and_pictures(draw, tmp_path, capsys):
+def test_without_labels_results_and_figures_have_no_classes(draw, tmp_path, capsys):
     folder = draw(write(tmp_path / "own", clusters(3)[0]), "--pictures", "sphere", "angles")
     assert {path.name for path in folder.glob("*.png")} == {"sphere.png"}
     assert set(results_of(folder)) == {"num_embeddings", "embedding_dim", "uniformity", "effective_dimension"}
@@ -189,7 +189,7 @@ def test_without_labels_there_is_no_class_in_results_and_pictures(draw, tmp_path
     ],
     ids=["a single class", "single points"],
 )
-def test_what_cannot_be_measured_is_noted_and_the_rest_is_there(labels, missing, draw, tmp_path, capsys):
+def test_undefined_metrics_are_noted_and_the_rest_is_computed(labels, missing, draw, tmp_path, capsys):
     points = clusters(3)[0][: len(labels)]
     folder = draw(write(tmp_path / "own", points, torch.tensor(labels)), "--pictures", "sphere", "angles")
     assert (folder / "sphere.png").is_file()
@@ -199,7 +199,7 @@ def test_what_cannot_be_measured_is_noted_and_the_rest_is_there(labels, missing,
 
 
 @pytest.mark.parametrize("value", [0.0, math.nan])
-def test_points_without_a_direction_are_refused_by_row_before_anything_is_written(value, draw, tmp_path):
+def test_zero_or_nan_embeddings_are_refused_by_row_before_anything_is_written(value, draw, tmp_path):
     points, labels = clusters(3)
     points[4] = value
     with pytest.raises(ValueError, match=r"1 of 90 embeddings of .*own are zero or not finite.* in row 4; remove them"):
@@ -207,14 +207,14 @@ def test_points_without_a_direction_are_refused_by_row_before_anything_is_writte
     assert not (tmp_path / "pictures").exists()
 
 
-def test_max_samples_takes_as_many(draw, embeddings):
+def test_max_samples_limits_the_embeddings(draw, embeddings):
     assert results_of(draw(embeddings, "--pictures", "angles", "--max_samples", 50))["num_embeddings"] == 50
 
 
-# What is refused or left out
+# Errors and missing parts
 
 
-def test_pictures_that_are_there_are_not_replaced_unasked(draw, tmp_path):
+def test_existing_figures_are_not_replaced_by_default(draw, tmp_path):
     own = write(tmp_path / "own", *clusters(3))
     draw(own, "--pictures", "sphere")
     with pytest.raises(FileExistsError, match="overwrite_output_dir"):
@@ -223,20 +223,20 @@ def test_pictures_that_are_there_are_not_replaced_unasked(draw, tmp_path):
     assert {path.name for path in folder.glob("*.png")} == {"angles.png"}
 
 
-def test_a_film_needs_snapshots(draw, embeddings, tmp_path, monkeypatch):
+def test_a_film_requires_snapshots(draw, embeddings, tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "list_snapshots", lambda run: [])
-    with pytest.raises(ValueError, match=r"snapshots of a run, two at least.*has 0; train with --snapshot_epochs 1"):
+    with pytest.raises(ValueError, match=r"at least two snapshots of a run.*has 0; train with --snapshot_epochs 1"):
         draw(embeddings, "--pictures", "film")
     assert not (tmp_path / "pictures").exists()
 
 
-def test_a_gallery_is_of_the_same_classes(draw, embeddings, tmp_path):
+def test_a_gallery_requires_the_same_classes(draw, embeddings, tmp_path):
     with pytest.raises(ValueError, match=r"different classes \(0, 1, 2.* and a, b, c\), but a gallery has one legend"):
         draw(write(tmp_path / "own", *clusters(3)), "--beside", embeddings)
 
 
-def test_a_film_needs_to_know_its_run(draw, tmp_path):
-    with pytest.raises(ValueError, match="does not say which model embedded which images of which data set"):
+def test_a_film_requires_its_run(draw, tmp_path):
+    with pytest.raises(ValueError, match="needs the model and the images of the embeddings"):
         draw(write(tmp_path / "own", *clusters(3)), "--pictures", "film")
 
 
@@ -248,7 +248,7 @@ def test_a_film_needs_to_know_its_run(draw, tmp_path):
         (3, ("--lengths",), "lengths can be drawn for 2 coordinates only; .* have 3"),
     ],
 )
-def test_what_cannot_be_drawn_is_said(dim, words, message, draw, tmp_path):
+def test_requested_figures_that_cannot_be_drawn_are_refused(dim, words, message, draw, tmp_path):
     with pytest.raises(ValueError, match=message):
         draw(write(tmp_path / "own", *clusters(dim)), "--pictures", "sphere", *words)
 
@@ -265,20 +265,20 @@ def test_what_cannot_be_drawn_is_said(dim, words, message, draw, tmp_path):
         (("--pictures", "sphere", "--beside", "x"), "gallery and --beside require each other"),
     ],
 )
-def test_arguments_without_a_meaning_are_refused(words, message, draw, tmp_path, capsys):
+def test_invalid_arguments_are_refused(words, message, draw, tmp_path, capsys):
     with pytest.raises(SystemExit):
         draw(tmp_path / "nowhere", *words)
     assert message in capsys.readouterr().err
 
 
-def test_a_missing_extra_is_an_error_if_its_picture_is_requested(draw, tmp_path, monkeypatch):
+def test_a_missing_extra_is_an_error_if_its_figure_is_requested(draw, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     own = write(tmp_path / "own", *clusters(3))
     with pytest.raises(ImportError, match=r"hf_sphere\[plotly\]"):
         draw(own, "--pictures", "interactive")
 
 
-def test_a_missing_extra_is_noted_if_the_default_pictures_are_drawn(draw, tmp_path, monkeypatch, capsys):
+def test_a_missing_extra_is_noted_if_the_default_figures_are_drawn(draw, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     folder = draw(write(tmp_path / "own", *clusters(3)))
     assert {path.name for path in folder.iterdir()} == {"sphere.png", "angles.png", "all_results.json", "run.json"}
@@ -286,7 +286,7 @@ def test_a_missing_extra_is_noted_if_the_default_pictures_are_drawn(draw, tmp_pa
 
 
 @needs_plotly
-def test_a_data_set_that_is_gone_costs_the_thumbnails_alone(draw, embeddings, tmp_path, capsys):
+def test_a_missing_data_set_omits_only_the_thumbnails(draw, embeddings, tmp_path, capsys):
     about = json.loads((embeddings / "embeddings.json").read_text())
     moved = write(tmp_path / "own", *clusters(3))
     (moved / "embeddings.json").write_text(json.dumps(about | {"dataset": str(tmp_path / "gone"), "model": "gone"}))
@@ -295,7 +295,7 @@ def test_a_data_set_that_is_gone_costs_the_thumbnails_alone(draw, embeddings, tm
     assert "Note: no thumbnails" in capsys.readouterr().out
 
 
-def test_a_model_that_is_gone_costs_the_directions_alone(draw, embeddings, tmp_path, capsys):
+def test_a_missing_model_omits_only_the_directions(draw, embeddings, tmp_path, capsys):
     about = json.loads((embeddings / "embeddings.json").read_text())
     moved = write(tmp_path / "own", *clusters(3))
     (moved / "embeddings.json").write_text(json.dumps(about | {"model": str(tmp_path / "gone")}))
@@ -304,7 +304,7 @@ def test_a_model_that_is_gone_costs_the_directions_alone(draw, embeddings, tmp_p
     assert "Note: no directions of the classes" in capsys.readouterr().out
 
 
-def test_directions_of_other_classes_are_left_out(draw, embeddings, run_of_digits, tmp_path, capsys):
+def test_directions_of_other_classes_are_omitted(draw, embeddings, run_of_digits, tmp_path, capsys):
     about = json.loads((embeddings / "embeddings.json").read_text())
     other = write(tmp_path / "own", *clusters(3))
     (other / "embeddings.json").write_text(json.dumps(about))
@@ -312,7 +312,7 @@ def test_directions_of_other_classes_are_left_out(draw, embeddings, run_of_digit
     assert "the classes of the data are not those of the model" in capsys.readouterr().out
 
 
-def test_the_script_runs_as_its_own_process(start, embeddings, tmp_path):
+def test_the_script_runs_as_a_separate_process(start, embeddings, tmp_path):
     words = ("--embeddings", embeddings, "--output_dir", tmp_path / "pictures", "--pictures", "sphere", "angles")
     process = start(SCRIPT, *words)
     text, _ = process.communicate(timeout=120)

@@ -1,4 +1,4 @@
-"""Quick command lines of every training recipe, and how two saved models are compared."""
+"""Quick command lines for every training recipe, and comparison of saved models."""
 
 import random
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ _TEXT += ["--max_seq_length", "32", "--max_train_samples", "80", "--max_eval_sam
 
 @dataclass(frozen=True)
 class QuickRun:
-    """A quick run of a recipe: two epochs of ten steps in which all random numbers matter.
+    """A quick run of a recipe: two epochs of ten steps that use all sources of randomness.
 
     Attributes:
         recipe: Name of the script.
-        argv: Its command line without folders.
-        held_out: What holds out validation data.
+        argv: Command line without folders.
+        held_out: Arguments that hold out validation data.
         ruinous_gamma: Factor of the learning rate that ruins the model without making it diverge.
     """
 
@@ -61,11 +61,11 @@ QUICK_RUNS = {
         ruinous_gamma="1e2",
     ),
 }
-"""A quick run per task, by the task's name."""
+"""Quick runs by task name."""
 
 
 def make_sentences(count: int, seed: int) -> str:
-    """Sentences in which one word predicts others."""
+    """Sentences in which words predict each other."""
     draw = random.Random(seed)
     facts = {"cat": "milk", "dog": "bones", "bird": "seeds", "cow": "grass"}
     lines = []
@@ -81,5 +81,5 @@ def weights(folder: Path) -> dict[str, Tensor]:
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    """Whether tensors are bit-for-bit the same."""
+    """Whether tensors are bit-for-bit equal."""
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

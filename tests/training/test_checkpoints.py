@@ -35,7 +35,7 @@ def full_disk(accelerator, monkeypatch) -> None:
     """Simulate a full disk halfway through a checkpoint."""
 
     def write_half(folder: str) -> None:
-        Path(folder).mkdir()
+        Path(folder).mkdir(exist_ok=True)
         Path(folder, "model.safetensors").write_bytes(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 

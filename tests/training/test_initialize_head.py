@@ -44,6 +44,9 @@ class CenteredHead(Head):
         nn.init.zeros_(self.center)
 
 
+del HEADS["centered"]  # only the fixture below adds it
+
+
 @pytest.fixture
 def model(monkeypatch) -> SphereVisionForImageClassification:
     """A model with batch norm, dropout and the head above, in training mode."""
@@ -127,7 +130,7 @@ def test_vmf_head_starts_with_the_concentration_of_the_classes(make_batches, fre
     model.train()
     points = torch.cat([model(**batch).embeddings.detach() for batch in batches.epoch(0)])
     assert points.abs().mean().item() * 16**0.5 == pytest.approx(model.head.initial_concentration, rel=1e-4)
-    # The excess of the norm depends on the shape of the distribution; a Gaussian has a quarter.
+    # The excess of the norm depends on the shape of the distribution; for a Gaussian it is a quarter.
     assert 1.0 < points.norm(dim=-1).mean().item() / model.head.initial_concentration < 1.5
 
 

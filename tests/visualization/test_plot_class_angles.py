@@ -57,7 +57,7 @@ def test_the_caption_says_which_pairs_were_measured(count, caption):
 
 
 def test_one_class_is_refused():
-    with pytest.raises(ValueError, match="points of two classes at least"):
+    with pytest.raises(ValueError, match="need at least two classes"):
         plot_class_angles(torch.randn(5, 3), torch.zeros(5).long())
 
 

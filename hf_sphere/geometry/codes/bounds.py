@@ -11,7 +11,7 @@ from hf_sphere.geometry.codes.proved import PROVED_OPTIMA
 
 # Beyond these limits the linear program improves the bound by at most a few thousandths or is ill-conditioned.
 _PROGRAM_DIM, _PROGRAM_DEGREE, _PROGRAM_POINTS = 64, 14, 100_000
-# Levenshtein's polynomials of higher degree lose accuracy; only more than 250,000 points need one.
+# Levenshtein's polynomials of higher degree lose accuracy; they are needed only for more than 250,000 points.
 _LARGEST_DEGREE = 1000
 _ROUNDING = 1e-12
 
@@ -43,7 +43,7 @@ def separation_bound(num_points: int, dim: int) -> float:
     if num_points <= dim + 1:
         return -1.0 / (num_points - 1)
     if dim == 1:
-        return 1.0  # the sphere has two points only
+        return 1.0  # the sphere has only two points
     if num_points <= 2 * dim:
         return 0.0
     if dim == 2:
@@ -52,7 +52,7 @@ def separation_bound(num_points: int, dim: int) -> float:
 
 
 def _program_bound(num_points: int, dim: int) -> float:
-    """Levenshtein's bound, improved by the linear program where that is well-conditioned."""
+    """Levenshtein's bound, improved by the linear program where it is well-conditioned."""
     start = levenshtein_cosine(min(num_points, design_size(_LARGEST_DEGREE, dim)), dim) - _ROUNDING
     if dim > _PROGRAM_DIM:
         return start

@@ -15,15 +15,15 @@ from hf_sphere.geometry.codes.spherical_code import SphericalCode
 def find_code(num_points: int, dim: int) -> SphericalCode | None:
     """Find the best code of the catalogue with at least K points in at most d dimensions.
 
-    Subsets of a code, padded with zeros to the dimension, have at most its largest cosine.
+    The largest cosine of a subset, padded with zeros to d dimensions, is at most that of the code.
 
     Args:
         num_points: Number K of points.
         dim: Dimension d.
 
     Returns:
-        The code with the smallest largest cosine, or None. Ties are broken by the smallest dimension, then size. For
-        K <= 2 d prefer `simplex` and `cross_polytope`.
+        The code whose largest cosine is smallest, or None if there is none. Ties are broken by the smallest dimension,
+        then size. For K <= 2 d prefer `simplex` and `cross_polytope`.
     """
     fitting = [code for code in CATALOGUE if code.size >= num_points and code.dim <= dim]
     return min(fitting, key=lambda code: (code.cosine, code.dim, code.size), default=None)
@@ -33,7 +33,7 @@ def fit_code(code: SphericalCode, num_points: int, dim: int, generator: torch.Ge
     """Take K points of a code and pad them with zeros to R^d.
 
     Args:
-        code: A code with at least K points and at most d dimensions, such as `find_code` returns.
+        code: A code with at least K points and at most d dimensions, for instance from `find_code`.
         num_points: Number K of points, at least 1.
         dim: Dimension d.
         generator: CPU generator that draws a random subset of the code; None takes the first K points.
@@ -53,7 +53,7 @@ def fit_code(code: SphericalCode, num_points: int, dim: int, generator: torch.Ge
 
 
 def _kissing_chain(base: SphericalCode, *inner: int | tuple[int, str, str]) -> Iterator[SphericalCode]:
-    """Kissing configuration of a code, kissing configuration of that, and so on; see `derived`.
+    """Iterated kissing configurations of a code; see `derived`.
 
     Each is given by its size, or by size, name and reference if it is proved optimal.
     """

@@ -23,7 +23,7 @@ def delsarte_cosine(num_points: int, dim: int, start: float) -> float:
     """Lower bound on the largest cosine of K points in R^d by linear programming.
 
     The bound N(s) on the size of a code with largest cosine s increases with s. The secant method solves N(s) = K from
-    the left, and the best bound that any of its polynomials proves is returned.
+    the left, and the best bound proved by any of its polynomials is returned.
 
     Args:
         num_points: Number K of points, up to about 100,000; for more, the program is ill-conditioned.
@@ -112,7 +112,7 @@ class _Polynomial:
         """
         from scipy.optimize import brentq
 
-        # Values of f are accurate to a few ulps of its maximum f(1), which M is reduced by.
+        # Values of f are accurate to a few ulps of its maximum f(1), by which M is reduced.
         level = (num_points - self.at_one) / (num_points - 1) - _ROUNDING * self.at_one
         places = np.unique(np.concatenate([[-1.0], self.extrema, [cosine, 1.0]]))
         above = self(places) > level

@@ -38,7 +38,7 @@ def levenshtein_cosine(num_points: int, dim: int) -> float:
 
 
 def design_size(strength: int, dim: int) -> int:
-    """Lower bound D on the size of a spherical design of a strength (Delsarte, Goethals and Seidel, 1977)."""
+    """Lower bound D(d, t) on the size of a spherical t-design, t = `strength` (Delsarte, Goethals and Seidel, 1977)."""
     half, odd = divmod(strength, 2)
     if odd:
         return 2 * math.comb(dim + half - 1, half)

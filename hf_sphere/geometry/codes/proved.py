@@ -1,4 +1,4 @@
-"""Optima of spherical codes proved by other means than linear programming."""
+"""Optimal largest cosines of spherical codes, proved by methods other than linear programming."""
 
 import math
 from typing import NamedTuple

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# All pairs of points are verified up to this size; of larger codes a sample against all points.
+# Up to this size all pairs of points are verified; for larger codes, the pairs of a sample with all points.
 _FULLY_VERIFIED = 8192
 _SAMPLE = 64
 _BLOCK = 512
@@ -25,7 +25,7 @@ class SphericalCode:
         cosine: Exact largest cosine between two points.
         optimal: Whether the code is proved optimal: no K points in R^d have a smaller largest cosine.
         source: Reference for the construction or the proof of optimality.
-        builder: Function that returns the points, of any norms, as an array (K, d).
+        builder: Function that returns the points, of any norm, as an array (K, d).
     """
 
     name: str
@@ -49,7 +49,7 @@ class SphericalCode:
             Unit vectors, (K, d), float64.
 
         Raises:
-            RuntimeError: If the construction does not have the stated properties, which is a bug of this library.
+            RuntimeError: If the construction does not have the stated properties, which is a bug in this library.
         """
         return _unit_rows(_verified_points(self)[index])
 

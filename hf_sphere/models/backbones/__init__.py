@@ -1,4 +1,4 @@
-"""Backbones that timm lacks, registered with timm on import.
+"""Backbones that timm does not have, registered with timm on import.
 
 To add one, add a function decorated with `register_backbone` to a file of this folder.
 """

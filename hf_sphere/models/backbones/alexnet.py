@@ -1,4 +1,4 @@
-"""AlexNet: that of torchvision for images of 224 pixels, and the usual small one for images of 32 pixels."""
+"""AlexNet of torchvision for images of 224 pixels, and the usual small variant for images of 32 pixels."""
 
 from typing import Any
 
@@ -17,13 +17,13 @@ from hf_sphere.models.backbones.base import (
 
 @register_backbone
 def alexnet(*, img_size: ImageSize = 224, in_chans: int = 3, drop_rate: float = 0.5, **net: Any) -> EmbeddingNet:
-    """AlexNet for images of 224 pixels: the five convolutions of torchvision's and a 4096-4096 classifier."""
+    """AlexNet of torchvision for images of 224 pixels: five convolutions and two hidden layers of 4096 units."""
     feature_side("alexnet", img_size, least=63, halvings=0)
-    whole = AlexNet(num_classes=1, dropout=drop_rate)
+    original = AlexNet(num_classes=1, dropout=drop_rate)
     if in_chans != 3:
-        whole.features[0] = nn.Conv2d(in_chans, 64, 11, stride=4, padding=2)
-    hidden = list(whole.classifier)[:-2]  # without the last activation, which `EmbeddingNet` adds, and the classifier
-    layers = nn.Sequential(*whole.features, whole.avgpool, nn.Flatten(), *hidden)
+        original.features[0] = nn.Conv2d(in_chans, 64, 11, stride=4, padding=2)
+    hidden = list(original.classifier)[:-2]  # without the output layer, and the last ReLU, which `EmbeddingNet` adds
+    layers = nn.Sequential(*original.features, original.avgpool, nn.Flatten(), *hidden)
     return EmbeddingNet(layers, 4096, **net)
 
 
@@ -32,7 +32,7 @@ def alexnet_cifar(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) ->
     """AlexNet's five convolutions for images of 32 pixels (29 to 60), without hidden linear layers."""
     if max(feature_side("alexnet_cifar", img_size, least=29, halvings=0)) > 60:
         raise ValueError(
-            f"alexnet_cifar takes images of 29 to 60 pixels per side, got {img_size}; alexnet takes larger."
+            f"alexnet_cifar requires images of 29 to 60 pixels per side; got {img_size}. For larger images use alexnet."
         )
     layers = nn.Sequential(
         nn.Conv2d(in_chans, 64, 11, stride=4, padding=5),

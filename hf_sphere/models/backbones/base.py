@@ -101,7 +101,7 @@ def initialize_for_relu(net: nn.Module) -> None:
 
 
 def feature_side(name: str, img_size: ImageSize, least: int, halvings: int) -> tuple[int, int]:
-    """Return height and width of a map after `halvings` poolings; images must have at least `least` pixels per side."""
+    """Return height and width of a feature map after `halvings` poolings; images need `least` pixels per side."""
     height, width = to_2tuple(img_size)
     if min(height, width) < least:
         raise ValueError(f"backbone {name!r} needs images of at least {least} pixels per side; got {height} x {width}.")
@@ -112,8 +112,8 @@ def register_backbone(build: Callable[..., nn.Module]) -> Callable[..., nn.Modul
     """Register a function that builds a network with timm and in `BACKBONES`, under the function's name.
 
     The function takes the keywords `in_chans`, `num_classes` and its own options, and `img_size` if its layers depend
-    on it; the defaults of `in_chans` and `img_size` should be its usual images. These networks have no published
-    weights, so `pretrained=True` is an error.
+    on it; the defaults of `in_chans` and `img_size` should be those of its usual images. These networks have no
+    published weights, so `pretrained=True` raises an error.
     """
 
     @functools.wraps(build)
@@ -164,4 +164,4 @@ def create_backbone(
     try:
         return timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=num_channels, **options)
     except TypeError as error:
-        raise ValueError(f"backbone {name!r} does not take the options {options}: {error}") from error
+        raise ValueError(f"backbone {name!r} does not accept the options {options}: {error}") from error

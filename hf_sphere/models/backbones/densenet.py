@@ -1,4 +1,4 @@
-"""timm's DenseNet with the stem for small images: one 3x3 convolution and no pooling."""
+"""timm's DenseNet with a stem for small images: one 3x3 convolution and no pooling."""
 
 from typing import Any
 

@@ -44,7 +44,7 @@ class ResNet12(EmbeddingNet):
 
     The final activation is that of the last block. It is applied after the block's pooling, which is equivalent because
     leaky ReLU is increasing. Without it, where a spherization or a head replaces it, the embedding is the average of
-    the pooled values before activation, which take both signs.
+    the pooled values before activation, which can be negative.
 
     Args:
         blocks: The blocks, the last one without activation.
@@ -80,14 +80,14 @@ def resnet12(
 ) -> ResNet12:
     """ResNet-12 of few-shot learning: four pooled residual blocks of `widths` channels and global average pooling.
 
-    Instead of the DropBlock of some implementations it has `drop_rate`, dropout of the embedding.
+    `drop_rate` is dropout of the embedding, instead of the DropBlock of some implementations.
 
     Reference:
         Oreshkin, Rodriguez and Lacoste, "TADAM", NeurIPS 2018; the widths are those of Lee, Maji, Ravichandran and
         Soatto, "Meta-learning with differentiable convex optimization", CVPR 2019.
     """
     if len(widths) != 4 or min(widths) < 1:
-        raise ValueError(f"resnet12 takes widths, the channels of its four blocks; got {list(widths)}.")
+        raise ValueError(f"widths of resnet12 must be four positive numbers of channels; got {list(widths)}.")
     feature_side("resnet12", img_size, least=16, halvings=4)
     pairs = itertools.pairwise([in_chans, *widths])
     blocks = nn.Sequential(*(PooledBlock(*pair, activation=place < 3) for place, pair in enumerate(pairs)))

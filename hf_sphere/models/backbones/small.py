@@ -38,9 +38,9 @@ def simple_fnn(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Em
 
 @register_backbone
 def mlp(*, img_size: ImageSize = 28, in_chans: int = 3, widths: Sequence[int] = (4096,), **net: Any) -> EmbeddingNet:
-    """Fully connected network, pixels-`widths` with ReLU between: (4096,), or with a bottleneck (4096, 1024)."""
+    """Fully connected network, pixels-`widths` with ReLUs in between: (4096,), or with a bottleneck (4096, 1024)."""
     if not widths or min(widths) < 1:
-        raise ValueError(f"mlp takes widths, the units of each hidden layer, at least one; got {list(widths)}.")
+        raise ValueError(f"widths of mlp must be positive numbers, the units of each hidden layer; got {list(widths)}.")
     height, breadth = to_2tuple(img_size)
     sizes = [in_chans * height * breadth, *widths]
     layers: list[nn.Module] = [nn.Flatten()]
@@ -76,7 +76,7 @@ def lenet5(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> Embedd
 def lenet9(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> EmbeddingNet:
     """Nine layers: three stages of two 3x3 convolutions (6, 16, 64 channels) with max pooling, 120 and 84 units.
 
-    Made for the statistics of hyperplanes, for which LeNet-5 has too few convolutions. Each convolution is followed by
+    Intended for statistics of hyperplanes, for which LeNet-5 has too few convolutions. Each convolution is followed by
     ReLU, without batch norm.
 
     Reference:
@@ -136,7 +136,7 @@ def _hidden_layer(inputs: int, outputs: int, kind: str, options: Mapping[str, An
     if kind == "spherized":
         return SphericalLinear(inputs, outputs, **(options or {}))
     if options:
-        raise ValueError(f"hidden_kwargs are options of hidden_layer spherized; {kind} has none: leave them out.")
+        raise ValueError(f"hidden_kwargs are options of hidden_layer spherized; {kind} has none. Omit them.")
     if kind == "plain":
         return nn.Linear(inputs, outputs)
     if kind not in OPERATORS:
@@ -146,7 +146,7 @@ def _hidden_layer(inputs: int, outputs: int, kind: str, options: Mapping[str, An
 
 @register_backbone
 def conv4(*, img_size: ImageSize = 84, in_chans: int = 3, **net: Any) -> EmbeddingNet:
-    """Few-shot encoder of four pooled 3x3 convolutions of 64 channels and a last one over the whole feature map."""
+    """Few-shot encoder of four pooled 3x3 convolutions of 64 channels and a last one over the entire feature map."""
     height, breadth = feature_side("conv4", img_size, least=16, halvings=4)
     layers: list[nn.Module] = []
     for _ in range(4):
@@ -161,7 +161,7 @@ def conv4(*, img_size: ImageSize = 84, in_chans: int = 3, **net: Any) -> Embeddi
 def visualization_cnn(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> EmbeddingNet:
     """Three stages of two 3x3 convolutions (32, 64, 128 channels), then 256 units.
 
-    Made for visualizations: set `embedding_dim` to 2 or 3 in the model's configuration.
+    Intended for visualizations: set `embedding_dim` to 2 or 3 in the model's configuration.
     """
     height, breadth = feature_side("visualization_cnn", img_size, least=4, halvings=2)
     layers: list[nn.Module] = []

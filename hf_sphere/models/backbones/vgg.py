@@ -1,4 +1,4 @@
-"""VGG for images of 32 pixels, with configurable widths, an optional 4096-4096 classifier and optional batch norm."""
+"""VGG for images of 32 pixels, with configurable widths, optional hidden layers and optional batch norm."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,9 +32,9 @@ def _vgg(
 ) -> EmbeddingNet:
     name = f"vgg{depth}_cifar"
     if len(widths) != 4:
-        raise ValueError(f"{name} takes four stage widths (the last is used twice); got widths={list(widths)}.")
+        raise ValueError(f"widths of {name} must be four numbers (the last is used twice); got {list(widths)}.")
     if hidden < 0:
-        raise ValueError(f"{name} takes hidden, the width of its two hidden layers, or 0 for none; got {hidden}.")
+        raise ValueError(f"hidden of {name} must be the width of its two hidden layers, or 0 for none; got {hidden}.")
     feature_side(name, img_size, least=32, halvings=5)
     convolution = conv_norm_relu if batch_norm else conv_relu
     layers: list[nn.Module] = []

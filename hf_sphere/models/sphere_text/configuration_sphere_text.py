@@ -26,7 +26,7 @@ class SphereTextConfigMixin:
         spherization_delta: Lower bound of the product of all sines.
         learn_spherization_scaling: Whether each spherization learns its scaling.
         learn_spherization_radius: Whether each spherization learns its radius.
-        spherized_classifier: Whether the sequence classifier is spherized too; if None, it is if any layer is.
+        spherized_classifier: Whether the sequence classifier is spherized too; if None, only if any layer is.
 
     Example:
         >>> config = SphereBertConfig(spherized_layers=[-2, -1])
@@ -55,12 +55,12 @@ class SphereTextConfigMixin:
         outside = [index for index in given if not -layers <= index < layers]
         if outside:
             raise ValueError(
-                f"spherized_layers {given} names layer {outside[0]}, but the encoder has {layers} layers: 0 to "
+                f"spherized_layers {given} contains layer {outside[0]}, but the encoder has {layers} layers: 0 to "
                 f"{layers - 1}, or -{layers} to -1 from the end."
             )
         indices = sorted(index % layers for index in given)
         if len(set(indices)) < len(indices):
-            raise ValueError(f"spherized_layers {given} names a layer twice; name each layer once.")
+            raise ValueError(f"spherized_layers {given} contains a layer twice; list each layer once.")
         return tuple(indices)
 
     @property
@@ -85,7 +85,7 @@ class SphereTextConfigMixin:
     def get_config_dict(
         cls, pretrained_model_name_or_path: Any, **kwargs: Any
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Read a configuration; one of the plain encoder gets this class's model type."""
+        """Read a configuration; the model type of the plain encoder is replaced by that of this class."""
         values, unused = super().get_config_dict(pretrained_model_name_or_path, **kwargs)  # type: ignore[misc]
         if values.get("model_type") == cls.plain_model_type:
             values = {**values, "model_type": cls.model_type}  # type: ignore[attr-defined]
@@ -101,7 +101,7 @@ class SphereTextConfigMixin:
             raise ValueError(f"spherization_radius must be positive; got {self.spherization_radius}.")
         if not 0.0 < self.spherization_delta < 1.0:
             raise ValueError(
-                f"spherization_delta must lie between 0 and 1, both excluded; got {self.spherization_delta}. The usual "
+                f"spherization_delta must lie between 0 and 1 (exclusive); got {self.spherization_delta}. The usual "
                 "value is 1e-6."
             )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """A text encoder of transformers and the names of its parts, all without its prefix.
+    """A text encoder of transformers and the names of its parts, without the prefix.
 
     Attributes:
         model_type: Its `model_type` in transformers.

@@ -61,7 +61,7 @@ def calibrate_spherization(
 ) -> list[SpherizationFit]:
     r"""Initialize a spherized encoder close to the plain one it was loaded from, instead of randomly.
 
-    A spherized layer has its first linear map from the plain checkpoint; only the map after the spherization, from
+    A spherized layer takes its first linear map from the plain checkpoint; only the map after the spherization, from
     intermediate_size + 1 to hidden_size without bias, is new. It is set to the least-squares solution for the output of
     the plain layer, by ridge regression on the layer's actual inputs, with normal equations accumulated in float64.
     Layers are fitted in order, and each one compensates for the errors of those before it.
@@ -72,9 +72,9 @@ def calibrate_spherization(
         model: A model with spherized layers loaded from `reference`, with any head or none; its output layers are
             overwritten in place. Runs in eval mode; the mode is restored afterwards.
         reference: The plain model.
-        texts: Texts, or batches of model inputs (`input_ids`, `attention_mask`, ...). They may not all be read.
+        texts: Texts, or batches of model inputs (`input_ids`, `attention_mask`, ...). Reading stops at `max_tokens`.
         tokenizer: Tokenizer of the texts; that of the reference's checkpoint if None.
-        max_tokens: Number of tokens to read, rounded up to whole batches. A fifth of the texts is held out.
+        max_tokens: Number of tokens to read, rounded up to full batches. A fifth of the texts is held out.
         max_length: Maximum number of tokens per text, further limited by the tokenizer.
         batch_size: Number of texts per batch.
         ridge: The ridge, relative to the mean square of each coordinate; chosen on the held-out texts if None.
@@ -105,8 +105,8 @@ def calibrate_spherization(
     if num_tokens < least or num_texts < HELD_OUT:
         raise ValueError(
             f"too few tokens to fit a map of {least} inputs: got {num_tokens} tokens in {num_texts} texts; at least "
-            f"{least} tokens in {HELD_OUT} texts are needed, better several thousand. Give more texts, or raise "
-            f"max_tokens ({max_tokens})."
+            f"{least} tokens in {HELD_OUT} texts are required, and several thousand are better. Pass more texts, or "
+            f"increase max_tokens ({max_tokens})."
         )
     fits = []
     parts = _split(batches)
@@ -127,7 +127,7 @@ def calibrate_spherization(
             if not candidates:
                 raise ValueError(
                     f"the equations of layer {index} have no unique solution with ridge {ridge}: the texts do not vary "
-                    "enough, or give values that are not finite. Use a larger ridge or other texts."
+                    "enough, or produce values that are not finite. Use a larger ridge or other texts."
                 )
             _, best = min(candidates)
             linear = layer.output.spherical.linear
@@ -201,7 +201,7 @@ def _layer_pairs(
             torch.cat(parts, dim=1) for parts in zip(*(inputs for inputs, _ in original), strict=True)
         )
         kept = batch["attention_mask"].bool()
-        # If layers before this one are spherized, the residuals differ, for which the map compensates.
+        # If layers before this one are spherized, the residuals differ, and the map compensates for this.
         target = plain.output.dense(activations) + plain_residual - residual.to(plain_residual)
         points = layer.output.spherical.spherization(values)
         yield (
@@ -277,7 +277,7 @@ def _is_spherized(layer: Any) -> bool:
 
 
 def _check_reference(model: Any, reference: Any, spherized: Sequence[int], plain_layers: Sequence[Any]) -> None:
-    """Check that the model has spherized layers and that the reference is the plain encoder of it."""
+    """Check that the model has spherized layers and that the reference is its plain encoder."""
     if not spherized:
         raise ValueError(f"{type(model).__name__} has no spherized layer to fit; set spherized_layers.")
     for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size"):
@@ -305,7 +305,7 @@ def _collect(
     """Collect batches of model inputs with an attention mask until they have `max_tokens` tokens."""
     if isinstance(texts, (str, Mapping)):  # which are iterable as well
         raise ValueError(
-            f"texts must be several texts or batches, for instance a list of them; got one {type(texts).__name__}."
+            f"texts must be an iterable of texts or batches, for instance a list; got one {type(texts).__name__}."
         )
     batches: list[dict[str, Tensor]] = []
     pending: list[str] = []

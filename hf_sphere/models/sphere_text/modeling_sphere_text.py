@@ -2,12 +2,12 @@
 #
 # Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
 # the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
-"""Text encoders in which the feed-forward of some layers is spherized; the last one by default.
+"""Text encoders in which the feed-forward of some layers is spherized; by default that of the last layer.
 
-`SphereBertModel` is `SphereTextModel` in front of `BertModel`, and so for every other part and encoder: a constructor
-from here and the `forward` of transformers. Every module is built once; layers that are not spherized are the plain
-encoder's. Modules have the names of the plain encoder where they have its shapes, so that a plain checkpoint fills
-them, and names of their own elsewhere.
+`SphereBertModel` inherits from `SphereTextModel` and `BertModel`, in this order: its constructor is defined here, its
+`forward` in transformers. The other parts and encoders follow the same pattern. Every module is built once; layers that
+are not spherized are those of the plain encoder. Modules with the shapes of the plain encoder have its names, so that a
+plain checkpoint loads into them; the others have different names.
 
 Reference:
     Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022.
@@ -73,7 +73,7 @@ class SpherizedClassificationHead(nn.Module):
 
 
 class SpherizedFirstTokenHead(SpherizedClassificationHead):
-    """The same on the hidden state of the first token, after dropout."""
+    """`SpherizedClassificationHead` on the hidden state of the first token, after dropout."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -88,7 +88,7 @@ class SphereTextLayer(nn.Module):
     """A layer with a spherized feed-forward: linear map, spherization, linear map without bias."""
 
     def __init__(self, config: Any, layer_idx: int | None = None) -> None:
-        super().__init__(config, layer_idx)  # the plain layer's
+        super().__init__(config, layer_idx)  # of the plain layer
         self.intermediate = SpherizedIntermediate(config)
         self.output = SpherizedOutput(config)
 
@@ -126,7 +126,7 @@ class SphereTextPreTrainedModel(PreTrainedModel):
             init.constant_(module.radius, module.initial_radius)
 
     def post_init(self) -> None:
-        """Finish the construction; a plain checkpoint's output layers that spherical ones replace are expected."""
+        """Finish the construction; when loading, ignore the plain output layers that spherical ones replace."""
         replaced = {rf"encoder\.layer\.{index}\.output\.dense\." for index in self.config.spherized_layer_indices}
         self._keys_to_ignore_on_load_unexpected = {*(self._keys_to_ignore_on_load_unexpected or ()), *replaced}
         super().post_init()
@@ -151,7 +151,7 @@ class SphereTextPreTrainedModel(PreTrainedModel):
         if isinstance(config, PreTrainedConfig) and not isinstance(config, cls.config_class):
             raise ValueError(
                 f"config must be a {cls.config_class.__name__}; got a {type(config).__name__}. Read it with "
-                f"{cls.config_class.__name__}.from_pretrained, or leave it out and give its settings as keywords."
+                f"{cls.config_class.__name__}.from_pretrained, or omit it and pass its settings as keywords."
             )
         returns_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
@@ -221,7 +221,7 @@ _PARTS: dict[str, type[nn.Module]] = {
     "ForMaskedLM": SphereTextForMaskedLM,
     "ForSequenceClassification": SphereTextForSequenceClassification,
 }
-"""Class in front of that of the plain encoder, by the name of the plain class without prefix."""
+"""First base class, before that of the plain encoder, by the name of the plain class without prefix."""
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from hf_sphere.nn.spherization import Spherization
 
 @strict
 class SphereVisionConfig(PreTrainedConfig):
-    """Configuration of `SphereVisionModel` and the models with a head on it.
+    """Configuration of `SphereVisionModel` and of the models with a head.
 
     A timm backbone computes pooled features of an image. They are mapped linearly to `embedding_dim` units if that is
     set, spherized if `spherization` is set, and passed to a head.
@@ -28,7 +28,7 @@ class SphereVisionConfig(PreTrainedConfig):
         backbone_kwargs: Options of the backbone, as in `timm.create_model`.
         num_channels: Channels of the images, 1 or 3.
         image_size: Side of the images in pixels, or [height, width].
-        embedding_dim: Number of units of the linear map to the embeddings; None for the features of the backbone.
+        embedding_dim: Output size of the linear map to the embeddings; None for the features of the backbone.
         spherization: Options of `hf_sphere.nn.Spherization`, which maps the n units to n + 1 coordinates; {} for its
             defaults, None for embeddings without spherization.
         final_activation: Whether the backbone ends with its last activation. None keeps it unless the spherization or

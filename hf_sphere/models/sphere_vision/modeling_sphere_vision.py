@@ -42,7 +42,7 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True  # timm's attention calls scaled_dot_product_attention itself
 
     def initialize_weights(self) -> None:
-        """Initialize tensors that neither the constructor nor a checkpoint has filled."""
+        """Initialize tensors that neither the constructor nor a checkpoint has set."""
         # The backbone first: transformers' default initialization of its layers would overwrite timm's.
         self.base_model.initialize_backbone()
         super().initialize_weights()
@@ -124,7 +124,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         return self
 
     def initialize_backbone(self) -> None:
-        """Fill missing tensors of the backbone from a new one, since timm initializes them in the constructor."""
+        """Copy missing tensors of the backbone from a new one, since timm initializes them in the constructor."""
         missing = {name: tensor for name, tensor in _tensors(self.backbone).items() if not _is_filled(tensor)}
         if not missing:
             return
@@ -145,7 +145,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
             raise ValueError(
                 f"expected pixel_values of shape (batch, {self.config.num_channels}, height, width); got "
-                f"{tuple(pixel_values.shape)}. The model's image processor makes them from images."
+                f"{tuple(pixel_values.shape)}. Use the model's image processor to convert images."
             )
         features = self.backbone(pixel_values.to(self.dtype))
         return SphereVisionModelOutput(embeddings=self.spherization(self.projection(features)))
@@ -165,7 +165,7 @@ class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
         self.head.set_epoch(epoch)
 
     def head_inputs(self, embeddings: Tensor) -> Tensor:
-        """Return the head's input from embeddings (B, d)."""
+        """Select the input of the head from embeddings (B, d)."""
         return embeddings
 
     @property
@@ -183,7 +183,7 @@ class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
         if config.spherization is not None and issubclass(HEADS[config.head], SpherizedHead):
             raise ValueError(
                 f"head {config.head!r} would spherize embeddings that the configuration's spherization has spherized "
-                "already. Leave one of them out: spherization=None, or another head such as 'softmax'."
+                "already. Use only one of them: set spherization=None, or use another head such as 'softmax'."
             )
         return build_head(config.head, embedding_dim, config.num_labels, **(config.head_kwargs or {}))
 
@@ -230,7 +230,7 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
 
 
 class SphereVisionForRegression(SphereVisionPreTrainedModel):
-    """The image encoder with a regression by the angle between embedding and pole.
+    """The image encoder with regression by the angle between embedding and pole.
 
     Args:
         config: The configuration; `embedding_dim` and `value_range` must be set.
@@ -245,7 +245,7 @@ class SphereVisionForRegression(SphereVisionPreTrainedModel):
     """
 
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
-        config.head = None  # so that the saved model is not taken for a classifier
+        config.head = None  # so that the saved model is not mistaken for a classifier
         super().__init__(config)
         self.sphere_vision, self.regression = _build_regression(config, pretrained)
         self.supports_gradient_checkpointing = self.sphere_vision.supports_gradient_checkpointing
@@ -342,7 +342,7 @@ def _build_regression(config: SphereVisionConfig, pretrained: bool) -> tuple[Sph
         )
     if config.spherization is not None:
         raise ValueError(
-            "a regression does not work on spherized embeddings: they have no negative coordinates, so values below "
+            "regression does not work on spherized embeddings: they have no negative coordinates, so values below "
             "the middle of the range could not be predicted. Set spherization to None; the regression normalizes the "
             "embeddings itself."
         )

@@ -48,7 +48,7 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
         config = copy.deepcopy(config)  # changed below
         if config.architectures and not config.keeps_activation:
-            config.final_activation = False  # a saved encoder must give the same embeddings without its head
+            config.final_activation = False  # a saved encoder must return the same embeddings without its head
         config.head = None
         super().__init__(config)
         self.sphere_vision = SphereVisionModel(config, pretrained=pretrained)
@@ -74,7 +74,7 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
         """
         self._check_shapes(pixel_values, support_pixel_values)
         queries, examples = pixel_values.shape[:-3], support_pixel_values.shape[:-3]
-        # In one batch, or batch norms in training would use different statistics for queries and examples.
+        # In one batch; otherwise batch norms in training would use different statistics for queries and examples.
         images = [pixel_values.flatten(end_dim=-4), support_pixel_values.flatten(end_dim=-4)]
         embeddings = self.sphere_vision(torch.cat(images), return_dict=True).embeddings
         query, support = embeddings.tensor_split([queries.numel()])

@@ -29,7 +29,7 @@ class SphereVisionClassifierOutput(ModelOutput):
         loss: Scalar, if labels were given.
         logits: (B, K); `argmax` is the prediction, `softmax` the confidence.
         embeddings: (B, d'), transformed by the head: on the sphere for a spherized head.
-        concentration: (B,), for heads whose embeddings carry a certainty.
+        concentration: (B,), the certainty of the embeddings, for heads that have one.
     """
 
     loss: Tensor | None = None

@@ -49,11 +49,11 @@ class ArcFaceHead(CosineHead):
         self.set_epoch(margin_warmup_epochs)
 
     def set_epoch(self, epoch: int) -> None:
-        """Activate the margin once `margin_warmup_epochs` epochs are over."""
+        """Activate the margin once `margin_warmup_epochs` epochs have passed."""
         self.active_margin = self.margin if epoch >= self.margin_warmup_epochs else 0.0
 
     def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compute the mean cross-entropy of the logits, with the margin in that of the target class."""
+        """Compute the mean cross-entropy of the logits, with the margin in the logit of the target class."""
         margin = self.active_margin
         target = self.class_directions(embeddings)[labels]
         cosine = (embeddings * target).sum(-1, keepdim=True)

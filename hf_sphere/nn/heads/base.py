@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hf_sphere.nn.checks import check_labels
 
 INITIAL_LOG_TEMPERATURE = -2.773
-"""Default initial value of a learned temperature: a scale of 16, that is logits up to 16."""
+"""Default initial value of a learned temperature: a scale of 16, which is the largest possible logit."""
 
 HEADS: dict[str, type["Head"]] = {}
 """Head classes by name. Every subclass of `Head` that sets `name` is added when it is defined."""
@@ -27,7 +27,7 @@ class HeadOutput:
         logits: (B, K). `argmax` is the prediction and `softmax` the confidence of the head.
         loss: Scalar, if labels were given.
         embeddings: (B, d'), the transformed embeddings that the logits are computed from, for instance normalized.
-        concentration: (B,), for heads whose embeddings carry a certainty.
+        concentration: (B,), the certainty of the embeddings, for heads that have one.
     """
 
     logits: Tensor
@@ -39,15 +39,15 @@ class HeadOutput:
 class Head(nn.Module):
     """Base class of the heads; it defines the order of the steps, and a subclass overrides those that differ.
 
-    A forward pass is `transform -> compute_logits -> compute_loss`. A subclass that sets `name` is found by that name;
-    one in a file of this folder is also imported with the library and covered by its tests. Class weights, prototypes
-    and temperatures are parameters or persistent buffers of the head, so that they are saved, moved and trained with
-    the model.
+    A forward pass is `transform -> compute_logits -> compute_loss`. A subclass that sets `name` is registered under
+    it; one in a file of this folder is also imported with the library and covered by its tests. Class weights,
+    prototypes and temperatures are parameters or persistent buffers of the head, so that they are saved, moved and
+    trained with the model.
 
     Args:
         embedding_dim: Length d of the embeddings.
         num_classes: Number of classes K.
-        label_smoothing: Share of the target spread evenly over the classes, in [0, 1).
+        label_smoothing: Fraction of the target probability spread evenly over the classes, in [0, 1).
 
     Example:
         >>> class ScaledHead(Head):
@@ -76,8 +76,10 @@ class Head(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if vars(cls).get("name"):  # not an inherited name: a nameless subclass must not replace its parent
-            HEADS[cls.name] = cls
+        if vars(cls).get("name"):  # not inherited: a subclass without a name must not replace its parent
+            heads = sorted({**HEADS, cls.name: cls}.items())
+            HEADS.clear()
+            HEADS.update(heads)
 
     def __init__(self, embedding_dim: int, num_classes: int, *, label_smoothing: float = 0.0) -> None:
         super().__init__()
@@ -116,22 +118,25 @@ class Head(nn.Module):
 
     @staticmethod
     def upcast(values: Tensor) -> Tensor:
-        """Convert values to float32, or leave a wider dtype as it is."""
+        """Convert values to float32, or keep a wider dtype."""
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
     def check_labels(self, labels: Tensor) -> None:
-        """Raise an error for labels outside 0..K-1, where reading them costs no device synchronization."""
+        """Raise an error for labels outside 0..K-1 if they can be read without a device synchronization."""
         advice = "Set `num_labels` to the number of classes in the data."
         check_labels(labels, self.num_classes, owner="model", advice=advice)
 
     def initialize_from_data(self, embeddings: Tensor) -> None:
-        """Data-dependent initialization with training embeddings (N, d); see `needs_data_initialization`."""
+        """Initialize the head from training embeddings (N, d); see `needs_data_initialization`."""
 
     def set_epoch(self, epoch: int) -> None:
         """Update the head's schedules at the start of epoch `epoch`, counted from 0."""
 
     def parameter_options(self) -> Mapping[str, Mapping[str, Any]]:
-        """Per-parameter optimizer options, for instance `{"log_temperature": {"lr": 1e-3}}`."""
+        """Per-parameter optimizer options, for instance `{"log_temperature": {"lr": 1e-3}}`.
+
+        The parameters have no weight decay unless their options set it.
+        """
         return {}
 
     def reset_parameters(self) -> None:
@@ -156,7 +161,7 @@ class TemperatureHead(Head):
         num_classes: See `Head`.
         log_temperature: Initial logarithm of a learned temperature, so that the initial scale is exp(-log_temperature);
             -2.773 if None, a scale of 16.
-        scale: The scale: a positive number fixes it, and `learned` (as None) learns it. To learn it from another
+        scale: A positive number for a fixed scale; `learned` or None for a learned one. To learn it from another
             initial value, set `log_temperature = -log(scale)` instead.
         temperature_lr: Learning rate of a learned `log_temperature`; that of the other parameters if None. The recipes
             train it without momentum and weight decay; the stock Trainer trains it like any other parameter.
@@ -182,8 +187,8 @@ class TemperatureHead(Head):
         super().__init__(embedding_dim, num_classes, **options)
         if log_temperature is not None and scale is not None:
             raise ValueError(
-                f"log_temperature {log_temperature} and scale {scale!r} exclude each other: the first is for a learned "
-                "scale with the initial value exp(-log_temperature). Give one of them."
+                f"log_temperature {log_temperature} and scale {scale!r} are mutually exclusive: the first is for a "
+                "learned scale with the initial value exp(-log_temperature). Set only one of them."
             )
         if temperature_lr is not None and not temperature_lr >= 0.0:
             raise ValueError(f"temperature_lr must not be negative; got {temperature_lr}.")

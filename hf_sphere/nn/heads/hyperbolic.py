@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from hf_sphere.nn.heads.base import Head
 
 BOUNDARY_MARGIN = 1e-3
-"""Smallest distance of an embedding from the boundary of the ball, relative to its radius: a limit of float32."""
+"""Smallest distance of an embedding from the boundary of the ball, relative to its radius; limited by float32."""
 
 
 class HyperbolicHead(Head):
-    """Multinomial logistic regression in the Poincare ball: classes are separated by its hyperplanes.
+    """Multinomial logistic regression in the Poincare ball: classes are separated by hyperbolic hyperplanes.
 
     The hyperplane of a class is given by a point p on it, mapped into the ball like the embeddings, and a normal a at
     p. The logit is the signed hyperbolic distance to the hyperplane times `2 |a|`. In the limit of zero curvature this
@@ -23,7 +23,7 @@ class HyperbolicHead(Head):
     Args:
         embedding_dim: Length d of the embeddings.
         num_classes: Number of classes K.
-        curvature: Positive c of the ball of radius 1 / sqrt(c) with sectional curvature -c.
+        curvature: c > 0; the ball has the radius 1 / sqrt(c) and the sectional curvature -c.
         **options: See `Head`.
 
     Raises:
@@ -40,7 +40,7 @@ class HyperbolicHead(Head):
     def __init__(self, embedding_dim: int, num_classes: int, *, curvature: float = 1e-5, **options: Any) -> None:
         super().__init__(embedding_dim, num_classes, **options)
         if not curvature > 0:
-            raise ValueError(f"curvature must be positive (the space has minus this curvature); got {curvature}.")
+            raise ValueError(f"curvature must be positive (the sectional curvature is its negative); got {curvature}.")
         self.curvature = curvature
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         self.offsets = nn.Parameter(torch.empty(num_classes, embedding_dim))

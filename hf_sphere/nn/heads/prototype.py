@@ -21,8 +21,8 @@ class PrototypeHead(Head):
     `class_concentration * cosines`, whose softmax is the posterior of von Mises-Fisher classes around the prototypes
     with equal weights and concentrations. The concentration affects neither the loss nor the predicted class. It is a
     buffer that tracks its maximum-likelihood value on the training batches, so that the softmax is a confidence.
-    `fit_concentration` fits it to held-out images, which an overfitted network needs (the recipes do this when they
-    hold out images by `validation_fraction`).
+    `fit_concentration` fits it to held-out images, which is necessary for overfitted networks (the recipes do this when
+    they hold out images by `validation_fraction`).
 
     Args:
         embedding_dim: Length d of the embeddings, at least 2.
@@ -78,8 +78,9 @@ class PrototypeHead(Head):
         if prototypes.shape != self.prototypes.shape:
             given = " x ".join(map(str, prototypes.shape))
             raise ValueError(
-                f"the prototypes are {given}, but the model has {self.num_classes} classes and {self.embedding_dim} "
-                f"coordinates for them. Place {self.num_classes} prototypes in {self.embedding_dim} dimensions."
+                f"the prototypes are {given}, but the model has {self.num_classes} classes and requires "
+                f"{self.embedding_dim} coordinates. Place {self.num_classes} prototypes in {self.embedding_dim} "
+                "dimensions."
             )
         prototypes = prototypes.double()
         norms = torch.linalg.vector_norm(prototypes, dim=1, keepdim=True)
@@ -143,7 +144,7 @@ class PrototypeHead(Head):
 
 @functools.lru_cache(maxsize=16)
 def _place(num_classes: int, dim: int, method: str, seed: int) -> Tensor:
-    """Place prototypes; cached, since building a model twice must not search twice."""
+    """Place prototypes; cached, so that building a model twice does not repeat the search."""
     with torch.inference_mode(False):  # the cached tensor may later be used in training
         placement = place_prototypes(num_classes, dim, method=method, seed=seed)
     if placement.interrupted:

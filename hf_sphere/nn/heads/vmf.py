@@ -27,9 +27,10 @@ class VMFHead(TemperatureHead):
     """Expected softmax over classes, where embedding and classes are von Mises-Fisher distributions.
 
     An embedding z represents the distribution with mean direction z / |z| and concentration |z|, and a class weight w
-    represents one in the same way. The loss is an upper bound of the expected cross-entropy of `beta * x.y` over
-    x of the embedding and y of the classes: in closed form over y, and over S samples of x in antithetic pairs.
-    The output contains z as `embeddings` and |z| as `concentration`, which is low for images unlike the training data.
+    represents a distribution in the same way. The loss is an upper bound on the expected cross-entropy of the logits
+    `beta * x.y`, with x from the embedding and y from the classes. The expectation over y is in closed form; that over
+    x uses S samples in antithetic pairs. The output contains z as `embeddings` and |z| as `concentration`, which is low
+    for out-of-distribution images.
 
     The head needs a data-dependent initialization: `initialize_from_data` computes, from embeddings of training images,
     the constant factor that gives embeddings the initial concentration of the classes, and stores it in a buffer. The
@@ -81,7 +82,7 @@ class VMFHead(TemperatureHead):
         if num_samples < 1:
             raise ValueError(f"num_samples must be at least 1; got {num_samples}.")
         if not 0.0 < kappa_confidence < 1.0:
-            raise ValueError(f"kappa_confidence must lie between 0 and 1, both excluded; got {kappa_confidence}.")
+            raise ValueError(f"kappa_confidence must lie between 0 and 1 (exclusive); got {kappa_confidence}.")
         if prediction not in ("samples", "mean"):
             raise ValueError(f"prediction must be 'samples' or 'mean'; got {prediction!r}.")
         self.num_samples = num_samples
@@ -125,8 +126,8 @@ class VMFHead(TemperatureHead):
         typical = self.upcast(embeddings).abs().mean()
         if not typical > 0 or not typical.isfinite():
             raise ValueError(
-                f"embeddings with a mean absolute value of {typical.item():g} cannot be scaled; give finite ones that "
-                "are not all zero."
+                f"embeddings with a mean absolute value of {typical.item():g} cannot be scaled; pass finite ones "
+                "that are not all zero."
             )
         # The norm of a vector of d coordinates with the same absolute value is sqrt(d) times that value.
         self.embedding_scale.fill_(self.initial_concentration / self.embedding_dim**0.5 / typical)
@@ -190,7 +191,7 @@ class VMFHead(TemperatureHead):
         return self.inverse_temperature() * of_embeddings @ of_classes.T
 
     def _draw(self, embeddings: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Draw S samples of each embedding in the form of `log_class_sum`; in eval mode from the same noise."""
+        """Draw S samples of each embedding, as arguments of `log_class_sum`; in eval mode the noise is fixed."""
         direction, concentration = _split(embeddings)
         half = (self.num_samples + 1) // 2
         if self.training:
@@ -208,7 +209,7 @@ class VMFHead(TemperatureHead):
         total = embeddings.new_full((), -math.inf)
         noise = self._fixed_noise((self.num_samples, 1), embeddings)
         for number, samples in enumerate(points_from_noise(*_split(embeddings), noise), 1):
-            # One sample of each class at a time: all S of them would take the memory of S class weights.
+            # One sample of each class at a time: S of them at once would take the memory of S weight matrices.
             noise = self._fixed_noise((self.num_classes,), weight, seed=number)
             classes = points_from_noise(direction, concentration, noise)
             total = torch.logaddexp(total, (self.inverse_temperature() * samples @ classes.T).log_softmax(-1))

@@ -1,4 +1,4 @@
-"""Interface of the placement methods: a task as input, a stream of candidates as output."""
+"""Interface of the placement methods: the input is a task, the output an iterator of candidates."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ class Task:
         return value
 
     def with_ranking_loss(self, objective: Objective) -> Objective:
-        """Add the ranking loss on newly drawn triplets to an objective, if there are class vectors."""
+        """Add the ranking loss on resampled triplets to an objective, if there are class vectors."""
         if self.ranking is None:
             return objective
         triplets = self.ranking.triplets(self.generator).to(self.device)
@@ -79,7 +79,7 @@ class Task:
 
 
 class Candidate(NamedTuple):
-    """A placement found by a method: points (K, d) in float64, and a description of their origin."""
+    """A placement found by a method: points (K, d) in float64, and a description of how they were found."""
 
     points: Tensor
     origin: str
@@ -90,7 +90,7 @@ METHODS: dict[str, type["Method"]] = {}
 
 
 class Method:
-    """A way to place points. Iterating over it yields successive candidates, of which the caller keeps the best.
+    """Base class of the placement methods. Iteration yields candidates, of which the caller keeps the best.
 
     A subclass that sets `name` is registered in `METHODS` when it is defined. Its options are the keyword-only
     arguments of its constructor.

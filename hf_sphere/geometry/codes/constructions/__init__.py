@@ -1,1 +1,1 @@
-"""Constructions of spherical codes: functions that return points of any norms as numpy arrays (K, d)."""
+"""Constructions of spherical codes: functions that return points of any norm as numpy arrays (K, d)."""

@@ -1,4 +1,4 @@
-"""Minimal vectors of the E8 and Leech lattices, and the binary Golay code that constructs the latter."""
+"""Minimal vectors of the E8 and Leech lattices, and the binary Golay code, from which the latter is constructed."""
 
 from functools import lru_cache
 from itertools import combinations, product
