@@ -1,4 +1,4 @@
-"""What every test gets: no network, golden values, the data outside the project where it is at hand."""
+"""Shared fixtures: no network, golden values, and external data if available."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before any library of Hugging Face is imported
+os.environ["HF_HUB_OFFLINE"] = "1"  # before any Hugging Face library is imported
 
 import pytest
 import torch
@@ -24,13 +24,13 @@ def _same_random_numbers() -> None:
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The repository."""
+    """Root of the repository."""
     return ROOT
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Callable[[str], Path]:
-    """Folder of a real data set; the test is skipped where it is not at hand."""
+    """Folder of a real dataset; the test is skipped if it is not available."""
 
     def find(name: str) -> Path:
         folder = ROOT.parent / "shared" / "data" / name
@@ -43,14 +43,14 @@ def real_data() -> Callable[[str], Path]:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port that nothing listens on, for process groups."""
+    """A free port for process groups."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 
 class Golden(dict[str, torch.Tensor]):
-    """Tensors of a golden file, and its described cases."""
+    """Tensors and described cases of a golden file."""
 
     def __init__(self, name: str) -> None:
         with safe_open(ROOT / "tests" / "golden" / f"{name}.safetensors", "pt") as file:

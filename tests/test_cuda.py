@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @pytest.mark.parametrize("function", [spherize, angles_to_cartesian, cartesian_to_angles])
 @pytest.mark.parametrize("n", [2, 39, 40, 3000])
-def test_values_and_gradients_equal_those_of_the_cpu(function, n):
+def test_values_and_gradients_match_the_cpu(function, n):
     x = torch.randn(64, n, dtype=torch.float64)
     results = []
     for device in ("cpu", "cuda"):
@@ -36,13 +36,13 @@ def test_values_and_gradients_equal_those_of_the_cpu(function, n):
     torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-9)
 
 
-def test_the_norm_is_the_radius_in_float32():
+def test_norm_is_the_radius_in_float32():
     norms = spherize(4 * torch.randn(64, 8192, device="cuda"), 5.0, 5.0).double().norm(dim=-1)
     assert (norms / 5 - 1).abs().max() < 5e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_step_under_autocast_is_finite(dtype):
+def test_step_under_autocast_is_finite(dtype):
     config = SphereVisionConfig(backbone="vgg11_cifar", num_labels=10)
     model = SphereVisionForImageClassification(config).cuda()
     with torch.autocast("cuda", dtype=dtype):
@@ -51,7 +51,7 @@ def test_a_step_under_autocast_is_finite(dtype):
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_batches_are_made_on_the_device_and_equal_those_of_the_cpu():
+def test_batches_are_created_on_the_device_and_match_the_cpu():
     images, labels = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8), torch.arange(50)
     options = {"batch_size": 16, "mean": [0.5] * 3, "std": [0.2] * 3, "shuffle": True}
     options["augmentation"] = Augmentation(crop_padding=4, horizontal_flip=True)
@@ -64,7 +64,7 @@ def test_batches_are_made_on_the_device_and_equal_those_of_the_cpu():
 
 
 def trained(kind, device, steps=4, capture=False, **options):
-    """Weights of a small net after some steps with given gradients."""
+    """Weights of a small network after some steps with given gradients."""
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, bias=False), nn.GroupNorm(1, 8)
@@ -108,18 +108,18 @@ OPTIMIZERS = [AdamS, AdamSRT, AdamG, SGDMRT]
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": False}, {"capturable": True}], ids=str)
-def test_the_optimizers_take_the_steps_of_the_cpu(kind, options):
+def test_optimizer_steps_match_the_cpu(kind, options):
     torch.testing.assert_close(trained(kind, "cuda", **options), trained(kind, "cpu"), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_step_can_be_captured_in_a_graph(kind):
+def test_step_can_be_captured_in_a_cuda_graph(kind):
     graph = trained(kind, "cuda", capture=True, capturable=True)
     torch.testing.assert_close(graph, trained(kind, "cpu"), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_learning_rate_on_the_device_can_change_between_replays(kind):
+def test_learning_rate_on_the_device_can_change_between_replays(kind):
     weight = nn.Parameter(torch.randn(4, 9, device="cuda"))
     weight.grad = torch.randn_like(weight)
     rate = torch.tensor(0.1, device="cuda")
@@ -134,13 +134,13 @@ def test_a_learning_rate_on_the_device_can_change_between_replays(kind):
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_capturing_without_capturable_is_refused(kind):
+def test_capture_without_capturable_is_rejected(kind):
     with pytest.raises(RuntimeError, match="capturable=True"):
         trained(kind, "cuda", capture=True)
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_gradient_that_overflows_under_loss_scaling_skips_the_step(kind):
+def test_gradient_that_overflows_under_loss_scaling_skips_the_step(kind):
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).cuda()
     optimizer = kind(radial_parameter_groups(net), lr=0.1)
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**15)
@@ -153,7 +153,7 @@ def test_a_gradient_that_overflows_under_loss_scaling_skips_the_step(kind):
     assert scaler.get_scale() == 2.0**14
 
 
-def test_the_search_for_radial_weights_is_not_misled_by_tf32():
+def test_finding_radial_weights_is_robust_to_tf32():
     net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32))
     torch.set_float32_matmul_precision("high")
     found = find_radial_weights(net.cuda())
@@ -163,7 +163,7 @@ def test_the_search_for_radial_weights_is_not_misled_by_tf32():
 
 
 @pytest.mark.parametrize("method", ["lbfgs", "sgd"])
-def test_prototypes_placed_on_the_device_are_as_far_apart(method):
+def test_prototypes_placed_on_the_device_have_the_same_separation(method):
     options = {"method": method, "max_iterations": 100, "progress": False}
     on_cpu = place_prototypes(60, 8, **options)
     on_gpu = place_prototypes(60, 8, device="cuda", **options)
@@ -171,7 +171,7 @@ def test_prototypes_placed_on_the_device_are_as_far_apart(method):
     assert abs(on_gpu.separation - on_cpu.separation) < 0.02
 
 
-def test_the_prototype_head_answers_as_on_the_cpu_and_learns_the_same_concentration():
+def test_prototype_head_matches_the_cpu_and_learns_the_same_concentration():
     head, x, labels = build_head("prototype", 8, 20), torch.randn(64, 8), torch.arange(64) % 20
     other = build_head("prototype", 8, 20).cuda()
     for _ in range(5):
@@ -182,7 +182,7 @@ def test_the_prototype_head_answers_as_on_the_cpu_and_learns_the_same_concentrat
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_joint_step_under_autocast_is_finite(dtype):
+def test_joint_step_under_autocast_is_finite(dtype):
     config = SphereVisionConfig(
         backbone="resnet20_cifar", num_labels=10, embedding_dim=10, head="prototype", value_range=[0, 1]
     )
@@ -203,7 +203,7 @@ def test_a_joint_step_under_autocast_is_finite(dtype):
 )
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("dim", [2, 3, 128, 2048])
-def test_functions_of_the_concentration_and_two_derivatives_equal_those_of_the_cpu(function, dtype, bound, dim):
+def test_concentration_functions_and_two_derivatives_match_the_cpu(function, dtype, bound, dim):
     results = []
     for device in ("cpu", "cuda"):
         values = torch.linspace(0.01, 0.9, 40, dtype=dtype, device=device, requires_grad=True)
@@ -216,7 +216,7 @@ def test_functions_of_the_concentration_and_two_derivatives_equal_those_of_the_c
 
 
 @pytest.mark.parametrize(("dim", "kappa"), [(2, 3.0), (3, 1.0), (16, 12.0), (128, 40.0), (512, 701.0)])
-def test_samples_on_the_device_have_the_mean_and_its_derivative(dim, kappa):
+def test_samples_on_the_device_match_the_mean_and_its_derivative(dim, kappa):
     loc = torch.eye(dim, device="cuda")[0]
     concentration = torch.full((50_000,), kappa, device="cuda", requires_grad=True)
     points = VonMisesFisher(loc, concentration).rsample()
@@ -229,7 +229,7 @@ def test_samples_on_the_device_have_the_mean_and_its_derivative(dim, kappa):
 
 
 @pytest.mark.parametrize("dim", [2, 3, 128])
-def test_the_same_noise_is_the_same_point_on_both_devices(dim):
+def test_same_noise_gives_the_same_point_on_both_devices(dim):
     loc = nn.functional.normalize(torch.randn(1000, dim, dtype=torch.float64), dim=-1)
     concentration, results = 50 * torch.rand(1000, dtype=torch.float64), []
     noise = fixed_noise((1000,), dim, 0, loc.dtype, loc.device)
@@ -241,7 +241,7 @@ def test_the_same_noise_is_the_same_point_on_both_devices(dim):
     torch.testing.assert_close(results[0], results[1], rtol=1e-9, atol=1e-11)
 
 
-def test_a_generator_of_the_device_repeats_its_draws():
+def test_device_generator_is_reproducible():
     for distribution in (
         VonMisesFisher(torch.eye(5, device="cuda")[0], torch.tensor(3.0, device="cuda")),
         HypersphericalUniform(5, device="cuda"),
@@ -253,7 +253,7 @@ def test_a_generator_of_the_device_repeats_its_draws():
 
 
 def use_distributions(loc: torch.Tensor, concentration: torch.Tensor) -> list[torch.Tensor]:
-    """Results of most of what a distribution does, and their gradients."""
+    """Results and gradients of most methods of a distribution."""
     distribution = VonMisesFisher(loc, concentration, validate_args=False)
     uniform = HypersphericalUniform(loc.shape[-1], device=loc.device, validate_args=False)
     points = distribution.rsample((3,))
@@ -263,7 +263,7 @@ def use_distributions(loc: torch.Tensor, concentration: torch.Tensor) -> list[to
     return [*values, *torch.autograd.grad(sum(v.sum() for v in values), (loc, concentration))]
 
 
-def test_nothing_of_a_distribution_waits_for_the_device():
+def test_distributions_do_not_synchronize_with_the_device():
     loc = nn.functional.normalize(torch.randn(4, 16, device="cuda"), dim=-1).requires_grad_()
     concentration = torch.full((4,), 30.0, device="cuda", requires_grad=True)
     use_distributions(loc, concentration)  # constants are copied once
@@ -275,7 +275,7 @@ def test_nothing_of_a_distribution_waits_for_the_device():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_autocast_does_not_lower_the_precision_of_a_distribution(dtype):
+def test_autocast_does_not_lower_the_precision_of_distributions(dtype):
     loc = nn.functional.normalize(torch.randn(4, 16, device="cuda"), dim=-1).requires_grad_()
     concentration, results = torch.full((4,), 30.0, device="cuda", requires_grad=True), []
     for enabled in (True, False):

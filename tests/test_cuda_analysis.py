@@ -13,25 +13,25 @@ def model():
     return timm.create_model("vgg11_cifar", hidden=0, num_classes=10, in_chans=3).eval()
 
 
-def test_statistics_of_a_model_on_the_device_are_those_of_its_copy_on_the_cpu(model):
+def test_statistics_on_the_device_match_the_cpu(model):
     on_cpu = projection_statistics(model, "all")
     assert projection_statistics(model.cuda(), "all") == on_cpu
 
 
-def test_half_precision_on_the_device_is_read_as_it_is(model):
+def test_half_precision_statistics_match_the_cpu(model):
     model = model.half()
     on_cpu = projection_statistics(model)
     assert projection_statistics(model.cuda()) == on_cpu
 
 
-def test_a_distance_may_be_from_the_cpu_to_the_device(model):
+def test_distance_supports_cpu_initial_weights_and_a_device_model(model):
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     distances = distance_from_initialization(model.cuda(), initial)
     assert all(layer.l2 == 0 for layer in distances.layers.values())
 
 
 @pytest.mark.parametrize("budget", [2**31, 2**22])
-def test_layers_put_back_on_the_device_cost_the_same_with_and_without_reuse(model, budget):
+def test_reinitialized_layers_on_the_device_give_the_same_cost_with_and_without_reuse(model, budget):
     model = model.cuda()
     torch.manual_seed(1)
     images = torch.randn(200, 3, 32, 32, device="cuda")

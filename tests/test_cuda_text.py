@@ -27,7 +27,7 @@ def tiny(root):
     return BertForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
 
 
-def test_a_spherized_encoder_answers_as_on_the_cpu():
+def test_spherized_encoder_matches_the_cpu():
     model = SphereBertForMaskedLM(SphereBertConfig(**SIZES)).eval()
     tokens = torch.randint(5, 400, (4, 20))
     expected = model(tokens).logits
@@ -37,7 +37,7 @@ def test_a_spherized_encoder_answers_as_on_the_cpu():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_a_step_of_a_spherized_encoder_under_autocast_is_finite(dtype, attention):
+def test_spherized_encoder_step_under_autocast_is_finite(dtype, attention):
     config = SphereBertConfig(**SIZES, attn_implementation=attention)
     model = SphereBertForMaskedLM(config).cuda()
     tokens = torch.randint(5, 400, (4, 20), device="cuda")
@@ -47,7 +47,7 @@ def test_a_step_of_a_spherized_encoder_under_autocast_is_finite(dtype, attention
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
-def test_calibration_finds_the_same_map_as_on_the_cpu():
+def test_calibration_matches_the_cpu():
     config = SphereBertConfig(**SIZES)
     model, reference = SphereBertForMaskedLM(config), BertModel(config)
     model.bert.load_state_dict(reference.state_dict(), strict=False)
@@ -61,7 +61,7 @@ def test_calibration_finds_the_same_map_as_on_the_cpu():
     torch.testing.assert_close(*weights, rtol=1e-2, atol=1e-3)
 
 
-def test_masked_batches_are_made_on_the_device_and_equal_those_of_the_cpu(tiny):
+def test_masked_batches_are_created_on_the_device_and_match_the_cpu(tiny):
     tokens, starts = torch.randint(10, 400, (20, 30)), torch.rand(20, 30) < 0.6
     made = [
         list(TextBatches(tokens, starts, Vocabulary.of(tiny[1]), batch_size=6, masking=masking, device=d).epoch())
@@ -77,7 +77,7 @@ def test_masked_batches_are_made_on_the_device_and_equal_those_of_the_cpu(tiny):
 
 @pytest.mark.parametrize("scoring", ["marginal_bias", "embedding_similarity"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_analogies_score_as_on_the_cpu(tiny, scoring, dtype):
+def test_analogy_scores_match_the_cpu(tiny, scoring, dtype):
     model, tokenizer = tiny
     questions = [Question(("cat", "kitten"), (("dog", "puppy"), ("cow", "milk"), ("hen", "egg")), 0)]
     costs = [

@@ -23,7 +23,7 @@ def make(dim: int, kappa: float, shape: tuple[int, ...] = (), dtype=torch.float6
 
 
 def quadrature(dim: int) -> tuple[Tensor, Tensor]:
-    """Points on the circle or the sphere and the area that each stands for; exact for smooth functions."""
+    """Return quadrature points on the circle or sphere and their weights; exact for smooth functions."""
     turns = torch.arange(400, dtype=torch.float64) * (2 * math.pi / 400)
     circle = torch.stack([turns.cos(), turns.sin()], dim=-1)
     if dim == 2:
@@ -46,7 +46,7 @@ class TestDensity:
         assert integral(dim, lambda x: make(dim, kappa).log_prob(x).exp()).item() == pytest.approx(1, rel=1e-12)
 
     @pytest.mark.parametrize("kappa", KAPPAS)
-    def test_on_the_circle_it_is_that_of_torch(self, kappa):
+    def test_circle_matches_torch(self, kappa):
         center, angles = torch.tensor(0.7, dtype=torch.float64), torch.linspace(-3, 3, 50, dtype=torch.float64)
         mean, points = (torch.stack([a.cos(), a.sin()], dim=-1) for a in (center, angles))
         theirs = VonMises(center, torch.tensor(max(kappa, 1e-12), dtype=torch.float64))
@@ -54,7 +54,7 @@ class TestDensity:
         torch.testing.assert_close(ours, theirs.log_prob(angles), rtol=1e-6, atol=1e-6)
 
     @pytest.mark.parametrize("dim", [2, 3, 128, 4096])
-    def test_without_concentration_it_is_the_uniform_one(self, dim):
+    def test_zero_concentration_is_uniform(self, dim):
         points = unit(5, dim)
         expected = HypersphericalUniform(dim).log_prob(points)
         torch.testing.assert_close(make(dim, 0.0).log_prob(points), expected, rtol=1e-14, atol=0)
@@ -83,7 +83,7 @@ class TestDensity:
 class TestMoments:
     @pytest.mark.parametrize("kappa", [*KAPPAS, 300.0])
     @pytest.mark.parametrize("dim", [2, 3])
-    def test_they_are_the_integrals(self, dim, kappa):
+    def test_they_match_the_integrals(self, dim, kappa):
         distribution = make(dim, kappa)
         points, areas = quadrature(dim)
         weights = areas * distribution.log_prob(points).exp()
@@ -100,7 +100,7 @@ class TestMoments:
             torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
     @pytest.mark.parametrize(("dim", "kappa"), [(4, 0.0), (4, 5.0), (16, 12.0), (16, 400.0)])
-    def test_they_are_those_of_samples(self, dim, kappa):
+    def test_they_match_samples(self, dim, kappa):
         distribution = make(dim, kappa)
         points = distribution.sample((DRAWS,))
         away = points - distribution.mean
@@ -135,7 +135,7 @@ class TestMoments:
         inputs = (loc, concentration) if moment(loc, concentration).ndim > 1 else (loc.detach(), concentration)
         assert torch.autograd.gradcheck(moment, inputs)
 
-    def test_the_mode_is_the_mean_direction(self):
+    def test_mode_is_the_mean_direction(self):
         distribution = make(5, 3.0)
         assert distribution.log_prob(distribution.mode) > distribution.log_prob(unit(1000, 5)).max()
 
@@ -144,14 +144,14 @@ class TestSampling:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("kappa", [0.0, 3.0, 1e4, 1e8])
     @pytest.mark.parametrize("dim", [2, 3, 128])
-    def test_samples_have_norm_one_and_lie_in_the_support(self, dim, kappa, dtype):
+    def test_samples_have_unit_norm_and_lie_in_the_support(self, dim, kappa, dtype):
         distribution = make(dim, kappa, dtype=dtype)
         points = distribution.rsample((20_000,))
         assert points.dtype == dtype
         assert (points.double().norm(dim=-1) - 1).abs().max() < 16 * torch.finfo(dtype).eps
         assert distribution.log_prob(points).isfinite().all()
 
-    def test_the_mean_gradient_of_a_loss_is_that_of_its_mean(self):
+    def test_mean_gradient_of_a_loss_matches_the_gradient_of_its_mean(self):
         # E |x - a|^2 = 2 - 2 A mu.a
         raw, kappa = unit(6).requires_grad_(), torch.tensor(4.0, dtype=torch.float64, requires_grad=True)
         target = unit(6)
@@ -159,11 +159,11 @@ class TestSampling:
         points = VonMisesFisher(mean, kappa, validate_args=False).rsample((DRAWS,))
         found = torch.autograd.grad((points - target).square().sum(-1).mean(), (raw, kappa), retain_graph=True)
         expected = torch.autograd.grad(2 - 2 * mean_resultant_length(kappa, 6) * (mean @ target), (raw, kappa))
-        # Derivatives of one draw are below 3: five standard errors
+        # Derivatives of one sample are below 3: five standard errors
         torch.testing.assert_close(found, expected, rtol=0, atol=5 * 3 / DRAWS**0.5)
 
     @pytest.mark.parametrize("shape", [(), (7,), (2, 0), (2, 3)])
-    def test_samples_come_before_the_batch(self, shape):
+    def test_sample_axes_precede_batch_axes(self, shape):
         assert make(4, 3.0, (5, 1)).rsample(shape).shape == (*shape, 5, 1, 4)
 
     def test_sample_is_not_differentiable(self):
@@ -172,7 +172,7 @@ class TestSampling:
         assert not distribution.sample((2,)).requires_grad
         assert distribution.rsample((2,)).requires_grad
 
-    def test_a_generator_repeats_its_draws_and_leaves_the_global_one_alone(self):
+    def test_generator_is_reproducible_and_leaves_the_global_state_alone(self):
         before = torch.get_rng_state()
         for distribution in (VonMisesFisher(torch.eye(5)[0], 3.0), HypersphericalUniform(5)):
             draws = [distribution.rsample((9,), torch.Generator().manual_seed(seed)) for seed in (7, 7, 8)]
@@ -180,7 +180,7 @@ class TestSampling:
             assert not torch.equal(draws[0], draws[2])
         assert torch.equal(torch.get_rng_state(), before)
 
-    def test_the_global_seed_repeats_the_draws(self):
+    def test_global_seed_makes_samples_reproducible(self):
         for distribution in (make(5, 3.0), HypersphericalUniform(5)):
             draws = []
             for seed in (3, 3, 4):
@@ -189,14 +189,14 @@ class TestSampling:
             assert torch.equal(draws[0], draws[1])
             assert not torch.equal(draws[0], draws[2])
 
-    def test_a_second_derivative_by_the_concentration_is_refused(self):
+    def test_second_derivative_by_the_concentration_is_rejected(self):
         concentration = torch.full((5,), 3.0, requires_grad=True)
         points = VonMisesFisher(unit(5, 4, dtype=torch.float32), concentration).rsample()
         (slope,) = torch.autograd.grad(points[:, 0].square().sum(), concentration, create_graph=True)
         with pytest.raises(RuntimeError, match=r"twice|second (order|derivative)"):
             slope.sum().backward()
 
-    def test_compiled_whole_it_draws_from_the_same_distribution(self):
+    def test_fullgraph_compile_samples_the_same_distribution(self):
         torch._dynamo.reset()
         loc, concentration = unit(5), torch.full((20_000,), 4.0, dtype=torch.float64, requires_grad=True)
 
@@ -217,7 +217,7 @@ class TestSampling:
 class TestDivergence:
     @pytest.mark.parametrize("kappas", [(0.0, 3.0), (3.0, 0.0), (3.0, 25.0), (25.0, 0.4), (8.0, 8.0)])
     @pytest.mark.parametrize("dim", [2, 3])
-    def test_it_is_the_integral(self, dim, kappas):
+    def test_it_matches_the_integral(self, dim, kappas):
         p, q = (make(dim, kappa) for kappa in kappas)
         uniform = HypersphericalUniform(dim)
         for first, second in [(p, q), (p, uniform), (uniform, q)]:
@@ -225,7 +225,7 @@ class TestDivergence:
             assert kl_divergence(first, second).item() == pytest.approx(expected.item(), rel=1e-9, abs=1e-12)
 
     @pytest.mark.parametrize("dim", [5, 64])
-    def test_it_is_the_mean_of_samples(self, dim):
+    def test_it_matches_the_sample_mean(self, dim):
         near = F.normalize(unit(dim) + torch.tensor(0.1), dim=0)
         p, q = VonMisesFisher(near, 9.0), VonMisesFisher(unit(dim), 20.0)
         uniform = HypersphericalUniform(dim, dtype=torch.float64)
@@ -236,7 +236,7 @@ class TestDivergence:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("dim", [2, 16, 2048])
-    def test_to_itself_it_is_zero(self, dim, dtype):
+    def test_divergence_to_itself_is_zero(self, dim, dtype):
         p = VonMisesFisher(unit(4, dim, dtype=dtype), torch.tensor([0.0, 1.0, 60.0, 1e5], dtype=dtype))
         uniform = HypersphericalUniform(dim, dtype=dtype)
         assert not kl_divergence(p, p).any()
@@ -253,7 +253,7 @@ class TestDivergence:
         assert kl_divergence(uniform, HypersphericalUniform(4, (3,))).shape == (5, 3)
 
     @pytest.mark.parametrize("dim", [3, 128, 512, 4096])
-    def test_large_areas_take_no_digits_of_it_in_float32(self, dim):
+    def test_float32_is_accurate_despite_large_areas(self, dim):
         found, expected = [], []
         for values, dtype in [(found, torch.float32), (expected, torch.float64)]:
             mean = torch.eye(dim, dtype=dtype)[0]
@@ -270,10 +270,10 @@ class TestDivergence:
             p, q = (VonMisesFisher(locs[i], concentrations[i], validate_args=False) for i in range(2))
             return kl_divergence(p, q) + kl_divergence(p, HypersphericalUniform(4))
 
-        # Directions stay on the sphere, where the cosine between them is what it says.
+        # Normalized, so that the inner product is the cosine.
         assert torch.autograd.gradcheck(lambda x, k: divergence(F.normalize(x, dim=-1), k), (locs, concentrations))
 
-    def test_spheres_of_two_kinds_are_an_error(self):
+    def test_different_dimensions_are_an_error(self):
         on_sphere, uniform = make(3, 1.0), HypersphericalUniform(5)
         for first, second, dims in [
             (on_sphere, make(4, 1.0), "3 and 4"),
@@ -287,13 +287,13 @@ class TestDivergence:
 
 class TestUniform:
     @pytest.mark.parametrize("dim", [2, 3])
-    def test_the_density_integrates_to_one(self, dim):
+    def test_density_integrates_to_one(self, dim):
         assert integral(dim, lambda x: HypersphericalUniform(dim).log_prob(x).exp()).item() == pytest.approx(
             1, rel=1e-12
         )
 
     @pytest.mark.parametrize("dim", [2, 3, 64])
-    def test_mean_variance_and_entropy_are_those_of_samples(self, dim):
+    def test_mean_variance_and_entropy_match_samples(self, dim):
         distribution = HypersphericalUniform(dim, dtype=torch.float64)
         points = distribution.sample((DRAWS,))
         assert (points.norm(dim=-1) - 1).abs().max() < 1e-14

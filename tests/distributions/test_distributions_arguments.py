@@ -21,7 +21,7 @@ def make(dim: int, kappa: float, shape: tuple[int, ...] = ()) -> VonMisesFisher:
 
 
 class TestExpand:
-    def test_values_are_repeated(self):
+    def test_expand_repeats_parameters(self):
         distribution = make(4, 3.0, (3, 1))
         wide = distribution.expand((2, 3, 5))
         assert isinstance(wide, VonMisesFisher)
@@ -35,22 +35,22 @@ class TestExpand:
         torch.testing.assert_close(wide.entropy(), distribution.entropy().expand(2, 3, 5))
 
     @pytest.mark.parametrize("validate", [True, False])
-    def test_whether_to_validate_is_kept(self, validate):
+    def test_expand_preserves_validate_args(self, validate):
         for distribution in (
             VonMisesFisher(unit(4), 3.0, validate_args=validate),
             HypersphericalUniform(4, validate_args=validate),
         ):
             assert distribution.expand((2,))._validate_args is validate
 
-    def test_copies_draw_for_themselves(self):
+    def test_expanded_copies_are_sampled_independently(self):
         points = make(4, 3.0).expand((2,)).rsample()
         assert not torch.equal(points[0], points[1])
 
-    def test_a_shape_that_does_not_fit_is_an_error(self):
+    def test_incompatible_shape_is_an_error(self):
         with pytest.raises(RuntimeError, match="expand"):
             make(4, 3.0, (3,)).expand((2,))
 
-    def test_batch_axes_become_those_of_an_event(self):
+    def test_batch_axes_become_event_axes(self):
         whole, value = Independent(make(4, 3.0, (2, 3)), 1), unit(2, 3, 4)
         assert (whole.batch_shape, whole.event_shape) == ((2,), (3, 4))
         torch.testing.assert_close(whole.log_prob(value), whole.base_dist.log_prob(value).sum(-1))
@@ -86,7 +86,7 @@ class TestPrecision:
 
     @pytest.mark.parametrize("dtype", HALVES)
     @pytest.mark.parametrize("kappa", [0.0, 40.0, 3e4])
-    def test_half_precision_samples_are_those_of_float32_rounded(self, kappa, dtype):
+    def test_half_precision_samples_are_rounded_float32_samples(self, kappa, dtype):
         loc = unit(16).to(dtype)
         half, full = (
             VonMisesFisher(loc.to(t), torch.tensor(kappa, dtype=dtype).to(t), validate_args=False)
@@ -97,7 +97,7 @@ class TestPrecision:
         assert half.support.check(drawn[0]).all()
 
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
-    def test_samples_and_moments_of_the_uniform_distribution_have_its_dtype(self, dtype):
+    def test_uniform_samples_and_moments_have_the_given_dtype(self, dtype):
         distribution = HypersphericalUniform(3, dtype=dtype)
         points = distribution.rsample((50,))
         for values in (points, distribution.mean, distribution.variance, distribution.entropy()):
@@ -120,7 +120,7 @@ class TestPrecision:
             results.append([*values, *torch.autograd.grad(sum(v.sum() for v in values), (loc, concentration))])
         assert all(map(torch.equal, *results))
 
-    def test_vmap_over_distributions_equals_a_batch(self):
+    def test_vmap_over_distributions_matches_a_batch(self):
         loc, value = unit(3, 5), unit(3, 5)
         concentration = torch.tensor([0.0, 2.0, 40.0], dtype=torch.float64)
 
@@ -132,19 +132,19 @@ class TestPrecision:
 
 class TestValidation:
     @pytest.mark.parametrize("kappa", [-1.0, math.nan])
-    def test_a_concentration_that_is_negative_or_no_number_is_refused(self, kappa):
+    def test_negative_or_nan_concentration_is_rejected(self, kappa):
         with pytest.raises(ValueError, match="parameter concentration"):
             VonMisesFisher(torch.eye(3)[0], torch.tensor([1.0, kappa]), validate_args=True)
         VonMisesFisher(torch.eye(3)[0], torch.tensor([1.0, kappa]), validate_args=False)
 
     @pytest.mark.parametrize("loc", [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [math.nan, 0.0, 0.0], [1.001, 0.0, 0.0]])
-    def test_a_mean_direction_off_the_sphere_is_refused(self, loc):
+    def test_mean_direction_off_the_sphere_is_rejected(self, loc):
         with pytest.raises(ValueError, match="parameter loc"):
             VonMisesFisher(torch.tensor(loc), 1.0, validate_args=True)
         VonMisesFisher(torch.tensor(loc), 1.0, validate_args=False)
 
     @pytest.mark.parametrize("value", [[0.9, 0.0, 0.0], [math.nan, 0.0, 1.0]])
-    def test_a_value_off_the_sphere_is_refused(self, value):
+    def test_value_off_the_sphere_is_rejected(self, value):
         for make_one in (
             lambda validate: VonMisesFisher(torch.eye(3)[0], 1.0, validate_args=validate),
             lambda validate: HypersphericalUniform(3, validate_args=validate),
@@ -153,7 +153,7 @@ class TestValidation:
                 make_one(True).log_prob(torch.tensor(value))
             make_one(False).log_prob(torch.tensor(value))
 
-    def test_a_value_with_other_coordinates_is_refused(self):
+    def test_value_of_another_dimension_is_rejected(self):
         with pytest.raises(ValueError, match=r"right-most size"):
             VonMisesFisher(torch.eye(3)[0], 1.0, validate_args=True).log_prob(torch.eye(4)[0])
 
@@ -162,7 +162,7 @@ class TestValidation:
         distribution = VonMisesFisher(unit(50, 300).to(dtype), 10.0, validate_args=True)
         assert distribution.log_prob(distribution.sample()).isfinite().all()
 
-    def test_every_parameter_has_its_constraint(self):
+    def test_every_parameter_has_a_constraint(self):
         assert set(VonMisesFisher.arg_constraints) == {"loc", "concentration"}
         assert HypersphericalUniform.arg_constraints == {}
         assert VonMisesFisher.support.event_dim == 1
@@ -173,27 +173,27 @@ class TestValidation:
         with pytest.raises(ValueError, match=r"d of at least 2; got \("):
             VonMisesFisher(torch.ones(shape), 1.0)
 
-    def test_batches_that_do_not_broadcast_are_an_error_that_names_the_shapes(self):
+    def test_incompatible_batch_shape_error_names_the_shapes(self):
         with pytest.raises(ValueError, match=r"broadcast with the batch shape \(2,\) of loc; got the shape \(5,\)"):
             VonMisesFisher(unit(2, 3), torch.ones(5))
 
-    def test_whole_numbers_are_refused_and_do_not_truncate_the_concentration(self):
+    def test_integer_tensors_are_rejected_instead_of_truncating_the_concentration(self):
         with pytest.raises((TypeError, ValueError), match="float"):
             VonMisesFisher(torch.tensor([1, 0, 0]), 0.5)
         with pytest.raises((TypeError, ValueError), match="float"):
             HypersphericalUniform(3, dtype=torch.int64)
 
-    def test_a_plain_number_is_a_concentration(self):
+    def test_concentration_may_be_a_python_number(self):
         distribution = VonMisesFisher(unit(2, 3), 4)
         assert distribution.concentration.tolist() == [4.0, 4.0]
         assert distribution.concentration.dtype == torch.float64
 
     @pytest.mark.parametrize("dim", [-1, 0, 1, 2.5])
-    def test_a_uniform_distribution_of_fewer_than_two_coordinates_is_an_error(self, dim):
+    def test_uniform_with_fewer_than_two_coordinates_is_an_error(self, dim):
         with pytest.raises(ValueError, match=f"dim must be an integer of at least 2; got {dim}"):
             HypersphericalUniform(dim)
 
-    def test_both_are_distributions_of_torch(self):
+    def test_both_are_torch_distributions(self):
         assert isinstance(HypersphericalUniform(3), Distribution)
         assert HypersphericalUniform.has_rsample
         assert VonMisesFisher.has_rsample

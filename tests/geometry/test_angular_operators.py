@@ -11,7 +11,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 def plain(value: float, operator: str) -> float:
-    """The formulas as the paper writes them, with the angle itself."""
+    """Evaluate the formulas of the paper, computed from the angle."""
     if operator.endswith("cosine"):
         return value
     angle = math.acos(min(max(value, -1.0), 1.0))
@@ -22,14 +22,14 @@ def plain(value: float, operator: str) -> float:
     return (1 + end) / (1 - end) * (1 - here) / (1 + here)
 
 
-def test_there_are_three_operators_of_the_angle_and_three_of_the_projection():
+def test_operators_list_and_input_normalization():
     assert list(OPERATORS) == ["cosine", "linear", "sigmoid", "w_cosine", "w_linear", "w_sigmoid"]
     assert [operator.normalizes_input for operator in OPERATORS.values()] == [True] * 3 + [False] * 3
 
 
 @settings(deadline=None, max_examples=100)
 @given(value=st.floats(-1, 1, width=32))
-def test_responses_are_those_of_the_plain_formula(value):
+def test_responses_match_the_formula(value):
     for operator in OPERATORS:
         for dtype in (torch.float32, torch.float64):
             answer = angular_response(torch.tensor(value, dtype=dtype), operator)
@@ -37,14 +37,14 @@ def test_responses_are_those_of_the_plain_formula(value):
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_the_ends_and_the_right_angle_are_answered_exactly(operator):
+def test_responses_at_0_90_and_180_degrees_are_exact(operator):
     answers = angular_response(torch.tensor([-1.0, 0.0, 1.0]), operator)
     torch.testing.assert_close(answers, torch.tensor([-1.0, 0.0, 1.0]), rtol=0, atol=1e-7)
     assert answers[1] == 0
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_small_cosines_keep_their_digits(operator):
+def test_small_cosines_are_accurate(operator):
     small = torch.tensor([1e-7, 1e-20, 1e-37])
     slope = {"cosine": 1.0, "linear": 2 / math.pi, "sigmoid": 1 / (0.6 * math.tanh(math.pi / 1.2))}
     expected = small * slope[operator.removeprefix("w_")]
@@ -52,7 +52,7 @@ def test_small_cosines_keep_their_digits(operator):
 
 
 @pytest.mark.parametrize(("operator", "answer"), [("w_cosine", 3.0), ("w_linear", 1.0), ("w_sigmoid", 1.0)])
-def test_projections_beyond_one_are_clipped_by_the_operators_of_the_angle(operator, answer):
+def test_angle_operators_clip_projections_beyond_one(operator, answer):
     answers = angular_response(torch.tensor([3.0, -3.0], dtype=torch.float64), operator)
     torch.testing.assert_close(answers, torch.tensor([answer, -answer], dtype=torch.float64))
 
@@ -71,7 +71,7 @@ def test_gradients_are_finite_everywhere(operator, dtype):
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_gradients_are_those_of_finite_differences(operator):
+def test_gradients_match_finite_differences(operator):
     values = torch.linspace(-0.9, 0.9, 9, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda v: angular_response(v, operator), values)
     assert torch.autograd.gradgradcheck(lambda v: angular_response(v, operator), values)
@@ -79,8 +79,8 @@ def test_gradients_are_those_of_finite_differences(operator):
 
 @pytest.mark.parametrize("operator", ["linear", "sigmoid"])
 @pytest.mark.parametrize("angle", [1e-2, 1e-4, 1e-6])
-def test_the_gradient_of_the_angle_is_right_near_the_ends(operator, angle):
-    """By the angle it is finite up to the end: the slope of the arcsine meets a vanishing one of the cosine."""
+def test_angle_gradient_is_accurate_near_0_and_180_degrees(operator, angle):
+    """The derivative with respect to the angle is finite: the infinite slope of arccos meets a zero slope of cos."""
     angles = torch.tensor([angle, math.pi - angle], dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(angular_response(angles.cos(), operator).sum(), angles)
     k, end = 0.3, torch.tensor([angle, math.pi - angle], dtype=torch.float64)
@@ -90,7 +90,7 @@ def test_the_gradient_of_the_angle_is_right_near_the_ends(operator, angle):
 
 
 @pytest.mark.parametrize(("operator", "unit"), [("w_linear", 2 / math.pi), ("w_sigmoid", None)])
-def test_the_slope_of_a_projection_is_bounded(operator, unit):
+def test_projection_gradient_is_bounded(operator, unit):
     values = torch.tensor([1.0, 1 - 1e-12, -1.0, 1.001], dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(angular_response(values, operator).sum(), values)
     unit = unit or 1 / 0.6 / math.tanh(math.pi / 1.2) / math.cosh(math.pi / 1.2) ** 2
@@ -98,7 +98,7 @@ def test_the_slope_of_a_projection_is_bounded(operator, unit):
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=0)
 
 
-def test_an_operator_runs_under_vmap():
+def test_operators_support_vmap():
     values = torch.linspace(-0.9, 0.9, 5)
     together = vmap(grad(lambda v: angular_response(v, "sigmoid")))(values)
     torch.testing.assert_close(
@@ -106,11 +106,11 @@ def test_an_operator_runs_under_vmap():
     )
 
 
-def test_an_unknown_operator_is_refused_with_the_list():
+def test_unknown_operator_error_lists_the_choices():
     with pytest.raises(ValueError, match=r"unknown operator 'cos'; the operators are: cosine, linear, .*w_sigmoid"):
         angular_response(torch.zeros(1), "cos")
 
 
-def test_integers_are_refused():
+def test_integers_are_rejected():
     with pytest.raises(TypeError, match=r"floating-point dtype; got torch.int64. Convert it with .float\(\)"):
         angular_response(torch.tensor([1]), "cosine")

@@ -29,14 +29,14 @@ DIFFERENTIABLE = [
 FUNCTIONS = [*DIFFERENTIABLE, mean_resultant_length_complement]
 
 WIDE = torch.cat([torch.zeros(1, dtype=torch.float64), torch.logspace(-30, 8, 153, dtype=torch.float64)])
-"""Concentrations at which nothing may overflow, underflow or divide by zero."""
+"""Concentrations that must not cause overflow, underflow or division by zero."""
 
 SPREAD = [1e-6, 0.01, 1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4, 1e5, 1e6]
-"""Concentrations for which exact values are at hand."""
+"""Concentrations with exact reference values."""
 
 
 def arguments(function, dtype=torch.float64) -> Tensor:
-    """A few values that the function takes."""
+    """Return a few valid arguments of the function."""
     if function is concentration_from_mean_resultant_length:
         return torch.tensor([0.01, 0.3, 0.7, 0.95, 0.999], dtype=dtype)
     return torch.tensor([0.0, 0.3, 2.0, 11.0, 200.0], dtype=dtype)
@@ -44,7 +44,7 @@ def arguments(function, dtype=torch.float64) -> Tensor:
 
 @functools.cache
 def exact(dim: int, kappa: float) -> dict[str, float]:
-    """The definitions, with so many digits that cancellation takes none of those that count."""
+    """Evaluate the definitions with enough digits to survive cancellation."""
     with mpmath.workdps(60):
         k, nu = mpmath.mpf(kappa), mpmath.mpf(dim) / 2 - 1
         below, above = mpmath.besseli(nu, k), mpmath.besseli(nu + 1, k)
@@ -64,7 +64,7 @@ def exact_values(name: str, dim: int, concentrations: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def golden_rows(root):
-    """Concentrations, normalizers and lengths of each dimension."""
+    """Concentrations, normalizers and lengths per dimension."""
     rows = json.loads((root / "tests" / "golden" / "von_mises_fisher.json").read_text())["values"]
     columns = ("kappa", "log_normalizer", "mean_resultant_length")
     dims = sorted({row["d"] for row in rows})
@@ -75,7 +75,7 @@ def golden_rows(root):
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 2e-15)])
-def test_the_mean_resultant_length_is_the_golden_one(golden_rows, dtype, bound):
+def test_mean_resultant_length_matches_golden_values(golden_rows, dtype, bound):
     assert len(golden_rows) == 17
     for dim, (concentrations, _, lengths) in golden_rows.items():
         found = mean_resultant_length(concentrations.to(dtype), dim).double()
@@ -83,13 +83,13 @@ def test_the_mean_resultant_length_is_the_golden_one(golden_rows, dtype, bound):
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 2e-15)])
-def test_the_normalizer_is_the_golden_one(golden_rows, dtype, bound):
+def test_normalizer_matches_golden_values(golden_rows, dtype, bound):
     for dim, (concentrations, normalizers, _) in golden_rows.items():
         error = log_vmf_normalizer(concentrations.to(dtype), dim).double() - normalizers
         assert (error.abs() <= bound * concentrations.clamp_min(dim)).all(), dim
 
 
-def test_differences_of_golden_normalizers_hold_to_a_nanonat(golden_rows):
+def test_normalizer_differences_match_golden_values_to_a_nanonat(golden_rows):
     for dim, (concentrations, normalizers, _) in golden_rows.items():
         found = log_vmf_normalizer(concentrations, dim)
         differences = found[:, None] - found, normalizers[:, None] - normalizers
@@ -98,7 +98,7 @@ def test_differences_of_golden_normalizers_hold_to_a_nanonat(golden_rows):
 
 @settings(max_examples=100, deadline=None)
 @given(dim=st.integers(2, 300), power=st.floats(-4, 4))
-def test_values_follow_from_the_bessel_functions(dim, power):
+def test_values_match_the_bessel_functions(dim, power):
     concentration = torch.tensor([10**power], dtype=torch.float64)
     found = {
         "length": mean_resultant_length(concentration, dim),
@@ -110,7 +110,7 @@ def test_values_follow_from_the_bessel_functions(dim, power):
 
 @pytest.mark.parametrize("dim", [2, 3, 5, 16, 47, 48, 49, 128, 2048])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-4), (torch.float64, 2e-12)])
-def test_the_slope_keeps_its_digits_where_its_formula_cancels(dim, dtype, bound):
+def test_derivative_is_accurate_despite_cancellation(dim, dtype, bound):
     concentrations = torch.tensor(SPREAD, dtype=dtype)
     expected = exact_values("slope", dim, concentrations)
     found = mean_resultant_length_derivative(concentrations, dim).double()
@@ -119,14 +119,14 @@ def test_the_slope_keeps_its_digits_where_its_formula_cancels(dim, dtype, bound)
 
 @pytest.mark.parametrize("dim", [2, 3, 5, 16, 47, 48, 49, 128, 2048])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
-def test_the_complement_keeps_its_digits_close_to_a_length_of_1(dim, dtype, bound):
+def test_complement_is_accurate_near_length_1(dim, dtype, bound):
     concentrations = torch.tensor(SPREAD, dtype=dtype)
     expected = exact_values("complement", dim, concentrations)
     found = mean_resultant_length_complement(concentrations, dim).double()
     torch.testing.assert_close(found, expected, rtol=bound, atol=0)
 
 
-def test_in_three_dimensions_it_is_the_elementary_formula():
+def test_three_dimensions_match_the_elementary_formula():
     kappa = torch.logspace(-1, 2, 40, dtype=torch.float64)
     torch.testing.assert_close(mean_resultant_length(kappa, 3), 1 / kappa.tanh() - 1 / kappa, rtol=1e-13, atol=0)
     expected = kappa.log() - math.log(4 * math.pi) - kappa.sinh().log()
@@ -134,7 +134,7 @@ def test_in_three_dimensions_it_is_the_elementary_formula():
 
 
 @pytest.mark.parametrize("dim", MANY_DIMS)
-def test_without_concentration_the_density_is_that_of_the_uniform_distribution(dim):
+def test_zero_concentration_gives_the_uniform_distribution(dim):
     zero = torch.zeros((), dtype=torch.float64)
     assert log_vmf_normalizer(zero, dim).item() == log_uniform_density(dim)
     assert mean_resultant_length(zero, dim).item() == 0
@@ -142,7 +142,7 @@ def test_without_concentration_the_density_is_that_of_the_uniform_distribution(d
     assert mean_resultant_length_derivative(zero, dim).item() == pytest.approx(1 / dim, rel=1e-14)
 
 
-def test_the_uniform_density_is_one_over_the_area():
+def test_uniform_density_is_one_over_the_area():
     areas = {2: 2 * math.pi, 3: 4 * math.pi, 4: 2 * math.pi**2, 5: 8 / 3 * math.pi**2}
     for dim, area in areas.items():
         assert log_uniform_density(dim) == pytest.approx(-math.log(area), rel=1e-15)
@@ -150,7 +150,7 @@ def test_the_uniform_density_is_one_over_the_area():
 
 @pytest.mark.parametrize("dim", MANY_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_length_grows_from_0_to_1_up_to_rounding(dim, dtype):
+def test_length_increases_from_0_to_1_up_to_rounding(dim, dtype):
     lengths = mean_resultant_length(WIDE.to(dtype), dim)
     assert lengths[0] == 0
     assert lengths[1] > 0
@@ -160,7 +160,7 @@ def test_the_length_grows_from_0_to_1_up_to_rounding(dim, dtype):
 
 @pytest.mark.parametrize("dim", MANY_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_slope_and_complement_stay_in_their_ranges(dim, dtype):
+def test_derivative_and_complement_stay_in_range(dim, dtype):
     slope = mean_resultant_length_derivative(WIDE.to(dtype), dim)
     complement = mean_resultant_length_complement(WIDE.to(dtype), dim)
     assert slope.min() > 0
@@ -171,7 +171,7 @@ def test_slope_and_complement_stay_in_their_ranges(dim, dtype):
 
 @pytest.mark.parametrize("dim", MANY_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_values_and_three_derivatives_are_finite_at_any_concentration(dim, dtype):
+def test_values_and_three_derivatives_are_always_finite(dim, dtype):
     concentrations = WIDE.to(dtype).requires_grad_()
     value = log_vmf_normalizer(concentrations, dim)
     for order in range(4):
@@ -181,7 +181,7 @@ def test_values_and_three_derivatives_are_finite_at_any_concentration(dim, dtype
 
 
 @pytest.mark.parametrize("dim", [2, 3, 16, 512])
-def test_partition_and_ratio_of_the_square_are_those_of_the_concentration(dim):
+def test_partition_and_ratio_of_the_squared_concentration_match(dim):
     concentrations = torch.tensor([1e-3, 0.5, 4.0, 60.0, 3e3], dtype=torch.float64)
     log_partition, ratio = partition_and_ratio(concentrations.square(), dim)
     expected = log_uniform_density(dim) - log_vmf_normalizer(concentrations, dim)
@@ -189,7 +189,7 @@ def test_partition_and_ratio_of_the_square_are_those_of_the_concentration(dim):
     torch.testing.assert_close(ratio * concentrations, mean_resultant_length(concentrations, dim), rtol=1e-13, atol=0)
 
 
-def test_the_log_partition_of_tiny_concentrations_is_their_square_over_twice_the_dimension():
+def test_log_partition_of_tiny_concentrations_matches_the_series():
     square = torch.tensor([1e-24, 1e-12], dtype=torch.float64)
     for dim in DIMS:
         torch.testing.assert_close(
@@ -199,7 +199,7 @@ def test_the_log_partition_of_tiny_concentrations_is_their_square_over_twice_the
 
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("function", DIFFERENTIABLE)
-def test_derivatives_pass_gradcheck_twice(function, dim):
+def test_derivatives_pass_gradcheck_and_gradgradcheck(function, dim):
     values = arguments(function).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: function(x, dim), values)
     assert torch.autograd.gradgradcheck(lambda x: function(x, dim), values)
@@ -207,21 +207,21 @@ def test_derivatives_pass_gradcheck_twice(function, dim):
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dim", DIMS)
-def test_the_normalizer_falls_by_the_length_to_the_last_bit(dim, dtype):
+def test_normalizer_derivative_is_exactly_minus_the_length(dim, dtype):
     concentrations = torch.tensor([0.0, 1e-3, 0.7, 13.0, 500.0, 3e4], dtype=dtype, requires_grad=True)
     (slope,) = torch.autograd.grad(log_vmf_normalizer(concentrations, dim).sum(), concentrations)
     assert torch.equal(slope, -mean_resultant_length(concentrations.detach(), dim))
 
 
 @pytest.mark.parametrize("dim", DIMS)
-def test_the_length_rises_by_the_slope_to_the_last_bit(dim):
+def test_length_gradient_is_exactly_its_derivative(dim):
     concentrations = torch.tensor([0.0, 1e-3, 0.7, 13.0, 500.0], requires_grad=True)
     (slope,) = torch.autograd.grad(mean_resultant_length(concentrations, dim).sum(), concentrations)
     assert torch.equal(slope, mean_resultant_length_derivative(concentrations.detach(), dim))
 
 
 @pytest.mark.parametrize("dim", DIMS)
-def test_second_derivatives_are_central_differences(dim):
+def test_second_derivatives_match_central_differences(dim):
     concentrations = torch.tensor([0.5, 3.0, 20.0, 150.0], dtype=torch.float64, requires_grad=True)
     (first,) = torch.autograd.grad(mean_resultant_length(concentrations, dim).sum(), concentrations, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), concentrations)
@@ -234,7 +234,7 @@ def test_second_derivatives_are_central_differences(dim):
 
 @pytest.mark.parametrize("dim", MANY_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_concentration_of_a_length_has_that_length(dim, dtype):
+def test_inverse_recovers_the_length(dim, dtype):
     eps = torch.finfo(dtype).eps
     ulps = torch.arange(1, 40, dtype=torch.float64) * eps / 2
     gaps = torch.cat([ulps, torch.logspace(math.log10(20 * eps), -0.01, 300, dtype=torch.float64)])
@@ -245,7 +245,7 @@ def test_the_concentration_of_a_length_has_that_length(dim, dtype):
 
 
 @pytest.mark.parametrize("dim", DIMS)
-def test_the_length_of_a_concentration_leads_back_to_it(dim):
+def test_inverse_recovers_the_concentration(dim):
     concentrations = torch.tensor([1e-6, 0.01, 1.0, 3.0, 10.0, 30.0], dtype=torch.float64)
     lengths = exact_values("length", dim, concentrations)
     found = concentration_from_mean_resultant_length(lengths, dim)
@@ -254,20 +254,20 @@ def test_the_length_of_a_concentration_leads_back_to_it(dim):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", DIMS)
-def test_the_ends_of_the_lengths_are_no_and_infinite_concentration(dim, dtype):
+def test_lengths_0_and_1_have_zero_and_infinite_concentration(dim, dtype):
     found = concentration_from_mean_resultant_length(torch.tensor([0.0, 1.0], dtype=dtype), dim)
     assert found.tolist() == [0, math.inf]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [-1.5, -0.1, 1.1, 30.0, math.inf, math.nan])
-def test_no_concentration_has_a_length_outside_of_0_to_1(length, dtype):
+def test_lengths_outside_0_to_1_have_no_concentration(length, dtype):
     for dim in DIMS:
         assert concentration_from_mean_resultant_length(torch.tensor(length, dtype=dtype), dim).isnan(), dim
 
 
 @pytest.mark.parametrize("dim", DIMS)
-def test_short_lengths_have_the_dimension_as_slope_of_the_concentration(dim):
+def test_inverse_of_short_lengths_has_the_dimension_as_slope(dim):
     length = torch.zeros((), dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad(concentration_from_mean_resultant_length(length, dim), length)
     assert slope.item() == pytest.approx(dim, rel=1e-14)
@@ -282,7 +282,7 @@ def test_half_precision_is_computed_in_float32_and_rounded_once(function, dtype)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_shape_and_dtype_are_kept(function, dtype):
+def test_shape_and_dtype_are_preserved(function, dtype):
     for shape in [(), (0,), (3, 1, 2)]:
         found = function(torch.full(shape, 0.5, dtype=dtype), 7)
         assert (found.shape, found.dtype) == (shape, dtype)
@@ -290,7 +290,7 @@ def test_shape_and_dtype_are_kept(function, dtype):
 
 @pytest.mark.parametrize("dim", [2, 3, 64])
 @pytest.mark.parametrize("function", DIFFERENTIABLE)
-def test_vmap_equals_a_loop_in_values_and_two_derivatives(function, dim):
+def test_vmap_values_and_two_derivatives_match_a_loop(function, dim):
     def value(x: Tensor) -> Tensor:
         return function(x, dim)
 
@@ -303,8 +303,8 @@ def test_vmap_equals_a_loop_in_values_and_two_derivatives(function, dim):
 @pytest.mark.parametrize(
     ("function", "backend"), [*((function, "eager") for function in FUNCTIONS), (log_vmf_normalizer, "aot_eager")]
 )
-def test_compiled_whole_it_gives_the_same_value_and_gradient(function, backend):
-    # Small dimensions take many steps, which the inverse repeats: a long program.
+def test_fullgraph_compile_preserves_value_and_gradient(function, backend):
+    # Small dimensions need many steps, repeated in the inverse: the compiled program is long.
     dim = 64 if function is concentration_from_mean_resultant_length else 5
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: function(x, dim), fullgraph=True, backend=backend)
@@ -318,13 +318,13 @@ def test_compiled_whole_it_gives_the_same_value_and_gradient(function, backend):
 
 @pytest.mark.parametrize("dim", [-3, 0, 1, 2.5])
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_a_sphere_without_so_many_coordinates_is_an_error(function, dim):
+def test_invalid_dimension_is_an_error(function, dim):
     with pytest.raises(ValueError, match=f"dim must be an integer of at least 2; got {dim}"):
         function(torch.full((2,), 0.5), dim)
 
 
 @pytest.mark.parametrize("values", [torch.ones(2, dtype=torch.int64), torch.ones(2) + 1j], ids=["integer", "complex"])
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_values_that_are_not_real_numbers_are_an_error(function, values):
+def test_integer_and_complex_values_are_errors(function, values):
     with pytest.raises(TypeError, match=f"floating-point dtype; got {values.dtype}"):
         function(values, 3)

@@ -12,7 +12,7 @@ GOLDEN_CASES = [f"case{i}" for i in range(8)]
 
 
 def plain_spherize(x: Tensor, scaling: float, radius: float, delta: float) -> Tensor:
-    """The formula as the paper writes it, coordinate by coordinate, in float64."""
+    """Evaluate the formula of the paper in float64, coordinate by coordinate."""
     x = x.double()
     n = x.shape[-1]
     low = min(math.asin(delta ** (1 / n)), 0.99 * math.pi / 2)
@@ -49,7 +49,7 @@ def test_spherize_in_float64_matches_the_golden_points_to_twelve_digits(golden, 
 @pytest.mark.parametrize("case", GOLDEN_CASES)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])
 @pytest.mark.parametrize(("position", "of"), [(1, "x"), (2, "scaling"), (3, "radius")])
-def test_gradients_match_the_golden_ones(golden, case, dtype, bound, position, of):
+def test_gradients_match_golden_gradients(golden, case, dtype, bound, position, of):
     gradient = golden_gradients(golden, case, dtype)[position].double()
     exact = golden("spherization")[f"{case}.exact_grad_{of}"].reshape(gradient.shape)
     assert (gradient - exact).abs().max() <= bound * exact.abs().max()
@@ -63,34 +63,34 @@ def test_gradients_match_the_golden_ones(golden, case, dtype, bound, position, o
     delta=st.floats(1e-12, 0.5),
     seed=st.integers(0, 2**31),
 )
-def test_spherize_agrees_with_the_plain_formula(n, scaling, radius, delta, seed):
+def test_spherize_matches_the_formula(n, scaling, radius, delta, seed):
     x = 3 * torch.randn(3, n, generator=torch.Generator().manual_seed(seed))
     expected = plain_spherize(x, scaling, radius, delta)
     torch.testing.assert_close(spherize(x, scaling, radius, delta).double(), expected, rtol=0, atol=2e-6 * radius)
 
 
 @pytest.mark.parametrize("n", [1, 2, 39, 40, 1000, 8192])
-def test_the_norm_is_the_radius_in_float32(n):
+def test_norm_is_the_radius_in_float32(n):
     norms = spherize(4 * torch.randn(8, n), scaling=5.0, radius=5.0).double().norm(dim=-1)
     assert (norms / 5.0 - 1).abs().max() < 5e-6
 
 
 @pytest.mark.parametrize("value", [-1e4, 1e4])
 @pytest.mark.parametrize("n", [1, 30, 3000])
-def test_saturated_values_give_finite_gradients(n, value):
+def test_saturated_values_have_finite_gradients(n, value):
     x = torch.full((2, n), value, requires_grad=True)
     spherize(x, 5.0, 5.0).cumsum(-1).sum().backward()
     assert x.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("n", [1, 30, 3000])
-def test_no_coordinate_is_negative_and_the_last_keeps_above_delta(n):
+def test_coordinates_are_nonnegative_and_the_last_exceeds_delta(n):
     y = spherize(torch.full((1, n), -1e4), radius=2.0, delta=1e-6)
     assert y.min() >= 0
     assert y[0, -1] >= 2.0 * 1e-6 * 0.999
 
 
-def test_scaling_zero_puts_every_angle_in_the_middle():
+def test_zero_scaling_centers_every_angle():
     x = torch.randn(1, 5, dtype=torch.float64)
     low = math.asin(1e-6 ** (1 / 5))
     expected = angles_to_cartesian(torch.full((1, 5), (math.pi / 2 + low) / 2, dtype=torch.float64))
@@ -111,7 +111,7 @@ def test_spherize_can_be_differentiated_twice(n):
     assert torch.autograd.gradgradcheck(spherize, (x, *scalars))
 
 
-def test_only_input_and_output_are_kept_for_backward():
+def test_only_input_and_output_are_saved_for_backward():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
         spherize(torch.randn(64, 100, requires_grad=True))
@@ -126,17 +126,17 @@ def test_half_precision_is_computed_in_float32_and_rounded_once(dtype):
     torch.testing.assert_close(y, spherize(x.float(), 5.0, 5.0).to(dtype), rtol=0, atol=0)
 
 
-def test_blocks_of_rows_change_nothing():
+def test_blockwise_computation_gives_the_same_result():
     x = torch.randn(500, 400)  # more elements than one block on the CPU
     torch.testing.assert_close(spherize(x), torch.cat([spherize(row[None]) for row in x]), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (2, 0, 5), (5,), (2, 3, 4, 5)])
-def test_leading_axes_are_kept(shape):
+def test_leading_axes_are_preserved(shape):
     assert spherize(torch.randn(shape)).shape == (*shape[:-1], 6)
 
 
-def test_vmap_of_grad_equals_a_loop():
+def test_vmap_of_grad_matches_a_loop():
     x = torch.randn(4, 6)
 
     def value(row: Tensor) -> Tensor:
@@ -145,55 +145,55 @@ def test_vmap_of_grad_equals_a_loop():
     torch.testing.assert_close(vmap(grad(value))(x), torch.stack([grad(value)(row) for row in x]))
 
 
-def test_vmap_over_scalings_equals_a_loop():
+def test_vmap_over_scalings_matches_a_loop():
     x, scalings = torch.randn(3, 6), torch.tensor([0.5, 1.0, 2.0])
     batched = vmap(spherize, in_dims=(None, 0))(x, scalings)
     torch.testing.assert_close(batched, torch.stack([spherize(x, s) for s in scalings]))
 
 
-def test_jacobian_of_functional_call_has_the_shape_of_a_jacobian():
+def test_jacobian_of_functional_call_has_the_expected_shape():
     jacobian = jacrev(lambda x: functional_call(torch.nn.Identity(), {}, (spherize(x),)))(torch.randn(5))
     assert jacobian.shape == (6, 5)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-6, 2.0, float("nan")])
-def test_delta_outside_0_and_1_is_refused(delta):
+def test_delta_outside_0_to_1_is_rejected(delta):
     with pytest.raises(ValueError, match="delta must lie between 0 and 1"):
         spherize(torch.randn(2, 3), delta=delta)
 
 
 @pytest.mark.parametrize("radius", [0.0, -1.0, float("nan")])
-def test_a_radius_that_is_not_positive_is_refused(radius):
+def test_nonpositive_radius_is_rejected(radius):
     with pytest.raises(ValueError, match="radius must be positive"):
         spherize(torch.randn(2, 3), radius=radius)
 
 
-def test_integers_are_refused_with_advice():
+def test_integer_error_suggests_a_conversion():
     with pytest.raises(TypeError, match=r"floating-point dtype; got torch.int64.*\.float\(\)"):
         spherize(torch.ones(2, 3, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("function", [spherize, angles_to_cartesian, cartesian_to_angles])
-def test_an_empty_last_axis_is_refused(function):
+def test_empty_last_axis_is_rejected(function):
     with pytest.raises(ValueError, match=r"got shape \(2, 0\)"):
         function(torch.empty(2, 0))
 
 
-def test_a_scaling_per_row_is_refused():
+def test_per_row_scaling_is_rejected():
     with pytest.raises(ValueError, match="one element"):
         spherize(torch.randn(2, 3), scaling=torch.ones(2))
 
 
 @settings(deadline=None, max_examples=60)
 @given(n=st.integers(1, 40), radius=st.floats(1e-3, 1e3), seed=st.integers(0, 2**31))
-def test_points_go_to_angles_and_back(n, radius, seed):
+def test_points_and_angles_round_trip(n, radius, seed):
     points = torch.randn(3, n + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     points = radius * points / points.norm(dim=-1, keepdim=True)
     back = angles_to_cartesian(cartesian_to_angles(points), radius)
     torch.testing.assert_close(back, points, rtol=1e-9, atol=1e-9 * radius)
 
 
-def test_angles_lie_in_their_ranges():
+def test_angles_are_in_range():
     angles = cartesian_to_angles(torch.randn(1000, 4, dtype=torch.float64))
     assert angles[:, :2].min() >= 0
     assert angles[:, :2].max() <= math.pi
@@ -201,14 +201,14 @@ def test_angles_lie_in_their_ranges():
     assert angles[:, 2].abs().max() <= math.pi
 
 
-def test_the_circle_has_the_usual_angle():
+def test_circle_angle_matches_atan2():
     angle = torch.linspace(-3.1, 3.1, 50, dtype=torch.float64)[:, None]
     points = torch.cat([angle.cos(), angle.sin()], dim=-1)
     torch.testing.assert_close(cartesian_to_angles(points), angle)
     torch.testing.assert_close(angles_to_cartesian(angle), points)
 
 
-def test_spherization_is_angles_to_cartesian_of_its_angles():
+def test_spherization_matches_angles_to_cartesian():
     x = torch.randn(3, 9, dtype=torch.float64)
     low = math.asin(1e-6 ** (1 / 9))
     angles = (math.pi / 2 - low) * torch.sigmoid(2.0 * x) + low
@@ -217,18 +217,18 @@ def test_spherization_is_angles_to_cartesian_of_its_angles():
 
 @pytest.mark.parametrize("function", [angles_to_cartesian, cartesian_to_angles])
 @pytest.mark.parametrize("n", [2, 5])
-def test_conversions_pass_gradcheck_twice(function, n):
+def test_conversions_pass_gradcheck_and_gradgradcheck(function, n):
     x = torch.randn(3, n, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(function, (x,))
     assert torch.autograd.gradgradcheck(function, (x,))
 
 
-def test_angles_that_are_exactly_zero_have_the_true_gradient():
+def test_zero_angles_have_the_exact_gradient():
     angles = torch.tensor([[0.0, 1.0, 0.3], [1.0, 0.0, 0.2], [0.5, 0.7, 0.0]], dtype=torch.float64)
     assert torch.autograd.gradcheck(angles_to_cartesian, (angles.requires_grad_(),))
 
 
-def test_undetermined_angles_have_gradient_zero():
+def test_undetermined_angles_have_zero_gradient():
     points = torch.tensor([[1.0, 0.0, 0.0]], requires_grad=True)
     cartesian_to_angles(points).sum().backward()
     torch.testing.assert_close(points.grad, torch.zeros(1, 3))
@@ -238,7 +238,7 @@ def test_undetermined_angles_have_gradient_zero():
     ("function", "backend"),
     [(spherize, "inductor"), (angles_to_cartesian, "aot_eager"), (cartesian_to_angles, "aot_eager")],
 )
-def test_compiled_without_graph_breaks_the_results_and_gradients_are_the_same(function, backend):
+def test_fullgraph_compile_preserves_results_and_gradients(function, backend):
     x = torch.randn(4, 6)
     eager, compiled = x.clone().requires_grad_(), x.clone().requires_grad_()
     weights = torch.arange(1.0, 8.0)[: function(x).shape[-1]]
@@ -248,7 +248,7 @@ def test_compiled_without_graph_breaks_the_results_and_gradients_are_the_same(fu
 
 
 @pytest.mark.parametrize("n", [3, 60])
-def test_a_batch_of_gradients_equals_one_after_another(n):
+def test_batched_gradients_match_a_loop(n):
     x = torch.randn(2, n, requires_grad=True)
     y, incoming = spherize(x, 2.0), torch.randn(4, 2, n + 1)
     (together,) = torch.autograd.grad(y, x, incoming, is_grads_batched=True, retain_graph=True)
@@ -257,7 +257,7 @@ def test_a_batch_of_gradients_equals_one_after_another(n):
 
 
 @pytest.mark.parametrize("n", [3, 60, 4096])
-def test_the_gradient_that_can_be_differentiated_equals_the_one_computed_in_place(n):
+def test_differentiable_gradient_matches_the_in_place_one(n):
     x, incoming = torch.randn(200, n, requires_grad=True), torch.randn(200, n + 1)
     scaling = torch.tensor(2.0, requires_grad=True)
     y = spherize(x, scaling)
@@ -266,7 +266,7 @@ def test_the_gradient_that_can_be_differentiated_equals_the_one_computed_in_plac
     torch.testing.assert_close(in_place, differentiable, rtol=1e-4, atol=1e-5)
 
 
-def test_channels_that_are_not_contiguous_give_the_same():
+def test_noncontiguous_channels_give_the_same_result():
     x = torch.randn(6, 4, 5).permute(1, 2, 0).requires_grad_()
     spherize(x).square().cumsum(-1).sum().backward()
     other = x.detach().contiguous().requires_grad_()

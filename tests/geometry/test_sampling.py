@@ -19,11 +19,11 @@ CASES = [
     (3, 1.0), (5, 2.0), (16, 12.0), (32, 20.0), (128, 40.0),
     (128, 60.5), (512, 12.0), (512, 100.0), (512, 701.0), (2048, 50.0),
 ]  # fmt: skip
-"""Dimensions and concentrations, from almost uniform to close around the mean."""
+"""Dimensions and concentrations, from almost uniform to tightly concentrated."""
 
 
 def density_of_angle(angle, kappa: float, dim: int):
-    """Density of the angle between mean and point, up to a constant: what w = cos(angle) has, without its poles."""
+    """Unnormalized density of the angle between mean and point: that of w = cos(angle), but without poles."""
     return np.exp(kappa * (np.cos(angle) - 1)) * np.sin(angle) ** (dim - 2)
 
 
@@ -36,7 +36,7 @@ def probability_of_angle(angle: float, kappa: float, dim: int) -> float:
 
 
 def quantile(level: float, kappa: float, dim: int, guess: float) -> float:
-    """The angle that so many draws stay below, within a tenth of a guess."""
+    """Quantile of the angle, within a tenth of a guess."""
     ends = 0.9 * guess, min(1.1 * guess, math.pi)
     return scipy.optimize.brentq(lambda angle: probability_of_angle(angle, kappa, dim) - level, *ends, xtol=1e-14)
 
@@ -48,13 +48,13 @@ def drawn(dim: int, kappa: float, dtype=torch.float64, count: int = DRAWS) -> tu
 
 
 def gap_of(cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """1 - w, of as many digits as there are."""
+    """Return 1 - w at full precision."""
     return torch.where(cosine > 0, sine.square() / (1 + cosine), 1 - cosine).detach()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "kappa"), CASES)
-def test_the_mean_cosine_is_the_mean_resultant_length(dim, kappa, dtype):
+def test_mean_cosine_matches_the_mean_resultant_length(dim, kappa, dtype):
     cosine = drawn(dim, kappa, dtype)[1].double()
     expected = mean_resultant_length(torch.tensor(kappa, dtype=torch.float64), dim)
     assert (cosine.mean() - expected).abs() < 4 * cosine.std() / DRAWS**0.5
@@ -62,7 +62,7 @@ def test_the_mean_cosine_is_the_mean_resultant_length(dim, kappa, dtype):
 
 @pytest.mark.parametrize("kappa", [0.0, 0.7, 30.0, 1e4])
 @pytest.mark.parametrize("dim", [2, 3, 5, 64])
-def test_the_angle_has_the_exact_distribution(dim, kappa):
+def test_angles_follow_the_exact_distribution(dim, kappa):
     _, cosine, sine = drawn(dim, kappa, torch.float32)
     end = min(math.pi, 15 / max(kappa, 1e-9) ** 0.5) if dim < 64 else math.pi
     grid = np.linspace(0, end, 100_001)
@@ -74,8 +74,8 @@ def test_the_angle_has_the_exact_distribution(dim, kappa):
 @pytest.mark.parametrize(
     ("dim", "kappa"), [(2, 3.0), (2, 100.0), (3, 1.0), (5, 2.0), (16, 12.0), (32, 20.0), (128, 60.5), (512, 100.0)]
 )
-def test_the_mean_derivative_is_that_of_the_mean_within_a_percent(dim, kappa):
-    # In few dimensions the derivative varies more than its mean: so many draws that a percent is four standard errors.
+def test_mean_derivative_matches_the_derivative_of_the_mean(dim, kappa):
+    # In few dimensions the derivative varies more than its mean: with this many samples, 1 % is four standard errors.
     concentration, cosine, _ = drawn(dim, kappa, torch.float32, 400_000 if dim < 16 else DRAWS)
     (slope,) = torch.autograd.grad(cosine.sum(), concentration)
     wide = torch.tensor(kappa, dtype=torch.float64)
@@ -86,7 +86,7 @@ def test_the_mean_derivative_is_that_of_the_mean_within_a_percent(dim, kappa):
 
 @pytest.mark.parametrize("kappa", [0.5, 10.0, 200.0])
 @pytest.mark.parametrize("dim", [2, 3, 5, 64])
-def test_the_derivative_of_a_draw_is_that_of_its_quantile(dim, kappa):
+def test_sample_derivative_matches_the_quantile_derivative(dim, kappa):
     concentration, cosine, sine = drawn(dim, kappa, count=4)
     (slopes,) = torch.autograd.grad(cosine.sum(), concentration)
     step = 1e-3 * kappa
@@ -99,7 +99,7 @@ def test_the_derivative_of_a_draw_is_that_of_its_quantile(dim, kappa):
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-4), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("kappa", [0.3, 5.0, 50.0])
-def test_in_three_dimensions_the_derivative_is_that_of_the_elementary_quantile(kappa, dtype, bound):
+def test_derivative_in_three_dimensions_matches_the_elementary_quantile(kappa, dtype, bound):
     concentration, cosine, sine = drawn(3, kappa, dtype, 1000)
     (slopes,) = torch.autograd.grad(cosine.sum(), concentration)
     # P(w > v) = (1 - exp(kappa (v - 1))) / (1 - exp(-2 kappa)), solved for v and differentiated
@@ -113,7 +113,7 @@ def test_in_three_dimensions_the_derivative_is_that_of_the_elementary_quantile(k
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [2, 3, 4, 16, 512])
-def test_without_concentration_the_derivative_is_the_squared_sine_over_the_dimensions_across(dim, dtype):
+def test_derivative_at_zero_concentration_is_squared_sine_over_dim_minus_one(dim, dtype):
     concentration, cosine, sine = drawn(dim, 0.0, dtype, 1000)
     (slopes,) = torch.autograd.grad(cosine.sum(), concentration)
     bound = 1e-4 if dtype == torch.float32 else 1e-10
@@ -122,7 +122,7 @@ def test_without_concentration_the_derivative_is_the_squared_sine_over_the_dimen
 
 @pytest.mark.parametrize("dim", [2, 3, 5, 128, 2048])
 @pytest.mark.parametrize("kappa", [0.0, 1.0, 30.0, 1e4, 1e8])
-def test_derivatives_in_float32_are_those_of_float64(dim, kappa):
+def test_float32_derivatives_match_float64(dim, kappa):
     concentration, cosine, sine = drawn(dim, kappa, torch.float32, 5000)
     arguments = concentration.detach(), gap_of(cosine, sine), sine.detach()
     found = sampling._angle_rate(arguments[0], dim, *arguments[1:]).double()
@@ -131,7 +131,7 @@ def test_derivatives_in_float32_are_those_of_float64(dim, kappa):
 
 
 @pytest.mark.parametrize("dim", [2, 3, 16])
-def test_cosine_and_sine_move_together_around_the_circle(dim):
+def test_cosine_and_sine_derivatives_stay_on_the_circle(dim):
     concentration, cosine, sine = drawn(dim, 4.0, count=100)
     along, across = (torch.autograd.grad(part.sum(), concentration, retain_graph=True)[0] for part in (cosine, sine))
     torch.testing.assert_close(cosine * along, -sine * across, rtol=1e-12, atol=1e-15)
@@ -140,7 +140,7 @@ def test_cosine_and_sine_move_together_around_the_circle(dim):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [2, 3, 5, 8192])
-def test_draws_and_derivatives_are_finite_at_any_concentration(dim, dtype):
+def test_samples_and_derivatives_are_always_finite(dim, dtype):
     concentrations = torch.tensor([0, 1e-40, 1e-30, 1e-3, 1, 1e4, 1e8, 1e15], dtype=dtype).repeat(200).requires_grad_()
     cosine, sine = sample_cosine(concentrations, dim)
     (slope,) = torch.autograd.grad((cosine + sine).sum(), concentrations)
@@ -151,7 +151,7 @@ def test_draws_and_derivatives_are_finite_at_any_concentration(dim, dtype):
 
 
 @pytest.mark.parametrize("kappa", [math.nan, math.inf])
-def test_a_concentration_that_accepts_nothing_does_not_propose_forever(kappa, monkeypatch):
+def test_rejection_sampling_terminates_without_acceptances(kappa, monkeypatch):
     rounds, first_accepted = [], sampling._first_accepted
 
     def counted(*arguments):
@@ -167,7 +167,7 @@ def test_a_concentration_that_accepts_nothing_does_not_propose_forever(kappa, mo
 
 @pytest.mark.parametrize("dim", [2, 3, 16, 512])
 @pytest.mark.parametrize("kappa", [0.0, 2.0, 1e4])
-def test_proposals_close_to_the_mean_keep_their_digits_in_float32(dim, kappa):
+def test_float32_proposals_close_to_the_mean_are_accurate(dim, kappa):
     places = torch.tensor([1e-6, 1e-5, 1e-4, 1e-2, 0.3])
     uniforms = torch.cartesian_prod(places, places, torch.tensor([0.5])).T
     concentration = torch.tensor(kappa)
@@ -177,7 +177,7 @@ def test_proposals_close_to_the_mean_keep_their_digits_in_float32(dim, kappa):
 
 
 @pytest.mark.parametrize("dim", [2, 3, 64])
-def test_an_accepted_proposal_is_a_cosine(dim):
+def test_accepted_proposals_are_cosines(dim):
     concentration = torch.tensor([0.0, 1.0, 300.0, 1e8], dtype=torch.float64)
     gap, rise, accepted = propose(concentration, dim, torch.rand(3, 1000, 4, dtype=torch.float64))
     assert min(gap.min(), rise.min()) >= 0
@@ -187,7 +187,7 @@ def test_an_accepted_proposal_is_a_cosine(dim):
 
 
 @pytest.mark.parametrize("dim", [2, 3, 16, 512])
-def test_almost_two_in_three_proposals_are_accepted(dim):
+def test_almost_two_thirds_of_proposals_are_accepted(dim):
     concentration = torch.tensor([0.0, 1.0, 10.0, 1e3, 1e8])
     accepted = propose(concentration, dim, torch.rand(3, DRAWS, 5))[2].float().mean(dim=0)
     assert accepted[0] == 1
@@ -196,26 +196,26 @@ def test_almost_two_in_three_proposals_are_accepted(dim):
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 1, 2)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_there_is_one_draw_for_each_concentration(shape, dtype):
+def test_one_sample_is_drawn_per_concentration(shape, dtype):
     for part in sample_cosine(torch.ones(shape, dtype=dtype), 4):
         assert (part.shape, part.dtype) == (shape, dtype)
 
 
-def test_each_draw_follows_its_own_concentration():
+def test_each_sample_uses_the_matching_concentration():
     concentrations = torch.tensor([0.0, 3.0, 500.0]).repeat(20_000, 1)
     lengths = mean_resultant_length(concentrations[0], 5)
     errors = (mean_resultant_length_derivative(concentrations[0], 5) / 20_000).sqrt()
     assert ((sample_cosine(concentrations, 5)[0].mean(dim=0) - lengths).abs() < 4 * errors).all()
 
 
-def test_a_generator_repeats_its_draws_and_leaves_the_global_one_alone():
+def test_generator_is_reproducible_and_leaves_the_global_state_alone():
     concentration, before = torch.full((50,), 3.0), torch.get_rng_state()
     first, second = (sample_cosine(concentration, 5, torch.Generator().manual_seed(7)) for _ in range(2))
     assert all(map(torch.equal, first, second))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_global_seed_repeats_the_draws():
+def test_global_seed_makes_samples_reproducible():
     concentration, draws = torch.full((50,), 3.0), []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
@@ -226,7 +226,7 @@ def test_the_global_seed_repeats_the_draws():
 
 @pytest.mark.parametrize("loss", [torch.sum, lambda cosine: cosine.square().sum()], ids=["straight", "curved"])
 @pytest.mark.parametrize("differentiate", [lambda y, x: y.backward(), torch.autograd.grad], ids=["backward", "grad"])
-def test_a_second_derivative_is_refused_and_not_taken_for_zero(differentiate, loss):
+def test_second_derivative_raises_instead_of_being_zero(differentiate, loss):
     concentration = torch.full((5,), 3.0, requires_grad=True)
     (slope,) = torch.autograd.grad(loss(sample_cosine(concentration, 5)[0]), concentration, create_graph=True)
     with pytest.raises(RuntimeError, match=r"twice|second (order|derivative)"):
@@ -253,7 +253,7 @@ def by_noise(loc, concentration):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kappa", [0.0, 3.0, 1e4, 1e8])
 @pytest.mark.parametrize("dim", [2, 3, 128])
-def test_points_have_norm_one(draw, dim, kappa, dtype):
+def test_points_have_unit_norm(draw, dim, kappa, dtype):
     points = draw(unit(20_000, dim, dtype), torch.full((20_000,), kappa, dtype=dtype))
     assert points.dtype == dtype
     assert (points.double().norm(dim=-1) - 1).abs().max() < 16 * torch.finfo(dtype).eps
@@ -261,7 +261,7 @@ def test_points_have_norm_one(draw, dim, kappa, dtype):
 
 @pytest.mark.parametrize("draw", [by_sampling, by_noise])
 @pytest.mark.parametrize("kappa", [0.0, 5.0, 1e3])
-def test_points_have_the_mean_and_covariance_of_the_distribution(draw, kappa):
+def test_points_match_the_mean_and_covariance_of_the_distribution(draw, kappa):
     mean, concentration = (
         F.normalize(torch.tensor([1.0, -2.0, 0.5, 1.5], dtype=torch.float64), dim=0),
         torch.tensor(kappa),
@@ -276,7 +276,7 @@ def test_points_have_the_mean_and_covariance_of_the_distribution(draw, kappa):
 
 
 @pytest.mark.parametrize("draw", [by_sampling, by_noise])
-def test_the_mean_derivative_by_the_direction_is_the_length_across_it(draw):
+def test_mean_derivative_by_direction_is_the_length_times_the_tangential_part(draw):
     direction, weights = unit(1, 5, torch.float64).requires_grad_(), torch.randn(5, dtype=torch.float64)
     each = F.normalize(direction, dim=-1).expand(DRAWS, 5)
     each.retain_grad()
@@ -293,13 +293,13 @@ def test_points_from_noise_pass_gradcheck():
     loc, concentration = unit(3, 4, torch.float64).requires_grad_(), torch.tensor([0.5, 4.0, 90.0], dtype=torch.float64)
     noise = noise_like((3,), loc)
     for numbers in (noise, noise._replace(normals=-noise.normals)):
-        # The gradient is that along the sphere, where mean directions live.
+        # The gradient is tangential, as mean directions lie on the sphere.
         assert torch.autograd.gradcheck(
             lambda x, n=numbers: points_from_noise(torch.nn.functional.normalize(x, dim=-1), concentration, n), loc
         )
 
 
-def test_noise_is_shared_by_all_distributions_that_broadcast_with_it():
+def test_noise_broadcasts_over_distributions():
     loc, concentration = unit(3, 4), torch.tensor([0.0, 3.0, 400.0])
     noise = noise_like((20_000, 1), loc)
     points = points_from_noise(loc, concentration, noise)
@@ -314,7 +314,7 @@ def test_noise_is_shared_by_all_distributions_that_broadcast_with_it():
     assert ((cosines.mean(dim=0) - mean_resultant_length(concentration, 4)).abs() < 4 * errors).all()
 
 
-def test_vmap_over_noise_equals_a_loop():
+def test_vmap_over_noise_matches_a_loop():
     loc, concentration = unit(3, 4), torch.tensor([0.0, 3.0, 400.0])
     noise = noise_like((3,), loc)
     found = torch.func.vmap(points_from_noise, in_dims=(0, 0, type(noise)(2, 0)))(loc, concentration, noise)

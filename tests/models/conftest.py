@@ -1,4 +1,4 @@
-"""The families of spherized text encoders, small, beside the plain ones that they are made from."""
+"""Small spherized text encoders of each family, with their plain counterparts."""
 
 import logging
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ SIZES |= {"vocab_size": 50, "max_position_embeddings": 40}
 
 @dataclass(frozen=True)
 class Family:
-    """One family of encoders; kinds of models are "Model", "ForMaskedLM" and "ForSequenceClassification"."""
+    """A family of encoders; its model kinds are "Model", "ForMaskedLM" and "ForSequenceClassification"."""
 
     name: str
     prefix: str
@@ -42,7 +42,7 @@ class Family:
         return self.model_class(kind)(self.config(**options)).eval()
 
     def batch(self, rows: int = 3, length: int = 6) -> dict[str, Tensor]:
-        """Token ids without padding tokens, and a mask that leaves some out."""
+        """Token ids without padding tokens, and a mask that excludes some."""
         ids = torch.randint(5, 50, (rows, length), generator=torch.Generator().manual_seed(1))
         mask = (torch.arange(length) < torch.arange(length, length - rows, -1)[:, None]).long()
         return {"input_ids": ids, "attention_mask": mask}
@@ -55,7 +55,7 @@ def family(request: pytest.FixtureRequest) -> Family:
 
 @pytest.fixture
 def transformers_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What transformers logs; its loggers keep records to themselves, and warn of one thing once."""
+    """Capture the log of transformers, whose loggers do not propagate, and clear the cache of `warning_once`."""
     logger = logging.getLogger("transformers")
     transformers.utils.logging.warning_once.cache_clear()
     logger.addHandler(caplog.handler)

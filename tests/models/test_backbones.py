@@ -11,7 +11,7 @@ from hf_sphere.models.backbones import EmbeddingNet, create_backbone
 from hf_sphere.models.backbones.vgg import CONVOLUTIONS_PER_STAGE
 from hf_sphere.nn import AngularLinear, SphericalLinear
 
-# name -> channels, image size, features, parameters without classifier (counted by hand for the small ones)
+# name -> channels, image size, features, parameters without classifier (counted by hand for small networks)
 PUBLISHED = {
     "linear_embedding": (1, (1, 2), 1, 2),
     "simple_fnn": (1, 28, 300, 785 * 500 + 501 * 300),
@@ -43,7 +43,7 @@ BACKBONES = [name for name, build in backbones.BACKBONES.items() if build.__modu
 
 
 def usual_images(name: str) -> tuple[int, int | tuple[int, int]]:
-    """Channels and size of the images of a backbone: those of the table, or else its own defaults."""
+    """Image channels and size of a backbone: from the table, or the defaults of the backbone."""
     if name in PUBLISHED:
         return PUBLISHED[name][:2]
     parameters = inspect.signature(backbones.BACKBONES[name]).parameters
@@ -70,32 +70,32 @@ def test_timm_lists_every_backbone_of_the_library(name):
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_features_have_the_promised_length(name):
+def test_features_have_num_features_channels(name):
     net = build(name).eval()
     assert net(images(name)).shape == (2, net.num_features)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_numbers_of_features_and_parameters_are_those_of_the_paper(name):
+def test_numbers_of_features_and_parameters_match_the_paper(name):
     net = build(name)
     assert (net.num_features, sum(p.numel() for p in net.parameters())) == PUBLISHED[name][2:]
 
 
 @pytest.mark.parametrize("name", ["lenet5", "vgg11_cifar", "resnet20_cifar"])
-def test_timm_builds_the_whole_classifier(name):
+def test_timm_builds_the_full_classifier(name):
     channels, _ = usual_images(name)
     net = timm.create_model(name, num_classes=7, in_chans=channels).eval()
     assert net(images(name)).shape == (2, 7)
 
 
 @pytest.mark.parametrize("name", BACKBONES)
-def test_pretrained_weights_that_do_not_exist_are_refused(name):
+def test_missing_pretrained_weights_are_rejected(name):
     with pytest.raises(ValueError, match=f"backbone '{name}' has no pretrained weights"):
         build(name, pretrained=True)
 
 
 @pytest.mark.parametrize("name", [n for n in BACKBONES if "resnet" not in n and n != "linear_embedding"])
-def test_the_features_are_not_negative_after_the_final_activation(name):
+def test_features_are_nonnegative_after_the_final_activation(name):
     assert build(name).eval()(images(name)).min() >= 0
 
 
@@ -106,7 +106,7 @@ def test_forward_features_stops_before_the_final_activation():
     torch.testing.assert_close(net(x), net.forward_features(x).relu())
 
 
-def test_every_layer_of_the_normalized_lenet_has_its_batch_norm():
+def test_every_layer_of_the_normalized_lenet_has_a_batch_norm():
     kinds = [
         type(m) for m in build("lenet5_bn").modules() if type(m) in (nn.Conv2d, nn.Linear) or "Norm" in str(type(m))
     ]
@@ -114,55 +114,55 @@ def test_every_layer_of_the_normalized_lenet_has_its_batch_norm():
 
 
 @pytest.mark.parametrize("size", [4, 8, 32, (28, 12)])
-def test_the_normalized_lenet_takes_small_images(size):
+def test_normalized_lenet_supports_small_images(size):
     net = create_backbone("lenet5_bn", num_channels=1, image_size=size).eval()
     sides = (size, size) if isinstance(size, int) else size
     assert net(torch.randn(2, 1, *sides)).shape == (2, 120)
 
 
-def test_the_normalized_lenet_refuses_images_that_pool_to_nothing():
+def test_normalized_lenet_rejects_images_that_are_too_small():
     with pytest.raises(ValueError, match="'lenet5_bn' needs images of at least 4 pixels per side; got 3 x 3"):
         create_backbone("lenet5_bn", num_channels=1, image_size=3)
 
 
 @pytest.mark.parametrize(("depth", "layers"), [(11, 8), (13, 10), (16, 13), (19, 16)])
-def test_vgg_has_as_many_layers_as_its_name_says(depth, layers):
+def test_vgg_depth_matches_the_name(depth, layers):
     assert sum(CONVOLUTIONS_PER_STAGE[depth]) == layers == depth - 3  # and three linear ones
 
 
-def test_vgg_takes_the_widths_of_the_paper():
+def test_vgg_supports_the_widths_of_the_paper():
     net = build("vgg11_cifar", widths=[16, 32, 64, 128])
     assert [m.out_channels for m in net.modules() if isinstance(m, nn.Conv2d)] == [16, 32, 64, 64, 128, 128, 128, 128]
 
 
-def test_vgg_without_hidden_layers_ends_with_its_last_map():
+def test_vgg_without_hidden_layers_ends_with_the_last_feature_map():
     net = build("vgg16_cifar", hidden=0)
     assert (net.num_features, sum(isinstance(m, nn.Linear) for m in net.modules())) == (512, 0)
 
 
-def test_a_negative_width_of_the_hidden_layers_is_refused():
+def test_negative_width_of_the_hidden_layers_is_rejected():
     with pytest.raises(ValueError, match="must be the width of its two hidden layers, or 0 for none; got -1"):
         build("vgg11_cifar", hidden=-1)
 
 
-def test_vgg_with_three_widths_is_refused():
+def test_vgg_with_wrong_number_of_widths_is_rejected():
     with pytest.raises(ValueError, match="must be four numbers"):
         build("vgg11_cifar", widths=[16, 32, 64])
 
 
-def test_the_gray_vgg_pools_by_averages():
+def test_gray_vgg_uses_average_pooling():
     kinds = {type(m) for m in build("vgg11_gray").modules()}
     assert nn.AvgPool2d in kinds
     assert nn.MaxPool2d not in kinds
 
 
-def test_larger_images_are_averaged_by_vgg():
+def test_vgg_averages_larger_images():
     net = create_backbone("vgg11_cifar", num_channels=3, image_size=64).eval()
     assert net(torch.randn(2, 3, 64, 64)).shape == (2, 4096)
 
 
 @pytest.mark.parametrize("name", ["lenet5", "vgg11_cifar", "conv4", "alexnet", "alexnet_cifar"])
-def test_images_too_small_for_the_pooling_are_refused(name):
+def test_images_too_small_for_the_pooling_are_rejected(name):
     with pytest.raises(ValueError, match=f"backbone '{name}' needs images of at least"):
         create_backbone(name, num_channels=3, image_size=8)
 
@@ -170,7 +170,7 @@ def test_images_too_small_for_the_pooling_are_refused(name):
 @pytest.mark.parametrize(
     ("name", "size"), [("lenet9", 8), ("alexnet_cifar", 29), ("alexnet_cifar", 60), ("alexnet", 63)]
 )
-def test_these_nets_take_images_from_the_smallest_size_on(name, size):
+def test_networks_support_the_smallest_image_size(name, size):
     net = create_backbone(name, num_channels=1, image_size=size).eval()
     assert net(torch.randn(2, 1, size, size)).shape == (2, PUBLISHED[name][2])
 
@@ -179,7 +179,7 @@ def layers_of(net: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
     return [module for module in net.modules() if isinstance(module, kind)]
 
 
-def test_the_lenet_of_nine_layers_has_six_convolutions_of_three_pixels():
+def test_lenet9_has_six_3x3_convolutions():
     net = build("lenet9")
     convolutions = [(m.out_channels, m.kernel_size, m.padding) for m in layers_of(net, nn.Conv2d)]
     assert convolutions == [(width, (3, 3), (1, 1)) for width in (6, 6, 16, 16, 64, 64)]
@@ -194,39 +194,39 @@ HIDDEN_LAYERS = {
 
 
 @pytest.mark.parametrize("kind", HIDDEN_LAYERS)
-def test_the_hidden_layer_of_cnn9_is_of_the_kind_asked_for(kind):
+def test_cnn9_hidden_layer_has_the_requested_type(kind):
     net = build("cnn9", hidden_layer=kind).eval()
     layer = net.layers[-1]
     assert type(layer) is HIDDEN_LAYERS[kind]
     assert getattr(layer, "operator", kind) == kind
     assert net(images("cnn9")).shape == (2, 256)
-    # Without a bias, and of one input more where they are spherized, whose scaling is learned.
+    # Spherized layers have no bias, one input more and a learned scaling.
     expected = {"plain": 4097 * 256, "spherized": 4097 * 256 + 1}.get(kind, 4096 * 256)
     assert sum(p.numel() for p in layer.parameters()) == expected
 
 
-def test_the_hidden_layer_of_cnn9_takes_the_options_of_spherization():
+def test_cnn9_hidden_layer_accepts_spherization_options():
     layer = build("cnn9", hidden_layer="spherized", hidden_kwargs={"scaling": 2.0, "radius": 3.0}).layers[-1]
     assert (layer.spherization.scaling.item(), layer.spherization.radius.item()) == (2.0, 3.0)
 
 
 @pytest.mark.parametrize("kind", ["plain", "w_cosine"])
-def test_options_of_a_hidden_layer_that_has_none_are_refused(kind):
+def test_options_of_a_hidden_layer_without_options_are_rejected(kind):
     with pytest.raises(ValueError, match=f"hidden_kwargs are options of hidden_layer spherized; {kind} has none"):
         build("cnn9", hidden_layer=kind, hidden_kwargs={"scaling": 2.0})
 
 
-def test_an_unknown_option_of_the_hidden_layer_is_refused_and_named():
+def test_unknown_hidden_layer_option_is_named_in_the_error():
     with pytest.raises(ValueError, match="unexpected keyword argument 'scale'"):
         build("cnn9", hidden_layer="spherized", hidden_kwargs={"scale": 2.0})
 
 
-def test_an_unknown_hidden_layer_is_refused_with_the_list():
+def test_unknown_hidden_layer_error_lists_the_choices():
     with pytest.raises(ValueError, match=r"unknown hidden_layer 'relu'; choose plain, spherized, cosine, .*w_sigmoid"):
         build("cnn9", hidden_layer="relu")
 
 
-def test_the_fully_connected_net_may_have_a_bottleneck():
+def test_fully_connected_net_supports_a_bottleneck():
     net = build("mlp", widths=[12, 5]).eval()
     assert [type(m) for m in net.layers] == [nn.Flatten, nn.Linear, nn.ReLU, nn.Linear]
     assert [tuple(m.weight.shape) for m in layers_of(net, nn.Linear)] == [(12, 784), (5, 12)]
@@ -234,19 +234,19 @@ def test_the_fully_connected_net_may_have_a_bottleneck():
 
 
 @pytest.mark.parametrize("widths", [[], [0], [12, -1]])
-def test_a_fully_connected_net_without_hidden_units_is_refused(widths):
+def test_fully_connected_net_without_hidden_units_is_rejected(widths):
     with pytest.raises(ValueError, match=r"widths of mlp must be positive numbers, .*; got \["):
         build("mlp", widths=widths)
 
 
-def test_alexnet_computes_what_torchvisions_does():
+def test_alexnet_matches_torchvision():
     theirs, ours = torchvision.models.AlexNet(num_classes=7).eval(), timm.create_model("alexnet", num_classes=7).eval()
     ours.load_state_dict(dict(zip(ours.state_dict(), theirs.state_dict().values(), strict=True)))
     x = torch.randn(2, 3, 80, 80)
     torch.testing.assert_close(ours(x), theirs(x))
 
 
-def test_the_dropout_of_alexnet_can_be_left_out():
+def test_alexnet_dropout_can_be_disabled():
     assert {m.p for m in layers_of(build("alexnet", drop_rate=0.0), nn.Dropout)} == {0.0}
     assert [m.p for m in layers_of(build("alexnet").layers, nn.Dropout)] == [0.5, 0.5]
 
@@ -259,7 +259,7 @@ WITHOUT_NORM = {name: {"batch_norm": False, "hidden": 0, "drop_rate": 0.0} for n
     "alexnet_cifar": {},
     "mlp": {"widths": (300, 100)},
 }
-"""Nets initialized for ReLU, and their options here."""
+"""Networks initialized for ReLU, with their options."""
 
 
 @pytest.mark.parametrize("name", VGGS)
@@ -272,16 +272,16 @@ def test_vgg_without_batch_norm_has_the_same_convolutions_and_no_norm(name):
 
 
 @pytest.mark.parametrize(("name", "options"), [*WITHOUT_NORM.items(), ("vgg11_cifar", {"batch_norm": False})])
-def test_nets_without_batch_norm_start_with_the_variance_that_relu_asks_for(name, options):
+def test_nets_without_batch_norm_have_he_initialization(name, options):
     for layer in layers_of(build(name, **options), (nn.Conv2d, nn.Linear)):
         count, inputs = layer.weight.numel(), layer.weight[0].numel()
-        # The mean of count squared normal numbers has the relative deviation sqrt(2 / count).
+        # The mean of `count` squared normal variables has a relative standard deviation of sqrt(2 / count).
         assert layer.weight.square().mean().item() * inputs / 2 == pytest.approx(1, abs=5 * (2 / count) ** 0.5)
         assert layer.bias.abs().max() == 0
 
 
 @pytest.mark.parametrize(("name", "options"), WITHOUT_NORM.items())
-def test_a_model_keeps_the_initialization_of_its_backbone(name, options):
+def test_model_keeps_the_initialization_of_its_backbone(name, options):
     channels, size = usual_images(name)
     torch.manual_seed(0)
     backbone = build(name, **options)
@@ -291,7 +291,7 @@ def test_a_model_keeps_the_initialization_of_its_backbone(name, options):
 
 
 @pytest.mark.parametrize(("name", "options"), WITHOUT_NORM.items())
-def test_a_net_without_batch_norm_learns_a_few_images_by_heart(name, options):
+def test_nets_without_batch_norm_can_overfit_a_few_images(name, options):
     torch.manual_seed(0)
     if name in VGGS:
         options = {**options, "widths": (16, 32, 64, 64)}
@@ -314,24 +314,24 @@ def test_small_stem_resnets_keep_the_resolution_of_the_first_stage():
     assert net.forward_features(images("resnet18_cifar")).shape == (2, 512, 4, 4)
 
 
-def test_small_stem_resnets_have_timms_initialization():
+def test_small_stem_resnets_have_timm_initialization():
     net = build("resnet20_cifar")
     assert all(block.bn2.weight.abs().max() == 0 for block in net.layer1)  # zero-initialized residual
     fan_out = net.conv1.weight[:, 0].numel()
     assert net.conv1.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.1)
 
 
-def test_a_backbone_of_timm_is_built_by_name():
+def test_backbone_of_timm_is_built_by_name():
     net = create_backbone("resnet18", num_channels=1, image_size=64).eval()
     assert net(torch.randn(2, 1, 64, 64)).shape == (2, 512)
 
 
-def test_an_unknown_backbone_is_refused_with_similar_names():
+def test_unknown_backbone_error_suggests_similar_names():
     with pytest.raises(ValueError, match=r"unknown backbone 'lenet'; similar names are .*lenet5"):
         create_backbone("lenet", num_channels=1, image_size=28)
 
 
-def test_an_unknown_option_is_refused_and_named():
+def test_unknown_option_is_named_in_the_error():
     with pytest.raises(ValueError, match=r"backbone 'lenet5' does not accept the options.*depth"):
         build("lenet5", depth=3)
 
@@ -344,22 +344,22 @@ def test_embedding_nets_can_change_their_classifier():
 
 
 @pytest.mark.parametrize("name", [n for n in BACKBONES if n != "linear_embedding"])
-def test_every_backbone_can_end_without_its_activation(name):
+def test_every_backbone_can_omit_the_final_activation(name):
     net = build(name).eval()
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
-            nn.init.ones_(module.weight)  # timm starts residual branches at zero
+            nn.init.ones_(module.weight)  # timm zero-initializes residual branches
     net.remove_final_activation()
     assert net(images(name, 4)).min() < 0
 
 
-def test_alexnet_for_small_images_sends_larger_ones_to_alexnet():
+def test_small_alexnet_error_recommends_alexnet_for_larger_images():
     with pytest.raises(ValueError, match=r"29 to 60 pixels per side; got 64\. For larger images use alexnet"):
         create_backbone("alexnet_cifar", num_channels=3, image_size=64)
 
 
 def resnet12(**options) -> nn.Module:
-    """With widths that take no time, and random scales and shifts of the batch norms."""
+    """Build a narrow resnet12 with random batch-norm scales and shifts."""
     net = build("resnet12", **{"widths": (4, 6, 5, 7)} | options).eval()
     for norm in layers_of(net, nn.BatchNorm2d):
         for tensor in (norm.weight, norm.bias, norm.running_mean):
@@ -382,12 +382,12 @@ def resnet12_by_hand(net: nn.Module, x: torch.Tensor, *, final_activation: bool)
 
 
 @pytest.mark.parametrize("final_activation", [True, False])
-def test_resnet12_is_four_pooled_residual_blocks_and_their_average(final_activation):
+def test_resnet12_is_four_pooled_residual_blocks_and_average_pooling(final_activation):
     net, x = resnet12(final_activation=final_activation), torch.randn(2, 3, 37, 52)
     torch.testing.assert_close(net(x), resnet12_by_hand(net, x, final_activation=final_activation))
 
 
-def test_resnet12_without_its_activation_is_the_one_built_without():
+def test_resnet12_activation_can_be_removed_after_construction():
     net, x = resnet12(drop_rate=0.5), torch.randn(2, 3, 32, 32)
     assert [m.p for m in layers_of(net, nn.Dropout)] == [0.5]
     net.remove_final_activation()
@@ -396,29 +396,29 @@ def test_resnet12_without_its_activation_is_the_one_built_without():
 
 
 @pytest.mark.parametrize("place", ["residual", "shortcut"])
-def test_resnet12_starts_with_the_variance_that_leaky_relu_asks_for(place):
+def test_resnet12_has_he_initialization_for_leaky_relu(place):
     convolution = getattr(build("resnet12").layers[1], place)[0]
     fan_out = convolution.kernel_size[0] ** 2 * 160
     assert convolution.weight.std().item() == pytest.approx((2 / (1 + 0.1**2) / fan_out) ** 0.5, rel=0.03)
 
 
 @pytest.mark.parametrize(("channels", "side"), [(1, 28), (1, 16), (3, 84)])
-def test_resnet12_takes_images_from_sixteen_pixels_on(channels, side):
+def test_resnet12_supports_images_of_16_pixels_or_more(channels, side):
     net = create_backbone("resnet12", num_channels=channels, image_size=side).eval()
     assert net(torch.randn(1, channels, side, side)).shape == (1, 640)
 
 
-def test_resnet12_refuses_images_that_pool_to_nothing():
+def test_resnet12_rejects_images_that_are_too_small():
     with pytest.raises(ValueError, match="'resnet12' needs images of at least 16 pixels per side; got 15 x 15"):
         create_backbone("resnet12", num_channels=1, image_size=15)
 
 
 @pytest.mark.parametrize("widths", [[64, 128], [64, 160, 320, 0]])
-def test_resnet12_without_four_widths_is_refused(widths):
+def test_resnet12_with_wrong_number_of_widths_is_rejected(widths):
     with pytest.raises(ValueError, match=r"widths of resnet12 must be four positive numbers of channels; got \[64"):
         build("resnet12", widths=widths)
 
 
-def test_resnet12_is_a_whole_classifier_with_timm():
+def test_timm_builds_resnet12_as_a_full_classifier():
     net = timm.create_model("resnet12", num_classes=7, widths=(4, 6, 5, 7)).eval()
     assert net(torch.randn(2, 3, 32, 32)).shape == (2, 7)

@@ -1,4 +1,4 @@
-"""A backbone is one decorated function, and a text encoder is one row of a table."""
+"""A backbone is a decorated function; a text encoder is a row of a table."""
 
 import importlib
 import sys
@@ -37,12 +37,12 @@ def toy_backbone(tmp_path_factory):
     del sys.modules["toy_backbones"], BACKBONES["toy_backbone"]
 
 
-def test_a_decorated_function_is_a_backbone_of_timm_and_of_the_shared_tests(toy_backbone):
+def test_decorated_function_is_a_timm_backbone_and_in_the_shared_tests(toy_backbone):
     assert timm.create_model("toy_backbone", num_classes=7, width=5)(torch.rand(2, 3, 8, 8)).shape == (2, 7)
     assert BACKBONES["toy_backbone"] is timm.model_entrypoint("toy_backbone")
 
 
-def test_a_model_with_a_new_backbone_is_saved_and_loaded(toy_backbone, tmp_path):
+def test_model_with_a_new_backbone_is_saved_and_loaded(toy_backbone, tmp_path):
     config = SphereVisionConfig(backbone="toy_backbone", backbone_kwargs={"width": 9}, num_channels=1, num_labels=4)
     model = SphereVisionForImageClassification(config).eval()
     model.save_pretrained(tmp_path)
@@ -64,7 +64,7 @@ def camembert(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["Model", "ForMaskedLM", "ForSequenceClassification"])
-def test_a_row_of_the_table_gives_the_models_of_an_encoder(camembert, kind, tmp_path):
+def test_table_row_defines_the_models_of_an_encoder(camembert, kind, tmp_path):
     config = configuration_sphere_text.SphereCamembertConfig(**SIZES, spherized_layers=[0], bos_token_id=5)
     model = getattr(modeling_sphere_text, f"SphereCamembert{kind}")(config).eval()
     assert config.model_type == "sphere_camembert"
@@ -75,6 +75,6 @@ def test_a_row_of_the_table_gives_the_models_of_an_encoder(camembert, kind, tmp_
     assert torch.equal(loaded(ids)[0], model(ids)[0])
 
 
-def test_an_encoder_without_a_row_has_no_classes():
+def test_encoder_without_a_table_row_has_no_classes():
     with pytest.raises(AttributeError, match="has no attribute 'SphereCamembertModel'"):
         _ = modeling_sphere_text.SphereCamembertModel

@@ -1,4 +1,4 @@
-"""Whether our models are registered with transformers, timm and PEFT, whatever is imported first."""
+"""Registration with transformers, timm and PEFT, for any import order."""
 
 import importlib.util
 import json
@@ -53,10 +53,10 @@ from peft.utils import constants
 assert constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["sphere_bert"] == ["query", "value"]
 """
 
-# transformers imports its parts lazily; each of these cases starts with a different part.
+# transformers imports its modules lazily; each of these cases imports a different one first.
 CASES = {
     "hf_sphere": "import hf_sphere" + NAMES,
-    "a class of ours": "from hf_sphere import SphereRobertaConfig" + NAMES,
+    "library class": "from hf_sphere import SphereRobertaConfig" + NAMES,
     "AutoConfig": "from transformers import AutoConfig; import hf_sphere" + NAMES,
     "AutoModelForMaskedLM": "from transformers import AutoModelForMaskedLM; import hf_sphere" + NAMES,
     "AutoTokenizer": "from transformers import AutoTokenizer; import hf_sphere" + NAMES,
@@ -68,7 +68,7 @@ CASES = {
     ),
 }
 
-# One process imports what does not touch transformers, and each case runs in a copy of it.
+# One process imports everything that does not touch transformers, and each case runs in a fork of it.
 RUN_CASES = """
 import json, os, sys, traceback
 import scipy.optimize, torch, torch._dynamo, torch.distributed.tensor
@@ -89,7 +89,7 @@ for number, code in enumerate(json.load(sys.stdin)):
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each case raised in a process of its own; empty where nothing."""
+    """Error of each case, run in a separate process; empty if there was none."""
     if not hasattr(os, "fork"):
         pytest.skip("needs os.fork")
     folder = tmp_path_factory.mktemp("cases")
@@ -99,13 +99,13 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("first", CASES)
-def test_the_models_are_known_whatever_is_imported_first(failures, first):
+def test_models_are_registered_whatever_is_imported_first(failures, first):
     if first == "peft":
         pytest.importorskip("peft")
     assert failures[first] == ""
 
 
-def test_peft_knows_the_encoders_wherever_it_knows_the_plain_ones():
+def test_peft_supports_the_encoders_wherever_it_supports_the_plain_ones():
     constants = pytest.importorskip("peft.utils.constants")
     tables = [value for name, value in vars(constants).items() if name.startswith("TRANSFORMERS_MODELS_TO_")]
     tables = [table for table in tables if isinstance(table, dict) and {"bert", "roberta"} & table.keys()]
@@ -115,7 +115,7 @@ def test_peft_knows_the_encoders_wherever_it_knows_the_plain_ones():
             assert table[f"sphere_{plain}"] == table[plain]
 
 
-def test_every_configuration_and_every_model_of_a_usual_task_is_in_a_table():
+def test_every_configuration_and_common_task_model_is_registered():
     tables = [getattr(modeling_auto, name) for name in registration._MODELS]
     found = {model for table in tables for names in [table._model_mapping.values()] for model in names}
     ours = {name for name in hf_sphere.__all__ if name.startswith("Sphere") and ("Model" in name or "For" in name)}
@@ -127,7 +127,7 @@ def test_every_configuration_and_every_model_of_a_usual_task_is_in_a_table():
 
 
 @pytest.mark.parametrize("model_type", sorted(registration._CONFIGURATIONS))
-def test_the_tables_give_the_classes_themselves(model_type):
+def test_auto_tables_map_to_the_library_classes(model_type):
     config = configuration_auto.CONFIG_MAPPING[model_type]
     assert config is getattr(hf_sphere, registration._CONFIGURATIONS[model_type])
     assert config.model_type == model_type
@@ -137,13 +137,13 @@ def test_the_tables_give_the_classes_themselves(model_type):
             assert config in getattr(modeling_auto, table)
 
 
-def test_the_plain_models_stay_what_they_were():
+def test_plain_models_are_unchanged():
     assert modeling_auto.MODEL_MAPPING[transformers.BertConfig] is transformers.BertModel
     assert tokenization_auto.TOKENIZER_MAPPING[transformers.RobertaConfig] is transformers.RobertaTokenizer
     assert configuration_auto.CONFIG_MAPPING["bert"] is transformers.BertConfig
 
 
-def test_registering_again_changes_nothing():
+def test_registration_is_idempotent():
     tables = [modeling_auto.MODEL_MAPPING._model_mapping, configuration_auto.CONFIG_MAPPING_NAMES]
     before = [dict(table) for table in tables]
     registration.register()
@@ -152,7 +152,7 @@ def test_registering_again_changes_nothing():
     assert [dict(table) for table in tables] == before
 
 
-# Registration of configurations and models writes into private tables of transformers. If they change, these tests must
+# Registration of configurations and models modifies private tables of transformers. If they change, these tests must
 # fail: compare `models/auto/configuration_auto.py` and `auto_factory.py` of the new version with those of this one.
 
 READ_IN = "5.23.0"
@@ -167,7 +167,7 @@ TABLE_PARTS = ["_model_mapping", "_reverse_config_mapping", "_modules"]
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_transformers_tables_have_the_parts_that_registration_fills(module, table, names):
+def test_transformers_tables_have_the_attributes_used_by_registration(module, table, names):
     for name in names:
         part = getattr(getattr(module, table), name, None)
         assert isinstance(part, dict), (
@@ -176,7 +176,7 @@ def test_transformers_tables_have_the_parts_that_registration_fills(module, tabl
         )
 
 
-def test_the_lists_of_names_are_those_that_the_tables_look_into():
+def test_name_mappings_are_those_used_by_the_auto_classes():
     assert configuration_auto.CONFIG_MAPPING._mapping is configuration_auto.CONFIG_MAPPING_NAMES
     for table in registration._MODELS:
         assert getattr(modeling_auto, table)._model_mapping is getattr(modeling_auto, f"{table}_NAMES")
@@ -192,7 +192,7 @@ def test_the_lists_of_names_are_those_that_the_tables_look_into():
         (registration._register_tokenizers, SimpleNamespace(TOKENIZER_MAPPING={})),
     ],
 )
-def test_a_table_of_another_shape_is_an_error(register, module):
+def test_table_of_unknown_structure_is_an_error(register, module):
     with pytest.raises(AttributeError):
         register(module)
 
@@ -208,7 +208,7 @@ def test_every_registration_function_is_a_hook(name):
     assert getattr(registration, name) in registration._HOOKS.values()
 
 
-def test_tokenizers_are_registered_by_the_public_function(monkeypatch):
+def test_tokenizers_are_registered_with_the_public_function(monkeypatch):
     registered = {}
     auto = SimpleNamespace(
         TOKENIZER_MAPPING={transformers.BertConfig: "bert", transformers.RobertaConfig: "roberta"},

@@ -1,4 +1,4 @@
-"""What the spherized text encoders compute, and how they train."""
+"""Computation and training of the spherized text encoders."""
 
 import math
 from types import SimpleNamespace
@@ -14,12 +14,12 @@ from transformers import Trainer, TrainingArguments
 KINDS = ["Model", "ForMaskedLM", "ForSequenceClassification"]
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
-# PEFT asks transformers by a name that is on its way out.
+# PEFT uses a deprecated name of transformers.
 with_peft = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 
 
 def spherize_plainly(values: Tensor, scaling: float, radius: float, delta: float) -> Tensor:
-    """Spherization by its definition, angle by angle."""
+    """Spherization by definition, angle by angle."""
     lowest = min(math.asin(delta ** (1 / values.shape[-1])), 0.99 * math.pi / 2)
     points, product = [], torch.full_like(values[..., 0], radius)
     for value in values.unbind(-1):
@@ -30,7 +30,7 @@ def spherize_plainly(values: Tensor, scaling: float, radius: float, delta: float
 
 
 def random_scalings(model: nn.Module) -> None:
-    """Give every weight a value of its own, so that no initial value stands for a learned one."""
+    """Give every weight a distinct value, so that initial values cannot pass for learned ones."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -44,7 +44,7 @@ def output_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 @every_kind
-def test_without_spherized_layers_it_is_the_plain_model_to_the_bit(family, kind):
+def test_model_without_spherized_layers_matches_the_plain_model_exactly(family, kind):
     torch.manual_seed(3)
     plain = family.plain(kind)
     torch.manual_seed(3)
@@ -57,7 +57,7 @@ def test_without_spherized_layers_it_is_the_plain_model_to_the_bit(family, kind)
 
 
 @pytest.mark.parametrize("layers", [None, [0], [-1, 0, 1]])
-def test_a_spherized_layer_is_the_plain_formula(family, layers):
+def test_spherized_layer_matches_the_formula(family, layers):
     options = {"spherization_scaling": 2.0, "spherization_radius": 3.0, "spherization_delta": 1e-4}
     model = family.model("Model", spherized_layers=layers, **options).double()
     random_scalings(model)
@@ -76,7 +76,7 @@ def test_a_spherized_layer_is_the_plain_formula(family, layers):
         torch.testing.assert_close(seen.y, expected, rtol=1e-11, atol=1e-11)
 
 
-def test_the_classifier_goes_through_half_the_width_and_the_sphere(family):
+def test_classifier_has_a_half_width_spherized_layer(family):
     model = family.model("ForSequenceClassification", num_labels=5, spherization_scaling=2.0).double()
     random_scalings(model)
     head = model.classifier
@@ -94,21 +94,21 @@ def test_the_classifier_goes_through_half_the_width_and_the_sphere(family):
     ("layers", "asked", "spherized"),
     [(None, None, True), ([], None, False), (None, False, False), ([], True, True), ([0], None, True)],
 )
-def test_the_classifier_is_spherized_where_the_config_says_so_or_any_layer_is(family, layers, asked, spherized):
+def test_classifier_is_spherized_by_config_or_if_any_layer_is(family, layers, asked, spherized):
     model = family.model("ForSequenceClassification", spherized_layers=layers, spherized_classifier=asked)
     assert hasattr(model.classifier, "spherization") == spherized
     assert output_of(model, family.batch()).shape == (3, 2)
 
 
 @pytest.mark.parametrize(("layers", "indices"), [(None, (2,)), ((-1, 0), (0, 2)), ([], ()), ([2, 1, 0], (0, 1, 2))])
-def test_layers_are_counted_from_either_end(family, layers, indices):
+def test_layer_indices_may_be_negative(family, layers, indices):
     model = family.model("Model", spherized_layers=layers)
     spherized = [index for index, layer in enumerate(model.encoder.layer) if hasattr(layer.output, "spherical")]
     assert model.config.spherized_layer_indices == tuple(spherized) == indices
 
 
 @pytest.mark.parametrize("learned", [True, False])
-def test_scaling_and_radius_are_parameters_only_where_they_are_learned(family, learned):
+def test_scaling_and_radius_are_parameters_only_if_learned(family, learned):
     options = {"learn_spherization_scaling": learned, "learn_spherization_radius": not learned}
     model = family.model("Model", spherization_scaling=2.0, spherization_radius=3, **options)
     spherization = model.encoder.layer[-1].output.spherical.spherization
@@ -130,27 +130,27 @@ def test_scaling_and_radius_are_parameters_only_where_they_are_learned(family, l
         ({"spherization_radius": -1}, "spherization_radius must be positive; got -1"),
     ],
 )
-def test_wrong_settings_are_refused(family, options, message):
+def test_invalid_settings_are_rejected(family, options, message):
     with pytest.raises(StrictDataclassClassValidationError, match=message):
         family.config(**options)
 
 
 @pytest.mark.parametrize("options", [{"spherized_layers": "last"}, {"spherization_scaling": "5"}])
-def test_settings_of_a_wrong_type_are_refused(family, options):
+def test_settings_of_a_wrong_type_are_rejected(family, options):
     with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(options))):
         family.config(**options)
 
 
-def test_an_encoder_too_narrow_for_a_spherized_classifier_is_refused(family):
+def test_encoder_too_narrow_for_a_spherized_classifier_is_rejected(family):
     with pytest.raises(ValueError, match="needs a hidden_size of at least 4; got 2"):
         family.model("ForSequenceClassification", hidden_size=2)
 
 
-# Ways to run it
+# Execution modes
 
 
 @every_kind
-def test_attention_by_sdpa_equals_eager_attention(family, kind):
+def test_sdpa_attention_matches_eager_attention(family, kind):
     outputs = []
     for attention in ("sdpa", "eager"):
         torch.manual_seed(0)
@@ -158,7 +158,7 @@ def test_attention_by_sdpa_equals_eager_attention(family, kind):
     torch.testing.assert_close(*outputs, rtol=1e-5, atol=1e-6)
 
 
-def test_a_feed_forward_in_chunks_gives_the_same(family):
+def test_chunked_feed_forward_gives_the_same_result(family):
     outputs = []
     for chunk in (0, 2):
         torch.manual_seed(0)
@@ -174,24 +174,24 @@ def test_gradient_checkpointing_gives_the_same_gradients(family):
     gradients = []
     for checkpointing in (False, True):
         if checkpointing:
-            # The older name, deprecated since 5.23, for the versions that have no other.
+            # The older name, deprecated since 5.23, is the only one in earlier versions.
             getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
         model.zero_grad()
         model(**family.batch(), labels=family.batch()["input_ids"]).loss.backward()
         gradients.append({name: weight.grad.clone() for name, weight in model.named_parameters()})
-    assert len(runs) == 3  # once, and then once forward and once backward
+    assert len(runs) == 3  # once without checkpointing, and once each in forward and backward with it
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])  # with and without pooler
-def test_the_whole_model_compiles_without_a_break(family, kind):
+def test_model_compiles_with_fullgraph(family, kind):
     model, batch = family.model(kind), family.batch()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(output_of(compiled, batch), output_of(model, batch), rtol=1e-5, atol=1e-6)
 
 
 @every_kind
-def test_half_precision_comes_close(family, kind):
+def test_half_precision_is_close(family, kind):
     model = family.model(kind)
     expected = output_of(model, family.batch())
     result = output_of(model.bfloat16(), family.batch())
@@ -199,7 +199,7 @@ def test_half_precision_comes_close(family, kind):
     torch.testing.assert_close(result.float(), expected, rtol=0.05, atol=0.05)
 
 
-def test_embeddings_can_be_resized_and_stay_tied(family):
+def test_resized_embeddings_stay_tied(family):
     model = family.model()
     model.resize_token_embeddings(57, mean_resizing=False)
     assert output_of(model, family.batch()).shape == (3, 6, 57)
@@ -208,7 +208,7 @@ def test_embeddings_can_be_resized_and_stay_tied(family):
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_the_trainer_trains_it(family, kind, tmp_path):
+def test_trainer_trains_the_model(family, kind, tmp_path):
     model, batch = family.model(kind, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), family.batch(4)
     labels: Any = batch["input_ids"] if kind == "ForMaskedLM" else torch.tensor([0, 1, 1, 0])
     rows = [{**{name: value[row] for name, value in batch.items()}, "labels": labels[row]} for row in range(4)]
@@ -220,14 +220,14 @@ def test_the_trainer_trains_it(family, kind, tmp_path):
     trainer = Trainer(model, arguments, train_dataset=rows)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert losses[1] < losses[0]  # already by one step
+    assert losses[1] < losses[0]  # after one step
     assert losses[-1] < 0.8 * losses[0]
     unmoved = {name for name, weight in model.named_parameters() if torch.equal(weight, before[name])}
     assert not {name for name in unmoved if "spher" in name or "classifier" in name}
 
 
 @with_peft
-def test_adapters_find_the_layers_that_they_find_in_the_plain_model(family):
+def test_adapters_target_the_same_layers_as_in_the_plain_model(family):
     peft = pytest.importorskip("peft")
 
     def adapted(model: nn.Module) -> set[str]:
@@ -237,11 +237,11 @@ def test_adapters_find_the_layers_that_they_find_in_the_plain_model(family):
     kind = "ForSequenceClassification"
     mine = adapted(family.model(kind))
     assert mine == adapted(family.plain(kind))
-    assert len(mine) == 6  # query and value of three layers
+    assert len(mine) == 6  # query and value in three layers
 
 
 @with_peft
-def test_an_adapted_model_trains_its_adapters_and_its_classifier_alone(family):
+def test_adapted_model_trains_only_adapters_and_classifier(family):
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(family.model("ForSequenceClassification"), peft.LoraConfig(task_type="SEQ_CLS"))
     model(**family.batch(), labels=torch.tensor([0, 1, 1])).loss.backward()

@@ -1,4 +1,4 @@
-"""How the spherized text encoders are saved and loaded, and started from plain checkpoints."""
+"""Saving and loading spherized text encoders, and starting from plain checkpoints."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def spherical_names(prefix: str, layer: int) -> set[str]:
 
 
 def write_vocabulary(folder: Path, name: str) -> None:
-    """The vocabulary of a tokenizer, and nothing that says which tokenizer it is."""
+    """Write the vocabulary of a tokenizer without its class."""
     if name == "Bert":
         (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n##s\nsat")
     else:
@@ -46,7 +46,7 @@ def write_vocabulary(folder: Path, name: str) -> None:
 
 
 def drop(folder: Path, part: str) -> set[str]:
-    """Take the tensors whose name holds `part` out of a checkpoint."""
+    """Remove the tensors whose name contains `part` from a checkpoint."""
     file = folder / "model.safetensors"
     tensors = load_file(file)
     dropped = {name for name in tensors if part in name}
@@ -54,19 +54,19 @@ def drop(folder: Path, part: str) -> set[str]:
     return dropped
 
 
-# Its own checkpoints
+# Spherized checkpoints
 
 
 @every_kind
 @pytest.mark.parametrize("learned", [True, False])
-def test_a_saved_model_gives_the_same(family, kind, learned, tmp_path):
+def test_saved_model_gives_the_same_outputs(family, kind, learned, tmp_path):
     options = {"learn_spherization_scaling": learned, "learn_spherization_radius": learned}
     model = family.model(kind, spherized_layers=(0, -1), **options)
     spherizations = [
         layer.output.spherical.spherization for layer in (model.base_model.encoder.layer[i] for i in (0, 2))
     ]
     with torch.no_grad():
-        for spherization in spherizations:  # values that a fresh model does not have
+        for spherization in spherizations:  # values that differ from those of a new model
             spherization.scaling.fill_(1.75)
             spherization.radius.fill_(2.5)
     model.save_pretrained(tmp_path)
@@ -78,7 +78,7 @@ def test_a_saved_model_gives_the_same(family, kind, learned, tmp_path):
     assert (spherization.scaling.item(), spherization.radius.item()) == (1.75, 2.5)
 
 
-def test_the_config_survives_a_round_trip(family, tmp_path):
+def test_config_round_trips(family, tmp_path):
     config = family.config(spherized_layers=[0, -1], spherization_scaling=5, spherized_classifier=False, num_labels=7)
     config.save_pretrained(tmp_path)
     loaded = AutoConfig.from_pretrained(tmp_path)
@@ -87,7 +87,7 @@ def test_the_config_survives_a_round_trip(family, tmp_path):
 
 
 @pytest.mark.parametrize("learned", [True, False])
-def test_a_weight_that_is_there_is_kept_where_scaling_and_radius_are_missing(family, learned, tmp_path):
+def test_weight_is_loaded_if_scaling_and_radius_are_missing(family, learned, tmp_path):
     options = {"learn_spherization_scaling": learned, "spherization_scaling": 4.0, "spherization_radius": 3.0}
     model = family.model("ForSequenceClassification", **options)
     model.save_pretrained(tmp_path)
@@ -100,7 +100,7 @@ def test_a_weight_that_is_there_is_kept_where_scaling_and_radius_are_missing(fam
     assert loaded.classifier.spherization.scaling.item() == 4.0
 
 
-def test_a_scaling_that_is_there_is_kept_where_the_radius_of_the_same_module_is_missing(family, tmp_path):
+def test_scaling_is_loaded_if_the_radius_is_missing(family, tmp_path):
     model = family.model(spherization_radius=3.0)
     with torch.no_grad():
         model.base_model.encoder.layer[2].output.spherical.spherization.scaling.fill_(1.75)
@@ -113,7 +113,7 @@ def test_a_scaling_that_is_there_is_kept_where_the_radius_of_the_same_module_is_
 
 @pytest.mark.parametrize("saved_as", ["Model", "ForMaskedLM"])
 @pytest.mark.parametrize(("saved", "asked"), [([0], [1]), ([0, 1], [1]), ([1], [0, 1]), ([0], []), ([0], None)])
-def test_other_spherized_layers_than_in_the_checkpoint_are_refused(family, saved_as, saved, asked, tmp_path):
+def test_spherized_layers_differing_from_the_checkpoint_are_rejected(family, saved_as, saved, asked, tmp_path):
     family.model(saved_as, spherized_layers=saved).save_pretrained(tmp_path)
     config = family.config(spherized_layers=asked)
     shown = [2] if asked is None else asked
@@ -122,7 +122,7 @@ def test_other_spherized_layers_than_in_the_checkpoint_are_refused(family, saved
         family.model_class().from_pretrained(tmp_path, config=config)
 
 
-def test_the_same_layers_named_from_the_other_end_are_no_difference(family, tmp_path):
+def test_negative_indices_of_the_same_layers_are_accepted(family, tmp_path):
     family.model(spherized_layers=[-1, 0]).save_pretrained(tmp_path)
     _, info = family.model_class().from_pretrained(tmp_path, spherized_layers=[0, 2], output_loading_info=True)
     assert not any(info.values())
@@ -136,7 +136,7 @@ def test_auto_classes_build_from_a_config(family, kind):
     assert hasattr(model.base_model.encoder.layer[0].output, "spherical")
 
 
-def test_the_tokenizer_follows_from_the_config_alone(family, tmp_path):
+def test_tokenizer_class_is_inferred_from_the_config(family, tmp_path):
     family.config().save_pretrained(tmp_path)
     write_vocabulary(tmp_path, family.name)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
@@ -144,7 +144,7 @@ def test_the_tokenizer_follows_from_the_config_alone(family, tmp_path):
     assert len(tokenizer("the").input_ids) == 3
 
 
-def test_the_fill_mask_pipeline_runs_on_a_folder(family, tmp_path):
+def test_fill_mask_pipeline_runs_on_a_saved_model(family, tmp_path):
     model = family.model()
     model.save_pretrained(tmp_path)
     write_vocabulary(tmp_path, family.name)
@@ -161,7 +161,7 @@ def test_the_fill_mask_pipeline_runs_on_a_folder(family, tmp_path):
 
 
 @every_kind
-def test_without_spherized_layers_a_plain_checkpoint_gives_the_plain_model_to_the_bit(family, kind, tmp_path):
+def test_plain_checkpoint_without_spherized_layers_matches_the_plain_model_exactly(family, kind, tmp_path):
     plain = family.plain(kind)
     plain.save_pretrained(tmp_path)
     model, info = family.model_class(kind).from_pretrained(tmp_path, spherized_layers=[], output_loading_info=True)
@@ -170,7 +170,7 @@ def test_without_spherized_layers_a_plain_checkpoint_gives_the_plain_model_to_th
 
 
 @every_kind
-def test_every_weight_of_the_same_name_has_the_shape_of_the_plain_one(family, kind):
+def test_weights_of_the_same_name_have_the_same_shape_as_in_the_plain_model(family, kind):
     mine, its = family.model(kind).state_dict(), family.plain(kind).state_dict()
     assert {name: its[name].shape for name in its if name in mine} == {
         name: mine[name].shape for name in its if name in mine
@@ -180,7 +180,7 @@ def test_every_weight_of_the_same_name_has_the_shape_of_the_plain_one(family, ki
 
 
 @pytest.mark.parametrize("layers", [None, [0, 1]])
-def test_from_a_plain_checkpoint_only_the_spherized_outputs_are_new(family, layers, tmp_path, transformers_log):
+def test_plain_checkpoint_lacks_only_the_spherized_outputs(family, layers, tmp_path, transformers_log):
     plain = family.plain()
     plain.save_pretrained(tmp_path)
     model, info = family.model_class().from_pretrained(tmp_path, spherized_layers=layers, output_loading_info=True)
@@ -192,7 +192,7 @@ def test_from_a_plain_checkpoint_only_the_spherized_outputs_are_new(family, laye
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if name not in missing)
 
 
-def test_from_a_plain_checkpoint_new_weights_are_drawn_as_the_encoder_draws_them(family, tmp_path):
+def test_new_weights_use_the_initialization_of_the_encoder(family, tmp_path):
     family.plain(initializer_range=0.5).save_pretrained(tmp_path)
     torch.manual_seed(5)
     spherical = family.model_class().from_pretrained(tmp_path).base_model.encoder.layer[2].output.spherical
@@ -200,16 +200,14 @@ def test_from_a_plain_checkpoint_new_weights_are_drawn_as_the_encoder_draws_them
     assert (spherical.spherization.scaling.item(), spherical.spherization.radius.item()) == (1.0, 1.0)
 
 
-def test_an_encoder_loads_from_a_plain_checkpoint_with_a_head(family, tmp_path):
+def test_encoder_loads_from_a_plain_checkpoint_with_a_head(family, tmp_path):
     family.plain("ForMaskedLM").save_pretrained(tmp_path)
     _, info = family.model_class("Model").from_pretrained(tmp_path, add_pooling_layer=False, output_loading_info=True)
     assert info["missing_keys"] == spherical_names("", 2)
 
 
 @every_kind
-def test_a_plain_checkpoint_keeps_neither_its_model_type_nor_a_warning_about_it(
-    family, kind, tmp_path, transformers_log
-):
+def test_plain_checkpoint_loads_with_the_new_model_type_and_no_warning(family, kind, tmp_path, transformers_log):
     family.plain(kind).save_pretrained(tmp_path / "plain")
     model = family.model_class(kind).from_pretrained(tmp_path / "plain")
     assert type(model.config) is type(family.config())
@@ -219,7 +217,7 @@ def test_a_plain_checkpoint_keeps_neither_its_model_type_nor_a_warning_about_it(
     assert saved["architectures"] == [type(model).__name__]
     assert type(AUTO[kind].from_pretrained(tmp_path / "own")) is type(model)
     assert "of type" not in transformers_log.text
-    # That it would be seen: a configuration of another family does warn.
+    # Control: a configuration of another family does warn.
     (BertConfig if family.name == "Roberta" else RobertaConfig).from_pretrained(tmp_path / "plain")
     assert "of type" in transformers_log.text
 
@@ -231,7 +229,7 @@ def test_tied_weights_are_tied_after_loading(family, source, tmp_path):
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
 
 
-def test_a_checkpoint_in_half_precision_loads_in_it(family, tmp_path):
+def test_half_precision_checkpoint_loads_in_half_precision(family, tmp_path):
     family.plain().bfloat16().save_pretrained(tmp_path)
     model = family.model_class().from_pretrained(tmp_path, dtype="auto")
     assert {value.dtype for value in model.state_dict().values()} == {torch.bfloat16}

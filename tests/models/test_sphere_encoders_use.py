@@ -1,4 +1,4 @@
-"""What users of the spherized encoders give by mistake, or seldom."""
+"""Invalid and unusual inputs to the spherized encoders."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def new_map(model: Any) -> torch.Tensor:
 # Loading
 
 
-def test_the_configuration_of_the_plain_encoder_is_refused(family, tmp_path):
+def test_configuration_of_the_plain_encoder_is_rejected(family, tmp_path):
     family.plain().save_pretrained(tmp_path)
     plain = AutoConfig.from_pretrained(tmp_path)
     message = f"config must be a Sphere{family.name}Config; got a {family.name}Config. Read it with"
@@ -37,7 +37,7 @@ def test_the_configuration_of_the_plain_encoder_is_refused(family, tmp_path):
 
 
 @pytest.mark.parametrize("as_path", [False, True], ids=["object", "path"])
-def test_a_configuration_of_its_own_may_be_given(family, as_path, tmp_path):
+def test_spherized_configuration_is_accepted(family, as_path, tmp_path):
     family.plain().save_pretrained(tmp_path)
     config = type(family.config()).from_pretrained(tmp_path, spherized_layers=[0])
     config.save_pretrained(tmp_path / "config")
@@ -50,7 +50,7 @@ def test_a_configuration_of_its_own_may_be_given(family, as_path, tmp_path):
 
 
 @pytest.mark.parametrize("position", [0, 3, 7], ids=["first", "middle", "last"])
-def test_texts_of_nothing_but_padding_change_nothing(family, pair, position):
+def test_padding_only_texts_do_not_change_the_fit(family, pair, position):
     model, reference = pair
     batches = batches_of(family, 8)
     padding = {name: torch.zeros_like(value) for name, value in batches[0].items()}
@@ -62,7 +62,7 @@ def test_texts_of_nothing_but_padding_change_nothing(family, pair, position):
     torch.testing.assert_close(new_map(model), expected)
 
 
-def test_texts_with_tokens_are_held_out_where_every_fifth_is_padding(family, pair):
+def test_texts_with_tokens_are_held_out_if_every_fifth_is_padding(family, pair):
     model, reference = pair
     batches = batches_of(family, 8)
     at_once = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
@@ -72,7 +72,7 @@ def test_texts_with_tokens_are_held_out_where_every_fifth_is_padding(family, pai
     assert fit.explained_variance < 1
 
 
-def test_a_text_of_nothing_but_padding_shifts_no_others_of_its_batch(family, pair):
+def test_padding_only_text_does_not_shift_others_in_the_batch(family, pair):
     model, reference = pair
     batches = batches_of(family, 8)
     for batch in batches:
@@ -97,13 +97,13 @@ def test_a_text_of_nothing_but_padding_shifts_no_others_of_its_batch(family, pai
     ],
     ids=["string", "batch", "rows", "lists", "tensors"],
 )
-def test_what_is_neither_texts_nor_batches_is_refused(pair, texts, message):
+def test_inputs_other_than_texts_or_batches_are_rejected(pair, texts, message):
     before = new_map(pair[0])
     with pytest.raises(ValueError, match=message):
         calibrate_spherization(*pair, texts)
     assert torch.equal(new_map(pair[0]), before)
 
 
-def test_texts_without_any_tokenizer_are_refused(pair):
+def test_texts_without_a_tokenizer_are_rejected(pair):
     with pytest.raises(ValueError, match="the reference was not loaded from a checkpoint with a tokenizer"):
         calibrate_spherization(*pair, ["a text"] * 100)

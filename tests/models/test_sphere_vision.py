@@ -53,7 +53,7 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize("head", sorted(HEADS))
-def test_a_saved_model_gives_the_same_logits(head, tmp_path):
+def test_saved_model_gives_the_same_logits(head, tmp_path):
     model, x = small_model(head=head), torch.randn(3, 1, 28, 28)
     model.save_pretrained(tmp_path)
     loaded = AutoModelForImageClassification.from_pretrained(tmp_path).eval()
@@ -66,27 +66,27 @@ def test_loading_reports_nothing_missing_and_nothing_unexpected(saved):
     assert not any(info.values())
 
 
-def test_the_encoder_loads_alone(saved):
+def test_encoder_loads_from_a_classifier_checkpoint(saved):
     model, folder = saved
     encoder, x = AutoModel.from_pretrained(folder).eval(), torch.randn(2, 1, 28, 28)
     assert type(encoder) is SphereVisionModel
     assert torch.equal(encoder(x).embeddings, model.sphere_vision(x).embeddings)
 
 
-def test_the_config_survives_a_round_trip(tmp_path):
+def test_config_round_trips(tmp_path):
     config = small_config(backbone_kwargs={"drop_rate": 0.1}, image_size=[28, 30], head_kwargs={"scaling": 2.0})
     config.save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).to_diff_dict() == config.to_diff_dict()
 
 
-def test_a_pipeline_classifies_a_picture_with_the_class_names(saved):
+def test_pipeline_classifies_an_image_with_class_names(saved):
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8))
     answer = pipeline("image-classification", model=str(saved[1]))(picture)
     assert {entry["label"] for entry in answer} == {"cat", "dog", "owl", "emu"}
     assert sum(entry["score"] for entry in answer) == pytest.approx(1.0)
 
 
-def test_the_stock_trainer_trains_evaluates_and_saves(tmp_path):
+def test_transformers_trainer_trains_evaluates_and_saves(tmp_path):
     torch.manual_seed(0)
     labels = torch.arange(64) % 4
     data = [{"pixel_values": torch.randn(1, 28, 28) * 0.1 + y.float(), "labels": y} for y in labels]
@@ -102,11 +102,11 @@ def test_the_stock_trainer_trains_evaluates_and_saves(tmp_path):
     trainer.train()
     after = trainer.evaluate()
     assert after["eval_loss"] < before
-    assert 0 <= after["eval_accuracy"] <= 1  # so the predictions are the logits alone
+    assert 0 <= after["eval_accuracy"] <= 1  # so the predictions are only the logits
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "resnet20_cifar", "vit_tiny_patch16_224", "convnext_atto"])
-def test_a_new_model_has_timms_initialization(backbone):
+def test_new_model_has_timm_initialization(backbone):
     torch.manual_seed(1)
     options = {"img_size": 32} if "vit" in backbone else {}
     expected = timm.create_model(backbone, num_classes=0, in_chans=3, **options).state_dict()
@@ -116,14 +116,14 @@ def test_a_new_model_has_timms_initialization(backbone):
     assert all(torch.equal(actual[name], value) for name, value in expected.items())
 
 
-def test_a_new_head_has_torchs_initialization():
+def test_new_head_has_torch_initialization():
     model = small_model(head="softmax")
     bound = 84**-0.5  # of torch's Linear; the library's default would be a normal distribution of 0.02
     assert model.head.linear.weight.abs().max() <= bound
     assert model.head.linear.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
 
 
-def test_loading_keeps_a_weight_whose_neighbor_is_missing(saved):
+def test_weight_is_loaded_if_the_scaling_is_missing(saved):
     model, folder = saved
     weights = load_file(folder / "model.safetensors")
     del weights["head.classifier.spherization.scaling"]
@@ -133,7 +133,7 @@ def test_loading_keeps_a_weight_whose_neighbor_is_missing(saved):
     assert torch.equal(loaded.head.classifier.linear.weight, model.head.classifier.linear.weight)
 
 
-def test_a_missing_backbone_weight_gets_timms_initialization(tmp_path):
+def test_missing_backbone_weight_gets_timm_initialization(tmp_path):
     model = SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet20_cifar"))
     nn.init.ones_(model.sphere_vision.backbone.layer1[0].bn2.weight)
     model.save_pretrained(tmp_path)
@@ -141,7 +141,7 @@ def test_a_missing_backbone_weight_gets_timms_initialization(tmp_path):
     del weights["sphere_vision.backbone.layer1.0.bn2.weight"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     loaded = AutoModelForImageClassification.from_pretrained(tmp_path).sphere_vision.backbone
-    assert loaded.layer1[0].bn2.weight.abs().max() == 0  # timm starts residual branches at zero
+    assert loaded.layer1[0].bn2.weight.abs().max() == 0  # timm zero-initializes residual branches
     assert torch.equal(loaded.conv1.weight, model.sphere_vision.backbone.conv1.weight)
 
 
@@ -154,7 +154,7 @@ def test_buffers_that_are_not_saved_are_rebuilt_on_loading(tmp_path):
         assert torch.equal(buffer, other), name
 
 
-def test_loading_does_not_ask_for_pretrained_weights(saved, monkeypatch):
+def test_loading_does_not_request_pretrained_weights(saved, monkeypatch):
     asked = []
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda *a, **k: asked.append(k["pretrained"]) or create(*a, **k))
@@ -163,7 +163,7 @@ def test_loading_does_not_ask_for_pretrained_weights(saved, monkeypatch):
     assert not any(asked)
 
 
-def test_pretrained_weights_are_asked_for_when_wanted(monkeypatch):
+def test_pretrained_weights_are_requested_on_demand(monkeypatch):
     asked = []
     create = timm.create_model
 
@@ -189,18 +189,18 @@ def test_pretrained_backbone_weights_survive_the_initialization(monkeypatch):
     assert (model.sphere_vision.backbone.conv1.weight == 0.25).all()
 
 
-def test_a_spherized_head_replaces_the_last_activation():
+def test_spherized_head_replaces_the_last_activation():
     model = small_model(head="spherized")
     assert model.sphere_vision(torch.randn(8, 1, 28, 28)).embeddings.min() < 0
 
 
-def test_a_spherized_head_replaces_the_last_activation_of_a_resnet():
+def test_spherized_head_replaces_the_last_activation_of_a_resnet():
     model = SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet20_cifar")).eval()
-    nn.init.ones_(model.sphere_vision.backbone.layer3[-1].bn2.weight)  # timm starts residual branches at zero
+    nn.init.ones_(model.sphere_vision.backbone.layer3[-1].bn2.weight)  # timm zero-initializes residual branches
     assert model.sphere_vision(torch.randn(8, 3, 32, 32)).embeddings.min() < 0
 
 
-def test_a_backbone_that_keeps_its_activation_is_remarked_on(monkeypatch):
+def test_backbone_that_keeps_the_activation_warns(monkeypatch):
     said = []
     monkeypatch.setattr(modeling.logger, "warning_once", said.append)
     SphereVisionModel(SphereVisionConfig(backbone="resnet18", embedding_dim=8))
@@ -209,7 +209,7 @@ def test_a_backbone_that_keeps_its_activation_is_remarked_on(monkeypatch):
     assert "Set `embedding_dim`" in said[0]
 
 
-def test_a_softmax_head_keeps_the_last_activation():
+def test_softmax_head_keeps_the_last_activation():
     model = small_model(head="softmax")
     assert model.sphere_vision(torch.randn(8, 1, 28, 28)).embeddings.min() == 0
 
@@ -220,49 +220,49 @@ def test_embedding_dim_adds_a_projection():
 
 
 @pytest.mark.parametrize("backbone", ["mobilenetv3_small_050", "resnet10t", "convnext_atto"])
-def test_the_head_fits_what_the_backbone_gives(backbone):
+def test_head_input_size_matches_the_backbone(backbone):
     model = SphereVisionForImageClassification(SphereVisionConfig(backbone=backbone, image_size=64, num_labels=5))
     assert model.eval()(torch.randn(2, 3, 64, 64)).logits.shape == (2, 5)
 
 
-def test_the_classifier_returns_its_points_on_the_sphere():
+def test_classifier_returns_spherical_embeddings():
     embeddings = small_model(head_kwargs={"radius": 3.0})(torch.randn(8, 1, 28, 28)).embeddings
     torch.testing.assert_close(embeddings.norm(dim=-1), torch.full((8,), 3.0))
 
 
-def test_the_loss_is_the_cross_entropy_of_the_logits():
+def test_loss_is_the_cross_entropy_of_the_logits():
     model, x, labels = small_model(), torch.randn(4, 1, 28, 28), torch.tensor([0, 1, 2, 3])
     output = model(x, labels=labels)
     torch.testing.assert_close(output.loss, nn.functional.cross_entropy(output.logits, labels))
 
 
-def test_a_tuple_is_returned_when_asked_for():
+def test_return_dict_false_returns_a_tuple():
     model, x = small_model(), torch.randn(4, 1, 28, 28)
     assert torch.equal(model(x, return_dict=False)[0], model(x).logits)
 
 
-def test_the_model_runs_in_bfloat16():
+def test_model_runs_in_bfloat16():
     model = small_model().to(torch.bfloat16)
     assert model(torch.randn(2, 1, 28, 28)).logits.dtype == torch.bfloat16
 
 
-def test_the_model_compiles_to_one_graph():
+def test_model_compiles_with_fullgraph():
     model, x = small_model(), torch.randn(4, 1, 28, 28)
     compiled = torch.compile(model, fullgraph=True)
     torch.testing.assert_close(compiled(x).logits, model(x).logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("head", sorted(HEADS))
-def test_the_model_exports(head):
-    model, x = small_model(head=head, embedding_dim=11), torch.randn(4, 1, 28, 28)  # no other test has cached for it
+def test_model_exports(head):
+    model, x = small_model(head=head, embedding_dim=11), torch.randn(4, 1, 28, 28)  # no other test has filled its cache
     program = torch.export.export(model, (x,))
     exported = program.module()
     torch.testing.assert_close(exported(x).logits, model(x).logits, rtol=1e-4, atol=1e-5)
     assert torch.equal(exported(x).logits, exported(x).logits)
-    assert type(model(x).logits) is torch.Tensor  # nothing of the export is left behind in a cache
+    assert type(model(x).logits) is torch.Tensor  # the export leaves nothing in a cache
 
 
-def test_gradient_checkpointing_changes_no_gradient():
+def test_gradient_checkpointing_preserves_gradients():
     model = SphereVisionForImageClassification(SphereVisionConfig(backbone="resnet20_cifar", num_labels=3))
     x, labels = torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 0])
     gradients = []
@@ -292,7 +292,7 @@ def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_frozen_batch_norms_keep_their_statistics_in_training_and_others_do_not(frozen):
+def test_only_frozen_batch_norms_keep_their_statistics_in_training(frozen):
     model = small_model(backbone="lenet5_bn", freeze_batch_norm=frozen).train()
     before = statistics(model)
     model(torch.randn(8, 1, 28, 28))
@@ -300,12 +300,12 @@ def test_frozen_batch_norms_keep_their_statistics_in_training_and_others_do_not(
     assert same(before, statistics(model)) is frozen
 
 
-def test_frozen_batch_norms_normalize_by_their_statistics_in_training():
+def test_frozen_batch_norms_use_running_statistics_in_training():
     model, x = small_model(backbone="lenet5_bn", freeze_batch_norm=True), torch.randn(8, 1, 28, 28)
     assert torch.equal(model.train()(x).logits, model.eval()(x).logits)
 
 
-def test_frozen_batch_norms_stay_in_eval_mode_whatever_is_set():
+def test_frozen_batch_norms_always_stay_in_eval_mode():
     model = small_model(backbone="lenet5_bn", freeze_batch_norm=True)
     for mode in (True, False, True):
         model.train(mode)
@@ -313,7 +313,7 @@ def test_frozen_batch_norms_stay_in_eval_mode_whatever_is_set():
         assert not any(norm.training for norm in norms(model))
 
 
-def test_a_new_model_has_its_batch_norms_frozen_from_the_start():
+def test_new_model_has_frozen_batch_norms_from_the_start():
     config = small_config(backbone="lenet5_bn", freeze_batch_norm=True)
     model = SphereVisionForImageClassification(config)
     before = statistics(model)
@@ -327,14 +327,14 @@ def test_scales_and_shifts_of_frozen_batch_norms_are_trained():
     assert all(p.grad.abs().sum() > 0 for norm in norms(model) for p in norm.parameters())
 
 
-def test_whether_batch_norms_are_frozen_is_saved_and_loaded(tmp_path):
+def test_freeze_batch_norm_is_saved_and_loaded(tmp_path):
     small_model(backbone="lenet5_bn", freeze_batch_norm=True).save_pretrained(tmp_path)
     loaded = AutoModelForImageClassification.from_pretrained(tmp_path).train()
     assert loaded.config.freeze_batch_norm
     assert not any(norm.training for norm in norms(loaded))
 
 
-def test_the_stock_trainer_leaves_frozen_statistics_as_they_are(tmp_path):
+def test_transformers_trainer_preserves_frozen_statistics(tmp_path):
     model = small_model(backbone="lenet5_bn", freeze_batch_norm=True)
     data = [{"pixel_values": torch.randn(1, 28, 28), "labels": y} for y in torch.arange(8) % 4]
     args = TrainingArguments(
@@ -347,30 +347,30 @@ def test_the_stock_trainer_leaves_frozen_statistics_as_they_are(tmp_path):
     assert not torch.equal(before[1], model.head.classifier.linear.weight)
 
 
-def test_a_wrong_number_of_channels_is_refused():
+def test_wrong_number_of_channels_is_rejected():
     with pytest.raises(ValueError, match=r"expected pixel_values of shape \(batch, 1, height, width\); got"):
         small_model()(torch.randn(2, 3, 28, 28))
 
 
-def test_an_unknown_head_is_refused_with_the_list():
+def test_unknown_head_error_lists_the_choices():
     with pytest.raises(ValueError, match=r"unknown head 'vfm'; the heads are: .*softmax"):
         small_model(head="vfm")
 
 
-def test_a_config_value_of_the_wrong_type_is_refused():
+def test_config_value_of_the_wrong_type_is_rejected():
     with pytest.raises(StrictDataclassFieldValidationError, match="num_channels"):
         small_config(num_channels="one")
 
 
 @pytest.mark.parametrize("options", [{"num_channels": 2}, {"image_size": [1, 2, 3]}, {"embedding_dim": 0}])
-def test_impossible_config_values_are_refused(options):
+def test_invalid_config_values_are_rejected(options):
     with pytest.raises(StrictDataclassClassValidationError, match=f"{next(iter(options))} must be"):
         small_config(**options)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_pictures_of_every_mode_become_grayscale_or_color(mode, channels):
+def test_images_of_every_mode_become_grayscale_or_rgb(mode, channels):
     picture = Image.new(mode, (30, 20))
     processor = SphereVisionImageProcessor(
         num_channels=channels, size={"height": 28, "width": 28}, image_mean=[0.5] * channels, image_std=[0.5] * channels
@@ -378,7 +378,7 @@ def test_pictures_of_every_mode_become_grayscale_or_color(mode, channels):
     assert processor(picture, return_tensors="pt")["pixel_values"].shape == (1, channels, 28, 28)
 
 
-def test_the_processor_resizes_scales_and_normalizes():
+def test_processor_resizes_scales_and_normalizes():
     pixels = torch.randint(0, 256, (1, 40, 40), dtype=torch.uint8)
     picture = Image.fromarray(pixels[0].numpy())
     expected = (tvF.resize(pixels, [28, 28], antialias=True).float() / 255 - 0.13) / 0.3
@@ -386,34 +386,34 @@ def test_the_processor_resizes_scales_and_normalizes():
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 28, 28)])
-def test_tensors_are_converted_like_pictures(shape):
+def test_tensors_are_converted_like_images(shape):
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
     assert small_processor()(pixels, return_tensors="pt")["pixel_values"].shape == (1, 1, 28, 28)
 
 
-def test_the_processor_survives_a_round_trip(saved):
+def test_processor_round_trips(saved):
     loaded = AutoImageProcessor.from_pretrained(saved[1])
     assert type(loaded) is SphereVisionImageProcessor
     assert loaded.to_dict() == small_processor().to_dict()
 
 
-def test_text_models_do_without_timm():
+def test_text_models_do_not_require_timm():
     program = "import sys, hf_sphere; from transformers import AutoModelForMaskedLM; print('timm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "False"
 
 
-def test_sixteen_bit_gray_is_scaled_and_not_clipped():
+def test_16_bit_grayscale_is_scaled_instead_of_clipped():
     picture = Image.fromarray(np.full((28, 28), 0x8000, dtype=np.uint16))
     pixels = small_processor()(picture, return_tensors="pt", do_normalize=False)["pixel_values"]
     torch.testing.assert_close(pixels, torch.full((1, 1, 28, 28), 128 / 255))
 
 
-def test_thirty_two_bit_pictures_are_refused():
+def test_32_bit_images_are_rejected():
     with pytest.raises(ValueError, match="mode 'F' have no known range"):
         small_processor()(Image.new("F", (28, 28)), return_tensors="pt")
 
 
-def test_per_example_gradients_of_the_whole_model_equal_a_loop():
+def test_per_example_gradients_of_the_full_model_match_a_loop():
     model, x, labels = small_model(), torch.randn(3, 1, 28, 28), torch.tensor([0, 1, 2])
     weights = {name: value.detach() for name, value in model.named_parameters()}
 
@@ -426,12 +426,12 @@ def test_per_example_gradients_of_the_whole_model_equal_a_loop():
     torch.testing.assert_close(together, expected, rtol=1e-3, atol=1e-5)
 
 
-def test_a_config_that_asks_for_tuples_gets_them():
+def test_config_return_dict_false_returns_a_tuple():
     model, x = small_model(return_dict=False), torch.randn(2, 1, 28, 28)
     assert model(x)[0].shape == (2, 4)
 
 
-def test_importing_the_library_imports_nothing_heavy():
+def test_importing_the_library_is_lazy():
     program = "import sys, hf_sphere; print([m for m in ('torch', 'transformers', 'timm') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"
 

@@ -1,4 +1,4 @@
-"""The model that classifies by a few examples, and encoders whose embeddings are spherized."""
+"""Few-shot classification models and encoders with spherized embeddings."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from hf_sphere.nn import HEADS, Spherization
 
 
 def small_config(**options: Any) -> SphereVisionConfig:
-    """Images of 8 x 8 pixels, to 12 units through ReLU."""
+    """Config for images of 8 x 8 pixels and a backbone of 12 ReLU units."""
     own: dict[str, Any] = {"backbone": "mlp", "backbone_kwargs": {"widths": [12]}, "num_channels": 1, "image_size": 8}
     return SphereVisionConfig(**own | {"num_labels": 4} | options)
 
@@ -53,7 +53,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("count", [(), (1,), (4,)])
-def test_the_output_has_the_shapes_of_the_episodes(count):
+def test_output_shapes_match_the_episodes(count):
     output = small_model()(**episodes(*count))
     assert output.loss.shape == ()
     assert output.logits.shape == (*count, 6, 3)
@@ -63,7 +63,7 @@ def test_the_output_has_the_shapes_of_the_episodes(count):
 
 @pytest.mark.parametrize("spherization", [None, {"radius": 5.0}])
 @pytest.mark.parametrize("few_shot_kwargs", [None, {"metric": "cosine", "temperature": 64.0}])
-def test_an_episode_is_embedded_and_compared_with_its_examples(spherization, few_shot_kwargs):
+def test_queries_are_compared_with_the_support(spherization, few_shot_kwargs):
     model, episode = small_model(spherization=spherization, few_shot_kwargs=few_shot_kwargs), episodes()
     output = model(**episode)
     queries = model.sphere_vision(episode["pixel_values"]).embeddings
@@ -79,7 +79,7 @@ def test_an_episode_is_embedded_and_compared_with_its_examples(spherization, few
     torch.testing.assert_close(output.prototypes, prototypes)
 
 
-def test_the_logits_of_an_episode_are_the_same_alone_and_in_a_batch():
+def test_batched_episode_logits_match_single_episode_logits():
     model, batch = small_model(backbone="lenet5_bn", backbone_kwargs=None), episodes(3)
     alone = [model(**{name: value[i] for name, value in batch.items()}).logits for i in range(3)]
     torch.testing.assert_close(model(**batch).logits, torch.stack(alone))
@@ -91,14 +91,14 @@ def test_without_labels_there_is_no_loss():
     assert set(small_model()(**episode)) == {"logits", "embeddings", "prototypes"}
 
 
-def test_all_images_go_through_the_encoder_at_once():
+def test_all_images_are_encoded_in_one_batch():
     model, seen = small_model(), []
     model.sphere_vision.register_forward_hook(lambda module, given, output: seen.append(given[0].shape))
     model(**episodes(4))
     assert seen == [(4 * (6 + 3 * 2), 1, 8, 8)]
 
 
-def test_embeddings_computed_before_are_classified_without_the_encoder():
+def test_precomputed_embeddings_skip_the_encoder():
     model, episode = small_model(), episodes()
     encode = model.base_model
     queries = encode(episode["pixel_values"]).embeddings
@@ -107,12 +107,12 @@ def test_embeddings_computed_before_are_classified_without_the_encoder():
     torch.testing.assert_close(again.logits, model(**episode).logits)
 
 
-def test_a_tuple_is_returned_when_asked_for():
+def test_return_dict_false_returns_a_tuple():
     model, episode = small_model(), episodes()
     assert torch.equal(model(**episode, return_dict=False)[1], model(**episode).logits)
 
 
-def test_the_model_learns_classes_it_is_shown():
+def test_model_learns_the_support_classes():
     model = small_model(spherization={}, few_shot_kwargs={"metric": "cosine", "temperature": 64.0}).train()
     optimizer, marks = torch.optim.Adam(model.parameters(), lr=3e-3), torch.randn(5, 1, 8, 8)
     losses = []
@@ -128,19 +128,19 @@ def test_the_model_learns_classes_it_is_shown():
     assert sum(losses[-10:]) < 0.5 * sum(losses[:10])
 
 
-def test_the_model_runs_in_bfloat16():
+def test_model_runs_in_bfloat16():
     output = small_model(spherization={}).to(torch.bfloat16)(**episodes(2))
     assert (output.logits.dtype, output.embeddings.dtype) == (torch.float32, torch.bfloat16)
     assert output.loss.isfinite()
 
 
-def test_the_model_compiles_to_one_graph():
+def test_model_compiles_with_fullgraph():
     model, episode = small_model(spherization={}), episodes(2)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(**episode).logits, model(**episode).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_gradient_checkpointing_changes_no_gradient():
+def test_gradient_checkpointing_preserves_gradients():
     options = {"backbone": "resnet20_cifar", "backbone_kwargs": None, "num_channels": 3, "spherization": {}}
     model, episode = small_model(**options).train(), episodes(channels=3)
     gradients = []
@@ -156,7 +156,7 @@ def test_gradient_checkpointing_changes_no_gradient():
 
 @pytest.mark.parametrize("backbone", ["conv4", "resnet12"])
 @pytest.mark.parametrize(("channels", "side"), [(1, 28), (3, 84)])
-def test_the_encoders_of_the_papers_classify_an_episode(backbone, channels, side):
+def test_paper_encoders_classify_an_episode(backbone, channels, side):
     options = {"backbone": backbone, "backbone_kwargs": None, "num_channels": channels, "image_size": side}
     model = small_model(spherization={}, **options)
     shape = (channels, side, side)
@@ -165,7 +165,7 @@ def test_the_encoders_of_the_papers_classify_an_episode(backbone, channels, side
     torch.testing.assert_close(output.embeddings.norm(dim=-1), torch.ones(2))
 
 
-def test_the_loss_is_a_mean():
+def test_loss_is_a_mean():
     assert small_model().loss_reduction == "mean"
 
 
@@ -180,17 +180,17 @@ def test_the_loss_is_a_mean():
         ((1, 8, 8), (2, 1, 8, 8)),
     ],
 )
-def test_images_that_make_no_episode_are_refused(queries, examples):
+def test_images_of_invalid_episode_shape_are_rejected(queries, examples):
     with pytest.raises(ValueError, match=r"expected pixel_values of shape \(episodes, queries, .*; got \("):
         small_model()(torch.randn(queries), torch.randn(examples))
 
 
-def test_a_wrong_number_of_channels_is_refused():
+def test_wrong_number_of_channels_is_rejected():
     with pytest.raises(ValueError, match=r"expected pixel_values of shape \(batch, 1, height, width\); got"):
         small_model()(**episodes(channels=3))
 
 
-def test_labels_that_are_no_place_in_the_support_are_refused():
+def test_labels_outside_the_support_are_rejected():
     episode = episodes() | {"labels": torch.full((6,), 3)}
     with pytest.raises(ValueError, match="labels run from 3 to 3, but the support has 3 classes"):
         small_model()(**episode)
@@ -200,7 +200,7 @@ def test_labels_that_are_no_place_in_the_support_are_refused():
 
 
 @pytest.mark.parametrize("spherization", [None, {"scaling": 2.0, "learn_radius": True}])
-def test_a_saved_model_classifies_the_same(spherization, tmp_path):
+def test_saved_model_classifies_the_same(spherization, tmp_path):
     model, episode = small_model(spherization=spherization, few_shot_kwargs={"metric": "cosine"}), episodes(2)
     if spherization is not None:
         nn.init.constant_(model.sphere_vision.spherization.scaling, 0.7)
@@ -210,7 +210,7 @@ def test_a_saved_model_classifies_the_same(spherization, tmp_path):
     assert equal(loaded.eval()(**episode), model(**episode))
 
 
-def test_its_configuration_survives_a_round_trip_and_names_no_head(tmp_path):
+def test_config_round_trips_without_a_head(tmp_path):
     config = small_model(spherization={"delta": 1e-5}, few_shot_kwargs={"temperature": 2}).config
     config.save_pretrained(tmp_path)
     loaded = AutoConfig.from_pretrained(tmp_path)
@@ -218,7 +218,7 @@ def test_its_configuration_survives_a_round_trip_and_names_no_head(tmp_path):
     assert loaded.head is None
 
 
-def test_the_encoder_loads_alone(tmp_path):
+def test_encoder_loads_from_a_few_shot_checkpoint(tmp_path):
     model, x = small_model(spherization={}), pictures()
     model.save_pretrained(tmp_path)
     encoder = AutoModel.from_pretrained(tmp_path).eval()
@@ -236,7 +236,7 @@ KINDS: dict[str, tuple[type, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_takes_the_encoder_of_another_model_without_a_complaint(kind, tmp_path, monkeypatch):
+def test_encoder_of_another_model_loads_without_warnings(kind, tmp_path, monkeypatch):
     model_class, options = KINDS[kind]
     other, x = model_class(small_config(**options)).eval(), pictures()
     other.save_pretrained(tmp_path)
@@ -245,12 +245,12 @@ def test_it_takes_the_encoder_of_another_model_without_a_complaint(kind, tmp_pat
     model = SphereVisionForFewShotClassification.from_pretrained(tmp_path).eval()
     assert said == []
     assert torch.equal(model.base_model(x).embeddings, other.base_model(x).embeddings)
-    model.save_pretrained(tmp_path / "again")  # its configuration names no head any more
+    model.save_pretrained(tmp_path / "again")  # its configuration no longer has a head
     again = SphereVisionModel.from_pretrained(tmp_path / "again").eval()
     assert torch.equal(again(x).embeddings, other.base_model(x).embeddings)
 
 
-def test_an_encoder_can_be_spherized_when_it_is_taken(tmp_path):
+def test_loaded_encoder_can_be_spherized(tmp_path):
     other, x = SphereVisionForImageClassification(small_config(head="softmax")).eval(), pictures()
     other.save_pretrained(tmp_path)
     model = SphereVisionForFewShotClassification.from_pretrained(tmp_path, spherization={"radius": 2.0}).eval()
@@ -265,7 +265,7 @@ def spherized(**options: Any) -> SphereVisionModel:
     return SphereVisionModel(small_config(spherization={}, **options)).eval()
 
 
-def test_spherized_embeddings_are_the_spherized_features_without_the_last_activation():
+def test_spherized_embeddings_omit_the_last_activation():
     model, x = spherized(), pictures()
     nn.init.constant_(model.spherization.scaling, 1.5)
     expected = Spherization(12, scaling=1.5)(model.backbone.forward_features(x))
@@ -273,10 +273,10 @@ def test_spherized_embeddings_are_the_spherized_features_without_the_last_activa
     assert model.embedding_dim == 13
 
 
-def test_a_linear_map_to_the_embeddings_comes_before_the_spherization():
+def test_projection_precedes_the_spherization():
     model, x = spherized(embedding_dim=3), pictures()
     features = model.backbone(x)
-    assert features.min() == 0  # the activation stays where the linear map follows it
+    assert features.min() == 0  # the activation is kept if the linear map follows it
     torch.testing.assert_close(model(x).embeddings, Spherization(3)(model.projection(features)))
     assert model.embedding_dim == 4
 
@@ -291,7 +291,7 @@ def test_other_heads_classify_spherized_embeddings(head, tmp_path):
     assert torch.equal(loaded(x).logits, model(x).logits)
 
 
-def test_a_missing_spherization_starts_with_its_own_values(tmp_path):
+def test_missing_spherization_is_initialized_from_the_config(tmp_path):
     model = small_model(spherization={"scaling": 3.0, "radius": 2.0})
     model.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
@@ -302,20 +302,20 @@ def test_a_missing_spherization_starts_with_its_own_values(tmp_path):
     assert (layer.scaling.item(), layer.radius.item()) == (3.0, 2.0)
 
 
-def test_a_model_without_numbers_can_be_printed():
+def test_meta_device_model_can_be_printed():
     with torch.device("meta"):
         text = repr(small_model(spherization={"radius": 5.0}))
     assert "Spherization(12 -> 13, scaling=1 (learned), radius=5" in text
     assert "PrototypicalClassifier(metric='euclidean', temperature=1)" in text
 
 
-def test_embeddings_spherized_twice_are_refused():
+def test_spherizing_embeddings_twice_is_rejected():
     with pytest.raises(ValueError, match=r"head .spherized. would spherize embeddings .* Use only one of them: .*None"):
         SphereVisionForImageClassification(small_config(head="spherized", spherization={}))
 
 
 @pytest.mark.parametrize("model_class", [SphereVisionForRegression, SphereVisionForJointPrediction])
-def test_a_regression_of_which_half_could_not_be_reached_is_refused(model_class):
+def test_regression_on_spherized_embeddings_is_rejected(model_class):
     config = small_config(spherization={}, embedding_dim=4, value_range=[0.0, 1.0], head="softmax")
     with pytest.raises(ValueError, match="regression does not work on spherized embeddings"):
         model_class(config)
@@ -323,12 +323,12 @@ def test_a_regression_of_which_half_could_not_be_reached_is_refused(model_class)
 
 @pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("options", [{"head": None}, {"head": "cosine"}, {"spherization": {}}, {"embedding_dim": 3}])
-def test_the_last_activation_stays_or_goes_as_the_configuration_says(keeps, options):
+def test_final_activation_follows_the_configuration(keeps, options):
     backbone = SphereVisionModel(small_config(final_activation=keeps, **options)).eval().backbone
     assert (backbone(pictures()).min() == 0) == keeps
 
 
-def test_a_backbone_that_keeps_its_activation_is_remarked_on(monkeypatch):
+def test_backbone_that_keeps_the_activation_warns(monkeypatch):
     said: list[str] = []
     monkeypatch.setattr(modeling.logger, "warning_once", said.append)
     options = {"backbone": "resnet10t", "num_channels": 3, "image_size": 64, "head": None, "spherization": {}}
@@ -358,18 +358,18 @@ def test_a_backbone_that_keeps_its_activation_is_remarked_on(monkeypatch):
         ({"few_shot_kwargs": {"temperature": 0}}, "temperature must be a positive number; got 0"),
     ],
 )
-def test_options_that_nothing_takes_are_refused(options, message):
+def test_invalid_options_are_rejected(options, message):
     with pytest.raises(StrictDataclassClassValidationError, match=message):
         small_config(**options)
 
 
 @pytest.mark.parametrize("options", [{"spherization": True}, {"few_shot_kwargs": "cosine"}, {"final_activation": "no"}])
-def test_options_of_another_kind_are_refused(options):
+def test_options_of_wrong_type_are_rejected(options):
     with pytest.raises(StrictDataclassFieldValidationError, match=next(iter(options))):
         small_config(**options)
 
 
-def test_building_a_model_leaves_the_configuration_of_the_caller_as_it_is():
+def test_building_a_model_does_not_modify_the_configuration():
     config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28, head="spherized")
     before = config.to_dict()
     SphereVisionForFewShotClassification(config)

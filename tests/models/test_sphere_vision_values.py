@@ -1,4 +1,4 @@
-"""The models that predict values: regression, and classes and values on one sphere."""
+"""Regression models and joint models of classes and values on one sphere."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def small_config(kind: str, **options: Any) -> SphereVisionConfig:
-    """A linear map of 6 x 6 pixels to 8 units and on to 4 coordinates; values from -10 to 30."""
+    """Config of a linear map from 6 x 6 pixels to 8 units, projected to 4 coordinates; values from -10 to 30."""
     own: dict[str, Any] = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "num_channels": 1}
     own |= {"image_size": 6, "embedding_dim": 4, "value_range": [-10.0, 30.0], "num_labels": 5}
     own |= {"head": "prototype" if kind == "joint" else None}
@@ -57,7 +57,7 @@ def tensors_of(output: Any) -> dict[str, Tensor]:
 
 
 @every_kind
-def test_a_saved_model_predicts_the_same(kind, tmp_path):
+def test_saved_model_predicts_the_same(kind, tmp_path):
     model, batch = small_model(kind), targets(kind)
     model.save_pretrained(tmp_path)
     before, after = model(images(), **batch), KINDS[kind].from_pretrained(tmp_path).eval()(images(), **batch)
@@ -79,7 +79,7 @@ def test_loading_reports_nothing_missing_and_nothing_unexpected(kind, tmp_path):
         ("joint", {"regression.pole", "head.prototypes", "head.class_concentration"}),
     ],
 )
-def test_what_is_not_trained_is_in_the_file_with_the_weights(kind, names, tmp_path):
+def test_buffers_are_saved_with_the_weights(kind, names, tmp_path):
     model = small_model(kind)
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "model.safetensors")
@@ -87,7 +87,7 @@ def test_what_is_not_trained_is_in_the_file_with_the_weights(kind, names, tmp_pa
     assert all(torch.equal(saved[name], model.state_dict()[name]) for name in names)
 
 
-def test_prototypes_that_were_put_in_place_are_those_of_the_loaded_model(tmp_path):
+def test_custom_prototypes_are_loaded(tmp_path):
     model = small_model("joint")
     model.head.set_prototypes(torch.randn(5, 3))
     model.save_pretrained(tmp_path)
@@ -95,7 +95,7 @@ def test_prototypes_that_were_put_in_place_are_those_of_the_loaded_model(tmp_pat
     assert torch.equal(loaded.head.prototypes, model.head.prototypes)
 
 
-def test_what_training_has_measured_is_loaded(tmp_path):
+def test_statistics_measured_in_training_are_loaded(tmp_path):
     model = small_model("joint")
     model.head.class_concentration.fill_(8.75)
     model.save_pretrained(tmp_path)
@@ -103,7 +103,7 @@ def test_what_training_has_measured_is_loaded(tmp_path):
 
 
 @pytest.mark.parametrize("model_class", [SphereVisionForJointPrediction, SphereVisionForImageClassification])
-def test_loading_a_model_searches_for_no_prototypes(model_class, tmp_path, monkeypatch):
+def test_loading_skips_the_prototype_search(model_class, tmp_path, monkeypatch):
     model_class(small_config("joint")).save_pretrained(tmp_path)
 
     def search(*args, **kwargs):
@@ -112,12 +112,12 @@ def test_loading_a_model_searches_for_no_prototypes(model_class, tmp_path, monke
     prototype._place.cache_clear()
     monkeypatch.setattr(prototype, "place_prototypes", search)
     model_class.from_pretrained(tmp_path)
-    with pytest.raises(AssertionError, match="loading searched"):  # so that the line above can fail
+    with pytest.raises(AssertionError, match="loading searched"):  # control for the line above
         model_class(small_config("joint"))
 
 
 @every_kind
-def test_the_encoder_loads_alone(kind, tmp_path):
+def test_encoder_loads_from_a_regression_checkpoint(kind, tmp_path):
     model = small_model(kind)
     model.save_pretrained(tmp_path)
     encoder = AutoModel.from_pretrained(tmp_path).eval()
@@ -126,7 +126,7 @@ def test_the_encoder_loads_alone(kind, tmp_path):
 
 
 @every_kind
-def test_the_config_survives_a_round_trip(kind, tmp_path):
+def test_config_round_trips(kind, tmp_path):
     options = {"value_range": [-1.5, 2], "regression_kwargs": {"out_of_range": "clip"}, "task_weight": 0.75}
     config = small_config(kind, **options)
     config.save_pretrained(tmp_path)
@@ -135,18 +135,18 @@ def test_the_config_survives_a_round_trip(kind, tmp_path):
     assert {name: getattr(loaded, name) for name in options} == options
 
 
-def test_a_loaded_model_has_its_range_and_its_options(tmp_path):
+def test_loaded_model_has_the_saved_range_and_options(tmp_path):
     small_model("regression", regression_kwargs={"out_of_range": "clip", "reduction": "sum"}).save_pretrained(tmp_path)
     regression = SphereVisionForRegression.from_pretrained(tmp_path).regression
     found = (regression.low, regression.high, regression.out_of_range, regression.reduction)
     assert found == (-10.0, 30.0, "clip", "sum")
 
 
-# What they compute
+# Computation
 
 
 @every_kind
-def test_predictions_lie_in_the_range_by_the_angle_to_the_first_axis(kind):
+def test_predictions_follow_the_angle_to_the_first_axis(kind):
     model = small_model(kind)
     cosines = F.normalize(model.sphere_vision(images()).embeddings.double(), dim=-1)[:, 0]
     expected = -10.0 + 40.0 * (cosines + 1) / 2
@@ -154,7 +154,7 @@ def test_predictions_lie_in_the_range_by_the_angle_to_the_first_axis(kind):
 
 
 @every_kind
-def test_the_embeddings_that_are_returned_lie_on_the_sphere(kind):
+def test_returned_embeddings_lie_on_the_sphere(kind):
     torch.testing.assert_close(small_model(kind)(images()).embeddings.norm(dim=-1), torch.ones(7))
 
 
@@ -165,19 +165,19 @@ def plain_regression(embeddings: Tensor, values: Tensor) -> Tensor:
 
 
 def plain_classification(embeddings: Tensor, prototypes: Tensor, labels: Tensor) -> Tensor:
-    """Mean over the images of (1 - cosine to the own prototype)^2, in the space across the first axis."""
+    """Mean over the images of (1 - cosine to the true prototype)^2, orthogonal to the first axis."""
     points = F.normalize(embeddings.double()[:, 1:], dim=-1)
     return (1 - (points * prototypes.double()[labels]).sum(-1)).square().mean()
 
 
-def test_the_loss_of_a_regression_is_the_squared_error_of_the_cosine():
+def test_regression_loss_is_the_squared_error_of_the_cosine():
     model, batch = small_model("regression"), targets("regression")
     expected = plain_regression(model.sphere_vision(images()).embeddings, batch["labels"])
     torch.testing.assert_close(model(images(), **batch).loss.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
-def test_the_joint_loss_weighs_classes_with_w_and_values_with_the_rest(weight):
+def test_joint_loss_is_the_weighted_sum(weight):
     model, batch = small_model("joint", task_weight=weight), targets("joint")
     embeddings = model.sphere_vision(images()).embeddings
     expected = (1 - weight) * plain_regression(embeddings, batch["regression_labels"])
@@ -186,7 +186,7 @@ def test_the_joint_loss_weighs_classes_with_w_and_values_with_the_rest(weight):
 
 
 def gradient_of_embeddings(weight: float) -> Tensor:
-    """Gradient of the joint loss by the embeddings (7, 4)."""
+    """Gradient of the joint loss with respect to the embeddings (7, 4)."""
     model = small_model("joint", task_weight=weight)
     embeddings = torch.randn(7, 4, generator=torch.Generator().manual_seed(2), requires_grad=True)
     model.sphere_vision.forward = lambda pixels, **options: SphereVisionModelOutput(embeddings=embeddings)
@@ -194,45 +194,45 @@ def gradient_of_embeddings(weight: float) -> Tensor:
     return embeddings.grad
 
 
-def test_at_weight_0_the_gradient_is_that_of_the_values_alone():
+def test_weight_0_gives_the_regression_gradient():
     embeddings = torch.randn(7, 4, generator=torch.Generator().manual_seed(2), requires_grad=True)
     (expected,) = torch.autograd.grad(plain_regression(embeddings, targets("joint")["regression_labels"]), embeddings)
     torch.testing.assert_close(gradient_of_embeddings(0.0), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_at_weight_1_the_gradient_is_that_of_the_classes_alone():
+def test_weight_1_gives_the_classification_gradient():
     embeddings = torch.randn(7, 4, generator=torch.Generator().manual_seed(2), requires_grad=True)
     prototypes, labels = small_model("joint").head.prototypes, targets("joint")["labels"]
     (expected,) = torch.autograd.grad(plain_classification(embeddings, prototypes, labels), embeddings)
     torch.testing.assert_close(gradient_of_embeddings(1.0), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_the_classes_pull_nothing_along_the_pole():
+def test_classification_gradient_is_orthogonal_to_the_pole():
     assert gradient_of_embeddings(1.0)[:, 0].abs().max() == 0
 
 
 @torch.no_grad()
 def shifted_along_the_pole() -> tuple[Any, Any]:
-    """Outputs of a joint model before and after its embeddings have moved along the first axis alone."""
+    """Outputs of a joint model before and after moving its embeddings along the first axis."""
     model = small_model("joint")
     before = model(images())
     model.sphere_vision.projection.bias[0] += 3.0
     return before, model(images())
 
 
-def test_a_move_along_the_pole_changes_no_class():
+def test_moving_along_the_pole_does_not_change_the_classes():
     before, after = shifted_along_the_pole()
     assert torch.equal(before.logits, after.logits)
 
 
-def test_a_move_along_the_pole_raises_the_value():
+def test_moving_along_the_pole_increases_the_value():
     before, after = shifted_along_the_pole()
     assert (after.predictions > before.predictions).all()
 
 
-def test_the_prototypes_lie_across_the_pole():
+def test_prototypes_are_orthogonal_to_the_pole():
     model = small_model("joint")
-    across = F.pad(model.head.prototypes, (1, 0))  # where `head_inputs` puts them
+    across = F.pad(model.head.prototypes, (1, 0))  # where `head_inputs` places them
     assert torch.equal(model.head_inputs(across), model.head.prototypes)
     assert (across @ model.regression.pole).abs().max() == 0
 
@@ -243,13 +243,13 @@ def test_without_labels_there_is_no_loss(kind):
 
 
 @pytest.mark.parametrize("name", ["labels", "regression_labels"])
-def test_one_kind_of_labels_without_the_other_is_refused(name):
+def test_joint_training_requires_both_kinds_of_labels(name):
     with pytest.raises(ValueError, match=r"needs both labels \(classes\) and regression_labels \(values\), or neither"):
         small_model("joint")(images(), **{name: targets("joint")[name]})
 
 
 @pytest.mark.parametrize("head", ["softmax", "spherized"])
-def test_other_heads_see_the_coordinates_across_the_pole(head):
+def test_other_heads_receive_the_coordinates_orthogonal_to_the_pole(head):
     model, batch = small_model("joint", head=head, task_weight=1.0), targets("joint")
     output = model(images(), **batch)
     torch.testing.assert_close(output.loss, F.cross_entropy(output.logits, batch["labels"]))
@@ -257,7 +257,7 @@ def test_other_heads_see_the_coordinates_across_the_pole(head):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @every_kind
-def test_the_model_says_whether_its_loss_is_a_sum(kind, reduction):
+def test_model_reports_whether_the_loss_is_a_sum(kind, reduction):
     options: dict[str, Any] = {"regression_kwargs": {"reduction": reduction}}
     options |= {"head_kwargs": {"reduction": reduction}} if kind == "joint" else {}
     model, batch = small_model(kind, **options), targets(kind)
@@ -267,22 +267,22 @@ def test_the_model_says_whether_its_loss_is_a_sum(kind, reduction):
 
 
 def small_loss(kind: str, model: SphereVisionPreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
-    """The loss of the same weights as a mean."""
+    """Loss with the same weights and mean reduction."""
     mean = small_model(kind)
     mean.load_state_dict(model.state_dict())
     return mean(images(), **batch).loss
 
 
-# In the hands of other libraries
+# Integration with other libraries
 
 
 @every_kind
-def test_the_stock_trainer_finds_the_names_of_the_labels(kind, tmp_path):
+def test_transformers_trainer_finds_the_label_names(kind, tmp_path):
     assert sorted(trainer_of(small_model(kind), kind, tmp_path).label_names) == sorted(targets(kind))
 
 
 def examples(kind: str) -> list[dict[str, Tensor]]:
-    """Forty images whose mean rises with their value, and whose texture is that of their class."""
+    """Forty images whose mean increases with the value and whose texture depends on the class."""
     generator = torch.Generator().manual_seed(3)
     textures = torch.randn(5, 1, 6, 6, generator=generator)
     batch = targets(kind, 40)
@@ -300,26 +300,26 @@ def trainer_of(model: SphereVisionPreTrainedModel, kind: str, folder: Any, **opt
 
 
 @every_kind
-def test_the_stock_trainer_trains_and_evaluates(kind, tmp_path):
+def test_transformers_trainer_trains_and_evaluates(kind, tmp_path):
     trainer = trainer_of(small_model(kind), kind, tmp_path)
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < 0.5 * before
 
 
-def test_the_stock_trainer_predicts_values_alone(tmp_path):
+def test_transformers_trainer_predicts_values(tmp_path):
     predicted = trainer_of(small_model("regression"), "regression", tmp_path).predict(examples("regression"))
     assert predicted.predictions.shape == predicted.label_ids.shape == (40,)
 
 
-def test_the_stock_trainer_predicts_logits_and_values(tmp_path):
+def test_transformers_trainer_predicts_logits_and_values(tmp_path):
     predicted = trainer_of(small_model("joint"), "joint", tmp_path).predict(examples("joint"))
     assert [part.shape for part in predicted.predictions] == [(40, 5), (40,)]
     assert [part.shape for part in predicted.label_ids] == [(40,), (40,)]
 
 
 @every_kind
-def test_the_model_is_one_graph(kind):
+def test_model_compiles_with_fullgraph(kind):
     model, batch = small_model(kind), targets(kind)
     compiled = torch.compile(model, backend="eager", fullgraph=True)(images(), **batch)
     expected = model(images(), **batch)
@@ -327,14 +327,14 @@ def test_the_model_is_one_graph(kind):
 
 
 @every_kind
-def test_the_model_exports(kind):
+def test_model_exports(kind):
     model = small_model(kind)
     exported = torch.export.export(model, (images(),)).module()(images())
     torch.testing.assert_close(exported.predictions, model(images()).predictions, rtol=1e-4, atol=1e-5)
 
 
 @every_kind
-def test_a_tuple_is_returned_when_asked_for(kind):
+def test_return_dict_false_returns_a_tuple(kind):
     model = small_model(kind)
     names = ["logits", "predictions"] if kind == "joint" else ["predictions"]
     found = model(images(), return_dict=False)
@@ -342,21 +342,21 @@ def test_a_tuple_is_returned_when_asked_for(kind):
 
 
 @every_kind
-def test_the_model_runs_in_bfloat16_with_values_in_single_precision(kind):
-    """Single years between 1000 and 1932 cannot be told apart in bfloat16."""
+def test_bfloat16_model_predicts_values_in_float32(kind):
+    """bfloat16 cannot distinguish single years between 1000 and 1932."""
     output = small_model(kind).to(torch.bfloat16)(images())
     assert (output.predictions.dtype, output.embeddings.dtype) == (torch.float32, torch.bfloat16)
 
 
 @every_kind
 @pytest.mark.parametrize(("backbone", "can"), [("linear_embedding", False), ("resnet20_cifar", True)])
-def test_whether_activations_can_be_recomputed_is_as_the_backbone_says(kind, backbone, can):
+def test_gradient_checkpointing_support_follows_the_backbone(kind, backbone, can):
     options = {"backbone": backbone, "backbone_kwargs": None, "image_size": 32}
     assert small_model(kind, **options).supports_gradient_checkpointing is can
 
 
 @every_kind
-def test_recomputing_activations_changes_no_gradient(kind):
+def test_gradient_checkpointing_preserves_gradients(kind):
     model = small_model(kind, backbone="resnet20_cifar", backbone_kwargs=None, image_size=16)
     pixels, gradients = torch.randn(4, 1, 16, 16), []
     for recomputing in (False, True):
@@ -369,11 +369,11 @@ def test_recomputing_activations_changes_no_gradient(kind):
     torch.testing.assert_close(*gradients)
 
 
-# Mistakes
+# Validation
 
 
 @pytest.mark.parametrize("weight", [-0.1, 1.5])
-def test_a_weight_outside_of_0_to_1_is_refused(weight):
+def test_weight_outside_0_to_1_is_rejected(weight):
     with pytest.raises(
         StrictDataclassClassValidationError, match=f"task_weight must lie between 0 and 1; got {weight}"
     ):
@@ -381,43 +381,43 @@ def test_a_weight_outside_of_0_to_1_is_refused(weight):
 
 
 @pytest.mark.parametrize("weight", [0, 1])
-def test_a_weight_may_be_a_whole_number(weight):
+def test_weight_may_be_an_integer(weight):
     assert small_model("joint", task_weight=weight).config.task_weight == weight
 
 
 @pytest.mark.parametrize("ends", [[2.0, 1.0], [1.0, 1.0], [1.0], [1.0, 2.0, 3.0], [0.0, float("nan")]], ids=str)
-def test_a_range_without_extent_is_refused(ends):
+def test_empty_range_is_rejected(ends):
     with pytest.raises(
         StrictDataclassClassValidationError, match="value_range must be two numbers, the lower one first"
     ):
         small_config("regression", value_range=ends)
 
 
-def test_a_range_of_words_is_refused():
+def test_nonnumeric_range_is_rejected():
     with pytest.raises(StrictDataclassFieldValidationError, match="value_range"):
         small_config("regression", value_range=["low", "high"])
 
 
 @every_kind
 @pytest.mark.parametrize("name", ["value_range", "embedding_dim"])
-def test_what_a_regression_cannot_do_without_is_named(kind, name):
+def test_missing_required_regression_option_is_named(kind, name):
     with pytest.raises(ValueError, match=r"needs embedding_dim .* and value_range .*; got .*None"):
         small_model(kind, **{name: None})
 
 
 @pytest.mark.parametrize("dim", [1, 2])
-def test_too_few_coordinates_for_classes_and_values_are_refused(dim):
+def test_too_few_coordinates_for_classes_and_values_are_rejected(dim):
     with pytest.raises(ValueError, match=f"joint prediction needs an embedding_dim of at least 3; got {dim}"):
         small_model("joint", embedding_dim=dim)
 
 
-def test_one_coordinate_is_too_few_for_a_pole():
+def test_one_coordinate_is_rejected():
     with pytest.raises(ValueError, match="a pole needs embeddings of at least 2 coordinates; got 1"):
         small_model("regression", embedding_dim=1)
 
 
 @pytest.mark.parametrize("model_class", [SphereVisionForJointPrediction, SphereVisionForImageClassification])
-def test_classes_without_a_head_are_refused_with_the_list(model_class):
+def test_missing_head_error_lists_the_heads(model_class):
     with pytest.raises(ValueError, match=r"needs a head: .*prototype"):
         model_class(small_config("joint", head=None))
 
@@ -425,13 +425,13 @@ def test_classes_without_a_head_are_refused_with_the_list(model_class):
 @pytest.mark.parametrize(
     "options", [{"regression_kwargs": {"reduction": "sum"}}, {"head_kwargs": {"reduction": "sum"}}]
 )
-def test_a_sum_is_not_added_to_a_mean(options):
+def test_mixing_sum_and_mean_reductions_is_rejected(options):
     with pytest.raises(ValueError, match="set the same `reduction` in head_kwargs and regression_kwargs"):
         small_model("joint", **options)
 
 
 @every_kind
-def test_an_unknown_option_of_the_regression_is_named(kind):
+def test_unknown_regression_option_is_named(kind):
     with pytest.raises(
         ValueError, match="a regression has no option reducion; its options are: out_of_range, reduction"
     ):
@@ -439,7 +439,7 @@ def test_an_unknown_option_of_the_regression_is_named(kind):
 
 
 @every_kind
-def test_a_value_outside_of_the_range_is_refused(kind):
+def test_value_outside_the_range_is_rejected(kind):
     batch = targets(kind)
     name = "regression_labels" if kind == "joint" else "labels"
     batch[name][3] = 30.5
@@ -447,5 +447,5 @@ def test_a_value_outside_of_the_range_is_refused(kind):
         small_model(kind)(images(), **batch)
 
 
-def test_a_regression_does_not_pass_for_a_classifier():
+def test_regression_config_has_no_head():
     assert small_model("regression").config.head is None

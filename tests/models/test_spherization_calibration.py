@@ -23,15 +23,15 @@ TEMPLATES = ["{} is to {} what {} is to {}", "the relation between {} and {} is 
 
 
 def sentences(count: int, start: int = 0) -> list[str]:
-    """Sentences of words that the tiny BERT knows, all different."""
+    """Distinct sentences of words in the vocabulary of the tiny BERT."""
     words = itertools.permutations(NOUNS, 4)
-    chosen = itertools.islice(words, start, None, 37)  # neighbors differ in one word only
+    chosen = itertools.islice(words, start, None, 37)  # neighbors differ in one word
     return [TEMPLATES[index % 2].format(*four) for index, four in zip(range(count), chosen, strict=False)]
 
 
 @pytest.fixture(scope="module")
 def checkpoint(root) -> str:
-    """A BERT of two layers whose random weights are large, so that each layer matters."""
+    """A two-layer BERT with large random weights, so that each layer matters."""
     return str(root / "tests" / "golden" / "analogy" / "tiny-bert")
 
 
@@ -62,7 +62,7 @@ def new_map(model: Any, layer: int = -1) -> Tensor:
 
 @torch.no_grad()
 def features_and_targets(model: Any, reference: Any, layer: int, batch: dict[str, Tensor]) -> tuple[np.ndarray, ...]:
-    """What the map of one layer gets and should give, for every token, by the definition; and each token's text."""
+    """Inputs and targets of the map of one layer for every token, by definition, and the text of each token."""
     attended: list[Tensor] = []
     for encoder in (model.base_model, reference.base_model):
         hook = encoder.encoder.layer[layer].attention.register_forward_hook(
@@ -84,7 +84,7 @@ def features_and_targets(model: Any, reference: Any, layer: int, batch: dict[str
 
 
 def ridge_regression(points: np.ndarray, targets: np.ndarray, ridge: float) -> np.ndarray:
-    """Least squares with one more row for each coordinate, that pulls its weight to zero."""
+    """Ridge regression as least squares with one additional row per coordinate."""
     pull = np.diag(np.sqrt(ridge * (points**2).sum(0)))
     solution, *_ = np.linalg.lstsq(
         np.vstack([points, pull]), np.vstack([targets, np.zeros((len(pull), targets.shape[1]))]), rcond=None
@@ -96,11 +96,11 @@ def explained_variance(points: np.ndarray, targets: np.ndarray, solution: np.nda
     return 1 - ((points @ solution - targets) ** 2).sum() / ((targets - targets.mean(0)) ** 2).sum()
 
 
-# What is fitted
+# Fit
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1e-3])
-def test_the_map_is_the_ridge_regression_on_the_layers_real_inputs(load, tokenizer, ridge):
+def test_map_is_the_ridge_regression_on_the_layer_inputs(load, tokenizer, ridge):
     model, reference = (half.double() for half in load())
     batch = batch_of(tokenizer, sentences(100))
     points, targets, _ = features_and_targets(model, reference, 1, batch)
@@ -110,7 +110,7 @@ def test_the_map_is_the_ridge_regression_on_the_layers_real_inputs(load, tokeniz
     assert (fit.layer, fit.ridge, fit.num_tokens) == (1, ridge, len(points))
 
 
-def test_each_layer_is_fitted_with_those_before_it_in_place(load, tokenizer):
+def test_layers_are_fitted_sequentially(load, tokenizer):
     model, reference = (half.double() for half in load(spherized_layers=[0, 1]))
     batch = batch_of(tokenizer, sentences(100))
     fits = calibrate_spherization(model, reference, [batch], ridge=1e-4)
@@ -122,7 +122,7 @@ def test_each_layer_is_fitted_with_those_before_it_in_place(load, tokenizer):
 
 
 @pytest.mark.parametrize("ridge", [None, 1e-3])
-def test_the_explained_variance_is_that_of_the_layers_output_on_every_fifth_text(load, tokenizer, ridge):
+def test_explained_variance_is_measured_on_every_fifth_text(load, tokenizer, ridge):
     model, reference = (half.double() for half in load())
     texts = sentences(100)
     [fit] = calibrate_spherization(model, reference, texts, tokenizer=tokenizer, ridge=ridge, batch_size=16)
@@ -134,8 +134,8 @@ def test_the_explained_variance_is_that_of_the_layers_output_on_every_fifth_text
         for candidate in ([10.0**exponent for exponent in range(-9, 1)] if ridge is None else [ridge])
     }
     scores = {name: explained_variance(points[held_out], targets[held_out], fitted) for name, fitted in maps.items()}
-    assert fit.ridge == max(scores, key=lambda candidate: scores[candidate])  # the best of them
-    # The last layer's output, after its norm, with the map as fitted without the held-out texts.
+    assert fit.ridge == max(scores, key=lambda candidate: scores[candidate])  # the best ridge
+    # Output of the last layer after its norm, with the map fitted without the held-out texts.
     new_map(model).copy_(torch.from_numpy(maps[fit.ridge]).T)
     kept = batch["attention_mask"].bool()
     with torch.no_grad():
@@ -145,11 +145,11 @@ def test_the_explained_variance_is_that_of_the_layers_output_on_every_fifth_text
     assert 0.5 < fit.explained_variance < 1
 
 
-# What it is good for
+# Quality
 
 
 @pytest.mark.parametrize("layers", [[1], [0, 1]])
-def test_a_fitted_encoder_is_near_the_plain_one_and_a_fresh_one_is_not(load, tokenizer, layers):
+def test_only_a_fitted_encoder_is_close_to_the_plain_one(load, tokenizer, layers):
     model, reference = load(spherized_layers=layers)
     unseen = batch_of(tokenizer, sentences(40, start=5))
 
@@ -164,7 +164,7 @@ def test_a_fitted_encoder_is_near_the_plain_one_and_a_fresh_one_is_not(load, tok
 
 
 def masked_batch(tokenizer: Any, texts: list[str], first: int) -> dict[str, Tensor]:
-    """Inputs with every fourth token masked, from the given one on, and the labels."""
+    """Inputs with every fourth token masked, starting at an offset, and the labels."""
     inputs = batch_of(tokenizer, texts)
     ids = inputs["input_ids"]
     masked = (torch.arange(ids.shape[1]) % 4 == first) & (ids > tokenizer.mask_token_id)
@@ -172,7 +172,7 @@ def masked_batch(tokenizer: Any, texts: list[str], first: int) -> dict[str, Tens
     return {**inputs, "input_ids": hidden, "labels": labels}
 
 
-def test_a_fitted_model_starts_from_nearly_the_loss_of_the_trained_one(checkpoint, tokenizer, tmp_path):
+def test_fitted_model_starts_near_the_loss_of_the_trained_one(checkpoint, tokenizer, tmp_path):
     trained = BertForMaskedLM.from_pretrained(checkpoint)
     optimizer = torch.optim.Adam(trained.parameters(), lr=3e-3)
     texts = sentences(200)
@@ -189,41 +189,41 @@ def test_a_fitted_model_starts_from_nearly_the_loss_of_the_trained_one(checkpoin
         return of(**unseen).loss.item()
 
     plain, fresh = loss(trained), loss(model)
-    assert plain < fresh - 1.0  # or it would not show
+    assert plain < fresh - 1.0  # otherwise the test would pass trivially
     calibrate_spherization(model, trained, texts, tokenizer=tokenizer)
     assert abs(loss(model) - plain) < 0.2 * (fresh - plain)
 
 
-# What it takes and leaves
+# Inputs and side effects
 
 
-def test_texts_and_batches_of_inputs_give_the_same(load, tokenizer, checkpoint):
+def test_texts_and_tokenized_batches_give_the_same_fit(load, tokenizer, checkpoint):
     maps = []
     texts = sentences(64)
     batches = [batch_of(tokenizer, texts[start : start + 16]) for start in range(0, 64, 16)]
     for batch in batches:
-        batch["labels"] = batch["input_ids"]  # of no use here
-    for given in ([*texts[:20], "", " \n", *texts[20:]], batches):  # empty texts are passed over
+        batch["labels"] = batch["input_ids"]  # unused
+    for given in ([*texts[:20], "", " \n", *texts[20:]], batches):  # empty texts are skipped
         model, reference = load()
         calibrate_spherization(model, reference, given, ridge=1e-4)  # with the tokenizer of the checkpoint
         maps.append(new_map(model))
     torch.testing.assert_close(*maps, rtol=1e-4, atol=1e-5)
 
 
-def test_without_a_mask_every_token_counts(load):
+def test_without_a_mask_all_tokens_are_used(load):
     model, reference = load()
     ids = torch.randint(5, 400, (20, 10))
     [fit] = calibrate_spherization(model, reference, [{"input_ids": ids[:10]}, {"input_ids": ids[10:]}])
     assert fit.num_tokens == 200
 
 
-def test_texts_are_cut_where_asked(load, tokenizer):
+def test_max_length_truncates_texts(load, tokenizer):
     model, reference = load()
     [fit] = calibrate_spherization(model, reference, sentences(20), tokenizer=tokenizer, max_length=6)
     assert fit.num_tokens == 120
 
 
-def test_a_feed_forward_in_chunks_is_fitted_alike(load):
+def test_chunked_feed_forward_gives_the_same_fit(load):
     ids = torch.randint(5, 400, (30, 12))
     maps = []
     for chunk in (0, 4):
@@ -233,7 +233,7 @@ def test_a_feed_forward_in_chunks_is_fitted_alike(load):
     torch.testing.assert_close(*maps, rtol=1e-4, atol=1e-5)
 
 
-def test_no_more_is_read_than_asked_for(load, tokenizer):
+def test_reading_stops_at_the_token_limit(load, tokenizer):
     model, reference = load()
     read: list[str] = []
 
@@ -248,17 +248,17 @@ def test_no_more_is_read_than_asked_for(load, tokenizer):
     assert lengths[-9] < 500 <= lengths[-1] == fit.num_tokens
 
 
-def test_both_models_go_on_in_the_mode_they_were_in(load, tokenizer):
+def test_modes_of_both_models_are_preserved(load, tokenizer):
     model, reference = load()
     model.train()
-    model.bert.embeddings.eval()  # as one who freezes them does
+    model.bert.embeddings.eval()  # as when the embeddings are frozen
     modes = [module.training for half in (model, reference) for module in half.modules()]
     calibrate_spherization(model, reference, sentences(20), tokenizer=tokenizer)
     assert [module.training for half in (model, reference) for module in half.modules()] == modes
     assert not any(module._forward_pre_hooks for half in (model, reference) for module in half.modules())
 
 
-def test_dropout_takes_no_part(load, tokenizer):
+def test_dropout_is_disabled(load, tokenizer):
     maps = []
     for training in (True, False):
         model, reference = load(hidden_dropout_prob=0.5)
@@ -268,7 +268,7 @@ def test_dropout_takes_no_part(load, tokenizer):
     assert torch.equal(*maps)
 
 
-def test_only_the_new_maps_change(load, tokenizer):
+def test_only_the_new_maps_are_modified(load, tokenizer):
     model, reference = load()
     before = [{name: value.clone() for name, value in half.state_dict().items()} for half in (model, reference)]
     calibrate_spherization(model, reference, sentences(20), tokenizer=tokenizer)
@@ -281,7 +281,7 @@ def test_only_the_new_maps_change(load, tokenizer):
     assert changed == {"bert.encoder.layer.1.output.spherical.linear.weight"}
 
 
-def test_a_model_in_half_precision_is_fitted_in_full(load, tokenizer):
+def test_half_precision_model_is_fitted_in_float32(load, tokenizer):
     exact, reference = load()
     rounded, rounded_reference = (half.bfloat16() for half in load())
     [expected] = calibrate_spherization(exact, reference, sentences(100), tokenizer=tokenizer)
@@ -290,7 +290,7 @@ def test_a_model_in_half_precision_is_fitted_in_full(load, tokenizer):
     assert fit.explained_variance == pytest.approx(expected.explained_variance, abs=0.05)
 
 
-def test_an_encoder_without_a_head_is_fitted_to_a_model_with_one(checkpoint, load, tokenizer):
+def test_encoder_without_a_head_is_fitted_to_a_model_with_one(checkpoint, load, tokenizer):
     texts = sentences(30)
     model, reference = load()
     calibrate_spherization(model, reference, texts, tokenizer=tokenizer, ridge=1e-3)
@@ -299,7 +299,7 @@ def test_an_encoder_without_a_head_is_fitted_to_a_model_with_one(checkpoint, loa
     assert torch.equal(new_map(alone), new_map(model))
 
 
-def test_roberta_is_fitted_too(family):
+def test_roberta_is_supported(family):
     plain = family.plain(initializer_range=0.5)
     torch.manual_seed(1)
     model = family.model(initializer_range=0.5)
@@ -310,7 +310,7 @@ def test_roberta_is_fitted_too(family):
     assert fit.explained_variance > 0.3
 
 
-def test_a_fit_says_what_it_is(load, tokenizer):
+def test_str_describes_the_fit(load, tokenizer):
     model, reference = load()
     [fit] = calibrate_spherization(model, reference, sentences(20), tokenizer=tokenizer, ridge=1e-3)
     share = f"{100 * fit.explained_variance:.2f}"
@@ -318,7 +318,7 @@ def test_a_fit_says_what_it_is(load, tokenizer):
     assert str(fit) == expected
 
 
-# What it refuses
+# Validation
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_a_fit_says_what_it_is(load, tokenizer):
         (100, {"max_tokens": 64, "batch_size": 5}, "too few tokens"),
     ],
 )
-def test_too_few_tokens_are_refused(load, tokenizer, count, options, message):
+def test_too_few_tokens_are_rejected(load, tokenizer, count, options, message):
     model, reference = load()
     if options.get("batch_size") == 5:
         options = options | {"max_length": 4}  # many texts, each short
@@ -341,19 +341,19 @@ def test_too_few_tokens_are_refused(load, tokenizer, count, options, message):
 
 
 @pytest.mark.parametrize("ridge", [-1e-3, math.nan])
-def test_a_ridge_below_zero_is_refused(load, tokenizer, ridge):
+def test_negative_ridge_is_rejected(load, tokenizer, ridge):
     with pytest.raises(ValueError, match=f"ridge must not be negative; got {ridge}"):
         calibrate_spherization(*load(), sentences(20), tokenizer=tokenizer, ridge=ridge)
 
 
-def test_texts_that_determine_nothing_are_refused_without_a_ridge(load, tokenizer):
+def test_underdetermined_fit_without_ridge_is_rejected(load, tokenizer):
     same = sentences(1) * 50
     with pytest.raises(ValueError, match=r"layer 1 .*no unique solution with ridge 0.*larger ridge or other texts"):
         calibrate_spherization(*load(), same, tokenizer=tokenizer, ridge=0.0)
-    calibrate_spherization(*load(), same, tokenizer=tokenizer)  # a ridge is found
+    calibrate_spherization(*load(), same, tokenizer=tokenizer)  # a ridge is chosen automatically
 
 
-def test_a_model_without_spherized_layers_is_refused(load, tokenizer):
+def test_model_without_spherized_layers_is_rejected(load, tokenizer):
     model, reference = load(spherized_layers=[])
     with pytest.raises(ValueError, match="SphereBertForMaskedLM has no spherized layer to fit; set"):
         calibrate_spherization(model, reference, sentences(20), tokenizer=tokenizer)
@@ -361,7 +361,7 @@ def test_a_model_without_spherized_layers_is_refused(load, tokenizer):
         calibrate_spherization(reference, reference, sentences(20), tokenizer=tokenizer)
 
 
-def test_a_reference_that_is_spherized_there_itself_is_refused(load, checkpoint, tokenizer):
+def test_spherized_reference_layer_is_rejected(load, checkpoint, tokenizer):
     model, _ = load()
     with pytest.raises(ValueError, match="layer 1 of the reference is spherized"):
         calibrate_spherization(model, model, sentences(20), tokenizer=tokenizer)
@@ -373,7 +373,7 @@ def test_a_reference_that_is_spherized_there_itself_is_refused(load, checkpoint,
     ("name", "value"),
     [("num_hidden_layers", 3), ("hidden_size", 16), ("intermediate_size", 32), ("vocab_size", 300)],
 )
-def test_a_reference_of_another_size_is_refused(load, tokenizer, name, value):
+def test_reference_of_wrong_size_is_rejected(load, tokenizer, name, value):
     model, reference = load()
     config = BertConfig.from_dict({**reference.config.to_dict(), name: value})
     its = getattr(reference.config, name)

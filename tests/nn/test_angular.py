@@ -14,7 +14,7 @@ LAYERS = [lambda operator: AngularLinear(8, 5, operator), lambda operator: Angul
 
 
 def plain_response(x: Tensor, weight: Tensor, operator: str) -> Tensor:
-    """The paper's formulas for vectors (..., d) and weights (K, d), in float64."""
+    """Evaluate the formulas of the paper for vectors (..., d) and weights (K, d) in float64."""
     x, weight = x.double(), weight.double()
     values = x @ weight.T / weight.norm(dim=-1)
     if not operator.startswith("w_"):
@@ -30,9 +30,9 @@ def plain_response(x: Tensor, weight: Tensor, operator: str) -> Tensor:
 
 
 def plain_convolution(x: Tensor, layer: AngularConv2d, margins: list[int]) -> Tensor:
-    """The same on patches, cut out one by one."""
+    """Evaluate the formulas on patches extracted one by one."""
     padded = F.pad(x, margins)
-    patches = F.unfold(padded, layer.kernel_size, dilation=layer.dilation, stride=layer.stride)  # (N, C k k, places)
+    patches = F.unfold(padded, layer.kernel_size, dilation=layer.dilation, stride=layer.stride)  # (N, C k k, positions)
     answers = plain_response(patches.movedim(1, -1), layer.weight.flatten(1), layer.operator).movedim(-1, 1)
     span = [d * (k - 1) + 1 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
     sides = [
@@ -42,7 +42,7 @@ def plain_convolution(x: Tensor, layer: AngularConv2d, margins: list[int]) -> Te
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_a_linear_layer_is_the_plain_formula(operator):
+def test_linear_layer_matches_the_formula(operator):
     layer, x = AngularLinear(64, 10, operator), torch.randn(3, 7, 64)
     answers = layer(x)
     assert answers.dtype == torch.float32
@@ -51,7 +51,7 @@ def test_a_linear_layer_is_the_plain_formula(operator):
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("operator", DIRECT)
-def test_an_input_that_is_a_weight_is_answered_exactly(operator, sign):
+def test_response_to_a_weight_is_exact(operator, sign):
     linear, conv = AngularLinear(300, 20, operator), AngularConv2d(12, 20, 5, operator)
     for answers in (linear(sign * linear.weight), conv(sign * conv.weight).flatten(1)):
         torch.testing.assert_close(answers.diagonal(), torch.full((20,), sign), rtol=0, atol=1e-6)
@@ -72,20 +72,20 @@ def test_an_input_that_is_a_weight_is_answered_exactly(operator, sign):
     ],
     ids=str,
 )
-def test_a_convolution_is_the_plain_formula_on_every_patch(operator, options, margins):
+def test_convolution_matches_the_formula_on_every_patch(operator, options, margins):
     layer, x = AngularConv2d(4, 6, (3, 2), operator, **options), torch.randn(2, 4, 9, 8)
     expected = plain_convolution(x, layer, margins)
     torch.testing.assert_close(layer(x).double(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_a_convolution_takes_a_single_image():
+def test_convolution_accepts_an_unbatched_image():
     layer, x = AngularConv2d(3, 4, 3, "sigmoid", padding=1), torch.randn(2, 3, 6, 6)
     torch.testing.assert_close(layer(x[0]), layer(x)[0])
 
 
 @settings(deadline=None, max_examples=30)
 @given(power=st.integers(-35, 35), seed=st.integers(0, 2**31))
-def test_the_length_of_the_input_does_not_count_for_direct_operators(power, seed):
+def test_direct_operators_ignore_the_input_norm(power, seed):
     torch.manual_seed(seed)
     for operator in DIRECT:
         for layer, x in (
@@ -97,7 +97,7 @@ def test_the_length_of_the_input_does_not_count_for_direct_operators(power, seed
 
 @settings(deadline=None, max_examples=30)
 @given(power=st.integers(-35, 35), seed=st.integers(0, 2**31))
-def test_the_length_of_a_weight_does_not_count_for_any_operator(power, seed):
+def test_all_operators_ignore_the_weight_norm(power, seed):
     torch.manual_seed(seed)
     for operator in OPERATORS:
         for layer, x in (
@@ -115,7 +115,7 @@ def conv_of(operator: str) -> AngularConv2d:
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_gradients_are_those_of_finite_differences(operator):
+def test_gradients_match_finite_differences(operator):
     for layer, shape in (
         (AngularLinear(4, 3, operator), (5, 4)),
         (AngularConv2d(2, 2, 2, operator, stride=2), (1, 2, 4, 4)),
@@ -131,7 +131,7 @@ def test_gradients_are_those_of_finite_differences(operator):
 
 @pytest.mark.parametrize("operator", DIRECT)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_gradients_are_right_where_the_input_nearly_is_a_weight(operator, sign):
+def test_gradients_are_accurate_if_the_input_is_close_to_a_weight(operator, sign):
     layer = AngularLinear(4, 1, operator).double()
     x = (sign * layer.weight + 1e-3 * torch.randn(1, 4, dtype=torch.float64)).detach().requires_grad_()
     assert torch.autograd.gradcheck(layer, x, eps=1e-8, atol=1e-5)
@@ -139,12 +139,12 @@ def test_gradients_are_right_where_the_input_nearly_is_a_weight(operator, sign):
 
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("layer_of", LAYERS)
-def test_nothing_explodes_where_the_input_is_a_weight(operator, layer_of):
+def test_gradients_are_bounded_if_the_input_is_a_weight(operator, layer_of):
     layer = layer_of(operator)
     x = layer.weight.detach().clone().requires_grad_()
     layer(x).sum().backward()
     for gradient, of in ((x.grad, x), (layer.weight.grad, layer.weight)):
-        # An angle turns by 1 / |x| where x moves by 1; the slope that w_ operators are bounded by is 100.
+        # Moving x by 1 changes the angle by up to 1 / |x|; the slope of w_ operators is bounded by 100.
         lengths = of.detach().flatten(1).norm(dim=-1)
         steepest = 5 * 3 * (100 if operator.startswith("w_") else 1 / lengths.min())
         assert gradient.isfinite().all()
@@ -154,7 +154,7 @@ def test_nothing_explodes_where_the_input_is_a_weight(operator, layer_of):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("layer_of", LAYERS)
-def test_an_input_of_zero_is_answered_with_zero(operator, dtype, layer_of):
+def test_zero_input_gives_zero(operator, dtype, layer_of):
     layer = layer_of(operator).to(dtype)
     x = torch.zeros_like(layer.weight[:2]).requires_grad_()
     answers = layer(x)
@@ -166,7 +166,7 @@ def test_an_input_of_zero_is_answered_with_zero(operator, dtype, layer_of):
 
 
 @pytest.mark.parametrize("operator", DIRECT)
-def test_dead_units_beside_living_ones_disturb_neither_gradients_nor_second_ones(operator):
+def test_zero_patches_have_zero_first_and_second_gradients(operator):
     layer, x = conv_of(operator), torch.zeros(1, 2, 8, 8)
     x[..., :3, :3] = torch.randn(3, 3)
     x.requires_grad_()
@@ -180,7 +180,7 @@ def test_dead_units_beside_living_ones_disturb_neither_gradients_nor_second_ones
 
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("layer_of", LAYERS)
-def test_under_autocast_the_answers_are_those_of_float32(operator, layer_of):
+def test_autocast_responses_match_float32(operator, layer_of):
     layer = layer_of(operator)
     x = torch.randn_like(layer.weight[:3])
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -191,20 +191,20 @@ def test_under_autocast_the_answers_are_those_of_float32(operator, layer_of):
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_layers_compile_to_one_graph(operator):
+def test_layers_compile_with_fullgraph(operator):
     for layer, x in ((AngularLinear(6, 3, operator), torch.randn(4, 6)), (conv_of(operator), torch.randn(2, 2, 6, 6))):
         torch.compiler.reset()
         compiled = torch.compile(layer, fullgraph=True, backend="eager")
         torch.testing.assert_close(compiled(x), layer(x))
 
 
-def test_printing_shows_the_operator():
+def test_repr_shows_the_operator():
     assert repr(AngularLinear(4, 3, "w_linear")).endswith("bias=False, operator=w_linear)")
     assert repr(AngularConv2d(4, 3, 2)).endswith("bias=False, operator=cosine)")
 
 
 @pytest.mark.parametrize("layer_of", LAYERS)
-def test_an_unknown_operator_is_refused_with_the_list(layer_of):
+def test_unknown_operator_error_lists_the_choices(layer_of):
     with pytest.raises(ValueError, match=r"unknown operator 'tanh'; the operators are: cosine, .*w_sigmoid"):
         layer_of("tanh")
 
@@ -213,7 +213,7 @@ def test_an_unknown_operator_is_refused_with_the_list(layer_of):
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_the_logits_of_the_head_are_the_answers_to_the_embeddings(operator):
+def test_head_logits_are_the_responses_to_the_embeddings(operator):
     head, x, labels = build_head("angular", 8, 4, operator=operator), torch.randn(5, 8), torch.arange(5) % 4
     output, expected = head(x, labels), plain_response(x, head.linear.weight, operator)
     torch.testing.assert_close(output.logits.double(), expected, rtol=1e-6, atol=1e-6)
@@ -221,27 +221,27 @@ def test_the_logits_of_the_head_are_the_answers_to_the_embeddings(operator):
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_the_points_of_the_head_have_a_length_where_it_counts(operator):
+def test_head_normalizes_embeddings_for_direct_operators_only(operator):
     x = torch.randn(5, 8)
     points = build_head("angular", 8, 4, operator=operator)(x).embeddings
     torch.testing.assert_close(points, F.normalize(x, dim=-1) if operator in DIRECT else x)
 
 
-def test_the_class_weights_of_the_head_do_not_decay():
+def test_head_class_weights_have_no_weight_decay():
     assert build_head("angular", 8, 4).parameter_options() == {"linear.weight": {}}
 
 
-def test_label_smoothing_reaches_the_loss_of_the_head():
+def test_head_loss_uses_label_smoothing():
     head, x, labels = build_head("angular", 8, 4, label_smoothing=0.2), torch.randn(5, 8), torch.arange(5) % 4
     torch.testing.assert_close(head(x, labels).loss, F.cross_entropy(head(x).logits, labels, label_smoothing=0.2))
 
 
-def test_the_head_refuses_an_unknown_operator():
+def test_head_rejects_an_unknown_operator():
     with pytest.raises(ValueError, match="unknown operator 'relu'"):
         build_head("angular", 8, 4, operator="relu")
 
 
 @pytest.mark.parametrize("layer", [AngularLinear(4, 3), AngularConv2d(4, 3, 1)], ids=["linear", "convolution"])
-def test_integers_are_refused_rather_than_rounded(layer):
+def test_integers_are_rejected_instead_of_rounded(layer):
     with pytest.raises(TypeError, match=r"floating-point dtype; got torch\.int64\. Convert it with \.float\(\)"):
         layer(torch.ones(1, 4, 4, 4, dtype=torch.long))

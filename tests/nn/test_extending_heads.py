@@ -1,4 +1,4 @@
-"""A head is one file: a subclass of `Head` that sets `name`."""
+"""A head is a subclass of `Head` that sets `name`, in one file."""
 
 import importlib
 import sys
@@ -34,29 +34,29 @@ class BaseOfToys(ToyHead):
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """The module of the toy head, removed from the registry afterwards."""
+    """Module of the toy head, which is unregistered afterwards."""
     (tmp_path / "toy_head.py").write_text(TOY_HEAD)
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("toy_head")
     del sys.modules["toy_head"], HEADS["toy"]
 
 
-def test_a_head_is_found_by_its_name(toy):
+def test_head_is_found_by_name(toy):
     head = build_head("toy", 5, 3, factor=2.0, label_smoothing=0.1)
     assert type(head) is toy.ToyHead
     assert (head.factor, head.label_smoothing) == (2.0, 0.1)
 
 
-def test_a_subclass_without_a_name_is_not_registered(toy):
+def test_unnamed_subclass_is_not_registered(toy):
     assert HEADS["toy"] is toy.ToyHead
 
 
-def test_the_options_of_a_new_head_are_listed(toy):
+def test_options_of_a_new_head_are_listed(toy):
     with pytest.raises(ValueError, match="head 'toy' has no option margin; its options are: factor, label_smoothing"):
         build_head("toy", 5, 3, margin=1.0)
 
 
-def test_a_model_with_a_new_head_is_saved_and_loaded(toy, tmp_path):
+def test_model_with_a_new_head_is_saved_and_loaded(toy, tmp_path):
     config = SphereVisionConfig(
         backbone="lenet5", num_channels=1, image_size=28, head="toy", head_kwargs={"factor": 3.0}, num_labels=4
     )
@@ -69,7 +69,7 @@ def test_a_model_with_a_new_head_is_saved_and_loaded(toy, tmp_path):
     assert torch.equal(loaded(images).logits, model(images).logits)
 
 
-def test_a_file_in_the_folder_of_the_heads_is_imported_with_them(tmp_path, monkeypatch):
+def test_files_in_the_heads_folder_are_imported(tmp_path, monkeypatch):
     (tmp_path / "toy.py").write_text(TOY_HEAD)
     monkeypatch.setattr(heads, "__path__", [*heads.__path__, str(tmp_path)])
     before = dict(HEADS)

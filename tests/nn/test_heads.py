@@ -17,7 +17,7 @@ def head(request) -> Head:
     return build_head(request.param, 6, 4)
 
 
-def test_every_file_of_the_folder_gives_a_head(root):
+def test_every_file_defines_a_head(root):
     files = {path.stem for path in (root / "hf_sphere/nn/heads").glob("*.py")} - {"__init__", "base"}
     assert set(HEADS) == files
 
@@ -26,19 +26,19 @@ def test_every_head_can_be_imported_from_nn_by_its_class_name():
     assert all(getattr(sphere_nn, cls.__name__) is cls for cls in HEADS.values())
 
 
-def test_a_base_class_without_a_name_is_no_head():
+def test_unnamed_base_class_is_not_registered():
     assert not {Head, TemperatureHead} & set(HEADS.values())
 
 
-def test_the_distance_of_a_head_is_one_that_retrieval_knows(head):
+def test_head_distance_is_supported_by_retrieval(head):
     assert head.distance in get_args(Distance)
 
 
-def test_settings_are_given_for_parameters_that_the_head_has(head):
+def test_parameter_options_name_existing_parameters(head):
     assert set(head.parameter_options()) <= dict(head.named_parameters()).keys()
 
 
-def test_logits_have_one_column_a_class(head):
+def test_logits_have_one_column_per_class(head):
     assert head(torch.randn(5, 6)).logits.shape == (5, 4)
 
 
@@ -46,7 +46,7 @@ def test_without_labels_there_is_no_loss(head):
     assert head(torch.randn(5, 6)).loss is None
 
 
-def test_the_loss_falls_when_the_head_is_trained_behind_a_linear_map(head):
+def test_training_behind_a_linear_map_reduces_the_loss(head):
     torch.manual_seed(0)
     labels = torch.arange(40) % 4
     features = F.one_hot(labels, 6).float() * 3 + 0.1 * torch.randn(40, 6)
@@ -62,7 +62,7 @@ def test_the_loss_falls_when_the_head_is_trained_behind_a_linear_map(head):
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_resetting_draws_the_weights_anew(head):
+def test_reset_resamples_the_weights(head):
     before = {name: value.clone() for name, value in head.state_dict().items()}
     for parameter in head.parameters():
         torch.nn.init.constant_(parameter, 9.0)
@@ -72,86 +72,86 @@ def test_resetting_draws_the_weights_anew(head):
     assert {n: v.shape for n, v in after.items()} == {n: v.shape for n, v in before.items()}
 
 
-def test_directions_are_unit_vectors_in_the_space_of_the_points(head):
+def test_directions_are_unit_vectors_in_the_embedding_space(head):
     directions = head.directions()
     assert directions.shape == (4, head(torch.randn(1, 6)).embeddings.shape[1])
     torch.testing.assert_close(directions.norm(dim=-1), torch.ones(4))
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_state_survives_a_round_trip(head, training):
+def test_state_dict_round_trips(head, training):
     other = build_head(head.name, 6, 4).train(training)
     other.load_state_dict(head.train(training).state_dict())
     x = torch.randn(3, 6)
     assert torch.equal(other(x).logits, head(x).logits)
 
 
-def test_the_loss_is_computed_in_float32_under_autocast(head):
+def test_loss_is_computed_in_float32_under_autocast(head):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert head(torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0])).loss.dtype == torch.float32
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_a_head_compiles_to_one_graph(head, training):
+def test_heads_compile_with_fullgraph(head, training):
     head, x, labels = head.train(training), torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0])
     if hasattr(head, "num_samples"):
-        head.num_samples = 2  # each of them is a part of the graph
-    expected = copy.deepcopy(head)(x, labels)  # a head may follow its training batches
-    torch.compiler.reset()  # all heads share one `forward`, which may be compiled a few times only
+        head.num_samples = 2  # the graph grows with each sample
+    expected = copy.deepcopy(head)(x, labels)  # forward may update buffers in training
+    torch.compiler.reset()  # all heads share one `forward`, and the number of recompilations is limited
     output = torch.compile(head, fullgraph=True, backend="eager")(x, labels)
     torch.testing.assert_close(output.logits, expected.logits)
     assert output.loss.isfinite()
 
 
 @pytest.mark.parametrize("labels", [[0, 4], [-1, 0]])
-def test_labels_outside_the_classes_are_refused(head, labels):
+def test_labels_outside_the_classes_are_rejected(head, labels):
     with pytest.raises(ValueError, match=r"labels run from -?\d to \d, but the model has 4 classes"):
         head(torch.randn(2, 6), torch.tensor(labels))
 
 
-def test_an_unknown_head_is_refused_with_the_list():
+def test_unknown_head_error_lists_the_choices():
     with pytest.raises(ValueError, match=r"unknown head 'softmx'; the heads are: .*softmax, spherized"):
         build_head("softmx", 6, 4)
 
 
-def test_an_unknown_option_is_refused_with_the_list():
+def test_unknown_option_error_lists_the_choices():
     with pytest.raises(ValueError, match="head 'spherized' has no option margin; its options are: scaling, radius"):
         build_head("spherized", 6, 4, margin=0.5)
 
 
-def test_label_smoothing_outside_0_and_1_is_refused():
+def test_label_smoothing_outside_0_and_1_is_rejected():
     with pytest.raises(ValueError, match="label_smoothing must lie in"):
         build_head("softmax", 6, 4, label_smoothing=1.0)
 
 
-def test_softmax_is_cross_entropy_of_a_linear_map():
+def test_softmax_loss_is_the_cross_entropy_of_a_linear_map():
     head, x, labels = build_head("softmax", 6, 4), torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0])
     expected = F.cross_entropy(x @ head.linear.weight.T + head.linear.bias, labels)
     torch.testing.assert_close(head(x, labels).loss, expected)
 
 
-def test_label_smoothing_reaches_the_loss():
+def test_loss_uses_label_smoothing():
     head, x, labels = build_head("softmax", 6, 4, label_smoothing=0.2), torch.randn(5, 6), torch.arange(5) % 4
     expected = F.cross_entropy(head(x).logits, labels, label_smoothing=0.2)
     torch.testing.assert_close(head(x, labels).loss, expected)
 
 
-def test_spherized_is_a_linear_map_of_the_spherized_embeddings():
+def test_spherized_logits_are_a_linear_map_of_spherized_embeddings():
     head, x = build_head("spherized", 6, 4, scaling=2.0, radius=3.0), torch.randn(5, 6)
     torch.testing.assert_close(head(x).logits, spherize(x, 2.0, 3.0) @ head.classifier.linear.weight.T)
 
 
-def test_the_points_of_spherized_lie_on_the_sphere():
+def test_spherized_embeddings_lie_on_the_sphere():
     norms = build_head("spherized", 6, 4, radius=3.0)(torch.randn(5, 6)).embeddings.norm(dim=-1)
     torch.testing.assert_close(norms, torch.full((5,), 3.0))
 
 
-def test_a_head_without_classify_says_so():
+def test_missing_compute_logits_error_names_the_method():
     with pytest.raises(NotImplementedError, match="Head must define `compute_logits`"):
         Head(6, 4)(torch.randn(2, 6))
 
 
-def test_options_of_a_subclass_include_those_it_passes_on(monkeypatch):
+def test_subclass_options_include_inherited_ones(monkeypatch):
     class MarginHead(HEADS["softmax"]):
         name = "margin"
 

@@ -17,13 +17,13 @@ def make(curvature: float = 1.0, dim: int = 6, classes: int = 4, **options) -> H
 
 
 def embeddings(curvature: float, count: int = 5, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Embeddings of different lengths, up to three radii of the ball: beyond 3.8 the head stops at the rim."""
+    """Embeddings with norms of up to three radii of the ball; beyond 3.8 the head clips at the boundary."""
     lengths = torch.linspace(0.1, 3.0, count, dtype=dtype) / math.sqrt(max(curvature, 0.1))
     return lengths[:, None] * F.normalize(torch.randn(count, 6, dtype=dtype), dim=-1)
 
 
 def into_ball(vectors: Tensor, c: float) -> Tensor:
-    """The exponential map at the center."""
+    """Exponential map at the center."""
     scaled = math.sqrt(c) * vectors.norm(dim=-1, keepdim=True)
     return scaled.tanh() / scaled * vectors
 
@@ -34,9 +34,9 @@ def moebius_sum(x: Tensor, y: Tensor, c: float) -> Tensor:
 
 
 def plain_logits(x: Tensor, head: Head) -> Tensor:
-    """Equation 25 of Ganea et al. by its letter, in float64, with normals moved from the center to the points.
+    """Equation 25 of Ganea et al. in float64, with normals transported from the center to the points.
 
-    There |a| lambda_p / 2 is the length of the normal at the center, so a distance is multiplied by twice that.
+    |a| lambda_p / 2 is the norm of the normal at the center, so a distance is multiplied by twice that norm.
     """
     c, root = head.curvature, math.sqrt(head.curvature)
     x = into_ball(x.double(), c)
@@ -48,19 +48,19 @@ def plain_logits(x: Tensor, head: Head) -> Tensor:
 
 
 @CURVATURES
-def test_the_logits_are_the_plain_formula(curvature):
+def test_logits_match_the_formula(curvature):
     head, x = make(curvature).double(), embeddings(curvature)
     torch.testing.assert_close(head(x).logits, plain_logits(x, head), rtol=1e-9, atol=1e-9)
 
 
 @CURVATURES
-def test_float32_is_close_to_the_plain_formula(curvature):
+def test_float32_is_close_to_the_formula(curvature):
     head, x = make(curvature), embeddings(curvature, 50, torch.float32)
     torch.testing.assert_close(head(x).logits.double(), plain_logits(x, head), rtol=1e-4, atol=1e-4)
 
 
 @CURVATURES
-def test_the_logits_are_distances_to_the_hyperplanes_of_geoopt(curvature):
+def test_logits_match_geoopt_hyperplane_distances(curvature):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         geoopt = pytest.importorskip("geoopt")
@@ -70,28 +70,28 @@ def test_the_logits_are_distances_to_the_hyperplanes_of_geoopt(curvature):
     distances = ball.dist2plane(ball.expmap0(x)[:, None], offsets, head.weight.detach(), signed=True)
     torch.testing.assert_close(
         head(x).logits, 2 * head.weight.norm(dim=-1) * distances, rtol=1e-5, atol=1e-4
-    )  # its c is float32
+    )  # the curvature is float32
 
 
-def test_the_loss_is_the_cross_entropy_of_the_logits():
+def test_loss_is_the_cross_entropy_of_the_logits():
     head, x = make(), embeddings(1.0, dtype=torch.float32)
     expected = F.cross_entropy(plain_logits(x, head), LABELS)
     torch.testing.assert_close(head(x, LABELS).loss.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_label_smoothing_reaches_the_loss():
+def test_loss_uses_label_smoothing():
     head, x = make(label_smoothing=0.2), torch.randn(5, 6)
     torch.testing.assert_close(head(x, LABELS).loss, F.cross_entropy(head(x).logits, LABELS, label_smoothing=0.2))
 
 
-def test_without_curvature_it_is_a_linear_classifier():
-    """asinh(r) is r and the conformal factor at the center 2: what is left of the logit is 4 <x - p, a>."""
+def test_zero_curvature_limit_is_a_linear_classifier():
+    """asinh(r) is r and the conformal factor at the center is 2, so the logit reduces to 4 <x - p, a>."""
     head, x = make(1e-12).double(), torch.randn(5, 6, dtype=torch.float64)
     linear = 4 * ((x[:, None] - head.offsets) * head.weight).sum(-1)
     torch.testing.assert_close(head(x).logits, linear, rtol=1e-6, atol=1e-6)
 
 
-def test_the_logit_of_a_class_is_zero_on_its_hyperplane_and_its_sign_tells_the_side():
+def test_logit_is_a_signed_distance_to_the_hyperplane():
     head = make().double()
     torch.testing.assert_close(head(head.offsets).logits.diag(), torch.zeros(4, dtype=torch.float64))
     assert (head(head.offsets + 0.1 * head.weight).logits.diag() > 0).all()
@@ -105,14 +105,14 @@ def test_gradients_pass_gradcheck(curvature):
     assert torch.autograd.gradcheck(lambda x, *_: head(x).logits, inputs)
 
 
-# Embeddings and weights of any length
+# Embeddings and weights of any norm
 
 LENGTHS = pytest.mark.parametrize("length", [0.0, 1e-30, 1e-6, 1.0, 1e3, 1e6, 1e15])
 
 
 @CURVATURES
 @LENGTHS
-def test_points_lie_inside_the_ball_in_the_direction_of_their_embeddings(length, curvature):
+def test_points_lie_inside_the_ball_and_keep_their_direction(length, curvature):
     axes = F.normalize(torch.randn(50, 6), dim=-1)
     points = make(curvature)(length * axes).embeddings
     radius = points.norm(dim=-1) * math.sqrt(curvature)
@@ -133,15 +133,15 @@ def test_logits_and_gradients_stay_finite(length, curvature):
 
 
 @pytest.mark.parametrize("length", [0.0, 1e-30, 1e15])
-def test_class_weights_of_any_length_have_finite_gradients(length):
+def test_class_weights_of_any_norm_have_finite_gradients(length):
     head, x = make(), torch.randn(5, 6)
     head.offsets.data *= length
     head(x, LABELS).loss.backward()
     assert all(gradient.isfinite().all() for gradient in (head.weight.grad, head.offsets.grad))
 
 
-def test_an_embedding_of_zero_has_the_gradient_of_the_plain_formula():
-    """It is where the map into the ball divides by nothing; the map has the slope 1 there."""
+def test_zero_embedding_has_the_gradient_of_the_formula():
+    """The map into the ball is 0 / 0 at the origin, where its derivative is 1."""
     head = make().double()
     zero, near = (torch.full((5, 6), value, dtype=torch.float64, requires_grad=True) for value in (0.0, 1e-7))
     head(zero, LABELS).loss.backward()
@@ -149,19 +149,19 @@ def test_an_embedding_of_zero_has_the_gradient_of_the_plain_formula():
     torch.testing.assert_close(zero.grad, near.grad, rtol=0, atol=1e-6)
 
 
-# The rest
+# Properties, precision and validation
 
 
-def test_the_distance_of_the_head_is_the_hyperbolic_one():
+def test_head_distance_is_hyperbolic():
     assert make().distance == "hyperbolic"
 
 
-def test_the_directions_are_the_normalized_normals():
+def test_directions_are_the_normalized_normals():
     head = make()
     torch.testing.assert_close(head.directions(), F.normalize(head.weight.detach(), dim=-1))
 
 
-def test_autocast_changes_nothing():
+def test_autocast_does_not_change_the_result():
     head, x = make(), torch.randn(5, 6)
     expected = head(x, LABELS)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -170,7 +170,7 @@ def test_autocast_changes_nothing():
     assert torch.equal(found.loss, expected.loss)
 
 
-def test_a_head_in_bfloat16_computes_in_float32():
+def test_bfloat16_head_computes_in_float32():
     head, x = make().to(torch.bfloat16), embeddings(1.0, dtype=torch.bfloat16).requires_grad_()
     output = head(x, LABELS)
     output.loss.backward()
@@ -180,6 +180,6 @@ def test_a_head_in_bfloat16_computes_in_float32():
 
 
 @pytest.mark.parametrize("curvature", [0.0, -1.0, math.nan])
-def test_a_curvature_that_is_not_positive_is_refused(curvature):
+def test_nonpositive_curvature_is_rejected(curvature):
     with pytest.raises(ValueError, match=r"curvature must be positive .* got"):
         make(curvature)

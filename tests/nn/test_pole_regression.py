@@ -18,7 +18,7 @@ def on_circle(degrees):
 
 
 def plain(embeddings, targets, low, high):
-    """Predictions and losses as the paper writes them, in float64 and with the cosine of the first axis."""
+    """Predictions and losses of the paper in float64, from the cosine to the first axis."""
     embeddings = embeddings.double()
     cosines = embeddings[:, 0] / embeddings.norm(dim=1)
     places = 2 * (targets.double() - low) / (high - low) - 1
@@ -26,7 +26,7 @@ def plain(embeddings, targets, low, high):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_predictions_and_loss_are_the_plain_formula(reduction):
+def test_predictions_and_loss_match_the_formula(reduction):
     embeddings, targets = torch.randn(6, 4), torch.tensor([1000.0, 1932, 1500, 1600.5, 1001, 1900])
     output = years(reduction=reduction)(embeddings, targets)
     predictions, losses = plain(embeddings, targets, 1000, 1932)
@@ -35,13 +35,13 @@ def test_predictions_and_loss_are_the_plain_formula(reduction):
     torch.testing.assert_close(output.embeddings, F.normalize(embeddings, dim=1))
 
 
-def test_the_angle_to_the_pole_is_the_value():
+def test_angle_to_the_pole_encodes_the_value():
     regression = PoleRegression(2, (-3.0, 5.0))
     predictions = regression(on_circle([0.0, 60.0, 90.0, 120.0, 180.0, -60.0])).predictions
     torch.testing.assert_close(predictions, torch.tensor([5.0, 3.0, 1.0, -1.0, -3.0, 3.0], dtype=torch.float64))
 
 
-def test_the_ends_of_the_range_are_at_the_pole_and_opposite():
+def test_range_ends_are_the_pole_and_its_antipode():
     regression = PoleRegression(2, (1000, 1932))
     loss = regression(on_circle([180.0, 0.0, 90.0]), torch.tensor([1000, 1932, 1466])).loss
     assert loss.item() == pytest.approx(0.0, abs=1e-24)
@@ -51,7 +51,7 @@ def test_the_ends_of_the_range_are_at_the_pole_and_opposite():
 @given(
     low=st.floats(-1e3, 1e3), width=st.floats(1e-2, 1e3), share=st.floats(0, 1), seed=st.integers(0, 100)
 )  # fmt: skip
-def test_a_perfect_prediction_has_no_loss(low, width, share, seed):
+def test_perfect_prediction_has_zero_loss(low, width, share, seed):
     regression = PoleRegression(3, (low, low + width))
     sine = math.sqrt(max(0.0, 1 - (2 * share - 1) ** 2))
     around = F.normalize(torch.randn(2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64), dim=0)
@@ -69,43 +69,43 @@ def test_gradients_pass_gradcheck():
     assert torch.autograd.gradcheck(lambda x: regression(x, targets).loss, embeddings)
 
 
-def test_targets_outside_are_clipped_if_so_asked():
+def test_targets_outside_the_range_are_clipped_on_request():
     regression, embeddings = years(out_of_range="clip"), torch.randn(3, 4)
     clipped = regression(embeddings, torch.tensor([1000.0, 1932.0, 1500.0])).loss
     torch.testing.assert_close(regression(embeddings, torch.tensor([-5.0, 1e9, 1500.0])).loss, clipped)
 
 
 @pytest.mark.parametrize("target", [999.9, 1933.0, float("nan"), float("inf")])
-def test_targets_outside_are_refused_otherwise(target):
+def test_targets_outside_the_range_are_rejected_by_default(target):
     with pytest.raises(ValueError, match=rf"target {target:g} is outside the range 1000 to 1932.* 'clip'"):
         years()(torch.randn(2, 4), torch.tensor([1500.0, target]))
 
 
-def test_clipping_does_not_hide_that_a_target_is_nan():
+def test_clipping_does_not_hide_nan_targets():
     assert years(out_of_range="clip")(torch.randn(2, 4), torch.tensor([1500.0, float("nan")])).loss.isnan()
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.float16, torch.float64])
-def test_targets_of_any_dtype_are_taken(dtype):
+def test_targets_may_have_any_dtype(dtype):
     embeddings, targets = torch.randn(3, 4), torch.tensor([1000.0, 1932.0, 1234.0])
     expected = years()(embeddings, targets).loss
     assert torch.equal(years()(embeddings, targets.to(dtype)).loss, expected)
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (), (1, 3)])
-def test_targets_of_another_shape_are_refused(shape):
+def test_targets_of_wrong_shape_are_rejected(shape):
     with pytest.raises(ValueError, match=r"regression labels must have the shape \(batch,\), as .*; got"):
         years()(torch.randn(3, 4), torch.full(shape, 1500.0))
 
 
 @pytest.mark.parametrize("number", [1, 2, 4])
-def test_another_number_of_targets_is_refused(number):
+def test_wrong_number_of_targets_is_rejected(number):
     with pytest.raises(ValueError, match=rf"there are {number} targets for embeddings of shape \(3, 4\)"):
         years()(torch.randn(3, 4), torch.full((number,), 1500.0))
 
 
 @pytest.mark.parametrize("width", [1, 3, 5])
-def test_embeddings_of_another_width_are_refused(width):
+def test_embeddings_of_wrong_width_are_rejected(width):
     with pytest.raises(ValueError, match=f"the pole has 4 coordinates, the embeddings {width}"):
         years()(torch.randn(3, width))
 
@@ -113,7 +113,7 @@ def test_embeddings_of_another_width_are_refused(width):
 @pytest.mark.parametrize(
     "value_range", [(1, 1), (2, 1), (0, float("inf")), (float("nan"), 1), (0,), (0, 1, 2)], ids=str
 )  # fmt: skip
-def test_an_impossible_range_is_refused(value_range):
+def test_invalid_range_is_rejected(value_range):
     with pytest.raises(ValueError, match="value_range must be two finite numbers, the lower one first; got"):
         PoleRegression(3, value_range)
 
@@ -125,17 +125,17 @@ def test_an_impossible_range_is_refused(value_range):
         ({"reduction": "none"}, "'mean' or 'sum'; got 'none'"),
     ],
 )
-def test_an_unknown_option_is_refused(options, message):
+def test_unknown_option_is_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         years(**options)
 
 
-def test_one_coordinate_is_too_few():
+def test_one_coordinate_is_rejected():
     with pytest.raises(ValueError, match="at least 2 coordinates; got 1"):
         PoleRegression(1, (0, 1))
 
 
-def test_bfloat16_embeddings_are_read_in_float32():
+def test_bfloat16_embeddings_are_computed_in_float32():
     embeddings, targets = torch.randn(5, 4).bfloat16(), torch.linspace(1000, 1932, 5)
     output, expected = years()(embeddings, targets), years()(embeddings.float(), targets)
     assert torch.equal(output.predictions, expected.predictions)
@@ -143,7 +143,7 @@ def test_bfloat16_embeddings_are_read_in_float32():
     assert (output.loss.dtype, output.embeddings.dtype) == (torch.float32, torch.bfloat16)
 
 
-def test_autocast_changes_nothing():
+def test_autocast_does_not_change_the_result():
     regression, embeddings, targets = years(), torch.randn(5, 4), torch.linspace(1000, 1932, 5)
     expected = regression(embeddings, targets)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -157,7 +157,7 @@ def test_float64_stays_float64():
     assert {output.predictions.dtype, output.loss.dtype, output.embeddings.dtype} == {torch.float64}
 
 
-def test_a_zero_embedding_is_the_middle_of_the_range_and_has_a_finite_gradient():
+def test_zero_embedding_predicts_mid_range_with_finite_gradient():
     embeddings = torch.zeros(1, 4, requires_grad=True)
     output = years()(embeddings, torch.tensor([1500.0]))
     output.loss.backward()
@@ -165,19 +165,19 @@ def test_a_zero_embedding_is_the_middle_of_the_range_and_has_a_finite_gradient()
     assert embeddings.grad.isfinite().all()
 
 
-def test_the_pole_is_saved_and_never_trained():
+def test_pole_is_saved_but_not_trained():
     regression = years()
     assert list(regression.parameters()) == []
     assert torch.equal(regression.state_dict()["pole"], torch.tensor([1.0, 0, 0, 0]))
 
 
-def test_a_loaded_pole_decides():
+def test_loaded_pole_is_used():
     regression = PoleRegression(2, (0.0, 1.0))
     regression.load_state_dict({"pole": torch.tensor([0.0, 1.0])})
     assert regression(torch.tensor([[0.0, 2.0]])).predictions.item() == 1.0
 
 
-def test_resetting_puts_the_pole_back():
+def test_reset_restores_the_pole():
     regression = years()
     regression.pole.fill_(7.0)
     regression.reset_parameters()
@@ -193,11 +193,11 @@ def test_it_can_be_built_on_the_meta_device_and_filled():
     assert torch.equal(regression(embeddings).predictions, years()(embeddings).predictions)
 
 
-def test_it_compiles_without_a_break():
+def test_it_compiles_with_fullgraph():
     regression, embeddings, targets = years(), torch.randn(5, 4), torch.linspace(1000, 1932, 5)
     compiled = torch.compile(regression, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(embeddings, targets).loss, regression(embeddings, targets).loss)
 
 
-def test_printed_it_tells_its_range():
+def test_repr_shows_the_range():
     assert "1000 to 1932 in 4 dimensions, out_of_range='error'" in repr(years())

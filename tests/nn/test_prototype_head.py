@@ -12,7 +12,7 @@ LABELS = torch.tensor([0, 3, 6, 1, 3])
 
 
 def cosines(embeddings, prototypes):
-    """Cosines (B, K) in float64, by definition."""
+    """Cosines (B, K) in float64 by definition."""
     embeddings, prototypes = embeddings.double(), prototypes.double()
     return embeddings @ prototypes.T / embeddings.norm(dim=1)[:, None] / prototypes.norm(dim=1)
 
@@ -23,14 +23,14 @@ def head():
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_loss_is_the_squared_distance_of_the_cosine_from_one(reduction):
+def test_loss_is_the_squared_difference_of_the_cosine_from_one(reduction):
     head, x = build_head("prototype", 4, 7, reduction=reduction), torch.randn(5, 4)
     own = cosines(x, head.prototypes)[torch.arange(5), LABELS]
     expected = getattr((1 - own) ** 2, reduction)()
     torch.testing.assert_close(head(x, LABELS).loss.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_mean_is_the_default(head):
+def test_mean_reduction_is_the_default(head):
     assert head.reduction == "mean"
 
 
@@ -39,18 +39,18 @@ def test_gradients_pass_gradcheck(head):
     assert torch.autograd.gradcheck(lambda x: head.eval()(x, LABELS).loss, x)
 
 
-def test_the_prediction_is_the_nearest_prototype(head):
+def test_prediction_is_the_nearest_prototype(head):
     x = torch.randn(50, 4)
     assert torch.equal(head(x).logits.argmax(1), cosines(x, head.prototypes).argmax(1))
 
 
-def test_every_prototype_is_of_its_own_class_and_without_loss(head):
+def test_prototypes_are_classified_correctly_with_zero_loss(head):
     output = head(2 * head.prototypes, torch.arange(7))
     assert output.logits.argmax(1).tolist() == list(range(7))
     assert output.loss.item() == pytest.approx(0.0, abs=1e-12)
 
 
-def test_the_gradient_reaches_the_embeddings_only(head):
+def test_only_embeddings_receive_gradients(head):
     x = torch.randn(5, 4, requires_grad=True)
     head(x, LABELS).loss.backward()
     assert x.grad.abs().sum() > 0
@@ -62,7 +62,7 @@ def test_there_are_no_parameters(head):
     assert list(head.parameters()) == []
 
 
-def test_the_prototypes_travel_in_the_state(head):
+def test_prototypes_are_in_the_state_dict(head):
     other = place_prototypes(7, 4, method="sgd", max_iterations=5).prototypes
     head.set_prototypes(other)
     head(torch.randn(5, 4), LABELS)
@@ -73,7 +73,7 @@ def test_the_prototypes_travel_in_the_state(head):
     assert loaded.class_concentration != 10.0
 
 
-def test_the_prototypes_are_those_of_the_placement():
+def test_prototypes_match_the_placement():
     head = build_head("prototype", 3, 9, method="lbfgs", seed=3)
     expected = place_prototypes(9, 3, method="lbfgs", seed=3).prototypes
     torch.testing.assert_close(head.prototypes, expected.float())
@@ -87,7 +87,7 @@ def test_training_never_moves_the_prototypes(head):
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_prototypes_that_are_set_are_normalized(head, scale):
+def test_set_prototypes_normalizes(head, scale):
     points = torch.randn(7, 4, dtype=torch.float64)
     head.set_prototypes(scale * points)
     torch.testing.assert_close(head.prototypes, F.normalize(points, dim=1).float())
@@ -100,14 +100,14 @@ def test_prototypes_from_a_file_can_be_set(head, tmp_path):
     torch.testing.assert_close(head.directions(), placement.prototypes.float())
 
 
-def test_setting_prototypes_starts_the_confidence_anew(head):
+def test_set_prototypes_resets_the_concentration(head):
     head(torch.randn(5, 4), LABELS)
     head.set_prototypes(torch.randn(7, 4))
     assert head.class_concentration == 10.0
 
 
 @pytest.mark.parametrize("shape", [(7, 3), (6, 4), (4, 7), (7,), (1, 7, 4)])
-def test_prototypes_of_another_shape_are_refused(head, shape):
+def test_prototypes_of_wrong_shape_are_rejected(head, shape):
     given = " x ".join(map(str, shape))
     with pytest.raises(
         ValueError, match=f"prototypes are {given}, but the model has 7 classes and requires 4 coordinates"
@@ -116,7 +116,7 @@ def test_prototypes_of_another_shape_are_refused(head, shape):
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
-def test_prototypes_without_a_direction_are_refused_and_nothing_changes(head, value):
+def test_zero_or_nonfinite_prototypes_are_rejected_without_changes(head, value):
     before, points = head.prototypes.clone(), torch.randn(7, 4)
     points[2] = value
     with pytest.raises(ValueError, match="prototypes must be finite and not zero"):
@@ -125,15 +125,15 @@ def test_prototypes_without_a_direction_are_refused_and_nothing_changes(head, va
 
 
 def cross_entropy(concentration, head, x, labels):
-    """Of the vMF posterior, with one label in a thousand replaced by any class, in float64."""
+    """Cross-entropy of the vMF posterior in float64, with one label in a thousand replaced by a random class."""
     logs = (concentration * cosines(x, head.prototypes)).log_softmax(1)
     return -(0.999 * logs[torch.arange(len(x)), labels] + 0.001 * logs.mean(1)).mean()
 
 
-def test_the_confidence_is_the_posterior_of_von_mises_fisher_classes(head):
+def test_confidence_is_the_vmf_posterior(head):
     x = torch.randn(20, 4)
     head.class_concentration.fill_(3.5)
-    # The densities share their normalizing constant, which cancels.
+    # The densities share the normalizing constant, which cancels.
     densities = torch.exp(3.5 * cosines(x, head.prototypes))
     torch.testing.assert_close(
         head.eval()(x).logits.softmax(1).double(), densities / densities.sum(1, keepdim=True), rtol=1e-4, atol=1e-6
@@ -147,7 +147,7 @@ def noisy(head, count, noise):
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.3, 2.0])
-def test_the_fitted_concentration_has_the_smallest_cross_entropy(head, noise):
+def test_fitted_concentration_minimizes_the_cross_entropy(head, noise):
     x, labels = noisy(head, 500, noise)
     head.fit_concentration(x, labels)
     best = head.class_concentration.double()
@@ -155,7 +155,7 @@ def test_the_fitted_concentration_has_the_smallest_cross_entropy(head, noise):
     assert losses[1] == min(losses)
 
 
-def test_training_leads_the_concentration_to_the_fitted_one(head):
+def test_concentration_converges_to_the_fitted_one_in_training(head):
     other = build_head("prototype", 4, 7)
     x, labels = noisy(head, 3000, 0.4)
     other.fit_concentration(x, labels)
@@ -170,36 +170,36 @@ def test_perfect_embeddings_keep_the_concentration_finite(head):
     assert head.eval()(head.prototypes).logits.softmax(1).diagonal().min() > 0.99
 
 
-def test_labels_that_say_nothing_lead_to_no_confidence(head):
+def test_uninformative_labels_give_low_concentration(head):
     head.fit_concentration(torch.randn(700, 4), torch.arange(700) % 7)
     assert head.class_concentration.item() < 1.0
 
 
-def test_the_concentration_has_no_part_in_the_loss(head):
+def test_concentration_does_not_affect_the_loss(head):
     x = torch.randn(5, 4)
     before = head.eval()(x, LABELS).loss
     head.class_concentration.fill_(50.0)
     assert torch.equal(head(x, LABELS).loss, before)
 
 
-def test_the_concentration_moves_in_training_with_labels(head):
+def test_concentration_is_updated_in_training_with_labels(head):
     head.train()(head.prototypes, torch.arange(7))
     assert head.class_concentration != 10.0
 
 
 @pytest.mark.parametrize(("training", "labels"), [(True, None), (False, None), (False, LABELS)])
-def test_the_concentration_stays_otherwise(head, training, labels):
+def test_concentration_is_unchanged_in_eval_or_without_labels(head, training, labels):
     head.train(training)(torch.randn(5, 4), labels)
     assert head.class_concentration == 10.0
 
 
 @pytest.mark.parametrize("x", [torch.randn(0, 4), torch.full((1, 4), float("nan")), torch.full((1, 4), float("inf"))])
-def test_a_batch_without_a_slope_does_not_spoil_the_confidence(head, x):
+def test_empty_or_nonfinite_batch_leaves_the_concentration_unchanged(head, x):
     head(x, LABELS[: len(x)])
     assert head.class_concentration == 10.0
 
 
-def test_the_loss_is_float32_under_autocast_and_the_points_have_the_callers_dtype(head):
+def test_autocast_gives_a_float32_loss_and_embeddings_in_the_input_dtype(head):
     x = torch.randn(5, 4).bfloat16()
     expected = head.eval()(x.float(), LABELS)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -214,7 +214,7 @@ def test_float64_embeddings_are_computed_in_float64(head):
     assert {output.logits.dtype, output.loss.dtype, output.embeddings.dtype} == {torch.float64}
 
 
-def test_a_zero_embedding_has_a_finite_gradient(head):
+def test_zero_embedding_has_a_finite_gradient(head):
     x = torch.zeros(5, 4, requires_grad=True)
     head(x, LABELS).loss.backward()
     assert x.grad.isfinite().all()
@@ -228,20 +228,20 @@ def test_a_zero_embedding_has_a_finite_gradient(head):
         ({"method": "adam"}, "unknown method 'adam'; the methods are"),
     ],
 )
-def test_an_impossible_option_is_refused(options, message):
+def test_invalid_option_is_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         build_head("prototype", 4, 7, **options)
 
 
 @pytest.mark.parametrize(("dim", "classes", "name"), [(1, 7, "dim"), (4, 1, "num_classes")])
-def test_a_sphere_too_small_is_refused(dim, classes, name):
+def test_too_few_dimensions_or_classes_are_rejected(dim, classes, name):
     with pytest.raises(ValueError, match=f"{name} must be an integer of at least 2; got 1"):
         build_head("prototype", dim, classes)
 
 
 @pytest.fixture
 def placed(monkeypatch):
-    """What has been placed; nothing is remembered from before."""
+    """Record placements, starting with an empty cache."""
     calls = []
     monkeypatch.setattr(prototype, "place_prototypes", lambda *a, **k: calls.append(a) or place_prototypes(*a, **k))
     prototype._place.cache_clear()
@@ -249,7 +249,7 @@ def placed(monkeypatch):
     prototype._place.cache_clear()
 
 
-def test_building_twice_places_once(placed):
+def test_placements_are_cached(placed):
     first, second = build_head("prototype", 3, 8), build_head("prototype", 3, 8)
     assert placed == [(8, 3)]
     assert torch.equal(first.prototypes, second.prototypes)
@@ -262,20 +262,20 @@ def test_heads_do_not_share_their_prototypes(placed):
     assert build_head("prototype", 3, 8).prototypes.norm(dim=1).min() > 0.9
 
 
-def test_another_seed_places_anew(placed):
+def test_another_seed_gives_another_placement(placed):
     build_head("prototype", 3, 8)
     build_head("prototype", 3, 8, seed=1)
     assert len(placed) == 2
 
 
-def test_on_the_meta_device_nothing_is_placed(placed):
+def test_meta_device_skips_placement(placed):
     with torch.device("meta"):
         head = build_head("prototype", 512, 100_000)
     assert placed == []
     assert head.prototypes.is_meta
 
 
-def test_a_head_from_the_meta_device_can_be_reset(placed):
+def test_head_from_the_meta_device_can_be_reset(placed):
     with torch.device("meta"):
         head = build_head("prototype", 3, 8)
     head.to_empty(device="cpu").reset_parameters()
@@ -283,7 +283,7 @@ def test_a_head_from_the_meta_device_can_be_reset(placed):
     assert head.class_concentration == 10.0
 
 
-def test_a_head_placed_in_inference_mode_can_be_trained_outside(placed):
+def test_head_placed_in_inference_mode_can_be_trained_outside(placed):
     with torch.inference_mode():
         build_head("prototype", 3, 8)
     head, x = build_head("prototype", 3, 8), torch.randn(2, 3, requires_grad=True)
@@ -292,7 +292,7 @@ def test_a_head_placed_in_inference_mode_can_be_trained_outside(placed):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_it_compiles_without_a_break(head, training):
+def test_it_compiles_with_fullgraph(head, training):
     x = torch.randn(5, 4)
     compiled = torch.compile(head.train(training), fullgraph=True, backend="eager")
     loss = compiled(x, LABELS).loss
@@ -301,24 +301,24 @@ def test_it_compiles_without_a_break(head, training):
     assert moved == training
 
 
-def test_losses_of_single_examples_by_vmap_sum_to_that_of_the_batch():
+def test_per_example_vmap_losses_sum_to_the_batch_loss():
     head, x = build_head("prototype", 4, 7, reduction="sum").train(), torch.randn(5, 4)
     losses = torch.func.vmap(lambda one, label: head(one[None], label[None]).loss)(x, LABELS)
     assert head.class_concentration == 10.0
     torch.testing.assert_close(losses.sum(), head(x, LABELS).loss)
 
 
-def test_printed_it_tells_its_prototypes(head):
+def test_repr_describes_the_prototypes(head):
     assert "7 prototypes in 4 dimensions, reduction='mean'" in repr(head)
 
 
-def test_a_placement_can_be_set_as_it_is(head):
+def test_set_prototypes_accepts_a_placement(head):
     placement = place_prototypes(7, 4, method="sgd", max_iterations=5)
     head.set_prototypes(placement)
     torch.testing.assert_close(head.prototypes, placement.prototypes.float())
 
 
-def test_an_interrupted_placement_stops_the_model_and_is_not_kept(monkeypatch):
+def test_interrupted_placement_raises_and_is_not_cached(monkeypatch):
     prototype._place.cache_clear()
     with monkeypatch.context() as patch:
         stopped = dataclasses.replace(place_prototypes(8, 3), interrupted=True)

@@ -1,4 +1,4 @@
-"""Few-shot classification by prototypes, against the formulas of the papers in float64."""
+"""Prototypical few-shot classification, compared with the formulas of the papers in float64."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ seeds = st.integers(0, 1000)
 
 
 def episode(*episodes: int, seed: int = 0, queries=7, way=4, shot=3, dim=6, dtype=torch.float64):
-    """Random queries, support and labels, with `episodes` as axes in front."""
+    """Random queries, support and labels, with `episodes` as leading axes."""
     draws = torch.Generator().manual_seed(seed)
     query = torch.randn(*episodes, queries, dim, generator=draws, dtype=dtype)
     support = torch.randn(*episodes, way, shot, dim, generator=draws, dtype=dtype)
@@ -23,7 +23,7 @@ def episode(*episodes: int, seed: int = 0, queries=7, way=4, shot=3, dim=6, dtyp
 
 
 def plain(metric, temperature, query, support):
-    """Logits of one episode, query by query and class by class."""
+    """Logits of one episode, computed for each query and class."""
     query, support = query.double(), support.double()
     rows = []
     for q in query:
@@ -40,7 +40,7 @@ def plain(metric, temperature, query, support):
 
 @every_metric
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 64])
-def test_logits_and_loss_are_the_plain_formula(metric, temperature):
+def test_logits_and_loss_match_the_formula(metric, temperature):
     query, support, labels = episode()
     expected = plain(metric, temperature, query, support)
     output = PrototypicalClassifier(metric, temperature)(query, support, labels)
@@ -49,7 +49,7 @@ def test_logits_and_loss_are_the_plain_formula(metric, temperature):
     torch.testing.assert_close(output.prototypes, support.mean(dim=1))
 
 
-def test_one_episode_by_hand():
+def test_hand_computed_episode():
     query = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
     support = torch.tensor([[[0.0, 1.0], [0.0, 3.0]], [[3.0, 4.0], [3.0, 4.0]]])  # prototypes (0, 2) and (3, 4)
     logits = PrototypicalClassifier("euclidean", temperature=2.0)(query, support).logits
@@ -59,7 +59,7 @@ def test_one_episode_by_hand():
 
 
 @every_metric
-def test_a_batch_of_episodes_is_what_each_is_alone(metric):
+def test_batched_episodes_match_single_episodes(metric):
     query, support, labels = episode(2, 3)
     classifier = PrototypicalClassifier(metric)
     together = classifier(query, support, labels)
@@ -77,7 +77,7 @@ def test_gradients_pass_gradcheck(metric):
 
 
 @every_metric
-def test_the_gradient_of_a_query_at_its_prototype_is_finite(metric):
+def test_gradient_of_a_query_equal_to_the_prototype_is_finite(metric):
     query, support = torch.ones(1, 3, requires_grad=True), torch.stack([torch.ones(1, 3), -torch.ones(1, 3)])
     PrototypicalClassifier(metric)(query, support, torch.tensor([0])).loss.backward()
     assert query.grad.isfinite().all()
@@ -86,14 +86,14 @@ def test_the_gradient_of_a_query_at_its_prototype_is_finite(metric):
 # Precision
 
 
-def test_small_distances_far_from_the_origin_keep_their_digits():
+def test_small_distances_far_from_the_origin_are_accurate():
     query, support, _ = episode()
     query, support = (1000 + 0.01 * query).float(), (1000 + 0.01 * support[:, :1]).float()
     logits = PrototypicalClassifier()(query, support).logits
     torch.testing.assert_close(logits.double(), plain("euclidean", 1.0, query, support), rtol=1e-5, atol=0)
 
 
-def test_cosines_of_spherized_embeddings_keep_their_digits():
+def test_cosines_of_spherized_embeddings_are_accurate():
     points = spherize(0.01 * torch.randn(11, 640), scaling=1.0, radius=5.0)
     query, support = points[:7], points[7:, None]
     logits = PrototypicalClassifier("cosine")(query, support).logits
@@ -104,7 +104,7 @@ def test_cosines_of_spherized_embeddings_keep_their_digits():
 
 @every_metric
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_embeddings_of_half_precision_are_compared_in_single(metric, dtype):
+def test_half_precision_embeddings_are_compared_in_float32(metric, dtype):
     query, support, labels = episode(dtype=dtype)
     output = PrototypicalClassifier(metric)(100 * query, 100 * support, labels)  # squares of 1e4 and sums beyond 65504
     expected = plain(metric, 1.0, 100 * query, 100 * support)
@@ -113,7 +113,7 @@ def test_embeddings_of_half_precision_are_compared_in_single(metric, dtype):
 
 
 @every_metric
-def test_autocast_changes_nothing(metric):
+def test_autocast_does_not_change_the_result(metric):
     query, support, labels = episode(2, dtype=torch.float32)
     classifier = PrototypicalClassifier(metric)
     expected = classifier(query, support, labels)
@@ -122,12 +122,12 @@ def test_autocast_changes_nothing(metric):
     assert all(torch.equal(one, other) for one, other in zip(output, expected, strict=True))
 
 
-# What the metrics are blind to
+# Invariances of the metrics
 
 
 @settings(max_examples=25, deadline=None)
 @given(metric=st.sampled_from(METRICS), seed=seeds, order=st.permutations(range(4)))
-def test_another_order_of_the_classes_is_another_order_of_the_logits(metric, seed, order):
+def test_permuting_classes_permutes_the_logits(metric, seed, order):
     query, support, _ = episode(seed=seed)
     classifier = PrototypicalClassifier(metric)
     torch.testing.assert_close(classifier(query, support[order]).logits, classifier(query, support).logits[:, order])
@@ -135,7 +135,7 @@ def test_another_order_of_the_classes_is_another_order_of_the_logits(metric, see
 
 @settings(max_examples=25, deadline=None)
 @given(metric=st.sampled_from(METRICS), seed=seeds, order=st.permutations(range(3)))
-def test_the_order_of_the_examples_does_not_matter(metric, seed, order):
+def test_order_of_examples_does_not_matter(metric, seed, order):
     query, support, _ = episode(seed=seed)
     classifier = PrototypicalClassifier(metric)
     torch.testing.assert_close(classifier(query, support[:, order]).logits, classifier(query, support).logits)
@@ -143,7 +143,7 @@ def test_the_order_of_the_examples_does_not_matter(metric, seed, order):
 
 @settings(max_examples=25, deadline=None)
 @given(metric=st.sampled_from(METRICS), seed=seeds)
-def test_a_rotation_of_all_embeddings_changes_nothing(metric, seed):
+def test_logits_are_invariant_to_rotation(metric, seed):
     query, support, _ = episode(seed=seed)
     rotation = torch.linalg.qr(episode(seed=seed + 1, queries=6)[0]).Q
     classifier = PrototypicalClassifier(metric)
@@ -154,7 +154,7 @@ def test_a_rotation_of_all_embeddings_changes_nothing(metric, seed):
 
 @settings(max_examples=25, deadline=None)
 @given(seed=seeds, shift=st.floats(-100, 100))
-def test_a_shift_of_all_embeddings_changes_no_distance(seed, shift):
+def test_distances_are_invariant_to_translation(seed, shift):
     query, support, _ = episode(seed=seed)
     classifier = PrototypicalClassifier("euclidean")
     torch.testing.assert_close(classifier(query + shift, support + shift).logits, classifier(query, support).logits)
@@ -162,18 +162,18 @@ def test_a_shift_of_all_embeddings_changes_no_distance(seed, shift):
 
 @settings(max_examples=25, deadline=None)
 @given(seed=seeds, lengths=st.tuples(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3)))
-def test_the_length_of_queries_and_prototypes_changes_no_cosine(seed, lengths):
+def test_cosines_are_invariant_to_scale(seed, lengths):
     query, support, _ = episode(seed=seed)
     classifier = PrototypicalClassifier("cosine")
     logits = classifier(lengths[0] * query, lengths[1] * support).logits
     torch.testing.assert_close(logits, classifier(query, support).logits)
 
 
-# What torch may do with it
+# torch.compile, vmap and printing
 
 
 @every_metric
-def test_it_compiles_to_one_graph(metric):
+def test_it_compiles_with_fullgraph(metric):
     query, support, labels = episode(2, dtype=torch.float32)
     classifier = PrototypicalClassifier(metric)
     compiled = torch.compile(classifier, fullgraph=True, backend="eager")
@@ -181,40 +181,40 @@ def test_it_compiles_to_one_graph(metric):
 
 
 @every_metric
-def test_vmap_over_episodes_is_a_batch_of_them(metric):
+def test_vmap_over_episodes_matches_a_batch(metric):
     query, support, labels = episode(3)
     classifier = PrototypicalClassifier(metric)
     losses = torch.func.vmap(lambda q, s, y: classifier(q, s, y).loss)(query, support, labels)
     torch.testing.assert_close(losses.mean(), classifier(query, support, labels).loss)
 
 
-def test_it_has_nothing_to_save():
+def test_state_dict_is_empty():
     assert PrototypicalClassifier().state_dict() == {}
 
 
-def test_it_is_printed_with_its_options():
+def test_repr_shows_the_options():
     assert repr(PrototypicalClassifier("cosine", 2)) == "PrototypicalClassifier(metric='cosine', temperature=2)"
 
 
-# Refusals
+# Validation
 
 
 @pytest.mark.parametrize("labels", [torch.tensor([0, 1, 2]), torch.zeros(7, 1).long(), torch.zeros(7)])
-def test_labels_of_another_shape_or_kind_are_refused(labels):
+def test_labels_of_wrong_shape_or_dtype_are_rejected(labels):
     query, support, _ = episode()
     with pytest.raises(ValueError, match=r"expected integer labels of shape \(7,\), one per query; got torch"):
         PrototypicalClassifier()(query, support, labels)
 
 
 @pytest.mark.parametrize("label", [-1, 4, -100])
-def test_labels_of_no_class_are_refused(label):
+def test_labels_out_of_range_are_rejected(label):
     query, support, labels = episode()
     labels[3] = label
     with pytest.raises(ValueError, match=r"labels run from .*, but the support has 4 classes \(0 to 3\)"):
         PrototypicalClassifier()(query, support, labels)
 
 
-def test_labels_of_any_integer_dtype_are_taken():
+def test_labels_may_have_any_integer_dtype():
     query, support, labels = episode()
     loss = PrototypicalClassifier()(query, support, labels.to(torch.int16)).loss
     torch.testing.assert_close(loss, F.cross_entropy(PrototypicalClassifier()(query, support).logits, labels))
@@ -223,32 +223,32 @@ def test_labels_of_any_integer_dtype_are_taken():
 @pytest.mark.parametrize(
     ("query", "support"),
     [
-        ((7, 6), (4, 3, 5)),  # another length
-        ((7, 1), (4, 3, 6)),  # a length that would be broadcast
-        ((7, 6), (12, 6)),  # classes not apart
-        ((2, 7, 6), (3, 4, 3, 6)),  # other episodes
-        ((2, 7, 6), (1, 4, 3, 6)),  # episodes that would be broadcast
+        ((7, 6), (4, 3, 5)),  # wrong length
+        ((7, 1), (4, 3, 6)),  # length that would broadcast
+        ((7, 6), (12, 6)),  # no class axis
+        ((2, 7, 6), (3, 4, 3, 6)),  # wrong number of episodes
+        ((2, 7, 6), (1, 4, 3, 6)),  # episodes that would broadcast
         ((2, 7, 6), (4, 3, 6)),
         ((6,), (3, 6)),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(query, support):
+def test_incompatible_shapes_are_rejected(query, support):
     with pytest.raises(ValueError, match=r"expected query embeddings of shape .*; got \("):
         PrototypicalClassifier()(torch.zeros(query), torch.zeros(support))
 
 
 @pytest.mark.parametrize("support", [(0, 3, 6), (4, 0, 6)])
-def test_a_support_without_examples_is_refused(support):
+def test_empty_support_is_rejected(support):
     with pytest.raises(ValueError, match=f"{support[0]} classes with {support[1]} examples each"):
         PrototypicalClassifier()(torch.zeros(7, 6), torch.zeros(support))
 
 
-def test_an_unknown_metric_is_refused():
+def test_unknown_metric_is_rejected():
     with pytest.raises(ValueError, match="metric must be 'euclidean' or 'cosine'; got 'l1'"):
         PrototypicalClassifier("l1")
 
 
 @pytest.mark.parametrize("temperature", [0, -1.0, float("nan"), float("inf")])
-def test_a_temperature_that_is_not_positive_is_refused(temperature):
+def test_nonpositive_temperature_is_rejected(temperature):
     with pytest.raises(ValueError, match=f"temperature must be a positive number; got {temperature}"):
         PrototypicalClassifier(temperature=temperature)

@@ -13,15 +13,15 @@ from hf_sphere.geometry import spherize
 from hf_sphere.nn import SphericalConv2d, SphericalLinear, Spherization
 
 
-def test_the_module_is_the_function():
+def test_module_matches_the_function():
     x = torch.randn(3, 8)
     assert torch.equal(Spherization(8, scaling=2.0, radius=3.0, delta=1e-4)(x), spherize(x, 2.0, 3.0, 1e-4))
 
 
-def test_feature_maps_match_the_golden_case(golden):
+def test_feature_maps_match_golden_values(golden):
     values, about = golden("spherization"), golden("spherization").cases["conv"]
     layer = Spherization(about["n"], scaling=about["scaling"], radius=about["radius"], delta=about["delta"], dim=1)
-    # The original program, with its epsilon inside the logarithms: equal up to that.
+    # The original program adds epsilon inside the logarithms; the results match up to that.
     torch.testing.assert_close(layer(values["conv.x"]), values["conv.original_y"], rtol=0, atol=1e-4)
 
 
@@ -31,21 +31,21 @@ def test_channels_are_spherized_at_every_pixel():
     torch.testing.assert_close(Spherization(5, dim=1)(x), expected)
 
 
-def test_spherical_linear_is_spherization_and_a_linear_map_without_bias():
+def test_spherical_linear_is_spherization_and_a_bias_free_linear_map():
     layer = SphericalLinear(6, 4, scaling=2.0)
     x = torch.randn(3, 6)
     torch.testing.assert_close(layer(x), spherize(x, 2.0) @ layer.linear.weight.T)
     assert layer.linear.bias is None
 
 
-def test_spherical_conv_is_spherization_and_a_convolution_without_bias():
+def test_spherical_conv_is_spherization_and_a_bias_free_convolution():
     layer = SphericalConv2d(3, 4, 3, stride=2, padding=1)
     x = torch.randn(2, 3, 9, 9)
     expected = nn.functional.conv2d(Spherization(3, dim=1)(x), layer.conv.weight, stride=2, padding=1)
     torch.testing.assert_close(layer(x), expected)
 
 
-def test_spherical_conv_takes_a_single_image():
+def test_spherical_conv_accepts_an_unbatched_image():
     layer = SphericalConv2d(3, 4, 3)
     x = torch.randn(2, 3, 9, 9)
     torch.testing.assert_close(layer(x[0]), layer(x)[0])
@@ -54,7 +54,7 @@ def test_spherical_conv_takes_a_single_image():
 @pytest.mark.parametrize(
     ("learn_scaling", "learn_radius"), [(True, False), (False, True), (True, True), (False, False)]
 )
-def test_scaling_and_radius_are_parameters_exactly_where_they_are_learned(learn_scaling, learn_radius):
+def test_scaling_and_radius_are_parameters_only_if_learned(learn_scaling, learn_radius):
     layer = Spherization(4, learn_scaling=learn_scaling, learn_radius=learn_radius)
     learned = {name: name in dict(layer.named_parameters()) for name in ("scaling", "radius")}
     assert learned == {"scaling": learn_scaling, "radius": learn_radius}
@@ -67,7 +67,7 @@ def test_fixed_values_are_saved_with_the_module():
     assert (restored.scaling.item(), restored.radius.item()) == (2.0, 3.0)
 
 
-def test_learned_values_get_gradients():
+def test_learned_values_receive_gradients():
     layer = Spherization(4, learn_radius=True)
     (layer(torch.randn(3, 4)) * torch.arange(5)).sum().backward()
     assert layer.scaling.grad.abs() > 0
@@ -84,45 +84,45 @@ def test_reset_restores_the_initial_scaling(layer):
     assert spherization.scaling.item() == 2.0
 
 
-def test_printing_shows_the_current_values_and_which_are_learned():
+def test_repr_shows_current_values_and_which_are_learned():
     layer = Spherization(4, scaling=2.0, radius=5.0)
     nn.init.constant_(layer.scaling, 2.5)
     assert repr(layer) == "Spherization(4 -> 5, scaling=2.5 (learned), radius=5, delta=1e-06)"
 
 
-def test_printing_works_on_the_meta_device():
+def test_repr_works_on_the_meta_device():
     with torch.device("meta"):
         assert "scaling=2 (learned)" in repr(Spherization(4, scaling=2.0))
 
 
-def test_a_wrong_number_of_features_is_refused():
+def test_wrong_number_of_features_is_rejected():
     with pytest.raises(ValueError, match=r"expected 4 features along axis -1; got an input of shape \(2, 5\)"):
         Spherization(4)(torch.randn(2, 5))
 
 
 @pytest.mark.parametrize("options", [{"radius": 0.0}, {"delta": 1.0}, {"delta": 0.0}])
-def test_impossible_options_are_refused(options):
+def test_invalid_options_are_rejected(options):
     with pytest.raises(ValueError, match=f"{next(iter(options))} must"):
         Spherization(4, **options)
 
 
-def test_no_features_are_refused():
+def test_zero_features_are_rejected():
     with pytest.raises(ValueError, match="in_features must be at least 1"):
         Spherization(0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast_the_result_has_the_autocast_dtype_and_the_radius(dtype):
+def test_autocast_result_has_the_autocast_dtype_and_the_radius(dtype):
     before, layer = nn.Linear(16, 4096), Spherization(4096, scaling=5.0, radius=5.0)
     with torch.autocast("cpu", dtype=dtype):
         y = layer(before(torch.randn(4, 16)))
     assert y.dtype == dtype
-    # Each of 4,097 coordinates is rounded once to 8 or 11 bits.
+    # Each of the 4,097 coordinates is rounded once to 8 or 11 bits.
     assert (y.double().norm(dim=-1) / 5 - 1).abs().max() < torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast_gradients_stay_close_to_float32(dtype):
+def test_autocast_gradients_are_close_to_float32(dtype):
     layer, x = SphericalLinear(512, 3, scaling=5.0, radius=5.0), torch.randn(8, 512)
     gradients = []
     for enabled in (False, True):
@@ -137,12 +137,12 @@ def test_under_autocast_gradients_stay_close_to_float32(dtype):
     ("layer", "shape"),
     [(Spherization(6), (4, 6)), (SphericalLinear(6, 3), (4, 6)), (SphericalConv2d(3, 2, 3), (2, 3, 8, 8))],
 )
-def test_modules_compile_to_one_graph(layer, shape):
+def test_modules_compile_with_fullgraph(layer, shape):
     x = torch.randn(shape)
     torch.testing.assert_close(torch.compile(layer, fullgraph=True)(x), layer(x), rtol=1e-5, atol=1e-6)
 
 
-def test_export_keeps_the_batch_size_free():
+def test_export_supports_a_dynamic_batch_size():
     layer = SphericalLinear(6, 3)
     batch = torch.export.Dim("batch", min=2)
     program = torch.export.export(layer, (torch.randn(4, 6),), dynamic_shapes=({0: batch},))
@@ -150,7 +150,7 @@ def test_export_keeps_the_batch_size_free():
     torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-5, atol=1e-6)
 
 
-def test_per_example_gradients_equal_a_loop():
+def test_per_example_gradients_match_a_loop():
     layer, x = SphericalLinear(6, 3), torch.randn(4, 6)
     parameters = dict(layer.named_parameters())
 
@@ -162,7 +162,7 @@ def test_per_example_gradients_equal_a_loop():
         torch.testing.assert_close(gradients, torch.stack([grad(loss)(parameters, row)[name] for row in x]))
 
 
-def test_an_ensemble_runs_under_vmap():
+def test_ensembles_support_vmap():
     layers = [SphericalLinear(6, 3, scaling=s) for s in (1.0, 2.0)]
     parameters, buffers = stack_module_state(layers)
     x = torch.randn(4, 6)
@@ -170,7 +170,7 @@ def test_an_ensemble_runs_under_vmap():
     torch.testing.assert_close(together, torch.stack([layer(x) for layer in layers]))
 
 
-def test_a_copy_computes_the_same():
+def test_copy_computes_the_same():
     layer, x = SphericalConv2d(3, 2, 3), torch.randn(2, 3, 5, 5)
     assert torch.equal(copy.deepcopy(layer)(x), layer(x))
 
@@ -186,7 +186,7 @@ def _train_one_shard(rank: int, port: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-def test_gradients_of_two_processes_equal_those_of_the_whole_batch(tmp_path, free_port):
+def test_gradients_of_two_processes_match_the_full_batch(tmp_path, free_port):
     mp.spawn(_train_one_shard, args=(free_port, str(tmp_path)), nprocs=2)
     torch.manual_seed(0)
     layer, x = SphericalLinear(6, 3), torch.randn(8, 6)
@@ -206,6 +206,6 @@ def test_gradients_of_two_processes_equal_those_of_the_whole_batch(tmp_path, fre
         ({"scaling": 0.0}, "scaling must be finite and not 0"),
     ],
 )
-def test_numbers_that_make_no_sphere_are_refused(options, message):
+def test_invalid_numbers_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         Spherization(4, **options)

@@ -1,4 +1,4 @@
-"""The heads whose logits are cosines times a learned number: cosine and arcface."""
+"""Heads whose logits are cosines times a learned scale: cosine and arcface."""
 
 import math
 
@@ -14,45 +14,45 @@ from hf_sphere.nn import Head
 LABELS = torch.tensor([0, 3, 1, 2, 3])
 HEADS = pytest.mark.parametrize("name", ["cosine", "arcface"])
 without_deadline = settings(deadline=None, max_examples=60)
-"""The machine may be busy with other things."""
+"""Disable the deadline, as the machine may be busy."""
 
 
 def build_head(name: str, dim: int, classes: int, **options) -> Head:
-    """A head whose logits are plain cosines, unless a temperature is given."""
+    """Head whose logits are unscaled cosines by default."""
     return sphere_nn.build_head(name, dim, classes, **{"log_temperature": 0.0, **options})
 
 
 def cosines(x: Tensor, weight: Tensor) -> Tensor:
-    """Cosines (B, K) in float64, by definition."""
+    """Cosines (B, K) in float64 by definition."""
     x, weight = x.double(), weight.detach().double()
     return x @ weight.T / x.norm(dim=1)[:, None] / weight.norm(dim=1)
 
 
 def at_angle(angle: float, dim: int = 3) -> tuple[Tensor, Tensor]:
-    """A unit vector in float64 at an angle to the first axis, and the direction in which the angle grows."""
+    """Unit vector in float64 at an angle to the first axis, and the direction of increasing angle."""
     x, towards = torch.zeros(dim, dtype=torch.float64), torch.zeros(dim, dtype=torch.float64)
     x[0], x[1] = math.cos(angle), math.sin(angle)
     towards[0], towards[1] = -math.sin(angle), math.cos(angle)
     return x, towards
 
 
-# The cosine head, and what arcface has of it
+# Behavior shared by cosine and arcface
 
 
 @HEADS
-def test_the_logits_are_the_cosines_times_the_inverse_temperature(name):
+def test_logits_are_cosines_times_the_inverse_temperature(name):
     head, x = build_head(name, 6, 4, log_temperature=-2.0), torch.randn(5, 6)
     torch.testing.assert_close(head(x).logits.double(), math.exp(2.0) * cosines(x, head.weight), rtol=1e-5, atol=1e-5)
 
 
-def test_the_loss_of_cosine_is_the_cross_entropy_of_its_logits():
+def test_cosine_loss_is_the_cross_entropy_of_the_logits():
     head, x = build_head("cosine", 6, 4, log_temperature=-2.0), torch.randn(5, 6)
     expected = F.cross_entropy(math.exp(2.0) * cosines(x, head.weight), LABELS)
     torch.testing.assert_close(head(x, LABELS).loss.double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @HEADS
-def test_neither_the_length_of_an_embedding_nor_that_of_a_class_weight_matters(name):
+def test_norms_of_embeddings_and_class_weights_do_not_matter(name):
     head, x = build_head(name, 6, 4, log_temperature=-2.0), torch.randn(5, 6)
     before = head(x, LABELS).loss
     head.weight.data *= torch.tensor([0.1, 3.0, 50.0, 1.0])[:, None]
@@ -60,13 +60,13 @@ def test_neither_the_length_of_an_embedding_nor_that_of_a_class_weight_matters(n
 
 
 @HEADS
-def test_the_points_are_the_normalized_embeddings(name):
+def test_returned_embeddings_are_normalized(name):
     x = torch.randn(5, 6)
     torch.testing.assert_close(build_head(name, 6, 4)(x).embeddings, F.normalize(x, dim=-1))
 
 
 @HEADS
-def test_the_temperature_is_learned(name):
+def test_temperature_is_learned(name):
     head = build_head(name, 6, 4)
     head(torch.randn(5, 6), LABELS).loss.backward()
     assert head.log_temperature.grad.abs() > 1e-4
@@ -79,14 +79,14 @@ def test_gradients_pass_gradcheck(name):
     assert torch.autograd.gradcheck(lambda x, *_: head(x).logits, inputs)
 
 
-def test_the_gradient_of_the_loss_with_a_margin_passes_gradcheck():
+def test_gradient_of_the_loss_with_a_margin_passes_gradcheck():
     head, x = build_head("arcface", 6, 4, log_temperature=-1.0).double(), torch.randn(5, 6, dtype=torch.float64)
     inputs = [x.requires_grad_(), head.weight, head.log_temperature]
     assert torch.autograd.gradcheck(lambda x, *_: head(x, LABELS).loss, inputs)
 
 
 @HEADS
-def test_resetting_puts_the_temperature_back_to_its_start(name):
+def test_reset_restores_the_initial_temperature(name):
     head = build_head(name, 6, 4, log_temperature=-2.0)
     head.log_temperature.data.fill_(9.0)
     head.reset_parameters()
@@ -94,14 +94,14 @@ def test_resetting_puts_the_temperature_back_to_its_start(name):
 
 
 @HEADS
-def test_label_smoothing_reaches_the_loss(name):
+def test_loss_uses_label_smoothing(name):
     margin = {"margin": 0.0} if name == "arcface" else {}
     head, x = build_head(name, 6, 4, label_smoothing=0.2, **margin), torch.randn(5, 6)
     torch.testing.assert_close(head(x, LABELS).loss, F.cross_entropy(head(x).logits, LABELS, label_smoothing=0.2))
 
 
 @HEADS
-def test_autocast_changes_nothing(name):
+def test_autocast_does_not_change_the_result(name):
     head, x = build_head(name, 6, 4, log_temperature=-2.0), torch.randn(5, 6)
     expected = head(x, LABELS)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -111,7 +111,7 @@ def test_autocast_changes_nothing(name):
 
 
 @HEADS
-def test_a_head_in_bfloat16_computes_in_float32(name):
+def test_bfloat16_head_computes_in_float32(name):
     head = build_head(name, 6, 4).to(torch.bfloat16)
     x = torch.randn(5, 6).to(torch.bfloat16).requires_grad_()
     output = head(x, LABELS)
@@ -123,7 +123,7 @@ def test_a_head_in_bfloat16_computes_in_float32(name):
 
 @HEADS
 @pytest.mark.parametrize("value", [-0.1, math.nan])
-def test_a_learning_rate_that_cannot_be_meant_is_refused(name, value):
+def test_invalid_temperature_learning_rate_is_rejected(name, value):
     with pytest.raises(ValueError, match=f"temperature_lr must not be negative; got {value}"):
         build_head(name, 6, 4, temperature_lr=value)
 
@@ -132,7 +132,7 @@ def test_a_learning_rate_that_cannot_be_meant_is_refused(name, value):
 
 
 def plain_loss(x: Tensor, head: Head, margin: float) -> Tensor:
-    """Cross-entropy with cos(theta + m), by way of the angle."""
+    """Cross-entropy with cos(theta + m), computed from the angle."""
     logits = cosines(x, head.weight)
     own = torch.arange(len(x)), LABELS
     logits[own] = (logits[own].acos() + margin).cos()
@@ -140,19 +140,19 @@ def plain_loss(x: Tensor, head: Head, margin: float) -> Tensor:
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.3, 0.5, 1.2])
-def test_the_loss_is_the_cross_entropy_with_the_margin_added_to_the_angle(margin):
+def test_loss_is_the_cross_entropy_with_the_margin_added_to_the_angle(margin):
     head, x = build_head("arcface", 6, 4, margin=margin, log_temperature=-2.0), torch.randn(5, 6)
-    x += 2 * F.normalize(head.weight.detach(), dim=-1)[LABELS]  # so that no angle is beyond pi - m
+    x += 2 * F.normalize(head.weight.detach(), dim=-1)[LABELS]  # keeps all angles below pi - m
     torch.testing.assert_close(head(x, LABELS).loss.double(), plain_loss(x, head, margin), rtol=1e-5, atol=1e-5)
 
 
-def test_half_a_radian_is_the_default():
+def test_default_margin_is_half_a_radian():
     head, x = build_head("arcface", 6, 4), torch.randn(5, 6)
     x += 2 * F.normalize(head.weight.detach(), dim=-1)[LABELS]
     torch.testing.assert_close(head(x, LABELS).loss.double(), plain_loss(x, head, 0.5), rtol=1e-5, atol=1e-5)
 
 
-def test_without_a_margin_it_is_the_cosine_head():
+def test_zero_margin_matches_the_cosine_head():
     arcface, x = build_head("arcface", 6, 4, margin=0.0, log_temperature=-2.0), torch.randn(5, 6)
     cosine = build_head("cosine", 6, 4)
     cosine.load_state_dict(arcface.state_dict())
@@ -160,13 +160,13 @@ def test_without_a_margin_it_is_the_cosine_head():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_logits_have_no_margin(training):
+def test_logits_have_no_margin(training):
     head, x = build_head("arcface", 6, 4).train(training), torch.randn(5, 6)
     torch.testing.assert_close(head(x, LABELS).logits.double(), cosines(x, head.weight), rtol=1e-5, atol=1e-5)
 
 
 def arcface_at(angle: float, margin: float = 0.5) -> tuple[Tensor, Tensor]:
-    """Loss of an embedding at an angle to its class, of two that are opposite, and its slope by the angle."""
+    """Loss of an embedding at an angle to its class, with two antipodal classes, and its angular derivative."""
     head = build_head("arcface", 3, 2, margin=margin).double()
     head.weight.data = torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]], dtype=torch.float64)
     x, towards = at_angle(angle)
@@ -177,7 +177,7 @@ def arcface_at(angle: float, margin: float = 0.5) -> tuple[Tensor, Tensor]:
 
 
 def plain_slope(angle: float, margin: float) -> float:
-    """Derivative by the angle of log(1 + exp(l - cos(theta + m))), l = -cos(theta) the logit of the other class."""
+    """Derivative of log(1 + exp(l - cos(theta + m))) with respect to theta; l = -cos(theta) is the other logit."""
     guarded = angle >= math.pi - margin
     own = math.cos(angle) - margin * math.sin(margin) if guarded else math.cos(angle + margin)
     by_angle = math.sin(angle) + (math.sin(angle) if guarded else math.sin(angle + margin))
@@ -186,32 +186,32 @@ def plain_slope(angle: float, margin: float) -> float:
 
 @pytest.mark.parametrize("margin", [0.1, 0.5, 1.5])
 @pytest.mark.parametrize("angle", [1e-6, 1e-3, 0.5, 1.5, 3.1, math.pi - 1e-3, math.pi - 1e-6])
-def test_the_gradient_is_right_all_the_way_round(angle, margin):
+def test_gradient_is_accurate_at_all_angles(angle, margin):
     assert arcface_at(angle, margin)[1].item() == pytest.approx(plain_slope(angle, margin), rel=1e-6, abs=1e-9)
 
 
 @without_deadline
 @given(st.floats(0, math.pi), st.floats(0, math.pi), st.floats(0, math.pi / 2))
-def test_the_loss_grows_with_the_angle_over_the_half_circle(first, second, margin):
+def test_loss_increases_with_the_angle(first, second, margin):
     near, far = sorted((first, second))
     assert arcface_at(near, margin)[0] <= arcface_at(far, margin)[0] + 1e-12
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_an_embedding_on_its_class_or_opposite_has_a_finite_gradient(dtype, sign):
-    """In float32 a sine of 1e-8 is left of none: it must not be divided by."""
+def test_embedding_at_the_class_weight_or_its_antipode_has_a_finite_gradient(dtype, sign):
+    """In float32 rounding turns a sine of 0 into 1e-8, which must not be a divisor."""
     head = build_head("arcface", 64, 100, margin=0.5).to(dtype)
     x = (sign * head.weight.detach()).requires_grad_()
     loss = head(x, torch.arange(100)).loss
     loss.backward()
     assert loss.isfinite()
     assert head.weight.grad.isfinite().all()
-    # The slope by the angle is at most that of own and other classes together, shared among the images.
+    # The angular derivative is bounded by the sum over the true and other classes, divided by the batch size.
     assert (100 * x.grad.norm(dim=-1) * x.detach().norm(dim=-1)).max() < 2.0
 
 
-def test_an_embedding_on_its_class_has_the_loss_of_the_margin_alone():
+def test_embedding_at_the_class_weight_has_the_loss_of_the_margin():
     head = build_head("arcface", 3, 1, margin=0.5)
     head.weight.data = torch.eye(3)[:1]
     other = build_head("arcface", 3, 2, margin=0.5)
@@ -221,7 +221,7 @@ def test_an_embedding_on_its_class_has_the_loss_of_the_margin_alone():
     assert loss == pytest.approx(math.log1p(math.exp(-math.cos(0.5))))
 
 
-def test_the_margin_waits_for_the_end_of_its_warm_up():
+def test_margin_is_zero_until_the_end_of_warmup():
     head, x = build_head("arcface", 6, 4, margin=0.5, margin_warmup_epochs=3), torch.randn(5, 6)
     x += 2 * F.normalize(head.weight.detach(), dim=-1)[LABELS]
     for epoch, margin in ((0, 0.0), (2, 0.0), (3, 0.5), (99, 0.5), (1, 0.0)):
@@ -229,20 +229,20 @@ def test_the_margin_waits_for_the_end_of_its_warm_up():
         torch.testing.assert_close(head(x, LABELS).loss.double(), plain_loss(x, head, margin), rtol=1e-5, atol=1e-5)
 
 
-def test_where_nobody_counts_epochs_the_margin_acts():
+def test_margin_applies_if_set_epoch_is_never_called():
     head, x = build_head("arcface", 6, 4, margin=0.5, margin_warmup_epochs=3), torch.randn(5, 6)
     x += 2 * F.normalize(head.weight.detach(), dim=-1)[LABELS]
     torch.testing.assert_close(head(x, LABELS).loss.double(), plain_loss(x, head, 0.5), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("margin", [-0.1, 1.6, 28.6, math.nan])
-def test_a_margin_that_is_no_angle_up_to_a_right_one_is_refused(margin):
+def test_margin_outside_0_to_half_pi_is_rejected(margin):
     with pytest.raises(ValueError, match=f"margin is an angle in radians from 0 to pi / 2; got {margin}"):
         build_head("arcface", 6, 4, margin=margin)
 
 
 @HEADS
-def test_a_head_that_is_told_nothing_starts_with_logits_up_to_16(name):
+def test_default_scale_is_16(name):
     head = sphere_nn.build_head(name, 6, 4).eval()
     assert head(head.weight.detach()).logits.max().item() == pytest.approx(16.0, rel=1e-3)
 
@@ -252,13 +252,13 @@ def test_a_head_that_is_told_nothing_starts_with_logits_up_to_16(name):
 
 @HEADS
 @pytest.mark.parametrize("scale", [64, 0.5])
-def test_a_numeric_scale_multiplies_the_cosines(name, scale):
+def test_numeric_scale_multiplies_the_cosines(name, scale):
     head, x = sphere_nn.build_head(name, 6, 4, scale=scale), torch.randn(5, 6)
     torch.testing.assert_close(head(x).logits.double(), scale * cosines(x, head.weight), rtol=1e-5, atol=1e-5)
 
 
 @HEADS
-def test_a_numeric_scale_is_saved_and_not_trained(name):
+def test_numeric_scale_is_saved_and_not_trained(name):
     head = sphere_nn.build_head(name, 6, 4, scale=30.0)
     assert [key for key, _ in head.named_parameters()] == ["weight"]
     assert "log_temperature" not in head.parameter_options()
@@ -270,7 +270,7 @@ def test_a_numeric_scale_is_saved_and_not_trained(name):
 
 
 @HEADS
-def test_a_learned_scale_is_the_default(name):
+def test_learned_scale_is_the_default(name):
     torch.manual_seed(0)
     default = sphere_nn.build_head(name, 6, 4)
     torch.manual_seed(0)
@@ -281,19 +281,19 @@ def test_a_learned_scale_is_the_default(name):
 
 @HEADS
 @pytest.mark.parametrize("scale", [64.0, "learned"])
-def test_scale_and_temperature_exclude_each_other(name, scale):
+def test_scale_and_temperature_are_mutually_exclusive(name, scale):
     with pytest.raises(ValueError, match=rf"log_temperature -2.0 and scale {scale!r}"):
         sphere_nn.build_head(name, 6, 4, scale=scale, log_temperature=-2.0)
 
 
 @HEADS
 @pytest.mark.parametrize("scale", [0, -3.0, math.inf, math.nan, "fixed"])
-def test_an_invalid_scale_is_refused(name, scale):
+def test_invalid_scale_is_rejected(name, scale):
     with pytest.raises(ValueError, match=f"scale must be a positive number.*'learned'; got {scale!r}"):
         sphere_nn.build_head(name, 6, 4, scale=scale)
 
 
 @HEADS
-def test_a_fixed_scale_has_no_learning_rate(name):
+def test_fixed_scale_has_no_learning_rate(name):
     with pytest.raises(ValueError, match=r"temperature_lr 0.1 needs a learned scale, but scale 64 is fixed"):
         sphere_nn.build_head(name, 6, 4, scale=64, temperature_lr=0.1)

@@ -17,12 +17,12 @@ def make(dim: int = 6, classes: int = 4, **options) -> Head:
 
 
 def spread(count: int, dim: int, concentration: float) -> Tensor:
-    """Embeddings of random directions and one concentration."""
+    """Embeddings with random directions and a common concentration."""
     return concentration * F.normalize(torch.randn(count, dim), dim=-1)
 
 
 def draw_in_three_dimensions(vectors: Tensor, count: int, seed: int = 0) -> Tensor:
-    """Points of von Mises-Fisher distributions (N, 3), by inverting the distribution function: (count, N, 3)."""
+    """Samples (count, N, 3) of vMF distributions (N, 3), drawn by inverting the distribution function."""
     generator = torch.Generator().manual_seed(seed)
     kappa = vectors.norm(dim=-1)
     mean = vectors / kappa[:, None]
@@ -37,7 +37,7 @@ def draw_in_three_dimensions(vectors: Tensor, count: int, seed: int = 0) -> Tens
 
 
 def given(points: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One point (B, d) of each of B embeddings, as the head draws them: direction, cosine, sine, tangents."""
+    """Decompose one point (B, d) per embedding into direction, cosine, sine and tangents, as drawn by the head."""
     direction = F.normalize(at, dim=-1)
     cosine = (points * direction).sum(-1)
     across = points - cosine[:, None] * direction
@@ -45,7 +45,7 @@ def given(points: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("case", ["case0", "case1", "case2"])
-def test_the_loss_for_given_samples_is_the_reference_value(case, golden, monkeypatch):
+def test_loss_for_fixed_samples_matches_the_reference(case, golden, monkeypatch):
     values = golden("vmf_softmax_loss")
     z, weights, samples, labels, expected = (
         values[f"{case}.{name}"] for name in ("z", "class_weights", "samples", "labels", "per_example_loss")
@@ -65,10 +65,10 @@ def test_the_loss_for_given_samples_is_the_reference_value(case, golden, monkeyp
 
 
 def integrated_loss(kappa: Tensor, weights: Tensor, beta: Tensor) -> Tensor:
-    """The expected loss of an embedding of concentration kappa in three dimensions and of the first class.
+    """Expected loss of an embedding of the first class with concentration kappa, in three dimensions.
 
-    All class weights lie on the axis of the embedding, at a signed length each, so that the integral over the sphere is
-    one over the cosine t to the axis, of the density kappa exp(kappa t) / (2 sinh(kappa)).
+    All class weights lie on the axis of the embedding with signed lengths, so the integral over the sphere reduces to
+    an integral over the cosine t to the axis, with density kappa exp(kappa t) / (2 sinh(kappa)).
     """
     t = torch.linspace(-1, 1, 20_001, dtype=torch.float64)
     together = (weights.square() + beta.square() + 2 * beta * weights * t[:, None]).sqrt()
@@ -79,7 +79,7 @@ def integrated_loss(kappa: Tensor, weights: Tensor, beta: Tensor) -> Tensor:
 
 
 class TestInExpectation:
-    """Value and gradients of the loss, against an integral over the sphere."""
+    """Value and gradients of the loss as an integral over the sphere."""
 
     @pytest.fixture
     def integral(self) -> tuple[Tensor, list[Tensor]]:
@@ -90,13 +90,13 @@ class TestInExpectation:
 
     @pytest.fixture(
         params=[(40_000, 1, False), (40_000, 1, True), (1, 30_000, True), (3, 10_000, True)],
-        ids=["predicting", "many points", "one point of many", "three points of many"],
+        ids=["prediction", "many points", "one point of many", "three points of many"],
     )
     def sampled(self, request) -> tuple[Tensor, list[Tensor]]:
-        """The same of the head: loss, and gradients by the length of the embedding, of the classes, and by beta."""
+        """Loss of the head and gradients with respect to embedding norm, class norms and beta."""
         num_samples, batch, training = request.param
         axis = F.normalize(torch.randn(3, dtype=torch.float64), dim=0)
-        # Means, as a prediction by so many points takes long; the loss is the same.
+        # Use means, as prediction with this many samples is slow; the loss is the same.
         head = make(3, 3, log_temperature=-math.log(3.0), num_samples=num_samples, prediction="mean").double()
         head.train(training)
         head.weight.data = torch.tensor([6.0, -2.0, 1.0], dtype=torch.float64)[:, None] * axis
@@ -106,15 +106,15 @@ class TestInExpectation:
         by_beta = -head.log_temperature.grad / 3.0
         return loss.detach(), [z.grad[0] @ axis, head.weight.grad @ axis, by_beta]
 
-    def test_the_loss_is_the_integral(self, sampled, integral):
+    def test_loss_matches_the_integral(self, sampled, integral):
         torch.testing.assert_close(sampled[0], integral[0], rtol=0, atol=0.01)
 
-    def test_the_gradient_is_that_of_the_integral(self, sampled, integral):
+    def test_gradient_matches_the_integral(self, sampled, integral):
         for found, expected in zip(sampled[1], integral[1], strict=True):
             torch.testing.assert_close(found, expected, rtol=0.03, atol=3e-3)
 
 
-def test_the_loss_bounds_the_expected_cross_entropy_from_above():
+def test_loss_bounds_the_expected_cross_entropy_from_above():
     head = make(3, 4, log_temperature=-2.0, num_samples=2000).double().eval()
     z = 3 * torch.randn(5, 3, dtype=torch.float64)
     head.weight.data *= 2
@@ -125,7 +125,7 @@ def test_the_loss_bounds_the_expected_cross_entropy_from_above():
         assert expected < head(z, LABELS).loss < 2 * expected
 
 
-def test_the_gradient_reaches_the_length_and_the_direction_of_an_embedding():
+def test_embedding_norm_and_direction_receive_gradients():
     z = spread(5, 6, 4.0).requires_grad_()
     make()(z, LABELS).loss.backward()
     axes = F.normalize(z.detach(), dim=-1)
@@ -134,14 +134,14 @@ def test_the_gradient_reaches_the_length_and_the_direction_of_an_embedding():
     assert ((z.grad - along[:, None] * axes).norm(dim=-1) > 1e-4).all()
 
 
-def test_the_gradient_reaches_class_weights_and_temperature():
+def test_class_weights_and_temperature_receive_gradients():
     head = make()
     head(spread(5, 6, 4.0), LABELS).loss.backward()
     assert (head.weight.grad.norm(dim=-1) > 1e-4).all()
     assert head.log_temperature.grad.abs() > 1e-4
 
 
-def test_in_training_points_are_drawn_anew_from_the_global_generator():
+def test_training_resamples_points_from_the_global_generator():
     head, z = make(), spread(5, 6, 4.0)
     torch.manual_seed(3)
     first, second = head(z, LABELS).loss, head(z, LABELS).loss
@@ -151,8 +151,8 @@ def test_in_training_points_are_drawn_anew_from_the_global_generator():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_an_embedding_of_zero_has_a_finite_loss_and_a_gradient_of_ordinary_size(training):
-    """It has no direction, but its points are uniform and the expected loss is smooth there."""
+def test_zero_embedding_has_a_finite_loss_and_a_bounded_gradient(training):
+    """It has no direction, but its samples are uniform and the expected loss is smooth."""
     head, z = make(64, log_temperature=-2.773).train(training), torch.zeros(5, 64, requires_grad=True)
     output = head(z, LABELS)
     output.loss.backward()
@@ -162,7 +162,7 @@ def test_an_embedding_of_zero_has_a_finite_loss_and_a_gradient_of_ordinary_size(
 
 @pytest.mark.parametrize("concentration", [1e-6, 1e2, 1e6])
 @pytest.mark.parametrize("training", [True, False])
-def test_embeddings_of_any_length_have_a_finite_loss_and_gradient(training, concentration):
+def test_embeddings_of_any_norm_have_a_finite_loss_and_gradient(training, concentration):
     head, z = make(log_temperature=-5.0).train(training), spread(5, 6, concentration).requires_grad_()
     output = head(z, LABELS)
     output.loss.backward()
@@ -172,7 +172,7 @@ def test_embeddings_of_any_length_have_a_finite_loss_and_gradient(training, conc
 # Prediction
 
 
-def test_in_eval_mode_the_same_question_has_the_same_answer():
+def test_eval_mode_is_deterministic():
     head, z = make().eval(), spread(5, 6, 4.0)
     first, second = head(z, LABELS), head(z, LABELS)
     assert torch.equal(first.logits, second.logits)
@@ -180,30 +180,30 @@ def test_in_eval_mode_the_same_question_has_the_same_answer():
 
 
 @pytest.mark.parametrize("chosen", [[2], [4, 0], [4, 3, 2, 1, 0], [1, 1, 1, 1]])
-def test_in_eval_mode_the_answer_for_an_image_does_not_depend_on_the_others_of_its_batch(chosen):
+def test_eval_predictions_do_not_depend_on_the_batch(chosen):
     head, z = make(num_samples=50).eval(), spread(5, 6, 4.0)
     torch.testing.assert_close(head(z[chosen]).logits, head(z).logits[chosen])
 
 
-def test_in_eval_mode_the_loss_for_an_image_does_not_depend_on_the_others_of_its_batch():
+def test_eval_losses_do_not_depend_on_the_batch():
     head, z = make().eval(), spread(5, 6, 4.0)
     alone = [head(z[[index]], LABELS[[index]]).loss for index in range(5)]
     torch.testing.assert_close(head(z, LABELS).loss, torch.stack(alone).mean())
 
 
-def test_in_eval_mode_no_random_number_is_taken_from_the_global_generator():
+def test_eval_mode_does_not_use_the_global_generator():
     head, z = make().eval(), spread(5, 6, 4.0)
     before = torch.get_rng_state()
     head(z, LABELS)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_in_eval_mode_the_logits_are_log_probabilities():
+def test_eval_logits_are_log_probabilities():
     logits = make(log_temperature=-2.0).eval()(spread(5, 6, 4.0)).logits
     torch.testing.assert_close(logits.exp().sum(-1), torch.ones(5))
 
 
-def test_in_eval_mode_the_probabilities_are_the_mean_softmax_over_points_of_embeddings_and_classes():
+def test_eval_probabilities_are_the_mean_softmax_over_samples():
     head = make(3, 4, log_temperature=-1.5, num_samples=5_000).double().eval()
     head.weight.data *= torch.tensor([1.0, 2.0, 5.0, 20.0])[:, None]
     z = torch.randn(5, 3, dtype=torch.float64) * torch.tensor([0.1, 1.0, 3.0, 10.0, 100.0])[:, None]
@@ -214,7 +214,7 @@ def test_in_eval_mode_the_probabilities_are_the_mean_softmax_over_points_of_embe
 
 
 @pytest.mark.parametrize(("training", "prediction"), [(True, "samples"), (True, "mean"), (False, "mean")])
-def test_the_logits_of_the_means_are_a_product_of_cosine_and_resultant_lengths(training, prediction):
+def test_mean_logits_are_the_cosine_times_the_resultant_lengths(training, prediction):
     head, z = make(log_temperature=-2.0, prediction=prediction).train(training), spread(5, 6, 4.0)
     cosine = F.normalize(z, dim=-1) @ F.normalize(head.weight, dim=-1).T
     lengths = mean_resultant_length(z.norm(dim=-1), 6)[:, None] * mean_resultant_length(head.weight.norm(dim=-1), 6)
@@ -222,7 +222,7 @@ def test_the_logits_of_the_means_are_a_product_of_cosine_and_resultant_lengths(t
 
 
 @pytest.mark.parametrize("prediction", ["samples", "mean"])
-def test_the_confidence_falls_with_the_length_of_an_embedding(prediction):
+def test_confidence_decreases_with_the_embedding_norm(prediction):
     head = make(8, 5, num_samples=200, log_temperature=-2.0, kappa_confidence=0.9, prediction=prediction).eval()
     for axis in head.directions():
         lengths = torch.tensor([0.1, 4.0, 16.0, 64.0])
@@ -231,12 +231,12 @@ def test_the_confidence_falls_with_the_length_of_an_embedding(prediction):
         assert confidence[0] < 0.35  # of five classes
 
 
-def test_the_prediction_is_the_class_in_whose_direction_an_embedding_points():
+def test_prediction_is_the_class_of_the_nearest_direction():
     head = make(16, 5, log_temperature=-3.0, kappa_confidence=0.9).eval()
     assert head(50 * head.directions()).logits.argmax(-1).tolist() == list(range(5))
 
 
-def test_the_concentration_is_the_length_of_the_points():
+def test_concentration_is_the_norm_of_the_scaled_embeddings():
     head, z = make(), torch.randn(5, 6)
     head.initialize_from_data(z)
     output = head(z)
@@ -244,18 +244,18 @@ def test_the_concentration_is_the_length_of_the_points():
     torch.testing.assert_close(output.concentration, output.embeddings.norm(dim=-1))
 
 
-def test_the_model_hands_on_the_concentration():
+def test_model_returns_the_concentration():
     model = small_model()
     output = model(torch.randn(3, 1, 6, 6))
     torch.testing.assert_close(output.concentration, output.embeddings.norm(dim=-1))
 
 
-# The start
+# Initialization
 
 
 @pytest.mark.parametrize("dim", [2, 16, 512])
 @pytest.mark.parametrize("confidence", [0.1, 0.4, 0.7, 0.9])
-def test_the_confidence_at_the_start_sets_the_lengths_of_the_class_weights(confidence, dim):
+def test_initial_confidence_sets_the_class_weight_norms(confidence, dim):
     head = make(dim, 20, kappa_confidence=confidence)
     expected = confidence * (dim - 1) / (1 - confidence**2)
     assert head.initial_concentration == pytest.approx(expected)
@@ -263,26 +263,26 @@ def test_the_confidence_at_the_start_sets_the_lengths_of_the_class_weights(confi
 
 
 @pytest.mark.parametrize("confidence", [0.1, 0.4, 0.7, 0.9])
-def test_with_that_length_points_have_about_this_cosine_to_their_class(confidence):
+def test_initial_concentration_gives_the_requested_mean_cosine(confidence):
     head = make(128, 2, kappa_confidence=confidence)
     cosine = mean_resultant_length(torch.tensor(head.initial_concentration), 128).item()
     assert cosine == pytest.approx(confidence, rel=0.02)
 
 
-def test_the_directions_of_the_classes_are_spread_evenly():
+def test_class_directions_are_uniform():
     directions = make(3, 20_000).directions()
     torch.testing.assert_close(directions.mean(0), torch.zeros(3), rtol=0, atol=0.02)
     torch.testing.assert_close(directions.T @ directions / 20_000, torch.eye(3) / 3, rtol=0, atol=0.02)
 
 
-def test_calibration_makes_the_mean_size_of_a_coordinate_that_of_the_start():
+def test_data_dependent_initialization_sets_the_mean_absolute_coordinate():
     head, z = make(), torch.randn(50, 6).abs() ** 3
     head.initialize_from_data(z)
     size = (head.embedding_scale * z).abs().mean().item()
     assert size * 6**0.5 == pytest.approx(head.initial_concentration)
 
 
-def test_embeddings_with_coordinates_of_one_size_get_the_concentration_of_the_start():
+def test_embeddings_of_equal_absolute_coordinates_get_the_initial_concentration():
     head, z = make(), 17.0 * torch.randn(50, 6).sign()
     head.initialize_from_data(z)
     torch.testing.assert_close(head(z).concentration, torch.full((50,), head.initial_concentration))
@@ -290,15 +290,15 @@ def test_embeddings_with_coordinates_of_one_size_get_the_concentration_of_the_st
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("dim", [16, 512])
-def test_gaussian_embeddings_get_about_the_concentration_of_the_start(dim, scale):
-    """The norm of Gaussian coordinates is sqrt(pi / 2) times that of as many of their mean size."""
+def test_gaussian_embeddings_get_about_the_initial_concentration(dim, scale):
+    """The norm of Gaussian coordinates is sqrt(pi / 2) times that of constants of the same mean absolute value."""
     head, z = make(dim), scale * torch.randn(2000, dim)
     head.initialize_from_data(z)
     ratio = head(z).concentration.mean().item() / head.initial_concentration
     assert ratio == pytest.approx(math.sqrt(math.pi / 2), rel=0.03)
 
 
-def test_calibrating_twice_is_calibrating_once():
+def test_data_dependent_initialization_is_idempotent():
     head, z = make(), torch.randn(50, 6)
     head.initialize_from_data(z)
     once = head.embedding_scale.clone()
@@ -307,7 +307,7 @@ def test_calibrating_twice_is_calibrating_once():
 
 
 @pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
-def test_embeddings_without_a_size_are_refused_and_change_nothing(value):
+def test_zero_or_nonfinite_embeddings_are_rejected_without_changes(value):
     head = make()
     with pytest.raises(ValueError, match=f"embeddings with a mean absolute value of {value:g}"):
         head.initialize_from_data(torch.full((5, 6), value))
@@ -322,7 +322,7 @@ def small_model(**options) -> SphereVisionForImageClassification:
     return SphereVisionForImageClassification(config).eval()
 
 
-def test_the_scale_is_saved_and_loaded_with_the_model(tmp_path):
+def test_embedding_scale_is_saved_and_loaded_with_the_model(tmp_path):
     model, images = small_model(kappa_confidence=0.7), torch.randn(3, 1, 6, 6)
     model.head.initialize_from_data(5 * torch.randn(50, 6))
     model.save_pretrained(tmp_path)
@@ -332,7 +332,7 @@ def test_the_scale_is_saved_and_loaded_with_the_model(tmp_path):
     assert torch.equal(loaded(images).logits, model(images).logits)
 
 
-def test_resetting_awaits_a_new_calibration():
+def test_reset_requires_a_new_data_dependent_initialization():
     head = make()
     head.initialize_from_data(5 * torch.randn(50, 6))
     head.log_temperature.data.fill_(3.0)
@@ -344,7 +344,7 @@ def test_resetting_awaits_a_new_calibration():
 # Dtypes
 
 
-def test_a_model_in_bfloat16_trains_and_predicts():
+def test_model_in_bfloat16_trains_and_predicts():
     head, z = make().to(torch.bfloat16), spread(5, 6, 4.0).to(torch.bfloat16).requires_grad_()
     head.initialize_from_data(z)
     output = head(z, LABELS)
@@ -356,7 +356,7 @@ def test_a_model_in_bfloat16_trains_and_predicts():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_autocast_changes_nothing(training):
+def test_autocast_does_not_change_the_result(training):
     head, z = make().train(training), spread(5, 6, 4.0)
     torch.manual_seed(1)
     expected = head(z, LABELS)
@@ -373,7 +373,7 @@ def test_float64_stays_float64():
     assert {output.loss.dtype, output.logits.dtype, output.embeddings.dtype} == {torch.float64}
 
 
-# Mistakes
+# Validation and printing
 
 
 @pytest.mark.parametrize(
@@ -389,22 +389,22 @@ def test_float64_stays_float64():
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_an_impossible_option_is_refused(options, message):
+def test_invalid_option_is_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         make(**options)
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_a_space_without_directions_is_refused(dim):
+def test_fewer_than_two_dimensions_are_rejected(dim):
     with pytest.raises(ValueError, match=f"head 'vmf' needs embeddings of at least 2 dimensions; got {dim}"):
         make(dim)
 
 
-def test_a_printed_head_says_what_it_is():
+def test_repr_shows_the_options():
     assert "6 -> 4 classes, num_samples=10, kappa_confidence=0.4, prediction='samples'" in repr(make())
 
 
-def test_training_a_head_that_nobody_has_calibrated_is_said_once(caplog):
+def test_training_without_data_dependent_initialization_warns_once(caplog):
     head, x, labels = make(), torch.randn(8, 6), torch.arange(8) % 4
     head.eval()(x)
     assert not caplog.records
@@ -413,7 +413,7 @@ def test_training_a_head_that_nobody_has_calibrated_is_said_once(caplog):
     assert ["initialize_head" in record.message for record in caplog.records] == [True]
 
 
-def test_training_a_calibrated_head_needs_no_word(caplog):
+def test_training_after_data_dependent_initialization_does_not_warn(caplog):
     head = make()
     head.initialize_from_data(torch.randn(100, 6))
     assert not head.needs_data_initialization
@@ -421,7 +421,7 @@ def test_training_a_calibrated_head_needs_no_word(caplog):
     assert not caplog.records
 
 
-def test_calibration_is_remembered_with_the_model():
+def test_data_dependent_initialization_is_recorded_in_the_state_dict():
     trained, loaded = make(), make()
     trained.initialize_from_data(torch.randn(100, 6))
     loaded.load_state_dict(trained.state_dict())

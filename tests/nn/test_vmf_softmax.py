@@ -16,13 +16,13 @@ from hf_sphere.nn import vmf_softmax
 from hf_sphere.nn.vmf_softmax import log_class_sum
 
 without_deadline = settings(deadline=None, max_examples=60)
-"""The machine may be busy with other things."""
+"""Disable the deadline, as the machine may be busy."""
 
 DIMS = pytest.mark.parametrize("dim", [2, 3, 16, 64])
 
 
 class Problem(NamedTuple):
-    """Arguments of the sum, but for the points: these are given by their angles to the mean directions.
+    """Arguments of the sum; the points are given by their angles to the mean directions.
 
     Attributes:
         direction: (B, d), unit vectors.
@@ -40,12 +40,12 @@ class Problem(NamedTuple):
 
     @property
     def points(self) -> Tensor:
-        """(S, B, d), the second half of them with the tangents of the first half, backwards."""
+        """Points (S, B, d); the second half uses the negated tangents of the first half."""
         tangents = torch.cat([self.tangents, -self.tangents])[: len(self.angle)]
         return self.angle.cos()[..., None] * self.direction + self.angle.sin()[..., None] * tangents
 
     def turned_to(self, direction: Tensor) -> "Problem":
-        """The same with other directions, and the tangents turned with them as a rigid body."""
+        """Return the problem with new directions and the tangents rotated along with them."""
         products = (self.tangents * direction).sum(-1, keepdim=True)
         axis = (self.direction + direction) / (1 + (self.direction * direction).sum(-1, keepdim=True))
         return self._replace(direction=direction, tangents=self.tangents - products * axis)
@@ -57,7 +57,7 @@ class Problem(NamedTuple):
 def problem(
     batch: int, samples: int, classes: int, dim: int, size: float = 1.0, beta: float = 3.0, seed: int = 0
 ) -> Problem:
-    """In float64, with class weights of concentrations round `size * sqrt(dim)`."""
+    """Random problem in float64, with class concentrations of about `size * sqrt(dim)`."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -75,19 +75,19 @@ def ours(of: Problem) -> Tensor:
 
 
 def plain(of: Problem) -> Tensor:
-    """The formula by its letter: every pair of a point and a class has its own sum of two vectors."""
+    """Evaluate the formula literally, with one vector sum per pair of point and class."""
     dim = of.weights.shape[1]
     together = (of.weights + of.beta * of.points[..., None, :]).norm(dim=-1)
     return (log_vmf_normalizer(of.weights.norm(dim=-1), dim) - log_vmf_normalizer(together, dim)).logsumexp(-1)
 
 
 def gradients(function: Callable[[Problem], Tensor], of: Problem) -> list[Tensor]:
-    """Gradients of a weighted sum of the values, that by the directions across them."""
+    """Gradients of a weighted sum of the values; tangential ones for the directions."""
     direction, angle, weights, beta = (
         value.detach().requires_grad_() for value in (of.direction, of.angle, of.weights, of.beta)
     )
     moved = of._replace(angle=angle, weights=weights, beta=beta)
-    # Of ours the turning of the tangents is a part, the plain formula is told of it.
+    # Our function includes the rotation of the tangents; the formula needs it explicitly.
     moved = moved.turned_to(direction) if function is plain else moved._replace(direction=direction)
     values = function(moved)
     scale = torch.linspace(0.5, 1.5, values.numel(), dtype=values.dtype).view_as(values)
@@ -99,11 +99,11 @@ def gradients(function: Callable[[Problem], Tensor], of: Problem) -> list[Tensor
 @pytest.mark.parametrize("classes", [1, 7])
 @pytest.mark.parametrize(("batch", "samples"), [(1, 1), (1, 2), (2, 3)])
 class TestInFloat64:
-    def test_it_is_the_plain_formula(self, batch, samples, classes, dim):
+    def test_it_matches_the_formula(self, batch, samples, classes, dim):
         of = problem(batch, samples, classes, dim)
         torch.testing.assert_close(ours(of), plain(of), rtol=1e-12, atol=1e-12)
 
-    def test_the_gradient_along_the_sphere_passes_gradcheck(self, batch, samples, classes, dim):
+    def test_tangential_gradient_passes_gradcheck(self, batch, samples, classes, dim):
         of = problem(batch, samples, classes, dim)
 
         def value(direction: Tensor, cosine: Tensor, sine: Tensor, weights: Tensor, beta: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class TestInFloat64:
         inputs = (2 * of.direction, of.angle.cos(), of.angle.sin(), of.weights, of.beta)
         assert gradcheck(value, [each.clone().requires_grad_() for each in inputs])
 
-    def test_the_gradient_is_that_of_the_plain_formula(self, batch, samples, classes, dim):
+    def test_gradient_matches_the_formula(self, batch, samples, classes, dim):
         of = problem(batch, samples, classes, dim)
         torch.testing.assert_close(gradients(ours, of), gradients(plain, of))
 
@@ -123,22 +123,20 @@ class TestInFloat64:
     st.integers(2, 70), st.integers(1, 9), st.integers(1, 4), st.integers(1, 5), st.floats(-3, 3), st.floats(-3, 2.3),
     st.integers(0, 999),
 )  # fmt: skip
-def test_it_is_the_plain_formula_for_concentrations_and_temperatures_of_any_size(
-    dim, classes, batch, samples, size, beta, seed
-):
+def test_it_matches_the_formula_at_any_concentration_and_temperature(dim, classes, batch, samples, size, beta, seed):
     of = problem(batch, samples, classes, dim, 10**size, 10**beta, seed)
     torch.testing.assert_close(ours(of), plain(of), rtol=1e-10, atol=1e-10)
 
 
-# Numbers that are hard to compute with
+# Numerically difficult values
 
 HARD = [
-    pytest.param(1e-6, 1e-3, id="vague classes, hot"),
-    pytest.param(1e-6, 200.0, id="vague classes, cold"),
-    pytest.param(3.0, 1e-3, id="usual classes, hot"),
-    pytest.param(3.0, 200.0, id="usual classes, cold"),
-    pytest.param(1e4, 1e-3, id="sharp classes, hot"),
-    pytest.param(1e4, 200.0, id="sharp classes, cold"),
+    pytest.param(1e-6, 1e-3, id="diffuse classes, low beta"),
+    pytest.param(1e-6, 200.0, id="diffuse classes, high beta"),
+    pytest.param(3.0, 1e-3, id="typical classes, low beta"),
+    pytest.param(3.0, 200.0, id="typical classes, high beta"),
+    pytest.param(1e4, 1e-3, id="concentrated classes, low beta"),
+    pytest.param(1e4, 200.0, id="concentrated classes, high beta"),
 ]
 
 
@@ -153,20 +151,20 @@ def test_values_and_gradients_stay_finite(size, beta, dim):
 @pytest.mark.parametrize("dim", [2, 3, 128])
 @pytest.mark.parametrize(("size", "beta"), HARD)
 def test_float32_is_close_to_float64(size, beta, dim):
-    """Concentrations have rounding errors of 1e-7 of themselves, and no sum of theirs can be better."""
+    """Concentrations have relative rounding errors of 1e-7, which limits the accuracy of their sums."""
     of = problem(3, 4, 7, dim, size, beta).to(torch.float32)
     scale = max(1.0, size * dim**0.5)
     torch.testing.assert_close(ours(of).double(), plain(of.to(torch.float64)), rtol=1e-5, atol=2e-6 * scale)
 
 
 @pytest.mark.parametrize("dim", [2, 3, 128])
-def test_gradients_in_float32_are_close_to_those_in_float64(dim):
+def test_float32_gradients_are_close_to_float64(dim):
     of = problem(5, 4, 30, dim, 3.0, 16.0).to(torch.float32)
     for found, expected in zip(gradients(ours, of), gradients(plain, of.to(torch.float64)), strict=True):
         torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
 
 
-def test_a_class_without_any_concentration_is_uniform_and_has_a_gradient_of_zero():
+def test_zero_concentration_class_is_uniform_with_zero_gradient():
     of = problem(5, 2, 1, 3)._replace(weights=torch.zeros(1, 3, dtype=torch.float64))
     # The mean of exp(beta x.y) over the sphere in three dimensions is sinh(beta) / beta.
     torch.testing.assert_close(ours(of), (of.beta.sinh() / of.beta).log().expand(2, 5))
@@ -176,20 +174,20 @@ def test_a_class_without_any_concentration_is_uniform_and_has_a_gradient_of_zero
     torch.testing.assert_close(by_beta, 10 * (1 / of.beta.tanh() - 1 / of.beta))
 
 
-def test_an_inverse_temperature_of_zero_counts_the_classes():
+def test_zero_inverse_temperature_gives_log_num_classes():
     of = problem(5, 2, 7, 16, beta=0.0)
     torch.testing.assert_close(ours(of), torch.full((2, 5), 7.0).double().log())
 
 
-def test_a_class_opposite_to_a_cold_point_has_no_negative_square():
-    """Where concentration and inverse temperature cancel, rounding alone decides what is left."""
+def test_cancelling_class_and_point_give_finite_values_and_gradients():
+    """If concentration and inverse temperature cancel, only the rounding error remains."""
     of = problem(200, 1, 1, 16, beta=30.0).to(torch.float32)
     of = of._replace(weights=-30 * of.points[0])
     assert ours(of).isfinite().all()
     assert all(gradient.isfinite().all() for gradient in gradients(ours, of))
 
 
-def test_points_on_their_mean_directions_and_opposite_have_finite_gradients():
+def test_points_at_the_mean_direction_or_its_antipode_have_finite_gradients():
     of = problem(5, 4, 7, 16)
     of = of._replace(angle=torch.tensor([0.0, math.pi] * 2, dtype=torch.float64)[:, None].expand(4, 5))
     torch.testing.assert_close(ours(of), plain(of))
@@ -200,20 +198,20 @@ def test_points_on_their_mean_directions_and_opposite_have_finite_gradients():
 
 
 @pytest.mark.parametrize("block", [1, 32 * 40, 33 * 40, 2**20])
-def test_the_size_of_the_blocks_changes_neither_values_nor_gradients(block, monkeypatch):
+def test_block_size_does_not_change_values_or_gradients(block, monkeypatch):
     of = problem(8, 5, 100, 16)
     monkeypatch.setitem(vmf_softmax.BLOCK, "cpu", block)
     torch.testing.assert_close(ours(of), plain(of), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradients(ours, of), gradients(plain, of))
 
 
-def test_the_test_above_sees_more_than_one_block(monkeypatch):
+def test_small_block_size_gives_several_blocks(monkeypatch):
     monkeypatch.setitem(vmf_softmax.BLOCK, "cpu", 32 * 40)
     assert len(list(vmf_softmax._blocks(100, torch.empty(5, 8)))) == 4
 
 
-def test_a_block_whose_classes_are_all_far_below_the_others_adds_nothing(monkeypatch):
-    """Its share is exp(-1000) of the sum, which is zero and not NaN."""
+def test_block_of_negligible_classes_adds_zero(monkeypatch):
+    """It contributes exp(-1000) of the sum, which is zero and not NaN."""
     monkeypatch.setitem(vmf_softmax.BLOCK, "cpu", 32)
     of = problem(1, 1, 1, 3, beta=1e3)
     of = of._replace(weights=torch.cat([1e4 * of.points[0], -1e4 * of.points[0].expand(40, 3)]))
@@ -225,7 +223,7 @@ def test_a_block_whose_classes_are_all_far_below_the_others_adds_nothing(monkeyp
 # Autograd
 
 
-def test_what_needs_no_gradient_gets_none():
+def test_inputs_without_requires_grad_get_no_gradient():
     of = problem(5, 2, 7, 16)
     ours(of._replace(weights=of.weights.requires_grad_())).sum().backward()
     assert of.weights.grad is not None
@@ -233,7 +231,7 @@ def test_what_needs_no_gradient_gets_none():
 
 
 @pytest.mark.parametrize("loss", [torch.sum, lambda values: values.square().sum()], ids=["sum", "squares"])
-def test_a_second_derivative_is_refused(loss):
+def test_second_derivative_is_rejected(loss):
     of = problem(5, 2, 7, 16)
     value = loss(ours(of._replace(weights=of.weights.requires_grad_())))
     (gradient,) = torch.autograd.grad(value, of.weights, create_graph=True)
@@ -241,8 +239,8 @@ def test_a_second_derivative_is_refused(loss):
         gradient.sum().backward()
 
 
-def test_a_second_derivative_is_refused_also_where_it_is_one_part_of_a_sum():
-    """A penalty on the gradient beside a loss would else be missing without a word."""
+def test_second_derivative_as_part_of_a_sum_is_rejected():
+    """Otherwise a gradient penalty added to a loss would be silently ignored."""
     of = problem(5, 2, 7, 16)
     value = ours(of._replace(weights=of.weights.requires_grad_())).sum()
     (gradient,) = torch.autograd.grad(value, of.weights, create_graph=True)
@@ -250,7 +248,7 @@ def test_a_second_derivative_is_refused_also_where_it_is_one_part_of_a_sum():
         (value + gradient.square().sum()).backward()
 
 
-def test_arguments_stay_as_they_are():
+def test_arguments_are_unchanged():
     of = problem(5, 3, 7, 16)
     before = [value.clone() for value in of]
     gradients(ours, of)
@@ -280,7 +278,7 @@ print(high_water() - before)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems count the high-water mark in other units")
 def test_ten_thousand_classes_take_less_than_a_gigabyte():
-    """128 images with 10 points each: matrices of 51 MB, three of them kept for the gradient; all pairs had 26 GB."""
+    """128 images with 10 points each: matrices of 51 MB, three kept for the gradient; all pairs would take 26 GB."""
     result = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) < 1e9

@@ -22,17 +22,17 @@ def tokenizer():
 
 
 def embed_alone(encoder, tokenizer, text):
-    """The plain definition: the mean of the last hidden states of one text without padding."""
+    """Compute the definition: the mean of the last hidden states of one text without padding."""
     encoder.eval()
     with torch.no_grad():
         return encoder(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
 
 
-def test_the_tokenizer_of_these_tests_knows_the_words(tokenizer):
+def test_test_tokenizer_contains_the_words(tokenizer):
     assert tokenizer("big dog")["input_ids"] == [2, 11, 5, 3]
 
 
-def test_a_class_vector_is_the_mean_of_the_last_hidden_states(encoder, tokenizer):
+def test_class_vector_is_the_mean_of_the_last_hidden_states(encoder, tokenizer):
     vectors = embed_class_names(NAMES, encoder, tokenizer=tokenizer)
     expected = [embed_alone(encoder, tokenizer, name.replace("_", " ")) for name in NAMES]
     assert (vectors.shape, vectors.dtype, vectors.device.type) == ((4, 16), torch.float32, "cpu")
@@ -40,30 +40,30 @@ def test_a_class_vector_is_the_mean_of_the_last_hidden_states(encoder, tokenizer
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
-def test_a_name_embeds_the_same_in_any_batch(encoder, tokenizer, batch_size):
+def test_embedding_does_not_depend_on_the_batch(encoder, tokenizer, batch_size):
     batched = embed_class_names(NAMES, encoder, tokenizer=tokenizer, batch_size=batch_size)
     alone = [embed_class_names([name], encoder, tokenizer=tokenizer) for name in NAMES]
     torch.testing.assert_close(batched, torch.cat(alone), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("template", ["a photo of a {}", "{} {}", "a {{}}"])
-def test_the_template_stands_round_the_name(encoder, tokenizer, template):
+def test_template_surrounds_the_name(encoder, tokenizer, template):
     vectors = embed_class_names(["dog"], encoder, tokenizer=tokenizer, template=template)
     expected = embed_alone(encoder, tokenizer, template.replace("{}", "dog"))
     torch.testing.assert_close(vectors[0], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_template_tells(encoder, tokenizer):
+def test_template_changes_the_embedding(encoder, tokenizer):
     plain, photo = (embed_class_names(["dog"], encoder, tokenizer=tokenizer, template=t) for t in ("{}", "a photo {}"))
     assert not torch.allclose(plain, photo)
 
 
-def test_underscores_are_spaces(encoder, tokenizer):
+def test_underscores_become_spaces(encoder, tokenizer):
     one, other = embed_class_names(["aquarium_fish", " aquarium fish "], encoder, tokenizer=tokenizer)
     torch.testing.assert_close(one, other)
 
 
-def test_a_folder_is_loaded_with_its_tokenizer(encoder, tokenizer, tmp_path):
+def test_model_folder_is_loaded_with_its_tokenizer(encoder, tokenizer, tmp_path):
     encoder.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     expected = embed_class_names(NAMES, encoder, tokenizer=tokenizer)
@@ -72,20 +72,20 @@ def test_a_folder_is_loaded_with_its_tokenizer(encoder, tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_model_stays_in_its_mode(encoder, tokenizer, training):
+def test_model_mode_is_preserved(encoder, tokenizer, training):
     encoder.train(training)
     embed_class_names(NAMES, encoder, tokenizer=tokenizer)
     assert encoder.training == training
     assert all(module.training == training for module in encoder.modules())
 
 
-def test_dropout_does_not_act(encoder, tokenizer):
+def test_dropout_is_disabled(encoder, tokenizer):
     encoder.train()
     first, second = (embed_class_names(NAMES, encoder, tokenizer=tokenizer) for _ in range(2))
     assert torch.equal(first, second)
 
 
-def test_the_model_is_back_in_its_mode_after_an_error(encoder, tokenizer):
+def test_model_mode_is_restored_after_an_error(encoder, tokenizer):
     encoder.train()
     with pytest.raises(RuntimeError, match="out of reach"):
         embed_class_names(NAMES, encoder, tokenizer=_Broken(tokenizer))
@@ -100,7 +100,7 @@ class _Broken:
         raise RuntimeError("out of reach")
 
 
-def test_a_model_without_padding_token_pads_with_its_end(tokenizer):
+def test_model_without_padding_token_pads_with_the_end_token(tokenizer):
     torch.manual_seed(0)
     decoder = GPT2Model(GPT2Config(vocab_size=len(WORDS), n_embd=16, n_layer=2, n_head=2, n_positions=16)).eval()
     tokenizer.eos_token, tokenizer.pad_token = "[SEP]", None
@@ -109,38 +109,38 @@ def test_a_model_without_padding_token_pads_with_its_end(tokenizer):
     torch.testing.assert_close(vectors, torch.stack(expected), rtol=1e-5, atol=1e-6)
 
 
-def test_a_half_precision_model_gives_float32(encoder, tokenizer):
+def test_half_precision_model_returns_float32(encoder, tokenizer):
     half = BertModel(encoder.config).to(torch.bfloat16)
     assert embed_class_names(NAMES, half, tokenizer=tokenizer).dtype == torch.float32
 
 
-def test_the_vectors_are_ones_own_to_change(encoder, tokenizer):
+def test_returned_vectors_are_writable(encoder, tokenizer):
     vectors = embed_class_names(NAMES, encoder, tokenizer=tokenizer)
     vectors -= vectors.mean(0)
     assert not vectors.requires_grad
     assert not vectors.is_inference()
 
 
-def test_the_vectors_order_prototypes(encoder, tokenizer):
+def test_class_vectors_can_order_prototypes(encoder, tokenizer):
     vectors = embed_class_names(NAMES, encoder, tokenizer=tokenizer)
     assert place_prototypes(4, 3, class_vectors=vectors, ordering="assignment").order is not None
 
 
-def test_names_may_be_an_array(encoder, tokenizer):
+def test_names_may_be_a_numpy_array(encoder, tokenizer):
     assert embed_class_names(np.array(NAMES), encoder, tokenizer=tokenizer).shape == (4, 16)
 
 
 @pytest.mark.parametrize("names", [[], ["cat", ""], ["cat", " "], ["_"]])
-def test_empty_names_are_refused(encoder, tokenizer, names):
+def test_empty_names_are_rejected(encoder, tokenizer, names):
     with pytest.raises(ValueError, match="class names must not be empty; got"):
         embed_class_names(names, encoder, tokenizer=tokenizer)
 
 
-def test_a_template_without_a_place_is_refused(encoder, tokenizer):
+def test_template_without_placeholder_is_rejected(encoder, tokenizer):
     with pytest.raises(ValueError, match=r"must have '\{\}' where the class name goes; got 'a photo'"):
         embed_class_names(NAMES, encoder, tokenizer=tokenizer, template="a photo")
 
 
-def test_a_loaded_model_without_tokenizer_is_refused(encoder):
+def test_loaded_model_without_tokenizer_is_rejected(encoder):
     with pytest.raises(ValueError, match="a loaded model needs its tokenizer"):
         embed_class_names(NAMES, encoder)

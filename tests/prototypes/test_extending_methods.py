@@ -1,4 +1,4 @@
-"""Can a placement method be added in a file of its own?"""
+"""Can a placement method be added in a separate file?"""
 
 import runpy
 
@@ -42,31 +42,31 @@ def add_method(tmp_path):
     METHODS.update(known)
 
 
-def test_a_new_method_is_found_by_its_name(add_method):
+def test_new_method_is_found_by_name(add_method):
     add_method("random_search")
     drawn = [Task(5, 3, seed=4).random_points()]
     assert place_prototypes(5, 3, method="random_search", draws=1, seed=4).separation == separation(drawn[0]).item()
 
 
-def test_the_best_candidate_of_a_new_method_is_returned(add_method):
+def test_best_candidate_of_a_new_method_is_returned(add_method):
     method = add_method("random_search")
     drawn = [separation(points).item() for points, _ in method(Task(5, 3), draws=9)]
     assert place_prototypes(5, 3, method="random_search", draws=9).separation == min(drawn)
 
 
-def test_an_option_that_a_new_method_does_not_have_is_reported(add_method):
+def test_unknown_option_of_a_new_method_is_reported(add_method):
     add_method("random_search")
     with pytest.raises(ValueError, match="'random_search' has no option restarts; its options are: draws"):
         place_prototypes(5, 3, method="random_search", restarts=2)
 
 
-def test_the_methods_stay_in_alphabetical_order(add_method):
+def test_methods_stay_in_alphabetical_order(add_method):
     add_method("a_search")
     assert list(METHODS) == sorted(METHODS)
     assert "a_search" in METHODS
 
 
-def test_a_subclass_without_its_own_name_does_not_replace_its_parent(add_method):
+def test_unnamed_subclass_does_not_replace_its_parent(add_method):
     method = add_method("random_search")
     type("Nameless", (method,), {})
     assert METHODS["random_search"] is method

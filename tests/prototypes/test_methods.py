@@ -16,7 +16,7 @@ SHORT = {
     "slsqp": {"restarts": 1},
     "auto": {"restarts": 1},
 }
-"""Options with which a method finishes at once."""
+"""Options that make a method finish quickly."""
 SIZES = {"closed_form": (7, 4), "auto": (20, 4), "catalogue": (20, 4)}
 """Numbers of points and dimensions; the catalogue has a code for (20, 4)."""
 
@@ -30,7 +30,7 @@ def candidates(name, count, dim, ordering=None, seed=0, **options):
     return list(METHODS[name](Task(count, dim, ordering, seed), **options))
 
 
-def test_every_file_of_the_folder_is_named_after_its_method(root):
+def test_files_are_named_after_their_methods(root):
     files = {path.stem for path in (root / "hf_sphere/prototypes/methods").glob("*.py")} - {"__init__", "base"}
     assert list(METHODS) == sorted(files)
 
@@ -43,18 +43,18 @@ def test_every_method_returns_unit_vectors_in_float64(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_same_seed_places_the_same_points(name):
+def test_same_seed_places_the_same_points(name):
     first = place(name, seed=5)
-    torch.rand(3)  # numbers drawn elsewhere in between change nothing
+    torch.rand(3)  # random numbers drawn in between have no effect
     assert torch.equal(first, place(name, seed=5))
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"closed_form"}))
-def test_another_seed_places_other_points(name):
+def test_different_seeds_place_different_points(name):
     assert not torch.allclose(place(name, seed=1), place(name, seed=2))
 
 
-def test_placing_leaves_the_global_random_numbers_alone():
+def test_placement_leaves_the_global_random_state_alone():
     before = torch.get_rng_state()
     for name in METHODS:
         place(name)
@@ -68,14 +68,14 @@ def test_two_points_in_the_plane_end_up_opposite(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"auto"}))
-def test_the_length_of_a_method_is_its_number_of_candidates(name):
+def test_len_is_the_number_of_candidates(name):
     task = Task(*SIZES.get(name, (7, 3)))
     method = METHODS[name](task, **SHORT.get(name, {}))
     assert len(list(method)) == len(method)
 
 
 @pytest.mark.parametrize("steps", [1, 199, 200, 450])
-def test_the_length_of_sgd_is_its_number_of_candidates_for_any_number_of_steps(steps):
+def test_len_of_sgd_is_the_number_of_candidates_for_any_number_of_steps(steps):
     method = METHODS["sgd"](Task(4, 3), max_iterations=steps)
     assert len(list(method)) == len(method)
 
@@ -89,7 +89,7 @@ def test_candidates_are_not_modified_later(name):
 
 
 def published_loop(points, steps):
-    """The published program of the paper: a new optimizer at each step, after which the points are normalized."""
+    """Run the published program: a new optimizer at each step, then normalization of the points."""
     trajectory = []
     for _ in range(steps):
         points = points.clone().requires_grad_()
@@ -102,12 +102,12 @@ def published_loop(points, steps):
     return trajectory
 
 
-def test_sgd_as_published_is_the_papers_program():
+def test_published_sgd_matches_the_program_of_the_paper():
     start, *found = (points for points, _ in candidates("sgd_as_published", 12, 3, seed=4, max_iterations=25))
     torch.testing.assert_close(found, published_loop(start, 25), rtol=0, atol=1e-12)
 
 
-def test_sgd_is_torchs_with_momentum_and_points_normalized_after_each_step():
+def test_sgd_matches_torch_sgd_with_normalization_after_each_step():
     start, *found = (points for points, _ in candidates("sgd", 12, 3, max_iterations=25))
     points = start.clone().requires_grad_()
     optimizer = torch.optim.SGD([points], lr=0.1, momentum=0.9)
@@ -122,7 +122,7 @@ def test_sgd_is_torchs_with_momentum_and_points_normalized_after_each_step():
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_the_momentum_of_sgd_acts():
+def test_sgd_momentum_changes_the_result():
     with_momentum, without = (
         place_prototypes(12, 3, method="sgd", max_iterations=30, momentum=momentum).prototypes
         for momentum in (0.9, 0.0)
@@ -132,15 +132,15 @@ def test_the_momentum_of_sgd_acts():
     assert not torch.allclose(with_momentum, published, atol=1e-3)
 
 
-def test_momentum_places_better_than_the_published_program_for_many_classes():
-    # Each step moves a point by lr / K, so without momentum many points hardly move.
+def test_momentum_beats_the_published_program_for_many_classes():
+    # Each step moves a point by lr / K, so many points hardly move without momentum.
     with_momentum, published = (
         place_prototypes(100, 20, method=name, max_iterations=1000) for name in ("sgd", "sgd_as_published")
     )
     assert with_momentum.separation < published.separation
 
 
-def test_the_learning_rate_of_sgd_acts():
+def test_sgd_learning_rate_changes_the_result():
     start, first = (points for points, _ in candidates("sgd", 6, 3, max_iterations=1, learning_rate=1e-3))
     assert 0 < (first - start).norm(dim=1).max() < 1e-2
 
@@ -154,13 +154,13 @@ def test_slsqp_reaches_the_proved_optimum(count, dim):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize(("count", "dim"), [(2, 2), (3, 2), (5, 2), (4, 5), (6, 3), (8, 4)])
-def test_slsqp_copes_with_degenerate_optima(count, dim, seed):
+def test_slsqp_handles_degenerate_optima(count, dim, seed):
     placement = place_prototypes(count, dim, method="slsqp", restarts=2, seed=seed)
     assert placement.prototypes.isfinite().all()
 
 
 @pytest.mark.parametrize(("count", "dim"), [(4, 3), (6, 3), (12, 3), (27, 6)])
-def test_lbfgs_comes_near_the_optimum(count, dim):
+def test_lbfgs_gets_close_to_the_optimum(count, dim):
     placement = place_prototypes(count, dim, method="lbfgs", restarts=3)
     assert placement.separation - placement.bound < 1e-5
 
@@ -171,19 +171,19 @@ def test_more_restarts_are_never_worse():
     assert reached == sorted(reached, reverse=True)
 
 
-def test_slsqp_refuses_too_many_coordinates():
+def test_slsqp_rejects_too_many_coordinates():
     with pytest.raises(
         ValueError, match=r"at most 400 coordinates; 101 points in 4 dimensions have 404\. Use .*'lbfgs'"
     ):
         place_prototypes(101, 4, method="slsqp")
 
 
-def test_closed_form_refuses_what_has_none():
+def test_closed_form_rejects_numbers_without_one():
     with pytest.raises(ValueError, match=r"no closed form for 9 points in 3 dimensions .* Use method 'auto'"):
         place_prototypes(9, 3, method="closed_form")
 
 
-def test_catalogue_refuses_what_it_has_no_code_for():
+def test_catalogue_rejects_numbers_without_a_code():
     with pytest.raises(ValueError, match="no code with at least 13 points in at most 3 dimensions"):
         place_prototypes(13, 3, method="catalogue")
 
@@ -212,32 +212,32 @@ def test_catalogue_pads_a_code_to_the_dimension():
         ({"restarts": 0}, "restarts must be an integer of at least 1; got 0"),
     ],
 )
-def test_an_impossible_method_or_option_is_refused_by_name(options, message):
+def test_invalid_method_or_option_error_names_it(options, message):
     with pytest.raises(ValueError, match=message):
         place_prototypes(13, 3, **options)
 
 
-def test_auto_takes_the_catalogue_without_a_search_where_that_would_take_long():
+def test_auto_uses_the_catalogue_if_a_search_would_be_slow():
     method = METHODS["auto"](Task(100_000, 512))
     assert [part.name for part in method.parts] == ["catalogue"]
 
 
-def test_auto_searches_once_where_there_is_no_code():
+def test_auto_searches_once_if_there_is_no_code():
     method = METHODS["auto"](Task(10_000, 6))
     assert [(part.name, part.restarts) for part in method.parts] == [("lbfgs", 1)]
 
 
-def test_auto_only_ranks_by_search():
+def test_auto_with_ranking_only_searches():
     method = METHODS["auto"](Task(4, 3, TripletRanking(torch.randn(4, 6))))
     assert [part.name for part in method.parts] == ["lbfgs"]
 
 
-def test_a_method_without_candidates_reports_what_is_missing():
+def test_method_without_candidates_error_names_the_missing_method():
     with pytest.raises(NotImplementedError, match="Method must define `__iter__`"):
         iter(Method(Task(3, 3)))
 
 
-def test_the_jacobians_of_the_slsqp_constraints_are_finite_differences(monkeypatch):
+def test_slsqp_constraint_jacobians_match_finite_differences(monkeypatch):
     import scipy.optimize
 
     problems = []
@@ -262,7 +262,7 @@ def test_the_jacobians_of_the_slsqp_constraints_are_finite_differences(monkeypat
         )
 
 
-def test_the_constraints_of_slsqp_hold_one_slack_a_pair(monkeypatch):
+def test_slsqp_constraints_have_one_slack_per_pair(monkeypatch):
     import scipy.optimize
 
     seen = {}

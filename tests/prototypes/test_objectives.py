@@ -20,7 +20,7 @@ def unit(count, dim, seed=0):
 
 
 def off_diagonal(points):
-    """Cosines of each point with the others, (K, K - 1)."""
+    """Return the cosines of each point with the others, (K, K - 1)."""
     count = len(points)
     return (points @ points.T)[~torch.eye(count, dtype=torch.bool)].view(count, count - 1)
 
@@ -33,9 +33,9 @@ def plain_mean_nearest_cosine(points):
     return off_diagonal(points).max(dim=1).values.mean()
 
 
-@pytest.fixture(params=[None, 40, 1], ids=["one block", "some rows a block", "one row a block"])
+@pytest.fixture(params=[None, 40, 1], ids=["one block", "several rows per block", "one row per block"])
 def blocks(request, monkeypatch):
-    """How many cosines are held at a time; the last block is a part of one."""
+    """Set the number of cosines per block; the last block is incomplete."""
     if request.param:
         monkeypatch.setattr(objectives, "BLOCK_ENTRIES", request.param)
 
@@ -51,7 +51,7 @@ def test_soft_separation_is_the_log_sum_exp_of_all_cosines(shape, sharpness, blo
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_mean_nearest_cosine_is_the_loss_of_the_paper(shape, blocks):
+def test_mean_nearest_cosine_matches_the_loss_of_the_paper(shape, blocks):
     points = unit(*shape).requires_grad_()
     expected = plain_mean_nearest_cosine(points)
     value, gradient = mean_nearest_cosine(points.detach())
@@ -63,7 +63,7 @@ def test_mean_nearest_cosine_is_the_loss_of_the_paper(shape, blocks):
 @given(
     count=st.integers(2, 20), dim=st.integers(2, 8), sharpness=st.floats(1e-2, 1e6), seed=st.integers(0, 1000)
 )  # fmt: skip
-def test_soft_separation_lies_just_above_the_largest_cosine(count, dim, sharpness, seed):
+def test_soft_separation_is_slightly_above_the_largest_cosine(count, dim, sharpness, seed):
     points = unit(count, dim, seed)
     largest = off_diagonal(points).max().item()
     value = soft_separation(points, sharpness)[0]
@@ -76,7 +76,7 @@ def test_no_points_are_below_the_bound(count, dim, seed):
     assert separation_bound(count, dim) <= separation(unit(count, dim, seed)).item() + 1e-12
 
 
-def test_a_sharpness_beyond_the_range_of_exp_does_not_overflow():
+def test_large_sharpness_does_not_overflow():
     points = unit(10, 3)
     value, gradient = soft_separation(points, 1e9)
     assert value == pytest.approx(separation(points).item(), abs=1e-7)
@@ -84,14 +84,14 @@ def test_a_sharpness_beyond_the_range_of_exp_does_not_overflow():
 
 
 @pytest.mark.parametrize("objective", [lambda points: soft_separation(points, 40.0), mean_nearest_cosine])
-def test_the_points_stay_as_they_are(objective):
+def test_input_points_are_unchanged(objective):
     points = unit(9, 3)
     before = points.clone()
     objective(points)
     assert torch.equal(points, before)
 
 
-def test_many_points_never_need_all_cosines_at_once(monkeypatch):
+def test_cosines_of_many_points_are_computed_in_blocks(monkeypatch):
     points, held = unit(3000, 5), []
     cosines_to_others = objectives.cosines_to_others
 
@@ -110,7 +110,7 @@ def test_many_points_never_need_all_cosines_at_once(monkeypatch):
         torch.testing.assert_close(gradient, slope, rtol=1e-9, atol=1e-14)
 
 
-def test_the_minimizer_follows_the_gradient_to_the_nearest_unit_vectors():
+def test_minimizer_converges_on_the_sphere():
     targets = unit(4, 3, seed=1)
     found = minimize_on_sphere(
         lambda points: (-(points * targets).sum().item(), -targets), unit(4, 3), Task(4, 3), max_iterations=99
@@ -118,7 +118,7 @@ def test_the_minimizer_follows_the_gradient_to_the_nearest_unit_vectors():
     torch.testing.assert_close(found, targets, rtol=0, atol=1e-6)
 
 
-def test_the_minimizer_sees_the_slope_of_the_normalized_points(monkeypatch):
+def test_minimizer_uses_the_gradient_of_the_normalized_points(monkeypatch):
     functions = []
     minimize = scipy.optimize.minimize
     monkeypatch.setattr(
@@ -133,7 +133,7 @@ def test_the_minimizer_sees_the_slope_of_the_normalized_points(monkeypatch):
     torch.testing.assert_close(torch.from_numpy(slope).view(6, 3), torch.autograd.grad(expected, x)[0])
 
 
-def test_the_minimizer_leaves_its_start_as_it_is():
+def test_minimizer_does_not_modify_its_start():
     start = unit(5, 3)
     before = start.clone()
     minimize_on_sphere(lambda points: soft_separation(points, 5.0), start, Task(*start.shape), max_iterations=5)

@@ -18,7 +18,7 @@ from hf_sphere.prototypes.ordering import TripletRanking, assign_to_classes, che
 
 
 def structured_vectors(groups=3, each=4):
-    """Class vectors in groups: similar within, different between."""
+    """Class vectors in groups: similar within a group, different between groups."""
     generator = torch.Generator().manual_seed(1)
     centers = torch.randn(groups, 1, 20, generator=generator)
     return (centers + 0.4 * torch.randn(groups, each, 20, generator=generator)).flatten(0, 1)
@@ -41,7 +41,7 @@ def neighbors(vectors, count):
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), count=st.integers(3, 15), seed=st.integers(0, 1000))
-def test_all_triplets_are_listed_once_where_they_are_few(data, count, seed):
+def test_few_triplets_are_enumerated_once(data, count, seed):
     near = data.draw(st.integers(1, count - 2))
     vectors = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
     triplets = TripletRanking(vectors, num_neighbors=near).triplets(torch.Generator())
@@ -52,7 +52,7 @@ def test_all_triplets_are_listed_once_where_they_are_few(data, count, seed):
     assert sorted(map(tuple, triplets.tolist())) == sorted(expected)
 
 
-def test_drawn_triplets_are_valid(monkeypatch):
+def test_sampled_triplets_are_valid(monkeypatch):
     monkeypatch.setattr(ordering, "MAX_TRIPLETS", 500)
     vectors = torch.randn(60, 8)
     triplets = TripletRanking(vectors, num_neighbors=7).triplets(torch.Generator().manual_seed(3))
@@ -61,17 +61,17 @@ def test_drawn_triplets_are_valid(monkeypatch):
     assert all(j in nearest[i] and k not in nearest[i] and k != i for i, j, k in triplets.tolist())
 
 
-def test_drawn_triplets_reach_every_negative(monkeypatch):
+def test_sampled_triplets_cover_every_negative(monkeypatch):
     monkeypatch.setattr(ordering, "MAX_TRIPLETS", 200)
     ranked = TripletRanking(torch.randn(8, 4), num_neighbors=2)
     generator = torch.Generator().manual_seed(0)
-    assert len(ranked.triplets(generator)) == 80  # 8 * 2 * 5, all of them
+    assert len(ranked.triplets(generator)) == 80  # 8 * 2 * 5: all triplets
     monkeypatch.setattr(ordering, "MAX_TRIPLETS", 79)
     drawn = {tuple(triplet) for _ in range(20) for triplet in ranked.triplets(generator).tolist()}
     assert len(drawn) == 80
 
 
-def test_triplets_of_thousands_of_classes_are_sampled_without_listing_them():
+def test_triplets_of_thousands_of_classes_are_sampled_without_enumeration():
     count = 8000
     ranked = TripletRanking(torch.randn(count, 4))
     anchor, near, far = ranked.triplets(torch.Generator().manual_seed(0)).unbind(1)
@@ -84,12 +84,12 @@ def test_triplets_of_thousands_of_classes_are_sampled_without_listing_them():
 
 
 @pytest.mark.parametrize(("count", "near"), [(3, 1), (4, 1), (10, 1), (50, 5), (200, 20)])
-def test_a_tenth_of_the_classes_is_near_by_default(count, near):
+def test_default_neighbors_are_a_tenth_of_the_classes(count, near):
     assert TripletRanking(torch.randn(count, 16)).num_neighbors == near
 
 
-@pytest.mark.parametrize("few_classes", [0, 4096], ids=["pairs one by one", "all cosines"])
-def test_the_ranking_loss_is_that_of_ranknet(few_classes, monkeypatch):
+@pytest.mark.parametrize("few_classes", [0, 4096], ids=["individual pairs", "all cosines"])
+def test_ranking_loss_matches_ranknet(few_classes, monkeypatch):
     monkeypatch.setattr(ordering, "MAX_GRAM_CLASSES", few_classes)
     triplets = TripletRanking(torch.randn(11, 5), num_neighbors=3).triplets(torch.Generator())
     points = unit(11, 4).requires_grad_()
@@ -100,7 +100,7 @@ def test_the_ranking_loss_is_that_of_ranknet(few_classes, monkeypatch):
     torch.testing.assert_close(gradient, torch.autograd.grad(plain, points)[0], rtol=1e-9, atol=1e-14)
 
 
-def test_triplets_that_occur_twice_count_twice():
+def test_repeated_triplets_count_repeatedly():
     triplets = torch.tensor([[0, 1, 2], [0, 1, 2], [1, 2, 0]])
     points = unit(3, 3)
     parts = [ranking_loss(points, triplets[n : n + 1])[1] for n in range(3)]
@@ -117,7 +117,7 @@ def test_class_vectors_raise_the_triplet_accuracy(ordering_name):
     assert ordered.order.rank_correlation > without.rank_correlation + 0.1
 
 
-def test_more_weight_keeps_more_of_the_order():
+def test_larger_weight_preserves_more_of_the_order():
     vectors = structured_vectors()
     little, much = (
         place_prototypes(12, 3, restarts=1, class_vectors=vectors, ordering_weight=weight) for weight in (0.01, 100.0)
@@ -126,7 +126,7 @@ def test_more_weight_keeps_more_of_the_order():
     assert much.separation > little.separation
 
 
-def test_assignment_leaves_the_points_and_their_separation():
+def test_assignment_preserves_points_and_separation():
     vectors = structured_vectors()
     plain = place_prototypes(12, 3)
     assigned = place_prototypes(12, 3, class_vectors=vectors, ordering="assignment")
@@ -135,45 +135,45 @@ def test_assignment_leaves_the_points_and_their_separation():
     assert assigned.method.endswith(", assigned")
 
 
-def test_assignment_finds_the_order_again_that_was_shuffled():
+def test_assignment_recovers_a_shuffled_order():
     points = unit(9, 3)
     shuffled = points[torch.randperm(9, generator=torch.Generator().manual_seed(2))]
     found = assign_to_classes(shuffled, points, generator=torch.Generator().manual_seed(0))
     assert measure_order(found, points).triplet_accuracy == 1.0
 
 
-def test_assignment_takes_three_classes():
+def test_assignment_supports_three_classes():
     placement = place_prototypes(3, 2, class_vectors=torch.randn(3, 5), ordering="assignment")
     assert placement.separation == pytest.approx(-1 / 2)
     assert placement.order is not None
 
 
 @pytest.mark.parametrize("ordering", ["ranking", "assignment"])
-def test_two_classes_have_no_order(ordering):
+def test_assignment_of_two_classes_is_rejected(ordering):
     with pytest.raises(ValueError, match="class_vectors require at least 3 classes; got 2"):
         place_prototypes(2, 2, class_vectors=torch.randn(2, 5), ordering=ordering)
 
 
-def test_assignment_of_very_many_classes_is_refused(monkeypatch):
+def test_assignment_of_very_many_classes_is_rejected(monkeypatch):
     monkeypatch.setattr(ordering_module, "MAX_GRAM_CLASSES", 5)
     with pytest.raises(ValueError, match=r"'assignment' supports up to 5 classes, .* got 6. Use ordering 'ranking'"):
         place_prototypes(6, 3, class_vectors=torch.randn(6, 5), ordering="assignment")
 
 
-def test_ranking_takes_three_classes():
+def test_ranking_supports_three_classes():
     placement = place_prototypes(3, 2, restarts=1, class_vectors=torch.tensor([[1.0, 0], [0.9, 0.1], [-1, 0.3]]))
     assert placement.order.triplet_accuracy == 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
-def test_class_vectors_of_any_dtype_are_taken(dtype):
+def test_class_vectors_may_have_any_dtype(dtype):
     vectors = (10 * structured_vectors()).to(dtype)
     one = place_prototypes(12, 3, method="sgd", max_iterations=20, class_vectors=vectors)
     other = place_prototypes(12, 3, method="sgd", max_iterations=20, class_vectors=vectors.double())
     assert torch.equal(one.prototypes, other.prototypes)
 
 
-def test_the_length_of_a_class_vector_does_not_matter():
+def test_class_vector_norms_do_not_matter():
     vectors = structured_vectors()
     scales = torch.logspace(-20, 20, 12, dtype=torch.float64)[:, None]
     torch.testing.assert_close(check_class_vectors(vectors * scales), check_class_vectors(vectors))
@@ -188,7 +188,7 @@ def brute_force_accuracy(points, vectors):
     return sum(scores) / len(scores)
 
 
-def test_measured_order_is_the_share_of_triplets_and_spearmans_correlation():
+def test_order_preservation_matches_triplet_accuracy_and_spearman():
     points, vectors = unit(9, 3), torch.randn(9, 5)
     order = measure_order(points, vectors)
     pairs = torch.triu_indices(9, 9, 1).unbind(0)
@@ -197,35 +197,35 @@ def test_measured_order_is_the_share_of_triplets_and_spearmans_correlation():
     assert order.rank_correlation == pytest.approx(expected, abs=1e-12)
 
 
-def test_ties_of_the_prototypes_count_one_half():
+def test_tied_prototypes_count_one_half():
     order = measure_order(place_prototypes(5, 4).prototypes, torch.randn(5, 3))
     assert order == OrderPreservation(0.5, 0.0)
 
 
-def test_partly_tied_prototypes_are_as_the_brute_force_formula_says():
+def test_partly_tied_prototypes_match_brute_force():
     points, vectors = place_prototypes(7, 4).prototypes, torch.randn(7, 3)
     assert measure_order(points, vectors).triplet_accuracy == pytest.approx(brute_force_accuracy(points, vectors))
 
 
-def test_class_vectors_without_an_order_are_met_by_chance():
+def test_unrelated_class_vectors_score_at_chance():
     assert measure_order(torch.randn(6, 3), torch.eye(6)) == OrderPreservation(0.5, 0.0)
 
 
-def test_identical_geometry_keeps_all_of_the_order():
+def test_identical_geometry_preserves_the_full_order():
     vectors = torch.randn(10, 4)
     rotation = torch.linalg.qr(torch.randn(4, 4)).Q
     order = measure_order(3 * vectors @ rotation, vectors)
     assert (order.triplet_accuracy, order.rank_correlation) == (1.0, pytest.approx(1.0))
 
 
-def test_the_opposite_geometry_keeps_none_of_the_order():
+def test_opposite_geometry_preserves_none_of_the_order():
     angles = torch.tensor([0.0, 0.3, 1.0])
     ours = torch.stack([angles.cos(), angles.sin()], dim=1)
     theirs = torch.linalg.cholesky(2 * torch.eye(3) - ours @ ours.T + 0.5 * (1 - torch.eye(3)))
     assert measure_order(ours, theirs).triplet_accuracy == 0.0
 
 
-def test_a_sample_of_triplets_is_near_the_measure_of_all(monkeypatch):
+def test_sampled_triplets_approximate_the_exact_value(monkeypatch):
     points, vectors = unit(30, 3), torch.randn(30, 3)
     exact = measure_order(points, vectors)
     different = ordering._different
@@ -235,14 +235,14 @@ def test_a_sample_of_triplets_is_near_the_measure_of_all(monkeypatch):
     assert sampled.triplet_accuracy != exact.triplet_accuracy
 
 
-def test_many_classes_are_measured_pair_by_pair(monkeypatch):
+def test_many_classes_are_measured_by_pairs(monkeypatch):
     points, vectors = unit(12, 3), torch.randn(12, 3)
     exact = measure_order(points, vectors)
     monkeypatch.setattr(ordering, "MAX_GRAM_CLASSES", 11)
     assert measure_order(points, vectors).rank_correlation == pytest.approx(exact.rank_correlation)
 
 
-def test_an_order_of_two_classes_is_refused():
+def test_order_preservation_of_two_classes_is_rejected():
     with pytest.raises(ValueError, match="at least 3 classes; got 2"):
         measure_order(torch.eye(2), torch.eye(2))
 
@@ -268,13 +268,13 @@ def changed(rows, value):
     ],
 )
 @pytest.mark.parametrize("ordering_name", ["ranking", "assignment"])
-def test_unusable_class_vectors_are_refused_by_their_rows(vectors, message, ordering_name):
+def test_invalid_class_vector_error_names_the_rows(vectors, message, ordering_name):
     with pytest.raises(ValueError, match=message):
         place_prototypes(12, 3, class_vectors=vectors, ordering=ordering_name)
 
 
 @pytest.mark.parametrize("num_neighbors", [0, 11, -1, 1.5, True])
-def test_a_number_of_neighbors_out_of_range_is_refused(num_neighbors):
+def test_num_neighbors_out_of_range_is_rejected(num_neighbors):
     with pytest.raises(
         ValueError, match=r"num_neighbors must be (at most 10 for 12 classes|an integer of at least 1); got"
     ):
@@ -282,42 +282,42 @@ def test_a_number_of_neighbors_out_of_range_is_refused(num_neighbors):
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_weight_that_is_not_positive_and_finite_is_refused(weight):
+def test_nonpositive_or_infinite_weight_is_rejected(weight):
     with pytest.raises(ValueError, match="ordering_weight must be finite and positive; got"):
         place_prototypes(12, 3, class_vectors=structured_vectors(), ordering_weight=weight)
 
 
-def test_ranking_two_classes_is_refused():
+def test_ranking_two_classes_is_rejected():
     with pytest.raises(ValueError, match=r"at least 3 classes; got 2\. Leave class_vectors out"):
         place_prototypes(2, 2, class_vectors=torch.eye(2))
 
 
 @pytest.mark.parametrize("options", [{"ordering": "assignment"}, {"ordering_weight": 2.0}, {"num_neighbors": 3}])
-def test_options_of_the_ordering_need_class_vectors(options):
+def test_ordering_options_require_class_vectors(options):
     with pytest.raises(ValueError, match="require class_vectors"):
         place_prototypes(12, 3, **options)
 
 
 @pytest.mark.parametrize("options", [{"ordering_weight": 2.0}, {"num_neighbors": 3}])
-def test_options_of_the_ranking_are_refused_by_the_assignment(options):
+def test_assignment_rejects_ranking_options(options):
     with pytest.raises(ValueError, match="options of ordering 'ranking'"):
         place_prototypes(12, 3, class_vectors=structured_vectors(), ordering="assignment", **options)
 
 
-def test_an_unknown_ordering_is_refused():
+def test_unknown_ordering_is_rejected():
     with pytest.raises(ValueError, match="'ranking' or 'assignment'; got 'rank'"):
         place_prototypes(12, 3, class_vectors=structured_vectors(), ordering="rank")
 
 
 @pytest.mark.parametrize("method", ["slsqp", "catalogue"])
-def test_a_method_without_ranking_loss_reports_those_with_one(method):
+def test_method_without_ranking_loss_error_lists_methods_with_one(method):
     with pytest.raises(
         ValueError, match=f"'{method}' does not support a ranking loss; .* auto, lbfgs, sgd, sgd_as_published"
     ):
         place_prototypes(12, 3, method=method, class_vectors=structured_vectors())
 
 
-def test_a_method_without_ranking_loss_supports_assignment():
+def test_method_without_ranking_loss_supports_assignment():
     placement = place_prototypes(12, 3, method="catalogue", class_vectors=structured_vectors(), ordering="assignment")
     assert placement.separation == pytest.approx(separation(placement.prototypes).item())
     assert placement.order.triplet_accuracy > 0.6

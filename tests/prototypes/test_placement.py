@@ -13,7 +13,7 @@ from hf_sphere.prototypes.methods import base, lbfgs, sgd
 
 @settings(max_examples=30, deadline=None)
 @given(dim=st.integers(2, 40), data=st.data())
-def test_up_to_one_more_than_the_dimension_are_a_regular_simplex(dim, data):
+def test_up_to_dim_plus_one_points_form_a_regular_simplex(dim, data):
     count = data.draw(st.integers(2, dim + 1))
     placed = place_prototypes(count, dim)
     assert placed.separation <= -1 / (count - 1) + 1e-6
@@ -22,7 +22,7 @@ def test_up_to_one_more_than_the_dimension_are_a_regular_simplex(dim, data):
 
 @settings(max_examples=30, deadline=None)
 @given(dim=st.integers(2, 40), data=st.data())
-def test_up_to_twice_the_dimension_are_at_right_angles(dim, data):
+def test_up_to_twice_dim_points_have_separation_zero(dim, data):
     count = data.draw(st.integers(dim + 2, 2 * dim)) if dim > 2 else 4
     placed = place_prototypes(count, dim)
     assert placed.separation <= 1e-6
@@ -30,7 +30,7 @@ def test_up_to_twice_the_dimension_are_at_right_angles(dim, data):
 
 
 @pytest.mark.parametrize("count", [3, 5, 17, 360])
-def test_in_the_plane_they_are_a_regular_polygon(count):
+def test_points_in_the_plane_form_a_regular_polygon(count):
     placed = place_prototypes(count, 2)
     assert placed.separation == pytest.approx(math.cos(2 * math.pi / count), abs=1e-9)
     assert placed.optimal
@@ -47,7 +47,7 @@ def test_in_the_plane_they_are_a_regular_polygon(count):
         (1000, 64, 1 / 8 + 1e-6, False),
     ],
 )
-def test_auto_places_at_least_this_well(count, dim, largest, optimal):
+def test_auto_reaches_the_known_separation(count, dim, largest, optimal):
     placed = place_prototypes(count, dim)
     assert placed.separation <= largest
     assert placed.optimal == optimal
@@ -55,7 +55,7 @@ def test_auto_places_at_least_this_well(count, dim, largest, optimal):
 
 @pytest.mark.parametrize("method", ["auto", "lbfgs", "slsqp", "sgd"])
 @pytest.mark.parametrize(("count", "dim"), [(4, 3), (6, 3), (11, 3), (5, 2)])
-def test_the_bound_is_never_above_what_is_reached(count, dim, method):
+def test_bound_never_exceeds_the_separation(count, dim, method):
     options = {"max_iterations": 200} if method == "sgd" else {"restarts": 1}
     options = {} if method == "auto" else options
     placed = place_prototypes(count, dim, method=method, **options)
@@ -63,19 +63,19 @@ def test_the_bound_is_never_above_what_is_reached(count, dim, method):
     assert placed.optimal == (placed.separation - placed.bound <= 1e-6)
 
 
-def test_what_is_reported_is_what_was_placed():
+def test_reported_separation_matches_the_prototypes():
     placed = place_prototypes(9, 4, method="sgd", max_iterations=20)
     cosines = placed.prototypes @ placed.prototypes.T
     assert placed.separation == pytest.approx(cosines.fill_diagonal_(-2).max().item(), abs=1e-12)
 
 
-def test_the_best_candidate_is_kept_not_the_last():
+def test_best_candidate_is_kept_instead_of_the_last():
     every = [separation(points).item() for points, _ in METHODS["sgd"](base.Task(30, 4), max_iterations=200)]
     assert min(every) < every[-1]
     assert place_prototypes(30, 4, method="sgd", max_iterations=200).separation == min(every)
 
 
-def test_a_search_ends_once_it_has_reached_the_bound(monkeypatch):
+def test_search_stops_at_the_bound(monkeypatch):
     solved = []
     solve = METHODS["slsqp"]._solve
     monkeypatch.setattr(METHODS["slsqp"], "_solve", lambda *given: solved.append(1) or solve(*given))
@@ -85,12 +85,12 @@ def test_a_search_ends_once_it_has_reached_the_bound(monkeypatch):
 
 @pytest.mark.parametrize("value", [1, 0, -3, 2.0, "4", True, None])
 @pytest.mark.parametrize("name", ["num_classes", "dim"])
-def test_a_number_that_is_no_integer_of_at_least_two_is_refused(name, value):
+def test_num_classes_below_two_or_not_an_integer_is_rejected(name, value):
     with pytest.raises(ValueError, match=f"{name} must be an integer of at least 2; got {value!r}"):
         place_prototypes(**{"num_classes": 4, "dim": 3, name: value})
 
 
-def test_class_names_of_another_number_are_refused():
+def test_wrong_number_of_class_names_is_rejected():
     with pytest.raises(ValueError, match="there are 2 class names for 3 prototypes"):
         place_prototypes(3, 3, class_names=["cat", "dog"])
 
@@ -100,12 +100,12 @@ def test_class_names_are_kept():
 
 
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
-def test_the_device_is_a_name_or_a_device(device):
+def test_device_may_be_a_string_or_a_device(device):
     assert place_prototypes(7, 3, device=device).prototypes.device.type == "cpu"
 
 
 @pytest.mark.parametrize("vectors", [None, torch.randn(7, 4, generator=torch.Generator().manual_seed(0))])
-def test_another_default_device_does_not_matter(vectors):
+def test_default_device_does_not_matter(vectors):
     options = {"method": "sgd", "max_iterations": 5, "class_vectors": vectors}
     with torch.device("meta"):
         placed = place_prototypes(7, 3, **options)
@@ -113,7 +113,7 @@ def test_another_default_device_does_not_matter(vectors):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_another_default_dtype_does_not_matter(dtype):
+def test_default_dtype_does_not_matter(dtype):
     options = {"method": "lbfgs", "restarts": 1, "max_iterations": 5, "class_vectors": torch.randn(9, 4)}
     expected = place_prototypes(9, 3, **options).prototypes
     before = torch.get_default_dtype()
@@ -134,7 +134,7 @@ def test_autocast_does_not_lower_the_precision():
 
 
 def interrupt_at(monkeypatch, module, name, call):
-    """Raise KeyboardInterrupt in the n-th call of a function."""
+    """Raise KeyboardInterrupt in the n-th call to a function."""
     function, calls = getattr(module, name), []
 
     def interrupted(*arguments, **options):
@@ -155,7 +155,7 @@ def interrupt_at(monkeypatch, module, name, call):
     ],
     ids=["lbfgs", "sgd"],
 )
-def test_an_interrupted_search_returns_its_best_so_far(monkeypatch, caplog, call, options, module, objective):
+def test_interrupted_search_returns_the_best_so_far(monkeypatch, caplog, call, options, module, objective):
     whole = place_prototypes(13, 3, **options)
     interrupt_at(monkeypatch, module, objective, call)
     start = separation(base.Task(13, 3).random_points()).item()
@@ -168,16 +168,16 @@ def test_an_interrupted_search_returns_its_best_so_far(monkeypatch, caplog, call
     assert placed.separation == pytest.approx(start) if call == 1 else placed.separation <= start
 
 
-def test_an_interruption_within_a_stage_keeps_how_far_it_has_come(monkeypatch):
+def test_interruption_within_a_stage_keeps_the_progress(monkeypatch):
     start = separation(base.Task(40, 4).random_points()).item()
-    interrupt_at(monkeypatch, lbfgs, "soft_separation", 60)  # of some hundred calls of the first stage
+    interrupt_at(monkeypatch, lbfgs, "soft_separation", 60)  # the first stage makes several hundred calls
     placed = place_prototypes(40, 4, method="lbfgs")
     assert placed.method == "search by L-BFGS"
     assert placed.separation < start - 0.05
 
 
 @pytest.mark.parametrize("name", ["assign_to_classes", "measure_order"])
-def test_an_interruption_after_the_search_keeps_what_was_found(monkeypatch, name):
+def test_interruption_after_the_search_keeps_the_result(monkeypatch, name):
     interrupt_at(monkeypatch, placement, name, 1)
     placed = place_prototypes(6, 3, class_vectors=torch.randn(6, 4), ordering="assignment")
     assert placed.interrupted
@@ -185,7 +185,7 @@ def test_an_interruption_after_the_search_keeps_what_was_found(monkeypatch, name
 
 
 @pytest.mark.parametrize("method", ["slsqp", "sgd"])
-def test_every_search_can_be_stopped_on_its_way(monkeypatch, method):
+def test_every_search_can_be_interrupted(monkeypatch, method):
     task = base.Task(12, 3)
     search = METHODS[method](task)
     seen = []
@@ -197,32 +197,32 @@ def test_every_search_can_be_stopped_on_its_way(monkeypatch, method):
     assert all(candidate.points.shape == (12, 3) for candidate in kept)
 
 
-def test_numbers_may_come_from_numpy():
+def test_numpy_integers_are_accepted():
     assert place_prototypes(np.int64(4), np.int32(3), seed=np.int64(1)).optimal
 
 
 @pytest.mark.parametrize("seed", ["a", 1.5, -1, True])
-def test_a_seed_that_is_no_whole_number_is_refused(seed):
+def test_noninteger_seed_is_rejected(seed):
     with pytest.raises(ValueError, match="seed must be an integer of at least 0; got"):
         place_prototypes(4, 3, seed=seed)
 
 
-def test_an_unavailable_device_is_refused():
+def test_unavailable_device_is_rejected():
     with pytest.raises(ValueError, match="device nowhere is not available"):
         place_prototypes(4, 3, device="nowhere")
 
 
-def test_a_text_is_no_list_of_class_names():
+def test_string_is_rejected_as_class_names():
     with pytest.raises(ValueError, match="class_names must be a list of names; got the string 'abcd'"):
         place_prototypes(4, 3, class_names="abcd")
 
 
-def test_the_representation_has_separation_and_bound():
+def test_repr_shows_separation_and_bound():
     placed = place_prototypes(4, 3)
     assert repr(placed).startswith(f"Placement(separation={placed.separation}, bound={placed.bound}, method=")
 
 
-def test_a_ranking_search_that_is_interrupted_still_measures_its_order(monkeypatch):
+def test_interrupted_ranking_search_still_measures_the_order(monkeypatch):
     interrupt_at(monkeypatch, lbfgs, "soft_separation", 30)
     placed = place_prototypes(6, 3, class_vectors=torch.randn(6, 4))
     assert placed.interrupted
@@ -230,20 +230,20 @@ def test_a_ranking_search_that_is_interrupted_still_measures_its_order(monkeypat
 
 
 @pytest.mark.parametrize(("module", "function"), [(base, "separation"), (base.F, "normalize")])
-def test_an_interruption_before_any_candidate_is_raised(monkeypatch, module, function):
+def test_interruption_before_any_candidate_is_raised(monkeypatch, module, function):
     interrupt_at(monkeypatch, module, function, 1)
     with pytest.raises(KeyboardInterrupt):
         place_prototypes(13, 3, method="lbfgs")
 
 
-def test_a_finished_search_is_not_interrupted(caplog):
+def test_finished_search_is_not_marked_interrupted(caplog):
     placed = place_prototypes(7, 3, method="sgd", max_iterations=10)
     assert not placed.interrupted
     assert not caplog.records
 
 
 @pytest.mark.parametrize("progress", [None, False])
-def test_a_quick_search_prints_nothing(capfd, progress):
+def test_quick_search_prints_nothing(capfd, progress):
     place_prototypes(7, 3, method="sgd", max_iterations=10, progress=progress)
     assert capfd.readouterr() == ("", "")
 
@@ -256,7 +256,7 @@ def test_requested_progress_is_shown(capfd):
     assert "largest cosine" in shown.err
 
 
-def test_a_long_search_without_progress_prints_nothing(capfd, monkeypatch):
+def test_long_search_without_progress_prints_nothing(capfd, monkeypatch):
     import tqdm
 
     clock = iter(range(0, 10**6, 100))
@@ -265,13 +265,13 @@ def test_a_long_search_without_progress_prints_nothing(capfd, monkeypatch):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_method_that_gives_nothing_is_reported(monkeypatch):
+def test_method_without_result_is_reported(monkeypatch):
     monkeypatch.setattr(METHODS["sgd"], "__iter__", lambda self: iter([]))
     with pytest.raises(RuntimeError, match="'sgd' returned no candidate; please report"):
         place_prototypes(7, 3, method="sgd")
 
 
-def test_a_printed_optimum_is_called_proved():
+def test_str_marks_a_proved_optimum():
     text = str(place_prototypes(3, 5))
     assert "3 prototypes in 5 dimensions" in text
     assert "-0.5" in text
@@ -279,20 +279,20 @@ def test_a_printed_optimum_is_called_proved():
     assert "regular simplex" in text
 
 
-def test_a_printed_placement_that_is_not_proved_optimal_has_its_bound():
+def test_str_shows_the_bound_if_not_proved_optimal():
     placed = place_prototypes(13, 4, method="sgd", max_iterations=10)
     assert f"{placed.separation:.5f}"[:6] in str(placed)
     assert f"{placed.bound:.5f}"[:6] in str(placed)
     assert "proved" not in str(placed)
 
 
-def test_a_printed_placement_has_its_order_preservation():
+def test_str_shows_the_order_preservation():
     placed = place_prototypes(6, 3, class_vectors=torch.randn(6, 4), ordering="assignment")
     assert f"{100 * placed.order.triplet_accuracy:.1f} % of triplets" in str(placed)
     assert f"{placed.order.rank_correlation:.3f}" in str(placed)
 
 
-def test_the_representation_leaves_the_numbers_of_the_prototypes_out():
+def test_repr_omits_the_prototype_values():
     assert "tensor" not in repr(place_prototypes(100, 100))
 
 
@@ -302,5 +302,5 @@ def test_placements_can_be_compared():
     assert placed != place_prototypes(4, 3)
 
 
-def test_the_tolerance_of_a_proof_is_a_millionth():
+def test_proof_tolerance_is_one_millionth():
     assert placement.OPTIMALITY_TOLERANCE == 1e-6

@@ -13,7 +13,7 @@ def file(tmp_path):
     return tmp_path / "prototypes.safetensors"
 
 
-def test_a_round_trip_keeps_everything(file):
+def test_round_trip_preserves_everything(file):
     placed = place_prototypes(
         5, 3, class_vectors=torch.randn(5, 4), ordering="assignment", class_names=["a", "b", "c", "d", "é"]
     )
@@ -25,14 +25,14 @@ def test_a_round_trip_keeps_everything(file):
         assert getattr(loaded, name) == getattr(placed, name), name
 
 
-def test_a_round_trip_keeps_that_a_search_was_interrupted(file):
+def test_round_trip_preserves_the_interrupted_flag(file):
     points = torch.eye(3, dtype=torch.float64)
     Placement(points, separation=0.0, bound=-0.5, method="by hand", seconds=1.5, interrupted=True).save(str(file))
     loaded = Placement.load(str(file))
     assert (loaded.interrupted, loaded.method, loaded.seconds) == (True, "by hand", 1.5)
 
 
-def test_saving_makes_the_folder_and_leaves_nothing_else(tmp_path):
+def test_saving_creates_the_folder_and_no_other_files(tmp_path):
     place_prototypes(3, 2).save(tmp_path / "new" / "folder" / "three.safetensors")
     assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["three.safetensors"]
 
@@ -43,13 +43,13 @@ def test_saving_twice_replaces_the_file(file):
     assert Placement.load(file).prototypes.shape == (4, 3)
 
 
-def test_prototypes_that_are_a_view_can_be_saved(file):
+def test_prototype_views_can_be_saved(file):
     points = torch.eye(4, dtype=torch.float64)[:, :3].T.contiguous().T[:3]
     Placement(points, separation=0.0, bound=-0.5, method="by hand", seconds=0.0).save(file)
     assert torch.equal(Placement.load(file).prototypes, torch.eye(3, dtype=torch.float64))
 
 
-def test_the_metadata_of_a_file_are_json(file):
+def test_file_metadata_is_json(file):
     place_prototypes(3, 2, class_names=list("abc")).save(file)
     with safe_open(file, framework="pt") as opened:
         facts = json.loads(opened.metadata()["placement"])
@@ -64,7 +64,7 @@ def test_separation_and_bound_are_recomputed(file):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
-def test_a_bare_tensor_of_any_dtype_is_normalized(file, dtype):
+def test_bare_tensor_of_any_dtype_is_normalized(file, dtype):
     save_file({"prototypes": (3 * torch.eye(4, 3) + torch.ones(4, 3)).to(dtype)}, file)
     loaded = Placement.load(file)
     assert (loaded.prototypes.dtype, loaded.method) == (torch.float64, "unknown")
@@ -76,24 +76,24 @@ def test_tiny_prototypes_are_normalized_too(file):
     torch.testing.assert_close(Placement.load(file).prototypes, torch.eye(3, dtype=torch.float64))
 
 
-def test_a_missing_file_is_reported_with_how_to_make_one(file):
+def test_missing_file_error_explains_how_to_create_one(file):
     with pytest.raises(FileNotFoundError, match=r"no prototypes file .*recipes/place_prototypes.py writes one"):
         Placement.load(file)
 
 
-def test_a_folder_is_no_prototypes_file(tmp_path):
+def test_folder_is_rejected_as_a_prototypes_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="no prototypes file"):
         Placement.load(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"no safetensors at all"])
-def test_another_kind_of_file_is_refused(file, content):
+def test_unsupported_file_type_is_rejected(file, content):
     file.write_bytes(content)
     with pytest.raises(ValueError, match="is not a safetensors file"):
         Placement.load(file)
 
 
-def test_a_file_without_prototypes_is_refused(file):
+def test_file_without_prototypes_is_rejected(file):
     save_file({"weights": torch.eye(3)}, file)
     with pytest.raises(ValueError, match=r"is not a safetensors file with a tensor `prototypes`"):
         Placement.load(file)
@@ -111,26 +111,26 @@ def test_a_file_without_prototypes_is_refused(file):
     ],
     ids=lambda points: "x".join(map(str, points.shape)),
 )
-def test_prototypes_that_are_no_finite_matrix_are_refused(file, points):
+def test_nonfinite_or_nonmatrix_prototypes_are_rejected(file, points):
     save_file({"prototypes": points}, file)
     with pytest.raises(ValueError, match=r"must be a finite \(K, d\) matrix with K and d at least 2"):
         Placement.load(file)
 
 
-def test_a_zero_prototype_is_refused(file):
+def test_zero_prototype_is_rejected(file):
     save_file({"prototypes": torch.eye(4, 3)}, file)
     with pytest.raises(ValueError, match="all prototypes must be non-zero"):
         Placement.load(file)
 
 
 @pytest.mark.parametrize("facts", ["no json", "[]", '{"order": {"else": 1}}'])
-def test_facts_that_cannot_be_read_are_reported_with_the_file(file, facts):
+def test_invalid_metadata_error_names_the_file(file, facts):
     save_file({"prototypes": torch.eye(3)}, file, {"placement": facts})
     with pytest.raises(ValueError, match=r"prototypes\.safetensors"):
         Placement.load(file)
 
 
-def test_class_names_of_another_number_are_reported_with_the_file(file):
+def test_class_name_count_error_names_the_file(file):
     save_file({"prototypes": torch.eye(3)}, file, {"placement": '{"class_names": ["a", "b"]}'})
     with pytest.raises(ValueError, match=r"prototypes\.safetensors.* 2 class names for 3 prototypes"):
         Placement.load(file)

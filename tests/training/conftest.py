@@ -1,4 +1,4 @@
-"""A small model, small data and a small loop, which train in a blink."""
+"""Small model, data and loop that train quickly."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ def _fresh_accelerate() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Threads only wait for each other where the work is so small."""
+    """Use one thread, which is faster for such small models."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -38,9 +38,9 @@ def _one_thread() -> Iterator[None]:
 
 
 class SmallClassifier(nn.Module):
-    """Images (B, 1, 6, 6) to three classes; with batch norm and dropout a step depends on all that a checkpoint holds.
+    """Classify images (B, 1, 6, 6) into three classes. Batch norm and dropout make a step depend on the full state.
 
-    `bad_at` names the forward passes in training, from 1, whose loss is not a number.
+    `bad_at` lists the training forward passes, counted from 1, whose loss is NaN.
     """
 
     def __init__(self, *, dropout: float = 0.5, norm: bool = True, bad_at: tuple[int, ...] = ()) -> None:
@@ -90,7 +90,7 @@ def _make_batches(
 
 @pytest.fixture
 def make_model() -> Callable[..., SmallClassifier]:
-    """Build a small classifier whose initial weights follow from a seed."""
+    """Build a small classifier with seeded initial weights."""
     return _make_model
 
 
@@ -102,7 +102,7 @@ def make_batches() -> Callable[..., ImagesInMemory]:
 
 @pytest.fixture
 def make_args(tmp_path: Path) -> Callable[..., TrainingArguments]:
-    """Make training arguments whose output folder is below `tmp_path`."""
+    """Make training arguments with an output folder below `tmp_path`."""
 
     def make(**options) -> TrainingArguments:
         options = {"output_dir": str(tmp_path / "run"), "disable_tqdm": True, "save_total_limit": 100} | options
@@ -113,7 +113,7 @@ def make_args(tmp_path: Path) -> Callable[..., TrainingArguments]:
 
 @pytest.fixture
 def make_loop(make_args: Callable[..., TrainingArguments]) -> Callable[..., TrainingLoop]:
-    """Build a training loop of its own accelerator; keywords beside those named here are training arguments."""
+    """Build a training loop with a new accelerator; other keywords are training arguments."""
 
     def make(
         model: nn.Module | None = None,

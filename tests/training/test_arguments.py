@@ -29,7 +29,7 @@ def parse(*words: str) -> tuple[ModelArguments, ImageDataArguments, TrainingArgu
 
 @pytest.fixture
 def refusal(capsys) -> Callable[..., str]:
-    """Parse words that must be refused as a usage error, and return the message."""
+    """Parse invalid arguments, which must be a usage error, and return the message."""
 
     def message_for(*words: str) -> str:
         with pytest.raises(SystemExit) as stop:
@@ -40,12 +40,12 @@ def refusal(capsys) -> Callable[..., str]:
     return message_for
 
 
-def test_what_is_not_given_has_its_default():
+def test_missing_arguments_have_defaults():
     _, data, args = parse()
     assert (data.dataset_name, args.learning_rate, args.max_steps) == ("digits", 1e-3, None)
 
 
-def test_the_output_folder_must_be_given(capsys):
+def test_output_dir_is_required(capsys):
     with pytest.raises(SystemExit):
         parse_arguments((TrainingArguments,), [])
     assert "--output_dir" in capsys.readouterr().err
@@ -56,31 +56,31 @@ def test_yaml_replaces_the_default(config):
 
 
 @pytest.mark.parametrize("config_first", [True, False])
-def test_the_command_line_wins_over_yaml_in_either_order(config, config_first):
+def test_command_line_overrides_yaml_in_either_order(config, config_first):
     file, word = ["--config", config("learning_rate: 0.5")], ["--learning_rate", "0.25"]
     assert parse(*(file + word if config_first else word + file))[2].learning_rate == 0.25
 
 
-def test_of_two_yaml_files_the_later_one_wins_key_by_key(config):
+def test_later_yaml_file_overrides_keys_of_the_earlier(config):
     first, second = config("learning_rate: 0.5\nmomentum: 0.3", "a.yaml"), config("learning_rate: 0.25", "b.yaml")
     args = parse("--config", first, "--config", second)[2]
     assert (args.learning_rate, args.momentum) == (0.25, 0.3)
 
 
-def test_the_config_can_be_given_with_an_equals_sign(config):
+def test_config_can_be_passed_with_an_equals_sign(config):
     assert parse(f"--config={config('learning_rate: 0.5')}")[2].learning_rate == 0.5
 
 
-def test_an_empty_yaml_file_changes_nothing(config):
+def test_empty_yaml_file_changes_nothing(config):
     assert parse("--config", config("# nothing yet\n")) == parse()
 
 
-def test_null_in_yaml_leaves_the_default(config):
+def test_null_in_yaml_keeps_the_default(config):
     assert parse("--config", config("learning_rate: null"))[2].learning_rate == 1e-3
 
 
 @pytest.mark.parametrize(("text", "value"), [("1e-3", 1e-3), ("2E-4", 2e-4), ("1.0e-3", 1e-3), ("3", 3.0)])
-def test_a_number_needs_no_dot_in_yaml(config, text, value):
+def test_yaml_number_needs_no_decimal_point(config, text, value):
     assert parse("--config", config(f"weight_decay: {text}"))[2].weight_decay == value
 
 
@@ -89,20 +89,20 @@ def test_yaml_booleans_are_booleans(config, text, value):
     assert parse("--config", config(f"nesterov: {text}"))[2].nesterov is value
 
 
-def test_a_flag_needs_no_value_on_the_command_line():
+def test_flag_needs_no_value_on_the_command_line():
     assert parse("--nesterov")[2].nesterov is True
 
 
-def test_a_bare_no_in_yaml_is_the_precision_no(config):
+def test_bare_no_in_yaml_disables_mixed_precision(config):
     assert parse("--config", config("mixed_precision: no"))[2].mixed_precision == "no"
 
 
 @pytest.mark.parametrize(("text", "value"), [("[2, 4]", [2, 4]), ("3", [3])])
-def test_a_list_in_yaml_may_be_one_value(config, text, value):
+def test_yaml_list_may_be_a_single_value(config, text, value):
     assert parse("--config", config(f"lr_milestones: {text}"))[2].lr_milestones == value
 
 
-def test_a_list_on_the_command_line_replaces_the_one_in_yaml(config):
+def test_list_on_the_command_line_replaces_the_one_in_yaml(config):
     words = ["--config", config("lr_milestones: [2, 4]"), "--lr_milestones", "5", "6", "7"]
     assert parse(*words)[2].lr_milestones == [5, 6, 7]
 
@@ -110,7 +110,7 @@ def test_a_list_on_the_command_line_replaces_the_one_in_yaml(config):
 MAPPING = {"scaling": 5.0, "learn_scaling": False, "widths": [1, 2]}
 
 
-def test_a_mapping_comes_from_yaml(config):
+def test_mapping_can_be_given_in_yaml(config):
     file = config("head_kwargs: {scaling: 5.0, learn_scaling: false, widths: [1, 2]}")
     assert parse("--config", file)[0].head_kwargs == MAPPING
 
@@ -123,45 +123,45 @@ def test_a_mapping_comes_from_yaml(config):
     ],
     ids=["yaml", "json"],
 )
-def test_a_mapping_comes_from_the_command_line(word):
+def test_mapping_can_be_given_on_the_command_line(word):
     assert parse("--head_kwargs", word)[0].head_kwargs == MAPPING
 
 
 @pytest.mark.parametrize("text", ["1e-6", "1.0e-6", "1E-06", "0.000001"])
-def test_a_small_number_in_a_mapping_of_a_yaml_file_is_a_number(config, text):
+def test_small_number_in_a_yaml_mapping_is_parsed_as_a_number(config, text):
     assert parse("--config", config(f"head_kwargs: {{delta: {text}}}"))[0].head_kwargs == {"delta": 1e-6}
 
 
 @pytest.mark.parametrize("text", ["1e-6", "1.0e-6", "0.000001"])
-def test_a_small_number_in_a_mapping_on_the_command_line_is_a_number(text):
+def test_small_number_in_a_command_line_mapping_is_parsed_as_a_number(text):
     assert parse("--head_kwargs", f"{{delta: {text}}}")[0].head_kwargs == {"delta": 1e-6}
 
 
 @pytest.mark.parametrize("word", ["abc", "[1, 2]", "{scaling: 5", ""])
-def test_what_is_no_mapping_is_refused_with_an_example(refusal, word):
+def test_invalid_mapping_error_shows_an_example(refusal, word):
     assert "expected a mapping such as '{scaling: 5.0}'" in refusal("--head_kwargs", word)
 
 
-def test_an_unknown_yaml_key_names_the_file_and_a_close_key(config, refusal):
+def test_unknown_yaml_key_error_names_the_file_and_a_similar_key(config, refusal):
     file = config("leraning_rate: 0.1")
     message = refusal("--config", file)
     assert f"unknown key 'leraning_rate' in {file}" in message
     assert "Did you mean learning_rate" in message
 
 
-def test_an_unknown_yaml_key_like_no_other_lists_the_keys(config, refusal):
+def test_unknown_yaml_key_error_lists_the_keys_if_none_is_similar(config, refusal):
     message = refusal("--config", config("zzzzzz: 0.1"))
     assert "The keys are: " in message
     assert "per_device_train_batch_size" in message
 
 
-def test_an_unknown_option_names_a_close_one(refusal):
+def test_unknown_option_error_names_a_similar_one(refusal):
     message = refusal("--leraning-rate", "0.1")
     assert "unknown argument '--leraning-rate'" in message
     assert "Did you mean learning_rate" in message
 
 
-def test_a_word_that_belongs_to_no_option_is_refused(refusal):
+def test_stray_positional_argument_is_rejected(refusal):
     assert "unknown argument 'stray'" in refusal("stray")
 
 
@@ -170,7 +170,7 @@ def test_options_cannot_be_abbreviated(refusal):
 
 
 @pytest.mark.parametrize("source", ["yaml", "command line"])
-def test_a_value_of_the_wrong_type_names_the_argument(config, refusal, source):
+def test_wrong_type_error_names_the_argument(config, refusal, source):
     words = (
         ["--num_train_epochs", "many"] if source == "command line" else ["--config", config("num_train_epochs: many")]
     )
@@ -179,7 +179,7 @@ def test_a_value_of_the_wrong_type_names_the_argument(config, refusal, source):
     assert "invalid int value: 'many'" in message
 
 
-def test_a_value_outside_the_choices_lists_them(refusal):
+def test_invalid_choice_error_lists_the_choices(refusal):
     message = refusal("--optimizer", "adamm")
     assert all(name in message for name in ("adamm", "adam", "adamw", "sgd"))
 
@@ -205,12 +205,12 @@ def test_a_value_outside_the_choices_lists_them(refusal):
         ("max_grad_norm", 0.0),
     ],
 )
-def test_a_value_that_cannot_be_meant_is_refused_by_name(name, value):
+def test_invalid_value_error_names_the_argument(name, value):
     with pytest.raises(ValueError, match=rf"^{name} must .* got {value}"):
         TrainingArguments(output_dir="out", **{name: value})
 
 
-def test_a_bad_value_on_the_command_line_is_a_usage_error(refusal):
+def test_bad_value_on_the_command_line_is_a_usage_error(refusal):
     assert "per_device_train_batch_size must be at least 1; got 0." in refusal("--per_device_train_batch_size", "0")
 
 
@@ -219,35 +219,35 @@ def test_a_bad_value_on_the_command_line_is_a_usage_error(refusal):
 EPISODES = {"episode_classes": 32, "episode_examples": 4, "episodes_per_epoch": 100}
 
 
-def test_without_a_word_of_them_there_are_no_episodes():
+def test_episodes_are_off_by_default():
     assert parse()[1].episodes is None
 
 
-def test_episodes_are_made_of_their_three_numbers(config):
+def test_episodes_are_built_from_three_numbers(config):
     data = parse("--config", config("\n".join(f"{name}: {value}" for name, value in EPISODES.items())))[1]
     assert data.episodes == Episodes(classes=32, examples=4, count=100)
 
 
 @pytest.mark.parametrize("given", [names for n in (1, 2) for names in itertools.combinations(EPISODES, n)])
-def test_episodes_without_all_of_their_numbers_name_the_missing_ones(given):
+def test_incomplete_episode_error_names_the_missing_numbers(given):
     missing = ", ".join(name for name in EPISODES if name not in given)
     with pytest.raises(ValueError, match=f"{', '.join(given)} is given without {missing}; P x K sampling needs"):
         ImageDataArguments(**{name: EPISODES[name] for name in given})
 
 
-def test_an_incomplete_episode_on_the_command_line_is_a_usage_error(refusal):
+def test_incomplete_episode_on_the_command_line_is_a_usage_error(refusal):
     assert "episode_classes is given without episode_examples" in refusal("--episode_classes", "32")
 
 
 @pytest.mark.parametrize("name", EPISODES)
 @pytest.mark.parametrize("value", [0, -1])
-def test_an_episode_of_nothing_is_refused(name, value):
+def test_nonpositive_episode_size_is_rejected(name, value):
     with pytest.raises(ValueError, match=f"must be at least 1; got {value}"):
         _ = ImageDataArguments(**EPISODES | {name: value}).episodes
 
 
 @pytest.mark.parametrize(("words", "count"), [([], None), (["--train_classes", "98"], 98)])
-def test_the_classes_to_train_on_are_those_of_the_splits_unless_given(words, count):
+def test_train_classes_is_optional(words, count):
     (args,) = parse_arguments((OpenSetOptions,), words)
     assert args.train_classes == count
 
@@ -256,30 +256,30 @@ def test_the_classes_to_train_on_are_those_of_the_splits_unless_given(words, cou
     ("words", "frozen"),
     [([], None), (["--freeze_batch_norm", "true"], True), (["--freeze_batch_norm", "false"], False)],
 )
-def test_batch_norms_are_frozen_as_told(words, frozen):
+def test_freeze_batch_norm_is_parsed(words, frozen):
     assert parse(*words)[0].freeze_batch_norm is frozen
 
 
-def test_multistep_needs_milestones(refusal):
+def test_multistep_requires_milestones(refusal):
     assert "multistep needs lr_milestones" in refusal("--lr_scheduler_type", "multistep")
 
 
-def test_plateau_takes_no_warm_up(refusal):
+def test_plateau_rejects_warmup(refusal):
     assert "plateau does not support warmup_epochs" in refusal("--lr_scheduler_type", "plateau", "--warmup_epochs", "1")
 
 
 @pytest.mark.parametrize("text", ["- learning_rate", "just words", "false"])
-def test_a_yaml_file_that_is_no_mapping_is_refused(config, refusal, text):
+def test_yaml_file_without_a_mapping_is_rejected(config, refusal, text):
     file = config(text)
     assert f"the configuration {file} must be a mapping" in refusal("--config", file)
 
 
-def test_a_yaml_file_with_a_syntax_error_is_refused_by_name(config, refusal):
+def test_yaml_syntax_error_names_the_file(config, refusal):
     file = config("learning_rate: [0.1")
     assert f"cannot read the configuration {file}" in refusal("--config", file)
 
 
-def test_a_missing_yaml_file_is_refused_by_name(tmp_path, refusal):
+def test_missing_yaml_file_error_names_the_file(tmp_path, refusal):
     assert f"cannot read the configuration {tmp_path / 'none.yaml'}" in refusal("--config", str(tmp_path / "none.yaml"))
 
 
@@ -291,7 +291,7 @@ def test_help_describes_every_argument(capsys):
     assert all(name in shown for name in ("--config", "--head_kwargs", "--crop_padding", "--early_stopping_patience"))
 
 
-def test_the_arguments_that_are_given_are_known_whatever_their_values(tmp_path):
+def test_given_arguments_include_those_equal_to_the_default(tmp_path):
     (tmp_path / "run.yaml").write_text("seed: 0\nlabel_noise: 0.0\n")
     words = ["--config", str(tmp_path / "run.yaml"), "--image-size", "8", "--eval_split=test", "--no_horizontal_flip"]
     assert given_arguments(words) == {"config", "seed", "label_noise", "image_size", "eval_split", "horizontal_flip"}

@@ -32,7 +32,7 @@ def save(accelerator, tmp_path) -> Callable[..., Path]:
 
 @pytest.fixture
 def full_disk(accelerator, monkeypatch) -> None:
-    """Let the disk be full when half of a checkpoint is written."""
+    """Simulate a full disk halfway through a checkpoint."""
 
     def write_half(folder: str) -> None:
         Path(folder).mkdir(exist_ok=True)
@@ -50,11 +50,11 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_checkpoint_is_named_after_its_step(save, tmp_path):
+def test_checkpoint_is_named_after_its_step(save, tmp_path):
     assert save(7) == tmp_path / "checkpoint-7"
 
 
-def test_the_state_comes_back_as_it_was_saved(accelerator, tmp_path):
+def test_state_round_trips(accelerator, tmp_path):
     state = RunState(
         step=7,
         epoch=1,
@@ -69,7 +69,7 @@ def test_the_state_comes_back_as_it_was_saved(accelerator, tmp_path):
     assert load_checkpoint(accelerator, save_checkpoint(accelerator, tmp_path, state, 1)) == state
 
 
-def test_weights_come_back_as_they_were_saved(accelerator, save):
+def test_weights_round_trip(accelerator, save):
     (model,) = accelerator._models
     before = {name: value.clone() for name, value in model.state_dict().items()}
     checkpoint = save(1)
@@ -79,7 +79,7 @@ def test_weights_come_back_as_they_were_saved(accelerator, save):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_random_numbers_go_on_as_after_saving(accelerator, save):
+def test_random_state_is_restored(accelerator, save):
     checkpoint = save(1)
     expected = torch.rand(3)
     torch.manual_seed(99)
@@ -87,24 +87,24 @@ def test_random_numbers_go_on_as_after_saving(accelerator, save):
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_rotation_keeps_the_newest(save, tmp_path):
+def test_rotation_keeps_the_newest_checkpoints(save, tmp_path):
     save(8, 9, 10, 11, keep=2)
     assert names(tmp_path) == ["checkpoint-10", "checkpoint-11"]
 
 
-def test_rotation_does_not_remove_the_checkpoint_just_written_when_later_steps_are_there(save, tmp_path):
+def test_rotation_keeps_the_checkpoint_just_written_despite_later_steps(save, tmp_path):
     save(10, 20)
     save(15, keep=1)  # as after resuming from checkpoint-10
     assert names(tmp_path) == ["checkpoint-15"]
 
 
-def test_a_step_saved_again_replaces_its_checkpoint(save, tmp_path):
+def test_saving_a_step_again_replaces_the_checkpoint(save, tmp_path):
     (save(5) / "old").touch()
     save(5)
     assert "old" not in names(tmp_path / "checkpoint-5")
 
 
-def test_a_full_disk_leaves_the_earlier_checkpoint_as_it_was(save, accelerator, request, tmp_path):
+def test_full_disk_leaves_the_earlier_checkpoint_unchanged(save, accelerator, request, tmp_path):
     earlier = save(1)
     before = contents(earlier)
     request.getfixturevalue("full_disk")
@@ -113,13 +113,13 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_as_it_was(save, accelerator, 
     assert contents(earlier) == before
 
 
-def test_a_full_disk_leaves_no_unfinished_folder(save, full_disk, tmp_path):
+def test_full_disk_leaves_no_unfinished_folder(save, full_disk, tmp_path):
     with pytest.raises(CheckpointError):
         save(2)
     assert names(tmp_path) == []
 
 
-def test_a_full_disk_is_reported_with_its_cause_and_the_newest_complete_checkpoint(save, request, tmp_path):
+def test_full_disk_error_names_the_cause_and_the_newest_complete_checkpoint(save, request, tmp_path):
     save(1, 3)
     request.getfixturevalue("full_disk")
     with pytest.raises(CheckpointError) as failure:
@@ -130,12 +130,12 @@ def test_a_full_disk_is_reported_with_its_cause_and_the_newest_complete_checkpoi
     assert f"The newest complete checkpoint is {tmp_path / 'checkpoint-3'}." in message
 
 
-def test_a_full_disk_at_the_first_checkpoint_is_reported_as_such(save, full_disk):
+def test_full_disk_at_the_first_checkpoint_is_reported(save, full_disk):
     with pytest.raises(CheckpointError, match="There is no earlier checkpoint"):
         save(1)
 
 
-def test_a_full_disk_does_not_remove_the_checkpoint_of_the_same_step(save, request, tmp_path):
+def test_full_disk_does_not_remove_the_checkpoint_of_the_same_step(save, request, tmp_path):
     before = contents(save(1))
     request.getfixturevalue("full_disk")
     with pytest.raises(CheckpointError):
@@ -143,20 +143,20 @@ def test_a_full_disk_does_not_remove_the_checkpoint_of_the_same_step(save, reque
     assert contents(tmp_path / "checkpoint-1") == before
 
 
-def test_a_checkpoint_can_be_written_after_a_kill_at_the_same_step(save, tmp_path):
+def test_checkpoint_can_be_written_after_a_kill_at_the_same_step(save, tmp_path):
     (tmp_path / ".checkpoint-3.unfinished").mkdir()
     (tmp_path / ".checkpoint-3.unfinished" / "half").touch()
     save(3)
     assert "half" not in names(tmp_path / "checkpoint-3")
 
 
-def test_checkpoints_are_listed_by_step_and_not_by_name(tmp_path):
+def test_checkpoints_are_sorted_by_step_not_by_name(tmp_path):
     for step in (100, 9, 20):
         (tmp_path / f"checkpoint-{step}").mkdir()
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-20", "checkpoint-100"]
 
 
-def test_only_whole_checkpoints_are_listed(tmp_path):
+def test_only_complete_checkpoints_are_listed(tmp_path):
     (tmp_path / "checkpoint-1").mkdir()
     (tmp_path / ".checkpoint-2.unfinished").mkdir()
     (tmp_path / "checkpoint-3").touch()
@@ -164,22 +164,22 @@ def test_only_whole_checkpoints_are_listed(tmp_path):
     assert list_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
 
 
-def test_latest_is_the_checkpoint_of_the_highest_step(save, tmp_path):
+def test_latest_is_the_checkpoint_with_the_highest_step(save, tmp_path):
     save(9, 10)
     assert find_checkpoint("latest", tmp_path) == tmp_path / "checkpoint-10"
 
 
-def test_latest_without_a_checkpoint_says_so(tmp_path):
+def test_latest_without_a_checkpoint_is_reported(tmp_path):
     with pytest.raises(CheckpointError, match=f"no checkpoint in {tmp_path} to resume from"):
         find_checkpoint("latest", tmp_path)
 
 
-def test_a_checkpoint_is_found_by_its_folder_also_outside_the_run(save, tmp_path):
+def test_checkpoint_outside_the_run_is_found_by_path(save, tmp_path):
     checkpoint = save(9)
     assert find_checkpoint(str(checkpoint), tmp_path / "another run") == checkpoint
 
 
-def test_a_folder_that_is_no_checkpoint_is_refused_with_those_there_are(save, tmp_path):
+def test_invalid_checkpoint_folder_error_lists_the_existing_ones(save, tmp_path):
     save(9)
     with pytest.raises(CheckpointError) as failure:
         find_checkpoint(str(tmp_path / "checkpoint-8"), tmp_path)
@@ -188,7 +188,7 @@ def test_a_folder_that_is_no_checkpoint_is_refused_with_those_there_are(save, tm
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.bin", "trainer_state.json"])
-def test_a_damaged_file_is_reported_with_its_checkpoint(accelerator, save, file):
+def test_damaged_file_is_reported_with_its_checkpoint(accelerator, save, file):
     checkpoint = save(1)
     whole = (checkpoint / file).read_bytes()
     (checkpoint / file).write_bytes(whole[: len(whole) // 2])
@@ -197,14 +197,14 @@ def test_a_damaged_file_is_reported_with_its_checkpoint(accelerator, save, file)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.bin"])
-def test_a_missing_file_is_reported_with_its_checkpoint(accelerator, save, file):
+def test_missing_file_is_reported_with_its_checkpoint(accelerator, save, file):
     checkpoint = save(1)
     (checkpoint / file).unlink()
     with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}"):
         load_checkpoint(accelerator, checkpoint)
 
 
-def test_a_checkpoint_of_another_model_is_refused(save):
+def test_checkpoint_of_another_model_is_rejected(save):
     checkpoint = save(1)
     other = Accelerator(cpu=True)
     other.prepare(torch.nn.Linear(2, 2))
@@ -212,7 +212,7 @@ def test_a_checkpoint_of_another_model_is_refused(save):
         load_checkpoint(other, checkpoint)
 
 
-def test_the_output_directory_is_created_with_its_parents(tmp_path):
+def test_output_directory_is_created_with_its_parents(tmp_path):
     prepare_output_dir(tmp_path / "a" / "b", overwrite=False, resume=False)
     assert (tmp_path / "a" / "b").is_dir()
 
@@ -227,7 +227,7 @@ MARKS = ["checkpoint-5", "run.json", "all_results.json"]
 
 
 @pytest.mark.parametrize("mark", MARKS)
-def test_a_folder_with_another_run_is_refused_with_the_ways_out(tmp_path, mark):
+def test_folder_with_another_run_error_lists_the_options(tmp_path, mark):
     leave(mark, tmp_path)
     with pytest.raises(FileExistsError) as refusal:
         prepare_output_dir(tmp_path, overwrite=False, resume=False)
@@ -236,20 +236,20 @@ def test_a_folder_with_another_run_is_refused_with_the_ways_out(tmp_path, mark):
 
 
 @pytest.mark.parametrize("mark", MARKS)
-def test_a_refusal_removes_nothing(tmp_path, mark):
+def test_rejected_output_dir_is_unchanged(tmp_path, mark):
     path = leave(mark, tmp_path)
     with pytest.raises(FileExistsError):
         prepare_output_dir(tmp_path, overwrite=False, resume=False)
     assert path.exists()
 
 
-def test_files_that_are_no_run_do_not_stand_in_the_way(tmp_path):
+def test_unrelated_files_are_allowed_in_the_output_dir(tmp_path):
     (tmp_path / "notes.txt").touch()
     prepare_output_dir(tmp_path, overwrite=False, resume=False)
     assert names(tmp_path) == ["notes.txt"]
 
 
-def test_overwriting_removes_the_run_and_leaves_the_rest(tmp_path):
+def test_overwriting_removes_only_the_run(tmp_path):
     for mark in MARKS:
         leave(mark, tmp_path)
     (tmp_path / "best").mkdir()
@@ -259,7 +259,7 @@ def test_overwriting_removes_the_run_and_leaves_the_rest(tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_resuming_leaves_the_run_as_it_is(tmp_path, overwrite):
+def test_resuming_leaves_the_run_unchanged(tmp_path, overwrite):
     for mark in MARKS:
         leave(mark, tmp_path)
     prepare_output_dir(tmp_path, overwrite=overwrite, resume=True)
@@ -274,13 +274,13 @@ def test_unfinished_checkpoints_of_a_killed_run_are_removed(tmp_path, resume):
     assert names(tmp_path) == []
 
 
-def test_model_files_appear_in_the_folder(tmp_path):
+def test_model_files_are_written_to_the_folder(tmp_path):
     with write_model_files(tmp_path / "model") as unfinished:
         (unfinished / "a").write_text("new")
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["a"]
 
 
-def test_files_that_cannot_all_be_written_leave_the_earlier_ones(tmp_path):
+def test_failed_write_leaves_earlier_files_unchanged(tmp_path):
     (tmp_path / "a").write_text("old")
 
     def write() -> None:

@@ -27,12 +27,12 @@ def make_task(name: str) -> ImageTask:
 
 
 def evaluate(model: nn.Module, batches) -> dict[str, float]:
-    """Loss and accuracy, on the CPU."""
+    """Evaluate loss and accuracy on the CPU."""
     return evaluate_on(model, batches, Accelerator(cpu=True), measure_classification)
 
 
 def plain_evaluation(model: nn.Module, batches) -> dict[str, float]:
-    """Accuracy and mean loss over all images at once."""
+    """Accuracy and mean loss over all images in one batch."""
     data = list(batches.epoch(0))
     pixels, labels = (torch.cat([batch[key] for batch in data]) for key in ("pixel_values", "labels"))
     with torch.no_grad():
@@ -42,27 +42,27 @@ def plain_evaluation(model: nn.Module, batches) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 40, 100])
-def test_evaluation_is_that_of_all_images_at_once(make_model, make_batches, batch_size):
+def test_evaluation_matches_a_single_full_batch(make_model, make_batches, batch_size):
     model = make_model()
     expected = plain_evaluation(model, make_batches(shuffle=False, augment=False))
     batches = make_batches(40, batch_size, shuffle=False, augment=False)
     assert evaluate(model, batches) == pytest.approx(expected)
 
 
-def test_evaluation_puts_the_model_into_eval_mode(make_model, make_batches):
+def test_evaluation_uses_eval_mode(make_model, make_batches):
     model = make_model().train()
     evaluate(model, make_batches())
     assert not model.training
 
 
-def test_evaluation_leaves_the_model_as_it_is(make_model, make_batches):
+def test_evaluation_leaves_the_model_unchanged(make_model, make_batches):
     model = make_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     evaluate(model, make_batches())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_evaluation_draws_no_random_numbers(make_model, make_batches):
+def test_evaluation_does_not_use_random_numbers(make_model, make_batches):
     model, before = make_model(), torch.get_rng_state()
     evaluate(model, make_batches())
     assert torch.equal(torch.get_rng_state(), before)
@@ -80,7 +80,7 @@ def retrieval_model(head: str = "softmax", **options: Any) -> SphereVisionForIma
 
 
 def images_in_pairs(batch_size: int, *, labels: Tensor | None = None) -> ImagesInMemory:
-    """Forty random images in the order of a split, of classes that no model here has."""
+    """Forty random images of unseen classes, in the order of a split."""
     generator = torch.Generator().manual_seed(5)
     images = torch.randint(0, 256, (40, 1, 6, 6), dtype=torch.uint8, generator=generator)
     labels = 1000 + 7 * (torch.arange(40) // 4) if labels is None else labels
@@ -97,7 +97,7 @@ def expected_scores(model: SphereVisionForImageClassification, batches: ImagesIn
 
 @pytest.mark.parametrize("batch_size", [1, 7, 40, 100])
 @pytest.mark.parametrize("head", ["softmax", "spherized", "prototype", "cosine", "arcface", "vmf"])
-def test_retrieval_is_that_of_the_cosines_of_all_images_whatever_their_classes(head, batch_size):
+def test_retrieval_compares_cosines_of_all_images(head, batch_size):
     model, batches = retrieval_model(head).train(), images_in_pairs(batch_size)
     expected = expected_scores(model, batches)
     assert evaluate_retrieval(model.train(), batches, Accelerator(cpu=True)) == pytest.approx(expected)
@@ -105,28 +105,28 @@ def test_retrieval_is_that_of_the_cosines_of_all_images_whatever_their_classes(h
 
 
 @pytest.mark.parametrize("curvature", [1e-5, 0.05, 1.0])
-def test_retrieval_with_a_hyperbolic_head_is_that_of_its_distance(curvature):
+def test_retrieval_with_a_hyperbolic_head_uses_the_hyperbolic_distance(curvature):
     model, batches = retrieval_model("hyperbolic", curvature=curvature), images_in_pairs(7)
     expected = expected_scores(model, batches, distance="hyperbolic", curvature=curvature)
     assert evaluate_retrieval(model, batches, Accelerator(cpu=True)) == pytest.approx(expected)
     assert expected != pytest.approx(expected_scores(model, batches))
 
 
-def test_the_scores_of_a_vmf_head_do_not_depend_on_its_scale():
+def test_vmf_head_scores_do_not_depend_on_the_scale():
     model, batches = retrieval_model("vmf"), images_in_pairs(40)
     before = evaluate_retrieval(model, batches, Accelerator(cpu=True))
     initialize_head(model, batches)
     assert evaluate_retrieval(model, batches, Accelerator(cpu=True)) == pytest.approx(before)
 
 
-def test_images_without_another_one_of_their_class_are_counted_and_left_out():
+def test_images_that_are_alone_in_their_class_are_counted_and_skipped():
     labels = torch.arange(40) // 4
     labels[:3] = torch.tensor([100, 101, 102])
     scores = evaluate_retrieval(retrieval_model(), images_in_pairs(40, labels=labels), Accelerator(cpu=True))
-    assert scores["num_excluded"] == 4  # these, and the one that they have left
+    assert scores["num_excluded"] == 4  # these three, and the remaining image of their class
 
 
-def test_retrieval_is_evaluated_in_eval_mode_and_leaves_the_model_as_it_is():
+def test_retrieval_uses_eval_mode_and_leaves_the_model_unchanged():
     config = SphereVisionConfig(
         backbone="lenet5_bn", backbone_kwargs={"drop_rate": 0.5}, num_channels=1, image_size=6, num_labels=3,
         head="softmax",
@@ -139,24 +139,24 @@ def test_retrieval_is_evaluated_in_eval_mode_and_leaves_the_model_as_it_is():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_retrieval_draws_no_random_numbers():
+def test_retrieval_does_not_use_random_numbers():
     model, before = retrieval_model("vmf"), torch.get_rng_state()
     evaluate_retrieval(model, images_in_pairs(7), Accelerator(cpu=True))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_scores_are_plain_numbers():
+def test_scores_are_python_numbers():
     scores = evaluate_retrieval(retrieval_model(), images_in_pairs(7), Accelerator(cpu=True))
     assert {type(value) for value in scores.values()} == {float}
 
 
-def test_the_task_of_retrieval_is_judged_by_what_its_evaluation_measures():
+def test_retrieval_metrics_are_returned_by_the_evaluation():
     task = make_task("retrieval")
     measured = task.evaluate(retrieval_model(), images_in_pairs(7), Accelerator(cpu=True))
     assert {task.metric, *task.headline} <= set(measured)
 
 
-# Each task
+# Tasks
 
 TASKS = [make_task(name) for name in ("classification", "regression", "joint")]
 every_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
@@ -197,7 +197,7 @@ def task_batches(task: ImageTask, batch_size: int) -> ImagesInMemory:
 
 @torch.no_grad()
 def plain_task_evaluation(task: ImageTask, model: nn.Module) -> dict[str, float]:
-    """Measures of all images at once."""
+    """Metrics of all images in one batch."""
     (batch,) = task_batches(task, 40).epoch()
     output = model.eval()(**batch)
     expected = {"loss": output.loss.item()}
@@ -211,14 +211,14 @@ def plain_task_evaluation(task: ImageTask, model: nn.Module) -> dict[str, float]
 
 @pytest.mark.parametrize("batch_size", [7, 40])
 @every_task
-def test_evaluation_of_a_task_is_that_of_all_images_at_once(task, batch_size):
+def test_task_evaluation_matches_a_single_full_batch(task, batch_size):
     model = task_model(task)
     measured = task.evaluate(model, task_batches(task, batch_size), Accelerator(cpu=True))
     assert measured == pytest.approx(plain_task_evaluation(task, model), rel=1e-5)
 
 
 @every_task
-def test_a_loss_that_is_a_sum_is_reported_as_the_mean_over_the_images(task):
+def test_summed_loss_is_reported_as_the_mean_over_images(task):
     model = task_model(task, "sum")
     measured = task.evaluate(model, task_batches(task, 7), Accelerator(cpu=True))
     expected = plain_task_evaluation(task, model)
@@ -227,15 +227,15 @@ def test_a_loss_that_is_a_sum_is_reported_as_the_mean_over_the_images(task):
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @every_task
-def test_a_model_says_whether_its_loss_is_a_sum(task, reduction):
+def test_model_reports_whether_the_loss_is_a_sum(task, reduction):
     assert loss_is_sum(task_model(task, reduction)) is (reduction == "sum")
 
 
-def test_the_loss_of_a_model_that_does_not_say_is_a_mean(make_model):
+def test_loss_reduction_defaults_to_mean(make_model):
     assert loss_is_sum(make_model()) is False
 
 
-def test_the_confidence_is_fitted_to_held_out_images(make_batches):
+def test_confidence_is_fitted_to_held_out_images(make_batches):
     config = SphereVisionConfig(
         backbone="linear_embedding", backbone_kwargs={"width": 4}, num_channels=1, image_size=6, head="prototype",
         embedding_dim=4, num_labels=3,
@@ -251,7 +251,7 @@ def test_the_confidence_is_fitted_to_held_out_images(make_batches):
     torch.testing.assert_close(fitted, model.head.class_concentration)
 
 
-def test_a_head_without_a_fitted_confidence_is_left_alone(make_model, make_batches):
+def test_head_without_a_fitted_confidence_is_unchanged(make_model, make_batches):
     model = make_model()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     fit_confidence(model, make_batches(), Accelerator(cpu=True))

@@ -1,4 +1,4 @@
-"""A task in a module of its own is trained like the library's."""
+"""A task in a separate module is trained like a built-in one."""
 
 import importlib
 import json
@@ -32,7 +32,7 @@ class Parity(ImageClassification):
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch) -> Path:
-    """A folder with the module of a new task, beside which the library's tasks stay."""
+    """Add a folder with the module of a new task; the built-in tasks remain available."""
     (tmp_path / "toy_parity.py").write_text(TOY)
     monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
     yield tmp_path
@@ -40,12 +40,12 @@ def toy(tmp_path, monkeypatch) -> Path:
     importlib.invalidate_caches()
 
 
-def test_a_task_in_one_file_is_found_by_its_name(toy):
+def test_task_in_one_file_is_found_by_name(toy):
     assert "toy_parity" in task_names()
     assert find_task("toy_parity").headline == ("accuracy", "even_share")
 
 
-def test_a_task_in_one_file_is_trained_measured_and_described(toy, monkeypatch, root):
+def test_task_in_one_file_is_trained_evaluated_and_described(toy, monkeypatch, root):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     argv = ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 8}", "--max_train_samples", "100"]
     argv += ["--num_train_epochs", "1", "--disable_tqdm", "--cache_dir", str(toy / "cache")]

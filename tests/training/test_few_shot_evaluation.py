@@ -1,4 +1,4 @@
-"""Few-shot evaluation: episodes drawn from embeddings that are computed once."""
+"""Few-shot evaluation: episodes sampled from embeddings that are computed once."""
 
 import math
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ def make_model(**options: Any) -> SphereVisionForFewShotClassification:
         backbone="lenet5_bn", num_channels=1, image_size=6, embedding_dim=5, head=None, **options
     )  # fmt: skip
     model = SphereVisionForFewShotClassification(config).train()
-    with torch.no_grad():  # statistics that are not those of an untrained batch norm
+    with torch.no_grad():  # statistics that differ from those of an untrained batch norm
         model(torch.randn(2, 9, 1, 6, 6), torch.randn(2, 3, 2, 1, 6, 6))
     return model
 
@@ -45,7 +45,7 @@ def evaluate(model: Any, batches: FewShotBatches) -> dict[str, float]:
 
 @torch.no_grad()
 def plainly(model: Any, batches: FewShotBatches) -> dict[str, float]:
-    """One forward pass for each episode, and the mean and interval in plain numbers."""
+    """Run one forward pass per episode; return the mean and interval as Python numbers."""
     model.eval()
     accuracies, losses = [], []
     for batch in batches.epoch():
@@ -66,7 +66,7 @@ def plainly(model: Any, batches: FewShotBatches) -> dict[str, float]:
 @pytest.mark.parametrize(
     "options", [{}, {"spherization": {"scaling": 2.0}, "few_shot_kwargs": {"metric": "cosine", "temperature": 50.0}}]
 )
-def test_it_is_that_of_one_forward_pass_for_each_episode(shot, options):
+def test_it_matches_one_forward_pass_per_episode(shot, options):
     model, batches = make_model(**options), make_batches(shot=shot)
     expected = plainly(model, batches)
     assert 1 / 3 < expected["accuracy"] < 1
@@ -74,20 +74,20 @@ def test_it_is_that_of_one_forward_pass_for_each_episode(shot, options):
 
 
 @pytest.mark.parametrize("eval_batch_size", [1, 7, 100])
-def test_it_does_not_depend_on_how_many_images_are_embedded_at_once(eval_batch_size):
+def test_it_does_not_depend_on_the_image_batch_size(eval_batch_size):
     model = make_model()
     measured = evaluate(model, make_batches(eval_batch_size=eval_batch_size))
     assert measured == pytest.approx(evaluate(model, make_batches()), rel=1e-5)
 
 
-def test_it_does_not_depend_on_how_many_episodes_are_classified_at_once(monkeypatch):
+def test_it_does_not_depend_on_the_episode_batch_size(monkeypatch):
     model = make_model()
     expected = evaluate(model, make_batches())
     monkeypatch.setattr(evaluation, "_NUMBERS_AT_ONCE", 2 * 3 * 4 * 3 * 5)
     assert evaluate(model, make_batches()) == pytest.approx(expected, rel=1e-6)
 
 
-def test_an_image_is_embedded_once_and_only_if_an_episode_has_it(monkeypatch):
+def test_only_images_in_episodes_are_embedded_and_only_once(monkeypatch):
     model, batches = make_model(), make_batches(count=2)
     embedded = []
     encode = model.base_model.forward
@@ -96,24 +96,24 @@ def test_an_image_is_embedded_once_and_only_if_an_episode_has_it(monkeypatch):
     assert sum(embedded) == len(batches.episode_indices().unique()) < 2 * 3 * 6
 
 
-def test_random_changes_of_training_images_have_no_part_in_it():
+def test_training_augmentation_is_disabled():
     model = make_model()
     changed = make_batches(augmentation=Augmentation(crop_padding=2, rotation=40.0), shuffle=True)
     assert evaluate(model, changed) == pytest.approx(evaluate(model, make_batches()))
 
 
-def test_the_same_episodes_are_classified_again():
+def test_episodes_are_reproducible():
     model, batches = make_model(), make_batches()
     assert evaluate(model, batches) == evaluate(model, batches)
 
 
-def test_a_single_episode_has_no_interval():
+def test_single_episode_has_no_interval():
     measured = evaluate(make_model(), make_batches(count=1))
     assert math.isnan(measured["accuracy_interval"])
     assert measured["num_episodes"] == 1
 
 
-def test_it_puts_the_model_into_eval_mode_and_leaves_it_as_it_is():
+def test_it_uses_eval_mode_and_leaves_the_model_unchanged():
     model, before = make_model().train(), torch.get_rng_state()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     torch.set_rng_state(before)
@@ -123,8 +123,8 @@ def test_it_puts_the_model_into_eval_mode_and_leaves_it_as_it_is():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_model_that_tells_the_classes_apart_has_them_all_right():
-    """Images of one gray value a class, and their mean as embedding."""
+def test_perfectly_separating_model_has_accuracy_1():
+    """Images with one gray value per class, embedded as their mean."""
     images = (LABELS * 40).to(torch.uint8)[:, None, None, None].expand(-1, 1, 2, 2).contiguous()
     options = {"mean": [0.0], "std": [1.0], "episodes": Episodes(4, 5, 6, distinct=True)}
     model = make_model()
@@ -133,7 +133,7 @@ def test_a_model_that_tells_the_classes_apart_has_them_all_right():
     assert (measured["accuracy"], measured["accuracy_interval"]) == (1.0, 0.0)
 
 
-def test_the_task_is_measured_so():
+def test_task_evaluation_matches_evaluate():
     model, batches = make_model(), make_batches()
     parts = EncoderArguments(), ImageDataOptions(), TrainingArguments(output_dir="unused"), FewShotArguments()
     found = FewShotClassification(*parts).evaluate(model, batches, Accelerator(cpu=True))
@@ -141,7 +141,7 @@ def test_the_task_is_measured_so():
 
 
 @pytest.mark.parametrize("processes", [2, 3])
-def test_processes_embed_each_image_once_between_them_and_have_all_in_order(processes, monkeypatch):
+def test_processes_share_the_images_and_gather_them_in_order(processes, monkeypatch):
     model, batches = make_model().eval(), make_batches()
     used = batches.episode_indices().unique()
     alone = evaluation._gather_images(model, batches, used, Accelerator(cpu=True))
@@ -154,7 +154,7 @@ def test_processes_embed_each_image_once_between_them_and_have_all_in_order(proc
     torch.testing.assert_close(together, alone)
 
 
-def test_a_process_without_an_image_gives_nothing(monkeypatch):
+def test_process_without_images_contributes_nothing(monkeypatch):
     model, batches = make_model().eval(), make_batches()
     given = [(torch.tensor([0]), torch.ones(1, 5))]
     monkeypatch.setattr(evaluation, "gather_object", lambda share: given + share)
@@ -162,13 +162,13 @@ def test_a_process_without_an_image_gives_nothing(monkeypatch):
     assert torch.equal(evaluation._gather_images(model, batches, torch.tensor([4]), idle), torch.ones(1, 5))
 
 
-# How it is shown
+# Display
 
 
-def test_a_share_is_shown_with_its_interval():
+def test_fraction_is_shown_with_its_interval():
     assert show_metric("eval_accuracy", 0.95312, 0.00218) == "95.31 ± 0.22 %"
 
 
-def test_of_several_measures_intervals_stand_with_theirs_and_counts_are_left_out():
+def test_intervals_are_shown_with_their_metrics_and_counts_are_omitted():
     measured = {"eval_accuracy": 0.5, "eval_accuracy_interval": 0.01, "eval_loss": 2.0, "eval_num_episodes": 600}
     assert list(show_metrics(measured)) == ["eval_accuracy 50.00 ± 1.00 %", "eval_loss 2"]

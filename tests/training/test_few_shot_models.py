@@ -1,4 +1,4 @@
-"""Few-shot models that fit arguments and data: what of the arguments reaches a new model, and a saved encoder."""
+"""Building few-shot models from arguments and data: new models and saved encoders."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +45,7 @@ def build(
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Callable[..., str]:
-    """Save an encoder and return where it is."""
+    """Save an encoder and return its path."""
 
     def save(**options: Any) -> str:
         config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=[28, 28], head=None, **options)
@@ -55,18 +55,18 @@ def saved(tmp_path: Path) -> Callable[..., str]:
     return save
 
 
-def test_a_new_model_has_conv4_if_no_backbone_is_named():
+def test_default_backbone_of_a_new_model_is_conv4():
     assert build(side=16).config.backbone == "conv4"
 
 
-def test_embeddings_have_the_length_that_is_asked_for():
+def test_embedding_dim_is_applied():
     model = build(**TINY, embedding_dim=5)
     assert model.config.embedding_dim == 5
     assert model.base_model.embedding_dim == 5
 
 
 @pytest.mark.parametrize("frozen", [None, False, True])
-def test_whether_batch_norms_are_frozen_reaches_a_new_model(frozen):
+def test_freeze_batch_norm_is_passed_to_a_new_model(frozen):
     assert build(**TINY, freeze_batch_norm=frozen).config.freeze_batch_norm is bool(frozen)
 
 
@@ -74,14 +74,14 @@ def test_whether_batch_norms_are_frozen_reaches_a_new_model(frozen):
     ("before", "now", "frozen"),
     [(False, None, False), (True, None, True), (False, True, True), (True, False, False)],
 )
-def test_a_saved_encoder_has_its_batch_norms_frozen_as_before_or_as_told(before, now, frozen, saved):
+def test_freeze_batch_norm_of_a_saved_encoder_is_kept_or_overridden(before, now, frozen, saved):
     folder = saved(freeze_batch_norm=before)
     model = build(side=28, model_name_or_path=folder, freeze_batch_norm=now)
     assert model.config.freeze_batch_norm is frozen
 
 
 @pytest.mark.parametrize("pretrained", [True, False])
-def test_pretrained_weights_are_asked_of_timm_if_wanted(pretrained, monkeypatch):
+def test_pretrained_weights_are_requested_from_timm_on_demand(pretrained, monkeypatch):
     asked = []
     create = timm.create_model
 
@@ -95,7 +95,7 @@ def test_pretrained_weights_are_asked_of_timm_if_wanted(pretrained, monkeypatch)
 
 
 @torch.no_grad()
-def test_a_saved_encoder_may_be_spherized_and_keeps_its_weights(saved):
+def test_saved_encoder_can_be_spherized_and_keeps_its_weights(saved):
     folder = saved()
     model = build(side=28, model_name_or_path=folder, few_shot={"spherization": Options([("radius", 3.0)])}).eval()
     assert isinstance(model, SphereVisionForFewShotClassification)
@@ -105,5 +105,5 @@ def test_a_saved_encoder_may_be_spherized_and_keeps_its_weights(saved):
     assert all(torch.equal(model.base_model.state_dict()[name], value) for name, value in encoder.items())
 
 
-def test_without_a_word_of_it_a_saved_encoder_is_not_spherized(saved):
+def test_saved_encoder_is_not_spherized_by_default(saved):
     assert build(side=28, model_name_or_path=saved()).config.spherization is None

@@ -1,4 +1,4 @@
-"""Models that fit arguments and data: new ones, saved ones, and what is refused."""
+"""Building models from arguments and data: new models, saved models and validation."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,7 +40,7 @@ def batches(task: type[ImageTask], *values: float) -> ImagesInMemory:
 def make_data(
     task: type[ImageTask], *, evaluation: tuple[float, ...] = (1.0, 2.0), validation=None, names=NAMES
 ) -> ImageData:
-    """Images of 6 x 6 pixels with values from 0 to 4 in training."""
+    """Data of 6 x 6 pixel images with training values from 0 to 4."""
     return ImageData(
         train=batches(task, 0.0, 3.0, 4.0),
         evaluation=batches(task, *evaluation),
@@ -62,7 +62,7 @@ def make_task(
     reduction: str | None = None,
     **options: Any,
 ) -> ImageTask:
-    """A task with arguments of the model; those of the values are in `values`."""
+    """Make a task with model arguments; arguments for values are in `values`."""
     if "model_name_or_path" not in options:
         options = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 8}, "embedding_dim": 4} | options
     parts = [ModelArguments(**options), ImageDataArguments()]
@@ -73,7 +73,7 @@ def make_task(
 
 
 def build(task: type[ImageTask], *, data: ImageData | None = None, **options: Any) -> SphereVisionPreTrainedModel:
-    """A model of a task; see `make_task`."""
+    """Build the model of a task; see `make_task`."""
     return make_task(task, **options).build_model(data or make_data(task))
 
 
@@ -91,7 +91,7 @@ def describe(task: type[ImageTask], data: ImageData) -> str:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Callable[..., str]:
-    """Save a new model and return where it is."""
+    """Save a new model and return its path."""
 
     def save(task: type[ImageTask], **options: Any) -> str:
         build(task, **options).save_pretrained(tmp_path / "saved")
@@ -104,12 +104,12 @@ def saved(tmp_path: Path) -> Callable[..., str]:
 
 
 @every_task
-def test_a_new_model_is_of_the_class_of_its_task(task):
+def test_new_model_has_the_class_of_the_task(task):
     assert type(build(task)).__name__ == task.model_name
 
 
 @every_task
-def test_a_new_model_takes_the_images_of_the_data(task):
+def test_new_model_accepts_the_images_of_the_data(task):
     config = build(task).config
     assert (config.num_channels, config.image_size) == (1, [6, 6])
 
@@ -117,58 +117,58 @@ def test_a_new_model_takes_the_images_of_the_data(task):
 @pytest.mark.parametrize(
     ("task", "head"), [(ImageClassification, "spherized"), (ImageRegression, None), (JointPrediction, "prototype")]
 )
-def test_the_head_follows_from_the_task(task, head):
+def test_default_head_depends_on_the_task(task, head):
     assert build(task).config.head == head
 
 
 @pytest.mark.parametrize("task", [ImageClassification, JointPrediction], ids=lambda task: task.name)
-def test_a_model_of_classes_knows_their_names(task):
+def test_classification_model_has_the_class_names(task):
     assert build(task).config.id2label == dict(enumerate(NAMES))
 
 
 @with_values
-def test_the_range_is_that_of_the_training_images(task):
+def test_range_defaults_to_that_of_the_training_images(task):
     assert build(task).config.value_range == [0.0, 4.0]
 
 
 @with_values
-def test_a_range_that_is_given_is_taken(task):
+def test_given_range_is_used(task):
     regression = build(task, values={"value_range": [-1.0, 9.0]}).regression
     assert (regression.low, regression.high) == (-1.0, 9.0)
 
 
 @with_values
-def test_how_values_outside_are_treated_reaches_the_model(task):
+def test_out_of_range_handling_is_passed_to_the_model(task):
     assert build(task, values={"out_of_range": "clip"}).regression.out_of_range == "clip"
 
 
-def test_a_sum_reaches_both_losses():
+def test_sum_reduction_applies_to_both_losses():
     model = build(JointPrediction, reduction="sum")
     assert (model.head.reduction, model.regression.reduction, model.loss_reduction) == ("sum", "sum", "sum")
 
 
-def test_a_sum_reaches_the_loss_of_a_regression():
+def test_sum_reduction_applies_to_the_regression_loss():
     assert build(ImageRegression, reduction="sum").loss_reduction == "sum"
 
 
-def test_the_weight_of_the_tasks_reaches_the_model():
+def test_task_weight_is_passed_to_the_model():
     assert build(JointPrediction, values={"task_weight": 0.75}).config.task_weight == 0.75
 
 
 @pytest.mark.parametrize("options", [{"head": "softmax"}, {"head_kwargs": {"scaling": 2.0}}, {"smoothing": 0.1}])
-def test_what_belongs_to_classes_is_refused_in_a_regression(options):
+def test_regression_rejects_classification_options(options):
     with pytest.raises(ValueError, match=r"a regression has no(ne| classes and so no head); leave"):
         build(ImageRegression, **options)
 
 
 @with_values
-def test_values_without_a_length_of_the_embedding_are_refused(task):
+def test_values_require_embedding_dim(task):
     with pytest.raises(ValueError, match="needs embedding_dim"):
         build(task, embedding_dim=None)
 
 
 @every_task
-def test_the_processor_is_that_of_the_data(task):
+def test_processor_matches_the_data(task):
     data = make_data(task)
     processor = task.build_processor(build(task).config, data)
     assert (processor.size["height"], *processor.image_mean, *processor.image_std) == (6, 0.5, 0.3)
@@ -183,7 +183,7 @@ def test_the_processor_is_that_of_the_data(task):
     ],
     ids=["classification", "regression", "joint"],
 )
-def test_the_description_names_targets_and_heads(task, expected):
+def test_description_names_targets_and_heads(task, expected):
     text = describe(task, make_data(task))
     assert [part for part in expected if part not in text] == []
     assert ", ," not in text
@@ -196,14 +196,14 @@ def test_the_description_names_targets_and_heads(task, expected):
         (["emu", "owl"], "3 classes, 2 classes to evaluate on\n"),
         (NAMES, "3 classes\n"),
     ],
-    ids=["disjoint", "shared", "the same"],
+    ids=["disjoint", "shared", "equal"],
 )
-def test_the_description_calls_classes_other_ones_only_if_none_is_trained_on(evaluated, expected):
+def test_description_mentions_other_classes_only_if_disjoint(evaluated, expected):
     data = replace(make_data(ImageClassification), eval_class_names=evaluated)
     assert expected in describe(ImageClassification, data)
 
 
-# Values outside of the range
+# Values outside the range
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_the_description_calls_classes_other_ones_only_if_none_is_trained_on(eva
     [("evaluation", {"evaluation": (1.0, 4.5, 9.0)}), ("validation", {"validation": (1.0, 4.5, 9.0)})],
 )
 @with_values
-def test_values_outside_are_refused_with_their_number_and_the_way_out(task, split, options):
+def test_out_of_range_error_gives_the_count_and_a_solution(task, split, options):
     with pytest.raises(
         ValueError, match=f"2 of 3 {split} values lie outside the range 0 to 4, for instance 4.5"
     ) as refusal:
@@ -220,19 +220,19 @@ def test_values_outside_are_refused_with_their_number_and_the_way_out(task, spli
 
 
 @with_values
-def test_values_of_the_training_split_are_looked_at_too(task):
+def test_values_of_the_training_split_are_also_checked(task):
     with pytest.raises(ValueError, match="2 of 3 training values lie outside the range 0 to 2"):
         check_values(task, make_data(task), values={"value_range": [0.0, 2.0]})
 
 
 @with_values
-def test_values_outside_are_accepted_where_they_are_clipped(task):
+def test_values_outside_are_accepted_if_clipped(task):
     check_values(task, make_data(task, evaluation=(99.0,)), values={"out_of_range": "clip"})
 
 
 @with_values
 @pytest.mark.parametrize(("given", "expected"), [(None, "clip"), ([0.0, 4.0], "error")], ids=["measured", "given"])
-def test_values_outside_are_refused_by_default_only_where_the_range_was_given(task, given, expected):
+def test_values_outside_are_rejected_by_default_only_if_the_range_was_given(task, given, expected):
     assert build(task, values={"value_range": given}).regression.out_of_range == expected
 
 
@@ -246,7 +246,7 @@ def test_values_inside_are_accepted(task):
 
 @pytest.fixture
 def file(tmp_path: Path) -> Callable[..., str]:
-    """Place prototypes, not as a head would, and return the file they are in."""
+    """Place prototypes differently from a head and return their file."""
 
     def write(count: int = 3, dim: int = 4, names: list[str] | None = None) -> str:
         placement = place_prototypes(count, dim, seed=7, method="lbfgs", class_names=names, restarts=1)
@@ -257,18 +257,18 @@ def file(tmp_path: Path) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize("names", [NAMES, None], ids=["named", "unnamed"])
-def test_prototypes_of_a_file_are_those_of_the_head(file, names):
+def test_prototypes_are_loaded_from_a_file(file, names):
     model = build(ImageClassification, head="prototype", prototypes_file=file(names=names))
     expected = place_prototypes(3, 4, seed=7, method="lbfgs", restarts=1).prototypes.float()
     torch.testing.assert_close(model.head.prototypes, expected)
 
 
-def test_prototypes_of_a_joint_model_have_a_coordinate_less(file):
+def test_prototypes_of_a_joint_model_have_one_dimension_less(file):
     assert build(JointPrediction, prototypes_file=file(dim=3)).head.prototypes.shape == (3, 3)
 
 
 @pytest.mark.parametrize(("count", "dim"), [(5, 4), (3, 6)])
-def test_prototypes_of_other_numbers_are_refused_with_the_numbers_wanted(file, count, dim):
+def test_prototype_shape_error_names_the_required_shape(file, count, dim):
     with pytest.raises(ValueError, match="Place 3 prototypes in 4 dimensions") as refusal:
         build(ImageClassification, head="prototype", prototypes_file=file(count, dim))
     assert f"does not fit: the prototypes are {count} x {dim}" in str(refusal.value)
@@ -284,7 +284,7 @@ def test_prototypes_of_other_numbers_are_refused_with_the_numbers_wanted(file, c
     ],
     ids=["order", "another", "fewer"],
 )
-def test_prototypes_of_other_classes_are_refused_with_the_difference(file, names, said):
+def test_prototype_class_error_names_the_difference(file, names, said):
     with pytest.raises(ValueError, match="was placed for other classes") as refusal:
         build(ImageClassification, head="prototype", prototypes_file=file(len(names), names=names))
     assert said in str(refusal.value)
@@ -294,7 +294,7 @@ def test_prototypes_of_other_classes_are_refused_with_the_difference(file, names
 @pytest.mark.parametrize(
     ("task", "head"), [(ImageClassification, "softmax"), (ImageClassification, None), (ImageRegression, None)]
 )
-def test_prototypes_for_another_head_are_refused(file, task, head):
+def test_prototypes_file_with_another_head_is_rejected(file, task, head):
     with pytest.raises(ValueError, match="prototypes_file needs the head prototype; the model has"):
         build(task, head=head, prototypes_file=file())
 
@@ -303,7 +303,7 @@ def test_prototypes_for_another_head_are_refused(file, task, head):
 
 
 @every_task
-def test_a_saved_model_is_loaded_with_its_weights(task, saved):
+def test_saved_model_is_loaded_with_its_weights(task, saved):
     weights = load_file(f"{(folder := saved(task))}/model.safetensors")
     loaded = build(task, model_name_or_path=folder).state_dict()
     assert loaded.keys() == weights.keys()
@@ -314,7 +314,7 @@ def test_a_saved_model_is_loaded_with_its_weights(task, saved):
 @pytest.mark.parametrize(
     "other", [ImageClassification, ImageRegression, JointPrediction], ids=lambda task: f"of {task.name}"
 )
-def test_a_model_of_another_task_is_refused(task, other, saved):
+def test_model_of_another_task_is_rejected(task, other, saved):
     folder = saved(other)
     if task is other:
         assert type(build(task, model_name_or_path=folder)).__name__ == task.model_name
@@ -324,7 +324,7 @@ def test_a_model_of_another_task_is_refused(task, other, saved):
         build(task, model_name_or_path=folder)
 
 
-def test_an_encoder_alone_can_be_gone_on_with(tmp_path):
+def test_training_can_start_from_an_encoder(tmp_path):
     model = build(ImageClassification)
     model.sphere_vision.save_pretrained(tmp_path)
     loaded = build(ImageClassification, model_name_or_path=str(tmp_path))
@@ -332,44 +332,44 @@ def test_an_encoder_alone_can_be_gone_on_with(tmp_path):
 
 
 @with_values
-def test_a_saved_model_keeps_its_range_unless_told(task, saved):
+def test_saved_model_keeps_its_range_by_default(task, saved):
     folder = saved(task, values={"value_range": [-1.0, 9.0]})
     assert build(task, model_name_or_path=folder).config.value_range == [-1.0, 9.0]
 
 
 @with_values
-def test_a_saved_model_takes_a_range_that_is_given(task, saved):
+def test_saved_model_uses_a_given_range(task, saved):
     folder = saved(task, values={"value_range": [-1.0, 9.0]})
     assert build(task, model_name_or_path=folder, values={"value_range": [0.0, 5.0]}).regression.high == 5.0
 
 
 @pytest.mark.parametrize(("before", "now"), [("mean", "sum"), ("sum", "mean")])
 @with_values
-def test_a_saved_model_is_trained_with_the_loss_that_the_arguments_say(task, before, now, saved):
+def test_saved_model_uses_the_loss_reduction_of_the_arguments(task, before, now, saved):
     folder = saved(task, reduction=before)
     model = build(task, model_name_or_path=folder, reduction=now)
     reductions = {model.regression.reduction, model.loss_reduction}
     assert reductions | ({model.head.reduction} if task is JointPrediction else set()) == {now}
 
 
-def test_a_saved_classifier_keeps_the_reduction_of_its_head(saved):
+def test_saved_classifier_keeps_the_head_reduction(saved):
     folder = saved(ImageClassification, head="prototype", head_kwargs={"reduction": "sum"})
     assert build(ImageClassification, model_name_or_path=folder).loss_reduction == "sum"
 
 
-def test_a_saved_model_is_trained_with_the_weight_that_the_arguments_say(saved):
+def test_saved_model_uses_the_task_weight_of_the_arguments(saved):
     folder = saved(JointPrediction, values={"task_weight": 0.75})
     assert build(JointPrediction, model_name_or_path=folder, values={"task_weight": 0.5}).config.task_weight == 0.5
 
 
-def test_a_saved_model_keeps_its_settings_of_the_values_where_the_arguments_are_silent(saved):
+def test_saved_model_keeps_value_settings_missing_from_the_arguments(saved):
     own = {"task_weight": 0.75, "out_of_range": "clip", "value_range": [0.0, 9.0]}
     model = build(JointPrediction, model_name_or_path=saved(JointPrediction, values=own, reduction="sum"))
     assert (model.config.task_weight, model.config.value_range) == (0.75, [0.0, 9.0])
     assert (model.regression.out_of_range, model.regression.reduction, model.head.reduction) == ("clip", "sum", "sum")
 
 
-def test_a_saved_model_of_other_classes_is_refused(saved):
+def test_saved_model_with_different_classes_is_rejected(saved):
     data = make_data(JointPrediction, names=["cat", "dog"])
     with pytest.raises(ValueError, match=r"the data has 2 classes but .* has 3"):
         build(JointPrediction, model_name_or_path=saved(JointPrediction), data=data)
@@ -387,14 +387,14 @@ def test_a_saved_model_of_other_classes_is_refused(saved):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_a_saved_model_brings_itself_is_refused(option, said, saved):
+def test_options_fixed_by_a_saved_model_are_rejected(option, said, saved):
     with pytest.raises(ValueError, match=said):
         build(JointPrediction, model_name_or_path=saved(JointPrediction), **option)
 
 
 @every_task
 @pytest.mark.parametrize("frozen", [True, False])
-def test_whether_batch_norms_are_frozen_reaches_a_new_model(task, frozen):
+def test_freeze_batch_norm_is_passed_to_a_new_model(task, frozen):
     assert build(task, freeze_batch_norm=frozen).config.freeze_batch_norm is frozen
 
 
@@ -402,36 +402,36 @@ def test_whether_batch_norms_are_frozen_reaches_a_new_model(task, frozen):
     ("before", "now", "frozen"),
     [(False, None, False), (True, None, True), (False, True, True), (True, False, False)],
 )
-def test_a_saved_model_has_its_batch_norms_frozen_as_before_or_as_told(before, now, frozen, saved):
+def test_freeze_batch_norm_of_a_saved_model_is_kept_or_overridden(before, now, frozen, saved):
     folder = saved(ImageClassification, freeze_batch_norm=before)
     model = build(ImageClassification, model_name_or_path=folder, freeze_batch_norm=now)
     assert model.config.freeze_batch_norm is frozen
 
 
 @pytest.mark.parametrize("head", ["vmf", "cosine", "arcface", "hyperbolic"])
-def test_a_saved_model_keeps_the_options_of_its_head(head, saved):
+def test_saved_model_keeps_the_options_of_its_head(head, saved):
     options = {"curvature": 0.5} if head == "hyperbolic" else {"log_temperature": -2.0, "temperature_lr": 0.1}
     folder = saved(ImageClassification, head=head, head_kwargs=options)
     assert build(ImageClassification, model_name_or_path=folder).config.head_kwargs == options
 
 
-def test_label_smoothing_is_refused_by_a_head_without_it_with_what_it_has():
+def test_label_smoothing_error_lists_the_head_options():
     with pytest.raises(ValueError, match="head 'vmf' has no option label_smoothing; its options are: num_samples"):
         build(ImageClassification, head="vmf", smoothing=0.1)
 
 
-def test_saved_prototypes_are_those_that_go_on(saved, file):
+def test_saved_prototypes_are_reused(saved, file):
     folder = saved(ImageClassification, head="prototype", prototypes_file=file())
     expected = place_prototypes(3, 4, seed=7, method="lbfgs", restarts=1).prototypes.float()
     torch.testing.assert_close(build(ImageClassification, model_name_or_path=folder).head.prototypes, expected)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_reduction_of_the_run_goes_before_that_of_the_head(reduction):
+def test_run_reduction_overrides_the_head_reduction(reduction):
     model = build(ImageClassification, head="prototype", head_kwargs={"reduction": "sum"}, reduction=reduction)
     assert model.loss_reduction == reduction
 
 
-def test_a_sum_is_refused_where_the_head_knows_none():
+def test_sum_reduction_is_rejected_if_the_head_has_none():
     with pytest.raises(ValueError, match="head softmax does not support loss_reduction sum"):
         build(ImageClassification, head="softmax", reduction="sum")

@@ -17,7 +17,7 @@ from hf_sphere.training.checkpoints import load_checkpoint, save_checkpoint
 
 
 class CenteredHead(Head):
-    """A head that measures the mean of the embeddings before training and remembers what it was shown."""
+    """Head that measures the mean of the embeddings before training and stores its inputs."""
 
     name = "centered"
     replaces_activation = False  # the backbone keeps its dropout
@@ -64,14 +64,14 @@ def model(monkeypatch) -> SphereVisionForImageClassification:
 
 @torch.no_grad()
 def embed(model: nn.Module, batches) -> Tensor:
-    """Embeddings in eval mode, by a plain loop."""
+    """Embeddings in eval mode, computed in a loop."""
     model.eval()
     return torch.cat([model.base_model(batch["pixel_values"]).embeddings for batch in batches.epoch(0, augment=False)])
 
 
 @torch.no_grad()
 def embed_as_in_training(model: nn.Module, batches) -> Tensor:
-    """Embeddings of a copy in training mode that has lost its dropout, by a plain loop."""
+    """Embeddings of a copy in training mode without dropout, computed in a loop."""
     trained = copy.deepcopy(model).train()
     for module in trained.modules():
         if isinstance(module, nn.Dropout):
@@ -88,7 +88,7 @@ def changed(model: nn.Module, before: dict[str, Tensor]) -> list[str]:
 
 
 def frozen(model: SphereVisionForImageClassification) -> SphereVisionForImageClassification:
-    """A model like another one, with statistics of its own that are kept in training."""
+    """Copy of a model with frozen batch norms and distinct statistics."""
     config = SphereVisionConfig(**model.config.to_dict() | {"freeze_batch_norm": True})
     other = SphereVisionForImageClassification(config)
     for norm in other.modules():
@@ -98,20 +98,20 @@ def frozen(model: SphereVisionForImageClassification) -> SphereVisionForImageCla
     return other.train()
 
 
-def test_a_head_is_calibrated_on_embeddings_normalised_by_the_batch_and_without_dropout(model, make_batches):
+def test_head_is_initialized_with_batch_statistics_and_no_dropout(model, make_batches):
     expected = embed_as_in_training(model, make_batches())
     initialize_head(model, make_batches())
     torch.testing.assert_close(model.head.shown, expected)
 
 
-def test_with_frozen_batch_norms_it_is_calibrated_on_embeddings_in_eval_mode(model, make_batches):
+def test_frozen_batch_norms_initialize_the_head_with_eval_mode_embeddings(model, make_batches):
     model = frozen(model)
     initialize_head(model, make_batches())
     torch.testing.assert_close(model.head.shown, embed(model, make_batches()))
 
 
-def test_dropout_and_batch_norm_would_show_in_the_embeddings(model, make_batches):
-    """So that the two tests above can fail."""
+def test_dropout_and_batch_norm_change_the_embeddings(model, make_batches):
+    """Control for the two tests above."""
     by_batch, by_statistics = embed_as_in_training(model, make_batches()), embed(model, make_batches())
     assert not torch.allclose(by_batch, by_statistics, atol=1e-3)
     pixels = next(make_batches().epoch(0, augment=False))["pixel_values"]
@@ -120,7 +120,7 @@ def test_dropout_and_batch_norm_would_show_in_the_embeddings(model, make_batches
 
 
 @pytest.mark.parametrize("freeze_batch_norm", [True, False])
-def test_a_vmf_head_starts_its_training_with_the_concentration_of_its_classes(make_batches, freeze_batch_norm):
+def test_vmf_head_starts_with_the_concentration_of_the_classes(make_batches, freeze_batch_norm):
     config = SphereVisionConfig(
         backbone="lenet5_bn", num_channels=1, image_size=6, embedding_dim=16, num_labels=3, head="vmf",
         freeze_batch_norm=freeze_batch_norm,
@@ -130,32 +130,32 @@ def test_a_vmf_head_starts_its_training_with_the_concentration_of_its_classes(ma
     model.train()
     points = torch.cat([model(**batch).embeddings.detach() for batch in batches.epoch(0)])
     assert points.abs().mean().item() * 16**0.5 == pytest.approx(model.head.initial_concentration, rel=1e-4)
-    # How far the norm is above that depends on the shape of the distribution: a quarter, were it Gaussian.
+    # The excess of the norm depends on the shape of the distribution; for a Gaussian it is a quarter.
     assert 1.0 < points.norm(dim=-1).mean().item() / model.head.initial_concentration < 1.5
 
 
-def test_calibration_leaves_weights_and_batch_norm_statistics_as_they_are(model, make_batches):
+def test_initialization_leaves_weights_and_batch_norm_statistics_unchanged(model, make_batches):
     before = state_of(model)
     initialize_head(model, make_batches())
     assert changed(model, before) == []
 
 
-def test_frozen_statistics_stay_as_they_are_as_well(model, make_batches):
+def test_frozen_statistics_are_also_unchanged(model, make_batches):
     model = frozen(model)
     before = state_of(model)
     initialize_head(model, make_batches())
     assert changed(model, before) == []
 
 
-def test_the_test_above_sees_batch_norms_at_work(model, make_batches):
-    """So that it can fail."""
+def test_forward_pass_in_training_changes_batch_norm_statistics(model, make_batches):
+    """Control for the tests above."""
     before = state_of(model)
     model.train().base_model(next(make_batches().epoch(0))["pixel_values"])
     assert any("num_batches_tracked" in name for name in changed(model, before))
 
 
 class RefusalError(Exception):
-    """Stands for whatever may go wrong."""
+    """Stand-in for any error."""
 
 
 def refuse(*args, **kwargs):
@@ -164,9 +164,7 @@ def refuse(*args, **kwargs):
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("where", ["head", "images", "encoder"])
-def test_calibration_that_fails_leaves_statistics_and_mode_as_they_were(
-    model, make_batches, monkeypatch, where, training
-):
+def test_failed_initialization_restores_statistics_and_mode(model, make_batches, monkeypatch, where, training):
     batches = make_batches()
     if where == "images":
 
@@ -186,14 +184,14 @@ def test_calibration_that_fails_leaves_statistics_and_mode_as_they_were(
     assert {module.training for module in model.modules()} == {training}
 
 
-def test_calibration_draws_no_random_numbers(model, make_batches):
+def test_initialization_does_not_use_random_numbers(model, make_batches):
     before = torch.get_rng_state()
     initialize_head(model, make_batches())
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_calibration_leaves_frozen_batch_norms_in_eval_mode(model, make_batches, training):
+def test_initialization_leaves_frozen_batch_norms_in_eval_mode(model, make_batches, training):
     model = frozen(model).train(training)
     initialize_head(model, make_batches())
     assert model.training is training
@@ -201,37 +199,37 @@ def test_calibration_leaves_frozen_batch_norms_in_eval_mode(model, make_batches,
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_calibration_leaves_the_mode_as_it_is(model, make_batches, training):
+def test_initialization_preserves_the_mode(model, make_batches, training):
     model.train(training)
     initialize_head(model, make_batches())
     assert {module.training for module in model.modules()} == {training}
 
 
-def test_calibration_leaves_no_gradients(model, make_batches):
+def test_initialization_runs_without_gradients(model, make_batches):
     initialize_head(model, make_batches())
     assert not model.head.shown.requires_grad
 
 
 @pytest.mark.parametrize("limit", [8, 13])
-def test_calibration_stops_at_the_number_of_examples(model, make_batches, limit):
+def test_initialization_stops_at_max_examples(model, make_batches, limit):
     initialize_head(model, make_batches(), max_examples=limit)
     assert len(model.head.shown) == limit
 
 
-def test_a_head_that_asks_for_no_calibration_sees_nothing(model, make_batches, monkeypatch):
+def test_head_without_data_dependent_initialization_receives_no_data(model, make_batches, monkeypatch):
     monkeypatch.setattr(CenteredHead, "needs_data_initialization", False)
     initialize_head(model, make_batches())
     assert model.head.shown is None
 
 
-def test_what_calibration_has_measured_is_saved_and_loaded_with_the_model(model, make_batches, tmp_path):
+def test_initialized_buffers_are_saved_and_loaded_with_the_model(model, make_batches, tmp_path):
     initialize_head(model, make_batches())
     model.save_pretrained(tmp_path)
     loaded = SphereVisionForImageClassification.from_pretrained(tmp_path)
     torch.testing.assert_close(loaded.head.center, model.head.shown.mean(0), rtol=0, atol=0)
 
 
-def test_what_calibration_has_measured_is_in_a_checkpoint(model, make_batches, tmp_path):
+def test_initialized_buffers_are_in_a_checkpoint(model, make_batches, tmp_path):
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(model)
     initialize_head(model, make_batches())
@@ -241,7 +239,7 @@ def test_what_calibration_has_measured_is_in_a_checkpoint(model, make_batches, t
     torch.testing.assert_close(model.head.center, model.head.shown.mean(0), rtol=0, atol=0)
 
 
-def test_beside_a_regression_a_head_is_calibrated_on_the_coordinates_it_sees(model, make_batches):
+def test_joint_model_initializes_the_head_with_its_own_coordinates(model, make_batches):
     options = {"embedding_dim": 4, "value_range": [0.0, 1.0]}
     joint = SphereVisionForJointPrediction(SphereVisionConfig(**model.config.to_dict() | options))
     expected = embed_as_in_training(joint, make_batches())[:, 1:]
@@ -249,14 +247,14 @@ def test_beside_a_regression_a_head_is_calibrated_on_the_coordinates_it_sees(mod
     torch.testing.assert_close(joint.head.shown, expected)
 
 
-def test_a_model_without_classes_needs_no_calibration(model, make_batches):
+def test_model_without_classes_is_skipped(model, make_batches):
     options = {"embedding_dim": 4, "value_range": [0.0, 1.0], "head": None}
     regression = SphereVisionForRegression(SphereVisionConfig(**model.config.to_dict() | options)).train()
     initialize_head(regression, make_batches())
     assert regression.training
 
 
-def test_any_iterable_of_batches_serves_to_calibrate(model, make_batches):
+def test_batches_may_be_any_iterable(model, make_batches):
     initialize_head(model, make_batches())
     shown, model.head.shown = model.head.shown, None
     initialize_head(model, list(make_batches().epoch(augment=False)))

@@ -24,7 +24,7 @@ from hf_sphere.training import (
 )
 from hf_sphere.training.checkpoints import list_checkpoints
 
-# The small data is 40 images in batches of 8: 5 steps an epoch.
+# The data is 40 images in batches of 8: 5 steps per epoch.
 
 
 def weights(loop: TrainingLoop) -> dict[str, torch.Tensor]:
@@ -32,7 +32,7 @@ def weights(loop: TrainingLoop) -> dict[str, torch.Tensor]:
 
 
 def everything(loop: TrainingLoop) -> dict:
-    """All that a run has come to, but the time it took."""
+    """Final state of a run, except its duration."""
     return {
         "weights": weights(loop),
         "optimizer": loop.optimizer.state_dict(),
@@ -44,7 +44,7 @@ def everything(loop: TrainingLoop) -> dict:
 
 
 def differences(first, second, name: str = "") -> list[str]:
-    """Names of what is not bit-for-bit the same in two nested structures."""
+    """Names of the entries that are not bitwise equal in two nested structures."""
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
         return [d for key in first for d in differences(first[key], second[key], f"{name}/{key}")]
     if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)) and len(first) == len(second):
@@ -59,7 +59,7 @@ def checkpoints(loop: TrainingLoop) -> list[str]:
 
 
 def scores(*values: float) -> Callable[[nn.Module], dict[str, float]]:
-    """An evaluation whose accuracy takes the given values one after another."""
+    """Evaluation that returns the given accuracies in order."""
     left = iter(values)
     return lambda model: {"accuracy": next(left)}
 
@@ -82,7 +82,7 @@ class Signalling:
             yield batch
 
 
-def test_training_lowers_the_loss_of_data_that_can_be_learned(make_loop, make_model, make_batches):
+def test_training_reduces_the_loss_on_learnable_data(make_loop, make_model, make_batches):
     loop = make_loop(
         make_model(dropout=0.0), make_batches(augment=False), num_train_epochs=15, learning_rate=0.01, save_epochs=15
     )
@@ -90,14 +90,14 @@ def test_training_lowers_the_loss_of_data_that_can_be_learned(make_loop, make_mo
     assert history[-1]["train_loss"] < 0.5 * history[0]["train_loss"]
 
 
-def test_a_training_split_without_a_batch_is_refused(make_loop, make_batches):
+def test_training_split_without_a_batch_is_rejected(make_loop, make_batches):
     with pytest.raises(ValueError, match="there is no training batch"):
         make_loop(batches=make_batches(0))
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "plateau"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_a_run_resumed_in_mid_epoch_ends_bit_for_bit_like_one_without_a_break(
+def test_run_resumed_mid_epoch_is_bitwise_equal_to_an_uninterrupted_one(
     make_loop, make_model, tmp_path, optimizer, schedule
 ):
     options = {"optimizer": optimizer, "lr_scheduler_type": schedule, "lr_patience": 0, "learning_rate": 0.02}
@@ -106,7 +106,7 @@ def test_a_run_resumed_in_mid_epoch_ends_bit_for_bit_like_one_without_a_break(
     unbroken.run()
     expected = everything(unbroken)
 
-    # 3 steps an epoch, of 2, 2 and 1 batches: step 5 lies in the middle of the second epoch.
+    # 3 steps per epoch, of 2, 2 and 1 batches: step 5 is in the middle of the second epoch.
     broken = make_loop(make_model(seed=1), output_dir=str(tmp_path / "broken"), save_steps=5, **options)
     broken.run()
     resumed = make_loop(
@@ -120,9 +120,7 @@ def test_a_run_resumed_in_mid_epoch_ends_bit_for_bit_like_one_without_a_break(
     assert differences(expected, everything(resumed)) == []
 
 
-def test_a_run_stopped_by_a_signal_and_resumed_ends_bit_for_bit_like_one_without_a_break(
-    make_loop, make_batches, tmp_path
-):
+def test_run_resumed_after_a_signal_is_bitwise_equal_to_an_uninterrupted_one(make_loop, make_batches, tmp_path):
     unbroken = make_loop(num_train_epochs=3, output_dir=str(tmp_path / "unbroken"))
     unbroken.run()
     expected = everything(unbroken)
@@ -133,7 +131,7 @@ def test_a_run_stopped_by_a_signal_and_resumed_ends_bit_for_bit_like_one_without
     assert differences(expected, everything(resumed)) == []
 
 
-def test_a_run_stopped_by_max_steps_and_resumed_ends_with_the_weights_of_one_without_a_break(make_loop, tmp_path):
+def test_run_resumed_after_max_steps_has_the_weights_of_an_uninterrupted_one(make_loop, tmp_path):
     unbroken = make_loop(num_train_epochs=3, output_dir=str(tmp_path / "unbroken"))
     unbroken.run()
     make_loop(num_train_epochs=3, max_steps=7).run()
@@ -142,7 +140,7 @@ def test_a_run_stopped_by_max_steps_and_resumed_ends_with_the_weights_of_one_wit
     assert differences(weights(unbroken), weights(resumed)) == []
 
 
-def test_a_run_on_images_from_disk_resumes_bit_for_bit_in_mid_epoch(make_loop, tmp_path):
+def test_run_on_image_files_resumes_bitwise_equal_mid_epoch(make_loop, tmp_path):
     rows = load_splits("digits")["train"].select(range(40))
     encoded = EncodedImages(rows, "image", ImageShape(1, 6, 6))
     labels = torch.tensor(rows["label"][:]) % 3
@@ -161,8 +159,8 @@ def test_a_run_on_images_from_disk_resumes_bit_for_bit_in_mid_epoch(make_loop, t
     assert differences(weights(unbroken), weights(resumed)) == []
 
 
-def test_another_seed_of_the_weights_gives_another_run(make_loop, make_model, tmp_path):
-    """So that the comparisons above can fail."""
+def test_another_weight_seed_gives_another_run(make_loop, make_model, tmp_path):
+    """Control for the comparisons above."""
     first = make_loop(make_model(seed=1), num_train_epochs=1, output_dir=str(tmp_path / "first"))
     second = make_loop(make_model(seed=2), num_train_epochs=1, output_dir=str(tmp_path / "second"))
     first.run(), second.run()
@@ -178,7 +176,7 @@ def test_resuming_a_finished_run_changes_nothing(make_loop):
 
 
 def plain_training(model: nn.Module, groups: list[list[dict]], lr: float) -> None:
-    """SGD by hand: one step a group of batches, on the mean of their losses."""
+    """Manual SGD with one step per group of batches, on the mean of their losses."""
     for group in groups:
         loss = sum(model(**batch).loss for batch in group) / len(group)
         gradients = torch.autograd.grad(loss, list(model.parameters()))
@@ -191,7 +189,7 @@ SGD = {"optimizer": "sgd", "momentum": 0.0, "learning_rate": 0.1, "num_train_epo
 PLAIN_MODEL = {"dropout": 0.0, "norm": False}
 
 
-def test_an_epoch_is_the_one_computed_by_hand(make_loop, make_model, make_batches):
+def test_epoch_matches_plain_sgd(make_loop, make_model, make_batches):
     loop = make_loop(make_model(**PLAIN_MODEL), **SGD)
     loop.run()
     expected = make_model(**PLAIN_MODEL)
@@ -199,7 +197,7 @@ def test_an_epoch_is_the_one_computed_by_hand(make_loop, make_model, make_batche
     torch.testing.assert_close(weights(loop), expected.state_dict())
 
 
-def test_accumulating_two_half_batches_is_a_step_on_the_whole_batch(make_loop, make_model, make_batches, tmp_path):
+def test_accumulating_two_half_batches_matches_one_full_batch(make_loop, make_model, make_batches, tmp_path):
     whole = make_loop(make_model(**PLAIN_MODEL), make_batches(64, 16, augment=False), **SGD)
     halves = make_loop(
         make_model(**PLAIN_MODEL),
@@ -212,7 +210,7 @@ def test_accumulating_two_half_batches_is_a_step_on_the_whole_batch(make_loop, m
     torch.testing.assert_close(weights(whole), weights(halves))
 
 
-def test_a_short_batch_weighs_in_a_group_as_much_as_it_has_examples(make_loop, make_model, make_batches, tmp_path):
+def test_short_batch_is_weighted_by_its_number_of_examples(make_loop, make_model, make_batches, tmp_path):
     whole = make_loop(make_model(**PLAIN_MODEL), make_batches(36, 36, augment=False), **SGD)
     parts = make_loop(
         make_model(**PLAIN_MODEL),
@@ -226,7 +224,7 @@ def test_a_short_batch_weighs_in_a_group_as_much_as_it_has_examples(make_loop, m
     assert history[0]["train_loss"] == pytest.approx(history[1]["train_loss"], rel=1e-5)
 
 
-def test_a_last_group_of_fewer_batches_is_averaged_over_those_there_are(make_loop, make_model, make_batches):
+def test_short_last_accumulation_group_is_averaged_correctly(make_loop, make_model, make_batches):
     loop = make_loop(make_model(**PLAIN_MODEL), gradient_accumulation_steps=3, **SGD)
     loop.run()
     expected = make_model(**PLAIN_MODEL)
@@ -236,7 +234,7 @@ def test_a_last_group_of_fewer_batches_is_averaged_over_those_there_are(make_loo
 
 
 class Summed(nn.Module):
-    """A classifier whose loss is the sum over the batch."""
+    """Classifier whose loss is the sum over the batch."""
 
     loss_reduction = "sum"
 
@@ -249,7 +247,7 @@ class Summed(nn.Module):
         return HeadOutput(logits=output.logits, loss=output.loss * len(labels))
 
 
-def test_a_summed_loss_trains_like_a_mean_with_as_many_times_the_rate(make_loop, make_model, make_batches, tmp_path):
+def test_summed_loss_matches_mean_loss_with_a_scaled_learning_rate(make_loop, make_model, make_batches, tmp_path):
     mean = make_loop(make_model(**PLAIN_MODEL), make_batches(40, 8, augment=False), **SGD)
     options = SGD | {"learning_rate": SGD["learning_rate"] / 8, "output_dir": str(tmp_path / "sum")}
     summed = make_loop(Summed(make_model(**PLAIN_MODEL)), make_batches(40, 8, augment=False), **options)
@@ -258,8 +256,8 @@ def test_a_summed_loss_trains_like_a_mean_with_as_many_times_the_rate(make_loop,
 
 
 @pytest.mark.parametrize("parts", [8, 6])
-def test_accumulated_sums_are_the_sum_of_the_whole_batch(make_loop, make_model, make_batches, tmp_path, parts):
-    """Two batches of 8 make 16; so do 6, 6 and 4 of them."""
+def test_accumulated_sums_match_the_sum_over_the_full_batch(make_loop, make_model, make_batches, tmp_path, parts):
+    """The batches are 8 + 8 or 6 + 6 + 4 of 16 images."""
     options = SGD | {"learning_rate": 0.01}
     whole = make_loop(Summed(make_model(**PLAIN_MODEL)), make_batches(16, 16, augment=False), **options)
     pieces = make_loop(
@@ -273,7 +271,7 @@ def test_accumulated_sums_are_the_sum_of_the_whole_batch(make_loop, make_model, 
     torch.testing.assert_close(weights(whole), weights(pieces))
 
 
-def test_a_summed_loss_is_reported_as_the_mean_over_the_images(make_loop, make_model, make_batches, tmp_path):
+def test_summed_loss_is_reported_as_the_mean_over_images(make_loop, make_model, make_batches, tmp_path):
     options = SGD | {"learning_rate": 0.0}
     (mean,) = make_loop(make_model(**PLAIN_MODEL), make_batches(36, 8), **options).run().history
     options |= {"output_dir": str(tmp_path / "sum")}
@@ -281,7 +279,7 @@ def test_a_summed_loss_is_reported_as_the_mean_over_the_images(make_loop, make_m
     assert [summed[name] for name in ("train_loss", "loss")] == pytest.approx([mean["train_loss"], mean["loss"]])
 
 
-def test_the_training_metrics_of_an_epoch_are_means_over_its_examples(make_loop, make_model, make_batches):
+def test_training_metrics_of_an_epoch_are_means_over_its_examples(make_loop, make_model, make_batches):
     loop = make_loop(make_model(**PLAIN_MODEL), **SGD | {"learning_rate": 0.0})
     (entry,) = loop.run().history
     outputs = [(make_model(**PLAIN_MODEL)(**batch), batch["labels"]) for batch in make_batches().epoch(0)]
@@ -298,9 +296,7 @@ def test_each_epoch_adds_one_entry_to_the_history(make_loop):
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("bad_pass", [3, 4, 5])
 @pytest.mark.parametrize("logging_steps", [1, 50])
-def test_a_loss_that_is_not_finite_is_reported_with_its_step(
-    make_loop, make_model, accumulation, bad_pass, logging_steps
-):
+def test_nonfinite_loss_error_names_the_step(make_loop, make_model, accumulation, bad_pass, logging_steps):
     loop = make_loop(
         make_model(bad_at=(bad_pass,)), gradient_accumulation_steps=accumulation, logging_steps=logging_steps
     )
@@ -309,25 +305,25 @@ def test_a_loss_that_is_not_finite_is_reported_with_its_step(
         loop.run()
 
 
-def test_of_several_losses_that_are_not_finite_the_first_is_reported(make_loop, make_model):
+def test_first_of_several_nonfinite_losses_is_reported(make_loop, make_model):
     with pytest.raises(TrainingDivergedError, match="at step 2\\."):
         make_loop(make_model(bad_at=(2, 3, 5))).run()
 
 
-def test_divergence_names_the_last_good_checkpoint(make_loop, make_model, tmp_path):
+def test_divergence_error_names_the_last_good_checkpoint(make_loop, make_model, tmp_path):
     loop = make_loop(make_model(bad_at=(8,)), save_steps=2)
     with pytest.raises(TrainingDivergedError) as failure:
         loop.run()
     assert f"The last good checkpoint is {tmp_path / 'run' / 'checkpoint-6'}." in str(failure.value)
 
 
-def test_divergence_before_the_first_checkpoint_says_that_there_is_none(make_loop, make_model):
+def test_divergence_before_the_first_checkpoint_is_reported(make_loop, make_model):
     with pytest.raises(TrainingDivergedError, match="There is no checkpoint yet"):
         make_loop(make_model(bad_at=(1,))).run()
 
 
 @pytest.mark.parametrize("save_steps", [1, 2, None])
-def test_nothing_is_saved_after_a_loss_that_is_not_finite(make_loop, make_model, save_steps):
+def test_nothing_is_saved_after_a_nonfinite_loss(make_loop, make_model, save_steps):
     loop = make_loop(make_model(bad_at=(8,)), save_steps=save_steps)
     with pytest.raises(TrainingDivergedError):
         loop.run()
@@ -335,7 +331,7 @@ def test_nothing_is_saved_after_a_loss_that_is_not_finite(make_loop, make_model,
     assert max(int(path.parent.name.split("-")[1]) for path in saved) < 8
 
 
-def test_a_signal_after_a_loss_that_is_not_finite_saves_nothing(make_loop, make_model, make_batches):
+def test_signal_after_a_nonfinite_loss_saves_nothing(make_loop, make_model, make_batches):
     loop = make_loop(make_model(bad_at=(2,)), Signalling(make_batches(), epoch=0, number=3))
     with pytest.raises(TrainingDivergedError):
         loop.run()
@@ -343,14 +339,14 @@ def test_a_signal_after_a_loss_that_is_not_finite_saves_nothing(make_loop, make_
 
 
 @pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_finishes_the_step_and_writes_a_checkpoint(make_loop, make_batches, which):
+def test_signal_finishes_the_step_and_writes_a_checkpoint(make_loop, make_batches, which):
     loop = make_loop(batches=Signalling(make_batches(), epoch=0, number=2, signals=(which,)))
     with pytest.raises(TrainingInterruptedError):
         loop.run()
     assert checkpoints(loop) == ["checkpoint-3"]
 
 
-def test_an_interruption_says_where_the_run_is_and_how_it_goes_on(make_loop, make_batches, tmp_path):
+def test_interruption_message_names_the_run_and_how_to_resume(make_loop, make_batches, tmp_path):
     loop = make_loop(batches=Signalling(make_batches(), epoch=0, number=2), num_train_epochs=2)
     with pytest.raises(TrainingInterruptedError) as stop:
         loop.run()
@@ -358,13 +354,13 @@ def test_an_interruption_says_where_the_run_is_and_how_it_goes_on(make_loop, mak
         assert words in str(stop.value)
 
 
-def test_a_signal_that_a_launcher_repeats_at_once_is_one_signal(make_loop, make_batches):
+def test_signal_repeated_immediately_by_a_launcher_counts_once(make_loop, make_batches):
     with pytest.raises(TrainingInterruptedError):
         make_loop(batches=Signalling(make_batches(), epoch=0, number=2, signals=(signal.SIGINT, signal.SIGTERM))).run()
 
 
-def test_a_second_signal_stops_at_once_without_a_checkpoint(make_loop, make_batches, monkeypatch):
-    seconds = itertools.count(100.0, 2.0)  # two seconds pass between any two looks at the clock
+def test_second_signal_stops_immediately_without_a_checkpoint(make_loop, make_batches, monkeypatch):
+    seconds = itertools.count(100.0, 2.0)  # the clock advances two seconds per call
     monkeypatch.setattr(loop_module.time, "monotonic", lambda: next(seconds))
     loop = make_loop(batches=Signalling(make_batches(), epoch=0, number=2, signals=(signal.SIGINT, signal.SIGINT)))
     with pytest.raises(KeyboardInterrupt):
@@ -372,12 +368,12 @@ def test_a_second_signal_stops_at_once_without_a_checkpoint(make_loop, make_batc
     assert checkpoints(loop) == []
 
 
-def test_a_signal_in_the_last_step_lets_the_run_end(make_loop, make_batches):
+def test_signal_in_the_last_step_lets_the_run_finish(make_loop, make_batches):
     loop = make_loop(batches=Signalling(make_batches(), epoch=1, number=4), num_train_epochs=2)
     assert len(loop.run().history) == 2
 
 
-def test_a_signal_in_the_last_step_of_an_epoch_does_not_lose_its_evaluation(make_loop, make_batches):
+def test_signal_in_the_last_step_of_an_epoch_keeps_the_evaluation(make_loop, make_batches):
     with pytest.raises(TrainingInterruptedError):
         make_loop(batches=Signalling(make_batches(), epoch=0, number=4), num_train_epochs=2).run()
     resumed = make_loop(num_train_epochs=2, resume_from_checkpoint="latest")
@@ -403,32 +399,32 @@ def test_training_runs_outside_the_main_thread(make_loop):
     assert loop.state.step == 5
 
 
-def test_training_stops_after_the_epochs_without_gain(make_loop):
+def test_early_stopping_stops_after_the_patience(make_loop):
     loop = make_loop(
         num_train_epochs=20, early_stopping_patience=2, evaluate=scores(0.5, 0.6, 0.6, 0.6, 0.9), save_epochs=20
     )
     assert loop.run().epoch == 4
 
 
-def test_training_that_gains_is_not_stopped(make_loop):
+def test_improving_run_is_not_stopped_early(make_loop):
     loop = make_loop(num_train_epochs=4, early_stopping_patience=1, evaluate=scores(0.1, 0.2, 0.3, 0.4))
     assert loop.run().epoch == 4
 
 
-def test_a_run_that_stopped_early_has_a_checkpoint_of_its_end(make_loop):
+def test_early_stopped_run_has_a_final_checkpoint(make_loop):
     loop = make_loop(num_train_epochs=20, early_stopping_patience=1, evaluate=scores(0.5, 0.5), save_epochs=20)
     loop.run()
     assert checkpoints(loop) == ["checkpoint-10"]
 
 
-def test_resuming_a_run_that_stopped_early_trains_no_further(make_loop):
+def test_resuming_an_early_stopped_run_does_not_train(make_loop):
     options = {"num_train_epochs": 20, "early_stopping_patience": 1}
     make_loop(evaluate=scores(0.5, 0.5), **options).run()
     resumed = make_loop(evaluate=scores(0.9, 0.9), resume_from_checkpoint="latest", **options)
     assert resumed.run().epoch == 2
 
 
-def test_the_best_model_is_saved_only_when_the_metric_gains(make_loop):
+def test_best_model_is_saved_only_if_the_metric_improves(make_loop):
     saved = []
     loop = make_loop(
         num_train_epochs=5,
@@ -439,12 +435,12 @@ def test_the_best_model_is_saved_only_when_the_metric_gains(make_loop):
     assert saved == [1, 3]
 
 
-def test_the_best_epoch_and_metric_are_remembered(make_loop):
+def test_best_epoch_and_metric_are_recorded(make_loop):
     state = make_loop(num_train_epochs=4, evaluate=scores(0.5, 0.7, 0.7, 0.6)).run()
     assert (state.best_epoch, state.best_metric) == (2, 0.7)
 
 
-def test_a_metric_that_should_be_low_is_best_when_lowest(make_loop):
+def test_lower_is_better_metric_is_best_at_the_minimum(make_loop):
     losses = iter([0.5, 0.3, 0.4])
     loop = make_loop(
         num_train_epochs=3,
@@ -454,19 +450,19 @@ def test_a_metric_that_should_be_low_is_best_when_lowest(make_loop):
     assert loop.run().best_epoch == 2
 
 
-def test_the_model_is_evaluated_in_eval_mode(make_loop):
+def test_model_is_evaluated_in_eval_mode(make_loop):
     modes = []
     make_loop(num_train_epochs=2, evaluate=lambda model: modes.append(model.training) or {"accuracy": 0.0}).run()
     assert modes == [False, False]
 
 
-def test_the_model_trains_in_training_mode_after_an_evaluation(make_loop, make_model):
+def test_model_trains_in_training_mode_after_an_evaluation(make_loop, make_model):
     model = make_model()
     make_loop(model, num_train_epochs=2).run()
     assert model.passes == 10
 
 
-def test_plateau_lowers_the_rate_by_the_metric(make_loop):
+def test_plateau_reduces_the_learning_rate_based_on_the_metric(make_loop):
     loop = make_loop(
         num_train_epochs=3,
         lr_scheduler_type="plateau",
@@ -475,12 +471,12 @@ def test_plateau_lowers_the_rate_by_the_metric(make_loop):
         learning_rate=0.4,
         evaluate=scores(0.5, 0.5, 0.5),
     )
-    # The rate that an epoch was trained with, and the one after the last.
+    # The learning rate of each epoch, and the one after the last epoch.
     rates = [entry["learning_rate"] for entry in loop.run().history]
     assert [*rates, loop.optimizer.param_groups[0]["lr"]] == pytest.approx([0.4, 0.4, 0.2, 0.1])
 
 
-def test_max_steps_stops_in_mid_epoch(make_loop):
+def test_max_steps_stops_mid_epoch(make_loop):
     state = make_loop(num_train_epochs=3, max_steps=7).run()
     assert (state.step, state.epoch, state.batch) == (7, 1, 2)
 
@@ -489,13 +485,13 @@ def test_max_steps_beyond_the_epochs_changes_nothing(make_loop):
     assert make_loop(num_train_epochs=1, max_steps=99).run().step == 5
 
 
-def test_a_run_stopped_by_max_steps_is_evaluated_and_saved(make_loop):
+def test_run_stopped_by_max_steps_is_evaluated_and_saved(make_loop):
     loop = make_loop(num_train_epochs=3, max_steps=7)
     assert loop.run().history[-1]["epoch"] == pytest.approx(1.4)
     assert checkpoints(loop)[-1] == "checkpoint-7"
 
 
-def test_save_epochs_spaces_the_checkpoints_and_the_end_is_always_saved(make_loop):
+def test_save_epochs_sets_the_interval_and_the_end_is_always_saved(make_loop):
     loop = make_loop(num_train_epochs=5, save_epochs=2)
     loop.run()
     assert checkpoints(loop) == ["checkpoint-10", "checkpoint-20", "checkpoint-25"]
@@ -514,7 +510,7 @@ def test_only_the_last_checkpoints_are_kept(make_loop):
 
 
 def one_step(make_loop, make_model, tmp_path: Path, limit: float | None) -> float:
-    """Length of the first step of SGD with rate 1, which is the norm of the gradient used."""
+    """Norm of the first SGD step with learning rate 1, which is the norm of the gradient used."""
     model = make_model(**PLAIN_MODEL)
     before = nn.utils.parameters_to_vector(model.parameters()).clone()
     options = SGD | {"learning_rate": 1.0, "max_steps": 1, "max_grad_norm": limit, "output_dir": str(tmp_path / "one")}
@@ -522,23 +518,23 @@ def one_step(make_loop, make_model, tmp_path: Path, limit: float | None) -> floa
     return (nn.utils.parameters_to_vector(model.parameters()) - before).norm().item()
 
 
-def test_a_gradient_above_the_limit_is_clipped_to_it(make_loop, make_model, tmp_path):
+def test_gradient_above_the_limit_is_clipped(make_loop, make_model, tmp_path):
     assert one_step(make_loop, make_model, tmp_path, 0.01) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_a_gradient_below_the_limit_is_left_alone(make_loop, make_model, tmp_path):
+def test_gradient_below_the_limit_is_unchanged(make_loop, make_model, tmp_path):
     free = one_step(make_loop, make_model, tmp_path / "free", None)
-    assert free > 0.01  # so that the limit above acts
+    assert free > 0.01  # so that the limit above takes effect
     assert one_step(make_loop, make_model, tmp_path / "limited", 1e3) == pytest.approx(free, rel=1e-6)
 
 
-def test_the_model_is_told_each_epoch(make_loop, make_model):
+def test_set_epoch_is_called_each_epoch(make_loop, make_model):
     model = make_model()
     make_loop(model, num_train_epochs=3).run()
     assert model.epochs_seen == [0, 1, 2]
 
 
-def test_the_model_is_told_the_epoch_it_resumes_in(make_loop, make_model):
+def test_set_epoch_is_called_with_the_resumed_epoch(make_loop, make_model):
     make_loop(num_train_epochs=2, max_steps=7).run()
     model = make_model()
     make_loop(model, num_train_epochs=3, resume_from_checkpoint="latest").run()
@@ -546,14 +542,14 @@ def test_the_model_is_told_the_epoch_it_resumes_in(make_loop, make_model):
 
 
 class Unaware(nn.Linear):
-    """A model without `set_epoch`."""
+    """Model without `set_epoch`."""
 
     def forward(self, pixel_values, labels):
         logits = super().forward(pixel_values.flatten(1))
         return type("Output", (), {"loss": F.cross_entropy(logits, labels), "logits": logits})
 
 
-def test_a_model_need_not_know_of_epochs(make_loop):
+def test_set_epoch_is_optional(make_loop):
     assert make_loop(Unaware(36, 3), num_train_epochs=1).run().step == 5
 
 
@@ -569,20 +565,20 @@ def test_bf16_keeps_the_weights_in_float32(make_loop, make_model):
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-def test_bf16_learns(make_loop, make_model, make_batches):
+def test_bf16_training_reduces_the_loss(make_loop, make_model, make_batches):
     model = make_model(dropout=0.0)
     options = {"num_train_epochs": 15, "learning_rate": 0.01, "save_epochs": 15, "mixed_precision": "bf16"}
     history = make_loop(model, make_batches(augment=False), **options).run().history
     assert history[-1]["train_loss"] < 0.5 * history[0]["train_loss"]
 
 
-def test_time_spent_before_a_break_is_counted(make_loop):
+def test_training_time_before_resuming_is_counted(make_loop):
     first = make_loop(num_train_epochs=2, max_steps=7).run().seconds
     resumed = make_loop(num_train_epochs=2, resume_from_checkpoint="latest")
     assert resumed.state.seconds == first
 
 
-def test_a_continuation_follows_changed_settings(make_loop):
+def test_resumed_run_uses_changed_settings(make_loop):
     make_loop(num_train_epochs=1).run()
     resumed = make_loop(num_train_epochs=2, resume_from_checkpoint="latest", learning_rate=1e-5, weight_decay=0.5)
     assert [group["weight_decay"] for group in resumed.optimizer.param_groups] == [0.5, 0.0]
@@ -590,14 +586,14 @@ def test_a_continuation_follows_changed_settings(make_loop):
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "plateau"])
-def test_a_continuation_with_the_same_settings_keeps_the_learning_rate(make_loop, schedule):
+def test_resumed_run_with_unchanged_settings_keeps_the_learning_rate(make_loop, schedule):
     first = make_loop(num_train_epochs=2, max_steps=5, lr_scheduler_type=schedule)
     first.run()
     resumed = make_loop(num_train_epochs=2, lr_scheduler_type=schedule, resume_from_checkpoint="latest")
     assert resumed.optimizer.param_groups[0]["lr"] == first.optimizer.param_groups[0]["lr"]
 
 
-def test_weights_spoilt_by_a_gradient_are_not_saved(make_loop, make_model):
+def test_nonfinite_weights_are_not_saved(make_loop, make_model):
     model, passes = make_model(), itertools.count(1)
     model.out.weight.register_hook(lambda gradient: gradient * float("nan") if next(passes) == 5 else gradient)
     loop = make_loop(model)  # the loss of the epoch's fifth and last step is still finite
@@ -606,7 +602,7 @@ def test_weights_spoilt_by_a_gradient_are_not_saved(make_loop, make_model):
     assert checkpoints(loop) == []
 
 
-def test_checkpoints_of_a_continuation_that_was_given_up_are_removed(make_loop):
+def test_checkpoints_after_the_resumed_one_are_removed(make_loop):
     first = make_loop(num_train_epochs=4)
     first.run()
     earlier = str(first.output_dir / "checkpoint-10")
@@ -615,7 +611,7 @@ def test_checkpoints_of_a_continuation_that_was_given_up_are_removed(make_loop):
     assert checkpoints(resumed) == ["checkpoint-5", "checkpoint-10", "checkpoint-15"]
 
 
-def test_another_number_of_processes_in_mid_epoch_is_refused(make_loop):
+def test_changing_the_number_of_processes_mid_epoch_is_rejected(make_loop):
     first = make_loop(save_steps=3, max_steps=4)
     first.run()
     path = first.output_dir / "checkpoint-3" / "trainer_state.json"
@@ -624,7 +620,7 @@ def test_another_number_of_processes_in_mid_epoch_is_refused(make_loop):
         make_loop(resume_from_checkpoint=str(path.parent))
 
 
-def test_a_continuation_keeps_the_decays_of_plateau(make_loop):
+def test_resumed_run_keeps_the_plateau_decays(make_loop):
     options = {"lr_scheduler_type": "plateau", "lr_patience": 0, "evaluate": scores(0.9, 0.5, 0.4)}
     first = make_loop(num_train_epochs=3, **options)
     first.run()
@@ -634,7 +630,7 @@ def test_a_continuation_keeps_the_decays_of_plateau(make_loop):
     assert resumed.optimizer.param_groups[0]["lr"] == decayed
 
 
-def test_a_continuation_with_another_peak_scales_the_decays_of_plateau(make_loop):
+def test_resumed_run_with_another_peak_rate_scales_the_plateau_decays(make_loop):
     first = make_loop(num_train_epochs=3, lr_scheduler_type="plateau", lr_patience=0, evaluate=scores(0.9, 0.5, 0.4))
     first.run()
     resumed = make_loop(

@@ -46,12 +46,12 @@ def write(tmp_path: Path, root: Path) -> Callable[..., ModelCard]:
     return write_and_load
 
 
-def test_the_measured_accuracy_is_in_the_model_index(write):
+def test_accuracy_is_in_the_model_index(write):
     (result,) = write().data.eval_results
     assert (result.metric_type, result.metric_value) == ("accuracy", 0.987654)
 
 
-def test_the_model_index_says_what_was_measured_on_what(write):
+def test_model_index_names_task_and_dataset(write):
     (result,) = write().data.eval_results
     found = (result.task_type, result.dataset_type, result.dataset_name, result.dataset_split)
     assert found == ("image-classification", "someone/a-dataset", "a-dataset", "test")
@@ -63,22 +63,22 @@ def test_library_task_and_tags_are_in_the_metadata(write):
     assert data.tags == ["hf_sphere", "hypersphere", "spherized"]
 
 
-def test_a_data_set_of_the_hub_is_linked(write):
+def test_hub_dataset_is_linked(write):
     assert write().data.datasets == ["someone/a-dataset"]
 
 
 @pytest.mark.parametrize("dataset", ["digits", "a/folder/of/images"])
-def test_a_data_set_that_is_not_on_the_hub_is_not_linked(write, dataset):
+def test_dataset_not_on_the_hub_is_not_linked(write, dataset):
     assert write(dataset=dataset).data.datasets is None
 
 
-def test_the_place_of_a_local_folder_is_not_published(write, tmp_path):
+def test_path_of_a_local_folder_is_not_published(write, tmp_path):
     folder = tmp_path / "my-images"
     folder.mkdir()
     assert str(tmp_path) not in write(dataset=str(folder)).content
 
 
-def test_a_local_folder_of_two_parts_is_not_taken_for_a_hub_data_set(write, tmp_path, monkeypatch):
+def test_two_part_local_path_is_not_mistaken_for_a_hub_dataset(write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("someone/a-dataset").mkdir(parents=True)
     assert write().data.datasets is None
@@ -92,16 +92,16 @@ def test_metrics_are_shown_as_readable_numbers(write, row):
 @pytest.mark.parametrize(
     "text", ["# A title", "A summary.", "| backbone | `lenet5` |", "| learning_rate | 0.25 |", "Nothing was chosen."]
 )
-def test_what_is_known_of_the_run_is_in_the_text(write, text):
+def test_run_details_are_in_the_text(write, text):
     assert text in write().text.splitlines()
 
 
-def test_the_code_to_load_the_model_names_it(write):
+def test_loading_code_names_the_model(write):
     assert 'SphereVisionForImageClassification.from_pretrained("someone/a-model")' in write().text
 
 
-def test_the_code_to_load_the_model_runs_but_for_the_model(write):
-    """What it imports exists, and it is Python."""
+def test_loading_code_is_valid_python(write):
+    """It compiles, and its imports exist."""
     code = [block.split("```")[0] for block in write(model_class="SphereVisionForRegression").text.split("```python\n")]
     for block in code[1:]:
         compile(block, "card", "exec")
@@ -110,29 +110,29 @@ def test_the_code_to_load_the_model_runs_but_for_the_model(write):
     assert hasattr(hf_sphere, "SphereVisionImageProcessor")
 
 
-def test_a_few_shot_model_shows_how_it_is_given_support(write):
+def test_few_shot_card_shows_how_to_pass_the_support(write):
     code = write(model_class="SphereVisionForFewShotClassification", pipeline_tag=None).text.split("```python\n")[1]
     compile(code.split("```")[0], "card", "exec")
     assert "support_pixel_values=support" in code
 
 
-def test_a_model_of_a_pipeline_shows_it(write):
+def test_pipeline_is_shown(write):
     assert 'pipeline("image-classification", model="someone/a-model")' in write().text
 
 
-def test_a_model_without_a_pipeline_shows_none(write):
+def test_no_pipeline_is_shown_if_there_is_none(write):
     card = write(model_class="SphereVisionForRegression", pipeline_tag=None)
     assert "pipeline" not in card.content
 
 
-def test_the_headline_alone_is_in_the_model_index(write):
+def test_only_headline_metrics_are_in_the_model_index(write):
     metrics = {"eval_accuracy": 0.5, "eval_mean_absolute_error": 2.5, "eval_loss": 1.0}
     card = write(metrics=metrics, headline=["accuracy", "mean_absolute_error"], pipeline_tag=None)
     found = [(result.task_type, result.metric_type, result.metric_value) for result in card.data.eval_results]
     assert found == [("other", "accuracy", 0.5), ("other", "mean_absolute_error", 2.5)]
 
 
-def test_an_error_is_shown_in_its_unit_and_not_in_percent(write):
+def test_errors_are_shown_in_their_unit_not_in_percent(write):
     metrics = {"eval_mean_absolute_error": 12.3456}
     assert "| eval_mean_absolute_error | 12.35 |" in write(metrics=metrics, headline=[]).text
 
@@ -144,11 +144,11 @@ def shown_command(card: ModelCard) -> str:
     return card.text.split("```shell\n")[1].split("\n```")[0]
 
 
-def test_the_command_can_be_pasted_into_a_shell(write):
+def test_command_can_be_pasted_into_a_shell(write):
     assert shlex.split(shown_command(write(command=COMMAND)).replace("\\\n", "")) == COMMAND
 
 
-def test_the_command_is_broken_before_its_options(write):
+def test_command_is_wrapped_before_options(write):
     lines = shown_command(write(command=COMMAND)).splitlines()
     assert lines == [
         "accelerate launch 'my recipe.py' \\",
@@ -158,9 +158,9 @@ def test_the_command_is_broken_before_its_options(write):
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(42.4, "42 s"), (599.0, "599 s"), (5400.0, "90 min")])
-def test_the_duration_is_readable(write, seconds, shown):
+def test_duration_is_readable(write, seconds, shown):
     assert f"Training took {shown}." in write(seconds=seconds).text
 
 
-def test_the_versions_are_those_installed(write):
+def test_versions_are_the_installed_ones(write):
     assert f"hf_sphere {hf_sphere.__version__}," in write().text

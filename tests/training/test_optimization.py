@@ -49,7 +49,7 @@ STEP = {"lr_scheduler_type": "step", "lr_step_epochs": 3, "lr_gamma": 0.5}
         ({**STEP, "warmup_epochs": 4.0}, 3.0, 0.75),
     ],
 )
-def test_the_factor_is_the_one_computed_by_hand(options, epoch, factor):
+def test_factor_matches_hand_computed_values(options, epoch, factor):
     assert learning_rate_factor(arguments(num_train_epochs=10, **options), epoch) == pytest.approx(factor, abs=1e-12)
 
 
@@ -67,25 +67,25 @@ hypothesis_settings = settings(deadline=None, database=None)
 
 @hypothesis_settings
 @given(schedules, st.floats(0, 1000))
-def test_the_factor_lies_between_0_and_1(args, epoch):
+def test_factor_lies_between_0_and_1(args, epoch):
     assert 0.0 <= learning_rate_factor(args, epoch) <= 1.0
 
 
 @hypothesis_settings
 @given(schedules.filter(lambda args: args.warmup_epochs > 1e-3), st.floats(0, 0.999))
-def test_warm_up_is_linear_under_every_schedule(args, share):
+def test_warmup_is_linear_for_every_schedule(args, share):
     assert learning_rate_factor(args, share * args.warmup_epochs) == pytest.approx(share)
 
 
 @hypothesis_settings
 @given(schedules, st.floats(0, 400), st.floats(0, 400))
-def test_the_factor_never_rises_after_the_warm_up(args, later, more):
+def test_factor_never_increases_after_warmup(args, later, more):
     start = args.warmup_epochs + later
     assert learning_rate_factor(args, start + more) <= learning_rate_factor(args, start) + 1e-12
 
 
 def rates(scheduler: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[list[float]]:
-    """Learning rate of each group at each of the coming steps."""
+    """Learning rate of each group at each of the next steps."""
     seen = []
     for _ in range(steps):
         seen.append([group["lr"] for group in scheduler.optimizer.param_groups])
@@ -94,7 +94,7 @@ def rates(scheduler: torch.optim.lr_scheduler.LRScheduler, steps: int) -> list[l
     return seen
 
 
-def test_the_schedule_counts_optimizer_steps():
+def test_schedule_counts_optimizer_steps():
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=2.0)
     args = arguments(lr_scheduler_type="linear", num_train_epochs=2, warmup_epochs=0.5)
     seen = rates(build_scheduler(optimizer, args, steps_per_epoch=4), 9)
@@ -102,7 +102,7 @@ def test_the_schedule_counts_optimizer_steps():
     assert [rate for (rate,) in seen] == pytest.approx(expected)
 
 
-def test_a_group_of_its_own_rate_follows_the_same_course():
+def test_group_with_a_separate_learning_rate_follows_the_same_schedule():
     optimizer = torch.optim.SGD(
         [{"params": [nn.Parameter(torch.zeros(1))]}, {"params": [nn.Parameter(torch.zeros(1))], "lr": 0.1}], lr=2.0
     )
@@ -114,7 +114,7 @@ def test_a_group_of_its_own_rate_follows_the_same_course():
 @pytest.mark.parametrize(
     ("higher_is_better", "values"), [(True, [0.5, 0.4, 0.4, 0.4]), (False, [0.5, 0.6, 0.6, 0.6])], ids=["max", "min"]
 )
-def test_plateau_decays_after_its_patience_without_gain(higher_is_better, values):
+def test_plateau_decays_after_the_patience_without_improvement(higher_is_better, values):
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
     args = arguments(lr_scheduler_type="plateau", lr_patience=2, lr_gamma=0.1)
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=4, higher_is_better=higher_is_better)
@@ -126,7 +126,7 @@ def test_plateau_decays_after_its_patience_without_gain(higher_is_better, values
 
 
 @pytest.mark.parametrize(("higher_is_better", "values"), [(True, [0.1, 0.2, 0.3]), (False, [0.3, 0.2, 0.1])])
-def test_plateau_does_not_decay_while_the_metric_gains(higher_is_better, values):
+def test_plateau_does_not_decay_while_the_metric_improves(higher_is_better, values):
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
     args = arguments(lr_scheduler_type="plateau", lr_patience=0)
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=4, higher_is_better=higher_is_better)
@@ -136,14 +136,14 @@ def test_plateau_does_not_decay_while_the_metric_gains(higher_is_better, values)
 
 
 class WithOptions(nn.Linear):
-    """A linear layer that wants settings of its own for its bias."""
+    """Linear layer with separate optimizer options for its bias."""
 
     def parameter_options(self) -> dict:
         return {"bias": {"lr": 0.5, "weight_decay": 0.25}}
 
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
-def test_a_parameter_keeps_the_options_the_model_gives_it(kind):
+def test_per_parameter_options_of_the_model_are_used(kind):
     optimizer = build_optimizer(WithOptions(2, 3), arguments(optimizer=kind, learning_rate=1e-3, weight_decay=0.1))
     (own,) = [group for group in optimizer.param_groups if group["param_names"] == ["bias"]]
     assert (own["lr"], own["weight_decay"]) == (0.5, 0.25)
@@ -169,7 +169,7 @@ TEMPERATURES = pytest.mark.parametrize("head", ["vmf", "cosine", "arcface"])
 
 
 @TEMPERATURES
-def test_sgd_trains_the_temperature_at_its_own_rate_without_momentum_and_decay(head):
+def test_sgd_uses_temperature_lr_without_momentum_and_weight_decay(head):
     args = arguments(optimizer="sgd", learning_rate=0.5, momentum=0.9, nesterov=True, weight_decay=0.1)
     optimizer = build_optimizer(with_head(head, temperature_lr=1e-3), args)
     group = group_of(optimizer, "head.log_temperature")
@@ -178,14 +178,14 @@ def test_sgd_trains_the_temperature_at_its_own_rate_without_momentum_and_decay(h
 
 
 @TEMPERATURES
-def test_without_a_rate_of_its_own_the_temperature_has_that_of_the_rest(head):
+def test_temperature_uses_the_common_learning_rate_by_default(head):
     optimizer = build_optimizer(with_head(head), arguments(optimizer="sgd", learning_rate=0.5))
     group = group_of(optimizer, "head.log_temperature")
     assert (group["lr"], group["momentum"]) == (0.5, 0.0)
 
 
 @TEMPERATURES
-def test_the_momentum_of_everything_else_is_that_of_the_arguments(head):
+def test_other_parameters_use_the_momentum_of_the_arguments(head):
     args = arguments(optimizer="sgd", momentum=0.8, nesterov=True)
     optimizer = build_optimizer(with_head(head), args)
     others = [group for group in optimizer.param_groups if group["param_names"] != ["head.log_temperature"]]
@@ -194,7 +194,7 @@ def test_the_momentum_of_everything_else_is_that_of_the_arguments(head):
 
 @TEMPERATURES
 @pytest.mark.parametrize("name", ["adam", "adamw", "adam_srt"])
-def test_the_adam_kinds_take_the_rate_of_the_temperature_and_know_no_momentum(head, name):
+def test_adam_variants_use_temperature_lr_and_have_no_momentum(head, name):
     optimizer = build_optimizer(with_head(head, temperature_lr=1e-3), arguments(optimizer=name, learning_rate=0.5))
     assert group_of(optimizer, "head.log_temperature")["lr"] == 1e-3
     assert not any("momentum" in group for group in optimizer.param_groups)
@@ -202,7 +202,7 @@ def test_the_adam_kinds_take_the_rate_of_the_temperature_and_know_no_momentum(he
 
 @pytest.mark.parametrize("head", ["vmf", "cosine", "arcface", "hyperbolic"])
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adam_srt", "sgd_mrt"])
-def test_neither_class_weights_nor_biases_decay_but_the_weights_of_the_backbone_do(head, name):
+def test_only_backbone_weights_have_weight_decay(head, name):
     model = with_head(head)
     optimizer = build_optimizer(model, arguments(optimizer=name, weight_decay=0.1))
     decays = {n: group["weight_decay"] for group in optimizer.param_groups for n in group["param_names"]}
@@ -214,7 +214,7 @@ def test_neither_class_weights_nor_biases_decay_but_the_weights_of_the_backbone_
 
 @pytest.mark.parametrize("head", ["vmf", "cosine", "arcface", "hyperbolic"])
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adam_srt", "sgd_mrt"])
-def test_a_step_of_every_optimizer_moves_class_weights_and_temperature(head, name):
+def test_every_optimizer_updates_class_weights_and_temperature(head, name):
     model = with_head(head)
     before = {n: value.clone() for n, value in model.head.state_dict().items()}
     optimizer = build_optimizer(model, arguments(optimizer=name))
@@ -224,7 +224,7 @@ def test_a_step_of_every_optimizer_moves_class_weights_and_temperature(head, nam
     assert all(not torch.equal(value, before[n]) for n, value in model.head.named_parameters())
 
 
-def test_the_temperature_follows_the_schedule_at_its_own_rate():
+def test_temperature_lr_follows_the_schedule():
     optimizer = build_optimizer(with_head("vmf", temperature_lr=1e-3), arguments(optimizer="sgd", learning_rate=0.5))
     scheduler = build_scheduler(optimizer, arguments(lr_scheduler_type="plateau", lr_patience=0, lr_gamma=0.5), 4)
     for value in (0.5, 0.4):
@@ -240,7 +240,7 @@ def normalized() -> nn.Module:
 
 
 @pytest.mark.parametrize("name", SPHERE)
-def test_the_optimizers_on_the_sphere_find_the_radial_weights(name):
+def test_sphere_optimizers_find_the_radial_weights(name):
     optimizer = build_optimizer(normalized(), arguments(optimizer=name))
     assert type(optimizer) is SPHERE[name]
     assert [(g["channel_dims"], g["param_names"]) for g in optimizer.param_groups] == [
@@ -250,17 +250,17 @@ def test_the_optimizers_on_the_sphere_find_the_radial_weights(name):
     ]
 
 
-def test_the_adam_kinds_take_betas_and_epsilon_from_the_arguments():
+def test_adam_variants_use_betas_and_epsilon_of_the_arguments():
     optimizer = build_optimizer(normalized(), arguments(optimizer="adam_srt", **ADAM))
     assert all((g["betas"], g["eps"]) == ((0.8, 0.95), 1e-6) for g in optimizer.param_groups)
 
 
-def test_sgd_mrt_takes_momentum_and_decay_from_the_arguments():
+def test_sgd_mrt_uses_momentum_and_weight_decay_of_the_arguments():
     optimizer = build_optimizer(normalized(), arguments(optimizer="sgd_mrt", momentum=0.7, weight_decay=0.1))
     assert [(g["momentum"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.7, 0.1), (0.7, 0.1), (0.7, 0.0)]
 
 
-def test_sgd_mrt_refuses_nesterov():
+def test_sgd_mrt_rejects_nesterov():
     with pytest.raises(ValueError, match="sgd_mrt does not support nesterov"):
         arguments(optimizer="sgd_mrt", nesterov=True)
 
@@ -281,7 +281,7 @@ def test_sgd_mrt_refuses_nesterov():
     ],
     ids=["sgd", "sgd-momentum", "sgd-nesterov", "adam", "adam-options", "adamw", "adamw-options"],
 )
-def test_steps_are_those_of_torch_with_the_same_settings(options, reference):
+def test_steps_match_torch_with_the_same_settings(options, reference):
     models = []
     for build in (
         lambda m: build_optimizer(m, arguments(learning_rate=0.1, weight_decay=0.3, **options)),
@@ -305,7 +305,7 @@ def test_nesterov_without_momentum_is_plain_sgd():
     assert not any(group["nesterov"] for group in optimizer.param_groups)
 
 
-def test_the_last_step_of_cosine_is_not_wasted_on_a_rate_of_zero():
+def test_last_cosine_step_has_a_nonzero_learning_rate():
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
     seen = rates(build_scheduler(optimizer, arguments(lr_scheduler_type="cosine", num_train_epochs=1), 10), 10)
     assert seen[-1][0] == pytest.approx(0.5 * (1 + math.cos(math.pi * 0.9)))

@@ -46,7 +46,7 @@ def _train(rank: int, port: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-def test_processes_evaluate_one_model_but_drop_other_units(tmp_path, free_port):
+def test_processes_share_batch_norm_statistics_but_not_dropout_masks(tmp_path, free_port):
     mp.spawn(_train, args=(free_port, str(tmp_path)), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     assert torch.equal(first["statistics"], second["statistics"])

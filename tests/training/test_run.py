@@ -23,7 +23,7 @@ from hf_sphere.utils.files import write_json
 
 @pytest.fixture(autouse=True)
 def _logging_as_before(monkeypatch):
-    """A run sets the level of the library's logger, and trains on the CPU here."""
+    """Restore the level of the library's logger, which a run sets, and train on the CPU."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     logger = logging.getLogger("hf_sphere")
     level = logger.level
@@ -41,44 +41,44 @@ def prepared(*args) -> Run:
     return run
 
 
-def test_a_run_makes_its_folder(make_args, tmp_path):
+def test_run_creates_the_output_dir(make_args, tmp_path):
     prepared(make_args())
     assert (tmp_path / "run").is_dir()
 
 
-def test_a_start_that_goes_no_further_leaves_nothing_behind(make_args, tmp_path):
+def test_start_without_prepare_creates_no_output_dir(make_args, tmp_path):
     start_run(make_args())
     assert not (tmp_path / "run").exists()
 
 
-def test_a_start_that_goes_no_further_leaves_the_run_it_would_replace(make_args):
+def test_start_without_prepare_keeps_the_run_to_be_overwritten(make_args):
     args = make_args()
     prepared(args)
     start_run(make_args(learning_rate=0.25, overwrite_output_dir=True))
     assert read(args.output_dir, "run.json")["learning_rate"] == 0.001
 
 
-def test_a_run_writes_all_its_settings(make_args):
+def test_run_writes_all_settings(make_args):
     args = make_args(learning_rate=0.25)
     prepared(args, ImageDataArguments(crop_padding=3))
     settings = read(args.output_dir, "run.json")
     assert (settings["learning_rate"], settings["crop_padding"]) == (0.25, 3)
 
 
-def test_a_folder_with_another_run_is_refused(make_args):
+def test_folder_with_another_run_is_rejected(make_args):
     prepared(make_args())
     with pytest.raises(FileExistsError, match="contains another run"):
         start_run(make_args())
 
 
-def test_overwriting_replaces_the_settings(make_args):
+def test_overwriting_updates_the_settings(make_args):
     prepared(make_args())
     args = make_args(learning_rate=0.25, overwrite_output_dir=True)
     prepared(args)
     assert read(args.output_dir, "run.json")["learning_rate"] == 0.25
 
 
-def test_the_seed_settles_all_random_numbers(make_args):
+def test_seed_determines_all_random_numbers(make_args):
     drawn = []
     for name in ("a", "b"):
         start_run(make_args(output_dir=str(Path(make_args().output_dir) / name), seed=7))
@@ -86,7 +86,7 @@ def test_the_seed_settles_all_random_numbers(make_args):
     assert drawn[0] == drawn[1]
 
 
-def test_another_seed_draws_other_random_numbers(make_args):
+def test_different_seeds_give_different_random_numbers(make_args):
     drawn = []
     for seed in (7, 8):
         start_run(make_args(output_dir=str(Path(make_args().output_dir) / str(seed)), seed=seed))
@@ -103,26 +103,26 @@ def continue_with(make_args, caplog, **changes) -> str:
     return caplog.text
 
 
-def test_a_continuation_without_a_checkpoint_leaves_nothing_behind(make_args, tmp_path):
+def test_resuming_without_a_checkpoint_creates_no_output_dir(make_args, tmp_path):
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         start_run(make_args(resume_from_checkpoint="latest"))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_tracker_that_is_not_installed_is_refused(make_args, monkeypatch):
+def test_tracker_that_is_not_installed_is_rejected(make_args, monkeypatch):
     monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: [])
     monkeypatch.setattr("accelerate.accelerator.filter_trackers", lambda *args, **kwargs: [])
     with pytest.raises(ImportError, match=r"package of tracker tensorboard is not installed.*hf_sphere\[trackers\]"):
         start_run(make_args(report_to=["tensorboard"]))
 
 
-def test_a_continuation_with_other_settings_says_what_differs(make_args, caplog):
+def test_resuming_with_other_settings_logs_the_differences(make_args, caplog):
     text = continue_with(make_args, caplog, learning_rate=0.25)
     assert "learning_rate (0.001 -> 0.25)" in text
 
 
 @pytest.mark.parametrize("changes", [{}, {"save_steps": 3}, {"max_steps": 9, "disable_tqdm": False}])
-def test_a_continuation_that_learns_the_same_is_not_remarked_on(make_args, caplog, changes):
+def test_resuming_with_equivalent_settings_logs_nothing(make_args, caplog, changes):
     assert "differs" not in continue_with(make_args, caplog, **changes)
 
 
@@ -132,7 +132,7 @@ def test_results_are_written_to_the_folder(make_args):
     assert read(args.output_dir, "all_results.json") == {"eval_accuracy": 0.5}
 
 
-def test_a_json_file_that_cannot_be_finished_leaves_the_earlier_one(tmp_path, monkeypatch):
+def test_failed_json_write_leaves_the_earlier_file(tmp_path, monkeypatch):
     path = tmp_path / "results.json"
     write_json(path, {"a": 1})
 
@@ -147,7 +147,7 @@ def test_a_json_file_that_cannot_be_finished_leaves_the_earlier_one(tmp_path, mo
     assert json.loads(path.read_bytes()) == {"a": 1}
 
 
-def test_trackers_get_the_metrics_of_each_epoch(make_args, make_loop):
+def test_trackers_receive_the_metrics_of_each_epoch(make_args, make_loop):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -161,7 +161,7 @@ def test_trackers_get_the_metrics_of_each_epoch(make_args, make_loop):
     assert [event.step for event in events.Scalars("accuracy")] == [5, 10]
 
 
-def test_an_unknown_tracker_is_refused(make_args):
+def test_unknown_tracker_is_rejected(make_args):
     with pytest.raises(ValueError, match="notebook"):
         start_run(make_args(report_to=["notebook"]))
 
@@ -185,7 +185,7 @@ MENDABLE = [
 
 
 @pytest.mark.parametrize("error", MENDABLE, ids=lambda error: type(error).__name__)
-def test_an_error_a_user_can_mend_is_one_line_and_status_1(capsys, monkeypatch, error):
+def test_user_errors_print_one_line_and_exit_with_status_1(capsys, monkeypatch, error):
     monkeypatch.delenv("HF_SPHERE_TRACEBACK", raising=False)
     with pytest.raises(SystemExit) as stop:
         run_recipe(failing(error))
@@ -193,12 +193,12 @@ def test_an_error_a_user_can_mend_is_one_line_and_status_1(capsys, monkeypatch, 
     assert capsys.readouterr().err == f"\nError: {error}\n(Set HF_SPHERE_TRACEBACK=1 for the traceback.)\n"
 
 
-def test_an_error_of_the_program_keeps_its_traceback():
+def test_internal_errors_keep_their_traceback():
     with pytest.raises(KeyError):
         run_recipe(failing(KeyError("a bug")))
 
 
-def test_the_traceback_can_be_asked_for(monkeypatch):
+def test_traceback_can_be_requested(monkeypatch):
     monkeypatch.setenv("HF_SPHERE_TRACEBACK", "1")
     with pytest.raises(ValueError, match="a bad value"):
         run_recipe(failing(ValueError("a bad value")))
@@ -211,20 +211,20 @@ def test_the_traceback_can_be_asked_for(monkeypatch):
         (KeyboardInterrupt(), "Stopped immediately"),
     ],
 )
-def test_an_interruption_has_status_130_and_says_where_it_stopped(capsys, error, words):
+def test_interruption_exits_with_status_130_and_reports_the_position(capsys, error, words):
     with pytest.raises(SystemExit) as stop:
         run_recipe(failing(error))
     assert stop.value.code == 130
     assert words in capsys.readouterr().err
 
 
-def test_a_recipe_that_succeeds_just_returns():
+def test_successful_recipe_returns():
     called = []
     run_recipe(called.append)
     assert called == [None]
 
 
-def test_a_checkpoint_set_aside_when_the_kill_came_is_found_again(make_args):
+def test_checkpoint_set_aside_by_a_killed_run_is_restored(make_args):
     run = prepared(make_args())
     checkpoint = save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
     checkpoint.rename(run.output_dir / ".checkpoint-1.replaced")

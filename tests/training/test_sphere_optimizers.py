@@ -2,7 +2,7 @@ import pytest
 
 
 def logged(loop) -> dict[int, dict]:
-    """Radial metrics by step, as they reach the trackers."""
+    """Radial metrics by step, as logged to the trackers."""
     seen: dict[int, dict] = {}
 
     def log(values, step=None):
@@ -16,14 +16,14 @@ def logged(loop) -> dict[int, dict]:
 
 
 @pytest.mark.parametrize("optimizer", ["adam_srt", "sgd_mrt", "adam", "sgd"])
-def test_radial_measurements_reach_the_tracker_every_so_many_steps(optimizer, make_loop):
+def test_radial_metrics_are_logged_every_n_steps(optimizer, make_loop):
     loop = make_loop(optimizer=optimizer, radial_logging_steps=2, report_to=["tensorboard"], num_train_epochs=1)
     seen = logged(loop)
     assert sorted(seen) == [2, 4]
     assert {"radial/weight_norm", "radial/step_angle/hidden"} <= set(seen[2])
 
 
-def test_the_second_moment_of_adam_is_not_the_same_for_a_group_and_that_of_adam_srt_is(make_loop):
+def test_second_moment_is_anisotropic_for_adam_but_not_for_adam_srt(make_loop):
     values = {}
     for optimizer in ("adam", "adam_srt"):
         options = {"radial_logging_steps": 5, "report_to": ["tensorboard"], "num_train_epochs": 1}
@@ -32,22 +32,22 @@ def test_the_second_moment_of_adam_is_not_the_same_for_a_group_and_that_of_adam_
     assert values["adam_srt"] < 1e-6
 
 
-def test_a_model_without_radial_weights_logs_none(make_loop, make_model):
+def test_model_without_radial_weights_logs_no_radial_metrics(make_loop, make_model):
     loop = make_loop(make_model(norm=False), radial_logging_steps=1, report_to=["tensorboard"], num_train_epochs=1)
     assert logged(loop) == {}
 
 
-def test_nothing_is_measured_unless_asked_for(make_loop):
+def test_radial_metrics_are_off_by_default(make_loop):
     assert logged(make_loop(optimizer="adam_srt", num_train_epochs=1)) == {}
 
 
-def test_measurements_without_a_tracker_are_refused(make_args):
+def test_radial_logging_without_a_tracker_is_rejected(make_args):
     with pytest.raises(ValueError, match="radial_logging_steps logs to trackers; name one in report_to"):
         make_args(radial_logging_steps=10)
 
 
 @pytest.mark.parametrize("optimizer", ["adam_s", "adam_srt", "adam_g", "sgd_mrt"])
-def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(optimizer, make_loop, make_model):
+def test_resumed_run_has_the_weights_of_an_uninterrupted_one(optimizer, make_loop, make_model):
     options = {"optimizer": optimizer, "learning_rate": 0.01, "num_train_epochs": 2, "save_steps": 3}
     whole = make_model(seed=1)
     loop = make_loop(whole, **options)

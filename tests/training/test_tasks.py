@@ -18,34 +18,34 @@ CLASSES = torch.tensor([0, 1, 1, 0])
 PREDICTIONS, VALUES = torch.tensor([1.0, 2.5, -1.0, 4.0]), torch.tensor([1.5, 2.0, 2.0, 4.0])
 
 
-def test_the_accuracy_is_the_share_of_largest_logits_in_the_right_place():
+def test_accuracy_is_the_fraction_of_correct_argmax_predictions():
     assert measure_classification(SimpleNamespace(logits=LOGITS), {"labels": CLASSES})["accuracy"] == 0.75
 
 
-def test_the_error_of_values_is_the_mean_of_its_size_in_their_unit():
+def test_regression_metric_is_the_mean_absolute_error():
     measured = measure_regression(SimpleNamespace(predictions=PREDICTIONS), {"labels": VALUES})
     assert measured["mean_absolute_error"] == 1.0
 
 
-def test_joint_prediction_is_measured_by_both():
+def test_joint_prediction_has_both_metrics():
     output = SimpleNamespace(logits=LOGITS, predictions=PREDICTIONS)
     measured = measure_joint(output, {"labels": CLASSES, "regression_labels": VALUES})
     assert {name: value.item() for name, value in measured.items()} == {"accuracy": 0.75, "mean_absolute_error": 1.0}
 
 
-def test_a_share_of_many_images_is_exact():
+def test_accuracy_over_many_images_is_exact():
     correct = torch.arange(10_000) < 9_913
     output = SimpleNamespace(logits=torch.stack([~correct, correct], dim=1).float())
     assert measure_classification(output, {"labels": torch.ones(10_000, dtype=torch.long)})["accuracy"] == 0.9913
 
 
 @every_image_task
-def test_the_model_class_is_public(task):
+def test_model_class_is_public(task):
     assert hasattr(hf_sphere, task.model_name)
 
 
 @every_task
-def test_a_task_declares_training_arguments(task):
+def test_task_declares_training_arguments(task):
     assert any(issubclass(kind, TrainingArguments) for kind in task.arguments)
 
 
@@ -70,7 +70,7 @@ def test_help_describes_the_task(task):
         ("few_shot", (True, False, True)),
     ],
 )
-def test_a_task_declares_its_targets_and_whether_it_is_an_open_set(name, expected):
+def test_task_declares_its_targets_and_whether_it_is_open_set(name, expected):
     task = find_task(name)
     assert (task.has_classes, task.has_values, task.is_open_set) == expected
 
@@ -80,6 +80,6 @@ def test_higher_is_better_for_accuracy_and_recall_only(task):
     assert task.higher_is_better == (task.metric in ("accuracy", "recall_at_1"))
 
 
-def test_an_unknown_task_is_refused_with_the_known_ones():
+def test_unknown_task_error_lists_the_tasks():
     with pytest.raises(ValueError, match="unknown task 'clustering'; the tasks are: classification, few_shot, joint"):
         find_task("clustering")

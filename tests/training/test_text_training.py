@@ -1,4 +1,4 @@
-"""A loss that is a mean over target tokens, of which every batch has another number."""
+"""Training with a loss that is a mean over target tokens, whose number varies between batches."""
 
 import math
 import os
@@ -23,7 +23,7 @@ TASK = MaskedLanguageModeling(TrainingArguments(output_dir="unused"))
 
 
 class TinyLanguageModel(nn.Module):
-    """Every token by itself and its neighbors: small, and no two tokens have the same gradient."""
+    """Small model that sees each token and its neighbors; no two tokens have the same gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def make_batches(count: int = 24, **options) -> TextBatches:
 
 
 def train(batches: TextBatches, folder: str, **options) -> tuple[TinyLanguageModel, list[dict[str, float]]]:
-    """One step of plain gradient descent, or more, and what was measured."""
+    """Train with plain gradient descent; return the model and the history."""
     args = TrainingArguments(
         output_dir=folder, optimizer="sgd", momentum=0.0, learning_rate=0.5, disable_tqdm=True,
         **{"num_train_epochs": 1, **options},
@@ -62,7 +62,7 @@ def train(batches: TextBatches, folder: str, **options) -> tuple[TinyLanguageMod
 
 
 def after_one_step(batches: list[dict[str, Tensor]]) -> TinyLanguageModel:
-    """A model after a step along the gradient of the mean over the target tokens of all batches together."""
+    """Model after one step on the mean loss over the target tokens of all batches."""
     model = make_model()
     whole = {key: torch.cat([batch[key] for batch in batches]) for key in ("input_ids", "labels")}
     model(**whole).loss.backward()
@@ -76,18 +76,18 @@ def assert_same_weights(first: nn.Module, second: nn.Module) -> None:
     torch.testing.assert_close(first.state_dict(), second.state_dict(), rtol=1e-5, atol=1e-6)
 
 
-def test_batches_differ_in_their_number_of_targets():
-    """So that the tests below can fail."""
+def test_batches_have_different_numbers_of_targets():
+    """Control for the tests below."""
     assert len({int(TextBatches.num_targets(batch)) for batch in make_batches().epoch()}) > 2
 
 
 @pytest.mark.parametrize("accumulated", [1, 2, 6])
-def test_a_step_follows_the_mean_over_all_target_tokens_of_its_batches(tmp_path, accumulated):
+def test_step_uses_the_mean_over_all_target_tokens_of_its_batches(tmp_path, accumulated):
     model, _ = train(make_batches(), str(tmp_path), gradient_accumulation_steps=accumulated, max_steps=1)
     assert_same_weights(model, after_one_step(list(make_batches().epoch())[:accumulated]))
 
 
-def test_what_is_reported_of_training_is_the_mean_over_all_target_tokens(tmp_path):
+def test_training_loss_is_the_mean_over_all_target_tokens(tmp_path):
     _, (entry,) = train(make_batches(), str(tmp_path), gradient_accumulation_steps=6)
     whole = {key: torch.cat([batch[key] for batch in make_batches().epoch()]) for key in ("input_ids", "labels")}
     output = make_model()(**whole)
@@ -98,7 +98,7 @@ def test_what_is_reported_of_training_is_the_mean_over_all_target_tokens(tmp_pat
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 24])
-def test_evaluation_is_that_of_all_target_tokens_at_once(batch_size):
+def test_evaluation_matches_a_single_full_batch(batch_size):
     batches = make_batches(shuffle=False, batch_size=batch_size)
     found = TASK.evaluate(make_model(), batches, Accelerator(cpu=True))
     (whole,) = make_batches(shuffle=False, batch_size=24).epoch()
@@ -111,11 +111,11 @@ def test_evaluation_is_that_of_all_target_tokens_at_once(batch_size):
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_perplexity_of_a_hopeless_loss_is_infinite():
+def test_perplexity_of_a_huge_loss_is_infinite():
     assert perplexity({"loss": 1e4}) == {"perplexity": math.inf}
 
 
-def test_a_run_resumed_in_mid_epoch_ends_with_the_model_of_one_without_a_break(tmp_path):
+def test_run_resumed_mid_epoch_has_the_model_of_an_uninterrupted_one(tmp_path):
     unbroken, measured = train(make_batches(), str(tmp_path / "unbroken"), num_train_epochs=2)
     train(make_batches(), str(tmp_path / "run"), num_train_epochs=2, max_steps=4)
     resumed, history = train(
@@ -152,25 +152,25 @@ def shared(tmp_path_factory) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def seen() -> list[dict[str, Tensor]]:
-    """The batches of that step, of both processes, whose shares of the targets are not equal."""
+    """Batches of that step in both processes, with unequal numbers of targets."""
     shares = [list(make_batches(process_index=rank, num_processes=2).epoch())[:2] for rank in (0, 1)]
     counts = [sum(int(TextBatches.num_targets(batch)) for batch in share) for share in shares]
     assert counts[0] != counts[1]
     return [batch for share in shares for batch in share]
 
 
-def test_processes_with_unequal_numbers_of_targets_follow_the_mean_over_all_of_them(shared, seen):
+def test_processes_with_unequal_target_counts_use_the_mean_over_all_targets(shared, seen):
     expected = after_one_step(seen).state_dict()
     for found in shared:
         torch.testing.assert_close(found["weights"], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_processes_report_the_mean_over_all_of_them(shared, seen):
+def test_processes_report_the_mean_over_all_targets(shared, seen):
     whole = {key: torch.cat([batch[key] for batch in seen]) for key in ("input_ids", "labels")}
     assert shared[0]["train"]["train_loss"] == pytest.approx(make_model()(**whole).loss.item(), rel=1e-6)
 
 
-def test_processes_evaluate_as_one(shared, seen):
+def test_distributed_evaluation_matches_a_single_process(shared, seen):
     model = after_one_step(seen)
     alone = TASK.evaluate(model, make_batches(shuffle=False), Accelerator(cpu=True))
     for found in shared:

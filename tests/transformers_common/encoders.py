@@ -24,7 +24,7 @@ from hf_sphere import (
 
 
 class EncoderTester:
-    """What the common tests ask for: sizes, a small configuration, and inputs."""
+    """Sizes, a small configuration and inputs for the common tests."""
 
     is_training = True
     batch_size, seq_length = 5, 6
@@ -40,7 +40,7 @@ class EncoderTester:
 
     def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, torch.Tensor]]:
         config, shape = self.get_config(), (self.batch_size, self.seq_length)
-        # No padding token among the ids: RoBERTa counts positions without it, which embeddings do not show.
+        # No padding token among the ids: RoBERTa skips it when counting positions, which inputs_embeds cannot show.
         inputs = {"input_ids": torch.randint(config.pad_token_id + 1, config.vocab_size, shape)}
         inputs["token_type_ids"] = torch.randint(0, config.type_vocab_size, shape)
         lengths = torch.randint(2, self.seq_length + 1, (self.batch_size, 1))
@@ -49,7 +49,7 @@ class EncoderTester:
 
 
 class EncoderTests(ModelTesterMixin):
-    """The common tests, for one family of encoders."""
+    """The common tests for one family of encoders."""
 
     config_class: ClassVar[type]
 

@@ -1,7 +1,7 @@
-"""Fetch transformers' own tests, of the version that is installed, and print the folder to put on the Python path.
+"""Fetch the tests of the installed transformers version and print the folder to add to the Python path.
 
-Their common tests come with the source distribution, not with what pip installs. They are unpacked into a cache that
-git ignores, as a package `transformers_tests`; three of its modules are not distributed: a stub stands in for each.
+The common tests are in the source distribution but not in the installed package. They are unpacked into a cache that
+git ignores, as the package `transformers_tests`. Three of its modules are not distributed and are replaced by stubs.
 """
 
 import importlib.metadata
@@ -16,7 +16,7 @@ CACHE = Path(__file__).parents[2] / ".cache" / "transformers_tests"
 STUBS = {
     "exporters/test_export.py": "class ExportTesterMixin:\n    pass\n",
     "generation/test_utils.py": "class GenerationTesterMixin:\n    pass\n",
-    # Settings that every configuration takes, at values other than the defaults.
+    # Options of every configuration, with non-default values.
     "utils/test_configuration_utils.py": """config_common_kwargs = {
     "return_dict": False,
     "output_hidden_states": True,
@@ -29,15 +29,15 @@ STUBS = {
 }
 """,
 }
-"""Text of each module that the source distribution lacks."""
+"""Source of each module that is missing from the source distribution."""
 
 
 def main() -> None:
-    """Fetch the tests unless the cache has them."""
+    """Fetch the tests unless they are cached."""
     version = importlib.metadata.version("transformers")
     folder = CACHE / version
     if not folder.is_dir():
-        # Moved to its place when it is whole, so that an interrupted download leaves nothing that looks done.
+        # Moved into place when complete, so that an interrupted download does not look complete.
         CACHE.mkdir(parents=True, exist_ok=True)
         (CACHE / ".gitignore").write_text("*\n")
         with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def download(version: str, folder: Path) -> Path:
-    """Return the source distribution, from the package index that pip is set up with."""
+    """Return the source distribution from the package index configured in pip."""
     command = [sys.executable, "-m", "pip", "download", f"transformers=={version}", "--dest", str(folder)]
     command += ["--no-deps", "--no-binary", "transformers", "--quiet", "--disable-pip-version-check"]
     if subprocess.run(command, stdout=sys.stderr).returncode:

@@ -32,7 +32,7 @@ SHARP = [
 
 
 def spread_points(num_points: int, dim: int) -> torch.Tensor:
-    """Points found by descent on an annealed log-sum-exp of the cosines."""
+    """Return points found by minimizing an annealed log-sum-exp of the cosines."""
     best = torch.randn(num_points, dim, dtype=torch.float64)
     for _ in range(6):
         points = torch.randn(num_points, dim, dtype=torch.float64, requires_grad=True)
@@ -54,41 +54,41 @@ def spread_points(num_points: int, dim: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num_points", range(2, 13))
-def test_few_points_have_the_bounds_of_rankin(num_points):
+def test_few_points_have_the_rankin_bound(num_points):
     expected = -1 / (num_points - 1) if num_points <= 7 else 0.0
     assert separation_bound(num_points, 6) == expected
 
 
 @pytest.mark.parametrize("num_points", [2, 3, 5, 8, 1001])
-def test_in_dimension_2_the_polygon_attains_the_bound(num_points):
+def test_polygon_attains_the_bound_in_dimension_2(num_points):
     assert separation_bound(num_points, 2) == pytest.approx(separation(polygon(num_points)).item(), abs=1e-12)
 
 
-def test_in_dimension_1_a_third_point_coincides_with_another():
+def test_third_point_in_dimension_1_coincides_with_another():
     assert (separation_bound(2, 1), separation_bound(3, 1)) == (-1.0, 1.0)
 
 
 @pytest.mark.parametrize(("size", "dim", "cosine"), SHARP)
-def test_levenshtein_is_attained_by_the_sharp_codes(size, dim, cosine):
+def test_sharp_codes_attain_the_levenshtein_bound(size, dim, cosine):
     assert levenshtein_cosine(size, dim) == pytest.approx(cosine, abs=1e-12)
 
 
 @pytest.mark.parametrize(("num_points", "dim"), [(30, 5), (100, 10), (200, 50), (1000, 64)])
-def test_levenshtein_of_degree_3_is_the_quadratic_formula(num_points, dim):
+def test_levenshtein_bound_of_degree_3_matches_the_quadratic_formula(num_points, dim):
     s = levenshtein_cosine(min(num_points, dim * (dim + 3) // 2), dim)
     assert dim * (1 - s) * (2 + (dim + 1) * s) / (1 - dim * s * s) == pytest.approx(
         min(num_points, dim * (dim + 3) // 2), rel=1e-9
     )
 
 
-def test_the_linear_program_proves_the_600_cell_that_levenshtein_does_not():
+def test_linear_program_proves_the_600_cell_optimal_but_levenshtein_does_not():
     exact = (1 + math.sqrt(5)) / 4
     start = levenshtein_cosine(120, 4)
     assert start < exact - 1e-3
     assert exact - 1e-6 < delsarte_cosine(120, 4, start) <= exact
 
 
-def test_gegenbauer_polynomials_are_orthogonal_under_the_sphere_s_marginal():
+def test_gegenbauer_polynomials_are_orthogonal_under_the_marginal_of_the_sphere():
     t, weights = np.polynomial.legendre.leggauss(60)  # in R^5 the marginal is 1 - t^2
     values = gegenbauer(t, 5)
     gram = values * (weights * (1 - t**2)) @ values.T
@@ -97,7 +97,7 @@ def test_gegenbauer_polynomials_are_orthogonal_under_the_sphere_s_marginal():
 
 
 @pytest.mark.parametrize("code", CATALOGUE, ids=lambda code: f"{code.size}-{code.dim}")
-def test_no_code_of_the_catalogue_is_below_the_bound_and_the_optimal_ones_attain_it(code):
+def test_only_optimal_catalogue_codes_attain_the_bound(code):
     excess = code.cosine - separation_bound(code.size, code.dim)
     assert abs(excess) < 1e-12 if code.optimal else excess > 1e-7
 
@@ -105,12 +105,12 @@ def test_no_code_of_the_catalogue_is_below_the_bound_and_the_optimal_ones_attain
 @pytest.mark.parametrize(
     "optimum", [o for o in PROVED_OPTIMA if o.dim == 3 and o.num_points < 11], ids=lambda o: o.num_points
 )
-def test_proved_optima_are_found_by_descent_and_never_bettered(optimum):
+def test_descent_reaches_but_never_beats_proved_optima(optimum):
     found = separation(spread_points(optimum.num_points, 3)).item()
     assert separation_bound(optimum.num_points, 3) <= found < optimum.cosine + 2e-3
 
 
-def test_proved_optima_in_closed_form_agree_with_their_digits():
+def test_closed_form_optima_match_the_table():
     digits = {o.num_points: o.cosine for o in PROVED_OPTIMA if o.dim == 3}
     tribonacci = max(np.roots([1, -1, -1, -1]).real)
     snub_cube = sorted(
@@ -121,7 +121,7 @@ def test_proved_optima_in_closed_form_agree_with_their_digits():
     assert all(0 <= exact[size] - digits[size] < 1e-11 for size in exact)
 
 
-def test_the_bound_grows_with_the_number_of_points():
+def test_bound_increases_with_the_number_of_points():
     numbers = [*range(2, 12), 16, 17, 33, 34, 100, 101, 240, 4224, 100000, 100001, 10**6]
     for dim in DIMS:
         bounds = [separation_bound(number, dim) for number in numbers]
@@ -129,12 +129,12 @@ def test_the_bound_grows_with_the_number_of_points():
 
 
 @pytest.mark.parametrize("num_points", [2, 5, 9, 13, 25, 64, 130, 1000, 30000, 100000])
-def test_the_bound_falls_with_the_dimension(num_points):
+def test_bound_decreases_with_the_dimension(num_points):
     bounds = [separation_bound(num_points, dim) for dim in DIMS]
     assert bounds == sorted(bounds, reverse=True)
 
 
 @pytest.mark.parametrize(("num_points", "dim"), [(1, 3), (0, 3), (5, 0)])
-def test_numbers_without_a_meaning_are_refused(num_points, dim):
+def test_invalid_numbers_are_rejected(num_points, dim):
     with pytest.raises(ValueError, match=r"(num_points|dim) must be an integer of at least [12]; got"):
         separation_bound(num_points, dim)

@@ -37,7 +37,7 @@ WANTED = [
 
 
 def cosines_of(dim: int, size: int) -> Counter[float]:
-    """How often each cosine occurs, over all ordered pairs."""
+    """Return the count of each cosine over all ordered pairs."""
     code = next(code for code in CATALOGUE if (code.dim, code.size) == (dim, size))
     points = code.build()
     values = (points @ points.T)[~torch.eye(size, dtype=torch.bool)]
@@ -45,13 +45,13 @@ def cosines_of(dim: int, size: int) -> Counter[float]:
 
 
 @pytest.mark.parametrize(("dim", "size", "cosine"), WANTED)
-def test_the_codes_of_the_literature_are_listed_with_their_cosines(dim, size, cosine):
+def test_published_codes_are_listed_with_their_cosines(dim, size, cosine):
     (found,) = [code for code in CATALOGUE if (code.dim, code.size) == (dim, size)]
     assert found.cosine == pytest.approx(cosine, abs=1e-15)
 
 
 @pytest.mark.parametrize("code", MODERATE, ids=lambda code: f"{code.size}-{code.dim}")
-def test_a_code_has_the_points_and_the_largest_cosine_that_it_claims(code):
+def test_codes_have_the_listed_shape_and_largest_cosine(code):
     points = code.build()
     assert (points.shape, points.dtype) == ((code.size, code.dim), torch.float64)
     torch.testing.assert_close(points.norm(dim=-1), torch.ones(code.size, dtype=torch.float64), rtol=0, atol=1e-12)
@@ -60,7 +60,7 @@ def test_a_code_has_the_points_and_the_largest_cosine_that_it_claims(code):
 
 
 @pytest.mark.parametrize("code", LARGE, ids=lambda code: f"{code.size}-{code.dim}")
-def test_random_points_of_a_large_code_have_the_largest_cosine_that_it_claims(code):
+def test_sampled_points_of_large_codes_have_the_listed_largest_cosine(code):
     points = code.build()
     chosen = torch.randint(code.size, (20,), generator=torch.Generator().manual_seed(1))
     two_largest = (points[chosen] @ points.T).topk(2).values
@@ -68,11 +68,11 @@ def test_random_points_of_a_large_code_have_the_largest_cosine_that_it_claims(co
     assert two_largest[:, 1].max().item() == pytest.approx(code.cosine, abs=1e-9)
 
 
-def test_the_e8_roots_have_their_inner_product_distribution():
+def test_e8_roots_have_the_known_inner_product_distribution():
     assert cosines_of(8, 240) == {-1.0: 240, -0.5: 240 * 56, 0.0: 240 * 126, 0.5: 240 * 56}
 
 
-def test_a_kerdock_set_consists_of_mutually_unbiased_bases():
+def test_kerdock_set_consists_of_mutually_unbiased_bases():
     pairs = 288
     assert cosines_of(16, 288) == {-1.0: pairs, 0.0: pairs * 30, 0.25: pairs * 128, -0.25: pairs * 128}
 
@@ -93,7 +93,7 @@ def test_a_kerdock_set_consists_of_mutually_unbiased_bases():
         (52, 325, 68, 3, 17),
     ],
 )
-def test_the_far_pairs_form_the_strongly_regular_graph(dim, size, degree, shared, shared_else):
+def test_distant_pairs_form_the_strongly_regular_graph(dim, size, degree, shared, shared_else):
     points = next(code for code in CATALOGUE if (code.dim, code.size) == (dim, size)).build()
     adjacency = (points @ points.T < -1e-6).double()
     identity, ones = torch.eye(size, dtype=torch.float64), torch.ones(size, size, dtype=torch.float64)
@@ -101,11 +101,11 @@ def test_the_far_pairs_form_the_strongly_regular_graph(dim, size, degree, shared
     assert torch.equal(adjacency @ adjacency, expected)
 
 
-def test_the_golay_code_has_its_weights():
+def test_golay_code_has_the_known_weight_distribution():
     assert Counter(golay_code().sum(-1).tolist()) == {0: 1, 8: 759, 12: 2576, 16: 759, 24: 1}
 
 
-def test_the_leech_vectors_are_a_design_of_strength_11():
+def test_leech_vectors_form_a_spherical_11_design():
     points = next(code for code in CATALOGUE if code.dim == 24).build()
     cosines = points @ points[1000]
     for power in range(12):
@@ -113,13 +113,13 @@ def test_the_leech_vectors_are_a_design_of_strength_11():
         assert (cosines**power).mean().item() == pytest.approx(moment, abs=1e-12)
 
 
-def test_a_built_code_can_be_changed_without_changing_the_next():
+def test_modifying_a_built_code_does_not_change_the_next_one():
     code = CATALOGUE[0]
     code.build().zero_()
     assert code.build().norm(dim=-1).min() == pytest.approx(1.0)
 
 
-def test_a_builder_that_gives_something_else_is_an_internal_error():
+def test_wrong_builder_output_is_an_internal_error():
     def twice_the_same() -> np.ndarray:
         return np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
 
@@ -139,7 +139,7 @@ def test_a_builder_that_gives_something_else_is_an_internal_error():
         (60000, 256, 1 / 16),
     ],
 )
-def test_find_code_gives_the_best_listed(num_points, dim, cosine):
+def test_find_code_returns_the_best_listed_code(num_points, dim, cosine):
     code = find_code(num_points, dim)
     assert code.size >= num_points
     assert code.dim <= dim
@@ -147,7 +147,7 @@ def test_find_code_gives_the_best_listed(num_points, dim, cosine):
 
 
 @pytest.mark.parametrize(("num_points", "dim"), [(13, 3), (10**7, 512), (5, 1)])
-def test_find_code_gives_none_where_no_code_fits(num_points, dim):
+def test_find_code_returns_none_if_no_code_fits(num_points, dim):
     assert find_code(num_points, dim) is None
 
 
@@ -155,7 +155,7 @@ def test_no_code_is_listed_twice():
     assert len({(code.size, code.dim) for code in CATALOGUE}) == len(CATALOGUE) == len({c.name for c in CATALOGUE})
 
 
-def test_a_subset_padded_with_zeros_keeps_the_cosine():
+def test_subset_padded_with_zeros_keeps_the_cosine():
     code = find_code(100, 25)
     points = fit_code(code, 90, 25, torch.Generator().manual_seed(0))
     assert points.shape == (90, 25)
@@ -163,7 +163,7 @@ def test_a_subset_padded_with_zeros_keeps_the_cosine():
     assert separation(points).item() == pytest.approx(code.cosine, abs=1e-9)
 
 
-def test_the_generator_decides_which_points():
+def test_generator_determines_the_chosen_points():
     code = find_code(1000, 64)
     first, again = (fit_code(code, 1000, 64, torch.Generator().manual_seed(3)) for _ in range(2))
     other = fit_code(code, 1000, 64, torch.Generator().manual_seed(4))
@@ -172,16 +172,16 @@ def test_the_generator_decides_which_points():
     assert len(other.unique(dim=0)) == 1000
 
 
-def test_without_a_generator_the_first_points_are_taken():
+def test_without_a_generator_the_first_points_are_chosen():
     code = find_code(100, 25)
     assert torch.equal(fit_code(code, 30, 22), code.build()[:30])
 
 
-def test_too_many_points_are_refused():
+def test_too_many_points_are_rejected():
     with pytest.raises(ValueError, match=r"has 12 points; got num_points=13. Choose 1 to 12"):
         fit_code(CATALOGUE[0], 13, 3)
 
 
-def test_too_few_dimensions_are_refused():
+def test_too_few_dimensions_are_rejected():
     with pytest.raises(ValueError, match="needs 3 dimensions; got dim=2"):
         fit_code(CATALOGUE[0], 5, 2)

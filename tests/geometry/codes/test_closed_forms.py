@@ -7,7 +7,7 @@ from hf_sphere.geometry.codes import cross_polytope, polygon, separation, simple
 
 
 @pytest.mark.parametrize(("num_points", "dim"), [(2, 1), (2, 5), (3, 2), (10, 9), (10, 30), (1000, 999)])
-def test_every_cosine_of_a_simplex_is_minus_one_over_k_minus_one(num_points, dim):
+def test_simplex_cosines_are_minus_one_over_k_minus_one(num_points, dim):
     points = simplex(num_points, dim)
     expected = torch.full((num_points, num_points), -1 / (num_points - 1), dtype=torch.float64).fill_diagonal_(1.0)
     assert points.shape == (num_points, dim)
@@ -15,36 +15,36 @@ def test_every_cosine_of_a_simplex_is_minus_one_over_k_minus_one(num_points, dim
 
 
 @pytest.mark.parametrize("num_points", [1, 5, 0])
-def test_a_simplex_of_too_many_or_too_few_points_is_refused(num_points):
+def test_simplex_with_too_many_or_too_few_points_is_rejected(num_points):
     with pytest.raises(ValueError, match=f"2 to 4 points; got {num_points}"):
         simplex(num_points, 3)
 
 
 @pytest.mark.parametrize("num_points", range(5, 13))
-def test_more_than_dim_plus_one_points_of_a_cross_polytope_have_separation_0(num_points):
+def test_cross_polytope_of_more_than_dim_plus_one_points_has_separation_0(num_points):
     assert separation(cross_polytope(num_points, 6)) == 0.0
 
 
-def test_the_cross_polytope_has_all_signed_unit_vectors():
+def test_cross_polytope_has_all_signed_unit_vectors():
     points = cross_polytope(8, 4)
     assert (points.abs().sum(-1) == 1).all()
     assert len(points.unique(dim=0)) == 8
 
 
 @pytest.mark.parametrize("num_points", [1, 9])
-def test_a_cross_polytope_of_too_many_or_too_few_points_is_refused(num_points):
+def test_cross_polytope_with_too_many_or_too_few_points_is_rejected(num_points):
     with pytest.raises(ValueError, match=f"2 to 8 points; got {num_points}"):
         cross_polytope(num_points, 4)
 
 
 @pytest.mark.parametrize("num_points", [2, 3, 4, 7, 100])
-def test_neighbors_on_a_polygon_are_an_equal_angle_apart(num_points):
+def test_neighboring_polygon_vertices_have_equal_angles(num_points):
     points = polygon(num_points)
     cosines = (points * points.roll(1, 0)).sum(-1)
     torch.testing.assert_close(cosines, torch.full_like(cosines, math.cos(2 * math.pi / num_points)))
     assert separation(points).item() == pytest.approx(math.cos(2 * math.pi / num_points), abs=1e-12)
 
 
-def test_a_polygon_of_one_point_is_refused():
+def test_polygon_with_one_point_is_rejected():
     with pytest.raises(ValueError, match="at least 2 points; got 1"):
         polygon(1)

@@ -14,25 +14,25 @@ def test_separation_is_the_largest_off_diagonal_entry_of_the_gram_matrix():
     torch.testing.assert_close(separation(points), gram.max())
 
 
-def test_blocks_of_rows_miss_no_pair():
-    points = torch.randn(5000, 6, dtype=torch.float64)  # 839 rows a block
+def test_blockwise_computation_covers_all_pairs():
+    points = torch.randn(5000, 6, dtype=torch.float64)  # 839 rows per block
     points[4321] = 2 * points[17] + 1e-9 * points[3]
     assert (nearest_cosines(points) > 1 - 1e-12).nonzero().squeeze(-1).tolist() == [17, 4321]
 
 
-def test_the_norms_do_not_matter():
+def test_separation_ignores_norms():
     points = torch.tensor([[1e-30, 0.0], [0.0, 1e30]])
     assert separation(points) == 0.0
 
 
-def test_two_opposite_points_have_the_separation_minus_one():
+def test_two_opposite_points_have_separation_minus_one():
     assert separation(torch.tensor([[0.3, 0.4], [-3.0, -4.0]])) == pytest.approx(-1.0, abs=1e-7)
 
 
 @pytest.mark.parametrize(
     ("given", "computed"), [(torch.float64, torch.float64), (torch.float32, torch.float32), (torch.half, torch.float32)]
 )
-def test_the_result_is_at_least_float32(given, computed):
+def test_result_is_at_least_float32(given, computed):
     result = separation(torch.eye(3, dtype=given))
     assert (result.dtype, result.shape) == (computed, ())
 
@@ -50,7 +50,7 @@ def test_gradients_pass_gradcheck(function):
     assert torch.autograd.gradcheck(function, points)
 
 
-def test_the_gradient_moves_only_the_closest_pair():
+def test_gradient_moves_only_the_closest_pair():
     angles = torch.tensor([0.0, 0.5, 2.0, 4.0])
     points = torch.stack([angles.cos(), angles.sin()], dim=-1).requires_grad_()
     separation(points).backward()
@@ -59,19 +59,19 @@ def test_the_gradient_moves_only_the_closest_pair():
 
 
 @pytest.mark.parametrize("shape", [(3,), (1, 4), (2, 3, 4), (5, 0)])
-def test_a_wrong_shape_is_refused(shape):
+def test_wrong_shape_is_rejected(shape):
     with pytest.raises(ValueError, match=r"shape \(K, d\) with K >= 2"):
         separation(torch.ones(shape))
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
-def test_a_point_that_is_zero_or_not_finite_is_refused_by_its_number(value):
+def test_zero_or_nonfinite_points_are_rejected_with_their_index(value):
     points = torch.ones(4, 3)
     points[2] = value
     with pytest.raises(ValueError, match="point 2"):
         nearest_cosines(points)
 
 
-def test_integers_are_refused_with_advice():
+def test_integer_error_suggests_a_conversion():
     with pytest.raises(TypeError, match=r"floating-point dtype; got torch.int64.*\.float\(\)"):
         separation(torch.eye(3, dtype=torch.int64))
