@@ -51,7 +51,7 @@ def test_words_may_have_spaces_where_something_else_parts_the_pair(app):
 
 @pytest.mark.parametrize("text", ["", "word", "one two three", "word :", "a : b : c"])
 def test_what_is_no_pair_is_refused(app, text):
-    with pytest.raises(ValueError, match="is not a pair; write two words separated by a colon"):
+    with pytest.raises(ValueError, match="is not a pair; enter two words separated by a colon"):
         app.read_pair(text)
 
 
@@ -197,7 +197,7 @@ def test_a_person_can_ask_and_is_told_what_is_wrong(page, expected):
     orders.wait_for()
     page.get_by_label("Choices").fill("paint portrait\nnote")
     page.get_by_role("button", name="Answer").click()
-    see("'note' is not a pair; write two words separated by a colon.")
+    see("'note' is not a pair; enter two words separated by a colon.")
     orders.wait_for(state="hidden")
     page.get_by_label("Choices").fill("paint portrait\nnote music")
     page.get_by_label("Scoring").click()

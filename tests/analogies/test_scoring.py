@@ -288,12 +288,12 @@ def test_what_a_scoring_does_not_take_is_refused(scoring, options, message):
 
 @pytest.mark.parametrize("scoring", ["embedding_similarity", "relation_embedding"])
 def test_embeddings_have_no_perplexities_to_cache(scoring):
-    with pytest.raises(ValueError, match="has no perplexities to keep in a cache"):
+    with pytest.raises(ValueError, match="has no perplexities to cache"):
         score_questions([QUESTION], None, scoring, cache=object())
 
 
 def test_relations_have_no_aggregations_to_measure():
-    with pytest.raises(ValueError, match=r"no aggregations to search; those that have: .*perplexity"):
+    with pytest.raises(ValueError, match=r"no aggregations to search; scorings with aggregations: .*perplexity"):
         measure_questions([QUESTION], None, "relation_embedding")
 
 
