@@ -143,7 +143,7 @@ def test_searches_of_other_questions_do_not_mix(searched):
     _, results = searched
     with pytest.raises(ValueError, match="on different questions"):
         join_results([results["perplexity"], search(questions_of(3))])
-    with pytest.raises(ValueError, match="of other questions"):
+    with pytest.raises(ValueError, match="belong to other questions"):
         search_configurations(measure_questions(questions_of(1), None), questions_of(1, count=11))
 
 

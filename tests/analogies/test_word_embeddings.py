@@ -196,7 +196,7 @@ def test_a_template_without_the_pair_is_refused(tiny_bert, template):
 def test_a_mask_needs_a_mask_token(build, tokenizer):
     tokenizer.mask_token = None
     language_model = LanguageModel(build("Bert"), tokenizer)
-    with pytest.raises(ValueError, match=r"BertModel has no mask token; leave \{mask\} out of"):
+    with pytest.raises(ValueError, match=r"BertModel has no mask token; remove \{mask\} from"):
         embed_relations(language_model, [("cat", "nurse")], "{a} {mask} {b}")
 
 

@@ -69,7 +69,7 @@ def test_an_unknown_model_of_a_library_is_refused_with_others(name, expected):
 
 @pytest.mark.parametrize("load", [find_weights, load_classifier])
 def test_random_weights_of_a_folder_are_refused(load, tmp_path):
-    with pytest.raises(ValueError, match="random weights are for timm"):
+    with pytest.raises(ValueError, match="random weights require timm"):
         load(str(tmp_path), random_weights=True)
 
 
