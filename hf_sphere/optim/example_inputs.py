@@ -1,4 +1,4 @@
-"""Generates inputs for a model from its configuration or its first layer."""
+"""Generation of inputs for a model from its configuration or its first layer."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,10 +11,10 @@ _BATCH = 4  # batch norm over a 1 x 1 map has one value per image, and two value
 
 
 def example_inputs(model: nn.Module) -> Iterator[Any]:
-    """Yield inputs that may fit the model, the likeliest first.
+    """Yield inputs that the model may accept, the most likely first.
 
     Models of transformers have `main_input_name` and a configuration, models of timm `pretrained_cfg`; for others the
-    first layer with weights determines the number of channels or features, and several sizes follow.
+    first layer with weights determines the number of channels or features, and several sizes are tried.
 
     Args:
         model: Any module.

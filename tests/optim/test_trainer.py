@@ -208,7 +208,7 @@ def test_optim_args_do_not_let_norms_decay(arguments):
         ("adam_srt", "eps=small", r"eps=small cannot be read; eps is a number"),
         ("adam_srt", "maximize=maybe", r"maximize=maybe cannot be read; maximize is true or false"),
         ("adam_srt", "beta1=1.5", r"betas must be two numbers in \[0, 1\); got \(1\.5, 0\.999\)"),
-        ("adam_srt", "low_precision=exact", r"low_precision can be nearest, stochastic, master; got 'exact'"),
+        ("adam_srt", "low_precision=exact", r"low_precision must be one of nearest, stochastic, master; got 'exact'"),
     ],
 )
 def test_optim_args_that_mean_nothing_are_refused(name, text, message, arguments):
