@@ -59,7 +59,7 @@ class TestReliability:
         assert line_of(figure) == [(30.0, 25.0), (90.0, 80.0)]
 
     def test_bins_without_a_prediction_are_refused(self):
-        with pytest.raises(ValueError, match="no prediction in any bin"):
+        with pytest.raises(ValueError, match="all bins are empty"):
             plot_reliability(bins_of((float("nan"), float("nan"), 0)))
 
     @pytest.mark.parametrize(("right", "count"), [(15, 25), (0, 3), (3, 3), (999, 1000)])
@@ -172,7 +172,7 @@ class TestRiskCoverage:
 
     @pytest.mark.parametrize("curves", [{}, {"confidence": (torch.empty(0), torch.empty(0))}], ids=["none", "empty"])
     def test_where_there_is_nothing_to_draw_it_says_so(self, curves):
-        with pytest.raises(ValueError, match="there is no prediction to draw"):
+        with pytest.raises(ValueError, match="there are no predictions to draw"):
             plot_risk_coverage(curves)
 
     def test_curves_of_the_metric_can_be_drawn(self):
