@@ -13,7 +13,7 @@ import os
 import re
 from typing import Any
 
-os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before gradio is imported, which reports its start
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before the import of gradio, which sends telemetry
 
 import gradio as gr
 import pandas as pd
@@ -105,7 +105,7 @@ def answer(
     best = min(range(len(costs)), key=costs.__getitem__)
     names = [" : ".join(pair) for pair in question.choices]
     stem_text, best_text = (html.escape(text) for text in (" : ".join(question.stem), names[best]))
-    verdict = box(f"{stem_text} is as <b>{best_text}</b>", "#d3f5dd")
+    verdict = box(f"{stem_text} :: <b>{best_text}</b>", "#d3f5dd")
     table = pd.DataFrame({"choice": names, "cost": costs})
     first = table.style.format(precision=4).apply(lambda row: [HIGHLIGHT * (row.name == best)] * len(row), axis=1)
     if by_order is None:

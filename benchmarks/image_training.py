@@ -2,8 +2,8 @@
 
 python benchmarks/image_training.py [--dataset_name ylecun/mnist]
 
-The data set must have 28 x 28 gray images; by default, a copy in `shared/data` is used if there is one, and otherwise
-60,000 synthetic images.
+The data set must have 28 x 28 gray images; by default, a copy in `../shared/data` is used if there is one, and
+otherwise 60,000 synthetic images.
 """
 
 import argparse

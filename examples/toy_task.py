@@ -130,7 +130,7 @@ def draw_predictions(axes: Any, model: Any) -> None:
     side = torch.linspace(-0.5, 1.5, 201)
     grid = torch.cartesian_prod(side, side)
     logits = model(grid[:, None, None, :]).logits
-    lead = (logits[:, 1] - logits[:, 0]).reshape(201, 201).T  # of class 1
+    lead = (logits[:, 1] - logits[:, 0]).reshape(201, 201).T  # margin of class 1
     axes.contourf(side, side, lead, levels=[-1e9, 0.0, 1e9], colors=COLORS, alpha=0.15)
     if lead.min() < 0 < lead.max():
         axes.contour(side, side, lead, levels=[0.0], colors="0.3", linewidths=1.5)

@@ -195,7 +195,7 @@ class LanguageModel:
     def logits(self, ids: Tensor) -> Tensor:
         """Run the model and its head, (B, L) to (B, L, V)."""
         output = self.forward(ids)
-        logits = getattr(output, "prediction_logits", None)  # of models for pretraining
+        logits = getattr(output, "prediction_logits", None)  # the output of models for pretraining
         return output.logits if logits is None else logits
 
     def _input_embeddings(self) -> Any:

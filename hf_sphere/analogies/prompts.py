@@ -1,4 +1,4 @@
-"""Sentences that state that c is to d what a is to b."""
+"""Sentences stating that a is to b what c is to d."""
 
 import functools
 import string

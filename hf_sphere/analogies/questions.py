@@ -20,7 +20,7 @@ COLUMNS = ("stem", "choice", "answer")
 
 @dataclass(frozen=True)
 class Question:
-    """A question: a is to b what c is to d, for which pair (c, d)?
+    """An analogy question: for which pair (c, d) is a to b what c is to d?
 
     Attributes:
         stem: The pair (a, b).

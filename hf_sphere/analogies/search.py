@@ -66,7 +66,7 @@ class SearchResult:
         )
 
     def configuration(self, number: int) -> dict[str, Any]:
-        """Return the options of a configuration, as `score_questions` takes them."""
+        """Return the options of a configuration, as arguments of `score_questions`."""
         values = {name: column[number] for name, column in self.columns.items()}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -84,7 +84,7 @@ class Selection:
     """The configuration with the highest accuracy on validation questions.
 
     Attributes:
-        configuration: Its options, as `score_questions` takes them.
+        configuration: Its options, as arguments of `score_questions`.
         accuracy: Its accuracy on the validation questions, which is biased upwards.
         tied: Number of configurations with this accuracy; the first one is selected.
     """
@@ -123,9 +123,11 @@ def search_configurations(
     if not torch.equal(choice_counts(questions), counts):
         raise ValueError("the measurements belong to other questions; measure the questions to search on.")
     if measurements.terms[..., 0].isnan().any():  # every question has a first choice
-        raise ValueError("a search needs all 24 permutations, some of which were not measured; use measure_questions.")
+        raise ValueError(
+            "a search requires all 24 permutations, some of which were not measured; use measure_questions."
+        )
     if int(counts.max()) > MOST_CHOICES:
-        raise ValueError(f"a search takes questions of up to {MOST_CHOICES} choices; one has {int(counts.max())}.")
+        raise ValueError(f"a search supports questions with up to {MOST_CHOICES} choices; one has {int(counts.max())}.")
 
     settings = [
         dict(zip(scoring.grid, values, strict=True))

@@ -75,7 +75,9 @@ def guessing_quantile(num_choices: Tensor, *, share: float = 0.95) -> float:
         )
     if not 0 < share < 1:
         raise ValueError(f"share must be between 0 and 1; got {share}.")
-    probabilities = torch.zeros(len(num_choices) + 1, dtype=torch.float64)  # of each number of correct answers
+    probabilities = torch.zeros(
+        len(num_choices) + 1, dtype=torch.float64
+    )  # probability of each number of correct answers
     probabilities[0] = 1
     for count in num_choices.tolist():
         right = probabilities / count

@@ -79,7 +79,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[Callable[[], bool]]:
 
         def changed() -> bool:
             return any(
-                place.keys() - {"forward"} != start.keys() - {"forward"}  # what ActivationReuse sets
+                place.keys() - {"forward"} != start.keys() - {"forward"}  # set by ActivationReuse
                 or any(place[key] is not value for key, value in start.items() if key != "forward")
                 for place, start in zip(places, inside, strict=True)
             ) or any(

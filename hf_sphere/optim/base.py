@@ -276,7 +276,7 @@ class SphereOptimizer(Optimizer):
             keys.append("exp_avg_sq")
         low = is_low(parameter.dtype)
         if not low and "step" in state and all([key in state for key in keys]):
-            return  # nearly always
+            return  # the usual case
         if low and group["low_precision"] == "master" and "master" not in state:
             state["master"] = parameter.detach().to(torch.float32)
         if "step" not in state:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 _SIDES = (32, 28, 64, 84, 96, 128, 224, 299, 16, 8)
-_BATCH = 4  # batch norm over a 1 x 1 map has one value per image, and two values leave no gradient
+_BATCH = 4  # batch norm over a 1 x 1 map has one value per image, and has no gradient for two values
 
 
 def example_inputs(model: nn.Module) -> Iterator[Any]:

@@ -192,7 +192,7 @@ def test_a_person_can_ask_and_is_told_what_is_wrong(page, expected):
     orders = page.get_by_text("Costs by permutation of the words")
     page.get_by_role("button", name="Answer").click()
     best = min(expected, key=expected.get)
-    see(f"word : language is as {best}")
+    see(f"word : language :: {best}")
     see(f"{expected[best]:.4f}")
     orders.wait_for()
     page.get_by_label("Choices").fill("paint portrait\nnote")
@@ -203,6 +203,6 @@ def test_a_person_can_ask_and_is_told_what_is_wrong(page, expected):
     page.get_by_label("Scoring").click()
     page.get_by_role("option", name="relation_embedding").click()
     page.get_by_role("button", name="Answer").click()
-    see("word : language is as")
+    see("word : language ::")
     orders.wait_for(state="hidden")
     assert page.strangers == []

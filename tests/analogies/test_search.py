@@ -150,7 +150,7 @@ def test_searches_of_other_questions_do_not_mix(searched):
 def test_a_search_takes_all_permutations():
     questions = questions_of(1)
     measurements = build_scoring("pmi").measure(questions, base.Engine(None), range(8))
-    with pytest.raises(ValueError, match="needs all 24 permutations, some of which were not measured"):
+    with pytest.raises(ValueError, match="requires all 24 permutations, some of which were not measured"):
         search_configurations(measurements, questions)
 
 

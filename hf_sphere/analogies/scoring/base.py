@@ -38,7 +38,7 @@ WEIGHTS = (0.0, 0.2, -0.2, 0.4, -0.4)
 """Weights of the published grid for the terms that are subtracted from a cost, simplest first."""
 
 TEXTS_AT_ONCE = 4096
-"""Texts that are scored or embedded together; with four words of 4,096 numbers each, their embeddings take 256 MiB."""
+"""Texts that are scored or embedded together; with four words of 4,096 features each, their embeddings take 256 MiB."""
 
 _REDUCTIONS: dict[str, Callable[[Tensor, int], Tensor]] = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
 
