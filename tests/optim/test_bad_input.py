@@ -122,7 +122,7 @@ def test_sparse_gradients_are_refused_with_advice(kind, make_optimizer):
 
 
 def test_differentiable_is_refused(kind):
-    with pytest.raises(ValueError, match=rf"{kind.__name__} does not support differentiable; leave differentiable out"):
+    with pytest.raises(ValueError, match=rf"{kind.__name__} does not support differentiable; omit it"):
         kind([weight(3, 4)], differentiable=True)
 
 
