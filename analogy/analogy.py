@@ -37,7 +37,7 @@ Args:
     weight_tail (float): Weight of the tail, likewise.
     alpha (float): Weight of the marginal term in "pmi"; 0 by default.
     pmi_aggregation (str): Of the two terms of "pmi": "mean" (default), "max", "min", "index_0" or "index_1".
-    batch_size (int): Sequences per batch; by default as many as run fast.
+    batch_size (int): Sequences per batch; chosen for speed by default.
     device (str): Device of the model; by default the accelerator if there is one.
 
 Returns:
@@ -45,7 +45,7 @@ Returns:
     chance_level (float): Expected accuracy of guessing; if the choices are given.
     accuracy_by_group (dict): Accuracy by group; if groups are given.
     predictions (list of int): The predictions.
-    costs (list of lists of float): Cost of each choice, the lowest wins; with a model.
+    costs (list of lists of float): Cost of each choice, lower is better; with a model.
 
 Examples:
     >>> metric = evaluate.load("analogy")
@@ -75,7 +75,7 @@ def _load(name: str, files: tuple[tuple[str, int], ...], tokenizer: Any, device:
 
 
 def _load_once(model: Any, tokenizer: Any, device: str | None) -> LanguageModel:
-    """Load a model, unless it was loaded last and its folder, if it is one, has not changed since."""
+    """Load a model, or return the last loaded one if its name and the files in its folder are unchanged."""
     if not isinstance(model, (str, os.PathLike)):
         return LanguageModel.load(model, tokenizer, device=device)
     name = os.fspath(model)
@@ -167,7 +167,7 @@ class Analogy(evaluate.Metric):
         if None not in predictions:
             unused = [*options, *(name for name, value in of_model.items() if value is not None)]
             if unused:
-                raise ValueError(f"predictions need no model; leave out {', '.join(unused)}, or predictions.")
+                raise ValueError(f"predictions do not need a model; omit {', '.join(unused)}, or predictions.")
             _check_numbers(references, predictions, choice)
         else:
             if model_id is None or None in stem or None in choice:

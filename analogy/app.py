@@ -2,7 +2,7 @@
 
 python analogy/app.py --model <id or folder>
 
-It is also the app of a Space. It requires gradio. Nothing is downloaded except the model, if it is a Hub id.
+Also the app of a Space. Requires gradio. Downloads only the model, if it is a Hub id.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import os
 import re
 from typing import Any
 
-os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before gradio is imported, which reports its start
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before the import of gradio, which sends telemetry
 
 import gradio as gr
 import pandas as pd
@@ -29,14 +29,14 @@ DEFAULT_TEMPLATE = "default of the scoring"
 STEM = "word : language"
 CHOICES = "paint : portrait\nnote : music\ntale : story\nweek : year"
 WEIGHTS = ("weight_head", "weight_tail", "alpha")
-"""Options of scorings that the page sets to the same value: the weights of the head and tail by themselves."""
+"""Options of scorings that the page sets to the same value: the weights of the head and tail alone."""
 
 DEFAULT_WEIGHT = 0.2
 HIGHLIGHT = "background-color: #9be7b5; color: black; font-weight: bold"
 
 INTRODUCTION = """# Word analogies
 Which pair of words has the same relation as the first one? A language model scores a sentence for each choice; **the
-choice of the lowest cost is the answer**. A single question does not measure a model:
+choice with the lowest cost is the answer**. A single question does not measure a model:
 `recipes/evaluate_analogies.py` of `hf_sphere` reports accuracies on benchmarks, next to the accuracy of guessing.
 """
 
@@ -77,7 +77,7 @@ def build_page(model: str) -> gr.Blocks:
                     DEFAULT_WEIGHT,
                     step=0.1,
                     label="Weight of the biases",
-                    info="Weight of the head and tail by themselves in marginal_bias, hypothesis_bias and pmi; with 0, "
+                    info="Weight of the head and tail alone in marginal_bias, hypothesis_bias and pmi; with 0, "
                     "the first two predict the same as perplexity.",
                 )
         button = gr.Button("Answer", variant="primary")
@@ -105,7 +105,7 @@ def answer(
     best = min(range(len(costs)), key=costs.__getitem__)
     names = [" : ".join(pair) for pair in question.choices]
     stem_text, best_text = (html.escape(text) for text in (" : ".join(question.stem), names[best]))
-    verdict = box(f"{stem_text} is as <b>{best_text}</b>", "#d3f5dd")
+    verdict = box(f"{stem_text} :: <b>{best_text}</b>", "#d3f5dd")
     table = pd.DataFrame({"choice": names, "cost": costs})
     first = table.style.format(precision=4).apply(lambda row: [HIGHLIGHT * (row.name == best)] * len(row), axis=1)
     if by_order is None:
@@ -125,15 +125,15 @@ def read_pair(text: str) -> tuple[str, str]:
     if len(words) == 1:
         words = text.split()
     if len(words) != 2 or not all(words):
-        raise ValueError(f"{text.strip()!r} is not a pair; write two words separated by a colon.")
+        raise ValueError(f"{text.strip()!r} is not a pair; enter two words separated by a colon.")
     return words[0], words[1]
 
 
 @functools.lru_cache(maxsize=1)  # one, since two may not fit in memory
 def load(model: str) -> LanguageModel:
-    """Load a model, unless it is the last one that was used."""
+    """Load a model; the last one is cached."""
     if not model:
-        raise ValueError("no model is given; write a Hub id or a folder.")
+        raise ValueError("no model is given; enter a Hub id or a folder.")
     return LanguageModel.load(model)
 
 
@@ -153,7 +153,7 @@ def score(
 
 
 def style_orders(costs: list[list[float]], names: list[str]) -> Styler:
-    """Format the costs of all permutations as a table, the lowest of each highlighted."""
+    """Format the costs of all permutations as a table, with the lowest cost of each row highlighted."""
     table = pd.DataFrame(
         [
             [" ".join("abcd"[word] for word in order), "yes" if order in POSITIVE_PERMUTATIONS else "no", *row]

@@ -1,4 +1,4 @@
-"""Examples of the Space, which the tests of hf_sphere compute as well."""
+"""Examples of the Space; the tests of hf_sphere also compute them."""
 
 test_cases = [
     {

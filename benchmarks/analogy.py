@@ -1,9 +1,9 @@
-"""Compare analogy scores with the published ones and measure their speed, and the cost of a spherized layer of BERT.
+"""Compare analogy scores with the published ones, and measure their speed and the cost of a spherized BERT layer.
 
 python benchmarks/analogy.py --encoder sentence-transformers/all-MiniLM-L6-v2 --dataset relbert/analogy_questions
 
-Writes `results/analogy.json`. Without an encoder, a random BERT of the same size with a tokenizer of whole words is
-used; without a data set, the golden questions. `--quick` uses two questions instead of ten.
+Writes `results/analogy.json`. Without an encoder, a random BERT of the same size with a word-level tokenizer is used;
+without a data set, the golden questions. `--quick` uses two questions instead of ten.
 """
 
 import argparse
@@ -45,7 +45,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 PLAIN_LENGTH, PLAIN_BATCH = 32, 32
 PLAIN_SENTENCES = 32
-"""Sentences of the plain scheme, measured before and after ours; all sentences would take half an hour."""
+"""Number of sentences timed with the plain scheme before and after ours; all sentences would take half an hour."""
 
 
 def golden_questions() -> list[dict[str, Any]]:
@@ -89,22 +89,22 @@ def compare_with_golden() -> list[dict[str, Any]]:
 
 
 def load_masked_model(encoder: str | None, questions: list[Question]) -> tuple[LanguageModel, str]:
-    """Build a masked model of the size of MiniLM, with a random head from a fixed seed; also return its description."""
+    """Build a masked model of the size of MiniLM, with a seeded random head; also return its description."""
     torch.manual_seed(0)
     if encoder is not None:
-        transformers.utils.logging.set_verbosity_error()  # transformers warns of the new head
+        transformers.utils.logging.set_verbosity_error()  # transformers warns about the new head
         model = AutoModelForMaskedLM.from_pretrained(encoder)
         config, name = model.config, Path(encoder).name
         about = f"{name} as {type(model).__name__}, {config.num_hidden_layers} layers, {config.hidden_size} wide"
         return LanguageModel.load(model.to(DEVICE), AutoTokenizer.from_pretrained(encoder)), about
     config = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)
     model = BertForMaskedLM(config)
-    about = "a random BERT, 6 layers, 384 wide, tokenizer of whole words"
+    about = "a random BERT, 6 layers, 384 wide, word-level tokenizer"
     return LanguageModel.load(model.to(DEVICE), whole_words(questions)), about
 
 
 def whole_words(questions: list[Question]) -> PreTrainedTokenizerFast:
-    """Build a tokenizer of the words of the questions: the golden one has about one token per letter."""
+    """Build a word-level tokenizer for the questions; the golden tokenizer has about one token per letter."""
     special = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
     words = (word for question in questions for pair in (question.stem, *question.choices) for word in pair)
     known = dict.fromkeys([*special.values(), "[PAD]", "is", "to", "what", *" ".join(words).split()])
@@ -116,7 +116,7 @@ def whole_words(questions: list[Question]) -> PreTrainedTokenizerFast:
 
 
 def grid_sentences(questions: list[Question]) -> list[Sentence]:
-    """Return the sentences of all heads with all tails in all permutations, with one template."""
+    """Return the sentences of all heads with all tails in all permutations, for one template."""
     scoring = MarginalBias()
     return [one for question in questions for order in PERMUTATIONS for one in scoring.sentences(question, order)]
 
@@ -145,7 +145,7 @@ def plain_perplexities(model: LanguageModel, sentences: list[Sentence]) -> Tenso
 
 
 def compare_with_plain(model: LanguageModel, questions: list[Question]) -> list[dict[str, Any]]:
-    """Measure sentences per second of ours and of the plain scheme, and the sources of the difference."""
+    """Measure sentences per second of our scheme and of the plain scheme, and the sources of the difference."""
     model.model.eval()
     sentences = grid_sentences(questions)
     chosen = torch.randperm(len(sentences), generator=torch.Generator().manual_seed(0))[: 2 * PLAIN_SENTENCES].tolist()
@@ -166,13 +166,13 @@ def compare_with_plain(model: LanguageModel, questions: list[Question]) -> list[
         row("plain scheme: sentences per second", speeds[1]),
         row(f"ours, {len(sentences):,} sentences: sentences per second", speeds[0]),
         row("ours / plain scheme, speed", speeds[0] / speeds[1], at_least=4),
-        row("of that, because repeated rows run once", sum(rows.counts) / len(rows)),
+        row("of that, factor from running repeated rows once", sum(rows.counts) / len(rows)),
         row("largest relative difference of the two", float((ours[chosen] / torch.cat(plain) - 1).abs().max()), 1e-4),
     ]
 
 
 def search_speed() -> list[dict[str, Any]]:
-    """Time the grids of one template on random perplexities of as many questions as SAT has."""
+    """Time the grids of one template on random perplexities of 374 questions, the size of SAT."""
     generator = torch.Generator().manual_seed(0)
     pairs = [("c", "d")] * 5
     questions = make_questions(
@@ -196,7 +196,7 @@ def search_speed() -> list[dict[str, Any]]:
 
 
 def compare_layers() -> list[dict[str, Any]]:
-    """Time forward and backward of a spherized and of a plain layer of BERT-base."""
+    """Time the forward and backward pass of a spherized and a plain layer of BERT-base."""
     config = SphereBertConfig()
     config._attn_implementation = "sdpa"
     torch.manual_seed(0)

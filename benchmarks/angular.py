@@ -32,7 +32,7 @@ def both_ways(function: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], N
 
 
 def measure_lengths() -> list[dict]:
-    """Time the norms of all patches, compared with a convolution with as many filters of ones as the layer has."""
+    """Time the norms of all patches, compared with a convolution of ones with the same number of filters."""
     rows = []
     for what, (channels, side) in STAGES.items():
         x = torch.relu(torch.randn(IMAGES, channels, side, side, device=DEVICE))

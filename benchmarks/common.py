@@ -1,4 +1,4 @@
-"""What the benchmarks share: paired timing, a table, a JSON file."""
+"""Helpers for the benchmarks: paired timing, a table, a JSON file."""
 
 import json
 import platform
@@ -22,7 +22,7 @@ def synchronize() -> None:
 def time_in_turn(
     functions: Mapping[str, Callable[[], Any]], rounds: int = 7, warmup: int = 2
 ) -> dict[str, list[float]]:
-    """Seconds of each function, called in turn, so that a change of the machine's speed meets them all alike."""
+    """Time functions in turn, so that changes of the machine's speed affect all of them; return their seconds."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for number in range(warmup + rounds):
         for name, function in functions.items():
@@ -36,7 +36,7 @@ def time_in_turn(
 
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
-    """Median of the ratios of paired measurements."""
+    """Return the median of the ratios of paired measurements."""
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
@@ -57,7 +57,7 @@ def report(name: str, rows: Sequence[Mapping[str, Any]], **more: Any) -> None:
 
 
 def row(what: str, value: float, at_most: float | None = None, at_least: float | None = None) -> dict[str, Any]:
-    """One line of a report, with the bound it is held against."""
+    """Create a line of a report, with its bound if there is one."""
     if at_most is not None:
         return {"what": what, "value": value, "bound": f"at most {at_most:g}", "holds": value <= at_most}
     if at_least is not None:

@@ -1,13 +1,13 @@
-"""Few-shot episodes of Omniglot on Conv4: the library's batches and evaluation against a usual loop.
+"""Few-shot episodes of Omniglot on Conv4: the library's batches and evaluation, compared with a usual loop.
 
 python benchmarks/few_shot.py [--dataset_name <folder>]
 
-The data set must have columns `image` and `label` and at least 20 images of each class; without one at hand, made-up
-images of the shape of Omniglot's are used. An epoch is one of the paper's, 100 training and 500 validation episodes,
-scaled down in the same proportion, on the classes of the configurations: a fifth of them is for validation. What the
-library gains on a CPU it gains where nothing is learned: the usual loop decodes and embeds an image in each episode
-that it occurs in, the library decodes it once (before the epochs; a row of its own) and embeds it once a validation.
-The training episodes alone are bounded by the convolutions, which are the same.
+The data set must have columns `image` and `label` and at least 20 images of each class; by default, a copy in
+`../shared/data` is used if there is one, and otherwise synthetic images of the shape of Omniglot. An epoch is that of
+the paper (100 training and 500 validation episodes), scaled down in proportion. A fifth of the classes are for
+validation. On a CPU the library saves time outside of training: the usual loop decodes and embeds an image in each
+episode that contains it, while the library decodes it once (before the epochs, reported in a separate row) and embeds
+it once per validation. The time of the training episodes is dominated by the convolutions, which are the same.
 """
 
 import argparse
@@ -69,7 +69,7 @@ class Pictures(torch.utils.data.Dataset):
 
 
 class UsualSampler:
-    """Draws the classes of an episode and the images of each as tutorials do."""
+    """Samples the classes of an episode and the images of each class, as tutorials do."""
 
     def __init__(self, labels: Tensor, count: int) -> None:
         self.members = [(labels == label).nonzero()[:, 0] for label in labels.unique()]
@@ -86,7 +86,7 @@ class UsualSampler:
 
 
 def usual_loop(parts: Sequence[tuple[Dataset, Tensor]], training: int, validation: int) -> None:
-    """Train and evaluate an episode at a time, its images loaded one by one in two workers, support and query apart."""
+    """Train and evaluate one episode at a time; two workers load images; support and query are embedded separately."""
     model = new_model()
     encoder, truth = model.base_model, torch.arange(WAY, device=DEVICE).repeat(QUERY)
 
@@ -118,7 +118,7 @@ def usual_loop(parts: Sequence[tuple[Dataset, Tensor]], training: int, validatio
 
 
 def library_loop(parts: Sequence[tuple[Tensor, Tensor]], training: int, validation: int, per_batch: int = 1) -> None:
-    """Train and evaluate with the library's loop, checkpoint included."""
+    """Train and evaluate with the library's loop, including the checkpoint."""
 
     def batches(part: tuple[Tensor, Tensor], count: int, per_batch: int = 1, **options) -> FewShotBatches:
         episodes = Episodes(WAY, SHOT + QUERY, count, per_batch, distinct=True)
@@ -139,7 +139,7 @@ def library_loop(parts: Sequence[tuple[Tensor, Tensor]], training: int, validati
 
 
 def load_rows(name: str | None) -> Dataset:
-    """Load Omniglot, or make up images of its shape."""
+    """Load Omniglot, or generate images of its shape."""
     if name or LOCAL.is_dir():
         return load_dataset(name or str(LOCAL), split="train")
     pixels = np.random.default_rng(0).integers(0, 256, (136 * 20, 105, 105), dtype=np.uint8)
@@ -149,10 +149,12 @@ def load_rows(name: str | None) -> Dataset:
 
 
 def main() -> None:
-    """Time both in turn."""
+    """Time both loops in turn."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset_name")
-    parser.add_argument("--training", type=int, default=20, help="Training episodes; five times as many validate.")
+    parser.add_argument(
+        "--training", type=int, default=20, help="Training episodes; validation has five times as many."
+    )
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     rows, training, validation = load_rows(asked.dataset_name), asked.training, 5 * asked.training
@@ -169,7 +171,7 @@ def main() -> None:
     seconds = time_in_turn(
         {
             "library, training": lambda: library_loop(tensors, training, 0),
-            "library, four a step": lambda: library_loop(tensors, training, 0, per_batch=4),
+            "library, four per step": lambda: library_loop(tensors, training, 0, per_batch=4),
             "usual, training": lambda: usual_loop(pictures, training, 0),
             "library, epoch": lambda: library_loop(tensors, training, validation),
             "usual, epoch": lambda: usual_loop(pictures, training, validation),
@@ -177,7 +179,7 @@ def main() -> None:
         rounds=asked.rounds,
         warmup=1,
     )
-    rates = [row(f"{name}, episodes a second", training / min(seconds[name])) for name in list(seconds)[:3]]
+    rates = [row(f"{name}, episodes per second", training / min(seconds[name])) for name in list(seconds)[:3]]
     of_epoch = ratio(seconds["usual, epoch"], seconds["library, epoch"])
     of_training = ratio(seconds["usual, training"], seconds["library, training"])
     report(

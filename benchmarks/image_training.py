@@ -1,8 +1,9 @@
-"""One MNIST epoch of spherized LeNet-5: the library's batches and loop against a usual DataLoader loop.
+"""One MNIST epoch of spherized LeNet-5: the library's batches and loop, compared with a usual DataLoader loop.
 
 python benchmarks/image_training.py [--dataset_name ylecun/mnist]
 
-The data set must have 28-pixel gray images; without one at hand, 60,000 made-up ones of that shape are used.
+The data set must have 28 x 28 gray images; by default, a copy in `../shared/data` is used if there is one, and
+otherwise 60,000 synthetic images.
 """
 
 import argparse
@@ -38,7 +39,7 @@ def new_model() -> nn.Module:
 
 
 def dataloader_epoch(rows: Dataset) -> None:
-    """Train one epoch the way tutorials do: PIL decoding and ToTensor in two workers, `.item()` each step."""
+    """Train one epoch as tutorials do: PIL decoding and ToTensor in two workers, `.item()` in each step."""
     transform = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.1307], [0.3081])])
 
     class Pictures(torch.utils.data.Dataset):
@@ -63,7 +64,7 @@ def dataloader_epoch(rows: Dataset) -> None:
 
 
 def library_epoch(images: torch.Tensor, labels: torch.Tensor) -> None:
-    """Train one epoch with the library's loop, checkpoint included."""
+    """Train one epoch with the library's loop, including the checkpoint."""
     batches = ImagesInMemory(images, labels, batch_size=BATCH, mean=[0.1307], std=[0.3081], shuffle=True, device=DEVICE)
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(output_dir=folder, num_train_epochs=1, disable_tqdm=True)
@@ -78,7 +79,7 @@ def library_epoch(images: torch.Tensor, labels: torch.Tensor) -> None:
 
 
 def load_rows(name: str | None) -> Dataset:
-    """Load MNIST, or make up images of its shape."""
+    """Load MNIST, or generate images of its shape."""
     if name or LOCAL.is_dir():
         return load_dataset(name or str(LOCAL), split="train")
     pixels = np.random.default_rng(0).integers(0, 256, (60_000, 28, 28), dtype=np.uint8)
@@ -88,7 +89,7 @@ def load_rows(name: str | None) -> Dataset:
 
 
 def main() -> None:
-    """Time both in turn."""
+    """Time both loops in turn."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset_name")
     rows = load_rows(parser.parse_args().dataset_name)
@@ -108,8 +109,8 @@ def main() -> None:
                 ratio(seconds["dataloader"], seconds["library"]),
                 at_least=2.2,
             ),
-            row("library, s an epoch", min(seconds["library"])),
-            row("DataLoader loop, s an epoch", min(seconds["dataloader"])),
+            row("library, s per epoch", min(seconds["library"])),
+            row("DataLoader loop, s per epoch", min(seconds["dataloader"])),
         ],
     )
 

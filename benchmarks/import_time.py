@@ -1,4 +1,4 @@
-"""What does `import hf_sphere` add to `import transformers`?
+"""Time of `import hf_sphere` after `import transformers`.
 
 python benchmarks/import_time.py
 """

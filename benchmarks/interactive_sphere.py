@@ -1,10 +1,11 @@
-"""Interactive sphere of 10,000 points with images: size of the page and time until it is drawn.
+"""Interactive sphere with 10,000 points and images: size of the page and time until it is drawn.
 
 python benchmarks/interactive_sphere.py [--dataset_name ylecun/mnist]
 
-Uses the test images of the data set, or generated ones of MNIST's shape if there is none. The points form one cluster
-per class. Time is measured from the start of the navigation to the first complete picture, in a headless Chromium that
-renders WebGL in software, in a new page each time. Other processes slow it down; the results contain the system load.
+Uses the test images of the data set, or synthetic ones of the shape of MNIST if there is none. The points form one
+cluster per class. Time is measured from the start of the navigation to the first complete frame, in a headless Chromium
+that renders WebGL in software, with a new page each time. Other processes slow it down; the results contain the system
+load.
 """
 
 import argparse
@@ -32,7 +33,7 @@ ROUNDS = 5
 
 
 def load_images(name: str | None) -> tuple[Tensor, Tensor]:
-    """Load test images uint8 (N, C, H, W) and labels (N,) of a data set, or generate some: strokes on black."""
+    """Load test images uint8 (N, C, H, W) and labels (N,) of a data set, or generate some: bright strokes on black."""
     if not name and not LOCAL.is_dir():
         generator = torch.Generator().manual_seed(0)
         smooth = F.interpolate(torch.randn(COUNT, 1, 7, 7, generator=generator), (28, 28), mode="bicubic")
@@ -82,9 +83,9 @@ def main() -> None:
         "interactive_sphere",
         [
             row("page, MB", size, at_most=6),
-            row("s from navigation to the complete picture, median", statistics.median(seconds), at_most=3),
-            row("the same, best", min(seconds)),
-            row("the same, in a new browser", first),
+            row("s from navigation to the complete frame, median", statistics.median(seconds), at_most=3),
+            row("s from navigation to the complete frame, best", min(seconds)),
+            row("s from navigation to the complete frame, in a new browser", first),
             row("s to write the page", written),
         ],
         points=len(points),

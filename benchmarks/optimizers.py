@@ -1,4 +1,4 @@
-"""Adam-SRT and SGD-MRT on ResNet-18, compared with torch's fused optimizers and with the plain form of the rule.
+"""Adam-SRT and SGD-MRT on ResNet-18, compared with torch's fused optimizers and a plain implementation of the rule.
 
 python benchmarks/optimizers.py
 """
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def with_gradients(net: nn.Module) -> nn.Module:
-    """A copy of the network, with its own gradients."""
+    """Return a copy of the network with separate gradients."""
     net = copy.deepcopy(net)
     for parameter in net.parameters():
         parameter.grad = 1e-3 * torch.randn_like(parameter)
@@ -100,7 +100,7 @@ def with_gradients(net: nn.Module) -> nn.Module:
 
 
 def capture(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """Capture a step in a CUDA graph, as for training steps that take little time."""
+    """Capture a step in a CUDA graph, as is done for short training steps."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -114,7 +114,7 @@ def capture(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 
 
 class PlainAdamSRT:
-    """The published rule, one parameter after another: groups moved to the last axis by copies."""
+    """The published rule, one parameter after another, with copies that move the groups to the last axis."""
 
     def __init__(self, net: nn.Module, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999)) -> None:
         self.parameters = list(net.parameters())
@@ -142,7 +142,7 @@ class PlainAdamSRT:
             second.copy_(v)
 
     def adam(self, x: Tensor, g: Tensor, m: Tensor, v: Tensor, squares: Tensor, dim: int) -> tuple[Tensor, ...]:
-        """Adam with a given second moment of the gradient."""
+        """Update by Adam with precomputed squares of the gradient."""
         beta1, beta2 = self.betas
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * squares
@@ -151,12 +151,12 @@ class PlainAdamSRT:
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Inner product over all axes but the last, expanded over them."""
+    """Return the inner product over all axes but the last, expanded to the shape of the arguments."""
     return (a * b).sum((0, 1, 2), keepdim=True).expand_as(a)
 
 
 def golden_error() -> float:
-    """Largest relative error of any case, step and tensor of the golden trajectories."""
+    """Return the largest relative error over all cases, steps and tensors of the golden trajectories."""
     kinds = {"adam_srt": AdamSRT, "adam_s": AdamS, "adam_g": AdamG, "sgd_mrt": SGDMRT}
     worst = 0.0
     with safe_open(GOLDEN, "pt") as file:

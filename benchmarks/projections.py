@@ -1,7 +1,7 @@
-"""How long do projection statistics of a ResNet-50 take, and how much memory does streaming from a file save?
+"""Run time of the projection statistics of a ResNet-50, and memory saved by streaming from a file.
 
-Writes `results/projections.json`. Times are with all convolutions and the linear layer, 27,560 filters; the plain
-version is numpy and a loop over filters, with scipy's tests.
+Writes `results/projections.json`. Times include all convolutions and the linear layer, 27,560 filters. The plain
+version uses numpy, a loop over filters, and the tests of scipy.
 """
 
 import json
@@ -30,7 +30,7 @@ def kib(name):
     lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
     return int(lines[name].split()[0])
 
-projection_statistics(torch.nn.Linear(3, 4), "all")  # memory that the libraries allocate at first use
+projection_statistics(torch.nn.Linear(3, 4), "all")  # memory that the libraries allocate on first use
 before = kib("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")  # resets the peak
 path, mode = sys.argv[1:]
@@ -92,7 +92,7 @@ def times(folder: Path) -> list[dict[str, Any]]:
         row("ResNet-50, streamed from a file: seconds", min(seconds["file"]), at_most=2),
         row("ResNet-50, without 1x1 and linear: seconds", min(seconds["3x3 and 7x7"])),
         row("ResNet-50, plain version: seconds", min(seconds["plain"])),
-        row("time from the module, of the plain version's", ratio(seconds["module"], seconds["plain"])),
+        row("from the module / plain version, time", ratio(seconds["module"], seconds["plain"])),
         row("largest difference of mean, mass, p-values", difference, at_most=1e-9),
     ]
 

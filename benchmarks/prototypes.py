@@ -1,6 +1,6 @@
 """Separation and run time of placements, compared with the published program.
 
-Writes `results/prototypes.json`. `--quick` skips what takes longer than a few seconds.
+Writes `results/prototypes.json`. `--quick` skips cases that take longer than a few seconds.
 """
 
 import argparse
@@ -34,7 +34,7 @@ GOALS: list[tuple[int, int, float, float, dict[str, Any]]] = [
 
 
 def paper_scheme(count: int, dim: int, epochs: int) -> Tensor:
-    """The published program of the paper: a new SGD optimizer at each step, on the full cosine matrix."""
+    """Run the published program of the paper: a new SGD optimizer at each step, on the full cosine matrix."""
     torch.manual_seed(0)
     points = F.normalize(torch.randn(count, dim), dim=1)
     for _ in range(epochs):
@@ -68,7 +68,7 @@ def compare(quick: bool) -> list[dict[str, Any]]:
             continue
         done.add((count, dim))
         rows.append(row(f"K = {count}, d = {dim}: lower bound", separation_bound(count, dim)))
-        # The default of the program is 10,000 epochs, which take minutes for 1,000 points.
+        # The default of the program, 10,000 epochs, takes minutes for 1,000 points.
         epochs = 10_000 if count <= 200 and not quick else 300
         points, took = timed(lambda k=count, d=dim, n=epochs: paper_scheme(k, d, n))
         rows += [
@@ -102,7 +102,7 @@ def many() -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="skip what takes longer than a few seconds")
+    parser.add_argument("--quick", action="store_true", help="skip cases that take longer than a few seconds")
     quick = parser.parse_args().quick
     place_prototypes(7, 3, progress=False)  # imports scipy
     rows = compare(quick)

@@ -1,4 +1,4 @@
-"""Re-initialization of VGG-11, 8 convolutions x 5 snapshots, with and without reuse of activations.
+"""Re-initialization of VGG-11 (8 convolutions x 5 snapshots) with and without reuse of activations.
 
 python benchmarks/reinitialization.py
 """
@@ -8,7 +8,7 @@ import torch
 from common import ratio, report, row, time_in_turn
 from torch import Tensor, nn
 
-import hf_sphere  # noqa: F401  makes the backbone known to timm
+import hf_sphere  # noqa: F401  registers the backbone with timm
 from hf_sphere.analysis.reinitialization import reinitialization_robustness
 from hf_sphere.analysis.robustness import ReinitializationRobustness
 
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def new_net(seed: int) -> nn.Module:
-    """VGG-11 with batch norm and random weights, statistics of batch norms included."""
+    """Build VGG-11 with random weights and random statistics of its batch norms."""
     torch.manual_seed(seed)
     net = timm.create_model("vgg11_cifar", hidden=0, num_classes=10, in_chans=3).to(DEVICE)
     for _ in range(3):
@@ -56,7 +56,7 @@ def new_net(seed: int) -> nn.Module:
 
 @torch.inference_mode()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Fraction of correct predictions."""
+    """Return the fraction of correct predictions."""
     right = sum((model(x).argmax(-1) == y).sum() for x, y in zip(images.split(BATCH), labels.split(BATCH), strict=True))
     return float(right) / len(labels)
 

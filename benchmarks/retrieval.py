@@ -20,7 +20,7 @@ NAMES = {
     "r_precision": "r_precision",
     "mean_average_precision_at_r": "map_at_r",
 }
-"""Scores by their names in pytorch-metric-learning and here."""
+"""Names of the scores in pytorch-metric-learning, and here."""
 
 
 def clusters(count: int, dim: int, classes: int) -> tuple[Tensor, Tensor]:
@@ -28,7 +28,7 @@ def clusters(count: int, dim: int, classes: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     centers = F.normalize(torch.randn(classes, dim, generator=generator), dim=1) * dim**0.5
     embeddings = torch.randn(count, dim, generator=generator).mul_(2)
-    for number, center in enumerate(centers):  # in place: a peak of memory here would hide a later one
+    for number, center in enumerate(centers):  # in place: a memory peak here would hide a later one
         embeddings[number::classes] += center
     return embeddings, torch.arange(count) % classes
 
@@ -39,7 +39,7 @@ def compare() -> list[dict[str, Any]]:
         from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
         from pytorch_metric_learning.utils.inference import CustomKNN
     except ImportError as error:
-        raise SystemExit("this benchmark compares with `pip install pytorch-metric-learning`") from error
+        raise SystemExit("this benchmark requires `pip install pytorch-metric-learning`") from error
     embeddings, labels = clusters(10_000, 128, classes=100)
     calculator = AccuracyCalculator(include=tuple(NAMES), k="max_bin_count", knn_func=CustomKNN(CosineSimilarity()))
     theirs = calculator.get_accuracy(embeddings, labels)
@@ -85,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="skip the 60,000 embeddings")
     quick = parser.parse_args().quick
-    # The large case first: the peak of memory of the other one would hide it.
+    # The large case first: the memory peak of the other one would hide it.
     rows = [] if quick else many()
     report("retrieval", [*rows, *compare()])
 

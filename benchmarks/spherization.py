@@ -18,7 +18,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def dense_spherize(x: Tensor, triangle: Tensor, scaling: float = 1.0, radius: float = 1.0) -> Tensor:
-    """Spherization with sums of log-sines computed by an (n+1) x (n+1) triangular matrix."""
+    """Spherize with sums of log-sines computed by an (n+1) x (n+1) triangular matrix."""
     low = math.asin(1e-6 ** (1 / x.shape[-1]))
     angles = (math.pi / 2 - low) * torch.sigmoid(scaling * x) + low
     log_sines = torch.log(torch.sin(angles))
@@ -55,7 +55,7 @@ def measure_speed() -> list[dict]:
 
 
 def measure_memory() -> list[dict]:
-    """Peak memory beyond the input and the incoming gradient, in tensors of the input's size."""
+    """Measure the peak memory beyond the input and the incoming gradient, in units of the input size."""
     if DEVICE == "cuda":
         x, gradient = _inputs()
         torch.cuda.reset_peak_memory_stats()
@@ -68,7 +68,7 @@ def measure_memory() -> list[dict]:
 
 
 def cpu_peak() -> int:
-    """Peak of live allocations during forward and backward, recorded by the profiler."""
+    """Return the peak of live allocations during the forward and backward pass, recorded by the profiler."""
     x, gradient = _inputs()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         spherize(x).backward(gradient)
@@ -87,7 +87,7 @@ def _inputs() -> tuple[Tensor, Tensor]:
 
 
 def measure_accuracy() -> list[dict]:
-    """Largest relative error of the norm at n = 8192."""
+    """Measure the largest relative error of the norm at n = 8192."""
     norms = spherize(3 * torch.randn(64, 8192, device=DEVICE), 5.0, 5.0).double().norm(dim=-1)
     return [row("largest relative error of the norm, n = 8192, fp32", (norms / 5 - 1).abs().max().item(), at_most=5e-6)]
 

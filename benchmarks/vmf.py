@@ -1,4 +1,4 @@
-"""Check the von Mises-Fisher mathematics and samples, and compare the cost of the loss with that of a cosine head.
+"""Check the von Mises-Fisher functions and samples, and compare the cost of the loss with that of a cosine head.
 
 Writes `results/vmf.json`. The reference values are those of the tests.
 """
@@ -58,7 +58,7 @@ def compare_samples(draws: int = 100_000) -> list[dict[str, Any]]:
     for dim, kappa in PLACES:
         concentration = torch.full((draws,), float(kappa), device=DEVICE, requires_grad=True)
         axis = F.one_hot(torch.tensor(0), dim).to(DEVICE, torch.float32)
-        # In parts, because all coordinates of all samples would not fit.
+        # In parts, because the coordinates of all samples do not fit into memory.
         cosines, slopes = [], []
         for part in concentration.split(5_000):
             part = part.detach().requires_grad_()
@@ -138,7 +138,7 @@ def measure_memory() -> list[dict[str, Any]]:
 
 def main() -> None:
     torch.manual_seed(0)
-    # Memory first: blocks that earlier parts have freed would be reused and not counted.
+    # Memory first: memory freed by earlier parts would be reused and not counted.
     memory = measure_memory()
     report("vmf", compare_normalizer() + compare_samples() + compare_loss() + compare_cost() + memory)
 

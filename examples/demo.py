@@ -1,4 +1,4 @@
-"""A complete example on the bundled digits: train, compare, save, load, classify, draw.
+"""A complete example on the bundled digits: train, compare, save, load, classify, plot.
 
 python examples/demo.py [--output_dir outputs/demo]
 """
@@ -34,7 +34,7 @@ def main() -> None:
     accuracy = {kind: json.loads((folder / kind / "all_results.json").read_text())["eval_accuracy"] for kind in KINDS}
     print("\n    test accuracy   " + "   ".join(f"{kind} {100 * accuracy[kind]:.2f} %" for kind in KINDS))
 
-    print(f"\n[3/4] Loading {folder / 'spherized'} and classifying a picture")
+    print(f"\n[3/4] Loading {folder / 'spherized'} and classifying an image")
     classify = pipeline("image-classification", model=str(folder / "spherized"))
     test = load_splits("digits")["test"]
     picture, label = test[7]["image"], test[7]["label"]

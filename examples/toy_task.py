@@ -1,10 +1,10 @@
-"""The toy task of the spherization paper, with a picture of its decision hyperplanes.
+"""The toy task of the spherization paper, with a figure of its decision hyperplanes.
 
 python examples/toy_task.py [--output_dir outputs/toy_task] [--seed 1]
 
-A plain and a spherized network classify two clusters of 100 points in the plane, near (0, 0) and (1, 1). Both end in
-a linear layer, whose decision boundary is (w1 - w0) x + b1 - b0 = 0. In the plain network that line can be anywhere.
-After the spherization all points lie on a quarter of the unit circle and there is no bias: the line passes through the
+A plain and a spherized network classify two clusters of 100 points in the plane, near (0, 0) and (1, 1). Both end in a
+linear layer, whose decision boundary is (w1 - w0) x + b1 - b0 = 0. In the plain network that line can be anywhere.
+After spherization all points lie on a quarter of the unit circle and there is no bias: the line passes through the
 origin, and only the angle separates the classes. (With some seeds, such as 0, the ReLUs of the plain network die in
 training, and it predicts one class for all points.)
 """
@@ -29,7 +29,7 @@ from hf_sphere.visualization import check_matplotlib
 
 ROOT = Path(__file__).parent.parent
 KINDS = {"plain": ["--backbone_kwargs", "{width: 2}"], "spherized": []}
-"""The plain network gets two units, so that the input of its last layer is a plane as well."""
+"""The plain network has two units, so that the inputs of its last layer are also in a plane."""
 COLORS = ("#3f90da", "#ffa90e")
 
 
@@ -130,7 +130,7 @@ def draw_predictions(axes: Any, model: Any) -> None:
     side = torch.linspace(-0.5, 1.5, 201)
     grid = torch.cartesian_prod(side, side)
     logits = model(grid[:, None, None, :]).logits
-    lead = (logits[:, 1] - logits[:, 0]).reshape(201, 201).T  # of class 1
+    lead = (logits[:, 1] - logits[:, 0]).reshape(201, 201).T  # margin of class 1
     axes.contourf(side, side, lead, levels=[-1e9, 0.0, 1e9], colors=COLORS, alpha=0.15)
     if lead.min() < 0 < lead.max():
         axes.contour(side, side, lead, levels=[0.0], colors="0.3", linewidths=1.5)

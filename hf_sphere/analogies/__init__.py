@@ -1,4 +1,4 @@
-"""Word analogies: questions are answered by any masked, causal or embedding model of transformers."""
+"""Word analogies, answered by any masked, causal or embedding model of transformers."""
 
 import lazy_loader
 

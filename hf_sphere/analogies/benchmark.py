@@ -1,4 +1,4 @@
-"""Evaluation of a model on benchmarks: results are kept on disk and formatted as tables and files."""
+"""Evaluation of a model on benchmarks; results are stored on disk and formatted as tables and files."""
 
 import csv
 import hashlib
@@ -20,15 +20,15 @@ from hf_sphere.utils.files import atomic_file, write_json
 
 HEADER = (
     f"\n{'benchmark':<11}{'scoring':<21}{'accuracy':>9}{'interval':>16}{'chance':>8}{'noise':>7}{'untuned':>9}"
-    f"{'on validation':>16}{'its noise':>11}"
+    f"{'val. accuracy':>16}{'val. noise':>11}"
 )
 """Header of the table whose lines `table_line` formats."""
 
 LEGEND = """
 In percent, on the test questions except for the last two columns. interval: 95 % bootstrap interval. chance: expected
-accuracy of guessing. noise: 95 % quantile of guessing; an accuracy below it shows nothing. untuned: without a search.
-on validation: accuracy of the selected configuration on the validation questions. its noise: 95 % quantile of the same
-search on shuffled scores.
+accuracy of guessing. noise: 95 % quantile of guessing; an accuracy below it is not significant. untuned: without a
+search. val. accuracy: accuracy of the selected configuration on the validation questions. val. noise: 95 % quantile of
+the same search on shuffled scores.
 """
 
 Splits = tuple[list[Question], list[Question]]
@@ -66,7 +66,7 @@ class BenchmarkRun:
         return self.folder / f"{hashlib.sha256(json.dumps(basis).encode()).hexdigest()[:32]}.json"
 
     def describe_work(self) -> str:
-        """Estimate the work for the results that are not finished."""
+        """Estimate the work for unfinished results."""
         search, answers = np.zeros(2), np.zeros(2)
         missing = [key for key in itertools.product(self.benchmarks, self.templates) if not self.path(*key).is_file()]
         if not missing:
@@ -75,7 +75,7 @@ class BenchmarkRun:
             templates = {key: value for key, value in self.templates.items() if (name, key) in missing}
             search += self.evaluation.estimate_search(validation, templates)
             answers += self.evaluation.estimate_answers(test, templates)
-        work = (("search on validation: about", search), ("answer the test: at most about", answers))
+        work = (("validation search: about", search), ("test: at most about", answers))
         lines = (f"{purpose} {count[0]:,.0f} sentences in {count[1]:,.0f} sequences" for purpose, count in work)
         return "\n".join(lines) if answers.any() else "no sentences to score"
 
@@ -102,9 +102,9 @@ class BenchmarkRun:
         supported = {scoring: names for scoring, names in self.templates.items() if can_score(model, scoring)}
         skipped = ", ".join(scoring for scoring in self.templates if scoring not in supported)
         if not supported:
-            raise ValueError(f"{model.name} is a model of the {model.kind} kind, which supports none of: {skipped}.")
+            raise ValueError(f"{model.name} has kind {model.kind!r}, which supports none of: {skipped}.")
         if skipped:
-            print(f"skipped, not supported by models of the {model.kind} kind: {skipped}")
+            print(f"skipped, not supported by models of kind {model.kind!r}: {skipped}")
         run = replace(self, templates=supported)
         print(f"{run.describe_work()}\n{HEADER}", flush=True)
         results = []
@@ -132,7 +132,7 @@ class BenchmarkRun:
 
 
 def averages(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Average results over benchmarks, by model and scoring, where there are several; all benchmarks count alike."""
+    """Average results over benchmarks per model and scoring, if there are several, with equal weights."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for result in results:
         groups.setdefault((result["model"], result["scoring"]), []).append(result)
@@ -146,9 +146,9 @@ def averages(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_results(path: Path, results: Sequence[Mapping[str, Any]], benchmarks: Mapping[str, Splits]) -> None:
-    """Write accuracies as JSON to `path` and, beside it, `results.csv` and `predictions.json`.
+    """Write accuracies as JSON to `path`, and `results.csv` and `predictions.json` to the same folder.
 
-    The metrics of a single result are on the top level as well.
+    The metrics of a single result are also at the top level.
 
     Args:
         path: The JSON file.

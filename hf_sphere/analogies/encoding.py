@@ -1,4 +1,4 @@
-"""Sentences to tokens: the tokens of each word, and batches without padding."""
+"""Tokenization of sentences, with the tokens of each word, and batching without padding."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class Encoding(NamedTuple):
     Attributes:
         ids: (L,), with special tokens; those of hidden words are replaced by the mask token.
         plain: (L,), whether a token is neither special nor a mask.
-        words: (W, L), whether a token belongs to a word; without rows if words were not requested.
+        words: (W, L), whether a token belongs to a word; no rows if words were not requested.
     """
 
     ids: NDArray[np.int64]
@@ -40,19 +40,19 @@ def encode(
         start_token: Token to add before a sentence if the tokenizer adds none.
 
     Raises:
-        ValueError: If a text is empty or too long for the model, words are hidden from a model that is not masked, a
-            word has no token, the tokenizer does not support offsets, or a token is unknown to the model.
+        ValueError: If a text is empty or too long for the model, a sentence has hidden words but the model is not
+            masked, a word has no token, the tokenizer does not support offsets, or a token is unknown to the model.
     """
     any_hidden = any(sentence.hidden for sentence in sentences)
     if any_hidden and language_model.kind != "masked":
         raise ValueError(
-            f"{language_model.name} is a model of the {language_model.kind} kind, from which no word can be hidden. "
-            "Use a model for masked tokens (...ForMaskedLM), or sentences without hidden words."
+            f"{language_model.name} has kind {language_model.kind!r}, which does not support hidden words. "
+            "Use a masked language model (...ForMaskedLM), or sentences without hidden words."
         )
     tokenizer = language_model.tokenizer
     if (words or any_hidden) and not tokenizer.is_fast:
         raise ValueError(
-            f"{type(tokenizer).__name__} does not return the characters of a token, so the tokens of a word cannot be "
+            f"{type(tokenizer).__name__} does not return character offsets, so the tokens of a word cannot be "
             "found. Use a tokenizer whose `is_fast` is true."
         )
     for sentence in sentences:
@@ -89,7 +89,7 @@ def encode(
 
 
 def _find_word(sentence: Sentence, word: int, offsets: Sequence[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Return which tokens share a character with a word, (L,)."""
+    """Return the mask (L,) of the tokens that share a character with a word."""
     first, end = sentence.spans[word]
     starts, ends = np.array(offsets).reshape(-1, 2).T
     tokens = np.maximum(starts, first) < np.minimum(ends, end)
@@ -105,12 +105,12 @@ def _check_tokens(language_model: LanguageModel, sentence: Sentence, ids: NDArra
     limit = language_model.max_length
     if limit is not None and len(ids) > limit:
         raise ValueError(
-            f"{language_model.name} takes up to {limit} tokens, and this sentence has {len(ids)}: {sentence.text!r}. "
+            f"{language_model.name} accepts up to {limit} tokens, but this sentence has {len(ids)}: {sentence.text!r}. "
             "Shorten it, or use a model for longer texts."
         )
     if len(ids) and ids.max() >= language_model.vocabulary_size:
         raise ValueError(
-            f"the tokenizer gives token {ids.max()} for {sentence.text!r}, but {language_model.name} has only "
+            f"the tokenizer returns token {ids.max()} for {sentence.text!r}, but {language_model.name} has only "
             f"{language_model.vocabulary_size} tokens. Use the tokenizer of this model."
         )
 
@@ -122,7 +122,7 @@ def equal_length_batches(
 
     Args:
         lengths: (N,), number of tokens per sequence.
-        batch_tokens: Most tokens per batch.
+        batch_tokens: Maximum number of tokens per batch.
         batch_size: Sequences per batch; by default as many as `batch_tokens` allows.
 
     Yields:

@@ -27,22 +27,22 @@ from hf_sphere.analogies.search import (
 from hf_sphere.analogies.statistics import bootstrap_interval, guessing_quantile, selection_noise
 
 SAMPLED_QUESTIONS = 2
-"""Questions from which the work is extrapolated: each has hundreds of sentences to tokenize."""
+"""Number of questions from which the work is extrapolated; each has hundreds of sentences to tokenize."""
 
 
 def can_score(language_model: LanguageModel, scoring: str) -> bool:
-    """Return whether a scoring works with a model: sentences need likelihoods, hidden words need mask tokens."""
+    """Return whether a scoring supports a model: sentences require likelihoods, hidden words require mask tokens."""
     return language_model.kind in scoring_class(scoring).kinds
 
 
 @dataclass(frozen=True)
 class AnalogyEvaluation:
-    """Searches configurations for one model, and answers questions with one of them.
+    """Searches configurations for one model, and answers questions with one configuration.
 
     Attributes:
         engine: The model.
-        grid: What is searched besides templates: `full`, all weights and aggregations; `published`, those of the
-            publication; `none`, nothing.
+        grid: Search space besides templates: `full`, all weights and aggregations; `published`, those of Ushio et al.;
+            `none`, templates only.
     """
 
     engine: Engine
@@ -72,7 +72,7 @@ class AnalogyEvaluation:
 
         Args:
             questions: Q questions.
-            configuration: `scoring` and options of it, as in `SearchResult.configuration`.
+            configuration: `scoring` and its options, as in `SearchResult.configuration`.
 
         Returns:
             (Q,), int64, index of the choice.
@@ -101,10 +101,10 @@ class AnalogyEvaluation:
     def estimate_answers(
         self, questions: Sequence[Question], templates: Mapping[str, Sequence[str | None]]
     ) -> NDArray[np.float64]:
-        """Estimate the same for answers with the selected configuration of each scoring and with the untuned one.
+        """Estimate the work of `answer` with the selected and the untuned configuration of each scoring.
 
-        The selection is not known yet, so this is an upper bound: all permutations with the last template and, for the
-        untuned configuration, one permutation with the first template.
+        The selection is not known yet, so the numbers are upper bounds: all permutations with the last template and,
+        for the untuned configuration, one permutation with the first template.
         """
         permutations = PERMUTATIONS[:1] if self.grid == "none" else PERMUTATIONS
         return sum(
@@ -146,7 +146,7 @@ def report_accuracy(
     num_shuffles: int = 200,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Report the accuracy of the selected configuration, with the baselines that it has to be compared with.
+    """Report the accuracy of the selected configuration, with the baselines to compare it with.
 
     Args:
         validation: Search on validation questions.
@@ -158,10 +158,10 @@ def report_accuracy(
 
     Returns:
         By name: `eval_accuracy` with its confidence interval; `chance_level`, which is also the expected accuracy of
-        the selected configuration if the scores are noise; `selection_noise_high`, which it then does not exceed with
-        probability 95 %; `untuned_accuracy`; `validation_accuracy` and, for shuffled scores, its mean
-        `validation_noise` and 95 % quantile `validation_noise_high`; the numbers of questions and configurations; and
-        the options of the selected one.
+        the selected configuration if the scores are noise; `selection_noise_high`, its 95 % quantile in that case;
+        `untuned_accuracy`; `validation_accuracy` and, for shuffled scores, its mean `validation_noise` and 95 %
+        quantile `validation_noise_high`; the numbers of questions and configurations; and the options of the selected
+        configuration.
     """
     selected = select_configuration(validation)
     noise = selection_noise(validation, num_repeats=num_shuffles, seed=seed)

@@ -1,4 +1,4 @@
-"""A language model with its tokenizer, of any architecture of transformers that reads plain text."""
+"""A language model with its tokenizer, of any text architecture of transformers."""
 
 import contextlib
 import json
@@ -28,16 +28,16 @@ KIND_OF_ENDING: dict[str, Kind | None] = {
     "HeadsModel": None,
     "Model": "embedding",
 }
-"""Kind of a model by the end of its class name; the first match counts."""
+"""Kind of a model by the end of its class name; the first match is used."""
 
 ALLOWED = (
-    "allowed are text models for masked tokens (...ForMaskedLM), for the next token (...ForCausalLM, ...LMHeadModel) "
-    "and bare encoders or decoders (...Model)"
+    "allowed are masked language models (...ForMaskedLM), causal language models (...ForCausalLM, ...LMHeadModel) "
+    "and bare text encoders or decoders (...Model)"
 )
 
 
 _LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.RLock] = weakref.WeakKeyDictionary()
-"""One lock per model. A model that had it as an attribute could not be copied."""
+"""One lock per model, not an attribute of the model, which could then not be copied."""
 
 VOLATILE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 """Entries of a configuration that do not affect scores; the dtype is read from the weights."""
@@ -47,7 +47,7 @@ class LanguageModel:
     """A model and its tokenizer, usually loaded by `LanguageModel.load`.
 
     Args:
-        model: Model of transformers: for masked tokens, for the next token, or a bare text encoder or decoder.
+        model: Masked or causal language model of transformers, or a bare text encoder or decoder.
         tokenizer: Its tokenizer.
         name: Name of the model in messages.
 
@@ -57,10 +57,11 @@ class LanguageModel:
         name: Name, folder or class of the model.
         model: The model.
         tokenizer: The tokenizer.
-        max_length: Most tokens of an input, special ones included; None if nothing limits it.
+        max_length: Maximum number of tokens of an input, including special tokens; None if unlimited.
 
     Raises:
-        ValueError: If the model is of another kind, or the tokenizer lacks a vocabulary or, for a masked model, a mask.
+        ValueError: If the kind of the model is not supported, or the tokenizer lacks a vocabulary or, for a masked
+            model, a mask token.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any, name: str | None = None) -> None:
@@ -71,7 +72,7 @@ class LanguageModel:
         self.max_length = longest_input(model, tokenizer)
         self._fingerprint: tuple[Any, str] | None = None
         if not isinstance(self._input_embeddings(), nn.Embedding):
-            raise ValueError(f"{self.name} is a {type(model).__name__}, which takes no tokens; {ALLOWED}.")
+            raise ValueError(f"{self.name} is a {type(model).__name__}, whose inputs are not tokens; {ALLOWED}.")
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
             raise ValueError(  # transformers builds an empty tokenizer if it finds no files
                 f"the tokenizer of {self.name} has no vocabulary, probably because its files are missing. "
@@ -79,7 +80,7 @@ class LanguageModel:
             )
         if self.kind == "masked" and tokenizer.mask_token_id is None:
             raise ValueError(
-                f"{self.name} is a model for masked tokens, but its tokenizer {type(tokenizer).__name__} has no mask "
+                f"{self.name} is a masked language model, but its tokenizer {type(tokenizer).__name__} has no mask "
                 "token. Set tokenizer.mask_token to the one it was trained with, or pass another tokenizer."
             )
         if self.kind == "masked" and not self._predicts_tokens():
@@ -91,7 +92,7 @@ class LanguageModel:
             raise ValueError(
                 f"{self.name} is a {type(model).__name__}, whose output for a token depends on the tokens after it, so "
                 "it does not define the likelihood of a text. Load it with config.is_decoder=True if it was trained "
-                "that way, or as a model for masked tokens (...ForMaskedLM)."
+                "that way, or as a masked language model (...ForMaskedLM)."
             )
 
     @classmethod
@@ -115,8 +116,8 @@ class LanguageModel:
 
         Raises:
             TypeError: If `model` is neither a name nor a model of transformers.
-            ValueError: If the model is of another kind (image, sequence to sequence, classifier, ...), its head was not
-                saved, or there is no valid tokenizer.
+            ValueError: If the kind of the model is not supported (image, sequence-to-sequence, classifier, ...), its
+                head was not saved, or there is no valid tokenizer.
             OSError: If there is no such model.
         """
         if isinstance(model, str | os.PathLike):
@@ -143,7 +144,8 @@ class LanguageModel:
     def fingerprint(self) -> str:
         """Digest of weights, dtype, configuration, adapters and tokenizer: 64 hexadecimal digits.
 
-        It is computed on first use, and again after the weights (by training, for instance) or the tokenizer changed.
+        It is computed on first use, and again after a change of the weights (by training, for instance) or the
+        tokenizer.
         """
         state = _read_state(self.model, self.tokenizer)
         if self._fingerprint is None or self._fingerprint[0] != state:
@@ -160,14 +162,14 @@ class LanguageModel:
 
     @property
     def batch_tokens(self) -> int:
-        """Most tokens per batch if no batch size is given: larger batches are not faster."""
+        """Maximum number of tokens per batch if no batch size is set; larger batches are not faster."""
         return 2048 if self.device.type == "cpu" else 16384
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Switch off dropout and gradients; every module returns to its mode afterwards.
 
-        Other threads wait until then, so that none finds the model in the wrong mode or with the hooks of another one.
+        Other threads wait, so that none runs the model in the wrong mode or with the hooks of another thread.
         """
         with _LOCKS.setdefault(self.model, threading.RLock()):
             training = [module for module in self.model.modules() if module.training]
@@ -184,7 +186,7 @@ class LanguageModel:
 
         Args:
             ids: (B, L), sequences without padding.
-            base: Do not run the head.
+            base: Skip the head.
         """
         model = self.model.base_model if base else self.model
         more = {"use_cache": False} if self.kind == "causal" else {}
@@ -193,7 +195,7 @@ class LanguageModel:
     def logits(self, ids: Tensor) -> Tensor:
         """Run the model and its head, (B, L) to (B, L, V)."""
         output = self.forward(ids)
-        logits = getattr(output, "prediction_logits", None)  # of models for pretraining
+        logits = getattr(output, "prediction_logits", None)  # the output of models for pretraining
         return output.logits if logits is None else logits
 
     def _input_embeddings(self) -> Any:
@@ -203,12 +205,12 @@ class LanguageModel:
             return None
 
     def _predicts_tokens(self) -> bool:
-        """Whether there is one logit per token of the vocabulary, and not a single one."""
+        """Whether the output has one logit per vocabulary entry, rather than a single one per token."""
         with self.evaluating():
             return self.logits(torch.tensor([[0, 1, 0]])).ndim == 3
 
     def _sees_next_tokens(self) -> bool:
-        """Whether the logits of two tokens change with a third one, even slightly, as before any training."""
+        """Whether the logits of two tokens depend on a third one, even slightly, as in an untrained model."""
         one, other = [token for token in range(3) if token != self.model.config.get_text_config().pad_token_id][:2]
         ids = torch.tensor([[one, other, one], [one, other, other]])
         with self.evaluating():
@@ -227,7 +229,7 @@ def _default_dtype(device: torch.device) -> torch.dtype:
 
 
 def _find_kind(class_name: str, config: PreTrainedConfig, name: str) -> Kind:
-    """Determine the kind of a text model by the name of its class."""
+    """Determine the kind of a text model from its class name."""
     kind = next((kind for ending, kind in KIND_OF_ENDING.items() if class_name.endswith(ending)), None)
     if kind is None or config.is_encoder_decoder or getattr(config.get_text_config(), "vocab_size", None) is None:
         raise ValueError(f"{name} is a {class_name}; {ALLOWED}.")
@@ -271,7 +273,7 @@ def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _load_tokenizer(tokenizer: Any, of_model: str, name: str) -> Any:
-    """Return a given tokenizer, or load it by its name or that of the model."""
+    """Return the tokenizer object, or load it by its name or by the name of the model."""
     source = of_model if tokenizer is None else tokenizer
     if not isinstance(source, str | os.PathLike):
         return source
@@ -290,7 +292,7 @@ def _load_tokenizer(tokenizer: Any, of_model: str, name: str) -> Any:
 
 
 def _read_state(model: Any, tokenizer: Any) -> list[Any]:
-    """Return a value that differs after the model or the tokenizer changed, much cheaper than the digest.
+    """Return a value that changes with the model and the tokenizer and is much cheaper than the digest.
 
     The version counters of tensors are not enough: fused optimizers, such as the Trainer's default one, and writes to
     `.data` do not increase them. So the bits of every tensor are summed.
@@ -306,7 +308,7 @@ def _read_state(model: Any, tokenizer: Any) -> list[Any]:
 
 
 def _sum_bits(tensor: Tensor) -> Tensor:
-    """Sum the memory of a tensor as 64-bit integers: with narrower ones, a factor of two could go unnoticed."""
+    """Sum the memory of a tensor as 64-bit integers; narrower integers could miss a factor of two."""
     memory = tensor.flatten().view(torch.uint8)
     if memory.storage_offset() % 8:  # 64-bit views must be aligned
         memory = memory.clone()
@@ -315,7 +317,7 @@ def _sum_bits(tensor: Tensor) -> Tensor:
 
 
 def _describe_adapters(model: Any) -> list[Any]:
-    """List which adapters are active, and their scaling; their weights are part of the model's."""
+    """Describe the active adapters and their scaling; their weights are in the state dict of the model."""
     return [
         [str(module.active_adapters), module.disable_adapters, str(getattr(module, "scaling", None))]
         for module in model.modules()
@@ -324,7 +326,7 @@ def _describe_adapters(model: Any) -> list[Any]:
 
 
 def _describe_tokenizer(tokenizer: Any) -> Any:
-    """Describe everything that affects the tokens; every call sets padding and truncation, so these do not."""
+    """Describe everything that affects the tokens, except padding and truncation, which every call sets."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         details: Any = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}

@@ -1,7 +1,7 @@
 """Perplexities of sentences by causal models, pseudo-perplexities by masked models.
 
-Every distinct sequence runs once, in a batch of sequences of the same length, and the head of a masked model runs only
-on the tokens that are scored.
+Every distinct sequence is processed once, in a batch of sequences of the same length. The head of a masked model runs
+only on the scored tokens.
 """
 
 import contextlib
@@ -20,11 +20,10 @@ from hf_sphere.analogies.prompts import Sentence
 from hf_sphere.analogies.score_cache import Score, ScoreCache, SentenceKey
 
 BATCHES_IN_CHUNK = 8
-"""Approximate number of batches after which the scores of finished sentences are written: seconds of work."""
+"""Approximate number of batches between writes of finished scores: seconds of work."""
 
 CPU_LOGITS = 2**26
-"""Most logits that a batch of a causal model may have on a CPU: 256 MiB in float32. On a GPU there may be 16 times as
-many."""
+"""Maximum number of logits per batch of a causal model on a CPU: 256 MiB in float32. On a GPU it is 16 times this."""
 
 
 def perplexities(
@@ -44,20 +43,20 @@ def perplexities(
     Args:
         language_model: A masked or causal model.
         sentences: N sentences; repeated ones are scored once.
-        batch_size: Sequences per batch; by default as many as run fast.
-        cache: Where scores are looked up, and written every few seconds.
+        batch_size: Sequences per batch; chosen for speed by default.
+        cache: Cache of scores, written every few seconds.
 
     Returns:
         (N,), at least 1, float64, on the CPU.
 
     Raises:
-        ValueError: If the model gives no likelihoods, a sentence is empty, too long or has no token to score, words are
-            hidden from a causal model, or a likelihood is not finite.
+        ValueError: If the model has no likelihoods, a sentence is empty, too long or has no token to score, a sentence
+            for a causal model has hidden words, or a likelihood is not finite.
     """
     if language_model.kind == "embedding":
         raise ValueError(
             f"{language_model.name} is a bare {type(language_model.model).__name__}, which has no likelihoods. Use a "
-            "model for masked tokens (...ForMaskedLM) or the next token (...ForCausalLM), or a scoring by embeddings."
+            "masked (...ForMaskedLM) or causal (...ForCausalLM) language model, or a scoring by embeddings."
         )
     keys = [SentenceKey.of(sentence) for sentence in sentences]
     distinct = dict(zip(keys, sentences, strict=True))
@@ -79,8 +78,8 @@ def perplexities(
 class Rows:
     """Distinct sequences that a model must process to score sentences, in the order of the sentences.
 
-    A masked model needs a row per scored token, with that token masked. Sentences that differ in this token only share
-    the row, and several tokens are scored in it. For a causal model the sentence is the row.
+    A masked model requires one row per scored token, with that token masked; sentences that differ only in this token
+    share the row. A causal model requires one row per sentence.
 
     Args:
         encodings: N sentences, whose plain tokens are scored.
@@ -88,7 +87,7 @@ class Rows:
 
     Attributes:
         targets: Scored tokens by row: position of the logits, token and number of the sentence.
-        ends: Number of rows that each sentence and the ones before it need, N.
+        ends: Number of distinct rows of the sentences up to and including each sentence, N.
         counts: Number of scored tokens per sentence, N.
     """
 
@@ -123,7 +122,7 @@ def build_rows(language_model: LanguageModel, sentences: Sequence[Sentence]) -> 
 def _score(
     language_model: LanguageModel, sentences: Sequence[Sentence], batch_size: int | None
 ) -> Generator[list[Score]]:
-    """Score distinct sentences, in their order, some at a time."""
+    """Score distinct sentences in order, in chunks."""
     if not sentences:
         return
     rows = build_rows(language_model, sentences)
@@ -160,7 +159,7 @@ def _score(
             for number in range(first, end):
                 if not losses[number].isfinite():
                     raise ValueError(
-                        f"{language_model.name} in {language_model.model.dtype} gives {losses[number]:.4g} for the "
+                        f"{language_model.name} in {language_model.model.dtype} returns {losses[number]:.4g} for the "
                         f"likelihood of {sentences[number].text!r}. Load it with dtype=torch.float32, or check its "
                         "weights."
                     )
@@ -168,11 +167,11 @@ def _score(
 
 
 class _LogitReader:
-    """Reads the logits of chosen tokens.
+    """Computes the logits of selected tokens.
 
-    Heads of masked models work token by token, so a hook gives them the hidden states of the chosen tokens only, as if
-    these were one sequence. The first batch shows whether the head of a model supports this; if not, because it mixes
-    tokens for instance, all logits are computed.
+    Heads of masked models usually process each token independently, so a hook passes them the hidden states of the
+    selected tokens only, as one sequence. The first batch tests whether the head supports this; if not, for instance
+    because it mixes tokens, all logits are computed.
     """
 
     def __init__(self, language_model: LanguageModel) -> None:
@@ -186,7 +185,7 @@ class _LogitReader:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Put the model in evaluation mode and its head under the hook."""
+        """Switch the model to evaluation mode, with the hook on its head."""
         with self._language_model.evaluating(), contextlib.ExitStack() as stack:
             for head in self._heads:
                 stack.callback(head.register_forward_pre_hook(self._choose, with_kwargs=True).remove)
@@ -209,7 +208,7 @@ class _LogitReader:
             self._choice = None
 
     def _try(self, ids: Tensor, rows: Tensor, positions: Tensor) -> bool:
-        """Return whether the head gives the same logits for chosen tokens alone."""
+        """Return whether the head computes the same logits for the selected tokens alone."""
         full = self._language_model.logits(ids)[rows, positions]
         try:
             chosen = self._read_chosen(ids, rows, positions)
@@ -221,7 +220,7 @@ class _LogitReader:
         return bool((chosen[0] - full).abs().max() <= tolerance)
 
     def _choose(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Hook of the head: the first module that is given hidden states (B, L, H) gets (1, M, H) instead."""
+        """Hook of the head: the first module that receives hidden states (B, L, H) gets (1, M, H) instead."""
         return tuple(map(self._cut, args)), {name: self._cut(value) for name, value in kwargs.items()}
 
     def _cut(self, value: Any) -> Any:
@@ -230,5 +229,5 @@ class _LogitReader:
         shape, rows, positions = self._choice
         if value.shape[:2] != shape:
             return value
-        self._choice = None  # the next modules of the head are given the chosen states already
+        self._choice = None  # the next modules of the head receive the selected states already
         return value[rows, positions].unsqueeze(0)

@@ -1,4 +1,4 @@
-"""Sentences that state that c is to d what a is to b."""
+"""Sentences stating that a is to b what c is to d."""
 
 import functools
 import string
@@ -19,7 +19,7 @@ RELATION_TEMPLATE = "The relation between {a} and {b}"
 """Default template of a relation between two words."""
 
 Permutation = tuple[int, ...]
-"""Which of the words (a, b, c, d) takes each of the four places of a template."""
+"""Index of the word among (a, b, c, d) at each of the four places of a template."""
 
 
 def _permutations(names: str) -> tuple[Permutation, ...]:
@@ -31,7 +31,7 @@ POSITIVE_PERMUTATIONS = _permutations("abcd acbd badc bdac cdab cadb dcba dbca")
 """The 8 permutations in which the analogy still holds."""
 
 NEGATIVE_PERMUTATIONS = _permutations("abdc acdb adbc adcb bacd bcad bcda bdca cabd cbad cbda cdba dabc dacb dbac dcab")
-"""The 16 permutations in which it does not."""
+"""The 16 permutations in which the analogy does not hold."""
 
 PERMUTATIONS = POSITIVE_PERMUTATIONS + NEGATIVE_PERMUTATIONS
 """All 24 permutations, the positive ones first."""
@@ -43,8 +43,8 @@ class Sentence:
 
     Attributes:
         text: The text.
-        spans: Ranges of characters (first, one past the last) of the words a, b, c, d of the question, in this order
-            whatever their order in the text.
+        spans: Ranges of characters (first, one past the last) of the words a, b, c, d of the question, in this order,
+            regardless of their order in the text.
         hidden: Numbers of the words, 0 to 3, whose tokens are replaced by mask tokens and not scored.
 
     Raises:
@@ -105,7 +105,7 @@ def fill(
     Args:
         template: A name of `TEMPLATES`, or a text with the fields {a}, {b}, {c}, {d}, each once, in any order.
         words: The words a, b, c, d of the question.
-        permutation: Which of the words takes the place of {a}, of {b}, of {c} and of {d}: (1, 0, 3, 2) gives "b is to a
+        permutation: Indices of the words at the places of {a}, {b}, {c} and {d}: (1, 0, 3, 2) results in "b is to a
             what d is to c".
         hidden: Numbers of the words to replace by mask tokens.
 

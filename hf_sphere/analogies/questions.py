@@ -20,7 +20,7 @@ COLUMNS = ("stem", "choice", "answer")
 
 @dataclass(frozen=True)
 class Question:
-    """A question: a is to b what c is to d, for which pair (c, d)?
+    """An analogy question: for which pair (c, d) is a to b what c is to d?
 
     Attributes:
         stem: The pair (a, b).
@@ -165,7 +165,7 @@ def chance_level(questions: Sequence[Question]) -> float:
 
 
 def sample_questions(questions: Sequence[Question], count: int | None, *, seed: int = 0) -> list[Question]:
-    """Draw at most `count` questions at random, in their order; None for all."""
+    """Sample at most `count` questions, keeping their order; None for all."""
     if count is None or count >= len(questions):
         return list(questions)
     return [questions[number] for number in sorted(random.Random(seed).sample(range(len(questions)), count))]

@@ -11,10 +11,10 @@ from typing import NamedTuple, Self
 from hf_sphere.analogies.prompts import Sentence
 
 APPLICATION_ID = 0x68667368
-"""Identifies our files among other SQLite files: `hfsh`."""
+"""Distinguishes our files from other SQLite files: `hfsh`."""
 
 VERSION = 1
-"""Changes with the tables and with the definition of a score."""
+"""Changed when the tables or the definition of a score change."""
 
 TIMEOUT_S = 60.0
 """Seconds to wait for another process that is writing."""
@@ -64,8 +64,8 @@ class ScoreCache:
         path: The file; it and its folder are created if necessary.
 
     Raises:
-        ValueError: By every method, if the file is damaged, or was written by another program or version.
-        OSError: By every method, if the file is locked or cannot be written.
+        ValueError: From every method, if the file is damaged, or was written by another program or version.
+        OSError: From every method, if the file is locked or cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -89,7 +89,7 @@ class ScoreCache:
             keys: The sentences.
 
         Returns:
-            Scores of the sentences that were found.
+            Scores of the cached sentences.
         """
         query = (
             "SELECT text, hidden, loss, tokens FROM scores JOIN models ON models.id = scores.model "
@@ -121,7 +121,7 @@ class ScoreCache:
 
     @contextlib.contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
-        """Open the file for one transaction, so that forks and threads share no connection."""
+        """Open the file for one transaction, so that forks and threads do not share connections."""
         try:
             connection = sqlite3.connect(self.path, timeout=TIMEOUT_S)
             with contextlib.closing(connection), connection:

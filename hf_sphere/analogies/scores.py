@@ -1,4 +1,4 @@
-"""Costs of the choices of analogy questions, and the predictions that follow from them."""
+"""Costs of the choices of analogy questions, and the resulting predictions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Scores:
     """Costs of the choices of questions.
 
     Attributes:
-        costs: (Q, K), float64, the lowest wins; infinite for choices that a question does not have.
+        costs: (Q, K), float64, lower is better; infinite for choices that a question does not have.
         num_choices: (Q,), number of choices per question.
     """
 
@@ -28,7 +28,7 @@ class Scores:
 
     @property
     def predictions(self) -> Tensor:
-        """Index of the choice of the lowest cost, the first one on a tie, (Q,), int64."""
+        """Index of the choice with the lowest cost, the first one on a tie, (Q,), int64."""
         return self.costs.argmin(dim=1)
 
     def accuracy(self, questions: Sequence[Question]) -> float:
@@ -36,7 +36,7 @@ class Scores:
         return float((self.predictions == answers_of(questions)).double().mean())
 
     def by_question(self) -> list[list[float]]:
-        """Return one list of costs per question, as long as its number of choices."""
+        """Return one list of costs per question, with one cost per choice."""
         return [costs[:count] for costs, count in zip(self.costs.tolist(), self.num_choices.tolist(), strict=True)]
 
 
@@ -56,8 +56,8 @@ def score_questions(
         questions: Q questions of up to K choices each.
         language_model: The model.
         scoring: One of `scoring_names()`.
-        batch_size: Sequences per batch; by default as many as run fast.
-        cache: Where perplexities are kept, for scorings of sentences.
+        batch_size: Sequences per batch; chosen for speed by default.
+        cache: Cache of perplexities, for scorings of sentences.
         progress: Show a progress bar.
         **options: Options of the scoring, such as `template`, `positive_aggregation`, `negative_aggregation`,
             `negative_weight`, `weight_head`, `weight_tail`, `alpha`, `pmi_aggregation`; see its class.
@@ -66,7 +66,7 @@ def score_questions(
         The costs of the choices and the predictions.
 
     Raises:
-        ValueError: If a question is invalid, or the scoring, an option or a value is unknown or does not work with the
+        ValueError: If a question is invalid, or the scoring, an option or a value is unknown or not supported by the
             model.
 
     Example:
@@ -92,7 +92,7 @@ def measure_questions(
     cache: ScoreCache | None = None,
     progress: bool = False,
 ) -> Measurements:
-    """Run a model once for all weights and aggregations of a scoring, which `search_configurations` then tries.
+    """Run a model once for all weights and aggregations of a scoring, as input of `search_configurations`.
 
     Args:
         questions: Q questions of up to K choices each.
@@ -109,7 +109,9 @@ def measure_questions(
     built = build_scoring(scoring, **({} if template is None else {"template": template}))
     if not isinstance(built, PermutedScoring):
         names = (name for name in scoring_names() if issubclass(scoring_class(name), PermutedScoring))
-        raise ValueError(f"scoring {scoring!r} has no aggregations to search; those that have: {', '.join(names)}.")
+        raise ValueError(
+            f"scoring {scoring!r} has no aggregations to search; scorings with aggregations: {', '.join(names)}."
+        )
     _check(built, questions, cache)
     with tqdm(total=len(questions), unit="question", disable=not progress) as bar:
         return built.measure(questions, Engine(language_model, batch_size, cache, bar.update))
@@ -118,4 +120,4 @@ def measure_questions(
 def _check(scoring: Scoring, questions: Sequence[Question], cache: ScoreCache | None) -> None:
     check_questions(questions)
     if cache is not None and not isinstance(scoring, SentenceScoring):
-        raise ValueError(f"scoring {scoring.name!r} has no perplexities to keep in a cache; leave `cache` out.")
+        raise ValueError(f"scoring {scoring.name!r} has no perplexities to cache; omit `cache`.")

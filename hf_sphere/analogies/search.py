@@ -1,4 +1,4 @@
-"""All configurations of a scoring at once: aggregations and weights, as tensor operations."""
+"""Evaluation of all configurations of a scoring (aggregations and weights) with tensor operations."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,7 @@ from hf_sphere.analogies.scoring.base import (
 NEGATIVE_WEIGHTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
 PUBLISHED_GRID = {"negative_aggregation": NEGATIVE_AGGREGATIONS[:15]}
-"""Difference of the grid of Ushio et al., ACL 2021, which has only the first 12 of the 16 negative permutations."""
+"""Axis in which the grid of Ushio et al., ACL 2021, differs: only the first 12 of the 16 negative permutations."""
 
 MOST_CHOICES = torch.iinfo(torch.int8).max
 
@@ -66,7 +66,7 @@ class SearchResult:
         )
 
     def configuration(self, number: int) -> dict[str, Any]:
-        """Return the options of a configuration, as `score_questions` takes them."""
+        """Return the options of a configuration, as arguments of `score_questions`."""
         values = {name: column[number] for name, column in self.columns.items()}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -84,7 +84,7 @@ class Selection:
     """The configuration with the highest accuracy on validation questions.
 
     Attributes:
-        configuration: Its options, as `score_questions` takes them.
+        configuration: Its options, as arguments of `score_questions`.
         accuracy: Its accuracy on the validation questions, which is biased upwards.
         tied: Number of configurations with this accuracy; the first one is selected.
     """
@@ -104,28 +104,30 @@ def search_configurations(
 
     The axes are `negative_weight`, the options of the scoring (`weight_head` and `weight_tail`, or `alpha` and
     `pmi_aggregation`), `positive_aggregation` and `negative_aggregation`. The configurations are their product in this
-    order, the last axis fastest. Each axis starts with its simplest value, so that the simplest of equally accurate
-    configurations comes first. Without a negative weight the negative aggregation makes no difference; such
+    order; the last axis varies fastest. Each axis starts with its simplest value, so that the simplest of equally
+    accurate configurations comes first. Without a negative weight the negative aggregation makes no difference; such
     configurations are kept, as in the published grid.
 
     Args:
         measurements: Measurements of these questions by `measure_questions`.
         questions: Q questions with answers, of up to 127 choices.
         grid: Values of axes that differ from the default; `PUBLISHED_GRID` is the published one: 24,750 configurations
-            of `marginal_bias`, where the default has 31,350.
+            of `marginal_bias`; the default has 31,350.
 
     Raises:
-        ValueError: If the scoring does not have an option or value, the measurements are of other questions or not of
-            all permutations, or an answer is missing.
+        ValueError: If the scoring does not have an option or value, the measurements belong to other questions or lack
+            permutations, or an answer is missing.
     """
     scoring, counts = measurements.scoring, measurements.num_choices
     axes = _axes(scoring, grid or {})
     if not torch.equal(choice_counts(questions), counts):
-        raise ValueError("the measurements are of other questions; measure the questions to search on.")
+        raise ValueError("the measurements belong to other questions; measure the questions to search on.")
     if measurements.terms[..., 0].isnan().any():  # every question has a first choice
-        raise ValueError("a search needs all 24 permutations, some of which were not measured; use measure_questions.")
+        raise ValueError(
+            "a search requires all 24 permutations, some of which were not measured; use measure_questions."
+        )
     if int(counts.max()) > MOST_CHOICES:
-        raise ValueError(f"a search takes questions of up to {MOST_CHOICES} choices; one has {int(counts.max())}.")
+        raise ValueError(f"a search supports questions with up to {MOST_CHOICES} choices; one has {int(counts.max())}.")
 
     settings = [
         dict(zip(scoring.grid, values, strict=True))
@@ -158,7 +160,7 @@ def join_results(results: Sequence[SearchResult]) -> SearchResult:
         results: One or more, the simplest first.
 
     Raises:
-        ValueError: If they are of different questions.
+        ValueError: If they are on different questions.
     """
     first = results[0]
     if not all(torch.equal(first.answers, result.answers) for result in results):
@@ -176,8 +178,8 @@ def join_results(results: Sequence[SearchResult]) -> SearchResult:
 def select_configuration(validation: SearchResult) -> Selection:
     """Select the most accurate configuration.
 
-    Report only its accuracy on other questions, which `score_questions` answers. What the same selection reaches by
-    chance is estimated by `hf_sphere.analogies.statistics.selection_noise`.
+    Report only its accuracy on other questions, computed with `score_questions`.
+    `hf_sphere.analogies.statistics.selection_noise` estimates the accuracy that the same selection reaches by chance.
 
     Args:
         validation: Search on the validation questions.
@@ -188,7 +190,7 @@ def select_configuration(validation: SearchResult) -> Selection:
 
 
 def _axes(scoring: PermutedScoring, given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Values of every axis, checked."""
+    """Validate the grid and return the values of every axis."""
     axes: dict[str, tuple[Any, ...]] = {
         "negative_weight": NEGATIVE_WEIGHTS,
         **scoring.grid,
@@ -209,9 +211,9 @@ def _axes(scoring: PermutedScoring, given: Mapping[str, Sequence[Any]]) -> dict[
 
 
 def _choose(positive: Tensor, negative: Tensor, weight: float, *, out: Tensor) -> None:
-    """Find the first choice of the lowest cost, (K, A, 1, Q) and (K, 1, B, Q) -> (A, B, Q).
+    """Find the first choice with the lowest cost, (K, A, 1, Q) and (K, 1, B, Q) -> (A, B, Q).
 
-    A loop over the choices: along so short a dimension, `argmin` is several times slower.
+    Loops over the choices, because `argmin` along such a short dimension is several times slower.
     """
     out.zero_()
     lowest = positive[0] - weight * negative[0]

@@ -8,7 +8,7 @@ from torch import Tensor
 from hf_sphere.analogies.search import SearchResult
 
 ROWS_AT_A_TIME = 2048
-"""Configurations that are compared with the answers at once: a few tens of MB."""
+"""Number of configurations compared with the answers at once: a few tens of MB."""
 
 
 def bootstrap_interval(
@@ -28,14 +28,14 @@ def bootstrap_interval(
         Lower and upper bound.
 
     Raises:
-        ValueError: If `correct` is not of the shape (N,) with N >= 1 or has other values than 0 and 1, the confidence
+        ValueError: If `correct` is not of the shape (N,) with N >= 1 or has values other than 0 and 1, the confidence
             is not between 0 and 1, or there are no resamples.
     """
     correct = torch.as_tensor(correct).detach().cpu().double()
     if correct.ndim != 1 or len(correct) == 0 or not ((correct == 0) | (correct == 1)).all():
         raise ValueError(
             f"correct must have the shape (N,), N >= 1, and be boolean or 0 and 1; got the shape {tuple(correct.shape)}"
-            f" with values from {correct.tolist()[:5]}. Compare predictions and answers by ==."
+            f" with values from {correct.tolist()[:5]}. Compute it as predictions == answers."
         )
     if not 0 < confidence < 1 or num_resamples < 1:
         raise ValueError(
@@ -52,8 +52,8 @@ def guessing_quantile(num_choices: Tensor, *, share: float = 0.95) -> float:
     """Compute a quantile of the accuracy of guessing.
 
     It is also the quantile for a configuration that was selected on other questions, if its scores are noise: each of
-    its answers is then correct with probability 1 / (number of choices), independently and however the configuration
-    was selected. So neither scores nor repeated searches are needed: the number of correct answers follows the Poisson
+    its answers is then correct with probability 1 / (number of choices), independently of the other questions and of
+    the selection. So neither scores nor repeated searches are needed: the number of correct answers follows a Poisson
     binomial distribution, whose quantile is exact.
 
     Args:
@@ -75,7 +75,9 @@ def guessing_quantile(num_choices: Tensor, *, share: float = 0.95) -> float:
         )
     if not 0 < share < 1:
         raise ValueError(f"share must be between 0 and 1; got {share}.")
-    probabilities = torch.zeros(len(num_choices) + 1, dtype=torch.float64)  # of each number of correct answers
+    probabilities = torch.zeros(
+        len(num_choices) + 1, dtype=torch.float64
+    )  # probability of each number of correct answers
     probabilities[0] = 1
     for count in num_choices.tolist():
         right = probabilities / count
@@ -109,7 +111,7 @@ def selection_noise(result: SearchResult, *, num_repeats: int = 200, seed: int =
     The best of thousands of configurations is good by chance: with five choices, where guessing reaches 20 %, the best
     of the 31,350 configurations of `marginal_bias` reaches about 27 % on 374 questions and 44 % on 37 with random
     scores, and more if templates and scorings are searched too. Compare an accuracy on the questions of the search with
-    this number, and an accuracy on other questions with `guessing_quantile`.
+    the result of this function, and an accuracy on other questions with `guessing_quantile`.
 
     Each repeat samples the correct answer of each question uniformly among its choices. This is equivalent to shuffling
     the scores of the choices, and keeps the correlation between configurations.

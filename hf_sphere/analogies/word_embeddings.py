@@ -17,13 +17,13 @@ from hf_sphere.analogies.prompts import Sentence, check_relation_template
 def embed_words(language_model: LanguageModel, words: Sequence[str], *, batch_size: int | None = None) -> Tensor:
     """Embed single words: the mean of the last hidden states of their tokens.
 
-    A word is tokenized as in the middle of a text: with a space before it for tokenizers that encode the space, such as
-    those of GPT-2 and RoBERTa. Special tokens are added if the tokenizer does so, but are not part of the mean.
+    A word is tokenized as in the middle of a text: with a leading space for tokenizers that encode it, such as those of
+    GPT-2 and RoBERTa. Special tokens are added if the tokenizer does so, but are not part of the mean.
 
     Args:
         language_model: A model of any kind; its head is not used.
         words: N words, of one or more tokens.
-        batch_size: Words per batch; by default as many as run fast.
+        batch_size: Words per batch; chosen for speed by default.
 
     Returns:
         (N, hidden size), float32, on the CPU.
@@ -47,14 +47,14 @@ def embed_words_in_context(
     Args:
         language_model: A model of any kind; its head is not used.
         sentences: N sentences with W `spans` each. Hidden words are embedded as mask tokens.
-        batch_size: Sentences per batch; by default as many as run fast.
+        batch_size: Sentences per batch; chosen for speed by default.
 
     Returns:
         (N, W, hidden size), float32, on the CPU, in the order of `spans`.
 
     Raises:
         ValueError: If sentences have different numbers of words or none, a sentence is empty or too long, a word has no
-            token, words are hidden from a model that is not masked, or the tokenizer does not support offsets.
+            token, a sentence has hidden words but the model is not masked, or the tokenizer does not support offsets.
     """
     counts = {len(sentence.spans) for sentence in sentences}
     if len(counts) > 1 or 0 in counts:
@@ -73,15 +73,15 @@ def embed_relations(
 ) -> Tensor:
     """Embed relations: the mean of the last hidden states of a sentence about a pair of words.
 
-    Source: Ushio et al., "Distilling Relation Embeddings from Pre-trained Language Models", EMNLP 2021, where models
-    are trained for it. Special tokens and masks are not part of the mean.
+    Source: Ushio et al., "Distilling Relation Embeddings from Pre-trained Language Models", EMNLP 2021, which also
+    trains models for this. Special tokens and masks are not part of the mean.
 
     Args:
         language_model: A model of any kind; its head is not used.
         pairs: N pairs (a, b).
         template: Text with the fields {a} and {b}, and optionally {mask} for the mask token of the model, for instance
             `{a} is the {mask} of {b}`. Each may occur more than once.
-        batch_size: Pairs per batch; by default as many as run fast.
+        batch_size: Pairs per batch; chosen for speed by default.
 
     Returns:
         (N, hidden size), float32, on the CPU.
@@ -93,10 +93,10 @@ def embed_relations(
     check_relation_template(template)
     mask = language_model.tokenizer.mask_token
     if "{mask}" in template and mask is None:
-        raise ValueError(f"{language_model.name} has no mask token; leave {{mask}} out of {template!r}.")
+        raise ValueError(f"{language_model.name} has no mask token; remove {{mask}} from {template!r}.")
     wrong = [pair for pair in pairs if len(pair) != 2 or not all(word.strip() for word in pair)]
     if wrong:
-        raise ValueError(f"a pair has two words, none of them empty; got {wrong[0]!r}.")
+        raise ValueError(f"a pair must have two nonempty words; got {wrong[0]!r}.")
     texts = [_fill_pair(template, pair, mask) for pair in pairs]
     encodings = encode(language_model, [Sentence(text) for text in texts])
     weights = [encoding.plain[None] for encoding in encodings]
@@ -109,7 +109,7 @@ def _fill_pair(template: str, pair: tuple[str, str], mask: str | None) -> str:
 
 
 def _needs_space(tokenizer: Any) -> bool:
-    """Whether words in the middle of a text are tokenized differently, as with a space before them."""
+    """Whether the tokens of a word in the middle of a text include the space before it."""
     first, spaced, text = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("x", " x", "x x"))
     return text != first + first and text == first + spaced
 
@@ -122,7 +122,7 @@ def _mean_states(
 ) -> Tensor:
     """Average the last hidden states over W groups (W, L) of tokens per sentence: (N, W, hidden size)."""
     if not encodings:
-        raise ValueError("there is nothing to embed: an empty list was given.")
+        raise ValueError("there is nothing to embed: the list is empty.")
     empty = next((number for number, group in enumerate(groups) if not group.any(axis=1).all()), None)
     if empty is not None:
         raise ValueError(f"item {empty} has no token that is neither special nor a mask, so there is nothing to embed.")

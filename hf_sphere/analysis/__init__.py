@@ -1,6 +1,6 @@
 """Analysis of the weights of trained networks: projections of filters, distances from initialization, critical layers.
 
-It works on any torch module, and on weights alone where these suffice.
+Works on any torch module, or on weights alone where these suffice.
 """
 
 import lazy_loader

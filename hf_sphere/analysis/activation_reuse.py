@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 @dataclass
 class _Entry:
-    """What a `nn.Sequential` computed in one of its calls.
+    """Result of one call of an `nn.Sequential`.
 
     Attributes:
-        given: The input.
-        position: Number of modules that have been applied to it.
-        reached: The result of these.
+        given: Its input.
+        position: Number of modules applied to the input.
+        reached: Their output.
     """
 
     given: Tensor
@@ -26,14 +26,14 @@ class _Entry:
 
 
 class ActivationReuse:
-    """Lets each `nn.Sequential` of a model start at its first module with changed tensors.
+    """Makes each `nn.Sequential` of a model start at its first module with changed tensors.
 
-    A pass records the input of every call. When a later call gets an equal input, the modules before the first changed
-    one give what they gave before, so that only the modules after them run. This is exact by definition of
-    `nn.Sequential`; the forward methods of all other modules run as they are. Calls with another input, or for which
-    there is no room, run in full.
+    A recording pass stores the input of every call. If a later call has an equal input, the modules before the first
+    changed one would repeat their output, so only the modules from there on run. This is exact by definition of
+    `nn.Sequential`; the forward methods of all other modules are not modified. Calls with another input, or whose input
+    exceeds the memory limit, run in full.
 
-    It holds for modules that compute their output from their input and their own tensors. Modules that draw random
+    This requires modules whose output depends only on their input and their tensors. Modules that sample random
     numbers, subclasses with another forward method, and modules with hooks are excluded. A model whose forward pass
     changes attributes or buffers must not be reused; see `evaluation_mode`.
 
@@ -55,11 +55,11 @@ class ActivationReuse:
         self._recording = False
 
     def install(self, changed: Iterable[Tensor], *, record: bool = False) -> None:
-        """Set the forward methods for one evaluation; `evaluation_mode` removes them again.
+        """Set the forward methods for one evaluation; `evaluation_mode` removes them.
 
         Args:
             changed: The parameters and buffers of the model that will be replaced.
-            record: Record the inputs instead, for which nothing may be replaced.
+            record: Record the inputs instead; no tensor may be replaced then.
         """
         changed_ids = {id(tensor) for tensor in changed}
         self._recording = record
@@ -67,10 +67,10 @@ class ActivationReuse:
         for sequential, tensors in self._tensors.items():
             first = (position for position, ids in enumerate(tensors) if ids & changed_ids)
             self._starts[sequential] = next(first, len(tensors))
-            vars(sequential)["forward"] = MethodType(self._forward, sequential)  # deep copies get their own
+            vars(sequential)["forward"] = MethodType(self._forward, sequential)  # deep copies get a separate one
 
     def clear(self) -> None:
-        """Forget all activations, so that nothing is reused."""
+        """Delete all activations."""
         self._entries.clear()
 
     def _forward(self, sequential: nn.Sequential, given: Any) -> Any:
@@ -106,7 +106,7 @@ class ActivationReuse:
         return output
 
     def _advance(self, entry: _Entry, position: int, reached: Tensor) -> None:
-        """Keep the activation at a later position, in place of the one before."""
+        """Replace the stored activation with one at a later position."""
         room = self._free + (entry.reached.nbytes if entry.position else 0)
         if reached.nbytes <= room:
             self._free = room - reached.nbytes
@@ -114,7 +114,7 @@ class ActivationReuse:
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[nn.Sequential]:
-    """Return whether a module applies its children one after another, and nothing observes them."""
+    """Return whether a module is a `nn.Sequential` with its original forward method and no hooks."""
     return (
         isinstance(module, nn.Sequential)
         and type(module).forward is nn.Sequential.forward

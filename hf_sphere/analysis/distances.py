@@ -21,7 +21,7 @@ class LayerDistance:
     Attributes:
         l2: |W - W0|_2 / |W0|_2, over all weights.
         l_inf: |W - W0|_inf / |W0|_inf, the largest change of a weight relative to the largest initial weight.
-        relative: False if all initial weights are zero, or the layer has none; both distances are then absolute.
+        relative: False if all initial weights are zero or there are none; both distances are then absolute.
     """
 
     l2: float
@@ -34,7 +34,7 @@ class Distances(SavedResult):
     """Distances of all layers; prints as a table.
 
     Attributes:
-        layers: By the path of the module.
+        layers: Distances by module path.
     """
 
     layers: Mapping[str, LayerDistance]
@@ -63,15 +63,15 @@ def distance_from_initialization(
     Args:
         model: A module, a state dict, a snapshot, or the path of safetensors files; see `iterate_layers`.
         initial: The same model before training, in any of these forms.
-        layers: Which kinds; `all` means both.
+        layers: Kinds of layers; `all` means both.
         include_1x1: Include pointwise (1x1) convolutions.
 
     Returns:
         The distances of each layer, in the order of `model`.
 
     Raises:
-        ValueError: If the architectures differ (the message names a layer that only one has, or two shapes), a weight
-            is not finite, or `iterate_layers` raises it.
+        ValueError: If the architectures differ (the message names the layer or the shapes), a weight is not finite, or
+            `iterate_layers` raises it.
     """
     trained, untrained = open_layers(model, layers, include_1x1), open_layers(initial, layers, include_1x1)
     for owner, own, other in (("the model", trained, untrained), ("its initialization", untrained, trained)):
@@ -79,7 +79,7 @@ def distance_from_initialization(
         if only:
             raise ValueError(
                 f"only {owner} has the layer {', '.join(only[:5])}; the other one has {', '.join(list(other)[:5])}. "
-                "Both must have one architecture, and both or neither a wrapper such as DistributedDataParallel."
+                "Both must have the same architecture, and both or neither a wrapper such as DistributedDataParallel."
             )
     return Distances({name: _distance(read(), untrained[name]()) for name, read in trained.items()})
 
@@ -93,17 +93,17 @@ def distances_along_training(
     """Compute the distances of each snapshot of a training run.
 
     Args:
-        snapshots: Snapshots or their paths; missing ones are named in a warning and skipped.
+        snapshots: Snapshots or their paths; missing ones are skipped with a warning.
         initial: The model before training; the first snapshot by default.
-        layers: Which kinds; `all` means both.
+        layers: Kinds of layers; `all` means both.
         include_1x1: Include pointwise (1x1) convolutions.
 
     Returns:
         Distances by epoch.
 
     Raises:
-        TypeError: If `snapshots` is no list.
-        FileNotFoundError: If all are missing, or the first one is and `initial` is not given.
+        TypeError: If `snapshots` is not a list.
+        FileNotFoundError: If all are missing, or the first one is missing and `initial` is None.
         ValueError: If two have the same epoch, or `distance_from_initialization` raises it.
     """
     if isinstance(snapshots, str | PathLike | Snapshot):
@@ -117,7 +117,7 @@ def distances_along_training(
         first = snapshots[0]
         if Path(first.path if isinstance(first, Snapshot) else first) in missing:
             raise FileNotFoundError(
-                f"{missing[0]} is missing, from which distances are measured. Give `initial`: the model before "
+                f"{missing[0]} is missing, but distances are measured from it. Pass `initial`: the model before "
                 "training, or another snapshot."
             )
         initial = found[0]
@@ -136,7 +136,7 @@ def _distance(trained: LayerWeight, initial: LayerWeight) -> LayerDistance:
     if trained.weight.shape != initial.weight.shape:
         raise ValueError(
             f"{trained.name} has filters of shape {tuple(trained.weight.shape)}, but {tuple(initial.weight.shape)} in "
-            "the initialization (number of filters, inputs of each). Both must have one architecture."
+            "the initialization (number of filters, inputs of each). Both must have the same architecture."
         )
     squares = initial_squares = largest = initial_largest = 0.0
     for after, before in zip(trained.chunks(), initial.chunks(), strict=True):

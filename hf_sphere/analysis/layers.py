@@ -22,10 +22,10 @@ NAMES = {"conv": "convolution", "linear": "linear layer"}
 
 
 def layer_kind(module: nn.Module) -> LayerKind | None:
-    """Return the kind of a layer, by its class or a base class of it.
+    """Return the kind of a layer, determined by its class or a base class.
 
     Returns:
-        `conv` for convolutions of one to three dimensions, also transposed ones; `linear` for `nn.Linear` and the
+        `conv` for convolutions of one to three dimensions, including transposed ones; `linear` for `nn.Linear` and the
         `Conv1D` of transformers, which is a linear layer despite its name; None for modules without filters.
     """
     if isinstance(module, _ConvNd):
@@ -38,19 +38,19 @@ def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: 
 
     Args:
         model: Any module.
-        layers: Which kinds; `all` means both.
-        include_1x1: Include pointwise (1x1) convolutions. Gamba et al. leave them out.
+        layers: Kinds of layers; `all` means both.
+        include_1x1: Include pointwise (1x1) convolutions. Gamba et al. omit them.
 
     Returns:
-        The modules by path, in the order of definition, without those that share the weight of an earlier one. A model
-        that is itself a layer has the path "".
+        The modules by path, in the order of definition, except those that share the weight of an earlier one. The path
+        of a model that is itself a layer is "".
 
     Raises:
-        TypeError: If `model` is no module.
+        TypeError: If `model` is not a module.
         ValueError: If `layers` is unknown, the model has no such layer, or a layer is quantized.
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"layers are found in a torch.nn.Module; got {type(model).__name__}.")
+        raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}.")
     kinds: dict[str, tuple[LayerKind, bool]] = {}
     seen: set[int] = set()
     for name, module in model.named_modules():
@@ -73,10 +73,10 @@ def select_layers(
     """Select layers by kind.
 
     Args:
-        kinds: Names of layers to their kind, and whether they are pointwise convolutions.
-        layers: Which kinds; `all` means both.
+        kinds: Kind of each layer by name, and whether it is a pointwise convolution.
+        layers: Kinds of layers; `all` means both.
         include_1x1: Include pointwise convolutions.
-        owner: What has the layers, for the message of an error.
+        owner: Description of the model or checkpoint, for error messages.
 
     Returns:
         The selected names, in order.
@@ -107,14 +107,14 @@ def filters(module: nn.Module, name: str = "") -> Tensor:
 
     Args:
         module: A layer, see `layer_kind`.
-        name: Its path, for the message of an error.
+        name: Its path, for error messages.
 
     Returns:
         (F, N), F outputs, each a weighted sum of N inputs: N = C/g k k for a convolution of C input channels in g
         groups. For a transposed convolution, the kernels that contribute to one output channel.
 
     Raises:
-        ValueError: If the module is no layer, or its weights are quantized, offloaded, sharded or uninitialized.
+        ValueError: If the module is not a layer, or its weights are quantized, offloaded, sharded or uninitialized.
     """
     kind = layer_kind(module)
     if kind is None:
@@ -127,17 +127,17 @@ def filters(module: nn.Module, name: str = "") -> Tensor:
 
 
 def readable(weight: Tensor, kind: LayerKind, name: str) -> Tensor:
-    """Return a weight, detached, if its values can be used.
+    """Return a weight, detached, after checking that its values are readable.
 
     Raises:
         ValueError: If it is lazy, quantized, on the meta device, or a shard.
     """
     if is_lazy(weight):
         raise ValueError(f"the weight of {name} has no shape yet: the module is lazy. Run the model once.")
-    if hasattr(weight, "full_tensor"):  # DTensor, a class that builds without torch.distributed lack
+    if hasattr(weight, "full_tensor"):  # DTensor, which builds without torch.distributed lack
         raise ValueError(
-            f"the weight of {name} is a shard of a distributed tensor. Gather the full state dict first, by "
-            "torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True, and give that."
+            f"the weight of {name} is a shard of a distributed tensor. Gather the full state dict first, with "
+            "torch.distributed.checkpoint.state_dict.get_model_state_dict and full_state_dict=True, and pass that."
         )
     if type(weight).__module__.startswith("torchao"):
         raise ValueError(quantized(name, f"a {type(weight).__name__}"))
@@ -146,12 +146,12 @@ def readable(weight: Tensor, kind: LayerKind, name: str) -> Tensor:
     if weight.is_meta:
         raise ValueError(
             f"the weight of {name} is on the meta device: it is offloaded, or was never loaded. Load the model without "
-            "device_map, or give the path of its safetensors files, which are read without a model."
+            "device_map, or pass the path of its safetensors files, which are read without a model."
         )
     if weight.ndim < 2 or (kind == "linear") != (weight.ndim == 2):
         raise ValueError(
             f"the weight of {name}, a {NAMES[kind]}, has the shape {tuple(weight.shape)}: it is packed, or a shard of "
-            "a distributed model. Gather the full state dict first and give that."
+            "a distributed model. Gather the full state dict first and pass that."
         )
     return weight.detach()
 
@@ -159,13 +159,13 @@ def readable(weight: Tensor, kind: LayerKind, name: str) -> Tensor:
 def quantized(name: str, what: str) -> str:
     """Return the message for quantized weights."""
     return (
-        f"{name} is quantized ({what}), so that the values of its filters are not available. Give the model or the "
-        "files before quantization, or dequantize the model, by `model.dequantize()` in transformers."
+        f"{name} is quantized ({what}), so the values of its filters are not available. Pass the model or the "
+        "files before quantization, or dequantize the model with `model.dequantize()` of transformers."
     )
 
 
 def _refuse_packed(name: str, module: nn.Module, layers: LayerSelection) -> None:
-    """Refuse quantized modules that are no subclass of the layer they replace (torch.ao, GPTQ, AWQ)."""
+    """Raise ValueError for quantized modules that do not subclass the layer they replace (torch.ao, GPTQ, AWQ)."""
     if inspect.ismethod(getattr(module, "weight", None)) or hasattr(module, "qweight"):
         kind = "conv" if "conv" in type(module).__name__.lower() else "linear"
         if layers in (kind, "all"):

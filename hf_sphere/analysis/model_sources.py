@@ -24,10 +24,10 @@ _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Classifier:
-    """An image classifier, and the images it expects.
+    """An image classifier and the format of its input images.
 
     Attributes:
-        model: From pixel values (B, C, H, W) to logits (B, K), or to an output with `logits`; in eval mode.
+        model: Maps pixel values (B, C, H, W) to logits (B, K), or to an output with `logits`; in evaluation mode.
         fresh: Builds the same model with new random weights.
         num_classes: K.
         image_size: Height and width, pixels.
@@ -50,14 +50,14 @@ def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> n
 
     Args:
         name: See the module docstring.
-        random_weights: Take a model of timm or torchvision with its random initialization.
+        random_weights: Use the random initialization of a timm or torchvision model.
         seed: Seed of the random initialization.
 
     Returns:
         A file or folder of safetensors, or a model of timm or torchvision.
 
     Raises:
-        ValueError: If timm or torchvision has no such model, or `random_weights` is set for another kind of name.
+        ValueError: If timm or torchvision has no such model, or `random_weights` is set for another model.
         FileNotFoundError: If there is no such file or folder, and no such repository on the Hub, or no network.
     """
     if library_model := _split_name(name, random_weights):
@@ -68,8 +68,8 @@ def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> n
         return Path(snapshot_download(name, allow_patterns=_WEIGHT_FILES, ignore_patterns=["*/*"]))
     except (OSError, ValueError) as error:  # no such repository, no network, no valid repository name
         raise FileNotFoundError(
-            f"{name} is no file or folder, and cannot be downloaded from the Hub ({_first_line(error)}). Give a file "
-            "or folder of safetensors, a repository on the Hub, timm:<name> or torchvision:<name>."
+            f"{name} is not a file or folder, and cannot be downloaded from the Hub ({_first_line(error)}). Pass a "
+            "file or folder of safetensors, a repository on the Hub, timm:<name> or torchvision:<name>."
         ) from error
 
 
@@ -77,8 +77,8 @@ def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -
     """Load an image classifier and the configuration of its preprocessing.
 
     Args:
-        name: See the module docstring; of the Hub and of folders, what `AutoModelForImageClassification` loads.
-        random_weights: Take a model of timm or torchvision with its random initialization.
+        name: See the module docstring; `AutoModelForImageClassification` loads models on the Hub and in folders.
+        random_weights: Use the random initialization of a timm or torchvision model.
         seed: Seed of the random initialization.
 
     Raises:
@@ -111,12 +111,12 @@ def _split_name(name: str, random_weights: bool) -> tuple[str, str] | None:
     if library in LIBRARIES and inner:
         return library, inner
     if random_weights:
-        raise ValueError(f"random weights are for timm:<name> and torchvision:<name>; got {name}.")
+        raise ValueError(f"random weights require timm:<name> or torchvision:<name>; got {name}.")
     return None
 
 
 def _build(library: str, name: str, *, pretrained: bool, seed: int | None = None) -> tuple[nn.Module, dict[str, Any]]:
-    """Build a model of a library, and return its number of classes and the images it expects as well.
+    """Build a model of a library; also return its number of classes and its input format.
 
     Random weights are sampled with the seed, or without one from the random state of the caller.
     """
@@ -145,7 +145,7 @@ def _build_torchvision(name: str, pretrained: bool) -> tuple[nn.Module, dict[str
     weights = get_model_weights(name).DEFAULT
     options: dict[str, Any] = {"weights": weights if pretrained else None}
     if not pretrained and "weights_backbone" in inspect.signature(get_model_builder(name)).parameters:
-        options["weights_backbone"] = None  # or it would be downloaded
+        options["weights_backbone"] = None  # otherwise it would be downloaded
     transform = weights.transforms()
     size = getattr(transform, "crop_size", [224])
     return get_model(name, **options), {
@@ -163,14 +163,14 @@ def _unknown(library: str, name: str, known: list[str]) -> ValueError:
 
 
 def _from_timm(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the images that a data configuration of timm describes."""
+    """Return the input format of a data configuration of timm."""
     channels, *size = config["input_size"]
     mean, std = list(config["mean"]), list(config["std"])
     return {"image_size": tuple(size), "num_channels": channels, "mean": mean, "std": std}
 
 
 def _from_processor(processor: Any) -> dict[str, Any]:
-    """Return the images that an image processor of transformers describes."""
+    """Return the input format of an image processor of transformers."""
     crop = getattr(processor, "crop_size", None) if getattr(processor, "do_center_crop", False) else None
     size = dict(crop or processor.size)
     side = size.get("shortest_edge")

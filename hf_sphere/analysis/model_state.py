@@ -1,4 +1,4 @@
-"""Evaluate a model with some of its tensors replaced, and leave it unchanged."""
+"""Evaluation of a model with some of its tensors replaced, without changing the model."""
 
 import contextlib
 import weakref
@@ -13,12 +13,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a model, the objects themselves, by all their names in its state dict."""
+    """Return the parameters and buffers of a model (not copies) by all their names in its state dict."""
     return {name: v for name, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
 
 
 class _Evaluation(nn.Module):
-    """Makes an evaluation of a model a forward pass, for `functional_call`."""
+    """Wraps an evaluation of a model as a forward pass, for `functional_call`."""
 
     def __init__(self, model: nn.Module, evaluate: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -34,13 +34,13 @@ def evaluate_with(model: nn.Module, evaluate: Callable[[Any], Any], values: Mapp
 
     Args:
         model: Any module.
-        evaluate: Is given the model.
+        evaluate: Called with the model.
         values: Replacements by their names in the state dict, of the same shape, dtype and device. A tied tensor is
             replaced everywhere, whichever of its names is given.
     """
     state = named_tensors(model)
     new = {id(state[name]): value.detach() for name, value in values.items()}
-    # Each place once. With tie_weights=True, functional_call would not restore a module that has two names.
+    # Each place once: with tie_weights=True, functional_call would not restore a module that has two names.
     replaced = {
         f"model.{path}.{key}" if path else f"model.{key}": new[id(tensor)]
         for path, module in model.named_modules()
@@ -55,16 +55,16 @@ def evaluate_with(model: nn.Module, evaluate: Callable[[Any], Any], values: Mapp
 
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[Callable[[], bool]]:
-    """Put a model into evaluation mode, and restore its modes, buffers and attributes at the end.
+    """Switch a model to evaluation mode, and restore its modes, buffers and attributes at the end.
 
-    The model works with copies of its buffers and of the tensors among its attributes, so that a forward pass that
-    updates statistics or stores features leaves no trace. Restores also after an exception.
+    The model works with copies of its buffers and of the tensors among its attributes, so a forward pass that updates
+    statistics or stores features has no side effects. They are also restored after an exception.
 
     Args:
         model: Any module.
 
     Yields:
-        A function that returns whether a buffer or an attribute has changed since, as those of a stateful module do.
+        A function that returns whether a buffer or an attribute has changed since then, as in a stateful module.
     """
     places: list[dict[str, Any]] = [place for module in model.modules() for place in (module._buffers, vars(module))]
     before = [dict(place) for place in places]
@@ -79,7 +79,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[Callable[[], bool]]:
 
         def changed() -> bool:
             return any(
-                place.keys() - {"forward"} != start.keys() - {"forward"}  # what ActivationReuse sets
+                place.keys() - {"forward"} != start.keys() - {"forward"}  # set by ActivationReuse
                 or any(place[key] is not value for key, value in start.items() if key != "forward")
                 for place, start in zip(places, inside, strict=True)
             ) or any(
@@ -97,7 +97,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[Callable[[], bool]]:
 
 
 def compiled_modules(model: nn.Module) -> set[nn.Module]:
-    """Return the modules that `torch.compile` runs, in which hooks are not called as in eager mode."""
+    """Return the modules compiled by `torch.compile`, whose hooks are not called as in eager mode."""
     compiled = [m for m in model.modules() if getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod")]
     return {inner for outer in compiled for inner in outer.modules()}
 
@@ -111,8 +111,9 @@ def observed_batch_norms(model: nn.Module, layers: Mapping[str, nn.Module]) -> I
         layers: Some of its modules by their paths.
 
     Yields:
-        For the path of each layer that ran, the paths of the batch norms whose input was the very tensor that the layer
-        returned, unless another module received it first, such as an in-place activation. Filled as the model runs.
+        For the path of each layer that ran, the paths of the batch norms whose input was the tensor object that the
+        layer returned, unless another module received it first, such as an in-place activation. Filled while the model
+        runs.
     """
     found: dict[str, list[str]] = {}
     outputs: dict[str, weakref.ref[Tensor]] = {}

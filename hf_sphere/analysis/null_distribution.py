@@ -1,15 +1,15 @@
-"""Null distribution of the projections, that of filters without a preferred direction, and tests against it.
+"""Null distribution of the projections (of filters without a preferred direction), and tests against it.
 
 For an isotropic filter w in N dimensions, the normalized projection p = sum(w) / (|w| sqrt(N)) is the cosine of the
 angle between w and a fixed vector: (p + 1) / 2 is exactly Beta((N-1)/2, (N-1)/2) distributed.
 
 Initialization with i.i.d. normal weights is isotropic, and so is each single filter of an orthogonal initialization.
-The default of torch are i.i.d. uniform weights, whose projections have nearly the same distribution: the distribution
+The default of torch is i.i.d. uniform weights, whose projections have nearly the same distribution: the distribution
 functions differ by at most about 0.06 / N (0.020, 0.014, 0.0063, 0.0022, 0.0021 and 0.00074 at N = 3, 4, 9, 25, 27 and
 75, measured on 4 to 40 million filters). At N = 576 the difference would be 0.0001, too small to be measured in this
 way; the Edgeworth expansion gives 0.055 / N as well. The Kolmogorov-Smirnov test at level 0.05 detects it with a power
-of 80 % for about 350 N^2 filters and more: 30,000 at N = 9, 240,000 at N = 25 and 27 (measured), hence 2 million at
-N = 75 and 120 million at N = 576. Hardly any layer has as many. The sign test is exact for all weights that are
+of 80 % for about 350 N^2 filters and more: 30,000 at N = 9, 240,000 at N = 25 and 27 (measured), hence 2 million at N =
+75 and 120 million at N = 576. Hardly any layer has that many filters. The sign test is exact for all weights that are
 symmetric about zero.
 """
 
@@ -27,11 +27,11 @@ Floats = NDArray[np.float64]
 
 
 def projection_cdf(projections: Floats, dim: int) -> Floats:
-    """Distribution function of the normalized projection of an isotropic filter.
+    """Compute the distribution function of the normalized projection of an isotropic filter.
 
     Args:
         projections: (...), in [-1, 1]; values beyond that, by rounding, are clipped.
-        dim: N, at least 2. In one dimension the projection is -1 or 1, and its distribution not continuous.
+        dim: N, at least 2. In one dimension the projection is -1 or 1, so its distribution is not continuous.
 
     Returns:
         (...), in [0, 1]: I_x((N-1)/2, (N-1)/2) of the regularized incomplete beta function at x = (p + 1) / 2.
@@ -49,7 +49,7 @@ def kolmogorov_smirnov(uniform: Floats) -> tuple[float, float] | tuple[None, Non
     """Test whether numbers are uniform on [0, 1].
 
     Args:
-        uniform: (n,), the distribution function of the null at each observation.
+        uniform: (n,), the null distribution function at each observation.
 
     Returns:
         The largest distance D of the empirical distribution function, and the probability of at least that distance
@@ -89,7 +89,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Adjust p-values for multiple testing (Holm, 1979), which controls the family-wise error rate.
 
     Args:
-        p_values: Of several tests, dependent or not; None for tests that were not done, which do not count.
+        p_values: Of several tests, dependent or not; None for tests that were not run, which are not counted.
 
     Returns:
         The adjusted p-values, in the same order.
@@ -108,7 +108,7 @@ def mass_band(count: int, confidence: float = 0.95) -> tuple[float, float] | tup
 
     Args:
         count: Number of filters.
-        confidence: Probability of the range, at least.
+        confidence: Minimum probability of the range.
 
     Returns:
         Binomial quantiles, divided by the number; both None without filters.

@@ -1,4 +1,4 @@
-"""Projection statistics as a table of text."""
+"""Projection statistics as a text table."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +14,12 @@ HEADER = (
 
 
 def projection_table(statistics: Mapping[str, Any]) -> str:
-    """Format what `ProjectionStatistics.to_dict` returns, at most 100 columns wide.
+    """Format the output of `ProjectionStatistics.to_dict`, at most 100 columns wide.
 
     The column `isotropic` is the range of masses that isotropic filters have with a probability of at least 95 %. A
     star marks lines in which a p-value is below 0.05. There are two tests, each corrected for the number of layers, but
-    not for the other: 6 to 8 % of networks of isotropic filters have a star (measured, 2000 networks of each of several
-    sizes).
+    not for the other test: 6 to 8 % of networks of isotropic filters have a star (measured, 2000 networks of each of
+    several sizes).
     """
     lines = [HEADER]
     lines += [_line(_shortened(name), layer) for name, layer in statistics["layers"].items()]
@@ -42,9 +42,9 @@ def _line(name: str, row: Mapping[str, Any]) -> str:
 
 
 def _verdict(net: Mapping[str, Any]) -> str:
-    """Return a sentence on whether the arrangement is biased, and to which side."""
+    """Return a sentence about the bias of the arrangement and its direction."""
     if net["mass"] is None:
-        return "There is no live filter, so that no test is possible."
+        return "There are no live filters, so no test is possible."
     negative = f"{net['mass']:.1%} are <= 0"
     expected = f"isotropic: {net['null_mass_low']:.1%} to {net['null_mass_high']:.1%}"
     projections, sign, ks = net["projections"], net["sign_p_value"], net["ks_p_value"]
@@ -61,7 +61,7 @@ def _verdict(net: Mapping[str, Any]) -> str:
 
 
 def _shortened(name: str) -> str:
-    """Shorten a path on the left, where paths are alike."""
+    """Shorten a path at its beginning, where paths are similar."""
     return name if len(name) <= LAYER_WIDTH else f"..{name[2 - LAYER_WIDTH :]}"
 
 

@@ -35,20 +35,20 @@ class Projections:
     Statistics that need a live filter are None if there is none.
 
     Attributes:
-        num_filters: F, dead ones included.
-        num_dead: Filters whose weights are all zero, or that have none; they have no direction and are left out of all
-            statistics.
+        num_filters: F, including dead ones.
+        num_dead: Number of filters whose weights are all zero, or that have none; they have no direction and are
+            excluded from all statistics.
         mean: Mean of the projections.
         mass: Fraction of the projections that are <= 0.
-        null_mass_low: Lower end of a range that contains the mass of as many isotropic filters with a probability of
-            at least 95 %.
+        null_mass_low: Lower end of a range that contains the mass of the same number of isotropic filters with a
+            probability of at least 95 %.
         null_mass_high: Upper end of this range.
         ks_statistic: Largest distance between the distribution functions of the normalized projections and of the null.
         ks_p_value: Probability of at least that distance under the null; None if all filters have one dimension.
-        ks_p_value_adjusted: The same, corrected for the number of layers (Holm).
-        sign_p_value: Two-sided sign test of the projections.
-        sign_p_value_adjusted: The same, corrected for the number of layers (Holm).
-        projections: Projections of the live filters, in their order.
+        ks_p_value_adjusted: `ks_p_value` corrected for the number of layers (Holm).
+        sign_p_value: p-value of the two-sided sign test of the projections.
+        sign_p_value_adjusted: `sign_p_value` corrected for the number of layers (Holm).
+        projections: Projections of the live filters, in order.
     """
 
     num_filters: int
@@ -70,7 +70,7 @@ class Projections:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Create an instance from its fields; those of other names are ignored."""
+        """Create an instance from a mapping of its fields; other entries are ignored."""
         values: dict[str, Any] = {field.name: content[field.name] for field in fields(cls)}
         lists: dict[str, Any] = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
         return cls(**values | lists)
@@ -84,7 +84,7 @@ class LayerProjections(Projections):
         kind: `conv` or `linear`.
         stage: Stage of the network that the layer is in; None in a file whose names do not number stages.
         block: Number of the layer among the analyzed ones of its stage.
-        dim: N, the inputs of a filter.
+        dim: N, the number of inputs of a filter.
         dead: Indices of the dead filters.
     """
 
@@ -99,14 +99,15 @@ class LayerProjections(Projections):
 class ProjectionStatistics(SavedResult):
     """Projections of all layers of a network; prints as a table.
 
-    A star in the table means that one of two tests is below 0.05. Each is corrected over the layers, but not for the
-    other test, so that 6 to 8 % of networks of isotropic filters have a star.
+    A star in the table means that one of two tests is below 0.05. Each is corrected for the number of layers, but not
+    for the other test, so 6 to 8 % of networks of isotropic filters have a star.
 
     Attributes:
-        normalized: Whether projections and means are those of filters of unit length, in [-1, 1]. The tests always are.
-        layers: By the path of the module.
-        net: All filters together. Its Kolmogorov-Smirnov test is that of the null distribution function of each layer
-            at its projections, which is uniform for every layer; its p-values need no correction.
+        normalized: Whether projections and means are those of filters of unit length, in [-1, 1]. The tests always use
+            unit length.
+        layers: Projections by module path.
+        net: All filters together. Its Kolmogorov-Smirnov test pools the values of the null distribution function of
+            each layer at its projections, which are uniform for every layer; its p-values need no correction.
     """
 
     normalized: bool
@@ -120,18 +121,18 @@ class ProjectionStatistics(SavedResult):
         return projection_table(self.to_dict())
 
     def by_stage(self, distances: Distances | None = None) -> dict[str, Any]:
-        """Return the layout of the original program, with stage and block numbers as strings.
+        """Return the results in the layout of the original program, with stage and block numbers as strings.
 
         Args:
-            distances: Distances from initialization, for `l2_dist` and `l_inf_dist` of each layer; of the same network,
-                also if its files omit the beginning of module paths.
+            distances: Distances from initialization, for `l2_dist` and `l_inf_dist` of each layer. They must be of the
+                same network; its module paths may lack a prefix.
 
         Returns:
             `{stage: {block: {"projections", "mean", "mass"}}, "net": {"projections", "mean", "mass"}}`. The original
             starts a stage at each max-pooling; see `hf_sphere.analysis.stages` for where ours differ.
 
         Raises:
-            ValueError: If the stages are unknown, as of a file whose names do not number them.
+            ValueError: If the stages are unknown, as in a file whose names do not number them.
         """
         stages: dict[str, Any] = {}
         for name, layer in self.layers.items():
@@ -147,7 +148,7 @@ class ProjectionStatistics(SavedResult):
         return {**stages, "net": _original(self.net)}
 
     def summary(self) -> dict[str, Any]:
-        """Return the statistics of the network as a whole, and the number of biased layers, for a table of results."""
+        """Return the statistics of the network and the number of biased layers, for a table of results."""
         biased = {name for name, one in self.layers.items() if is_significant(one.sign_p_value_adjusted)}
         other = {name for name, one in self.layers.items() if is_significant(one.ks_p_value_adjusted)}
         names = ("num_filters", "num_dead", "mean", "mass", "null_mass_low", "null_mass_high", "ks_p_value")
@@ -173,13 +174,13 @@ def projection_statistics(
 
     Args:
         model: A module, a state dict, a snapshot, or the path of safetensors files; see `iterate_layers`.
-        layers: Which kinds; `all` means both.
-        normalize: Project filters of unit length, sum(w) / (|w| sqrt(N)), otherwise the filters as they are, sum(w).
+        layers: Kinds of layers; `all` means both.
+        normalize: Project filters of unit length, sum(w) / (|w| sqrt(N)), otherwise the unnormalized filters, sum(w).
             The tests use the former in both cases.
         include_1x1: Include pointwise (1x1) convolutions.
 
     Returns:
-        Projections, their mean and mass and the p-values of both tests, of each layer and of all together.
+        Projections, their mean and mass, and the p-values of both tests, for each layer and for all layers together.
 
     Raises:
         ValueError: If a weight is not finite, or `iterate_layers` raises it.

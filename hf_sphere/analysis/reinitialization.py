@@ -1,4 +1,4 @@
-"""Which layers a trained network needs: its accuracy with one layer at a time reset to an earlier state."""
+"""Critical layers of a trained network: its accuracy with one layer at a time reset to an earlier state."""
 
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -30,8 +30,8 @@ from hf_sphere.analysis.replacements import (
 from hf_sphere.analysis.robustness import LayerRobustness, ReinitializationRobustness
 
 _NOT_OBSERVED = (
-    "{} cannot be observed, as in a compiled model, so that it is unknown which batch norms follow it; let evaluate "
-    "run the model that it is given, not compiled, or pass include_batch_norm=False."
+    "{} cannot be observed, as in a compiled model, so the batch norms that follow it are unknown; let evaluate run "
+    "the model that it receives without compiling it, or pass include_batch_norm=False."
 )
 
 
@@ -53,23 +53,23 @@ def reinitialization_robustness(
 ) -> ReinitializationRobustness:
     """Reset one layer at a time to earlier or new random weights, keep the others trained, and measure the accuracy.
 
-    A layer is its weight and bias, all tensors of its module. The model is unchanged afterwards: the same tensors,
-    modes, attributes and hooks, also after an exception.
+    A layer consists of all tensors of its module (weight and bias). The model is unchanged afterwards: the same
+    tensors, modes, attributes and hooks, also after an exception.
 
     Activations before the layer are reused in each `nn.Sequential` of the model (see
     `hf_sphere.analysis.activation_reuse`), if no attribute or buffer of the model changes when it runs. The accuracies
-    are those of full passes.
+    equal those of full passes.
 
     Args:
         model: The trained model, any module; on any device, of any dtype.
         snapshots: Snapshots, their paths, state dicts or modules, in order. The label of a snapshot or a path is its
-            epoch, that of the others their position in the list. Of a file only the current layer is read.
-        evaluate: Runs the model that it is given over its batches and returns the accuracy in [0, 1]. Weights outside
+            epoch, that of the others their position in the list. Only the current layer of a file is read.
+        evaluate: Runs the model that it receives over its batches and returns the accuracy in [0, 1]. Weights outside
             of modules, in a list for instance, are not replaced.
-        layers: Which layers: `conv`, `linear` or `all`.
+        layers: Kinds of layers: `conv`, `linear` or `all`.
         include_1x1: Include pointwise (1x1) convolutions.
-        include_batch_norm: Reset a batch norm with the layer whose very output is its input: its weights and running
-            statistics. Otherwise it keeps those of the trained network.
+        include_batch_norm: Reset a batch norm (weights and running statistics) together with the layer whose output is
+            its input. Otherwise it keeps its trained state.
         num_random: Number of random initializations per layer.
         seed: Seed of these; the random state of the caller does not change.
         fresh: Builds the model with new random weights; one is kept in memory per initialization. By default a model
@@ -86,9 +86,10 @@ def reinitialization_robustness(
         The accuracies.
 
     Raises:
-        ValueError: If the model has no such layer, or the layer has other names in the state dict; no snapshot exists
-            and `num_random` is 0; a snapshot is of another architecture; `evaluate` returns no accuracy; the batch
-            norms that follow a layer are unknown; or a layer can only be initialized by `fresh`, which is missing.
+        ValueError: If the model has no such layer, or the names of the layer in the state dict do not match its path;
+            no snapshot exists and `num_random` is 0; a snapshot is of another architecture; `evaluate` returns no
+            accuracy; the batch norms that follow a layer are unknown; or a layer can only be initialized by `fresh`,
+            which is missing.
         TypeError: If a snapshot is none of the above.
 
     References:
@@ -96,7 +97,7 @@ def reinitialization_robustness(
     """
     modules = find_layers(model, layers, include_1x1)
     for path, module in modules.items():
-        filters(module, path)  # refuses quantized, sharded and offloaded weights
+        filters(module, path)  # raises an error for quantized, sharded and offloaded weights
     if num_random < 0 or max_cached_bytes < 0:
         raise ValueError(
             f"num_random and max_cached_bytes cannot be negative; got num_random={num_random} and "
@@ -106,7 +107,7 @@ def reinitialization_robustness(
     if missing:
         warnings.warn(f"{len(missing)} snapshots are missing and skipped: {', '.join(missing)}.", stacklevel=2)
     if not found and not num_random:
-        raise ValueError("there are no weights to reset the layers to; give existing snapshots, or num_random.")
+        raise ValueError("there are no weights to reset the layers to; pass existing snapshots, or num_random.")
     state = named_tensors(model)
     norms = {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
     norms = norms if include_batch_norm else {}

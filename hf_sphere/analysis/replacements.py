@@ -26,11 +26,11 @@ def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[dict[str, StoredT
     """Find the snapshots that exist.
 
     Returns:
-        Their tensors by their labels, which are epochs, or positions in the list for what is no file; and the paths of
-        the missing ones.
+        Their tensors by label, which is the epoch, or the position in the list for entries that are not files; and the
+        paths of the missing ones.
 
     Raises:
-        ValueError: If a file is no snapshot, or two have the same epoch.
+        ValueError: If a file is not a snapshot, or two have the same epoch.
         TypeError: If an entry has another type.
     """
     if isinstance(snapshots, str | PathLike | Mapping | Snapshot | nn.Module):
@@ -55,7 +55,7 @@ def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[dict[str, StoredT
 
 
 def refuse_duplicates(labels: Sequence[str | int]) -> None:
-    """Raise ValueError if two snapshots have one label."""
+    """Raise ValueError if two snapshots have the same label."""
     duplicates = sorted({label for label in labels if labels.count(label) > 1})
     if duplicates:
         raise ValueError(f"several snapshots have the label {', '.join(map(str, duplicates))}; give one per epoch.")
@@ -68,14 +68,14 @@ def tensor_names(state: Mapping[str, Any], path: str) -> list[str]:
 
 
 def check_names(state: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-    """Refuse modules whose tensors have other names in the state dict, since none of them would be replaced.
+    """Check that the names in the state dict match the module paths; other tensors would not be replaced.
 
     Args:
         state: The tensors of the model by name.
         modules: Modules of the model by path.
 
     Raises:
-        ValueError: If a tensor of a module does not have the name that the path of the module gives it.
+        ValueError: If the name of a tensor does not match the path of its module.
     """
     for path, module in modules.items():
         for name in named_tensors(module):
@@ -83,12 +83,12 @@ def check_names(state: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -
             if full not in state:
                 raise ValueError(
                     f"the state dict of the model has no {full}: a wrapper around the module {path!r}, as for "
-                    "activation checkpointing, changes its names. Give the model without the wrapper."
+                    "activation checkpointing, changes its names. Pass the model without the wrapper."
                 )
 
 
 def check_architecture(state: Mapping[str, Tensor], label: str, tensors: StoredTensors, paths: Iterable[str]) -> None:
-    """Refuse a snapshot of another architecture.
+    """Check that a snapshot has the architecture of the model.
 
     Args:
         state: The tensors of the model by name.
@@ -106,7 +106,7 @@ def check_architecture(state: Mapping[str, Tensor], label: str, tensors: StoredT
                 has = f"has {name} of shape {stored.shape}" if stored else f"has no {name}"
                 raise ValueError(
                     f"snapshot {label} {has}, but in the layer {path!r} of the model it has the shape "
-                    f"{tuple(state[name].shape)}. Give snapshots of this architecture."
+                    f"{tuple(state[name].shape)}. Pass snapshots of this architecture."
                 )
 
 
@@ -117,7 +117,7 @@ def read_tensors(state: Mapping[str, Tensor], tensors: StoredTensors, names: Ite
 
 
 def _find(state: Mapping[str, Tensor], tensors: StoredTensors, name: str) -> StoredTensor | None:
-    """Return a stored tensor, which a file may hold under the name of another tensor that it is tied to."""
+    """Return a stored tensor; a file may store it under the name of a tied tensor."""
     tied = (other for other in tensors if other in state and state[other] is state[name])
     return tensors.get(name) or next((tensors[other] for other in tied), None)
 
@@ -178,7 +178,7 @@ class RandomWeights:
         return module
 
     def _keeps_weights(self, path: str, module: nn.Module) -> bool:
-        """Return whether `reset_parameters` leaves weights unchanged, as those of parametrized layers."""
+        """Return whether `reset_parameters` leaves weights unchanged, as in parametrized layers."""
         new, old = named_tensors(self._reset(path, module, 0)), named_tensors(module)
         return any(tensor.ndim > 1 and torch.equal(new[name], tensor) for name, tensor in old.items())
 

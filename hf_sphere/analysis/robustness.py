@@ -19,8 +19,8 @@ class LayerRobustness:
     """Accuracies with one layer reset to other weights.
 
     Attributes:
-        snapshots: Accuracies with the weights of each snapshot, by its label, which is its epoch or its position in the
-            list; in the order of the list.
+        snapshots: Accuracies with the weights of each snapshot, by its label (epoch or position in the list), in the
+            order of the list.
         random: Accuracies with each random initialization.
     """
 
@@ -49,7 +49,7 @@ class ReinitializationRobustness(SavedResult):
 
     Attributes:
         accuracy: Accuracy of the trained model.
-        layers: By the path of the layer, in the order in which the model defines them.
+        layers: Accuracies by layer path, in the order in which the model defines the layers.
         missing: Paths of missing snapshots.
     """
 
@@ -60,14 +60,14 @@ class ReinitializationRobustness(SavedResult):
     def critical_layers(self, drop: float = 0.05) -> list[str]:
         """Return the layers whose reset reduces the accuracy by more than `drop`, the largest loss first.
 
-        A layer is reset to the first snapshot or, without snapshots, to random weights, for which the mean counts.
+        A layer is reset to the first snapshot or, without snapshots, to random weights; their mean accuracy is used.
         """
         resets = {name: layer.reset for name, layer in self.layers.items()}
         losses = {name: self.accuracy - reset for name, reset in resets.items() if reset is not None}
         return sorted((name for name, loss in losses.items() if loss > drop + 1e-9), key=lambda name: -losses[name])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the accuracies, with mean and deviation of the random ones, as JSON can hold them."""
+        """Return the accuracies, with mean and deviation of the random ones, as JSON-compatible values."""
         layers = {}
         for name, layer in self.layers.items():
             random = {"mean": layer.random_mean, "deviation": layer.random_deviation, "values": layer.random}
@@ -88,7 +88,7 @@ class ReinitializationRobustness(SavedResult):
     def table(self, drop: float = 0.05) -> str:
         """Return a line per layer, a column per snapshot, and the names of the critical layers.
 
-        If there are too many snapshots for the width, some are left out, but not the first and the last.
+        If there are too many snapshots for the width, some are omitted, but never the first or the last.
 
         Args:
             drop: See `critical_layers`.
@@ -117,7 +117,7 @@ class ReinitializationRobustness(SavedResult):
         reset = f"snapshot {labels[0]}" if labels else "random weights"
         for what, names in (
             (f"lose more than {drop:g} when reset to {reset} (critical)", [_name(name) for name in critical]),
-            ("lose at most that", others),
+            (f"lose at most {drop:g}", others),
         ):
             lines += textwrap.wrap(f"{what}: {', '.join(names) or 'none'}", WIDTH, subsequent_indent="  ")
         if self.missing:
@@ -130,6 +130,6 @@ def _name(path: str) -> str:
 
 
 def _shorten(name: str, width: int) -> str:
-    """Leave out the middle of a long name."""
+    """Omit the middle of a long name."""
     half = (width - 1) // 2
     return name if len(name) <= width else f"{name[: width - 1 - half]}…{name[-half:]}"

@@ -11,15 +11,15 @@ from hf_sphere.utils.files import write_json
 
 
 class SavedResult:
-    """Base of result dataclasses, which define `from_dict`."""
+    """Base class of result dataclasses; subclasses define `_from_dict`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON can hold them."""
+        """Return the fields as JSON-compatible values."""
         return asdict(self)  # type: ignore[call-overload]
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Create a result from what `to_dict` returned.
+        """Create a result from the output of `to_dict`.
 
         Raises:
             ValueError: If a field is missing.
@@ -27,7 +27,7 @@ class SavedResult:
         try:
             return cls._from_dict(content)
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"this is no {cls.__name__} as to_dict returns it: {error!r}.") from error
+            raise ValueError(f"the content is not the output of {cls.__name__}.to_dict: {error!r}.") from error
 
     @classmethod
     def _from_dict(cls, content: Mapping[str, Any]) -> Self:
@@ -39,10 +39,10 @@ class SavedResult:
 
     @classmethod
     def load(cls, path: str | PathLike) -> Self:
-        """Read what `save` wrote.
+        """Read a file written by `save`.
 
         Raises:
-            ValueError: If the file holds something else.
+            ValueError: If the file has other content.
         """
         return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
 

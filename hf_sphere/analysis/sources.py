@@ -19,14 +19,14 @@ NUMBERS_AT_A_TIME = 2**17
 """Weights converted to float64 at a time: 1 MB, which fits the cache."""
 
 
-@dataclass(frozen=True, eq=False)  # tensors do not compare to one truth value
+@dataclass(frozen=True, eq=False)  # comparing tensors does not return a bool
 class LayerWeight:
     """The filters of a layer.
 
     Attributes:
         name: Path of the module.
         kind: `conv` or `linear`.
-        dim: N, the inputs of a filter.
+        dim: N, the number of inputs of a filter.
         weight: (F, N), one filter per row, as stored: of any floating dtype, on any device.
         stage: Stage of the network that the layer is in; None in a file whose names do not number stages.
         block: Number of the layer among the selected ones of its stage; None without a stage.
@@ -52,7 +52,7 @@ class LayerWeight:
                 wrong = numbers[~numbers.isfinite()][0].item()
                 raise ValueError(
                     f"{self.name or 'the layer'} has a weight that is {wrong}; all must be finite. The training "
-                    "diverged, or the file was converted with too small a range: give an earlier snapshot."
+                    "diverged, or the file was converted to a dtype with too small a range: pass an earlier snapshot."
                 )
             yield numbers
 
@@ -60,7 +60,7 @@ class LayerWeight:
 def open_layers(
     source: Source, layers: LayerSelection = "conv", include_1x1: bool = False
 ) -> dict[str, Callable[[], LayerWeight]]:
-    """Return functions that read each layer of a source, by name. Arguments and errors as of `iterate_layers`."""
+    """Return a function per layer that reads it, by name. Arguments and errors are those of `iterate_layers`."""
     readers: Mapping[str, Callable[[], Tensor]]
     if isinstance(source, nn.Module):
         modules = find_layers(source, layers, include_1x1)
@@ -74,7 +74,7 @@ def open_layers(
             tensors = open_tensors(source.path if isinstance(source, Snapshot) else source)
         else:
             raise TypeError(
-                "weights come from a torch.nn.Module, a state dict, a Snapshot, or the path of a safetensors file, of "
+                "weights must be a torch.nn.Module, a state dict, a Snapshot, or the path of a safetensors file, of "
                 f"its index or of a folder with either; got {type(source).__name__}."
             )
         readers, kinds = named_layers(tensors, layers, include_1x1)
@@ -92,13 +92,13 @@ def iterate_layers(source: Source, layers: LayerSelection = "conv", include_1x1:
 
     Args:
         source: A module; a state dict; or a `Snapshot` or the path of a safetensors file, of the index of a sharded
-            checkpoint (`model.safetensors.index.json`) or of a folder with either. Of files only one layer is in memory
-            at a time. `hf_sphere.analysis.weight_files` defines what a layer of a file or a state dict is.
-        layers: Which kinds; `all` means both.
+            checkpoint (`model.safetensors.index.json`) or of a folder with either. Only one layer of a file is in
+            memory at a time. `hf_sphere.analysis.weight_files` defines what a layer of a file or a state dict is.
+        layers: Kinds of layers; `all` means both.
         include_1x1: Include pointwise (1x1) convolutions.
 
     Yields:
-        The layers: of a model in the order of definition, of a state dict in its order, of files by their names.
+        The layers of a model in the order of definition, of a state dict in its order, of files sorted by name.
 
     Raises:
         TypeError: If the source is none of these.

@@ -1,7 +1,7 @@
-"""The stages of a network, by which Gamba et al. group their results.
+"""Stages of a network, by which Gamba et al. group their results.
 
-They start a stage at each max-pooling, which is right for LeNet and VGG, but gives a ResNet only two. If module paths
-number stages, we use these.
+They start a stage at each max-pooling, which is right for LeNet and VGG, but results in only two stages of a ResNet. If
+the module paths number stages, those are used here.
 """
 
 import re
@@ -21,7 +21,7 @@ NUMBERED = re.compile(
 )
 """`layer1.0.conv1`, `model.backbone.stage2.x`, `features.denseblock1.x`, `resnet.encoder.stages.0.layers.1.x`, Swin's
 `layers.0.blocks.1.x` and `layers.1.downsample.x`, EfficientNet's `blocks.0.1.x`; not `encoder.layer.0.x` nor
-`blocks.0.x`, which number layers of one kind. A module named `layer1` itself is a layer and no stage."""
+`blocks.0.x`, which number layers of one kind. A module named `layer1` itself is a layer, not a stage."""
 
 _ADAPTIVE = (pooling._AdaptiveAvgPoolNd, pooling._AdaptiveMaxPoolNd)
 _WINDOWED = (
@@ -46,15 +46,15 @@ def numbered_stage(name: str) -> int | None:
 def stages_of_model(model: nn.Module) -> dict[str, int]:
     """Return the stage of every layer of a model, of all kinds.
 
-    If module paths number stages, those are the stages, from 1. Layers defined before are in stage 0, the stem, and
-    layers defined between and after them in the stage before. Otherwise the first layer after a pooling (maximum,
-    average or adaptive) starts the next stage, from 0. Two kinds of poolings start none: those that keep the
+    If module paths number stages, those are the stages, from 1. Layers defined before them are in stage 0, the stem;
+    layers between and after them are in the preceding stage. Otherwise the first layer after a pooling (maximum,
+    average or adaptive) starts the next stage, from 0. Two kinds of poolings do not start a stage: those that keep the
     resolution, as in an Inception block, and adaptive ones to a single point before the last convolution, as in a
     squeeze-and-excitation block.
 
-    The ConvNeXt, Swin, EfficientNet and MobileNetV2 of torchvision number no stages and reduce the resolution by
-    strides: all layers but the classifier are in stage 0; in MobileNetV2, whose pooling is no module, the classifier as
-    well.
+    The ConvNeXt, Swin, EfficientNet and MobileNetV2 of torchvision do not number stages and reduce the resolution by
+    strides: all layers except the classifier are in stage 0. In MobileNetV2, whose pooling is not a module, the
+    classifier is in stage 0, too.
     """
     kinds = {name: kind for name, module in model.named_modules() if (kind := layer_kind(module))}
     numbers = {name: numbered_stage(name) for name in kinds}
@@ -79,16 +79,16 @@ def stages_of_model(model: nn.Module) -> dict[str, int]:
 
 
 def stages_of_names(kinds: Mapping[str, LayerKind]) -> dict[str, int] | None:
-    """Return the stage of every layer of a file or a state dict, which has names and no modules.
+    """Return the stage of every layer of a file or a state dict, which has names but no modules.
 
     Args:
         kinds: All layers and their kinds, in any order.
 
     Returns:
-        The stages in the names. Other convolutions are in the stem, stage 0, and other linear layers in the last stage,
-        since names do not show whether a layer is between or after the stages: `conv_head` of the EfficientNet of timm
-        is in stage 0 by its name, and in the last stage by the model. None if no name numbers a stage; poolings have no
-        weights.
+        The stages according to the names. Other convolutions are in the stem, stage 0, and other linear layers in the
+        last stage, since names do not show whether a layer is between or after the stages: `conv_head` of the
+        EfficientNet of timm is in stage 0 by its name, and in the last stage by the model. None if no name numbers a
+        stage, since poolings have no weights.
     """
     numbers = {name: numbered_stage(name) for name in kinds}
     known = [number for number in numbers.values() if number is not None]

@@ -1,6 +1,6 @@
 """Layers of safetensors files and state dicts, identified by names and shapes, without a model.
 
-The rules:
+Rules:
 
 - A convolution is a tensor `<module>.weight` of three to five axes, outputs first. Transposed convolutions store inputs
   first and cannot be distinguished; give the model if it has any.
@@ -9,7 +9,7 @@ The rules:
   `embed_in`, `embedding_table` or `codebook`, or is `wte`, `wpe`, `shared` or `relative_attention_bias`. With a bias as
   long as one of its axes it is a linear layer under any name.
 - The `Conv1D` of transformers (GPT-2) stores a linear layer with the inputs first. It is identified by a bias as long
-  as the second axis and not as the first. A square weight with a bias is treated like its nearest neighbors in the
+  as the second axis but not as the first. A square weight with a bias is treated like its nearest neighbors in the
   module tree.
 - A layer normalization over two or three axes has the shape of a linear layer or a convolution, and `nn.Bilinear` that
   of a convolution; they cannot be distinguished. Give the model if it has any.
@@ -38,7 +38,7 @@ IN_PARTS = re.compile(r"(?:^|(.*)\.)(?:weight_(?:v|orig)|parametrizations\.weigh
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 CONVERT = (
-    "Only safetensors files are read; pickled ones can run code. Convert it where you trust it: "
+    "Only safetensors files are read; pickled ones can run code. Convert trusted files with "
     "`model.save_pretrained(folder)`, or `safetensors.torch.save_model(model, path)`."
 )
 
@@ -49,7 +49,7 @@ class StoredTensor:
 
     Attributes:
         shape: Its shape.
-        read: Reads it.
+        read: Function that reads it.
     """
 
     shape: tuple[int, ...]
@@ -63,7 +63,7 @@ def named_layers(
 
     Args:
         tensors: All tensors by name.
-        layers: Which kinds; `all` means both.
+        layers: Kinds of layers; `all` means both.
         include_1x1: Include pointwise (1x1) convolutions.
 
     Returns:
@@ -98,7 +98,7 @@ def named_layers(
 
 
 def stored_tensors(state: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Return the tensors of a state dict, in which `_extra_state` of a module may be anything."""
+    """Return the tensors of a state dict, without other entries such as `_extra_state`."""
     return {
         name: StoredTensor(tuple(value.shape), partial(_identity, value))
         for name, value in state.items()
@@ -110,13 +110,13 @@ def tensors_of_state_dict(state: Mapping[str, Tensor]) -> dict[str, StoredTensor
     """Return the tensors of a state dict, tied ones once.
 
     Raises:
-        ValueError: If it holds no tensors, for instance because it holds the state dict under some key.
+        ValueError: If it has no tensors, for instance because the state dict is one of its entries.
     """
     tensors = stored_tensors(state)
     if not tensors:
         raise ValueError(
             f"a state dict maps names to tensors; got the keys {', '.join(map(str, list(state)[:5])) or 'none'}. If it "
-            "is one of these entries, give that."
+            "is one of these entries, pass that entry."
         )
     seen = set()
     for name in list(tensors):
@@ -130,10 +130,10 @@ def tensors_of_state_dict(state: Mapping[str, Tensor]) -> dict[str, StoredTensor
 
 
 def open_tensors(path: str | PathLike) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file, of an index, or of a folder with either, unread.
+    """Return the tensors of a safetensors file, of an index, or of a folder with either, without reading them.
 
-    They are in the order of the model if the file defines it, as snapshots do, and otherwise sorted by name, with
-    numbers as numbers, so that `layers.10` comes after `layers.9`.
+    They are in the order of the model if the file defines it, as snapshots do, and otherwise in natural order of their
+    names, so that `layers.10` comes after `layers.9`.
 
     Raises:
         FileNotFoundError: If there is no such file or folder, or a part of a sharded checkpoint is missing.
@@ -165,16 +165,16 @@ def _find_file(path: Path) -> Path:
         if found:
             raise ValueError(
                 f"{path} has several checkpoints: {', '.join(file.name for file in found[:5])}"
-                f"{', ...' if len(found) > 5 else ''}; give the path of one."
+                f"{', ...' if len(found) > 5 else ''}; pass the path of one."
             )
     pickled = sorted(file.name for file in path.iterdir() if file.suffix in PICKLED)
     if pickled:
-        raise ValueError(f"{path} has no safetensors file but pickled ones, {', '.join(pickled[:3])}. {CONVERT}")
+        raise ValueError(f"{path} has pickled files but no safetensors file: {', '.join(pickled[:3])}. {CONVERT}")
     raise FileNotFoundError(f"{path} has no *.safetensors and no *.safetensors.index.json.")
 
 
 def open_file(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file, unread; order and errors as of `open_tensors`."""
+    """Return the tensors of a safetensors file without reading them; order and errors are those of `open_tensors`."""
     try:
         with safe_open(path, framework="pt") as file:
             order = {name: at for at, name in enumerate(_order(file.metadata() or {}))}
@@ -185,7 +185,7 @@ def open_file(path: Path) -> dict[str, StoredTensor]:
             }
     except (SafetensorError, OSError) as error:
         raise ValueError(
-            f"{path} is damaged, or no safetensors file: {error}. Download or save it again. {CONVERT}"
+            f"{path} is damaged or not a safetensors file: {error}. Download or save it again. {CONVERT}"
         ) from error
 
 
@@ -209,14 +209,14 @@ def _open_shards(index: Path) -> dict[str, StoredTensor]:
     places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
         raise ValueError(
-            f"{index} has no weight_map from names to files, so it is no index of safetensors files. Give a folder or "
-            "a file."
+            f"{index} has no weight_map from names to files, so it is not an index of safetensors files. Pass a folder "
+            "or a file."
         )
     names = sorted(set(places.values()))
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         raise FileNotFoundError(
-            f"{index} refers to {len(names)} files, of which are missing: {', '.join(missing)}. Download them as well."
+            f"{index} refers to {len(names)} files, of which these are missing: {', '.join(missing)}. Download them."
         )
     shards = {name: open_file(index.parent / name) for name in names}
     for name, place in places.items():
@@ -229,7 +229,7 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is no valid JSON: {error}. Download or save it again.") from error
+        raise ValueError(f"{path} is not valid JSON: {error}. Download or save it again.") from error
 
 
 def _refuse_quantized_config(folder: Path) -> None:
@@ -241,14 +241,14 @@ def _refuse_quantized_config(folder: Path) -> None:
 
 
 def _refuse_other_forms(key: str, tensor: StoredTensor, layers: LayerSelection) -> None:
-    """Refuse layers whose weight is not stored as one tensor."""
+    """Raise ValueError for layers whose weight is not stored as one tensor."""
     if key.endswith(".qweight") and layers != "conv":
         raise ValueError(quantized(key.removesuffix(".qweight"), key))
     match = IN_PARTS.fullmatch(key)
     if match and 2 <= len(tensor.shape) <= 5 and layers in ("linear" if len(tensor.shape) == 2 else "conv", "all"):
         raise ValueError(
             f"the weight of {match[1] or 'the module'} is stored in parts ({key}): by weight normalization, spectral "
-            "normalization or pruning. Give the model, which computes the weight from them."
+            "normalization or pruning. Pass the model, which computes the weight from them."
         )
 
 
@@ -258,7 +258,7 @@ def _bias_length(name: str, tensors: Mapping[str, StoredTensor]) -> int | None:
 
 
 def _stored_inputs_first(tensors: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
-    """Return which linear layers are stored as transformers' Conv1D; see the rules above."""
+    """Return the linear layers that are stored like transformers' Conv1D; see the rules above."""
     biases = {name: _bias_length(name, tensors) for name in shapes}
     transposed = {
         name: biases[name] == columns
@@ -273,7 +273,7 @@ def _stored_inputs_first(tensors: Mapping[str, StoredTensor], shapes: Mapping[st
 
 
 def _nearest(name: str, transposed: Mapping[str, bool]) -> bool:
-    """Return whether all those that share the longest part of the name are transposed."""
+    """Return whether all layers with the longest common prefix are transposed."""
     parts = name.split(".")
     for length in range(len(parts) - 1, -1, -1):
         prefix = "".join(f"{part}." for part in parts[:length])
@@ -284,7 +284,7 @@ def _nearest(name: str, transposed: Mapping[str, bool]) -> bool:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a sort key in which numbers are numbers."""
+    """Return a sort key for natural order."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 

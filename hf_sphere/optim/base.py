@@ -1,4 +1,4 @@
-"""Base class of the optimizers: parameter groups with `channel_dims`, their state, the flow of a step."""
+"""Base class of the optimizers: parameter groups with `channel_dims`, their state, and the flow of a step."""
 
 import inspect
 import itertools
@@ -27,13 +27,13 @@ UNSUPPORTED = ("nesterov", "amsgrad", "differentiable")
 
 
 class SphereOptimizer(Optimizer):
-    """Base of the optimizers: torch's own step for ordinary parameters, a rule on the sphere for radial ones.
+    """Base of the optimizers: torch's step for ordinary parameters, an update rule on the sphere for radial ones.
 
     A subclass inherits from this class and from the torch optimizer that it generalizes. It sets `momentum_key` and
     `has_second_moment`, and implements `_rule` for radial parameters and `_step_of_torch` for ordinary ones.
 
     Args:
-        params: Parameters or groups of them.
+        params: Parameters or parameter groups.
         **options: Options of torch's optimizer, and those of `own_defaults`.
     """
 
@@ -51,9 +51,9 @@ class SphereOptimizer(Optimizer):
         self._axes: dict[Tensor, int] = {}  # number of axes of each parameter when it was added
         super().__init__(params, **options)
         unsearched = all(group["channel_dims"] is None and not group.get("param_names") for group in self.param_groups)
-        if unsearched:  # groups with names come from radial_parameter_groups, which warns itself
+        if unsearched:  # groups with names come from radial_parameter_groups, which issues its own warning
             logger.warning(
-                "No parameter group of %s has channel_dims, so every step is torch's own. "
+                "No parameter group of %s has channel_dims, so every step is an ordinary step of torch. "
                 "radial_parameter_groups(model) creates groups that have them.",
                 type(self).__name__,
             )
@@ -62,7 +62,7 @@ class SphereOptimizer(Optimizer):
 
     @classmethod
     def option_defaults(cls) -> dict[str, Any]:
-        """Supported options of the constructor by name, those of torch's optimizer included, with their defaults."""
+        """Return the options of the constructor with their defaults, including those of torch's optimizer."""
         found: dict[str, Any] = dict(cls.own_defaults)
         for parent in reversed(cls.__mro__):
             options = inspect.signature(parent).parameters.values() if issubclass(parent, Optimizer) else ()
@@ -108,13 +108,13 @@ class SphereOptimizer(Optimizer):
         for name in {"lr", "weight_decay", "eps", "momentum", "dampening"} & options.keys():
             allowed = (int, float, Tensor) if name in ("lr", "weight_decay") else (int, float)
             if not isinstance(options[name], allowed) or not options[name] >= 0.0:
-                raise ValueError(f"{name} must be a number that is not negative; got {options[name]!r}.")
+                raise ValueError(f"{name} must be a nonnegative number; got {options[name]!r}.")
         betas = options.get("betas", (0.0, 0.0))
         numbers = isinstance(betas, (tuple, list)) and [isinstance(b, (int, float)) and 0 <= b < 1 for b in betas]
         if numbers != [True, True]:
             raise ValueError(f"betas must be two numbers in [0, 1); got {betas!r}.")
         if not isinstance(options.get("channel_wise", False), bool):
-            raise ValueError(f"channel_wise is True or False; got {options['channel_wise']!r}.")
+            raise ValueError(f"channel_wise must be True or False; got {options['channel_wise']!r}.")
         if options["decoupled_weight_decay"] and options["lr"] * options["weight_decay"] >= 1.0:
             raise ValueError(
                 f"decoupled weight decay of {options['weight_decay']} at lr {options['lr']} would remove the "
@@ -122,13 +122,15 @@ class SphereOptimizer(Optimizer):
             )
         for name in UNSUPPORTED:
             if options.get(name):
-                raise ValueError(f"{type(self).__name__} does not support {name}; leave {name} out.")
+                raise ValueError(f"{type(self).__name__} does not support {name}; omit it.")
         if options["low_precision"] not in LOW_PRECISION:
-            raise ValueError(f"low_precision can be {', '.join(LOW_PRECISION)}; got {options['low_precision']!r}.")
+            raise ValueError(
+                f"low_precision must be one of {', '.join(LOW_PRECISION)}; got {options['low_precision']!r}."
+            )
         if options["low_precision"] == "stochastic" and options["capturable"]:
             raise ValueError(
-                "stochastic rounding needs new random numbers in each step, which a captured graph cannot draw: use "
-                "low_precision='master' with capturable=True."
+                "stochastic rounding needs new random numbers in each step, which a captured graph cannot generate: "
+                "use low_precision='master' with capturable=True."
             )
 
     def _check_parameter(self, name: str, parameter: Tensor, group: Group) -> None:
@@ -139,7 +141,7 @@ class SphereOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a step; the gradients are not changed.
+        """Take a step without changing the gradients.
 
         Args:
             closure: Evaluates the model again and returns the loss.
@@ -148,7 +150,7 @@ class SphereOptimizer(Optimizer):
             The closure's loss, or None.
 
         Raises:
-            RuntimeError: On sparse gradients, shards that cut through groups, or a CUDA graph without `capturable`.
+            RuntimeError: For sparse gradients, shards that split groups, or a CUDA graph without `capturable`.
         """
         loss = None
         if closure is not None:
@@ -174,7 +176,7 @@ class SphereOptimizer(Optimizer):
                 elif local(parameter).numel():
                     radial[parameter.device, parameter.dtype].append(parameter)
                 else:
-                    self.state[parameter]["step"] += 1  # this process holds none of its groups but counts its steps
+                    self.state[parameter]["step"] += 1  # no local groups, but the step is counted
             if ordinary:
                 opened = self._open(group, ordinary)
                 self._step_of_torch(group, ordinary, opened)
@@ -204,7 +206,7 @@ class SphereOptimizer(Optimizer):
             state = self.state[parameter]
             state["step"] += 1
             moment = local(state["exp_avg_sq"]).view(-1) if self.has_second_moment else part.weight.new_empty(0)
-            # A Python number if reading it does not wait for the device.
+            # A Python number, if reading it does not synchronize with the device.
             on_host = state["step"].device.type == "cpu" and not torch.compiler.is_compiling()
             step = state["step"].item() if on_host else state["step"]
             blocks.append(Block(part.weight, part.gradient, part.momentum, moment, step))
@@ -221,7 +223,7 @@ class SphereOptimizer(Optimizer):
             rule(portion, group, decay, shrink)
 
     def _decay(self, group: Group) -> tuple[float, Number]:
-        """L2 weight decay, and the factor of decoupled weight decay."""
+        """Return the L2 weight decay, and the factor of decoupled weight decay."""
         if group["decoupled_weight_decay"] and group["weight_decay"]:
             lr = group["lr"].squeeze() if isinstance(group["lr"], Tensor) else group["lr"]
             return 0.0, 1 - lr * group["weight_decay"]
@@ -232,7 +234,7 @@ class SphereOptimizer(Optimizer):
         raise NotImplementedError
 
     def _rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
-        """Update groups of radial weights, all on one device and of one dtype.
+        """Update groups of radial weights, all on the same device and of the same dtype.
 
         Args:
             blocks: The groups.
@@ -274,7 +276,7 @@ class SphereOptimizer(Optimizer):
             keys.append("exp_avg_sq")
         low = is_low(parameter.dtype)
         if not low and "step" in state and all([key in state for key in keys]):
-            return  # nearly always
+            return  # the usual case
         if low and group["low_precision"] == "master" and "master" not in state:
             state["master"] = parameter.detach().to(torch.float32)
         if "step" not in state:
@@ -293,13 +295,13 @@ class SphereOptimizer(Optimizer):
                 state[key] = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
 
     def _state_dtype(self, key: str, parameter: Tensor, group: Group) -> torch.dtype:
-        """The parameter's dtype, as in torch; at least float32 for small tensors and in the precise modes."""
+        """Return the parameter's dtype, as in torch; at least float32 for small tensors and in the precise modes."""
         precise = key == "exp_avg_sq" and self._is_radial(parameter, group)
         precise |= key == "master" or group["low_precision"] != "nearest"
         return at_least_float32(parameter.dtype) if precise else parameter.dtype
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, also one saved with parameters of another dtype.
+        """Load a state; it may have been saved with parameters of another dtype.
 
         Args:
             state_dict: A result of `state_dict()`.
@@ -320,7 +322,7 @@ class SphereOptimizer(Optimizer):
                         "optimizer. Build the optimizer with the groups that the state was saved with."
                     )
         super().load_state_dict(state_dict)
-        # torch casts every tensor to the dtype of its parameter; load those in higher precision again.
+        # torch casts every tensor to the dtype of its parameter; restore those in higher precision.
         indices = [index for group in state_dict["param_groups"] for index in group["params"]]
         owners = [(parameter, group) for group in self.param_groups for parameter in group["params"]]
         for index, (parameter, group) in zip(indices, owners, strict=True):

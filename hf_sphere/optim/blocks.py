@@ -1,4 +1,4 @@
-"""Cuts the matrices of several parameters into portions that a rule updates at once."""
+"""Splitting of the matrices of several parameters into portions that a rule updates at once."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hf_sphere.optim.rules import Number, transport_
 
-# Weights per portion on the CPU: its weights, gradients, momenta and scratch stay in the cache while the rule reads
-# them several times.
+# Weights per portion on the CPU: weights, gradients, momenta and scratch stay in the cache while the rule reads them
+# several times.
 CPU_PORTION = 3 << 18
 
 
@@ -23,7 +23,7 @@ class Block:
         momentum: (K, D); changed by the step.
         second_moment: (K,), changed by the step; empty for rules without one.
         step: Number of steps that the parameter has taken, including this one.
-        scratch: Temporary memory for a matrix (K, D); None where a function shall allocate its own.
+        scratch: Temporary memory for a matrix (K, D); None if functions allocate it.
     """
 
     weight: Tensor
@@ -34,7 +34,7 @@ class Block:
     scratch: Tensor | None = None
 
     def rows(self, start: int, stop: int) -> "Block":
-        """The groups from `start` to `stop`."""
+        """Return the groups from `start` to `stop`."""
         if start == 0 and stop >= self.weight.shape[0]:
             return self
         here = slice(start, stop)
@@ -42,12 +42,12 @@ class Block:
 
 
 def portions(blocks: Sequence[Block], foreach: bool | None) -> Iterator[list[Block]]:
-    """Group and cut blocks of one device and dtype.
+    """Split and combine blocks of the same device and dtype.
 
     Args:
         blocks: One per parameter.
-        foreach: True for a single portion, False for one per parameter; None for a single portion on a GPU and for
-            portions that fit in the cache on a CPU.
+        foreach: True for a single portion, False for one per parameter; None for a single portion on a GPU and portions
+            that fit in the cache on a CPU.
     """
     if foreach is False:
         yield from ([block] for block in blocks)
@@ -78,7 +78,7 @@ def split(values: Tensor, blocks: Sequence[Block]) -> Sequence[Tensor]:
 
 
 def per_group(values: Sequence[Number], blocks: Sequence[Block]) -> Number:
-    """Repeat one number per block to one per group, (sum K,); a single number where all are equal."""
+    """Expand one number per block to one per group, (sum K,); a single number if all are equal."""
     first = values[0]
     if len(values) == 1 or not (isinstance(first, Tensor) or any(value != first for value in values)):
         return first

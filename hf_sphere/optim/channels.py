@@ -1,4 +1,4 @@
-"""`channel_dims`: the axes of a weight that number its groups, and the matrix of groups."""
+"""`channel_dims`, the axes of a weight that index its groups, and the matrix of groups."""
 
 import itertools
 import math
@@ -19,11 +19,11 @@ def resolve_channel_dims(
     Args:
         names: Names of the parameters, for messages.
         parameters: Parameters of the group.
-        channel_dims: Axes that number the groups of weights; None for ordinary parameters.
-        channel_wise: True is short for `channel_dims=[0]`.
+        channel_dims: Axes that index the groups of weights; None for ordinary parameters.
+        channel_wise: True is shorthand for `channel_dims=[0]`.
 
     Returns:
-        The sorted axes, or None if every group would have a single weight: the ordinary optimizer.
+        The sorted axes, or None (ordinary parameters) if every group would have a single weight.
 
     Raises:
         ValueError: If an axis is out of range for a parameter or repeated, or the two options contradict each other.
@@ -34,14 +34,14 @@ def resolve_channel_dims(
         for name, parameter in zip(names, parameters, strict=True):
             if parameter.ndim < 2:
                 raise ValueError(
-                    f"channel_wise=True needs weights with filters along axis 0; {name} has shape "
-                    f"{list(parameter.shape)}. Leave biases, norms and scalars in a group without it."
+                    f"channel_wise=True requires weights with filters along axis 0; {name} has shape "
+                    f"{list(parameter.shape)}. Put biases, norms and scalars in a group without it."
                 )
         channel_dims = (0,)
     if channel_dims is None:
         return None
     if not isinstance(channel_dims, Iterable) or any(type(dim) is not int for dim in channel_dims):
-        raise ValueError(f"channel_dims is a list of axes such as [0], or None; got {channel_dims!r}.")
+        raise ValueError(f"channel_dims must be a list of axes such as [0], or None; got {channel_dims!r}.")
     dims = tuple(sorted(channel_dims))
     if len(set(dims)) != len(dims):
         raise ValueError(f"channel_dims repeats an axis: {list(dims)}.")
@@ -60,7 +60,7 @@ def group_size(parameter: Tensor, dims: ChannelDims | None) -> int:
 
 
 def zeros_per_group(parameter: Tensor, dims: ChannelDims, dtype: torch.dtype) -> Tensor:
-    """One zero per group: the parameter's shape with 1 along all axes but `dims`, sharded like the parameter."""
+    """Return one zero per group: the parameter's shape with 1 along all axes but `dims`, sharded like the parameter."""
     shape = [size if dim in dims else 1 for dim, size in enumerate(parameter.shape)]
     if isinstance(parameter, DTensor):
         return zeros(shape, dtype=dtype, device_mesh=parameter.device_mesh, placements=parameter.placements)
@@ -68,7 +68,7 @@ def zeros_per_group(parameter: Tensor, dims: ChannelDims, dtype: torch.dtype) ->
 
 
 def check_shards(name: str, parameter: DTensor, dims: ChannelDims) -> None:
-    """Check that a sharding keeps groups on one process.
+    """Check that a sharding keeps each group on a single process.
 
     Raises:
         RuntimeError: If the parameter is sharded along an axis that is not in `dims`, or is a partial sum.
@@ -77,22 +77,22 @@ def check_shards(name: str, parameter: DTensor, dims: ChannelDims) -> None:
         if placement.is_partial() or (isinstance(placement, Shard) and placement.dim not in dims):
             raise RuntimeError(
                 f"{name} of shape {list(parameter.shape)} with channel_dims {list(dims)} is placed as "
-                f"{list(parameter.placements)}, which cuts through its groups. Shard it along one of its channel_dims, "
+                f"{list(parameter.placements)}, which splits its groups. Shard it along one of its channel_dims, "
                 "replicate it, or make it ordinary (channel_dims=None)."
             )
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The local shard of a tensor."""
+    """Return the local shard of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 class Layout:
-    """Turns a weight and tensors like it into a matrix (K, D) of groups, as a view of their memory where possible.
+    """Converts a weight and tensors of its shape to a matrix (K, D) of groups, a view where possible.
 
     Args:
         weight: The local shard of the weight.
-        dims: Axes that number its groups.
+        dims: Axes that index its groups.
     """
 
     def __init__(self, weight: Tensor, dims: ChannelDims) -> None:
@@ -105,11 +105,11 @@ class Layout:
         self._shape = (math.prod(self._permuted[: len(dims)]), math.prod(self._permuted[len(dims) :]))
 
     def matrix(self, tensor: Tensor) -> Tensor:
-        """Matrix (K, D) of a tensor like the weight; a view where possible, else a copy."""
+        """Return the matrix (K, D) of a tensor with the shape of the weight; a view where possible."""
         return (tensor if self._natural else tensor.permute(self._order)).reshape(self._shape)
 
     def write_back(self, tensor: Tensor, matrix: Tensor) -> None:
-        """Copy a matrix back to the tensor it was created from, unless it is a view of it."""
+        """Copy a matrix to the tensor it was created from, unless it is a view of that tensor."""
         if matrix.dtype != tensor.dtype or not self._is_view(tensor):
             tensor.permute(self._order).copy_(matrix.view(self._permuted))
 

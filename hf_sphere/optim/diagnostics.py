@@ -27,8 +27,8 @@ class EffectiveStep:
         angle: Angle between the weights before and after the step, radians, (K,): atan(lr_e |direction|) up
             to a right angle. 0 for a group at zero.
         weight_norm: |x|, (K,).
-        anisotropy: Standard deviation of b over its mean, (K,): how much the order-2 moment changes the direction of a;
-            0 for SGD and for one second moment per group.
+        anisotropy: Standard deviation of b over its mean, (K,), a measure of how much the second moment changes the
+            direction of a; 0 for SGD and for one second moment per group.
     """
 
     learning_rate: Tensor
@@ -75,19 +75,19 @@ def radial_diagnostics(
 ) -> dict[str, dict[str, float]]:
     """Measure the effective step of each radially invariant weight: means over the weight's groups.
 
-    The measured step is the one of the current moments from the current weights; right after a step that is the step
-    just taken, except for the change of the weights and the transport of the momentum.
+    The step is computed from the current moments and weights. Right after `step` this is the step just taken, except
+    for the change of the weights and the transport of the momentum.
 
     Args:
         optimizer: One of this library's, or torch's Adam, AdamW or SGD built from named parameters (such as those of
             `parameter_groups`), after a step.
         channel_dims: Name of each radial weight to the axes of its groups, as in
             `find_radial_weights(model).channel_dims`; those of the optimizer's groups if None.
-        model: Source of the names of the parameters if the optimizer was built without names.
+        model: Provides the parameter names if the optimizer was built without names.
 
     Returns:
-        For each weight `effective_learning_rate`, `effective_direction_norm`, `step_angle` (radians), `weight_norm`
-        and `anisotropy` of the order-2 moment.
+        For each weight `effective_learning_rate`, `effective_direction_norm`, `step_angle` (radians), `weight_norm` and
+        `anisotropy` of the second moment.
 
     Raises:
         ValueError: If the optimizer has no radial weight with these names.
@@ -134,7 +134,7 @@ def _radial(
 def _scheme(
     optimizer: Optimizer, parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any], layout: Layout
 ) -> tuple[Tensor, Tensor]:
-    """Momentum a and denominator b of the step x - lr a / b, as matrices."""
+    """Return the momentum a and the denominator b of the step x - lr a / b, as matrices."""
     if "exp_avg_sq" in state:
         beta1, beta2 = group["betas"]
         step = float(state["step"])
@@ -156,7 +156,7 @@ def _scheme(
 
 
 def as_metrics(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Name measurements for a tracker: `radial/<quantity>/<layer>`, and `radial/<quantity>` for the mean of layers."""
+    """Name measurements for a tracker: `radial/<quantity>/<layer>`, and `radial/<quantity>` for the mean."""
     metrics = {}
     for quantity in next(iter(measured.values()), {}):
         values = {name.removesuffix(".weight"): values[quantity] for name, values in measured.items()}
@@ -166,7 +166,7 @@ def as_metrics(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 class RadialDiagnosticsCallback(TrainerCallback):
-    """Logs `radial_diagnostics` from the stock Trainer.
+    """Logs `radial_diagnostics` from the Trainer of transformers.
 
     Args:
         log: The Trainer's `log`.

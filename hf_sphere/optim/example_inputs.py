@@ -1,4 +1,4 @@
-"""Generates inputs for a model from its configuration or its first layer."""
+"""Generation of inputs for a model from its configuration or its first layer."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 _SIDES = (32, 28, 64, 84, 96, 128, 224, 299, 16, 8)
-_BATCH = 4  # batch norm over a 1 x 1 map has one value per image, and two values leave no gradient
+_BATCH = 4  # batch norm over a 1 x 1 map has one value per image, and has no gradient for two values
 
 
 def example_inputs(model: nn.Module) -> Iterator[Any]:
-    """Yield inputs that may fit the model, the likeliest first.
+    """Yield inputs that the model may accept, the most likely first.
 
     Models of transformers have `main_input_name` and a configuration, models of timm `pretrained_cfg`; for others the
-    first layer with weights determines the number of channels or features, and several sizes follow.
+    first layer with weights determines the number of channels or features, and several sizes are tried.
 
     Args:
         model: Any module.

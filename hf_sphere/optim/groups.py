@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 def radial_parameter_groups(
     model: nn.Module, batch: Any = None, loss: Loss | None = None, *, tolerance: float = 1e-3
 ) -> list[dict[str, Any]]:
-    """Sort a model's trainable parameters into groups for the optimizers of this library.
+    """Split a model's trainable parameters into groups for the optimizers of this library.
 
     Radially invariant weights get the `channel_dims` of their groups; other weights are ordinary. Norms, biases,
     temperatures, gains of weight normalization, parameters in the model's `no_weight_decay()` (as in timm) and other
@@ -29,7 +29,7 @@ def radial_parameter_groups(
         model: See `find_radial_weights`, also for the other arguments.
         batch: A batch of real data, if the generated input is not representative.
         loss: Loss of the model's output and the batch.
-        tolerance: Largest deviation that counts as zero.
+        tolerance: Largest deviation that is considered zero.
 
     Returns:
         Parameter groups; the radial ones first.
@@ -56,7 +56,7 @@ def radial_parameter_groups(
 
 
 def parameter_groups(model: nn.Module, channel_dims: Mapping[str, ChannelDims] | None = None) -> list[dict[str, Any]]:
-    """Sort trainable parameters into radial ones, other weights, those without decay, and those with own options.
+    """Split trainable parameters into radial ones, other weights, those without decay, and those with separate options.
 
     Args:
         model: Any module; its method `parameter_options`, if it has one, returns per-parameter optimizer options.
@@ -90,6 +90,6 @@ def parameter_groups(model: nn.Module, channel_dims: Mapping[str, ChannelDims] |
 
 
 def _decays(name: str, parameter: Tensor, kept: set[str]) -> bool:
-    """Whether a parameter is a matrix or kernel; gains and temperatures may have additional axes of length 1."""
+    """Return whether a parameter is a matrix or kernel; gains and temperatures may have additional axes of length 1."""
     gain = name.endswith((".original0", "weight_g")) or (parameter.ndim > 2 and sum(n > 1 for n in parameter.shape) < 2)
     return parameter.ndim > 1 and not gain and name not in kept

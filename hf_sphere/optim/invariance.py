@@ -1,4 +1,4 @@
-"""Finds the radially invariant weights of any model with a numerical check of their gradients."""
+"""Search for the radially invariant weights of any model by a numerical check of their gradients."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -25,8 +25,8 @@ class RadialWeights:
     """The result of `find_radial_weights`; prints as a table.
 
     Attributes:
-        channel_dims: Name of each radially invariant weight to the axes that number its groups: `(0,)` where each
-            filter is a group, `()` where the whole tensor is one.
+        channel_dims: Name of each radially invariant weight to the axes that index its groups: `(0,)` if each filter is
+            a group, `()` if the entire tensor is one.
         deviations: Name to the largest |<w, dL/dw>| / (|w| |dL/dw|) over its groups, 0 in exact arithmetic.
         rejected: Name of every other weight matrix or kernel to the reason why it is not radially invariant.
         num_weights: Name to the number of elements of the weight.
@@ -38,7 +38,7 @@ class RadialWeights:
     num_weights: dict[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """One line per weight."""
+        """Return one line per weight."""
         width = max(map(len, self.num_weights), default=0)
         lines = [self.summary()]
         for name in self.num_weights:
@@ -50,7 +50,7 @@ class RadialWeights:
         return "\n".join(lines)
 
     def summary(self) -> str:
-        """The number of radially invariant weights and their share of the elements, in one line."""
+        """Return the number of radially invariant weights and their share of the elements, in one line."""
         radial = sum(self.num_weights[name] for name in self.channel_dims)
         share = 100 * radial / max(1, sum(self.num_weights.values()))
         return (
@@ -62,26 +62,26 @@ class RadialWeights:
 def find_radial_weights(
     model: nn.Module, batch: Any = None, loss: Loss | None = None, *, tolerance: float = 1e-3
 ) -> RadialWeights:
-    """Find the weights whose scale the model's output does not depend on.
+    """Find the weights whose scale does not affect the model's output.
 
     A function is radially invariant in a group of weights w exactly where <w, dL/dw> = 0 (Euler). Every weight with two
-    or more axes is a candidate, and backward passes decide group by group, in this order: each slice along the first
-    axis (filters before batch norm), each slice along the second (transposed convolutions), the whole tensor (weights
-    before layer or RMS norm). The weights are moved at random off their initial values before each pass, so that zeros
-    and ones hide nothing, and a weight counts as radially invariant if it passes three times.
+    or more axes is a candidate. Backward passes test these groupings in order: each slice along the first axis (filters
+    before batch norm), each slice along the second (transposed convolutions), the entire tensor (weights before layer
+    or RMS norm). The weights are perturbed at random before each pass, so that initial zeros and ones do not hide a
+    dependence. A weight is radially invariant if it passes three times.
 
-    All this happens on a copy of the model in float32, in training mode and with the epsilons of its norms set to
-    nearly zero; the model itself is not changed. The check follows gradients: a detached dependence on the scale
-    (`y.item()`) goes unnoticed, as it does in training.
+    The check runs on a copy of the model in float32, in training mode and with the epsilons of its norms set to nearly
+    zero; the model itself is not changed. The check uses gradients: a detached dependence on the scale (`y.item()`) is
+    not detected, as it has no gradient in training.
 
     Args:
         model: Any module, before it is sharded.
-        batch: Keyword arguments (a mapping), arguments (a tuple or list) or the one argument of the model. If None, an
+        batch: Keyword arguments (a mapping), arguments (a tuple or list) or the only argument of the model. If None, an
             input is generated from the configuration of a transformers or timm model, or from the first layer.
         loss: Function of the model's output and the batch. By default the output's own `loss` if it has one, else a
             random linear function of the output (the invariance holds for any loss).
-        tolerance: Largest |<w, dL/dw>| / (|w| |dL/dw|) of a group that counts as zero. For groups of more than a
-            hundred weights it falls as 1 / sqrt(D), as the value of a weight that is not invariant does.
+        tolerance: Largest |<w, dL/dw>| / (|w| |dL/dw|) of a group that is considered zero. For groups of more than a
+            hundred weights it decreases as 1 / sqrt(D), like the value of a weight that is not invariant.
 
     Raises:
         ValueError: If the model is sharded, on the meta device or cannot be copied, if tolerance is not in (0, 1), if
@@ -114,14 +114,14 @@ def find_radial_weights(
 
 
 def _possible_groups(weight: Tensor) -> list[ChannelDims]:
-    """Axes that may number the groups, the finest groups first; a group has two weights or more."""
+    """Return the axes that may index the groups, the finest groups first; a group has two weights or more."""
     possible = [dims for dims in ((0,), (1,), ()) if all(weight.shape[axis] > 1 for axis in dims)]
     return [dims for dims in possible if group_size(weight, dims) > 1]
 
 
 def _fitting_example(trial: nn.Module) -> Any:
-    """The first generated input that the model accepts."""
-    failure = "no layer shows what it takes"
+    """Return the first generated input that the model accepts."""
+    failure = "no layer determines the input shape"
     for example in example_inputs(trial):
         try:
             with torch.no_grad():
@@ -170,7 +170,7 @@ def _check(
 
 
 def _gradients(trial: nn.Module, weights: Mapping[str, Tensor], batch: Any, loss: Loss | None) -> dict[str, Tensor]:
-    """Gradients of the weights that have one."""
+    """Compute the gradients of the weights that have one."""
     with torch.enable_grad():
         output = call(trial, batch)
         value = loss(output, batch) if loss is not None else getattr(output, "loss", None)
@@ -187,11 +187,11 @@ def _gradients(trial: nn.Module, weights: Mapping[str, Tensor], batch: Any, loss
 
 
 def _deviation(weight: Tensor, gradient: Tensor, dims: ChannelDims) -> float:
-    """Largest |<w, g>| / (|w| |g|) over the groups that a gradient reaches; infinite where it is not finite."""
+    """Return the largest |<w, g>| / (|w| |g|) over the groups with a gradient; infinite if it is not finite."""
     layout = Layout(weight, dims)
     w, g = (layout.matrix(tensor).double() for tensor in (weight.detach(), gradient))
     along, lengths = (w * g).sum(1).abs(), w.norm(dim=1) * g.norm(dim=1)
-    # Groups with next to no gradient (dead units) contain rounding errors only.
+    # Groups with almost no gradient (dead units) contain rounding errors only.
     reached = lengths > 1e-6 * lengths.max()
     if not lengths.isfinite().all() or not reached.any():
         return math.inf

@@ -1,4 +1,4 @@
-"""The optimizers by name, listed without importing torch: each name is that of a file in `optimizers/`."""
+"""The optimizers by name, which is that of a file in `optimizers/`; listing them does not import torch."""
 
 import importlib
 import pkgutil
@@ -19,7 +19,7 @@ def optimizer_class(name: str) -> "type[SphereOptimizer]":
     """Import the class of an optimizer: the first subclass of `SphereOptimizer` that its file defines.
 
     Raises:
-        ValueError: If there is no optimizer of this name; the message lists the names.
+        ValueError: If there is no optimizer of this name; the message lists the valid names.
     """
     if name not in optimizer_names():
         raise ValueError(f"unknown optimizer {name!r}; the optimizers are: {', '.join(optimizer_names())}.")

@@ -1,4 +1,4 @@
-"""A parameter prepared for one step: its local shard, in the precision and shape to compute in."""
+"""A parameter prepared for one step: its local shard, in the precision and shape for the computation."""
 
 from typing import Any
 
@@ -14,16 +14,16 @@ class OpenParameter:
     """Weight, gradient and momentum of a parameter during one step.
 
     Args:
-        parameter: With its gradient, which is only read.
+        parameter: A parameter with a gradient, which is only read.
         state: The optimizer's state of the parameter.
-        low_precision: How steps of weights in low precision are rounded.
+        low_precision: Rounding of the steps of low-precision weights.
         momentum_key: Key of the momentum in `state`.
         dims: The channel axes of a radial parameter; None for an ordinary one.
 
     Attributes:
         weight: Changed by the step: a matrix (K, D) of groups, or a tensor like the parameter if it is ordinary.
-        gradient: Of the shape of `weight`.
-        momentum: Of the shape and dtype of `weight`; empty if there is none.
+        gradient: With the shape of `weight`.
+        momentum: With the shape and dtype of `weight`; empty if there is none.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class OpenParameter:
             self.gradient = torch.empty_like(self.weight).copy_(gradient)  # torch's fused kernels assume one layout
 
     def close(self, seed: int) -> None:
-        """Write the step's changes back.
+        """Write the updated values to the parameter and its state.
 
         Args:
-            seed: Seed of stochastic rounding; the same on every process that holds the same weights.
+            seed: Seed of stochastic rounding; equal on all processes that hold the same weights.
         """
         if self._layout is not None:
             self._layout.write_back(self._worked_on, self.weight)

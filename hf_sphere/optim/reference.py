@@ -1,10 +1,10 @@
-"""The update rules as formulas, to read and to test the optimizers against.
+"""The update rules as formulas: documentation, and the reference for tests of the optimizers.
 
 Each rule is a function of the weights x, the gradient g, the moments m and v (zero before the first step) and the step
-count t = 1, 2, ...; it returns the new weights and moments. `dims` are the axes that number the groups: [0] for each
-filter before BatchNorm, [] for the whole tensor before LayerNorm. L2 weight decay is part of the gradient
-(g + weight_decay * x), and `shrink` is 1 - lr * weight_decay for decoupled weight decay. The files of `optimizers/`
-compute the same in fewer passes over memory.
+count t = 1, 2, ...; it returns the new weights and moments. `dims` are the axes that index the groups: [0] for each
+filter before BatchNorm, [] for the entire tensor before LayerNorm. L2 weight decay is part of the gradient (g +
+weight_decay * x), and `shrink` is 1 - lr * weight_decay for decoupled weight decay. The files of `optimizers/` compute
+the same updates in fewer passes over memory.
 
 Source: Roburin et al., "A spherical perspective on learning with normalization layers" (Neurocomputing 2022), section
 5; Adam-G: Cho and Lee, "Riemannian approach to batch normalization" (NeurIPS 2017), algorithm 4.
@@ -19,7 +19,7 @@ Step = tuple[Tensor, Tensor, Tensor]
 
 
 def inner(a: Tensor, b: Tensor, dims: Sequence[int]) -> Tensor:
-    """Inner product over each group; the shape is that of `a` with 1 along all axes but `dims`."""
+    """Return the inner product over each group, with the shape of `a` but 1 along all axes except `dims`."""
     within = [axis for axis in range(a.ndim) if axis not in dims]
     return (a * b).sum(within, keepdim=True) if within else a * b
 

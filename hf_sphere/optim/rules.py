@@ -1,13 +1,12 @@
-"""The steps that the update rules share, on matrices whose rows are groups.
+"""Building blocks of the update rules, on matrices whose rows are groups.
 
-A group is a set of weights that a normalization layer makes radially invariant: one filter before BatchNorm, one whole
+A group is a set of weights that a normalization layer makes radially invariant: one filter before BatchNorm, an entire
 tensor before LayerNorm. Here the weights, the momentum and the gradient of K groups with D weights each are matrices
-(K, D), and numbers that belong to a group are vectors (K,). Functions whose name ends in an underscore change their
-first arguments in place. `reference.py` has the rules as formulas.
+(K, D), and values per group are vectors (K,). Functions whose name ends in an underscore change their first arguments
+in place. `reference.py` has the rules as formulas.
 
 Each optimizer is built from these functions: `accumulate_` adds the gradient to the momentum, `adam_step_size` computes
-the step size from one number per group, `step_` moves the weights, and `transport_` transports the momentum to the new
-weights.
+the step size of each group, `step_` moves the weights, and `transport_` transports the momentum to the new weights.
 
 Source: Roburin, de Mont-Marin, Bursuc, Marlet, Perez, Aubry, "A spherical perspective on learning with normalization
 layers" (Neurocomputing 2022), sections 4 and 5.
@@ -61,7 +60,7 @@ def accumulate_(
 def adam_step_size(
     second_moment: Tensor, *, lr: Number, bias1: Number, bias2: Number, eps: float, dim: Number
 ) -> Tensor:
-    """Length of the step in units of m: lr sqrt(D) / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps).
+    """Return the length of the step in units of m: lr sqrt(D) / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps).
 
     Args:
         second_moment: v, one number per group, (K,).
@@ -92,17 +91,17 @@ def step_(weight: Tensor, momentum: Tensor, step_size: Tensor, shrink: Number = 
 
 
 def shrinks(shrink: Number) -> bool:
-    """Whether there is decoupled weight decay; true for every tensor, as reading one would wait for the device."""
+    """Return whether there is decoupled weight decay; true for tensors, which are not read to avoid synchronization."""
     return isinstance(shrink, Tensor) or shrink != 1.0
 
 
 def transport_(
     momenta: Sequence[Tensor], weights: Sequence[Tensor], scratch: Sequence[Tensor | None] | None = None
 ) -> Tensor:
-    """Transport momenta to the weights after their own step: m = m - <m, y> / <y, y> y.
+    """Transport momenta to the weights after the step: m = m - <m, y> / <y, y> y.
 
-    The paper writes (<x, y> m - <m, y> x) / <y, y> with the weights x before the step. With y = x - a m that is the
-    projection above, which does not need x: m loses its component along y, and shrinks by |x| / |y| if it was
+    The paper writes (<x, y> m - <m, y> x) / <y, y> with the weights x before the step. With y = x - a m this equals the
+    projection above, which does not require x: m loses its component along y, and shrinks by |x| / |y| if it was
     orthogonal to x. A group at zero keeps its momentum.
 
     Args:
@@ -123,11 +122,11 @@ def transport_(
 
 
 def lengths(matrices: Sequence[Tensor]) -> Tensor:
-    """Length of each row of all matrices, (sum K_i,); the smallest normal number in place of zero."""
+    """Return the length of each row of all matrices, (sum K_i,); the smallest normal number instead of zero."""
     rows = torch.cat([torch.linalg.vector_norm(matrix, dim=1) for matrix in matrices])
     return rows.clamp_min_(torch.finfo(rows.dtype).tiny)
 
 
 def is_zero(length: Tensor) -> Tensor:
-    """Mask of the `lengths` of groups at zero, which have no direction and are not updated."""
+    """Return the mask of the `lengths` of groups at zero, which have no direction and are not updated."""
     return length <= torch.finfo(length.dtype).tiny

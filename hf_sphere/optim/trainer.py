@@ -1,4 +1,4 @@
-"""Builds an optimizer from transformers' `TrainingArguments`, for `TrainingArguments(optim="adam_srt")`.
+"""Optimizers from transformers' `TrainingArguments`, for `TrainingArguments(optim="adam_srt")`.
 
 `hf_sphere/registration.py` registers `optimizer_for_trainer` with transformers.
 """
@@ -14,13 +14,13 @@ from hf_sphere.optim.names import optimizer_class
 
 
 def optimizer_for_trainer(context: Any) -> tuple[type[SphereOptimizer], dict[str, Any]]:
-    """Class and arguments of an optimizer, with parameter groups found in the model.
+    """Return the class and the arguments of an optimizer, with parameter groups found in the model.
 
     Args:
         context: transformers' `OptimizerContext`.
 
     Raises:
-        ValueError: If `optim_args` has an unknown key or a value that cannot be read, or if the radially invariant
+        ValueError: If `optim_args` has an unknown key or a value that cannot be parsed, or if the radially invariant
             weights cannot be found.
     """
     name = context.args.optim.value
@@ -38,7 +38,7 @@ def optimizer_for_trainer(context: Any) -> tuple[type[SphereOptimizer], dict[str
 
 
 def _parse(name: str, given: dict[str, str], supported: dict[str, Any]) -> dict[str, Any]:
-    """Read `optim_args`, which are strings, by the types of the defaults; None is the default of switches."""
+    """Parse `optim_args`, which are strings, by the types of the defaults; the default None marks a boolean option."""
     defaults = {key: value for key, value in supported.items() if not key.startswith("channel_")}
     if "betas" in defaults:
         defaults["beta1"], defaults["beta2"] = defaults.pop("betas")
@@ -50,7 +50,7 @@ def _parse(name: str, given: dict[str, str], supported: dict[str, Any]) -> dict[
         try:
             options[key] = read(text)
         except ValueError as error:
-            raise ValueError(f"optim_args: {key}={text} cannot be read; {key} is {expected}.") from error
+            raise ValueError(f"optim_args: {key}={text} cannot be parsed; {key} must be {expected}.") from error
     return options
 
 
@@ -60,4 +60,4 @@ _READERS: dict[type, tuple[Callable[[str], Any], str]] = {
     bool: (lambda text: bool(str_to_bool(text)), "true or false"),
     type(None): (lambda text: bool(str_to_bool(text)), "true or false"),
 }
-"""How to read an option whose default has this type, and the expected value in words."""
+"""Parser of an option and description of its values, by the type of its default."""

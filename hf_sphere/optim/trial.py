@@ -1,4 +1,4 @@
-"""A copy of a model for the numerical check: in training mode, with negligible epsilons, moved off initial values."""
+"""A copy of a model for the numerical check: in training mode, with negligible epsilons and perturbed weights."""
 
 import contextlib
 import copy
@@ -18,7 +18,7 @@ def make_trial(model: nn.Module) -> nn.Module:
     """Copy a model for the numerical check.
 
     The epsilons of norms, which break the invariance slightly, become negligible. A model in evaluation mode is
-    switched to training; single modules in evaluation mode stay so in a model in training mode. The copy computes in
+    switched to training mode; in a model in training mode, the modes of its modules are kept. The copy computes in
     float32 or better, without activation checkpointing.
 
     Raises:
@@ -68,9 +68,9 @@ def exact(devices: Iterable[torch.device]) -> Iterator[None]:
 
 @torch.no_grad()
 def move(trial: nn.Module) -> None:
-    """Move every parameter at random by a tenth of its root mean square.
+    """Perturb every parameter at random by a tenth of its root mean square.
 
-    Initial values of zero, or of nearly zero (layer scales, class tokens), hide dependences; those move by 0.1.
+    Initial values of zero or nearly zero (layer scales, class tokens) hide dependences; those are perturbed by 0.1.
     """
     for parameter in trial.parameters():
         if parameter.is_floating_point() and parameter.numel():

@@ -1,4 +1,4 @@
-"""Pictures of embeddings, training, analogies, confidences and layers: one file per picture (extra `plots`)."""
+"""Figures of embeddings, training, analogies, confidences and layers: one file per figure (extra `plots`)."""
 
 import lazy_loader
 

@@ -22,22 +22,22 @@ _REQUIRED = (
 def plot_analogy_accuracies(
     results: Sequence[Mapping[str, Any]], *, title: str = "", path: str | Path | None = None
 ) -> Figure:
-    """Draw accuracies on word analogies: a panel per scoring, in it a group per benchmark and a bar per model.
+    """Draw accuracies on word analogies: one panel per scoring, with a group per benchmark and a bar per model.
 
     The error bar is the interval of the accuracy. The dashed line across a group is the accuracy of guessing. The short
     thick line on a bar is the noise level: 95 of 100 such searches stay below it if the scores are uninformative, so a
-    bar below it shows nothing.
+    bar below it is not significant.
 
     Args:
         results: Results of `recipes/evaluate_analogies.py`, one per model, benchmark and scoring. Each has `model`,
             `benchmark` and `scoring`, and `eval_accuracy`, `eval_accuracy_low`, `eval_accuracy_high`, `chance_level`
             and `selection_noise_high` from 0 to 1.
-        title: Title of the picture.
-        path: Where to save the picture, in the format of its suffix; not saved if None.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If there is no result, one lacks an entry, or two have the same model, benchmark and scoring.
+        ValueError: If there are no results, one lacks an entry, or two have the same model, benchmark and scoring.
     """
     _check(results)
     models, benchmarks, scorings = (list(dict.fromkeys(result[name] for result in results)) for name in _NAMES)
@@ -66,15 +66,15 @@ def plot_analogy_accuracies(
 
 def _check(results: Sequence[Mapping[str, Any]]) -> None:
     if not results:
-        raise ValueError("there is no accuracy to draw.")
+        raise ValueError("there are no accuracies to draw.")
     seen = set()
     for result in results:
         missing = [name for name in _REQUIRED if name not in result]
         if missing:
-            raise ValueError(f"a result has no {', '.join(missing)}; it has: {', '.join(result)}.")
+            raise ValueError(f"a result lacks {', '.join(missing)}; it has: {', '.join(result)}.")
         key = tuple(result[name] for name in _NAMES)
         if key in seen:
-            raise ValueError(f"there are two results of {', '.join(key)}; pass one of each.")
+            raise ValueError(f"there are two results of {', '.join(key)}; pass only one.")
         seen.add(key)
 
 

@@ -23,10 +23,10 @@ _HEIGHT = 0.55
 """Height of the largest density, in radii."""
 
 _NAMES = 1.0 + _HEIGHT + 0.02
-"""Radius at which the names stand."""
+"""Radius of the names."""
 
 _MARGIN = 0.12
-"""Margin of the picture of a quarter beside the axes, in radii."""
+"""Margin beside the axes if only a quarter of the circle is drawn, in radii."""
 
 ROSE_NOTE = "height of a class outside the circle: square root of its density"
 
@@ -45,11 +45,11 @@ def plot_circle(
 ) -> Figure:
     """Draw points on the unit circle, or in the plane, colored by class.
 
-    On a circle thousands of points would hide each other. Instead, the density of each class over the directions is
-    drawn as a height outside the circle. The height is the square root of the density, so that single points stay
-    visible beside classes that are concentrated at almost one place. Points of more than two coordinates are projected
-    by `project_to_sphere`, and the caption reports it. If all coordinates are nonnegative, as after a spherized head,
-    the picture shows that quarter of the circle only.
+    On a circle thousands of points would overlap. Instead, the density of each class over the directions is drawn as a
+    height outside the circle. The height is the square root of the density, so that single points stay visible beside
+    classes concentrated at almost a single place. Points of more than two coordinates are projected by
+    `project_to_sphere`, and the caption reports it. If all coordinates are nonnegative, as after a spherized head, the
+    figure shows only that quarter of the circle.
 
     Args:
         points: (N, d) with d >= 2, and d = 2 with `lengths`.
@@ -58,9 +58,9 @@ def plot_circle(
         directions: (K, d), a direction per class, for instance class weights, drawn as a line from the origin; of any
             nonzero norms. They are projected with the points.
         basis: (d, 2), a basis to project on instead, for instance that of another epoch; not with `lengths`.
-        lengths: Whether to draw the points at their places in the plane.
-        title: Title of the picture.
-        path: Where to save the picture, in the format of its suffix; not saved if None.
+        lengths: Whether to draw the points in the plane, without normalization.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
@@ -102,7 +102,7 @@ class CircleScene(Scene):
             set_limits(start.item(), end.item())
         axes.axhline(0.0, color="0.8", linewidth=0.8, zorder=0)
         axes.axvline(0.0, color="0.8", linewidth=0.8, zorder=0)
-        beyond = 2.0 * torch.maximum(low.abs(), high.abs()).norm()  # the edge of the picture
+        beyond = 2.0 * torch.maximum(low.abs(), high.abs()).norm()  # the edge of the figure
         for index, direction in self.drawn_directions.items():
             x, y = (beyond * direction).tolist()
             axes.plot((0.0, x), (0.0, y), color=mark_of(index)[0], linewidth=1.6, zorder=3, scalex=False, scaley=False)
@@ -110,7 +110,7 @@ class CircleScene(Scene):
         style_axes(axes, grid=None)
 
     def _draw_rose(self, axes: Any) -> int:
-        """Draw the densities, and the directions that end inside the picture; return the number of these."""
+        """Draw the densities, and the directions that end inside the figure; return the number of these directions."""
         from matplotlib.patches import Circle
 
         axes.add_patch(Circle((0.0, 0.0), 1.0, facecolor="none", edgecolor="0.45", linewidth=1.0, zorder=1))
@@ -126,7 +126,7 @@ class CircleScene(Scene):
             axes.fill(*area.numpy(), color=color, alpha=0.35, linewidth=0, zorder=2)
             outer[:, height < 0.004] = torch.nan
             axes.plot(*outer.numpy(), color=color, linewidth=1.4, zorder=3)
-        quarter = bool((self.points >= -1e-6).all())  # then it fills the picture
+        quarter = bool((self.points >= -1e-6).all())  # then it fills the figure
         for set_limits, room in ((axes.set_xlim, 0.45), (axes.set_ylim, 0.22)):
             set_limits(-_MARGIN if quarter else -_NAMES - room, _NAMES + room)
         axes.set_axis_off()

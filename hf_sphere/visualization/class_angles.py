@@ -16,13 +16,13 @@ def plot_class_angles(points: Tensor, labels: Tensor, *, title: str = "", path: 
     """Draw the histograms of the angles between points of the same class and between points of different classes.
 
     Both have the same area, whatever their number of pairs, so that their overlap is visible. For more than about 1000
-    points a sample of the pairs is measured, and the caption reports it.
+    points only a sample of the pairs is used, as stated in the caption.
 
     Args:
         points: (N, d), of any nonzero norms.
         labels: (N,), class of each point; any integers.
-        title: Title of the picture.
-        path: Where to save the picture, in the format of its suffix; not saved if None.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.

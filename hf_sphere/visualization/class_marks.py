@@ -1,4 +1,4 @@
-"""How classes look in pictures of points: colors, markers, the legend, and names placed without overlap."""
+"""Representation of classes in figures of points: colors, markers, the legend, and names placed without overlap."""
 
 import math
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from torch import Tensor
 from hf_sphere.visualization.figures import COLORS, Figure
 
 MARKERS = "o^sDvPX*<>"
-"""Classes beyond the ten colors repeat them with the next marker."""
+"""Beyond ten classes the colors repeat with the next marker."""
 
 LARGEST_LEGEND = 20
-"""Number of classes; a longer legend is illegible, so that only the names in the picture are written."""
+"""Number of classes; a longer legend is illegible, so only the names in the figure are drawn."""
 
 LONGEST_NAME = 24
 """Characters; longer names are shortened."""
@@ -29,7 +29,7 @@ _GAP = 5.0
 
 
 def mark_of(index: int) -> tuple[str, str]:
-    """Return color and marker of a class."""
+    """Return the color and the marker of a class."""
     return COLORS[index % len(COLORS)], MARKERS[index // len(COLORS) % len(MARKERS)]
 
 
@@ -42,7 +42,7 @@ def shorten(name: str) -> str:
 def draw_points(axes: Any, places: Tensor, labels: Tensor, *, scale: float = 1.0) -> None:
     """Scatter places (N, 2) in the colors and markers of their classes (N,).
 
-    They are drawn in a reproducible random order: class by class, the last one would cover all others.
+    They are drawn in a reproducible random order; class by class, the last class would cover all others.
     """
     order = torch.randperm(len(places), generator=torch.Generator().manual_seed(0))
     places, labels = places[order], labels[order]
@@ -52,7 +52,7 @@ def draw_points(axes: Any, places: Tensor, labels: Tensor, *, scale: float = 1.0
         chosen = cycles == cycle
         colors = [mark_of(label)[0] for label in labels[chosen].tolist()]
         _, marker = mark_of(cycle * len(COLORS))
-        # Rasterized, since a vector file of ten thousand shapes opens slowly.
+        # Rasterized, because a vector file of ten thousand shapes opens slowly.
         style = {"alpha": 0.7, "linewidths": 0, "zorder": 2, "rasterized": True}
         cloud = axes.scatter(*places[chosen].T.numpy(), s=size, c=colors, marker=marker, **style)
         cloud.set_in_layout(False)  # it is inside the axes, and slow to measure
@@ -75,10 +75,10 @@ def add_legend(figure: Figure, indices: Sequence[int], class_names: Sequence[str
 def place_names(
     axes: Any, places: Tensor, indices: Sequence[int], names: Sequence[str], size: float, beside: Tensor | None = None
 ) -> None:
-    """Write names of classes as near to their places (K, 2), in data units, as possible without overlap.
+    """Draw class names as close to their places (K, 2), in data units, as possible without overlap.
 
-    The axes must be complete and laid out by `Figure.draw_without_rendering`. Names that find no room are left out, and
-    counted in the corner of the axes.
+    The axes must be complete and laid out by `Figure.draw_without_rendering`. Names without room are omitted, and their
+    number is written in the corner of the axes.
 
     Args:
         axes: The axes.
@@ -86,7 +86,7 @@ def place_names(
         indices: Class of each place.
         names: Names of all classes.
         size: Font size, in points.
-        beside: (K, 2), unit vectors from each place to a name beside it; names are centered on their places if None.
+        beside: (K, 2), unit vectors from each place towards its name; names are centered on their places if None.
     """
     from matplotlib.colors import to_rgb
     from matplotlib.patheffects import withStroke
@@ -122,7 +122,7 @@ def place_names(
 
 
 def place_apart(places: Tensor, sizes: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Place boxes one after the other, each as near to its place as possible without covering an earlier one.
+    """Place boxes one after another, each as close to its place as possible without covering an earlier one.
 
     Args:
         places: (K, 2), where the centers belong, in pixels.

@@ -19,8 +19,8 @@ def plot_cosines(
     Args:
         points: (K, d), of any nonzero norms.
         bound: A lower bound of the largest cosine, marked as well.
-        title: Title of the picture.
-        path: Where to save the picture, in the format of its suffix; not saved if None.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
@@ -43,7 +43,7 @@ def plot_cosines(
     figure = new_figure(7.2, 3.6)
     axes = figure.subplots()
     axes.stairs(counts, torch.linspace(left, right, bins + 1), fill=True, color=COLORS[0])
-    # Marks are drawn behind the bars, which end below the top: a line in front would hide a thin bar.
+    # Marks are drawn behind the bars, which end below the top; a line in front would hide a thin bar.
     optimal = bound is not None and largest - bound <= 1e-6
     label = f"largest {largest:.4f}{', the smallest possible' if optimal else ''}"
     axes.axvline(largest, color=COLORS[2], linewidth=1.8, zorder=0, label=label)

@@ -1,4 +1,4 @@
-"""Curves of a metric along training."""
+"""Curves of a metric during training."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,14 +16,14 @@ def plot_training_curves(
     title: str = "",
     path: str | Path | None = None,
 ) -> Figure:
-    """Draw a metric along training for several kinds of runs: the mean over the runs, in a band of their range.
+    """Draw a metric during training for several kinds of runs: the mean over the runs, with a band of their range.
 
     Args:
-        curves: Runs of each kind by its name; a run is a list with an entry per epoch that has `epoch` and the
+        curves: Runs by the name of their kind; a run is a list with one entry per epoch, which has `epoch` and the
             metric.
         metric: Key of the entries; accuracies are drawn in percent.
-        title: Title of the picture.
-        path: Where to save the picture, in the format of its suffix; not saved if None.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
@@ -34,7 +34,7 @@ def plot_training_curves(
     drawn = {name: [run for run in runs if run and metric in run[0]] for name, runs in curves.items()}
     drawn = {name: runs for name, runs in drawn.items() if runs}
     if not drawn:
-        raise ValueError(f"there is no run with {metric} to draw.")
+        raise ValueError(f"no run has {metric} to draw.")
     percent = 100.0 if "accuracy" in metric else 1.0
     figure = new_figure(7.2, 4.4)
     axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""All pictures and measures of a stored embedding data set; class directions and images come from its provenance."""
+"""All figures and metrics of a stored embedding data set; class directions and images come from its provenance."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -24,17 +24,17 @@ from hf_sphere.visualization.sphere import choose_view, plot_sphere
 
 
 class EmbeddingPictures:
-    """Pictures and measures of embeddings that `hf_sphere.embeddings.store.read_embeddings` returns.
+    """Figures and metrics of embeddings that `hf_sphere.embeddings.store.read_embeddings` returns.
 
     Args:
-        data: The embeddings. If they have no labels they are drawn as one class.
+        data: The embeddings; without labels they are drawn as a single class.
         dim: 2 for the circle, 3 for the sphere; the circle for embeddings of two coordinates if None.
-        lengths: Whether to draw embeddings of two coordinates at their places in the plane.
-        title: Title of the pictures; model and data set if None.
+        lengths: Whether to draw embeddings of two coordinates in the plane, without normalization.
+        title: Title of the figures; model and data set if None.
         directions: Whether to draw the class directions of the model.
 
     Attributes:
-        notes: What could not be found, measured or drawn, and why.
+        notes: Messages about what could not be found, measured or drawn, and why.
 
     Raises:
         ValueError: If `dim` or `lengths` does not fit the embeddings, or one of them has no direction.
@@ -51,7 +51,7 @@ class EmbeddingPictures:
     ) -> None:
         width = data.embeddings.shape[1]
         if width < (dim or 2):
-            raise ValueError(f"{data.name} has embeddings of {width} coordinate(s); this needs at least {dim or 2}.")
+            raise ValueError(f"{data.name} has embeddings of {width} coordinate(s); at least {dim or 2} are required.")
         if lengths and width != 2:
             raise ValueError(f"lengths can be drawn for 2 coordinates only; those of {data.name} have {width}.")
         invalid = ~data.embeddings.isfinite().all(-1)
@@ -75,7 +75,7 @@ class EmbeddingPictures:
             self.directions = self._find("directions of the classes", lambda: find_directions(data))
 
     def measure(self) -> dict[str, float]:
-        """Measure the distribution of the directions of the embeddings; what is undefined is noted and left out."""
+        """Compute metrics of the directions of the embeddings; undefined metrics are noted and omitted."""
         points, labels = F.normalize(self.data.embeddings.double(), dim=-1), self.labels
         measures: dict[str, Callable[[], float]] = {
             "uniformity": lambda: uniformity(points),
@@ -85,7 +85,7 @@ class EmbeddingPictures:
             "mean_angle_between": lambda: class_angles(points, labels)[1].mean().item(),
         }
         if self.data.labels is None:
-            self.notes.append("without a column label there are no classes: no colors, alignment and angles.")
+            self.notes.append("there are no classes without a column label: no colors, alignment and angles.")
             measures = {name: measures[name] for name in ("uniformity", "effective_dimension")}
         results: dict[str, float] = {"num_embeddings": len(points), "embedding_dim": points.shape[1]}
         for name, measure in measures.items():
@@ -100,12 +100,12 @@ class EmbeddingPictures:
         self._plot(self.data.embeddings, self.labels, self.directions, self.title, path=path)
 
     def plot_angles(self, path: str | Path) -> None:
-        """Draw the angles within and between classes, or note why there are none."""
+        """Draw the angles within and between classes, or note why they cannot be drawn."""
         if self.data.labels is not None:
             try:
                 plot_class_angles(self.data.embeddings, self.labels, title=self.title, path=path)
             except ValueError as error:  # a single class, or single points
-                self.notes.append(f"no picture of angles: {error}")
+                self.notes.append(f"no figure of angles: {error}")
 
     def write_page(self, path: str | Path, *, thumbnails: bool = True, **options: Any) -> None:
         """Write the interactive sphere; `options` are those of `find_thumbnails`."""
@@ -128,7 +128,7 @@ class EmbeddingPictures:
         )
 
     def save_film(self, path: str | Path, *, milliseconds: int = 400, progress: bool = True, **options: Any) -> None:
-        """Draw the embeddings at each snapshot of their run, all in the view of the last one.
+        """Draw the embeddings at each snapshot of their run, all in the view of the last snapshot.
 
         Args:
             path: Where to save the film, see `hf_sphere.visualization.save_film`.
@@ -151,10 +151,10 @@ class EmbeddingPictures:
         plot_gallery(panels, self.class_names, dim=self.dim, columns=columns, title=title, path=path)
 
     def check_gallery(self, others: Sequence["EmbeddingPictures"]) -> None:
-        """Check that others fit into one gallery with these embeddings.
+        """Check that other embeddings can share a gallery with these.
 
         Raises:
-            ValueError: If they have other classes, or too few coordinates for the sphere.
+            ValueError: If their classes differ, or they have too few coordinates for the sphere.
         """
         for other in others:
             if other.dim < self.dim:
@@ -163,7 +163,7 @@ class EmbeddingPictures:
                 first, second = (textwrap.shorten(", ".join(each.class_names), 30) for each in (other, self))
                 raise ValueError(
                     f"{other.data.name} and {self.data.name} have different classes ({first} and {second}), but a "
-                    "gallery has one legend."
+                    "gallery has a single legend."
                 )
 
     def _plot(self, points: Tensor, labels: Tensor, directions: Tensor | None, title: str, **options: Any) -> Figure:
@@ -173,7 +173,7 @@ class EmbeddingPictures:
         return plot(points, labels, self.class_names, directions=directions, title=title, **options)
 
     def _frames(self, progress: bool, options: dict[str, Any]) -> Iterator[Figure]:
-        """Yield a figure per snapshot."""
+        """Yield one figure per snapshot."""
         snapshots = find_snapshots_of(self.data)
         (last,) = embed_snapshots(self.data, snapshots[-1:], progress=progress, **options)
         fixed: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""What all pictures share: the optional dependency, fonts, colors, the look of axes and saving."""
+"""Helpers for all figures: the optional dependency, fonts, colors, the style of axes, and saving."""
 
 import contextlib
 import warnings
@@ -14,7 +14,7 @@ else:
     Figure = Any  # matplotlib is optional
 
 COLORS = ["#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"]
-"""Ten colors that are distinguishable with any color vision; `petroff10` of matplotlib.
+"""Ten colors that are distinguishable for all types of color vision; `petroff10` of matplotlib.
 
 M. A. Petroff, "Accessible color sequences for data visualization", arXiv 2107.02270, 2021.
 """
@@ -40,16 +40,16 @@ def check_matplotlib() -> None:
         import matplotlib
         import matplotlib.figure  # noqa: F401  (import check only)
     except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install 'hf_sphere[plots]'.") from error
+        raise ImportError("plotting requires matplotlib: pip install 'hf_sphere[plots]'.") from error
 
 
 @contextlib.contextmanager
 def plain_text() -> Iterator[None]:
-    """Draw text literally; decorates every function that makes or draws a figure.
+    """Draw text literally; decorates every function that creates or draws a figure.
 
     A `$` in a class name is a character, not the start of a formula, which matplotlib might fail to parse. Glyphs that
-    the font lacks come from the installed `FALLBACK_FONTS`; glyphs that no font has are drawn as boxes, without a
-    warning for each.
+    the font lacks come from the installed `FALLBACK_FONTS`; glyphs that no font has are drawn as boxes, without
+    warnings.
 
     Raises:
         ImportError: If matplotlib is missing.
@@ -68,7 +68,7 @@ def plain_text() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float, title: str | None = None) -> Figure:
-    """Create an empty figure; the size is in inches."""
+    """Create an empty figure; sizes in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -84,7 +84,7 @@ def add_caption(figure: Figure, *lines: str) -> None:
 
 
 def style_line(number: int) -> dict[str, Any]:
-    """Return color and line style of one of several lines."""
+    """Return the color and the line style of one of several lines."""
     return {"color": COLORS[number % len(COLORS)], "linestyle": LINE_STYLES[number % len(LINE_STYLES)]}
 
 

@@ -1,4 +1,4 @@
-"""A film of figures, as a GIF or a folder of frames."""
+"""Animations of figures, as a GIF or a folder of frames."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,33 +12,32 @@ from hf_sphere.visualization.figures import Figure, check_matplotlib, plain_text
 _DOTS_PER_INCH = 100
 
 _EXACT = 64
-"""Colors of a GIF that are the most frequent ones of its film; the other 192 represent all the rest."""
+"""Number of the most frequent colors of a film that its GIF keeps exactly; the other 192 represent all others."""
 
 
 def save_film(figures: Iterable[Figure], path: str | Path, *, milliseconds: int = 400) -> None:
-    """Save figures as a film: a GIF that loops, or a folder of pictures.
+    """Save figures as an animation: a looping GIF, or a folder of frames.
 
-    One figure is kept in memory at a time, so `figures` can be a long generator. The film appears, or is replaced, when
-    it is complete. All frames of a GIF share one palette of 256 colors, so that static parts do not flicker: the colors
-    of the film if it has no more, else its most frequent ones exactly, and the nearest of a well-spread rest for
-    all others.
+    Only one figure is in memory at a time, so `figures` can be a long generator. The file is written atomically. All
+    frames of a GIF share a palette of 256 colors, so that static parts do not flicker. If the film has more colors, the
+    most frequent ones are exact, and the others are replaced by the nearest color of the palette.
 
     Args:
-        figures: The frames, all of one size; at least one.
+        figures: The frames, all of the same size; at least one.
         path: A `.gif`, or without a suffix a folder of `frame-0001.png` and so on, as input for programs that write
-            other formats. An existing folder may hold such frames only.
+            other formats. An existing folder may contain only such frames.
         milliseconds: Duration of each frame of a GIF, which is stored in steps of 10; at least 20. Most programs show
             faster films at a lower speed.
 
     Raises:
         ImportError: If matplotlib is missing.
-        FileExistsError: If `path` is a folder with other files in it, or a file in place of the folder.
+        FileExistsError: If `path` is a folder that contains other files, or a file instead of a folder.
         ValueError: If there is no figure, sizes differ, or the suffix or the duration is invalid.
     """
     check_matplotlib()
     path = Path(path)
     if path.suffix.lower() not in ("", ".gif"):
-        raise ValueError(f"a film is a .gif, or a folder of frames, whose name has no suffix; got {path.name!r}.")
+        raise ValueError(f"a film must be a .gif, or a folder of frames, whose name has no suffix; got {path.name!r}.")
     if milliseconds < 20:
         raise ValueError(f"a frame must last at least 20 milliseconds; got {milliseconds}.")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +50,7 @@ def save_film(figures: Iterable[Figure], path: str | Path, *, milliseconds: int 
 def _save_gif(figures: Iterable[Figure], path: Path, milliseconds: int) -> None:
     from PIL import Image
 
-    # The palette depends on all frames; until the last one they are kept on disk.
+    # The palette depends on all frames, which are stored on disk until then.
     with atomic_file(path) as unfinished, TemporaryDirectory(prefix=".film-", dir=path.parent) as folder:
         frames = Path(folder) / "frames"
         _save_frames(figures, frames)
@@ -70,7 +69,7 @@ def _save_gif(figures: Iterable[Figure], path: Path, milliseconds: int) -> None:
 
 
 def _read_packed(file: Path) -> np.ndarray:
-    """Read a picture as (height, width), with red, green and blue of each pixel in one integer."""
+    """Read an image as (height, width), with red, green and blue of each pixel in one integer."""
     from PIL import Image
 
     with Image.open(file) as image:
@@ -84,10 +83,10 @@ def _unpack(colors: np.ndarray) -> np.ndarray:
 
 
 def _choose_palette(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Choose at most 256 colors for pictures.
+    """Choose at most 256 colors for images.
 
     Returns:
-        All colors of the pictures, packed and sorted, (N,); the palette, (256, 3) bytes, black after the chosen colors;
+        All colors of the images, packed and sorted, (N,); the palette, (256, 3) bytes, black after the chosen colors;
         and the index of the nearest palette color of each color, (N,) bytes.
     """
     from PIL import Image
@@ -100,7 +99,7 @@ def _choose_palette(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray, np.n
     chosen = colors
     if len(colors) > 256:
         frequent = colors[np.argsort(-counts, kind="stable")[:_EXACT]]
-        # The method that preserves the colors of the names, which are rare among so many points.
+        # This method preserves the colors of the names, which are rare compared with those of the points.
         each = Image.fromarray(_unpack(colors)[None])
         spread = each.quantize(256 - _EXACT, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).getpalette("RGB")
         red, green, blue = np.asarray(spread, dtype=np.uint32).reshape(-1, 3).T
@@ -114,7 +113,7 @@ def _choose_palette(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def _save_frames(figures: Iterable[Figure], folder: Path) -> None:
-    """Draw figures, which must be of one size and at least one, as numbered pictures."""
+    """Draw at least one figure, all of the same size, as numbered images."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
@@ -135,7 +134,7 @@ def _save_frames(figures: Iterable[Figure], folder: Path) -> None:
             del figure, canvas  # before the next one is created
             number, size = number + 1, size or image.size
             if image.size != size:
-                raise ValueError(f"the frames of a film must have one size; got {size} and {image.size} pixels.")
+                raise ValueError(f"the frames of a film must have the same size; got {size} and {image.size} pixels.")
             image.save(unfinished / f"frame-{number:04d}.png")
         if not number:
             raise ValueError("a film needs at least one figure; got none.")

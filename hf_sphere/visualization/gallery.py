@@ -12,10 +12,10 @@ from hf_sphere.visualization.scene import LARGEST_NAMED, Panel, Scene
 from hf_sphere.visualization.sphere import SphereScene
 
 _LARGEST_NAMED = 30
-"""Number of classes; a panel has no room for more names."""
+"""Number of classes; a panel does not have room for more names."""
 
 _SHARED_NOTES = ("height of", "lines")
-"""Beginnings of the caption lines that explain marks; they stand once below all panels, not below each."""
+"""Beginnings of the caption lines that explain marks; they are drawn once below all panels, not below each."""
 
 
 @plain_text()
@@ -35,20 +35,20 @@ def plot_gallery(
         class_names: Name of each class, the same in all panels.
         dim: 3 for spheres, 2 for circles and planes.
         columns: Panels per row.
-        title: Title of the picture.
-        path: Where to save the picture, in the format of its suffix; not saved if None.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If there is no panel, `dim` or `columns` is invalid, `lengths` is set in three dimensions, or for
-            the reasons of `plot_sphere` and `plot_circle`, with the title of the panel.
+        ValueError: If there are no panels, `dim` or `columns` is invalid, `lengths` is set in three dimensions, or
+            `plot_sphere` or `plot_circle` raises it; the message then starts with the title of the panel.
     """
     if dim not in (2, 3):
-        raise ValueError(f"a gallery has 2 or 3 dimensions; got {dim}.")
+        raise ValueError(f"dim must be 2 or 3; got {dim}.")
     if columns < 1:
         raise ValueError(f"columns must be at least 1; got {columns}.")
     if not panels:
-        raise ValueError("there is no panel to draw.")
+        raise ValueError("there are no panels to draw.")
     scenes = {name: _make_scene(name, panel, class_names, dim) for name, panel in panels.items()}
     wide = any(isinstance(scene, SphereScene) and scene.view.both_sides for scene in scenes.values())
     columns = min(columns, len(panels))
@@ -79,7 +79,7 @@ def plot_gallery(
 
 
 def _make_scene(name: str, panel: Panel, class_names: Sequence[str], dim: int) -> Scene:
-    """Check a panel; the errors name it."""
+    """Check a panel; error messages start with its name."""
     try:
         if panel.lengths and dim == 3:
             raise ValueError("lengths can be drawn in two dimensions only; unset them or use dim=2.")

@@ -1,4 +1,4 @@
-"""Short names of layers for the margins of pictures, and a selection of layers."""
+"""Short layer names for the margins of figures, and a selection of layers."""
 
 import re
 from collections import Counter
@@ -12,19 +12,20 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 
 def shorten_layer_names(names: Sequence[str], longest: int = 26) -> list[str]:
-    """Shorten module paths of one model consistently, as far as the longest of them requires.
+    """Shorten the module paths of a model consistently, as far as the longest path requires.
 
-    The first step removes the beginnings that are not needed to distinguish them, or the parts that all have in common
-    at both ends, whichever leaves the shorter names. The second step cuts the words: `encoder.stages.0.layers.1`
-    becomes `stages.0.layers.1`, and that `sta.0.lay.1`. Numbers are kept, since they distinguish layers.
+    The first step removes the beginnings that are not needed to distinguish the paths, or the common parts at both
+    ends, whichever results in shorter names. The second step truncates the words. For example,
+    `encoder.stages.0.layers.1` becomes `stages.0.layers.1` and then `sta.0.lay.1`. Numbers are kept because they
+    distinguish layers.
 
     Args:
         names: Module paths, without duplicates.
         longest: Maximum number of characters, at least 8.
 
     Returns:
-        A unique name for each path. If even two letters per word are too many, names are numbered from 1 and keep only
-        their ends.
+        A unique name for each path. If two letters per word are still too many, names are numbered from 1 and only
+        their ends are kept.
     """
     if max(map(len, names), default=0) <= longest:
         return list(names)

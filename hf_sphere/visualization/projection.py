@@ -1,4 +1,4 @@
-"""Projection of embeddings of any dimension to a circle or a sphere, and checks of points and labels."""
+"""Projection of embeddings of any dimension to a circle or a sphere, and validation of points and labels."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ def project_to_sphere(points: Tensor, dim: int = 3, *, basis: Tensor | None = No
     if dim > width:
         raise ValueError(f"points of {width} coordinates cannot be shown in {dim} dimensions.")
     if basis is None:
-        # Eigenvectors of the second moment, largest first, with fixed signs so that the picture is reproducible.
+        # Eigenvectors of the second moment, largest first, with fixed signs so that the figure is reproducible.
         basis = torch.linalg.eigh(directions.T @ directions).eigenvectors.flip(-1)[:, :dim]
         basis = basis * torch.where(basis.sum(0) < 0, -1.0, 1.0)
     basis = torch.as_tensor(basis).detach().cpu().double()
@@ -41,7 +41,7 @@ def project_to_sphere(points: Tensor, dim: int = 3, *, basis: Tensor | None = No
 
 
 def share_kept(points: Tensor, basis: Tensor) -> float:
-    """Share of the second moment of the directions of points (N, d) that a basis (d, dim) keeps, from 0 to 1."""
+    """Return the share, in [0, 1], of the second moment of the directions of points (N, d) kept by a basis (d, dim)."""
     return min(1.0, (normalize(check_points(points)) @ basis).square().sum(1).mean().item())
 
 

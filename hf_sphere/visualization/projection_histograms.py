@@ -23,7 +23,7 @@ def plot_projection_histograms(
     title: str = "",
     path: str | Path | None = None,
 ) -> Figure:
-    """Draw histograms of the normalized projections: a row per layer, a column per epoch.
+    """Draw histograms of the normalized projections, with one row per layer and one column per epoch.
 
     A projection p of a filter with N weights is drawn as p sqrt(N), which has variance 1 for random filters of any N,
     so that all layers share one axis. The line is the density of random filters: (p + 1) / 2 is
@@ -31,11 +31,11 @@ def plot_projection_histograms(
 
     Args:
         training: With `epochs`, a list of `{"epoch": .., "projections": ..}` where the projections are returned by
-            `ProjectionStatistics.to_dict` of `hf_sphere.analysis`; or these statistics of a single model.
+            `ProjectionStatistics.to_dict` of `hf_sphere.analysis`; or such projections of a single model.
         layers: Module paths of the layers to draw; at most 8, evenly spaced, if None.
         epochs: Epochs to draw; at most 6, evenly spaced, if None.
-        title: Title of the picture.
-        path: Where to save the picture, in the format of its suffix; not saved if None.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
@@ -90,7 +90,7 @@ def _columns(training: Mapping[str, Any]) -> dict[int | None, Mapping[str, Any]]
 
 
 def _select(kind: str, given: Sequence[Any] | None, known: Sequence[Item], most: int) -> list[Item]:
-    """Return the given items, which must be known, or a selection of the known ones."""
+    """Return the requested items, which must be known, or a selection of the known ones."""
     if given is None:
         return choose_evenly(known, most)
     known = [item for item in known if item is not None]
@@ -107,7 +107,7 @@ def _standardize(layer: Mapping[str, Any]) -> np.ndarray:
 
 
 def _draw_histogram(axes: Any, values: np.ndarray, end: float) -> float:
-    """Draw both signs as parts of one density, and return its maximum."""
+    """Draw the histogram with both signs as parts of a single density, and return its maximum."""
     style_axes(axes, grid="x")
     axes.tick_params(labelsize=8)
     if values.size == 0:

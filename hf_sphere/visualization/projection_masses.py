@@ -21,29 +21,29 @@ _LETTER, _BAR = 0.075, 0.21
 
 @plain_text()
 def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", path: str | Path | None = None) -> Figure:
-    """Draw the share of projections that are not positive: a bar per layer, and the last one for the whole network.
+    """Draw the share of projections that are not positive: one bar per layer, and the last one for the entire network.
 
-    Behind each bar is the range of this share for the same number of random filters in 95 % of the cases. Bars are
-    filled if the sign test or the Kolmogorov-Smirnov test distinguishes the layer from random filters (p-value adjusted
-    for the number of layers), and hatched otherwise. Dead filters, which have no direction, are noted beside the bar.
-    The bars are horizontal if the names would not fit below them.
+    Behind each bar is the 95 % range of this share for the same number of random filters. Bars are filled if the sign
+    test or the Kolmogorov-Smirnov test distinguishes the layer from random filters (p-value adjusted for the number of
+    layers), and hatched otherwise. Dead filters, which have no direction, are noted beside the bar. The bars are
+    horizontal if the names do not fit below them.
 
     Args:
         statistics: Returned by `ProjectionStatistics.to_dict` of `hf_sphere.analysis`: `layers` and `net`, each with
             `mass`, `null_mass_low`, `null_mass_high`, `num_filters`, `num_dead`, `sign_p_value_adjusted` and
             `ks_p_value_adjusted`; null where a number is undefined.
-        title: Title of the picture.
-        path: Where to save the picture, in the format of its suffix; not saved if None.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If there is no layer.
+        ValueError: If there are no layers.
 
     Reference:
         Gamba, Carlsson, Azizpour and Björkman, "Hyperplane arrangements of trained ConvNets are biased", 2020.
     """
     if not statistics.get("layers"):
-        raise ValueError("there is no layer to draw: `layers` of the projection statistics is empty.")
+        raise ValueError("there are no layers to draw: `layers` of the projection statistics is empty.")
     names = [*shorten_layer_names(list(statistics["layers"])), "network"]
     entries = [*statistics["layers"].values(), statistics["net"]]
     places = np.array([*range(len(names) - 1), len(names) - 0.5])  # with a gap before the network
@@ -88,7 +88,7 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
     along.set_tick_params(length=0)
     along.get_ticklabels()[-1].set_fontweight("bold")
     across.set_label_text("share of projections ≤ 0")
-    room = max(0.6, (5 - len(places)) / 2)  # a few bars must not be wide
+    room = max(0.6, (5 - len(places)) / 2)  # a few bars should not be wide
     limits = (places[0] - room, places[-1] + room)
     if horizontal:
         axes.set(xlim=(0, 1), ylim=limits[::-1])  # the first layer on top

@@ -1,4 +1,4 @@
-"""Accuracy, share of negative projections and distance from initialization along training."""
+"""Accuracy, share of negative projections and distance from initialization during training."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,17 +17,17 @@ _MOST_NAMES = 9
 def plot_projections_along_training(
     training: Mapping[str, Any], *, title: str = "", path: str | Path | None = None
 ) -> Figure:
-    """Draw the share of projections that are not positive along training by layer, and above it the accuracy.
+    """Draw the share of projections that are not positive during training by layer, and above it the accuracy.
 
-    Lines of layers run from dark (the first) to light (the last); the thick line is the whole network. Accuracies and
-    distances from the initialization (L2, relative) have a panel each, if there are any.
+    Lines of layers run from dark (the first) to light (the last); the thick line is the entire network. If there are
+    accuracies or distances from the initialization (L2, relative), each has a panel.
 
     Args:
         training: With `epochs`, a list of entries with `epoch` and, where known, `train_accuracy` and `eval_accuracy`
             from 0 to 1, and `projections` and `distances`, which are returned by `to_dict` of the results of
             `projection_statistics` and `distance_from_initialization` of `hf_sphere.analysis`.
-        title: Title of the picture.
-        path: Where to save the picture, in the format of its suffix; not saved if None.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
@@ -103,7 +103,7 @@ def _values(entries: Sequence[Mapping[str, Any]], *keys: str) -> np.ndarray:
 
 
 def _relative_distances(entries: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
-    """Look up distances; those of a layer initialized with zeros are absolute, so not comparable, and become nan."""
+    """Look up distances; those of a layer initialized with zeros are absolute, not comparable, and replaced by nan."""
     relative = _values(entries, "distances", "layers", name, "relative")
     return np.where(relative == 1, _values(entries, "distances", "layers", name, "l2"), np.nan)
 

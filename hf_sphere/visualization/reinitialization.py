@@ -17,7 +17,7 @@ _DIGIT = 0.62
 
 @plain_text()
 def plot_reinitialization(robustness: Mapping[str, Any], *, title: str = "", path: str | Path | None = None) -> Figure:
-    """Draw a heat map of accuracies: a row per layer that is reset, a column per epoch that it is reset to.
+    """Draw a heat map of accuracies, with one row per reset layer and one column per epoch that it is reset to.
 
     Random draws have a separate column: the mean of their accuracies and, if there is room, the standard deviation. The
     mark at the color bar is the accuracy of the trained model. Numbers are omitted if the cells are too small for them.
@@ -26,12 +26,12 @@ def plot_reinitialization(robustness: Mapping[str, Any], *, title: str = "", pat
         robustness: Returned by `ReinitializationRobustness.to_dict` of `hf_sphere.analysis`: `accuracy` from 0 to 1 and
             `layers`, each with `snapshots` (accuracy by epoch, null if not known) and `random` (`mean` and `deviation`,
             or null).
-        title: Title of the picture.
-        path: Where to save the picture, in the format of its suffix; not saved if None.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If there is no accuracy of any layer.
+        ValueError: If no layer has an accuracy.
 
     Reference:
         Zhang, Bengio and Singer, "Are all layers created equal?", 2019.
@@ -73,7 +73,7 @@ def plot_reinitialization(robustness: Mapping[str, Any], *, title: str = "", pat
 
 
 class _Table:
-    """The accuracies in percent, with rows and columns as drawn; the column of a snapshot has width 1."""
+    """The accuracies in percent, with rows and columns as drawn; columns of snapshots have width 1."""
 
     def __init__(self, robustness: Mapping[str, Any]):
         layers = robustness["layers"]
@@ -86,7 +86,7 @@ class _Table:
             values = [[*row, draw.get("mean")] for row, draw in zip(values, draws, strict=True)]
         self.accuracies = 100 * np.array(values, dtype=np.float64)  # null is nan
         if not np.isfinite(self.accuracies).any():
-            raise ValueError("there is no accuracy to draw: no layer was reset to a snapshot or to random weights.")
+            raise ValueError("there are no accuracies to draw: no layer was reset to a snapshot or to random weights.")
         self.deviations = 100 * np.array([draw.get("deviation") for draw in draws], dtype=np.float64)
         count = len(self.epochs)
         sides: list[tuple[float, float]] = [(column, column + 1) for column in range(count)]

@@ -15,24 +15,24 @@ _STRETCHED_UP_TO = 0.05
 """Percent below 100 at which the stretch of an axis ends."""
 
 _MOST_POINTS = 4000
-"""Points of a curve; more are invisible and make a large file."""
+"""Points of a curve; more are not visible and enlarge the file."""
 
 
 @plain_text()
 def plot_reliability(
     bins: ReliabilityBins, *, title: str = "", path: str | Path | None = None, caption: str = ""
 ) -> Figure:
-    """Draw accuracy over confidence, a point per bin, and below it the number of predictions in each bin.
+    """Draw accuracy over confidence with one point per bin, and below it the number of predictions in each bin.
 
     The error bar of a point is the 95 % interval of its accuracy (Wilson), so that a bin of few predictions is not
-    mistaken for a wrong confidence. Both axes show the same range, as small as the points allow. If most points are
-    still crowded near 100 %, as for a model with very few errors, both axes are stretched towards 100 %.
+    mistaken for miscalibration. Both axes show the same range, as small as the points allow. If most points are still
+    close to 100 %, as for a model with very few errors, both axes are stretched towards 100 %.
 
     Args:
         bins: The bins, see `hf_sphere.metrics.reliability_bins`; empty ones are ignored.
-        title: Title of the picture.
-        path: Where to save the picture, in the format of its suffix; not saved if None.
-        caption: Caption below the picture.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
+        caption: Caption below the figure.
 
     Raises:
         ImportError: If matplotlib is missing.
@@ -46,7 +46,7 @@ def plot_reliability(
 
     used = bins.count > 0
     if not used.any():
-        raise ValueError("there is no prediction in any bin, so there is nothing to draw.")
+        raise ValueError("all bins are empty, so there is nothing to draw.")
     count = bins.count[used].double().cpu()
     confidence, accuracy = (100.0 * value[used].double().cpu() for value in (bins.confidence, bins.accuracy))
     correct = (accuracy / 100 * count).round()
@@ -86,19 +86,19 @@ def plot_risk_coverage(
     Args:
         curves: Coverage (N,), increasing, and risk (N,), both from 0 to 1, by name of the certainty measure; see
             `hf_sphere.metrics.risk_coverage`.
-        title: Title of the picture.
-        path: Where to save the picture, in the format of its suffix; not saved if None.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If there is no curve, or an empty one.
+        ValueError: If there are no curves, or one is empty.
 
     Reference:
         Geifman and El-Yaniv, "Selective classification for deep neural networks", NeurIPS 2017.
     """
     empty = [name for name, (coverage, _) in curves.items() if len(coverage) == 0]
     if not curves or empty:
-        raise ValueError(f"there is no prediction to draw {empty[0] if empty else 'a curve'} of.")
+        raise ValueError(f"there are no predictions to draw {empty[0] if empty else 'a curve'} of.")
     figure = new_figure(6.4, 4.2)
     axes: Any = figure.subplots()
     top = 0.0
@@ -111,7 +111,7 @@ def plot_risk_coverage(
     everything = y[-1].item()
     axes.axhline(everything, color="0.45", linewidth=1.0, linestyle=(0, (1, 2)), label="all kept")
     room = top or 1.0
-    axes.set(xlim=(0, 101), ylim=(-0.02 * room, 1.08 * room), title=title)  # a curve along zero must be visible
+    axes.set(xlim=(0, 101), ylim=(-0.02 * room, 1.08 * room), title=title)  # a curve at zero must be visible
     axes.set(xlabel="share of images kept, most confident first, %", ylabel="error rate among them, %")
     style_axes(axes)
     figure.legend(loc="outside lower center", ncols=len(curves) + 1, frameon=False)

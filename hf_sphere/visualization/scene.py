@@ -1,4 +1,4 @@
-"""The content of a picture of embeddings, checked and projected to two or three dimensions, and how it is drawn."""
+"""The content of a figure of embeddings: validated, projected to two or three dimensions, and drawn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from hf_sphere.visualization.figures import Figure, add_caption, new_figure, sav
 from hf_sphere.visualization.projection import check_labels, check_points, normalize, project_to_sphere, share_kept
 
 LARGEST_NAMED = 50
-"""Number of classes; names and directions of more would cover the picture."""
+"""Number of classes; names and directions of more classes would cover the figure."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Panel:
         points: (N, d), with d at least the dimensions of the gallery.
         labels: (N,) class indices.
         directions: (K, d), a direction per class, or None.
-        lengths: Whether to draw points of two coordinates at their places in the plane, not on the circle.
+        lengths: Whether to draw points of two coordinates in the plane, not on the circle.
     """
 
     points: Tensor
@@ -37,8 +37,8 @@ class Panel:
 class Scene:
     """Points of classes in two or three dimensions; subclasses draw them.
 
-    Points with as many coordinates as the scene are only normalized, unless there is a basis, and not even that if
-    `panel.lengths` is true. All others are projected by `project_to_sphere`.
+    Points are projected by `project_to_sphere`. Without a basis, points with as many coordinates as the scene has
+    dimensions are only normalized; with `panel.lengths` they are not changed.
 
     Args:
         panel: What to draw.
@@ -52,11 +52,11 @@ class Scene:
         directions: (K, dim), a unit vector per class, or None.
         note: Describes the projection, if there is one.
         present: Classes that have points.
-        drawn_directions: Directions (dim,) by class, of the classes that have points; empty if these are too many.
+        drawn_directions: Directions (dim,) of the classes that have points, by class; empty if there are too many.
 
     Raises:
         ValueError: If the points have too few coordinates or, with lengths, not two; if a shape does not fit; if a
-            label has no name; or if a vector is not finite or, unless it is a point with its length, zero.
+            label has no name; or if a vector is not finite or, unless it is a point with `lengths`, zero.
     """
 
     def __init__(self, panel: Panel, class_names: Sequence[str], dim: int, basis: Tensor | None = None) -> None:
@@ -113,22 +113,22 @@ class Scene:
         return save_figure(figure, path)
 
     def members(self) -> list[Tensor]:
-        """Points (n, dim) of each class of `present`."""
+        """Return the points (n, dim) of each class of `present`."""
         return [self.points[self.labels == index] for index in self.present]
 
     def mean_directions(self) -> Tensor:
-        """Mean direction (dim,) of each class of `present`, stacked."""
+        """Return the mean direction (dim,) of each class of `present`, stacked."""
         return F.normalize(torch.stack([F.normalize(own, dim=1).mean(0) for own in self.members()]), dim=1)
 
     def describe(self, *before: str, marks: str, shown: int, whole: str, outside: Sequence[str] = ()) -> list[str]:
         """Return the lines of the caption.
 
         Args:
-            before: Lines about the kind of picture.
-            marks: What marks a direction.
-            shown: Number of directions inside the picture.
-            whole: "circle" or "sphere", of which the picture may show a part.
-            outside: Other things that are outside the picture.
+            before: Lines about the kind of figure.
+            marks: Marks of the directions.
+            shown: Number of directions inside the figure.
+            whole: "circle" or "sphere", of which the figure may show a part.
+            outside: Other items outside the figure.
         """
         count, classes = len(self.drawn_directions), len(self.present)
         lines = [self.note, *before]

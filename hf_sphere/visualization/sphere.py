@@ -28,9 +28,9 @@ class View:
     Attributes:
         elevation: Angle of the camera above the plane of the first two coordinates, in degrees.
         azimuth: Angle of the camera in that plane, in degrees from the first coordinate axis.
-        reach: Angle from the center of the picture to its edge, in degrees of the sphere: 90 shows a hemisphere, less
-            zooms in.
-        both_sides: Whether to draw the opposite hemisphere as well, beside the other.
+        reach: Angle from the center of the figure to its edge, in degrees on the sphere: 90 shows a hemisphere, smaller
+            angles zoom in.
+        both_sides: Whether to draw the opposite hemisphere as well, beside the first one.
     """
 
     elevation: float
@@ -42,7 +42,7 @@ class View:
         if not 0 < self.reach <= 90:
             raise ValueError(f"reach must be above 0 and at most 90 degrees; got {self.reach}.")
         if self.both_sides and self.reach < 90:
-            raise ValueError(f"both_sides needs the full reach of 90 degrees; got {self.reach}.")
+            raise ValueError(f"both_sides requires a reach of 90 degrees; got {self.reach}.")
 
     def axes(self) -> Tensor:
         """Return the directions right, up and towards the camera: (3, 3), unit vectors in the columns."""
@@ -58,10 +58,10 @@ class View:
 
 
 def choose_view(points: Tensor) -> View:
-    """Choose a view of unit vectors (N, 3): centered on their mean, zoomed in until 1 in 200 is outside.
+    """Choose a view of unit vectors (N, 3): centered on their mean, zoomed in until 0.5 % are outside.
 
-    The positive octant, which holds all points of a spherized head, is viewed along its diagonal. Points on all sides
-    are viewed from both.
+    The positive octant, which contains all points of a spherized head, is viewed along its diagonal. Points on all
+    sides are viewed from two opposite sides.
     """
     if (points >= -1e-6).all():
         return View(90.0 - _OCTANT, 45.0, reach=_OCTANT + 3.0)
@@ -88,9 +88,9 @@ def plot_sphere(
 ) -> Figure:
     """Draw points on the unit sphere in three dimensions, colored by class.
 
-    The sphere is opaque: its back is drawn beside it, as seen from there, or else the caption counts the points that
-    are not visible. Each class is named at its mean direction. Points of more than three coordinates are projected by
-    `project_to_sphere`, and the caption reports it with the share of the second moment that is kept.
+    The sphere is opaque: its back is drawn beside it, as seen from behind; otherwise the caption states the number of
+    points that are not visible. Each class is named at its mean direction. Points of more than three coordinates are
+    projected by `project_to_sphere`, and the caption states the share of the second moment that is kept.
 
     Args:
         points: (N, d) with d >= 3; only their directions are drawn.
@@ -100,8 +100,8 @@ def plot_sphere(
             projected with the points.
         basis: (d, 3), a basis to project on instead, for instance that of another epoch; see `project_to_sphere`.
         view: Position of the camera; chosen by `choose_view` if None.
-        title: Title of the picture.
-        path: Where to save the picture, in the format of its suffix; not saved if None.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
@@ -149,7 +149,7 @@ class SphereScene(Scene):
         return self.describe(marks="lines and diamonds", shown=shown, whole="sphere", outside=outside)
 
     def draw_names(self, axes: Any, size: float) -> None:
-        """Write the names at the means of the points, which for some heads are far from the class directions."""
+        """Draw the names at the means of the points, which for some heads are far from the class directions."""
         means = self.mean_directions()
         places, chosen = [], []
         for side, shift in self.sides:
@@ -162,7 +162,7 @@ class SphereScene(Scene):
 
 
 def _look(points: Tensor, view: View, shift: float) -> tuple[Tensor, Tensor]:
-    """Return the places (N, 2) of unit vectors (N, 3) in the picture, and which are on the near side, (N,)."""
+    """Return the places (N, 2) of unit vectors (N, 3) in the figure, and which are on the near side, (N,)."""
     seen = points @ view.axes()
     return seen[:, :2] + torch.tensor([shift, 0.0]), seen[:, 2] >= 0
 

@@ -51,7 +51,7 @@ def test_words_may_contain_spaces_if_the_separator_is_not_a_space(app):
 
 @pytest.mark.parametrize("text", ["", "word", "one two three", "word :", "a : b : c"])
 def test_an_invalid_pair_is_rejected(app, text):
-    with pytest.raises(ValueError, match="is not a pair; write two words separated by a colon"):
+    with pytest.raises(ValueError, match="is not a pair; enter two words separated by a colon"):
         app.read_pair(text)
 
 
@@ -192,17 +192,17 @@ def test_the_page_shows_costs_and_errors(page, expected):
     orders = page.get_by_text("Costs by permutation of the words")
     page.get_by_role("button", name="Answer").click()
     best = min(expected, key=expected.get)
-    see(f"word : language is as {best}")
+    see(f"word : language :: {best}")
     see(f"{expected[best]:.4f}")
     orders.wait_for()
     page.get_by_label("Choices").fill("paint portrait\nnote")
     page.get_by_role("button", name="Answer").click()
-    see("'note' is not a pair; write two words separated by a colon.")
+    see("'note' is not a pair; enter two words separated by a colon.")
     orders.wait_for(state="hidden")
     page.get_by_label("Choices").fill("paint portrait\nnote music")
     page.get_by_label("Scoring").click()
     page.get_by_role("option", name="relation_embedding").click()
     page.get_by_role("button", name="Answer").click()
-    see("word : language is as")
+    see("word : language ::")
     orders.wait_for(state="hidden")
     assert page.strangers == []

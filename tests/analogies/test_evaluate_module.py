@@ -154,7 +154,7 @@ def test_predictions_have_a_chance_level_if_choices_are_passed(metric):
         ({"alpha": 0.2}, "scoring 'perplexity' has no option alpha"),
         (
             {"predictions": [0, 0, 0]},
-            "predictions need no model; leave out model_id, tokenizer, or predictions",
+            "predictions do not need a model; omit model_id, tokenizer, or predictions",
         ),
         ({"negative_weight": "0.2"}, "negative_weight must be a finite number, .* got '0.2'"),
         ({"weights": 1}, "unexpected keyword argument 'weights'"),
@@ -172,7 +172,7 @@ def test_invalid_arguments_are_rejected(metric, tiny, change, message):
     [
         ({"predictions": [0, 4], "references": [0, 1], "choice": CHOICE[:2]}, "prediction of question 1 is 4; allowed"),
         ({"predictions": [0, 1], "references": [0, -1]}, "reference of question 1 is -1; allowed are 0 or more"),
-        ({"predictions": [0, 1], "references": [0, 1], "template": "is-to-as"}, "leave out template, or predictions"),
+        ({"predictions": [0, 1], "references": [0, 1], "template": "is-to-as"}, "omit template, or predictions"),
         ({"predictions": [0, 1]}, "references are missing"),
         ({"predictions": [], "references": []}, "there are no questions; give at least one"),
         ({"model_id": "any", "references": [], "stem": [], "choice": []}, "there are no questions; give at least one"),

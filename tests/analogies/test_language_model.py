@@ -20,7 +20,7 @@ from transformers import (
 
 from hf_sphere.analogies.language_model import LanguageModel
 
-ALLOWED = r"allowed are text models for masked tokens \(\.\.\.ForMaskedLM\)"
+ALLOWED = r"allowed are masked language models \(\.\.\.ForMaskedLM\)"
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_model_without_token_inputs_is_rejected(tokenizer):
 
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     config = Wav2Vec2Config(conv_dim=[8], conv_stride=[2], conv_kernel=[2], num_conv_pos_embedding_groups=4, **sizes)
-    with pytest.raises(ValueError, match=f"is a Wav2Vec2Model, which takes no tokens; {ALLOWED}"):
+    with pytest.raises(ValueError, match=f"is a Wav2Vec2Model, whose inputs are not tokens; {ALLOWED}"):
         LanguageModel.load(Wav2Vec2Model(config), tokenizer)
 
 

@@ -365,12 +365,14 @@ def test_hidden_words_are_part_of_the_cache_key(tiny_bert, tmp_path):
 
 
 def test_a_bare_encoder_is_rejected(build, tokenizer):
-    with pytest.raises(ValueError, match=r"is a bare BertModel, which has no likelihoods. Use a model for masked"):
+    with pytest.raises(
+        ValueError, match=r"is a bare BertModel, which has no likelihoods. Use a masked \(...ForMaskedLM\) or causal"
+    ):
         perplexities(LanguageModel(build("Bert"), tokenizer), SENTENCES)
 
 
 def test_causal_models_reject_hidden_words(causal):
-    with pytest.raises(ValueError, match=r"causal kind, from which no word can be hidden. Use a model for masked"):
+    with pytest.raises(ValueError, match=r"has kind 'causal', which does not support hidden words. Use a masked"):
         perplexities(causal, [dataclasses.replace(SENTENCES[0], hidden=(2,))])
 
 
@@ -393,7 +395,7 @@ def test_a_hidden_word_outside_the_sentence_is_rejected(tiny_bert):
 def test_the_error_shows_the_too_long_sentence_and_the_limit(tiny_bert):
     text = "is " * 62
     assert perplexities(tiny_bert, [Sentence(text)]).isfinite().all()
-    with pytest.raises(ValueError, match=r"takes up to 64 tokens, and this sentence has 65: 'is is .* Shorten it"):
+    with pytest.raises(ValueError, match=r"accepts up to 64 tokens, but this sentence has 65: 'is is .* Shorten it"):
         perplexities(tiny_bert, [Sentence("cat"), Sentence(text + "is")])
 
 
@@ -407,7 +409,7 @@ def test_nan_likelihoods_are_rejected(build, tokenizer, tmp_path):
     language_model = LanguageModel(build("Bert", "ForMaskedLM"), tokenizer)
     torch.nn.init.constant_(language_model.model.bert.embeddings.word_embeddings.weight[7], math.nan)
     cache = ScoreCache(tmp_path / "scores.sqlite")
-    with pytest.raises(ValueError, match=r"in torch.float32 gives nan for the likelihood of 'word is to language"):
+    with pytest.raises(ValueError, match=r"in torch.float32 returns nan for the likelihood of 'word is to language"):
         perplexities(language_model, SENTENCES, cache=cache)
     assert len(cache) == 0
 

@@ -288,12 +288,12 @@ def test_unsupported_options_of_a_scoring_are_rejected(scoring, options, message
 
 @pytest.mark.parametrize("scoring", ["embedding_similarity", "relation_embedding"])
 def test_embedding_scorings_reject_a_cache(scoring):
-    with pytest.raises(ValueError, match="has no perplexities to keep in a cache"):
+    with pytest.raises(ValueError, match="has no perplexities to cache"):
         score_questions([QUESTION], None, scoring, cache=object())
 
 
 def test_relation_embedding_cannot_be_measured():
-    with pytest.raises(ValueError, match=r"no aggregations to search; those that have: .*perplexity"):
+    with pytest.raises(ValueError, match=r"no aggregations to search; scorings with aggregations: .*perplexity"):
         measure_questions([QUESTION], None, "relation_embedding")
 
 

@@ -143,14 +143,14 @@ def test_searches_of_different_questions_cannot_be_joined(searched):
     _, results = searched
     with pytest.raises(ValueError, match="on different questions"):
         join_results([results["perplexity"], search(questions_of(3))])
-    with pytest.raises(ValueError, match="of other questions"):
+    with pytest.raises(ValueError, match="belong to other questions"):
         search_configurations(measure_questions(questions_of(1), None), questions_of(1, count=11))
 
 
 def test_a_search_requires_all_permutations():
     questions = questions_of(1)
     measurements = build_scoring("pmi").measure(questions, base.Engine(None), range(8))
-    with pytest.raises(ValueError, match="needs all 24 permutations, some of which were not measured"):
+    with pytest.raises(ValueError, match="requires all 24 permutations, some of which were not measured"):
         search_configurations(measurements, questions)
 
 

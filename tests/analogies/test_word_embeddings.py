@@ -155,7 +155,7 @@ def test_a_tokenizer_without_offsets_supports_only_relation_embeddings(byte_mode
     found = embed_relations(byte_model, [("cat", "nurse")], "{a} is {b}")
     byte_model.model.eval()
     torch.testing.assert_close(found[0], states_of(byte_model, ids)[:-1].mean(0), rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match="ByT5Tokenizer does not return the characters of a token"):
+    with pytest.raises(ValueError, match="ByT5Tokenizer does not return character offsets"):
         embed_words(byte_model, ["cat"])
 
 
@@ -183,7 +183,7 @@ def test_sentences_with_different_numbers_of_words_are_rejected(tiny_bert, sente
     "embed", [embed_words, embed_words_in_context, lambda model, pairs: embed_relations(model, pairs, "{a} {b}")]
 )
 def test_empty_inputs_are_rejected(tiny_bert, embed):
-    with pytest.raises(ValueError, match="there is nothing to embed: an empty list was given"):
+    with pytest.raises(ValueError, match="there is nothing to embed: the list is empty"):
         embed(tiny_bert, [])
 
 
@@ -196,16 +196,16 @@ def test_a_template_without_the_pair_is_rejected(tiny_bert, template):
 def test_masking_requires_a_mask_token(build, tokenizer):
     tokenizer.mask_token = None
     language_model = LanguageModel(build("Bert"), tokenizer)
-    with pytest.raises(ValueError, match=r"BertModel has no mask token; leave \{mask\} out of"):
+    with pytest.raises(ValueError, match=r"BertModel has no mask token; remove \{mask\} from"):
         embed_relations(language_model, [("cat", "nurse")], "{a} {mask} {b}")
 
 
 @pytest.mark.parametrize("pair", [("cat", ""), ("cat",), ("cat", "tea", "nurse")])
 def test_an_invalid_pair_is_rejected(tiny_bert, pair):
-    with pytest.raises(ValueError, match="a pair has two words, none of them empty; got"):
+    with pytest.raises(ValueError, match="a pair must have two nonempty words; got"):
         embed_relations(tiny_bert, [("cat", "nurse"), pair], "{a} is to {b}")
 
 
 def test_the_error_shows_the_too_long_sentence(tiny_bert):
-    with pytest.raises(ValueError, match=r"takes up to 64 tokens, and this sentence has 65"):
+    with pytest.raises(ValueError, match=r"accepts up to 64 tokens, but this sentence has 65"):
         embed_words(tiny_bert, ["is " * 62 + "is"])

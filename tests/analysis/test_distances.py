@@ -118,7 +118,7 @@ def test_missing_snapshots_are_named_and_skipped(snapshots):
 
 def test_without_the_first_snapshot_the_initial_model_is_required(snapshots):
     snapshots[0].unlink()
-    with pytest.raises(FileNotFoundError, match="Give `initial`"):
+    with pytest.raises(FileNotFoundError, match="Pass `initial`"):
         distances_along_training(snapshots)
     with pytest.raises(FileNotFoundError, match="all 0 snapshots"):
         distances_along_training([])

@@ -69,7 +69,7 @@ def test_the_error_for_an_unknown_library_model_lists_others(name, expected):
 
 @pytest.mark.parametrize("load", [find_weights, load_classifier])
 def test_random_weights_for_a_folder_are_rejected(load, tmp_path):
-    with pytest.raises(ValueError, match="random weights are for timm"):
+    with pytest.raises(ValueError, match="random weights require timm"):
         load(str(tmp_path), random_weights=True)
 
 

@@ -147,7 +147,7 @@ def test_a_layer_of_dead_filters_has_no_statistics():
     statistics = projection_statistics(linear(torch.zeros(3, 4)), "linear")
     layer = statistics.layers[""]
     assert (layer.num_dead, layer.projections, layer.mean, layer.mass, layer.ks_p_value) == (3, (), None, None, None)
-    assert "no live filter" in str(statistics)
+    assert "no live filters" in str(statistics)
     assert "NaN" not in json.dumps(statistics.to_dict())
 
 
@@ -158,7 +158,7 @@ def test_filters_without_weights_are_dead(inputs, outputs):
     layer = statistics.layers["0"]
     assert (layer.num_filters, layer.num_dead, layer.mass, layer.dim) == (outputs, outputs, None, inputs)
     assert statistics.net.num_filters - statistics.net.num_dead == len(statistics.net.projections) == 5
-    assert "no live filter" not in str(statistics)
+    assert "no live filters" not in str(statistics)
 
 
 def test_a_single_filter_is_supported():

@@ -472,7 +472,7 @@ def test_the_table_fits_a_terminal(count):
 
 def test_the_table_names_the_critical_layers(result):
     assert "critical): head, stem" in str(result)
-    assert "lose at most that: body" in str(result)
+    assert "lose at most 0.05: body" in str(result)
 
 
 def test_a_regular_run_does_not_warn():

@@ -9,17 +9,17 @@ ADAMS = [AdamS, AdamSRT, AdamG]
 NAN, INF = float("nan"), float("inf")
 
 OUT_OF_RANGE = [
-    ({"lr": -0.1}, r"lr must be a number that is not negative; got -0\.1"),
-    ({"lr": NAN}, "lr must be a number that is not negative; got nan"),
-    ({"weight_decay": -1.0}, r"weight_decay must be a number that is not negative; got -1\.0"),
-    ({"low_precision": "up"}, "low_precision can be nearest, stochastic, master; got 'up'"),
+    ({"lr": -0.1}, r"lr must be a nonnegative number; got -0\.1"),
+    ({"lr": NAN}, "lr must be a nonnegative number; got nan"),
+    ({"weight_decay": -1.0}, r"weight_decay must be a nonnegative number; got -1\.0"),
+    ({"low_precision": "up"}, "low_precision must be one of nearest, stochastic, master; got 'up'"),
     (
         {"low_precision": "stochastic", "capturable": True},
         "stochastic .*use low_precision='master' with capturable=True",
     ),
 ]
 OUT_OF_RANGE_OF_ADAM = [
-    ({"eps": -1e-8}, "eps must be a number that is not negative; got -1e-08"),
+    ({"eps": -1e-8}, "eps must be a nonnegative number; got -1e-08"),
     ({"betas": (0.9, 1.0)}, r"betas must be two numbers in \[0, 1\); got \(0\.9, 1\.0\)"),
     ({"betas": (-0.1, 0.9)}, r"betas must be two numbers in \[0, 1\); got \(-0\.1, 0\.9\)"),
     ({"betas": (0.9, NAN)}, r"betas must be two numbers in \[0, 1\); got \(0\.9, nan\)"),
@@ -36,7 +36,7 @@ BAD_CHANNELS = [
         r"channel_wise=True means .*=\[0\], but channel_dims is \[1\]",
     ),
     ({"channel_dims": [], "channel_wise": True}, (3, 4), r"channel_wise=True means .*=\[0\], but channel_dims is \[\]"),
-    ({"channel_wise": True}, (3,), r"channel_wise=True needs weights .*has shape \[3\]\. Leave biases"),
+    ({"channel_wise": True}, (3,), r"channel_wise=True requires weights .*has shape \[3\]\. Put biases"),
 ]
 
 
@@ -71,7 +71,7 @@ def test_out_of_range_settings_of_adam_variants_are_rejected(kind, options, mess
 
 def test_a_negative_momentum_is_rejected():
     refuses_in_constructor_and_group(
-        SGDMRT, {"momentum": -0.9}, (3, 4), r"momentum must be a number that is not negative; got -0\.9"
+        SGDMRT, {"momentum": -0.9}, (3, 4), r"momentum must be a nonnegative number; got -0\.9"
     )
 
 
@@ -122,7 +122,7 @@ def test_sparse_gradients_are_rejected(kind, make_optimizer):
 
 
 def test_differentiable_is_rejected(kind):
-    with pytest.raises(ValueError, match=rf"{kind.__name__} does not support differentiable; leave differentiable out"):
+    with pytest.raises(ValueError, match=rf"{kind.__name__} does not support differentiable; omit it"):
         kind([weight(3, 4)], differentiable=True)
 
 

@@ -205,10 +205,10 @@ def test_optim_args_do_not_enable_weight_decay_of_norms(arguments):
     [
         ("adam_srt", "momentum=0.9", r"optim_args of adam_srt has no key 'momentum'; its keys are beta1, beta2, "),
         ("sgd_mrt", "eps=1", r"optim_args of sgd_mrt has no key 'eps'; its keys are .*dampening, .*momentum, "),
-        ("adam_srt", "eps=small", r"eps=small cannot be read; eps is a number"),
-        ("adam_srt", "maximize=maybe", r"maximize=maybe cannot be read; maximize is true or false"),
+        ("adam_srt", "eps=small", r"eps=small cannot be parsed; eps must be a number"),
+        ("adam_srt", "maximize=maybe", r"maximize=maybe cannot be parsed; maximize must be true or false"),
         ("adam_srt", "beta1=1.5", r"betas must be two numbers in \[0, 1\); got \(1\.5, 0\.999\)"),
-        ("adam_srt", "low_precision=exact", r"low_precision can be nearest, stochastic, master; got 'exact'"),
+        ("adam_srt", "low_precision=exact", r"low_precision must be one of nearest, stochastic, master; got 'exact'"),
     ],
 )
 def test_invalid_optim_args_are_rejected(name, text, message, arguments):

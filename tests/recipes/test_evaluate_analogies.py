@@ -273,9 +273,9 @@ def test_scorings_that_a_model_does_not_support_are_skipped(evaluate, tiny, tmp_
     shutil.copy(tiny / "tokenizer_config.json", tmp_path / "model")
     folder = evaluate(tmp_path / "run", "--benchmarks", "easy", "--grid", "none", *ALL, model=tmp_path / "model")
     assert list(results_by_scoring(folder)) == ["embedding_similarity", "relation_embedding"]
-    skipped = "by models of the embedding kind: hypothesis_bias, marginal_bias, perplexity, pmi"
+    skipped = "by models of kind 'embedding': hypothesis_bias, marginal_bias, perplexity, pmi"
     assert skipped in capsys.readouterr().out
-    with pytest.raises(ValueError, match="of the embedding kind, which supports none of: perplexity"):
+    with pytest.raises(ValueError, match="has kind 'embedding', which supports none of: perplexity"):
         evaluate(tmp_path / "no", "--benchmarks", "easy", "--scorings", "perplexity", model=tmp_path / "model")
 
 
@@ -296,8 +296,8 @@ def test_several_models_are_compared_in_one_run(evaluate, tiny, tmp_path, capsys
 def test_the_amount_of_work_is_printed_before_it_starts(evaluate, tmp_path, capsys):
     evaluate(tmp_path / "run", "--benchmarks", "hard", "--scorings", "perplexity")
     said = capsys.readouterr().out
-    assert f"search on validation: about {24 * (3 + 2)} sentences in " in said
-    assert f"answer the test: at most about {24 * (2 + 2)} sentences in " in said
+    assert f"validation search: about {24 * (3 + 2)} sentences in " in said
+    assert f"test: at most about {24 * (2 + 2)} sentences in " in said
 
 
 def test_the_table_shows_chance_and_noise_for_each_accuracy(evaluate, tmp_path, capsys):
@@ -306,7 +306,7 @@ def test_the_table_shows_chance_and_noise_for_each_accuracy(evaluate, tmp_path, 
     )["perplexity"]
     header, line = capsys.readouterr().out.split("\n\n")[1].splitlines()[:2]
     assert (
-        " ".join(header.split()) == "benchmark scoring accuracy interval chance noise untuned on validation its noise"
+        " ".join(header.split()) == "benchmark scoring accuracy interval chance noise untuned val. accuracy val. noise"
     )
     names = ("eval_accuracy", "eval_accuracy_low", "eval_accuracy_high", "chance_level", "selection_noise_high")
     shown = [word for word in line.split()[2:] if word != "to"]
@@ -411,8 +411,8 @@ def test_sentence_scores_survive_an_interruption(evaluate, recipe, tmp_path, mon
         with pytest.raises(SystemExit, match="130"):
             evaluate(tmp_path / "run", *words)
     evaluate(tmp_path / "run", *words)
-    told = re.findall(r"search on validation: about (\d+) sentences", capsys.readouterr().out)
-    assert told == [str(2 * 24 * (3 + 2)), str(24 * (3 + 2))]  # those of the first benchmark are cached
+    told = re.findall(r"validation search: about (\d+) sentences", capsys.readouterr().out)
+    assert told == [str(2 * 24 * (3 + 2)), str(24 * (3 + 2))]  # those of the first benchmark are there
 
 
 # Errors

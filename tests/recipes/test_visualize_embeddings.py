@@ -231,7 +231,9 @@ def test_a_film_requires_snapshots(draw, embeddings, tmp_path, monkeypatch):
 
 
 def test_a_gallery_requires_the_same_classes(draw, embeddings, tmp_path):
-    with pytest.raises(ValueError, match=r"different classes \(0, 1, 2.* and a, b, c\), but a gallery has one legend"):
+    with pytest.raises(
+        ValueError, match=r"different classes \(0, 1, 2.* and a, b, c\), but a gallery has a single legend"
+    ):
         draw(write(tmp_path / "own", *clusters(3)), "--beside", embeddings)
 
 
@@ -243,8 +245,8 @@ def test_a_film_requires_its_run(draw, tmp_path):
 @pytest.mark.parametrize(
     ("dim", "words", "message"),
     [
-        (1, (), r"embeddings of 1 coordinate\(s\); this needs at least 2"),
-        (2, ("--dim", 3), r"embeddings of 2 coordinate\(s\); this needs at least 3"),
+        (1, (), r"embeddings of 1 coordinate\(s\); at least 2 are required"),
+        (2, ("--dim", 3), r"embeddings of 2 coordinate\(s\); at least 3 are required"),
         (3, ("--lengths",), "lengths can be drawn for 2 coordinates only; .* have 3"),
     ],
 )
@@ -282,7 +284,7 @@ def test_a_missing_extra_is_noted_if_the_default_figures_are_drawn(draw, tmp_pat
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     folder = draw(write(tmp_path / "own", *clusters(3)))
     assert {path.name for path in folder.iterdir()} == {"sphere.png", "angles.png", "all_results.json", "run.json"}
-    assert "Note: the interactive sphere needs plotly" in capsys.readouterr().out
+    assert "Note: the interactive sphere requires plotly" in capsys.readouterr().out
 
 
 @needs_plotly

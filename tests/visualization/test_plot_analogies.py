@@ -89,8 +89,8 @@ def test_accuracies_of_zero_and_one_can_be_drawn():
 @pytest.mark.parametrize(
     ("results", "message"),
     [
-        ([], "there is no accuracy to draw"),
-        ([{"model": "bert"}], "a result has no benchmark, scoring, eval_accuracy.*; it has: model"),
+        ([], "there are no accuracies to draw"),
+        ([{"model": "bert"}], "a result lacks benchmark, scoring, eval_accuracy.*; it has: model"),
         ([result(), result()], "there are two results of bert, sat, pmi"),
     ],
 )

@@ -67,12 +67,12 @@ def test_runs_without_epochs_are_omitted():
 
 @pytest.mark.parametrize("curves", [{}, {"adam": []}, {"adam": [[]], "sgd": []}], ids=str)
 def test_empty_input_is_rejected(curves):
-    with pytest.raises(ValueError, match="there is no run with eval_accuracy to draw"):
+    with pytest.raises(ValueError, match="no run has eval_accuracy to draw"):
         plot_training_curves(curves, metric="eval_accuracy")
 
 
 def test_runs_without_the_metric_are_rejected():
-    with pytest.raises(ValueError, match="there is no run with eval_accuracy to draw"):
+    with pytest.raises(ValueError, match="no run has eval_accuracy to draw"):
         plot_training_curves({"adam": [[{"epoch": 1.0, "validation_accuracy": 0.5}]]}, metric="eval_accuracy")
 
 

@@ -162,8 +162,8 @@ def test_a_folder_with_other_files_is_not_overwritten(tmp_path):
     [
         ([], "film.gif", {}, "a film needs at least one figure"),
         ([], "frames", {}, "a film needs at least one figure"),
-        ([frame, lambda: frame(size=(2.0, 1.0))], "film.gif", {}, r"one size; got \(100, 50\) and \(200, 100\)"),
-        ([frame], "film.mp4", {}, r"a film is a \.gif, or a folder .*; got 'film.mp4'"),
+        ([frame, lambda: frame(size=(2.0, 1.0))], "film.gif", {}, r"the same size; got \(100, 50\) and \(200, 100\)"),
+        ([frame], "film.mp4", {}, r"a film must be a \.gif, or a folder .*; got 'film.mp4'"),
         ([frame], "film.gif", {"milliseconds": 10}, "at least 20 milliseconds; got 10"),
     ],
     ids=["no frame", "no frame for a folder", "two sizes", "suffix", "duration"],

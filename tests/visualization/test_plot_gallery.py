@@ -103,8 +103,8 @@ def test_names_do_not_overlap(dim):
 @pytest.mark.parametrize(
     ("panels", "options", "message"),
     [
-        ({}, {"dim": 3}, "no panel to draw"),
-        ({"plain": panel(3)}, {"dim": 4}, "a gallery has 2 or 3 dimensions; got 4"),
+        ({}, {"dim": 3}, "no panels to draw"),
+        ({"plain": panel(3)}, {"dim": 4}, "dim must be 2 or 3; got 4"),
         ({"plain": panel(3)}, {"dim": 3, "columns": 0}, "columns must be at least 1"),
         ({"cosine": panel(3), "plain": panel(2)}, {"dim": 3}, "plain: the sphere needs at least 3"),
         ({"plain": panel(3, lengths=True)}, {"dim": 3}, "plain: lengths can be drawn in two dimensions only"),

@@ -135,7 +135,7 @@ class TestMasses:
         assert figure.get_suptitle() == "network"
 
     def test_empty_statistics_are_rejected(self):
-        with pytest.raises(ValueError, match="there is no layer to draw"):
+        with pytest.raises(ValueError, match="there are no layers to draw"):
             plot_projection_masses(statistics({}))
 
 

@@ -162,7 +162,7 @@ def test_long_names_are_shortened():
 
 @pytest.mark.parametrize("layers", [{}, {"a": layer()}, {"a": layer(None, None)}], ids=["none", "no epoch", "null"])
 def test_empty_input_is_rejected(layers):
-    with pytest.raises(ValueError, match="there is no accuracy to draw"):
+    with pytest.raises(ValueError, match="there are no accuracies to draw"):
         plot_reinitialization(robustness(**layers))
 
 

@@ -59,7 +59,7 @@ class TestReliability:
         assert line_of(figure) == [(30.0, 25.0), (90.0, 80.0)]
 
     def test_bins_without_predictions_are_rejected(self):
-        with pytest.raises(ValueError, match="no prediction in any bin"):
+        with pytest.raises(ValueError, match="all bins are empty"):
             plot_reliability(bins_of((float("nan"), float("nan"), 0)))
 
     @pytest.mark.parametrize(("right", "count"), [(15, 25), (0, 3), (3, 3), (999, 1000)])
@@ -172,7 +172,7 @@ class TestRiskCoverage:
 
     @pytest.mark.parametrize("curves", [{}, {"confidence": (torch.empty(0), torch.empty(0))}], ids=["none", "empty"])
     def test_empty_input_is_rejected(self, curves):
-        with pytest.raises(ValueError, match="there is no prediction to draw"):
+        with pytest.raises(ValueError, match="there are no predictions to draw"):
             plot_risk_coverage(curves)
 
     def test_metric_curves_can_be_drawn(self):

@@ -1,4 +1,4 @@
-"""Scorings of word analogies: one file per scoring, found by the file's name.
+"""Scorings of word analogies: one file per scoring, found by its name.
 
 To add a scoring, add a file with a subclass of `Scoring` whose `name` is the name of the file. This module imports
 neither torch nor the scorings until one is used.

@@ -1,4 +1,4 @@
-"""Base classes of the scorings: they turn questions and a model into a cost per choice."""
+"""Base classes of scorings, which compute a cost per choice from questions and a model."""
 
 import dataclasses
 import itertools
@@ -32,13 +32,13 @@ POSITIVE_AGGREGATIONS = ("mean", "max", "min", *(f"index_{number}" for number in
 """How the costs of the permutations in which an analogy holds are reduced to one."""
 
 NEGATIVE_AGGREGATIONS = ("mean", "max", "min", *(f"index_{number}" for number in range(NUM_NEGATIVE)))
-"""The same for the permutations in which it does not hold."""
+"""How the costs of the permutations in which the analogy does not hold are reduced to one."""
 
 WEIGHTS = (0.0, 0.2, -0.2, 0.4, -0.4)
 """Weights of the published grid for the terms that are subtracted from a cost, simplest first."""
 
 TEXTS_AT_ONCE = 4096
-"""Texts that are scored or embedded together; with four words of 4,096 numbers each, their embeddings take 256 MiB."""
+"""Texts that are scored or embedded together; with four words of 4,096 features each, their embeddings take 256 MiB."""
 
 _REDUCTIONS: dict[str, Callable[[Tensor, int], Tensor]] = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}
 
@@ -63,19 +63,19 @@ def check_finite(values: Tensor, question: Question) -> None:
     if not values.isfinite().all():
         raise ValueError(
             f"the model's value of the question {question.stem} to {question.choices} is infinite or not a number. "
-            "Are its weights finite, and is its dtype wide enough?"
+            "Check that its weights are finite and the range of its dtype is large enough."
         )
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A model and how it is run.
+    """A model and the options for running it.
 
     Attributes:
         language_model: The model.
-        batch_size: Sequences per batch; by default as many as run fast.
-        cache: Where perplexities are kept; scorings by embeddings do not use it.
-        progress: Called with the number of questions that were finished since the last call.
+        batch_size: Sequences per batch; chosen for speed by default.
+        cache: Cache of perplexities; scorings by embeddings do not use it.
+        progress: Called with the number of questions finished since the last call.
     """
 
     language_model: LanguageModel
@@ -90,8 +90,8 @@ class Scoring(ABC):
 
     Attributes:
         name: Unique name, which is also that of the file.
-        kinds: Kinds of models that it works with.
-        remark: Why it lacks options that others have, for error messages.
+        kinds: Supported kinds of models.
+        remark: Why it lacks options of other scorings, for error messages.
     """
 
     name: ClassVar[str] = ""
@@ -100,7 +100,7 @@ class Scoring(ABC):
 
     @abstractmethod
     def costs(self, questions: Sequence[Question], engine: Engine) -> Tensor:
-        """Compute the costs of the choices; the choice of the lowest cost is the answer.
+        """Compute the costs of the choices; the choice with the lowest cost is the answer.
 
         Args:
             questions: Q valid questions of up to K choices.
@@ -113,7 +113,7 @@ class Scoring(ABC):
 
 @dataclass(frozen=True)
 class Measurements:
-    """Everything that a scoring needs of a model, whatever the weights and aggregations.
+    """Everything that a scoring requires from a model, for all weights and aggregations.
 
     Attributes:
         scoring: The scoring.
@@ -139,8 +139,8 @@ class PermutedScoring(Scoring):
     cost = aggregate over the 8 permutations in which the analogy holds
     - negative_weight * aggregate over the 16 others.
 
-    Only the permutations that are needed are measured: with `index_0` and no negative weight (the default), the words
-    in their given order.
+    Only the permutations that are needed are measured: with `index_0` and no negative weight (the default), only the
+    original order of the words.
 
     Attributes:
         grid: Values that a search tries for the options of the subclass, simplest first.
@@ -177,7 +177,7 @@ class PermutedScoring(Scoring):
     def measure(
         self, questions: Sequence[Question], engine: Engine, permutations: Sequence[int] = range(len(PERMUTATIONS))
     ) -> Measurements:
-        """Run the model on questions, some at a time, so that memory does not grow with their number.
+        """Run the model on questions in batches, which limits memory.
 
         Args:
             questions: Q valid questions of up to K choices.
@@ -270,7 +270,7 @@ class SentenceScoring(PermutedScoring):
 
 @dataclass(frozen=True, kw_only=True)
 class GridScoring(SentenceScoring):
-    """A scoring of sentences with every head and every tail; the choices are the diagonal of this grid."""
+    """A scoring of the sentences of all heads with all tails; the choices are the diagonal of this grid."""
 
     def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
         """See `SentenceScoring.sentences`."""
@@ -306,5 +306,5 @@ class BiasScoring(SentenceScoring):
 
 
 def log_shares(values: Tensor) -> Tensor:
-    """Logarithms of the shares of the choices in the sum over all choices, (..., k)."""
+    """Return the logarithms of the shares of the choices in the sum over all choices, (..., k)."""
     return (values / values.sum(-1, keepdim=True)).log()

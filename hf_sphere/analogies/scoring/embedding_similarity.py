@@ -21,7 +21,7 @@ class EmbeddingSimilarity(PermutedScoring):
     where two words of a pair have the same embedding.
 
     Attributes:
-        template: None embeds each word alone; a template, as of the other scorings, embeds it in the sentence.
+        template: None embeds each word alone; a template, as in the other scorings, embeds it in the sentence.
     """
 
     name = "embedding_similarity"

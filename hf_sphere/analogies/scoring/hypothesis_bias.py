@@ -1,4 +1,4 @@
-"""Perplexity of the sentence, less those of the sentence without the head and without the tail."""
+"""Perplexity of the sentence, minus those with the head masked and with the tail masked."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ HEAD, TAIL = (2,), (3,)  # numbers of the words c and d
 
 @dataclass(frozen=True, kw_only=True)
 class HypothesisBias(BiasScoring):
-    """Share in the perplexities, less the shares of the sentences in which the head or the tail is masked.
+    """Share in the perplexities, minus the shares of the sentences in which the head or the tail is masked.
 
     With P_i the perplexity of the sentence of choice i, H_i that with c_i masked and T_i that with d_i masked:
     log(P_i / sum P) - weight_head log(H_i / sum H) - weight_tail log(T_i / sum T). For masked models only.

@@ -1,4 +1,4 @@
-"""Perplexity of the sentence, less those of its head and of its tail (the analogical proportion score)."""
+"""Perplexity of the sentence, minus those of its head and of its tail (the analogical proportion score)."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from hf_sphere.analogies.scoring.base import BiasScoring, GridScoring, log_share
 
 @dataclass(frozen=True, kw_only=True)
 class MarginalBias(BiasScoring, GridScoring):
-    """Analogical proportion score: share in the perplexities, less the shares of the head and of the tail.
+    """Analogical proportion score: share in the perplexities, minus the shares of the head and of the tail.
 
     With P[i, j] the perplexity of the sentence with head c_i and tail d_j: log(P_ii / sum_k P_kk)
     - weight_head log(sum_j P_ij / sum P) - weight_tail log(sum_j P_ji / sum P). Ushio et al., "BERT is to NLP what

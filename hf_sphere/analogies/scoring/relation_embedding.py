@@ -19,14 +19,14 @@ class RelationEmbedding(Scoring):
     """1 - cos(r(stem), r(choice)), with r the embedding of a prompt about one pair.
 
     Ushio, Camacho-Collados, Schockaert, "Distilling Relation Embeddings from Pretrained Language Models", EMNLP 2021.
-    Each pair is embedded by itself, so there are no permutations of four words and nothing to aggregate.
+    Each pair is embedded separately, so there are no permutations of four words and nothing to aggregate.
 
     Attributes:
         template: A text with the fields {a} and {b}, and optionally {mask} for a mask token.
     """
 
     name = "relation_embedding"
-    remark = "It embeds each pair by itself, so permutations of four words, positive or negative, do not apply."
+    remark = "It embeds each pair separately, so permutations of four words, positive or negative, do not apply."
 
     template: str = RELATION_TEMPLATE
 

@@ -10,7 +10,7 @@ from hf_sphere.optim.rules import Number
 class AdamG(AdamS):
     """Adam with groups on the unit sphere: every step ends at norm 1, and the momentum is transported.
 
-    The step is that of Adam-S without sqrt(D) (so a learning rate of about 1e-2 suits it), the weights are divided by
+    The step is that of Adam-S without sqrt(D) (a suitable learning rate is about 1e-2), the weights are divided by
     their norm, and m = (<x, y> m - <m, y> x) / (|x| |y|). The first step moves weights of another norm to the sphere.
     Arguments, groups and errors are those of `AdamS`.
 
@@ -25,7 +25,7 @@ class AdamG(AdamS):
     def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:
         new_length = transport_momenta(blocks)
         scales = split((new_length / length).div_(shrink).unsqueeze(1), blocks)
-        # torch takes a step with learning rate 0 to create the state; it must not change the weights.
+        # torch creates the state by a step with learning rate 0, which must not change the weights.
         norms = split(new_length.masked_fill(size == 0, 1.0).unsqueeze(1), blocks)
         for block, scale, norm in zip(blocks, scales, norms, strict=True):
             block.momentum.mul_(scale)

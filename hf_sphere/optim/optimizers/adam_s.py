@@ -15,7 +15,7 @@ from hf_sphere.optim.rules import Number, accumulate_, adam_step_size, is_zero, 
 
 
 class AdamS(SphereOptimizer, torch.optim.Adam):
-    """Adam with one second moment per group, so that it does not bend the direction of the step.
+    """Adam with one second moment per group, so that the step keeps the direction of the momentum.
 
     m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) <g, g>;
     x = x - lr sqrt(D) (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
@@ -26,23 +26,23 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
     and one per group.
 
     Args:
-        params: Parameters, or groups of them with their own options.
+        params: Parameters, or parameter groups with separate options.
         lr: Learning rate, a number or a tensor of one element.
         betas: Decay rates of the two moments, each in [0, 1).
         eps: Added to the root of the second moment, which for a group is a sum of D squares.
         weight_decay: L2 penalty, added to the gradient (never to `.grad`), as in the paper.
-        channel_dims: Axes that number the groups: `[0]` for each filter (before BatchNorm), `[]` for the whole tensor
+        channel_dims: Axes that index the groups: `[0]` for each filter (before BatchNorm), `[]` for the entire tensor
             (before LayerNorm); None for ordinary parameters. Usually given per parameter group.
-        channel_wise: Short for `channel_dims=[0]`.
+        channel_wise: Shorthand for `channel_dims=[0]`.
         low_precision: For weights in bfloat16 or float16: `nearest` rounds each step (as torch does), `stochastic`
-            (bfloat16) rounds at random so that small steps are kept on average, `master` keeps a float32 copy, which
-            then is the weight: values written into the parameter from outside are lost at the next step.
+            (bfloat16) rounds at random so that small steps are kept on average, `master` keeps a float32 copy as the
+            actual weight: values written into the parameter from outside are lost at the next step.
         decoupled_weight_decay: Shrink the weights by `lr * weight_decay` instead, as AdamW does.
         foreach: Update the groups of all tensors at once (True) or tensor by tensor (False); by default at once on a
             GPU and in portions that fit the cache on a CPU.
         maximize: Maximize the objective.
         capturable: For CUDA graphs: keep the step count on the device. A learning rate that changes between replays
-            must be a tensor on the device; a number is captured as it is.
+            must be a tensor on the device; a Python number is constant in the graph.
         fused: Use torch's fused kernel for ordinary parameters.
 
     Raises:

@@ -25,9 +25,9 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
     gradient.
 
     Args:
-        params: Parameters, or groups of them with their own options.
+        params: Parameters, or parameter groups with separate options.
         lr: Learning rate, a number or a tensor of one element.
-        momentum: Factor of the momentum, not negative.
+        momentum: Factor of the momentum, nonnegative.
         dampening: Dampening of the gradient in the momentum.
         weight_decay: L2 penalty, added to the gradient (never to `.grad`), as in the paper.
         **options: `channel_dims`, `channel_wise`, `low_precision`, `decoupled_weight_decay`, `foreach`, `maximize`,
@@ -86,7 +86,7 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
         sgd(
             weights,
             [part.gradient.to(part.weight.dtype) for part in parts],
-            # Zeros before the first step; torch takes None for no momentum at all.
+            # Zeros before the first step; torch expects None without momentum.
             momenta if group["momentum"] else [None] * len(weights),
             weight_decay=decay,
             lr=0.0 if later else lr,
@@ -99,7 +99,7 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
 
 
 def _at_zero(weight: Tensor) -> Tensor | None:
-    """Mask of the groups at zero; None if there is none, which on a CPU the first column mostly shows at no cost."""
+    """Return the mask of the groups at zero, or None if there are none; on a CPU the first column usually suffices."""
     if weight.device.type == "cpu" and not torch.compiler.is_compiling() and weight[:, 0].all():
         return None
     return is_zero(lengths([weight]))

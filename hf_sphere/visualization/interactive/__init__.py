@@ -1,4 +1,4 @@
-"""Embeddings on an interactive sphere: one HTML page that needs no network (extra `plotly`)."""
+"""Embeddings on an interactive sphere: one HTML page that works offline (extra `plotly`)."""
 
 from hf_sphere.visualization.interactive.page import check_plotly, write_interactive_sphere
 

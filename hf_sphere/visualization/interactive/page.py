@@ -1,4 +1,4 @@
-"""The HTML page: input checks, packed content, and the template with the script that draws it."""
+"""The HTML page: input validation, packed content, and the template with the script that draws it."""
 
 import base64
 import gzip
@@ -36,10 +36,10 @@ def write_interactive_sphere(
     """Write a page with a rotatable sphere that shows details of the point under the mouse.
 
     The page is one file that opens without a network, from disk or from a server. A click on a class in the legend
-    hides it, a double click shows it alone. The colors follow the light or dark theme of the system, or the button.
+    hides it; a double click hides all others. The colors follow the light or dark theme of the system, or the button.
     Points of more than three coordinates are projected by `project_to_sphere`, and the page reports it; points of two
-    lie on the equator. With 10,000 points and their images the file stays below 6 MB: if there are many images they are
-    downscaled, and compressed with the best quality that this size allows.
+    lie on the equator. With 10,000 points and their images the file stays below 6 MB: many images are downscaled, and
+    compressed with the best quality that this size allows.
 
     Args:
         path: Where to write the page; its folder is created if necessary.
@@ -80,7 +80,7 @@ def write_interactive_sphere(
         "texts": None if texts is None else list(map(str, texts)),
         "thumbnails": None if images is None else make_sheets(images.cpu()),
     }
-    # Names and texts are in the page only in compressed form, so none of them can be parsed as markup.
+    # Names and texts are in the page only in compressed form, so they cannot be parsed as markup.
     parts = {
         "title": html.escape(title or "Embeddings on the sphere"),
         "style": _read_asset("style.css"),
@@ -102,15 +102,15 @@ def check_plotly() -> None:
     try:
         import plotly.offline  # noqa: F401  (import check only)
     except ImportError as error:
-        raise ImportError("the interactive sphere needs plotly: pip install 'hf_sphere[plotly]'.") from error
+        raise ImportError("the interactive sphere requires plotly: pip install 'hf_sphere[plotly]'.") from error
 
 
 def _read_plotly() -> str:
     check_plotly()
     from plotly.offline import get_plotlyjs
 
-    # The bundle passes one function to another. In parentheses, browsers compile the argument at once; without, they
-    # first scan all of it only to find its end, a tenth of the time until the sphere is drawn.
+    # The bundle passes one function to another. Browsers compile a parenthesized function at once; otherwise they
+    # first scan it for its end, which takes a tenth of the time until the sphere is drawn.
     return re.sub(r"\bthis, (\(\) => \{.*\})\)\);\s*\Z", r"this, (\1)));\n", get_plotlyjs(), count=1, flags=re.DOTALL)
 
 

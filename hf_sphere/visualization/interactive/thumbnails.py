@@ -1,4 +1,4 @@
-"""Thumbnail sheets: thousands of small images in a few large ones."""
+"""Thumbnail sheets: many small images in a few large ones."""
 
 import base64
 import io
@@ -30,7 +30,7 @@ _SAMPLE = 500
 def make_sheets(images: Tensor) -> dict[str, Any]:
     """Arrange images row by row on WebP sheets, with the best quality that `MOST_BYTES` allows.
 
-    Many or large images are downscaled, and again if even the lowest quality takes too many bytes.
+    Many or large images are downscaled, repeatedly if even the lowest quality takes too many bytes.
 
     Args:
         images: uint8 (N, C, H, W) on the CPU, C of 1 (gray) or 3 (RGB), N at least 1.
@@ -67,7 +67,7 @@ def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _encoded(images: Tensor, quality: int, columns: int = 16) -> bytes:
-    """Arrange images (n, C, h, w) in rows of `columns`, filled up with black, and encode them as WebP."""
+    """Arrange images (n, C, h, w) in rows of `columns`, padded with black, and encode them as WebP."""
     count, channels, height, width = images.shape
     rows = math.ceil(count / columns)
     tiles = torch.cat([images, images.new_zeros(rows * columns - count, channels, height, width)])

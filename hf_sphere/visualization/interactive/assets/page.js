@@ -2,7 +2,7 @@
 
 const element = (id) => document.getElementById(id);
 
-/** Decodes base64; browsers have had a function for it only since 2025. */
+/** Decodes base64; the built-in function exists only since 2025. */
 function decode(text) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
   const characters = atob(text);
@@ -167,14 +167,14 @@ function seenAt(place, {eye, backward, right, above}, {width, height}) {
 
 const inCube = (point) => point.map((coordinate) => coordinate / (2 * RANGE));
 
-/** Returns whether the ball is between the camera and a place outside it. */
+/** Returns whether the ball hides a place outside it from the camera. */
 function isBehind(place, eye) {
   const way = minus(place, eye);
   const nearest = Math.min(Math.max(-dot(eye, way) / dot(way, way), 0), 1);
   return Math.hypot(...eye.map((coordinate, axis) => coordinate + nearest * way[axis])) < GLOBE / (2 * RANGE);
 }
 
-/** Keeps the name of each class at its tip, nearest first; hidden and overlapping names are omitted. */
+/** Keeps each class name at the tip of its class, nearest first; hidden and overlapping names are omitted. */
 function nameClasses(plot, content) {
   const tags = content.classes.map((one) => {
     const tag = element("names").appendChild(document.createElement("span"));
@@ -206,7 +206,7 @@ function nameClasses(plot, content) {
   plot.on("plotly_relayouting", (change) => change["scene.camera"] && arrange(change["scene.camera"]));
   plot.on("plotly_relayout", now);
   plot.on("plotly_restyle", now);
-  // plotly reports no touch rotation, and its layout keeps the old camera.
+  // plotly emits no event for touch rotation, and its layout keeps the old camera.
   const live = () => plot._fullLayout.scene._scene.getCamera();
   plot.addEventListener("touchmove", () => requestAnimationFrame(() => arrange(live())), {capture: true, passive: true});
   for (const kind of ["touchend", "touchcancel"]) {
@@ -348,7 +348,7 @@ async function main() {
   filterClasses(plot, content);
   switchGlobe(plot, content);
   element("message").hidden = true;
-  // The picture is visible once the browser has drawn a frame with it.
+  // The sphere is visible once the browser has drawn a frame with it.
   requestAnimationFrame(() => requestAnimationFrame(() => { document.documentElement.dataset.drawn = "true"; }));
 }
 
