@@ -9,12 +9,11 @@ Every argument can be set in the YAML file or on the command line, which takes p
 from collections.abc import Sequence
 
 from hf_sphere.training.command_line import run_recipe, train
-from hf_sphere.training.tasks.regression import ImageRegression
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, evaluate and save as the arguments define."""
-    train(ImageRegression, argv, script=__file__)
+    train("regression", argv, script=__file__)  # hf_sphere/training/tasks/regression.py
 
 
 if __name__ == "__main__":

@@ -43,6 +43,10 @@ class ImageSourceOptions:
     cache_dir: str | None = argument(None, "Cache folder for decoded images; default: in the Hugging Face home.")
     dataloader_num_workers: int | None = argument(None, "Number of decoding processes; default: one per core.")
 
+    def __post_init__(self) -> None:
+        if isinstance(self.image_size, int):
+            self.image_size = [self.image_size]
+
 
 @dataclass
 class ImageDataOptions(ImageSourceOptions):
@@ -56,6 +60,7 @@ class ImageDataOptions(ImageSourceOptions):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         corruptions = (self.sample_classes, self.label_noise, self.shuffled_pixels)
         if self.corruption_seed is not None and not any(corruptions):
             raise ValueError(

@@ -150,7 +150,7 @@ def embeddings_writer(
         if count == 0:
             raise ValueError(f"no embeddings were added, so there is nothing to write to {folder}.")
         stack.close()
-        write_json(unfinished / ABOUT_FILE, {**about, "embedding_dim": dim, "num_images": count})
+        write_json(unfinished / ABOUT_FILE, {**about, "embedding_dim": dim, "num_images": count}, strict=True)
 
 
 def read_embeddings(

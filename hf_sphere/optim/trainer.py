@@ -56,6 +56,7 @@ def _parse(name: str, given: dict[str, str], supported: dict[str, Any]) -> dict[
 
 _READERS: dict[type, tuple[Callable[[str], Any], str]] = {
     float: (float, "a number"),
+    int: (float, "a number"),  # torch has `weight_decay: float = 0`
     str: (str, "a string"),
     bool: (lambda text: bool(str_to_bool(text)), "true or false"),
     type(None): (lambda text: bool(str_to_bool(text)), "true or false"),

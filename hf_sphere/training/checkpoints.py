@@ -64,7 +64,7 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
             accelerator.save_state(str(unfinished))
             accelerator.wait_for_everyone()
             if is_main:
-                write_json(unfinished / STATE_FILE, asdict(state))
+                write_json(unfinished / STATE_FILE, asdict(state), strict=True)
         if is_main:
             # Checkpoints of later steps are left over if training was resumed from an earlier one.
             present = list_checkpoints(output_dir)

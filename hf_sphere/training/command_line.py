@@ -4,25 +4,23 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from huggingface_hub.errors import StrictDataclassError
 
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
+from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments
 
-if TYPE_CHECKING:
-    from hf_sphere.training.tasks.base import Task
 
-
-def train(task: "type[Task]", argv: Sequence[str] | None, script: str) -> None:
+def train(task_name: str, argv: Sequence[str] | None, script: str) -> None:
     """Parse the arguments of a task and train.
 
     Args:
-        task: The task.
+        task_name: Name of the task, that of its file in `hf_sphere/training/tasks`.
         argv: Command-line arguments without the program name; `sys.argv[1:]` if None.
         script: The recipe's `__file__`.
     """
+    task = find_task(task_name)
     argv = list(sys.argv[1:] if argv is None else argv)
     parts = parse_arguments(task.arguments, argv, (task.__doc__ or "").partition("\n")[0])
     path = Path(script).resolve()

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from hf_sphere.utils.files import UNFINISHED
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 
 CHECKPOINT_PREFIX = "checkpoint-"
@@ -44,12 +45,11 @@ def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> No
         FileExistsError: See `check_output_dir`.
     """
     check_output_dir(output_dir, overwrite=overwrite, resume=resume)
-    leftovers = list(output_dir.glob(f".{CHECKPOINT_PREFIX}*"))
-    for path in leftovers if resume else [*leftovers, *_traces_of_a_run(output_dir)]:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    for folder in (output_dir, output_dir / SNAPSHOT_FOLDER, output_dir / BEST_FOLDER):
+        for leftover in folder.glob(f"*{UNFINISHED}"):  # of a run that was killed
+            _remove(leftover, ignore_errors=True)
+    for path in [] if resume else _traces_of_a_run(output_dir):
+        _remove(path)
     output_dir.mkdir(parents=True, exist_ok=True)
 
 
@@ -120,6 +120,13 @@ def can_resume_results(
             "--output_dir, or replace it with --overwrite_output_dir."
         )
     return True
+
+
+def _remove(path: Path, *, ignore_errors: bool = False) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=ignore_errors)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _check_is_directory(output_dir: Path) -> None:

@@ -17,6 +17,7 @@ from hf_sphere.training.output_dir import BEST_FOLDER
 from hf_sphere.training.run import Run, start_run
 from hf_sphere.training.snapshots import Snapshots
 from hf_sphere.training.tasks.base import Prepared, Task
+from hf_sphere.utils.files import UNFINISHED
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 
 
@@ -44,7 +45,6 @@ def run_training(task: Task, command: Command) -> None:
     """
     run = start_run(task.args, *(part for part in task.parts if part is not task.args))
     prepared = task.prepare(run)
-    run.print(prepared.summary)
     description = task.describe(prepared)
     prefix = "eval" if prepared.data.validation is None else "validation"
     metric, higher_is_better = _selection_metric(task, prefix)
@@ -68,7 +68,7 @@ def run_training(task: Task, command: Command) -> None:
     trained = run.accelerator.unwrap_model(loop.model)
     snapshots.at_end(trained, state)
     if task.args.load_best_model_at_end and state.best_epoch is not None:
-        _load_best(trained, run)
+        _load_best(prepared.model, run)
     task.finish(prepared, run.accelerator)
     results = _collect_results(task, trained, prepared, state, run)
     results |= {f"best_{metric.removeprefix(f'{prefix}_')}": state.best_metric, "best_epoch": state.best_epoch}
@@ -93,7 +93,7 @@ def run_training(task: Task, command: Command) -> None:
             run.output_dir,
             template=command.card_template,
             model_id=name,
-            model_class=type(trained).__name__,
+            model_class=type(prepared.model).__name__,
             pipeline_tag=task.pipeline_tag,
             description=description,
             record=record,
@@ -185,7 +185,14 @@ def _upload(run: Run, hub: HfApi, repo: str) -> None:
     hub.upload_folder(
         repo_id=repo,
         folder_path=run.output_dir,
-        ignore_patterns=["checkpoint-*", ".checkpoint-*", f"{BEST_FOLDER}/*", "logs/*", f"{SNAPSHOT_FOLDER}/*"],
+        ignore_patterns=[
+            "checkpoint-*",
+            ".checkpoint-*",
+            f"{BEST_FOLDER}/*",
+            "logs/*",
+            f"{SNAPSHOT_FOLDER}/*",
+            f"*{UNFINISHED}",
+        ],
         commit_message="Upload trained model",
     )
     run.print(f"uploaded to {repo}")

@@ -42,9 +42,8 @@ class Snapshots:
 
     def at_end(self, model: nn.Module, state: RunState) -> None:
         """Save the weights of the last epoch, unless training ended in the middle of an epoch."""
-        kept = {snapshot.epoch for snapshot in list_snapshots(self.folder)}
-        if self.requested and state.batch == 0 and state.epoch not in kept:
-            self._save(model, state.epoch)
+        if self.requested and state.batch == 0:
+            self._save(model, state.epoch, replace=False)
 
     def remove_after(self, epoch: int) -> None:
         """Remove snapshots of later epochs, left over if training was resumed from an earlier checkpoint."""
@@ -53,10 +52,13 @@ class Snapshots:
                 if snapshot.epoch > epoch:
                     snapshot.path.unlink()
 
-    def _save(self, model: nn.Module, epoch: int) -> None:
+    def _save(self, model: nn.Module, epoch: int, *, replace: bool = True) -> None:
+        # Only the main process looks at the folder: the others could find it before or after a file is written.
         if self.accelerator.is_main_process:
+            kept = {snapshot.epoch for snapshot in list_snapshots(self.folder)}
             try:
-                save_snapshot(model, self.folder, epoch, self.metadata)
+                if replace or epoch not in kept:
+                    save_snapshot(model, self.folder, epoch, self.metadata)
             except (OSError, SafetensorError) as error:
                 raise CheckpointError(f"could not write the snapshot of epoch {epoch}: {error}") from error
         self.accelerator.wait_for_everyone()

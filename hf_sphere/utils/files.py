@@ -1,9 +1,11 @@
 """Atomic writes: a file or folder appears under its name only when it is complete."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +33,7 @@ def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
         yield unfinished
         _finalize(unfinished)
         unfinished.replace(path)
-        _flush(path.parent)
+        _flush_folder(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -54,7 +56,7 @@ def atomic_folder(folder: str | os.PathLike) -> Iterator[Path]:
         if folder.exists():
             folder.rename(replaced)
         unfinished.rename(folder)
-        _flush(folder.parent)
+        _flush_folder(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -75,7 +77,7 @@ def atomic_files(folder: str | os.PathLike) -> Iterator[Path]:
         _finalize(unfinished)
         for file in unfinished.iterdir():
             file.replace(folder / file.name)
-        _flush(folder)
+        _flush_folder(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -95,9 +97,15 @@ def write_text(path: str | os.PathLike, text: str) -> None:
         unfinished.write_text(text, encoding="utf-8")
 
 
-def write_json(path: str | os.PathLike, values: Mapping[str, Any]) -> None:
-    """Write a JSON file atomically; values that are not JSON-serializable are written as strings."""
-    write_text(path, json.dumps(values, indent=2, default=str) + "\n")
+def write_json(path: str | os.PathLike, values: Mapping[str, Any], *, strict: bool = False) -> None:
+    """Write a JSON file atomically.
+
+    Args:
+        path: The file.
+        values: Its contents.
+        strict: Whether values that are not JSON-serializable raise a `TypeError`; by default they become strings.
+    """
+    write_text(path, json.dumps(values, indent=2, default=None if strict else str) + "\n")
 
 
 def _siblings(folder: Path) -> tuple[Path, Path]:
@@ -105,20 +113,46 @@ def _siblings(folder: Path) -> tuple[Path, Path]:
 
 
 def _finalize(path: Path) -> None:
-    """Set the mode of a file, or of all files in a folder, according to the umask, and flush them to disk."""
-    umask = os.umask(0)
-    os.umask(umask)
-    for file in [path, *path.rglob("*")] if path.is_dir() else [path]:
-        if file.is_file() and not file.is_symlink():
-            file.chmod(0o666 & ~umask)
+    """Flush a file, or everything in a folder, to disk, and let files have the default mode.
+
+    safetensors creates its files readable by their owner only. Other modes are left to the file system and its ACLs.
+    """
+    paths = [path, *path.rglob("*")] if path.is_dir() else [path]
+    files = [file for file in paths if file.is_file() and not file.is_symlink()]
+    private = [file for file in files if stat.S_IMODE(file.stat().st_mode) == 0o600]
+    if private:
+        with contextlib.suppress(OSError):  # some mounted file systems have no modes
+            mode = _default_mode(private[0].parent)
+            for file in private:
+                file.chmod(mode)
+    for file in files:
         _flush(file)
+    for folder in (path for path in paths if path.is_dir()):
+        _flush_folder(folder)
+
+
+def _default_mode(folder: Path) -> int:
+    """Return the mode of new files in a folder, by creating one: the umask cannot be read without changing it."""
+    probe = folder / f".mode.{os.getpid()}{UNFINISHED}"
+    try:
+        os.close(os.open(probe, os.O_CREAT | os.O_WRONLY, 0o666))
+        return stat.S_IMODE(probe.stat().st_mode)
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:
-    # Windows cannot open folders, and some network file systems cannot flush them.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    """Flush a file or folder to disk. On a full network file system this can be the only call that fails."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):  # not supported for this kind of file
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _flush_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # Windows cannot open folders, and some file systems cannot flush them
+        _flush(folder)

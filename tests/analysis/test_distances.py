@@ -153,5 +153,5 @@ def test_saved_distances_can_be_loaded(model, tmp_path):
     assert "L inf" in str(distances)
     assert repr(distances) == "Distances(3 layers)"
     (tmp_path / "other.json").write_text('{"layers": {"0": {"l2": 1}}}')
-    with pytest.raises(ValueError, match="no Distances"):
+    with pytest.raises(ValueError, match="not the output of Distances"):
         Distances.load(tmp_path / "other.json")

@@ -219,7 +219,7 @@ def test_saved_statistics_can_be_loaded(tmp_path):
 
 def test_an_unrelated_file_is_rejected(tmp_path):
     (tmp_path / "other.json").write_text('{"layers": {}}')
-    with pytest.raises(ValueError, match="no ProjectionStatistics"):
+    with pytest.raises(ValueError, match="not the output of ProjectionStatistics"):
         ProjectionStatistics.load(tmp_path / "other.json")
 
 

@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_new_file_registers_an_optimizer_by_name(folder):
-    assert optimizer_names() == ["adam_g", "adam_s", "adam_srt", "sgd_mrt", "toy_adam"]
+    assert "toy_adam" in optimizer_names()
     kind = optimizer_class("toy_adam")
     assert (kind.__name__, issubclass(kind, AdamS)) == ("ToyAdam", True)
 

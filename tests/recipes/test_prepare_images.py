@@ -532,7 +532,7 @@ class TestClassSplit:
             ),
             (
                 {"test": {4: "x.jpg,Crow", 5: "y.jpg,Jay"}},
-                r"classes of val\.csv .* of test\.csv; 1 are in both: Crow\.",
+                r"classes of val\.csv and test\.csv must be disjoint; 1 are in both: Crow\.",
             ),
             ({"test": {5: "x.jpg,Wren", 6: "y.jpg,Great tit"}}, r"train\.csv .*; 2 are in both: Great tit, Wren\."),
         ],

@@ -51,6 +51,10 @@ def ruined(run_in: Train, quick: QuickRun, tmp_path_factory) -> Path:
     return run_in(tmp_path_factory.mktemp("ruined") / "run", *words)
 
 
+def max_train_samples(quick: QuickRun) -> int:
+    return int(quick.argv[quick.argv.index("--max_train_samples") + 1])
+
+
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -90,16 +94,16 @@ def test_the_card_has_the_command_of_the_recipe(finished, quick):
     assert f"accelerate launch recipes/{quick.recipe}.py" in (finished / "README.md").read_text()
 
 
-def test_the_card_has_changed_settings_and_no_defaults(finished):
+def test_the_card_has_changed_settings_and_no_defaults(finished, quick):
     card = (finished / "README.md").read_text()
-    assert "| num_train_epochs | 2 |" in card or "| max_train_samples | 80 |" in card
+    assert f"| max_train_samples | {max_train_samples(quick)} |" in card
     assert "| momentum |" not in card
 
 
 def test_the_settings_of_the_run_are_kept(finished, quick):
     settings = json.loads((finished / "run.json").read_text())
     assert settings["snapshot_epochs"] == 1
-    assert settings["max_train_samples"] == int(quick.argv[quick.argv.index("--max_train_samples") + 1])
+    assert settings["max_train_samples"] == max_train_samples(quick)
 
 
 def test_the_last_line_shows_the_headline_metrics(train, capsys, task):
@@ -223,7 +227,8 @@ def test_the_best_epoch_is_chosen_on_held_out_data(ruined, results_of, task):
     best = (max if kind.higher_is_better else min)(values)
     assert results["best_epoch"] == values.index(best) + 1
     assert results[f"best_{kind.metric}"] == best
-    assert results[f"validation_{kind.metric}"] == pytest.approx(best, abs=3e-3)
+    # In retrieval, rounding can swap neighbors at almost equal distances.
+    assert results[f"validation_{kind.metric}"] == pytest.approx(best, abs=3e-3 if task == "retrieval" else 0, rel=0)
 
 
 def test_the_card_states_on_which_data_the_epoch_was_chosen(ruined, task):

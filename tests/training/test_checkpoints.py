@@ -217,6 +217,20 @@ def test_output_directory_is_created_with_its_parents(tmp_path):
     assert (tmp_path / "a" / "b").is_dir()
 
 
+def test_unfinished_files_of_a_killed_run_are_removed_and_other_hidden_files_kept(tmp_path):
+    (tmp_path / "snapshots").mkdir()
+    for name in (".run.json.7.unfinished", "snapshots/.epoch-0003.safetensors.7.unfinished", ".checkpoint-backup"):
+        (tmp_path / name).touch()
+    prepare_output_dir(tmp_path, overwrite=False, resume=True)
+    assert names(tmp_path) == [".checkpoint-backup", "snapshots"]
+    assert names(tmp_path / "snapshots") == []
+
+
+def test_a_state_that_json_cannot_hold_is_rejected(save, accelerator, tmp_path):
+    with pytest.raises(CheckpointError, match="not JSON serializable"):
+        save_checkpoint(accelerator, tmp_path, RunState(best_metric=torch.tensor(0.5)), keep=1)
+
+
 def leave(mark: str, folder: Path) -> Path:
     path = folder / mark
     path.mkdir() if mark.startswith("checkpoint") else path.write_text("{}")

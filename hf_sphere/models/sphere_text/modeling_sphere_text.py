@@ -228,6 +228,7 @@ _PARTS: dict[str, type[nn.Module]] = {
 def _sphere_class(encoder: TextEncoder, part: str) -> Any:
     attributes = {
         "__module__": __name__,
+        "__doc__": f"Spherized `{encoder.prefix}{part}`.\n\n    {_PARTS[part].__doc__}",
         "text_encoder": encoder,
         "config_class": getattr(configurations, f"Sphere{encoder.prefix}Config"),
         "_no_split_modules": [f"{encoder.prefix}Embeddings", f"{encoder.prefix}Layer", f"Sphere{encoder.prefix}Layer"],

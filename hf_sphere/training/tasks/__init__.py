@@ -1,14 +1,18 @@
-"""Training tasks, one file per task: data, model, metrics and model card."""
+"""The tasks that models are trained for, one file each: what a task loads, builds, measures, and writes on the card.
+
+To add a task, add a file to this folder with a subclass of `Task` that sets `name`.
+"""
 
 import importlib
 import pkgutil
 
-from hf_sphere.training.tasks.base import Task
+from hf_sphere.training.tasks.base import TASKS, Task
 
 
 def task_names() -> list[str]:
-    """Return the names of the tasks; each is the name of a file in this folder."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in ("base", "image"))
+    """Return the names of the tasks."""
+    _import_tasks()
+    return list(TASKS)
 
 
 def find_task(name: str) -> type[Task]:
@@ -18,9 +22,14 @@ def find_task(name: str) -> type[Task]:
         name: One of `task_names()`.
 
     Raises:
-        ValueError: If there is no such task; the message lists the tasks.
+        ValueError: If there is no such task; the message lists the names.
     """
     if name not in task_names():
         raise ValueError(f"unknown task {name!r}; the tasks are: {', '.join(task_names())}.")
-    module = importlib.import_module(f"{__name__}.{name}")
-    return next(kind for kind in vars(module).values() if isinstance(kind, type) and vars(kind).get("name") == name)
+    return TASKS[name]
+
+
+def _import_tasks() -> None:
+    """Import every file of this folder, which adds its task to `TASKS`."""
+    for module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
+        importlib.import_module(module.name)

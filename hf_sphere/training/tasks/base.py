@@ -23,13 +23,11 @@ class Prepared:
         data: `train`, `evaluation` and `validation` (or None): batches with `epoch()`; and `eval_split`, the name of
             the evaluation split.
         processor: Image processor or tokenizer, which converts raw data to inputs; saved with the model.
-        summary: Summary of data and model, for the console.
     """
 
     model: Any
     data: Any
     processor: Any
-    summary: str
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,10 @@ class Description:
     packages: Sequence[str] = ()
 
 
+TASKS: "dict[str, type[Task]]" = {}
+"""Tasks by name."""
+
+
 class Task(ABC):
     """One kind of training. The first line of a subclass's docstring is shown by `--help`.
 
@@ -77,6 +79,13 @@ class Task(ABC):
     higher_is_better: ClassVar[bool]
     headline: ClassVar[tuple[str, ...]]
     pipeline_tag: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in vars(cls):
+            tasks = sorted({**TASKS, cls.name: cls}.items())
+            TASKS.clear()
+            TASKS.update(tasks)
 
     def __init__(self, *parts: Any) -> None:
         self.parts = parts

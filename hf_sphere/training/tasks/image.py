@@ -88,7 +88,8 @@ class ImageTask(Task):
         if self.args.resume_from_checkpoint is None:
             initialize_head(model, image_data.train)
         processor = self.build_processor(model.config, image_data)
-        return Prepared(model, self.batches(image_data), processor, self.summarize(model, image_data))
+        run.print(self.summarize(model, image_data))
+        return Prepared(model, self.batches(image_data), processor)
 
     # Data
 

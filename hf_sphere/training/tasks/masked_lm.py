@@ -119,10 +119,11 @@ class MaskedLanguageModeling(Task):
         tokenizer = load_tokenizer(self.model_args)
         model = build_language_model(self.model_args, tokenizer).to(run.accelerator.device)
         text = self.load_data(run, model, tokenizer)
-        summary = summarize(model, text)
+        run.print(summarize(model, text))
         if self.model_args.calibrate and self.args.resume_from_checkpoint is None:
-            summary += "".join(f"\n          calibrated {fit}" for fit in calibrate(model, self.model_args, text))
-        return Prepared(model, text, tokenizer, summary)
+            for fit in calibrate(model, self.model_args, text):
+                run.print(f"          calibrated {fit}")
+        return Prepared(model, text, tokenizer)
 
     def load_data(self, run: "Run", model: Any, tokenizer: Any) -> "TextData":
         """Load the data set; the main process tokenizes it first, the others read its cache."""
