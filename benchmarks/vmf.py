@@ -97,7 +97,7 @@ def compare_loss() -> list[dict[str, Any]]:
 
 def step_of(head: torch.nn.Module, batch: int) -> Callable[[], None]:
     embeddings = torch.randn(batch, head.embedding_dim, device=DEVICE, requires_grad=True)
-    head.calibrate(embeddings)
+    head.initialize_from_data(embeddings)
     labels = torch.randint(head.num_classes, (batch,), device=DEVICE)
 
     def step() -> None:

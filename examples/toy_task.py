@@ -26,6 +26,7 @@ import hf_sphere  # noqa: F401  (registers the models with transformers)
 from hf_sphere.data import ImageDataOptions, load_image_split
 from hf_sphere.utils.snapshots import list_snapshots
 from hf_sphere.visualization import check_matplotlib
+from hf_sphere.visualization.figures import save_figure
 
 ROOT = Path(__file__).parent.parent
 KINDS = {"plain": ["--backbone_kwargs", "{width: 2}"], "spherized": []}
@@ -56,7 +57,7 @@ def main() -> None:
         print(f"    test accuracy {100 * accuracy:.1f} %", flush=True)
         draw(row, kind, args.output_dir / kind, accuracy)
     path = args.output_dir / "hyperplanes.png"
-    figure.savefig(path, dpi=120)
+    save_figure(figure, path, dpi=120)
     print(f"\n{path}")
 
 

@@ -142,9 +142,10 @@ class ProjectionStatistics(SavedResult):
                     "contain poolings. Compute the statistics of the model instead of the file."
                 )
             cell = stages.setdefault(str(layer.stage), {})[str(layer.block)] = _original(layer)
-            for other, distance in distances.layers.items() if distances else ():
-                if f".{name}".endswith(f".{other}"):
-                    cell |= {"l2_dist": distance.l2, "l_inf_dist": distance.l_inf}
+            same = [other for other in (distances.layers if distances else ()) if f".{name}".endswith(f".{other}")]
+            if distances and same:
+                distance = distances.layers[max(same, key=len)]  # the longest path is the module itself
+                cell |= {"l2_dist": distance.l2, "l_inf_dist": distance.l_inf}
         return {**stages, "net": _original(self.net)}
 
     def summary(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
-from hf_sphere.utils.files import write_json
+from hf_sphere.utils.files import write_json, write_text
 
 
 class SavedResult:
@@ -66,7 +66,7 @@ class SavedAccuracies(dict[str, float]):
             for line in complete.splitlines():
                 self.update(json.loads(line))
             if complete != text:
-                path.write_text(complete, encoding="utf-8")
+                write_text(path, complete)
 
     def __setitem__(self, name: str, value: float) -> None:
         if self._prepare is not None:

@@ -1,5 +1,6 @@
 import json
 import math
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
-from hf_sphere.analysis import ProjectionStatistics, projection_statistics
+from hf_sphere.analysis import ProjectionStatistics, distance_from_initialization, projection_statistics
 
 
 @pytest.fixture(scope="module")
@@ -254,3 +255,17 @@ def test_the_table_fits_a_terminal():
     assert len(lines) == 6
     assert len(repr(statistics)) < 150
     assert len(repr(statistics.net)) < 100
+
+
+def test_distances_by_stage_are_those_of_the_layer_with_the_same_path():
+    """`fc` and `layer1.fc` have the same last name."""
+    model = nn.Module()
+    model.layer1 = nn.Sequential(OrderedDict(fc=nn.Linear(4, 6)))
+    model.fc = nn.Linear(6, 5)
+    initial = {name: value + 1.0 for name, value in model.state_dict().items()}
+    initial["fc.weight"] = model.state_dict()["fc.weight"]
+    distances = distance_from_initialization(model, initial, layers="linear")
+    stages = projection_statistics(model, layers="linear").by_stage(distances)
+    del stages["net"]
+    moved = sorted(cell["l2_dist"] for stage in stages.values() for cell in stage.values())
+    assert moved[0] == 0.0 < moved[1]

@@ -138,7 +138,7 @@ def test_given_arguments_take_precedence_even_if_they_are_defaults(measure, corr
     assert measure(corrupted, tmp_path / "out", *words).accuracy != pytest.approx(by_hand["train"])
 
 
-def test_the_best_model_of_a_run_uses_the_snapshots_of_the_run(measure, corrupted, by_hand, tmp_path):
+def test_the_best_model_of_a_run_uses_the_snapshots_of_the_run(measure, corrupted, tmp_path):
     result = measure(corrupted / "best", tmp_path / "out", "--layers", "linear", "--num_random", "0")
     assert len(result.layers["head.linear"].snapshots) == 3
 

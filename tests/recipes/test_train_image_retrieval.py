@@ -143,7 +143,16 @@ def test_the_result_is_that_of_the_evaluation_classes(held_out, results_of):
 def test_a_validation_split_works_with_a_plateau_schedule(train, results_of):
     words = ["--validation_fraction", "0.4", "--lr_scheduler_type", "plateau", "--lr_patience", "0"]
     words += ["--num_train_epochs", "6", "--early_stopping_patience", "2"]
-    assert len(results_of(train(*words))["history"]) <= 6
+    history = results_of(train(*words))["history"]
+    recalls = [entry["validation_recall_at_1"] for entry in history]
+    best = recalls.index(max(recalls))
+    assert len(history) == min(best + 1 + 2, 6)
+    # The learning rate decays after each epoch without improvement.
+    expected, highest = [0.01], float("-inf")
+    for recall in recalls[:-1]:
+        expected.append(expected[-1] * (1.0 if recall > highest * 1.0001 else 0.1))
+        highest = max(highest, recall)
+    assert [entry["learning_rate"] for entry in history] == pytest.approx(expected)
 
 
 def made_up(name: str, config_name: str | None = None) -> DatasetDict:
