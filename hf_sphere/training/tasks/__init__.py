@@ -24,7 +24,9 @@ def find_task(name: str) -> type[Task]:
     Raises:
         ValueError: If there is no such task; the message lists the names.
     """
-    if name not in task_names():
+    if any(module.name == name for module in pkgutil.iter_modules(__path__)):
+        importlib.import_module(f"{__name__}.{name}")  # and no other task
+    if name not in TASKS and name not in task_names():
         raise ValueError(f"unknown task {name!r}; the tasks are: {', '.join(task_names())}.")
     return TASKS[name]
 
