@@ -33,7 +33,7 @@ def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None
     traces = _traces_of_a_run(output_dir)
     if traces and not resume and not overwrite:
         raise FileExistsError(
-            f"{output_dir} contains another run ({traces[0].name}). Choose another --output_dir, resume that run with "
+            f"{output_dir} already contains a run ({traces[0].name}). Choose another --output_dir, resume it with "
             "--resume_from_checkpoint latest, or replace it with --overwrite_output_dir."
         )
 

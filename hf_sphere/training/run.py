@@ -78,7 +78,7 @@ def start_run(args: TrainingArguments, *others: Any) -> Run:
         *others: Further argument dataclasses of the recipe; all are written to `run.json`.
 
     Raises:
-        FileExistsError: If the output directory contains another run.
+        FileExistsError: If the output directory already contains a run.
     """
     accelerator = Accelerator(
         mixed_precision=args.mixed_precision,

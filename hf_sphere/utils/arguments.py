@@ -12,7 +12,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -73,7 +73,7 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
     Raises:
         SystemExit: On an unknown key or a value of the wrong type, with a message that includes it.
     """
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False)
+    parser = _Parser(description=description, allow_abbrev=False)
     parser.add_argument(
         "--config", action="append", default=[], help="YAML file of arguments; of several, later ones take precedence."
     )
@@ -99,6 +99,13 @@ def given_arguments(argv: Sequence[str] | None = None) -> set[str]:
     for path in _config_files(words):
         names |= set(yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_YamlLoader) or {})
     return {name.removeprefix("no_") for name in names}
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are not preceded by the usage, which has a hundred lines."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\nSee {self.prog} --help.\n")
 
 
 def _add_arguments(group: Any, cls: type) -> None:
@@ -181,5 +188,4 @@ def _argv_of(path: str, names: list[str]) -> list[str]:
 
 def _hint(name: str, names: list[str]) -> str:
     close = difflib.get_close_matches(name, names, n=3)
-    guess = f" Did you mean {' or '.join(close)}?" if close else ""
-    return f"{guess} The keys are: {', '.join(sorted(names))}."
+    return f" Did you mean {' or '.join(close)}?" if close else f" The keys are: {', '.join(sorted(names))}."

@@ -74,6 +74,8 @@ def test_reset_resamples_the_weights(head):
 
 def test_directions_are_unit_vectors_in_the_embedding_space(head):
     directions = head.directions()
+    if directions is None:
+        pytest.skip("this head has no class directions")
     assert directions.shape == (4, head(torch.randn(1, 6)).embeddings.shape[1])
     torch.testing.assert_close(directions.norm(dim=-1), torch.ones(4))
 

@@ -16,7 +16,12 @@ from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR
 
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
 
-OF_TORCH = {AdamS: Adam, AdamSRT: Adam, AdamG: Adam, SGDMRT: partial(SGD, momentum=0.9)}
+
+def counterpart_of_torch(kind: type) -> type[Adam] | partial[SGD]:
+    """The optimizer of torch that a class extends."""
+    return Adam if issubclass(kind, Adam) else partial(SGD, momentum=0.9)
+
+
 OPTIONS = {
     "defaults": {},
     "foreach": {"foreach": True},
@@ -54,7 +59,7 @@ def test_weights_without_a_direction_match_torch_bit_for_bit(kind, shape, dims, 
     ours = torch.randn(shape, requires_grad=True)
     torchs = ours.detach().clone().requires_grad_()
     take_steps(kind([{"params": [ours], "channel_dims": dims}], lr=0.03, **OPTIONS[options]), 5)
-    take_steps(OF_TORCH[kind]([torchs], lr=0.03, **OPTIONS[options]), 5)
+    take_steps(counterpart_of_torch(kind)([torchs], lr=0.03, **OPTIONS[options]), 5)
     assert torch.equal(ours, torchs)
 
 

@@ -67,7 +67,7 @@ def test_run_writes_all_settings(make_args):
 
 def test_folder_with_another_run_is_rejected(make_args):
     prepared(make_args())
-    with pytest.raises(FileExistsError, match="contains another run"):
+    with pytest.raises(FileExistsError, match="already contains a run"):
         start_run(make_args())
 
 

@@ -104,7 +104,10 @@ def feature_side(name: str, img_size: ImageSize, least: int, halvings: int) -> t
     """Return height and width of a feature map after `halvings` poolings; images need `least` pixels per side."""
     height, width = to_2tuple(img_size)
     if min(height, width) < least:
-        raise ValueError(f"backbone {name!r} needs images of at least {least} pixels per side; got {height} x {width}.")
+        raise ValueError(
+            f"backbone {name!r} needs images of at least {least} pixels per side; got {height} x {width}. Set "
+            "image_size to enlarge them."
+        )
     return height >> halvings, width >> halvings
 
 

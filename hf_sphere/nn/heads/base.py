@@ -140,7 +140,7 @@ class Head(nn.Module):
         return {}
 
     def reset_parameters(self) -> None:
-        """Initialize all parameters and buffers."""
+        """Initialize all parameters and buffers; here those of submodules. Override it for a head that has its own."""
         for child in self.children():
             reset = getattr(child, "reset_parameters", None)
             if reset is not None:

@@ -1,9 +1,12 @@
 """Image classification."""
 
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import hf_sphere
 from hf_sphere import data
 from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.training.arguments import TrainingArguments
@@ -21,13 +24,16 @@ if TYPE_CHECKING:
     from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
 
 
+_HEADS_FOLDER = Path(hf_sphere.__file__).parent / "nn" / "heads"  # importing the heads would import torch
+HEADS = sorted(module.name for module in pkgutil.iter_modules([str(_HEADS_FOLDER)]) if module.name != "base")
+
+
 @dataclass
 class ModelArguments(EncoderArguments):
     """Image encoder and head."""
 
     head: str | None = argument(
-        None,
-        "Head, the name of a file in hf_sphere/nn/heads; if not set, `spherized`, or in joint prediction `prototype`.",
+        None, f"Head: {', '.join(HEADS)}; if not set, `spherized`, or `prototype` in joint prediction."
     )
     head_kwargs: Options = argument(Options, "Options of the head, a mapping.")
     prototypes_file: str | None = argument(
