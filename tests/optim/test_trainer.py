@@ -102,7 +102,7 @@ def test_the_trainer_has_a_handler_for_the_name(name):
 
 
 def test_private_tables_have_the_expected_form():
-    """Read from transformers 5.17 to 5.23."""
+    """Read from transformers 5.23."""
     plain = OptimizerNames.ADAMW_TORCH
     assert issubclass(OptimizerNames, str)
     assert (plain._name_, plain._value_) == ("ADAMW_TORCH", "adamw_torch")
