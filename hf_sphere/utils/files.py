@@ -19,9 +19,9 @@ REPLACED = ".replaced"
 def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
     """Yield a temporary path beside `path` to write to; it replaces `path` when the block ends without an error.
 
-    The file is flushed to disk before it is renamed, and its mode is set according to the umask (some libraries make
-    their files readable by the owner only). The temporary name contains the process id, so that several processes can
-    write the same file; the last one wins.
+    The file is flushed to disk before it is renamed. One that only its owner may read gets the default mode, because
+    some libraries always create theirs that way. The temporary name contains the process id, so that several processes
+    can write the same file; the last one wins.
 
     Args:
         path: The file; its folder is created if necessary.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _HEADS_FOLDER = Path(hf_sphere.__file__).parent / "nn" / "heads"  # importing the heads would import torch
-HEADS = sorted(module.name for module in pkgutil.iter_modules([str(_HEADS_FOLDER)]) if module.name != "base")
+HEAD_NAMES = sorted(module.name for module in pkgutil.iter_modules([str(_HEADS_FOLDER)]) if module.name != "base")
 
 
 @dataclass
@@ -33,7 +33,7 @@ class ModelArguments(EncoderArguments):
     """Image encoder and head."""
 
     head: str | None = argument(
-        None, f"Head: {', '.join(HEADS)}; if not set, `spherized`, or `prototype` in joint prediction."
+        None, f"Head: {', '.join(HEAD_NAMES)}; if not set, `spherized`, or `prototype` in joint prediction."
     )
     head_kwargs: Options = argument(Options, "Options of the head, a mapping.")
     prototypes_file: str | None = argument(
