@@ -95,13 +95,7 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
     else:
         axes.set(xlim=limits, ylim=(0, 1))
     style_axes(axes, grid="x" if horizontal else "y")
-    figure.legend(
-        loc="outside lower center",
-        ncols=3 if figure.get_figwidth() > 8 else 1,
-        frameon=False,
-        fontsize=9,
-        columnspacing=1.2,
-    )
+    figure.legend(loc="outside lower center", frameon=False, fontsize=9)  # side by side, the labels would not fit
     return save_figure(figure, path)
 
 
