@@ -6,7 +6,7 @@ import torch
 import torchvision
 from torch import nn
 
-from hf_sphere.models import SphereVisionConfig, SphereVisionModel, backbones
+from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel, backbones
 from hf_sphere.models.backbones import EmbeddingNet, create_backbone
 from hf_sphere.models.backbones.vgg import CONVOLUTIONS_PER_STAGE
 from hf_sphere.nn import AngularLinear, SphericalLinear
@@ -16,7 +16,7 @@ PUBLISHED = {
     "linear_embedding": (1, (1, 2), 1, 2),
     "simple_fnn": (1, 28, 300, 785 * 500 + 501 * 300),
     "mlp": (1, 28, 4096, 785 * 4096),
-    "lenet5": (1, 28, 84, 26 * 6 + 151 * 16 + 257 * 120 + 121 * 84),
+    "lenet5": (1, 28, 84, 61_706 - 850),
     "lenet5_bn": (1, 28, 120, 26 * 6 + 151 * 16 + 785 * 120 + 2 * (6 + 16 + 120)),
     "lenet9": (1, 28, 84, 10 * 6 + 55 * 22 + 145 * 80 + 577 * 64 + 577 * 120 + 121 * 84),
     "cnn9": (3, 32, 256, 3_859_136),
@@ -79,6 +79,32 @@ def test_features_have_num_features_channels(name):
 def test_numbers_of_features_and_parameters_match_the_paper(name):
     net = build(name)
     assert (net.num_features, sum(p.numel() for p in net.parameters())) == PUBLISHED[name][2:]
+
+
+@pytest.mark.parametrize(("head", "parameters"), [("softmax", 61_706), ("spherized", 61_707)])
+def test_lenet5_with_its_classifier_has_the_parameters_of_the_paper(head, parameters):
+    config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28, num_labels=10, head=head)
+    assert SphereVisionForImageClassification(config).num_parameters() == parameters
+
+
+@pytest.mark.parametrize("size", [12, 32, 105, (28, 12)])
+def test_lenet5_supports_other_image_sizes(size):
+    net = create_backbone("lenet5", num_channels=1, image_size=size).eval()
+    assert net(torch.randn(2, 1, *((size, size) if isinstance(size, int) else size))).shape == (2, 84)
+
+
+def test_visualization_network_ends_in_a_few_rectified_units():
+    net = build("visualization_cnn", units=3).eval()
+    hidden, last = net.layers[-3], net.layers[-1]
+    assert (hidden.out_features, last.in_features, net.num_features) == (256, 256, 3)
+    x = images("visualization_cnn", 50)
+    assert net.forward_features(x).min() < 0
+    torch.testing.assert_close(net(x), net.forward_features(x).relu())
+
+
+def test_visualization_network_without_units_is_rejected():
+    with pytest.raises(ValueError, match=r"units of visualization_cnn must be the width of its last layer.*; got 0"):
+        build("visualization_cnn", units=0)
 
 
 @pytest.mark.parametrize("name", ["lenet5", "vgg11_cifar", "resnet20_cifar"])

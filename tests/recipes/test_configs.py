@@ -227,6 +227,34 @@ def test_paired_spherized_and_plain_runs_differ_only_in_the_head():
         assert replace(training, output_dir="") == replace(plain[2], output_dir="")
 
 
+PIXELS = {
+    "ylecun/mnist": ([0.0], [1.0]),
+    "zalando-datasets/fashion_mnist": ([0.286], [0.353]),
+    "uoft-cs/cifar10": ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+    "uoft-cs/cifar100": ([0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]),
+}
+"""Mean and standard deviation in the programs of the spherization paper."""
+DECAYS = {
+    "cifar10-cnn9": [79, 129],
+    "cifar10": list(range(29, 300, 30)),
+    "cifar100": [59, 119, 159],
+    "fashion_mnist": [19, 39, 59, 79, 99],
+}
+"""Epochs after which its programs, which count from 1 and decay before an epoch, decrease the learning rate."""
+SPHERIZATION = [run for run in RUNS if run.parent.name in ("spherization", "angular", "visualization")]
+
+
+@pytest.mark.parametrize(
+    "run", [run for run in SPHERIZATION if parse(run)[1].dataset_name not in BUNDLED], ids=lambda path: path.stem
+)
+def test_spherization_runs_have_the_pixels_and_decays_of_the_paper(run):
+    _, data, training = parse(run)
+    assert (data.image_mean, data.image_std) == PIXELS[data.dataset_name]
+    decays = [epochs for name, epochs in DECAYS.items() if run.stem.startswith(f"{name}-")]
+    assert training.lr_milestones == (decays[0] if decays else None)
+    assert training.lr_scheduler_type == ("multistep" if decays else "constant")
+
+
 VMF = [run for run in RUNS if run.parent.name == "vmf"]
 
 
@@ -457,6 +485,6 @@ PICTURES = [run for run in RUNS if run.parent.name == "visualization"]
 @pytest.mark.parametrize("run", PICTURES, ids=lambda path: path.stem)
 def test_visualization_networks_have_the_dimension_in_their_name(run):
     model, _, training = parse(run)
-    spherized = model.head == "spherized"
-    assert f"mnist-{model.embedding_dim + spherized}d-" in run.stem
+    units = model.backbone_kwargs["units"] if model.head == "softmax" else model.embedding_dim
+    assert f"mnist-{units + (model.head == 'spherized')}d-" in run.stem
     assert training.snapshot_epochs == 1

@@ -54,11 +54,14 @@ def mlp(*, img_size: ImageSize = 28, in_chans: int = 3, widths: Sequence[int] = 
 
 @register_backbone
 def lenet5(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> EmbeddingNet:
-    """LeNet-5: two 5x5 convolutions of 6 and 16 channels with max pooling, then 120 and 84 units."""
-    feature_side("lenet5", img_size, least=16, halvings=0)
-    height, breadth = (((side - 4) // 2 - 4) // 2 for side in to_2tuple(img_size))
+    """LeNet-5: two 5x5 convolutions of 6 and 16 channels with max pooling, then 120 and 84 units.
+
+    The first convolution is padded by 2, so that the feature maps of 28-pixel images are those of LeNet-5's 32 pixels.
+    """
+    feature_side("lenet5", img_size, least=12, halvings=0)
+    height, breadth = ((side // 2 - 4) // 2 for side in to_2tuple(img_size))
     layers = nn.Sequential(
-        nn.Conv2d(in_chans, 6, 5),
+        nn.Conv2d(in_chans, 6, 5, padding=2),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5),
@@ -158,11 +161,16 @@ def conv4(*, img_size: ImageSize = 84, in_chans: int = 3, **net: Any) -> Embeddi
 
 
 @register_backbone
-def visualization_cnn(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any) -> EmbeddingNet:
-    """Three stages of two 3x3 convolutions (32, 64, 128 channels), then 256 units.
+def visualization_cnn(
+    *, img_size: ImageSize = 28, in_chans: int = 3, units: int | None = None, **net: Any
+) -> EmbeddingNet:
+    """Three stages of two 3x3 convolutions (32, 64, 128 channels), then 256 units and, if set, a layer of `units`.
 
-    Intended for visualizations: set `embedding_dim` to 2 or 3 in the model's configuration.
+    Intended for visualizations, with 2 or 3 `units`, which have the final activation of the network; `embedding_dim` in
+    the model's configuration adds a layer without activation instead.
     """
+    if units is not None and units < 1:
+        raise ValueError(f"units of visualization_cnn must be the width of its last layer, or None; got {units}.")
     height, breadth = feature_side("visualization_cnn", img_size, least=4, halvings=2)
     layers: list[nn.Module] = []
     for width in (32, 64, 128):
@@ -171,4 +179,6 @@ def visualization_cnn(*, img_size: ImageSize = 28, in_chans: int = 3, **net: Any
             layers.append(nn.MaxPool2d(2))
         in_chans = width
     layers += [nn.Flatten(), nn.Linear(128 * height * breadth, 256)]
-    return EmbeddingNet(nn.Sequential(*layers), 256, **net)
+    if units is not None:
+        layers += [nn.ReLU(), nn.Linear(256, units)]
+    return EmbeddingNet(nn.Sequential(*layers), units or 256, **net)
