@@ -125,6 +125,13 @@ def test_features_are_nonnegative_after_the_final_activation(name):
     assert build(name).eval()(images(name)).min() >= 0
 
 
+def test_linear_embedding_can_end_in_sigmoid_units_with_biases():
+    net = build("linear_embedding", width=2, bias=True, sigmoid=True)
+    linear, x = net.layers[-1], images("linear_embedding")
+    assert linear.bias.shape == (2,)
+    torch.testing.assert_close(net(x), 1 / (1 + (-(x.flatten(1) @ linear.weight.T + linear.bias)).exp()))
+
+
 def test_forward_features_stops_before_the_final_activation():
     net = build("lenet5").eval()
     x = images("lenet5")

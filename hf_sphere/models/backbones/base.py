@@ -28,7 +28,8 @@ class EmbeddingNet(nn.Module):
         num_features: Length of the embedding.
         num_classes: Number of classes; 0 for the embedding only.
         drop_rate: Dropout after the final activation.
-        final_activation: Whether the embedding is followed by ReLU and dropout.
+        final_activation: Whether the embedding is followed by `activation` and dropout.
+        activation: Class of the final activation.
     """
 
     def __init__(
@@ -39,11 +40,14 @@ class EmbeddingNet(nn.Module):
         num_classes: int = 1000,
         drop_rate: float = 0.0,
         final_activation: bool = True,
+        activation: type[nn.Module] = nn.ReLU,
     ) -> None:
         super().__init__()
         self.layers = layers
         self.num_features = num_features
-        self.final_activation = nn.Sequential(nn.ReLU(), nn.Dropout(drop_rate)) if final_activation else nn.Identity()
+        self.final_activation = (
+            nn.Sequential(activation(), nn.Dropout(drop_rate)) if final_activation else nn.Identity()
+        )
         self.pretrained_cfg: dict[str, Any] = {}
         self.reset_classifier(num_classes)
 

@@ -21,11 +21,22 @@ from hf_sphere.nn import AngularLinear, SphericalLinear
 
 
 @register_backbone
-def linear_embedding(*, img_size: ImageSize = 28, in_chans: int = 3, width: int = 1, **net: Any) -> EmbeddingNet:
-    """One linear map without bias from the pixels to `width` units, as in the toy task of two clusters."""
+def linear_embedding(
+    *,
+    img_size: ImageSize = 28,
+    in_chans: int = 3,
+    width: int = 1,
+    bias: bool = False,
+    sigmoid: bool = False,
+    **net: Any,
+) -> EmbeddingNet:
+    """One linear map from the pixels to `width` units, as in the toy task of two clusters.
+
+    The final activation is ReLU, or the logistic function if `sigmoid`.
+    """
     height, breadth = to_2tuple(img_size)
-    layers = nn.Sequential(nn.Flatten(), nn.Linear(in_chans * height * breadth, width, bias=False))
-    return EmbeddingNet(layers, width, **net)
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(in_chans * height * breadth, width, bias=bias))
+    return EmbeddingNet(layers, width, activation=nn.Sigmoid if sigmoid else nn.ReLU, **net)
 
 
 @register_backbone
