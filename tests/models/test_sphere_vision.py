@@ -123,6 +123,39 @@ def test_new_head_has_torch_initialization():
     assert model.head.linear.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
 
 
+def test_xavier_initialization_applies_to_backbone_embedding_and_linear_classifier():
+    torch.manual_seed(0)
+    model = small_model(
+        backbone="lenet5_bn", embedding_dim=60, num_labels=50, head="softmax", xavier_initialization=True
+    )
+    layers = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    assert len(layers) == 5
+    for layer in layers:
+        kernel = layer.weight[0, 0].numel()
+        bound = (6 / (kernel * (layer.weight.shape[0] + layer.weight.shape[1]))) ** 0.5
+        assert 0.97 * bound < layer.weight.abs().max() <= bound
+        assert layer.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
+        assert layer.bias.abs().max() == 0
+
+
+def test_missing_layers_get_the_xavier_initialization_on_loading(tmp_path):
+    model = small_model(embedding_dim=60, head="softmax", xavier_initialization=True)
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    missing = {name for name in tensors if "layers.0" in name or "projection" in name}
+    save_file({k: v for k, v in tensors.items() if k not in missing}, tmp_path / "model.safetensors", {"format": "pt"})
+    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path).state_dict()
+    assert len(missing) == 4
+    assert all(loaded[name].abs().max() == 0 for name in missing if name.endswith("bias"))
+    kept = set(tensors) - missing
+    assert all(torch.equal(loaded[name], tensors[name]) for name in kept)
+
+
+def test_xavier_initialization_of_a_pretrained_backbone_is_rejected():
+    with pytest.raises(ValueError, match="would overwrite the pretrained weights"):
+        SphereVisionForImageClassification(small_config(xavier_initialization=True), pretrained=True)
+
+
 def test_weight_is_loaded_if_the_scaling_is_missing(saved):
     model, folder = saved
     weights = load_file(folder / "model.safetensors")

@@ -292,6 +292,13 @@ def test_head_comparison_runs_differ_only_in_the_named_head_and_tuned_options(ru
     assert replace(training, **{name: getattr(vmf, name) for name in tuned}) == vmf
 
 
+@pytest.mark.parametrize("run", [run for run in VMF if "mnist-" in run.stem], ids=lambda path: path.stem)
+def test_mnist_runs_of_the_head_comparison_have_the_published_pixels_and_initialization(run):
+    model, data, _ = parse(run)
+    assert (data.image_mean, data.image_std) == ([0.0], [1.0])
+    assert (model.backbone, model.xavier_initialization) == ("lenet5_bn", True)
+
+
 @pytest.mark.parametrize(
     "run", [run for run in RUNS if getattr(parse(run)[1], "episodes", None)], ids=lambda path: path.stem
 )

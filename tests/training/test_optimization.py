@@ -178,6 +178,17 @@ def test_sgd_uses_temperature_lr_without_momentum_and_weight_decay(head):
 
 
 @TEMPERATURES
+def test_plateau_also_decays_the_learning_rate_of_the_temperature(head):
+    args = arguments(optimizer="sgd", learning_rate=0.5, lr_scheduler_type="plateau", lr_patience=0, lr_gamma=0.5)
+    optimizer = build_optimizer(with_head(head, temperature_lr=1e-3), args)
+    scheduler = build_scheduler(optimizer, args, steps_per_epoch=4)
+    for value in (0.5, 0.4):
+        scheduler.step(value)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.25, 5e-4}
+    assert group_of(optimizer, "head.log_temperature")["lr"] == 5e-4
+
+
+@TEMPERATURES
 def test_temperature_uses_the_common_learning_rate_by_default(head):
     optimizer = build_optimizer(with_head(head), arguments(optimizer="sgd", learning_rate=0.5))
     group = group_of(optimizer, "head.log_temperature")

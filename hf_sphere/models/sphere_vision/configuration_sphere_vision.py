@@ -35,6 +35,9 @@ class SphereVisionConfig(PreTrainedConfig):
             the head replaces it.
         freeze_batch_norm: Whether the backbone's batch norms keep their statistics in training, as is usual for a
             pretrained backbone trained on small batches; their scales and shifts are still trained.
+        xavier_initialization: Whether convolutions and linear layers of a new model start with Xavier-uniform weights
+            (Glorot and Bengio, 2010) and zero biases, instead of the initialization of the backbone and of torch.
+            Heads whose class weights are not a linear layer initialize them as usual.
         head: Name of a head, for instance `softmax`, `spherized` or `prototype`; None for models without classes.
         head_kwargs: Options of the head.
         value_range: Lowest and highest value of a regression.
@@ -59,6 +62,7 @@ class SphereVisionConfig(PreTrainedConfig):
     spherization: dict[str, Any] | None = None
     final_activation: bool | None = None
     freeze_batch_norm: bool = False
+    xavier_initialization: bool = False
     head: str | None = "spherized"
     head_kwargs: dict[str, Any] | None = None
     value_range: list[float | int] | tuple[float | int, ...] | None = None

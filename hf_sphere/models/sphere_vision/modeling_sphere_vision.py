@@ -58,6 +58,8 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
         if len(loaded) == len(_tensors(module)):
             return  # nothing is missing, and placing prototypes is expensive
         reset()
+        if self.config.xavier_initialization:
+            _initialize_xavier(module)
         for name, tensor in _tensors(module).items():
             if name in loaded:
                 tensor.copy_(loaded[name])
@@ -370,10 +372,25 @@ def _mark_filled(tensor: Tensor, filled: bool) -> None:
 def _build_backbone(config: SphereVisionConfig, *, pretrained: bool = False) -> nn.Module:
     from hf_sphere.models.backbones import create_backbone  # imports timm, which text models do not need
 
-    return create_backbone(
+    if pretrained and config.xavier_initialization:
+        raise ValueError(
+            "xavier_initialization would overwrite the pretrained weights of the backbone; use only one of the two."
+        )
+    backbone = create_backbone(
         config.backbone,
         num_channels=config.num_channels,
         image_size=config.input_size,
         pretrained=pretrained,
         **(config.backbone_kwargs or {}),
     )
+    if config.xavier_initialization:
+        _initialize_xavier(backbone)
+    return backbone
+
+
+def _initialize_xavier(module: nn.Module) -> None:
+    for layer in module.modules():
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            nn.init.xavier_uniform_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
