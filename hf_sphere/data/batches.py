@@ -142,7 +142,8 @@ class ImageBatches:
         return self._episodes.all_indices(epoch).unflatten(1, (self._episodes.episodes.classes, -1))
 
     def _normalize(self, images: Tensor) -> Tensor:
-        return images.to(torch.float32).mul_(self._scale).add_(self._shift)
+        images = images.to(torch.float32, memory_format=torch.channels_last)
+        return images.mul_(self._scale).add_(self._shift)
 
     def _fetch(self, batches: list[Tensor]) -> Iterator[Tensor]:
         """Yield uint8 images (B, C, H, W) on the device for each batch of indices."""

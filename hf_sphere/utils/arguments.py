@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -97,8 +97,36 @@ def given_arguments(argv: Sequence[str] | None = None) -> set[str]:
     words = list(sys.argv[1:] if argv is None else argv)
     names = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     for path in _config_files(words):
-        names |= set(yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_YamlLoader) or {})
+        names |= set(read_config(path) or {})
     return {name.removeprefix("no_") for name in names}
+
+
+def read_config(path: str | Path) -> Any:
+    """Return the contents of a YAML file.
+
+    Raises:
+        ValueError: If it cannot be read; the message includes the path.
+    """
+    try:
+        return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_YamlLoader)
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"cannot read the configuration {path}: {error}") from error
+
+
+def to_argv(values: Mapping[str, Any]) -> list[str]:
+    """Convert values by argument name to command-line arguments; None leaves an argument out."""
+    words = []
+    for key, value in values.items():
+        if value is None:
+            continue
+        if key == "mixed_precision" and value is False:
+            value = "no"  # YAML parses a bare `no` as False
+        words.append(f"--{key}")
+        if isinstance(value, list):
+            words += [str(item) for item in value]
+        else:
+            words.append(json.dumps(value) if isinstance(value, dict) else str(value))
+    return words
 
 
 class _Parser(argparse.ArgumentParser):
@@ -162,28 +190,15 @@ def _config_files(words: Sequence[str]) -> list[str]:
 
 def _argv_of(path: str, names: list[str]) -> list[str]:
     """Convert a YAML file to command-line arguments, so that both are validated and converted in the same way."""
-    try:
-        values = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_YamlLoader)
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"cannot read the configuration {path}: {error}") from error
+    values = read_config(path)
     if values is None:
         return []
     if not isinstance(values, dict):
         raise ValueError(f"the configuration {path} must be a mapping of arguments to values.")
-    words = []
-    for key, value in values.items():
+    for key in values:
         if key not in names:
             raise ValueError(f"unknown key {key!r} in {path}.{_hint(str(key), names)}")
-        if value is None:
-            continue
-        if key == "mixed_precision" and value is False:
-            value = "no"  # YAML parses a bare `no` as False
-        words.append(f"--{key}")
-        if isinstance(value, list):
-            words += [str(item) for item in value]
-        else:
-            words.append(json.dumps(value) if isinstance(value, dict) else str(value))
-    return words
+    return to_argv(values)
 
 
 def _hint(name: str, names: list[str]) -> str:

@@ -70,6 +70,8 @@ class Task(ABC):
         higher_is_better: Whether larger values of `metric` are better.
         headline: Metrics in the last line on the console and in the `model-index` of the card.
         pipeline_tag: The transformers pipeline for the model, if there is one.
+        numerics: Raised when a change of the code changes the results of this task; `benchmarks/reproduce.py` then
+            repeats its runs.
         args: Training arguments.
     """
 
@@ -79,6 +81,7 @@ class Task(ABC):
     higher_is_better: ClassVar[bool]
     headline: ClassVar[tuple[str, ...]]
     pipeline_tag: ClassVar[str | None] = None
+    numerics: ClassVar[int] = 1
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

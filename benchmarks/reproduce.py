@@ -1,0 +1,196 @@
+"""Run the queue of `benchmarks/queue.yaml` and write one results file per finished run to `results/runs`.
+
+python benchmarks/reproduce.py --status
+python benchmarks/reproduce.py --minutes 160 --data_dir ../shared/data
+python benchmarks/reproduce.py --only mnist-lenet5 --jobs 1
+
+Runs start in order of priority, one process per CPU core, or one on the GPU if there is one. Finished runs are skipped,
+interrupted ones resume from their last checkpoint, and results of other settings are replaced. Several queues can share
+a results folder: each run is locked while it is in progress. `benchmarks/report.py` writes the tables.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from reproduction.entries import ROOT, Entry, PlannedRun, QueueError, plan, read_queue
+from reproduction.results import Results
+from reproduction.runner import Job, Places
+
+QUEUE = ROOT / "benchmarks" / "queue.yaml"
+RESULTS = ROOT / "results" / "runs"
+LOCAL_DATA = ROOT.parent / "shared" / "data"
+SECONDS_TO_STOP = 60
+"""Runs get this long to write a checkpoint before the queue's time is over."""
+
+
+class Queue:
+    """Runs of the entries on one machine.
+
+    Args:
+        entries: The entries, in order of priority.
+        results: Results of finished runs.
+        places: Folders.
+        jobs: Number of runs at a time.
+        device: `cpu` or `gpu`; entries of the other kind are left out.
+    """
+
+    def __init__(self, entries: list[Entry], results: Results, places: Places, jobs: int, device: str) -> None:
+        self.entries, self.results, self.places, self.jobs = entries, results, places, jobs
+        self.planned = [run for entry in entries if entry.device == device for run in plan(entry)]
+        self.failed: list[str] = []
+        self._running: list[Job] = []
+        self._stopping = False
+
+    def run(self, minutes: float) -> None:
+        """Run what is missing, for at most this many minutes."""
+        end = time.monotonic() + 60 * minutes
+        previous = {number: signal.signal(number, self._request_stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            while True:
+                self._stopping = self._stopping or time.monotonic() > end - min(SECONDS_TO_STOP, 30 * minutes)
+                if self._stopping:
+                    break
+                self._fill()
+                if not self._running:
+                    break
+                self._wait(1.0)
+            self._stop_all()
+        finally:
+            for job in self._running:
+                job.stop(at_once=True)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _request_stop(self, number: int, frame: Any) -> None:
+        self._stopping = True
+
+    def _fill(self) -> None:
+        """Start runs until every slot is in use."""
+        for run in self.planned:
+            if len(self._running) >= self.jobs:
+                return
+            if run.name in self.failed or any(job.run is run for job in self._running):
+                continue
+            if self.results.state(run, self.entries) not in ("missing", "stale"):
+                continue
+            lock = self.results.lock(run)
+            if lock is None:
+                continue
+            self.results.refresh(run)  # another queue may have finished it
+            tuned = self.results.tuned(run, self.entries)
+            if tuned is None or self.results.state(run, self.entries) == "done":
+                lock.close()
+                continue
+            print(f"{time.strftime('%H:%M')}  start     {run.name}", flush=True)
+            self._running.append(Job(run, tuned, lock, self.places))
+
+    def _wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+        for job in list(self._running):
+            state = job.poll()
+            if state == "running":
+                continue
+            self._running.remove(job)
+            print(f"{time.strftime('%H:%M')}  {state:<9} {job.run.name}", flush=True)
+            if state == "failed":
+                self.failed.append(job.run.name)
+                print(f"{job.log_tail()}\n(see {job.folder / 'log.txt'})", file=sys.stderr, flush=True)
+            elif state in ("finished", "diverged"):
+                self.results.write(job.collect())
+                job.remove()
+
+    def _stop_all(self) -> None:
+        """Let the runs write checkpoints; kill those that take too long, whose last checkpoint is complete."""
+        for job in self._running:
+            job.stop()
+        deadline = time.monotonic() + SECONDS_TO_STOP
+        while self._running and time.monotonic() < deadline:
+            self._wait(0.2)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Read the queue, and run it or show its state."""
+    args = parse(argv)
+    try:
+        entries = read_queue(args.queue)
+        unknown = set(args.only) - {entry.entry for entry in entries}
+        if unknown:
+            raise QueueError(f"there is no entry {', '.join(sorted(unknown))}; see --status.")
+        results = Results.read(args.results_dir)
+        for problem in results.problems:
+            print(f"Warning: {problem}", file=sys.stderr)
+        if args.status:
+            show_status(entries, results)
+            return
+        device = args.device or ("gpu" if has_gpu() else "cpu")
+        # The others remain known, since they may have tuned the chosen ones.
+        places = Places(args.work_dir, args.data_dir if args.data_dir.is_dir() else None)
+        queue = Queue(entries, results, places, args.jobs if device == "cpu" else 1, device)
+        queue.planned = [run for run in queue.planned if not args.only or run.entry.entry in args.only]
+        queue.run(args.minutes)
+    except (ValueError, OSError) as error:
+        sys.exit(f"Error: {error}")
+    if queue.failed:
+        sys.exit(f"{len(queue.failed)} run(s) failed: {', '.join(queue.failed)}.")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--status", action="store_true", help="show what is done, running and missing")
+    parser.add_argument("--minutes", type=float, default=24 * 60, help="stop before this many minutes (default: a day)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="ENTRY", help="run only these entries")
+    parser.add_argument("--device", choices=["cpu", "gpu"], help="default: gpu if there is one")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time on the CPU")
+    parser.add_argument("--data_dir", type=Path, default=LOCAL_DATA, help=f"local data sets (default: {LOCAL_DATA})")
+    parser.add_argument("--work_dir", type=Path, default=ROOT / "outputs" / "reproduce", help="checkpoints of the runs")
+    parser.add_argument("--results_dir", type=Path, default=RESULTS, help="results files")
+    parser.add_argument("--queue", type=Path, default=QUEUE, help="entries")
+    args = parser.parse_args(argv)
+    if args.jobs < 1 or not args.minutes > 0:
+        parser.error(f"--jobs must be at least 1 and --minutes positive; got {args.jobs} and {args.minutes:g}.")
+    return args
+
+
+def has_gpu() -> bool:
+    """Whether torch can use a CUDA device."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def show_status(entries: list[Entry], results: Results) -> None:
+    """Print a line per entry: numbers of runs by state, and minutes left."""
+    width = max(len(entry.entry) for entry in entries)
+    print(f"{'entry':<{width}}  device   done running   stale missing waiting   minutes left")
+    for entry in entries:
+        runs = plan(entry)
+        states = [state_of(run, entries, results) for run in runs]
+        counts = [states.count(state) for state in ("done", "running", "stale", "missing", "waiting")]
+        left = (len(runs) - counts[0]) * entry.minutes
+        print(f"{entry.entry:<{width}}  {entry.device:<6}" + "".join(f"{n:>8}" for n in counts) + f"{left:>15,.0f}")
+    planned = {run.name for entry in entries for run in plan(entry)}
+    others = sorted(set(results.runs) - planned)
+    if others:
+        print(f"\n{len(others)} results are of no entry: {', '.join(others[:5])}{', ...' if len(others) > 5 else ''}")
+
+
+def state_of(run: PlannedRun, entries: list[Entry], results: Results) -> str:
+    """Return the state of a run, including `running`."""
+    state = results.state(run, entries)
+    if state in ("missing", "stale"):
+        lock = results.lock(run)
+        if lock is None:
+            return "running"
+        lock.close()
+    return state
+
+
+if __name__ == "__main__":
+    main()

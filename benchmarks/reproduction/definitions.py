@@ -1,0 +1,42 @@
+"""What the metrics of the results files mean."""
+
+import re
+
+_SPLITS = {"eval": "the evaluation split", "validation": "the validation images", "train": "the training images"}
+
+_METRICS = {
+    "accuracy": "share of {split} whose largest logit is that of their class",
+    "accuracy_interval": "half-width of the 95 % interval of the mean accuracy over the episodes, for this one model",
+    "loss": "mean loss on {split}",
+    "mean_absolute_error": "mean absolute error on {split}, in the unit of the values",
+    "recall_at_1": "share of {split} whose nearest other image is of their class",
+    "map_at_r": "mean average precision at R on {split}, where R is the number of other images of the class",
+    "perplexity": "exponential of the mean loss per masked token of {split}",
+    "calibration_error_equal_mass_l2": "expected calibration error on {split}: 15 bins of equal mass, root mean square",
+    "calibration_error_equal_width_l1": "expected calibration error on {split}: 15 bins of equal width, mean",
+}
+
+_OTHERS = {
+    r"best_epoch": "epoch with the best selection metric, counted from 1",
+    r"best_\w+": "value of the selection metric in the best epoch",
+    r"epoch": "epochs trained",
+    r"steps": "optimizer steps",
+    r"train_runtime": "seconds of training and of the evaluation after each epoch",
+    r"ood_\w+_auroc_\w+": "area under the ROC curve of the detection of out-of-distribution images by this certainty",
+    r"ood_\w+_fpr_at_95_tpr_\w+": "false positive rate at 95 % true positive rate of the same detection",
+    r"mass": "share of the filters of the network whose projection on (1, ..., 1) is not positive",
+}
+
+
+def define(name: str) -> str:
+    """Return the definition of a metric, or an empty string if it is not reported.
+
+    Args:
+        name: The name, after the folder of the recipe that measured it, if that is not the training.
+    """
+    metric = name.rpartition("/")[2]
+    split, _, kind = metric.partition("_")
+    if split in _SPLITS and kind in _METRICS:
+        chosen = "after training" if split != "train" else "in the last epoch, with augmentation"
+        return f"{_METRICS[kind].format(split=_SPLITS[split])}, {chosen}"
+    return next((text for pattern, text in _OTHERS.items() if re.fullmatch(pattern, metric)), "")

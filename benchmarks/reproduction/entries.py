@@ -1,0 +1,240 @@
+"""The runs of `benchmarks/queue.yaml`: settings, names and digests."""
+
+import contextlib
+import difflib
+import functools
+import hashlib
+import io
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from hf_sphere.training.tasks import find_task
+from hf_sphere.utils.arguments import parse_arguments, read_config, to_argv
+
+ROOT = Path(__file__).parent.parent.parent
+CONFIGS = ROOT / "recipes" / "configs"
+SCRIPTS = {
+    "classification": "train_image_classification",
+    "regression": "train_image_regression",
+    "retrieval": "train_image_retrieval",
+    "joint": "train_joint_prediction",
+    "few_shot": "train_few_shot",
+    "masked_lm": "train_masked_lm",
+}
+"""Recipe of each task."""
+
+WITHOUT_EFFECT = {
+    *("output_dir", "published", "save_epochs", "save_steps", "save_total_limit", "logging_steps", "disable_tqdm"),
+    *("report_to", "cache_dir", "dataloader_num_workers", "preprocessing_num_workers", "per_device_eval_batch_size"),
+}
+"""Arguments on which no result depends; they are not part of the digest."""
+
+
+class QueueError(ValueError):
+    """An error in the queue's file."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Runs of the same kind.
+
+    Attributes:
+        entry: Unique name.
+        priority: Entries with smaller numbers run first.
+        task: Name of the task, see `SCRIPTS`.
+        configs: Configurations without folder and suffix, such as `spherization/mnist-lenet5-plain`; `a + b` combines
+            several, of which later ones take precedence.
+        minutes: Expected minutes per run, of one CPU core or of the GPU.
+        seeds: Number of seeds, from 0.
+        device: Where the runs take place.
+        label: Appended to the names of the runs, to distinguish them from other runs of the same configuration.
+        overrides: Arguments that differ from the configuration; `head_kwargs.scaling` sets one option of a mapping.
+        grid: Values of arguments; each combination is a separate run, and part of its name.
+        tuned_by: Entry with a grid; each configuration gets the values with which it has the highest mean of
+            `selection_metric` there.
+        selection_metric: See `tuned_by`.
+        after: Recipes that run after training, with the placeholders `{model}` (output folder of the training),
+            `{folder}` (folder for other results) and `{data:<Hub id>}` (a data set).
+    """
+
+    entry: str
+    priority: int
+    task: str
+    configs: list[str]
+    minutes: float
+    seeds: int = 1
+    device: Literal["cpu", "gpu"] = "cpu"
+    label: str = ""
+    overrides: dict[str, Any] = field(default_factory=dict)
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+    tuned_by: str | None = None
+    selection_metric: str = "validation_accuracy"
+    after: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of an entry.
+
+    Attributes:
+        entry: The entry.
+        config: One of the entry's `configs`.
+        seed: The seed.
+        grid: Values of the entry's grid, by argument.
+    """
+
+    entry: Entry
+    config: str
+    seed: int
+    grid: Mapping[str, Any]
+
+    @property
+    def group(self) -> str:
+        """Name without the seed, unique among all entries."""
+        label = [self.entry.label] if self.entry.label else []
+        values = [f"{name.rpartition('.')[2]}{value}" for name, value in self.grid.items()]
+        return "-".join([*(part.rpartition("/")[2] for part in split_config(self.config)), *label, *values])
+
+    @property
+    def name(self) -> str:
+        """Unique name; that of the results file."""
+        return f"{self.group}-seed{self.seed}"
+
+    @property
+    def script(self) -> str:
+        """Path of the recipe in the repository."""
+        return f"recipes/{SCRIPTS[self.entry.task]}.py"
+
+    def overrides(self, tuned: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the arguments that differ from the configuration, with options of mappings merged."""
+        settings = read_settings(self.config)
+        changed = apply_overrides(settings, {**self.entry.overrides, **self.grid, **(tuned or {})})
+        return {name: value for name, value in changed.items() if name not in settings or settings[name] != value}
+
+    def arguments(self, tuned: Mapping[str, Any] | None = None) -> list[str]:
+        """Return the command-line arguments of the recipe, without data and output folders."""
+        paths = [f"recipes/configs/{part}.yaml" for part in split_config(self.config)]
+        words = [word for path in paths for word in ("--config", path)]
+        return [*words, *to_argv({**self.overrides(tuned), "seed": self.seed})]
+
+    def digest(self, tuned: Mapping[str, Any] | None = None) -> str:
+        """Return a digest of what the result depends on: explicit settings, later steps, and the task's `numerics`."""
+        settings = read_settings(self.config) | self.overrides(tuned)
+        content = {
+            "task": self.entry.task,
+            "settings": {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT},
+            "after": self.entry.after,
+            "seed": self.seed,
+            "numerics": find_task(self.entry.task).numerics,
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_queue(path: Path) -> list[Entry]:
+    """Read and check the entries of a queue, in order of priority.
+
+    Raises:
+        QueueError: If a configuration does not exist, an argument is unknown or invalid, or a name is not unique.
+    """
+    rows = read_config(path)
+    if not isinstance(rows, list):
+        raise QueueError(f"{path} must be a list of entries.")
+    entries = sorted((_to_entry(row, path) for row in rows), key=lambda entry: entry.priority)
+    names = [entry.entry for entry in entries]
+    for entry in entries:
+        if names.count(entry.entry) > 1:
+            raise QueueError(f"{path} has two entries named {entry.entry!r}.")
+        tuning = next((other for other in entries if other.entry == entry.tuned_by), None)
+        if entry.tuned_by is not None and (tuning is None or not tuning.grid or tuning.configs != entry.configs):
+            raise QueueError(
+                f"entry {entry.entry!r}: tuned_by must name an entry with a grid and the same configs; got "
+                f"{entry.tuned_by!r}."
+            )
+    groups: dict[str, str] = {}
+    for run in itertools.chain.from_iterable(map(plan, entries)):
+        if groups.setdefault(run.group, run.entry.entry) != run.entry.entry:
+            raise QueueError(
+                f"entries {groups[run.group]!r} and {run.entry.entry!r} both have runs named {run.group}; give one of "
+                "them a label."
+            )
+    return entries
+
+
+def plan(entry: Entry) -> list[PlannedRun]:
+    """Return the runs of an entry: all configurations with the first seed, then with the second, and so on."""
+    combinations = [dict(zip(entry.grid, values, strict=True)) for values in itertools.product(*entry.grid.values())]
+    return [
+        PlannedRun(entry, config, seed, values)
+        for seed in range(entry.seeds)
+        for config in entry.configs
+        for values in combinations
+    ]
+
+
+@functools.cache
+def read_settings(config: str) -> dict[str, Any]:
+    """Return the arguments that a configuration, or a combination `a + b`, sets."""
+    settings: dict[str, Any] = {}
+    for part in split_config(config):
+        settings |= read_config(CONFIGS / f"{part}.yaml") or {}
+    return settings
+
+
+def split_config(config: str) -> list[str]:
+    """Return the parts of a combination `a + b`."""
+    return [part.strip() for part in config.split("+")]
+
+
+def apply_overrides(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with overrides; the name `a.b` sets the option b of the mapping a."""
+    result = dict(settings)
+    for name, value in overrides.items():
+        mapping, _, option = name.partition(".")
+        result[mapping] = {**(result.get(mapping) or {}), option: value} if option else value
+    return result
+
+
+def _to_entry(row: Any, path: Path) -> Entry:
+    known = [f.name for f in fields(Entry)]
+    if not isinstance(row, Mapping) or "entry" not in row:
+        raise QueueError(f"each entry of {path} must be a mapping with a key `entry`, its name; got {row!r}.")
+    for name in row:
+        if name not in known:
+            raise QueueError(f"entry {row['entry']!r}: unknown key {name!r}.{_hint(name, known)}")
+    try:
+        entry = Entry(**row)
+    except TypeError as error:
+        raise QueueError(f"entry {row['entry']!r}: {error}") from error
+    if entry.task not in SCRIPTS:
+        raise QueueError(f"entry {entry.entry!r}: unknown task {entry.task!r}; the tasks are {', '.join(SCRIPTS)}.")
+    for config in entry.configs:
+        for part in split_config(config):
+            if not (CONFIGS / f"{part}.yaml").is_file():
+                known = [str(p.relative_to(CONFIGS).with_suffix("")) for p in CONFIGS.rglob("*.yaml")]
+                raise QueueError(
+                    f"entry {entry.entry!r}: there is no configuration {part!r} in recipes/configs.{_hint(part, known)}"
+                )
+    for run in plan(replace(entry, seeds=1)):
+        _check_arguments(run)
+    return entry
+
+
+def _check_arguments(run: PlannedRun) -> None:
+    """Parse the arguments of a run as its recipe does."""
+    said = io.StringIO()
+    argv = [str(ROOT / word) if word.startswith("recipes/configs/") else word for word in run.arguments()]
+    try:
+        with contextlib.redirect_stderr(said):
+            parse_arguments(find_task(run.entry.task).arguments, [*argv, "--output_dir", "unused"])
+    except SystemExit as stop:
+        message = said.getvalue().partition("error: ")[2].partition("\nSee ")[0]
+        raise QueueError(f"entry {run.entry.entry!r}, {run.config}: {message}") from stop
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=3)
+    return f" Did you mean {' or '.join(close)}?" if close else ""

@@ -1,0 +1,106 @@
+"""The files of `results/runs`: one JSON file per finished run, and locks of the runs in progress."""
+
+import fcntl
+import json
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from hf_sphere.utils.files import write_text
+from reproduction.entries import Entry, PlannedRun, plan
+
+REQUIRED = ("name", "seed", "digest", "metrics")
+
+
+@dataclass
+class Results:
+    """Results of finished runs.
+
+    Attributes:
+        folder: Folder of the files.
+        runs: Contents of the valid files, by the run's name.
+        problems: Messages about files that are damaged or do not belong to their name.
+    """
+
+    folder: Path
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Results":
+        """Read all files of a folder; invalid ones are reported in `problems` and left out."""
+        results = cls(folder)
+        for path in sorted(folder.glob("*.json")):
+            results._read_file(path)
+        return results
+
+    def refresh(self, run: PlannedRun) -> None:
+        """Read the file of a run again, if there is one."""
+        path = self.folder / f"{run.name}.json"
+        if path.is_file():
+            self._read_file(path)
+
+    def _read_file(self, path: Path) -> None:
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            self.problems.append(f"{path} is damaged and not used: {error}")
+            return
+        if not isinstance(content, dict) or any(name not in content for name in REQUIRED):
+            self.problems.append(f"{path} is not used: it needs {', '.join(REQUIRED)}.")
+        elif content["name"] != path.stem:
+            self.problems.append(f"{path} is not used: it has the results of {content['name']}.")
+        else:
+            self.runs[path.stem] = content
+
+    def write(self, content: Mapping[str, Any]) -> Path:
+        """Write the results of a run."""
+        path = self.folder / f"{content['name']}.json"
+        lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items())
+        write_text(path, f"{{\n{lines}\n}}\n")
+        self.runs[content["name"]] = dict(content)
+        return path
+
+    def state(self, run: PlannedRun, entries: Iterable[Entry]) -> str:
+        """Return `done`, `stale` (of other settings), `missing`, or `waiting` (for the tuning of its settings)."""
+        tuned = self.tuned(run, entries)
+        if tuned is None:
+            return "waiting"
+        result = self.runs.get(run.name)
+        if result is None:
+            return "missing"
+        return "done" if result["digest"] == run.digest(tuned) else "stale"
+
+    def tuned(self, run: PlannedRun, entries: Iterable[Entry]) -> dict[str, Any] | None:
+        """Return the values that were selected for a run on the entry `tuned_by`; None if that is not finished."""
+        entries = list(entries)
+        tuning = next((entry for entry in entries if entry.entry == run.entry.tuned_by), None)
+        if tuning is None:
+            return {}
+        scores: dict[str, list[float]] = {}
+        grids: dict[str, Mapping[str, Any]] = {}
+        for candidate in (other for other in plan(tuning) if other.config == run.config):
+            if self.state(candidate, entries) != "done":
+                return None
+            # A run that diverged has no metrics and cannot be selected.
+            score = self.runs[candidate.name]["metrics"].get(run.entry.selection_metric, float("-inf"))
+            scores.setdefault(candidate.group, []).append(score)
+            grids[candidate.group] = candidate.grid
+        return dict(grids[max(scores, key=lambda group: statistics.mean(scores[group]))])
+
+    def lock(self, run: PlannedRun) -> IO[bytes] | None:
+        """Lock a run, or return None if another queue has locked it.
+
+        The lock is released when the file is closed by this process and by those that inherit it, however they end.
+        """
+        folder = self.folder / ".locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / run.name).open("wb")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        return file

@@ -1,0 +1,249 @@
+"""Starting, stopping and recording the runs of the queue."""
+
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+from hf_sphere.training.tasks import find_task
+from hf_sphere.utils.files import write_json
+from reproduction.definitions import define
+from reproduction.entries import ROOT, PlannedRun, read_settings
+
+PACKAGES = ("torch", "torchvision", "transformers", "timm", "accelerate", "datasets", "numpy")
+PROGRESS_FILE = "progress.json"
+DIVERGED = "not finite"
+"""Part of the message of a run whose loss or weights are not finite."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Folders of the queue.
+
+    Attributes:
+        work: Output folders of the runs, with their checkpoints.
+        data: Folder with local copies of data sets, named as on the Hub; others are loaded from the Hub.
+    """
+
+    work: Path
+    data: Path | None
+
+    def dataset(self, name: str) -> str:
+        """Return the local copy of a data set, or its name."""
+        local = self.data / name if self.data is not None else None
+        return str(local.resolve()) if local is not None and local.is_dir() else name
+
+
+class Job:
+    """A run in progress: one process after another, the training and the recipes after it.
+
+    Args:
+        run: The run.
+        tuned: Values selected by the tuning, by argument.
+        lock: Lock of the run. The processes inherit it, so that a run whose queue was killed stays locked.
+        places: Folders.
+    """
+
+    def __init__(self, run: PlannedRun, tuned: Mapping[str, Any], lock: IO[bytes], places: Places) -> None:
+        self.run, self.tuned, self.places = run, tuned, places
+        self._lock = lock
+        self.folder = places.work / run.name
+        self._digest = run.digest(tuned)
+        progress = self._read_progress()
+        if progress.get("digest") != self._digest:  # of other settings, or of none
+            shutil.rmtree(self.folder, ignore_errors=True)
+            progress = {}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._core_seconds: float = progress.get("core_seconds", 0.0)
+        self._seconds: float = progress.get("seconds", 0.0)
+        self._commands = self._list_commands()
+        self._started = time.monotonic()
+        self._process = self._start(self._commands[0])
+
+    def poll(self) -> str:
+        """Return `running`, `finished`, `diverged`, `stopped` or `failed`, and start the next process if one ended."""
+        pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
+        if pid == 0:
+            return "running"
+        code = os.waitstatus_to_exitcode(status)
+        self._process.returncode = code  # known to `Popen`, which otherwise waits for the process again
+        self._core_seconds += usage.ru_utime + usage.ru_stime
+        self._seconds += time.monotonic() - self._started
+        self._write_progress()
+        if code == 0 and len(self._commands) > 1:
+            self._commands.pop(0)
+            self._started = time.monotonic()
+            self._process = self._start(self._commands[0])
+            return "running"
+        self._lock.close()
+        if code == 0:
+            return "finished"
+        if code in (130, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL):
+            return "stopped"
+        return "diverged" if DIVERGED in self.log_tail() else "failed"
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Request a checkpoint and the end of the process, or kill it."""
+        self._process.send_signal(signal.SIGKILL if at_once else signal.SIGTERM)
+
+    def log_tail(self, lines: int = 6) -> str:
+        """Return the last lines that the run printed."""
+        text = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+        shown = [line.rpartition("\r")[2].rstrip() for line in text.splitlines()]
+        return "\n".join([line for line in shown if line][-lines:])
+
+    def remove(self) -> None:
+        """Remove the output folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def collect(self) -> dict[str, Any]:
+        """Return the contents of the results file."""
+        metrics, history = self._read_metrics()
+        definitions = {name: define(name) for name in metrics}
+        content: dict[str, Any] = {
+            "name": self.run.name,
+            "group": self.run.group,
+            "seed": self.run.seed,
+            "entry": self.run.entry.entry,
+            "config": self.run.config,
+            "digest": self._digest,
+            "numerics": find_task(self.run.entry.task).numerics,
+            "overrides": self.run.overrides(self.tuned),
+            "metrics": {name: value for name, value in metrics.items() if definitions[name]},
+            "definitions": {name: text for name, text in definitions.items() if text},
+            "history": history,
+            "data": self._describe_data(),
+            "device": describe_device(self.run.entry.device),
+            "minutes": round(self._seconds / 60, 2),
+            "core_minutes": round(self._core_seconds / 60, 2),
+            "commit": commit(),
+            "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+            "command": " ".join(["python", self.run.script, *_quoted(self.run.arguments(self.tuned))]),
+        }
+        if not metrics:
+            content["diverged"] = self.log_tail(1)
+        return content
+
+    def _list_commands(self) -> list[list[str]]:
+        """Return the commands that are left: the training, unless it has ended, and the later recipes."""
+        model, others = self.folder / "model", self.folder / "after"
+        shutil.rmtree(others, ignore_errors=True)
+        commands = []
+        for words in self.run.entry.after:
+            script, *argv = words.format_map(_Placeholders(model, others, self.places)).split()
+            commands.append([f"recipes/{script}.py", *argv])
+        if (model / "all_results.json").is_file():
+            return commands or [["-c", ""]]
+        name = read_settings(self.run.config).get("dataset_name", "digits")
+        name = self.run.overrides(self.tuned).get("dataset_name", name)
+        training = [self.run.script, *self.run.arguments(self.tuned), "--dataset_name", self.places.dataset(name)]
+        training += ["--output_dir", str(model), "--disable_tqdm"]
+        resumes = any(model.glob("checkpoint-*"))
+        training += ["--resume_from_checkpoint", "latest"] if resumes else ["--overwrite_output_dir"]
+        return [training, *commands]
+
+    def _start(self, command: list[str]) -> subprocess.Popen:
+        threads = {} if self.run.entry.device == "gpu" else {"OMP_NUM_THREADS": "1"}
+        with (self.folder / "log.txt").open("a", encoding="utf-8") as log:
+            return subprocess.Popen(
+                [sys.executable, *command],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **threads},
+                pass_fds=[self._lock.fileno()],
+            )
+
+    def _read_progress(self) -> dict[str, Any]:
+        path = self.folder / PROGRESS_FILE
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+
+    def _write_progress(self) -> None:
+        progress = {"digest": self._digest, "core_seconds": self._core_seconds, "seconds": self._seconds}
+        write_json(self.folder / PROGRESS_FILE, progress)
+
+    def _read_metrics(self) -> tuple[dict[str, float], dict[str, list[float]]]:
+        """Return the numbers of all results by name, and those of each epoch."""
+        metrics: dict[str, float] = {}
+        history: dict[str, list[float]] = {}
+        for path in sorted(
+            [self.folder / "model" / "all_results.json", *self.folder.glob("after/**/all_results.json")]
+        ):
+            if not path.is_file():
+                continue
+            content = json.loads(path.read_text(encoding="utf-8"))
+            prefix = "" if path.parent.name == "model" else f"{path.parent.name}/"
+            metrics |= {f"{prefix}{k}": v for k, v in content.items() if type(v) in (int, float)}
+            for epoch in content.get("history", []):
+                for name, value in epoch.items():
+                    history.setdefault(name, []).append(float(f"{value:.6g}"))
+        return metrics, history
+
+    def _describe_data(self) -> dict[str, str]:
+        settings = read_settings(self.run.config) | self.run.overrides(self.tuned)
+        name = settings.get("dataset_name", "digits")
+        return {"name": name, "encoding": _image_encoding(Path(self.places.dataset(name)))}
+
+
+class _Placeholders(dict):
+    """Values of the placeholders in the commands of an entry."""
+
+    def __init__(self, model: Path, folder: Path, places: Places) -> None:
+        super().__init__(model=model.resolve(), folder=folder.resolve())
+        self._places = places
+
+    def __missing__(self, name: str) -> str:
+        return self._places.dataset(name)
+
+
+def describe_device(kind: str) -> str:
+    """Return the model of the GPU or CPU."""
+    if kind == "gpu":
+        import torch
+
+        return torch.cuda.get_device_name()
+    try:
+        found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    except OSError:
+        found = None
+    return f"one core of {found[1] if found else platform.processor() or platform.machine()}"
+
+
+def commit() -> str:
+    """Return the commit of the repository, with `-modified` if tracked files differ from it; empty without git."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    modified = git("status", "--porcelain", "--untracked-files=no")
+    return git("rev-parse", "HEAD") + ("-modified" if modified else "")
+
+
+def _image_encoding(folder: Path) -> str:
+    """Return the format of the first encoded image of a folder of parquet files; empty if there is none."""
+    import pyarrow.parquet as pq
+
+    for path in sorted(folder.glob("*.parquet")):
+        for value in pq.ParquetFile(path).read_row_group(0).slice(0, 1).to_pylist()[0].values():
+            data = value.get("bytes") if isinstance(value, dict) else None
+            if data:
+                return "JPEG" if data.startswith(b"\xff\xd8\xff") else "PNG" if data.startswith(b"\x89PNG") else "other"
+    return ""
+
+
+def _quoted(words: list[str]) -> list[str]:
+    return [f"'{word}'" if re.search(r"[^\w./,=:+-]", word) else word for word in words]
