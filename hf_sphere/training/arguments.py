@@ -75,6 +75,9 @@ class TrainingArguments:
     )
     report_to: list[str] | None = argument(None, "Trackers, for instance tensorboard, wandb.")
     disable_tqdm: bool = argument(False, "Show no progress bars.")
+    published: str | None = argument(
+        None, "Record of results/published that the run is compared with; stated on the model card."
+    )
     push_to_hub: bool = argument(False, "Upload the model and its card at the end.")
     hub_model_id: str | None = argument(None, "Name on the Hub; the name of output_dir if not set.")
 

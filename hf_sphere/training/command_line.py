@@ -28,7 +28,7 @@ def train(task_name: str, argv: Sequence[str] | None, script: str) -> None:
 
     from hf_sphere.training.run_training import Command, run_training
 
-    command = Command(str(path.relative_to(root)), argv, root / "hub_cards" / "model_card.md")
+    command = Command(str(path.relative_to(root)), argv, root)
     run_training(task(*parts), command)
 
 

@@ -27,6 +27,7 @@ class TrainingRecord:
         selection_note: How the reported epoch was chosen.
         settings: Training settings that differ from their defaults.
         command: The command that ran.
+        published: Published results of the same run.
         device: Device that the model was trained on.
         seconds: Time spent in training.
     """
@@ -37,6 +38,7 @@ class TrainingRecord:
     selection_note: str
     settings: Mapping[str, Any]
     command: Sequence[str]
+    published: Sequence[str]
     device: torch.device
     seconds: float
 
@@ -96,6 +98,7 @@ def write_model_card(
         model=list(description.model.items()),
         settings=list(record.settings.items()),
         selection_note=record.selection_note,
+        published=record.published,
         command=_wrap(record.command),
         versions=", ".join(f"{name} {version(name)}" for name in packages),
         hardware=hardware,

@@ -14,6 +14,7 @@ from hf_sphere.training.loop import TrainingLoop
 from hf_sphere.training.measures import INTERVAL, show_metrics
 from hf_sphere.training.model_card import TrainingRecord, write_model_card
 from hf_sphere.training.output_dir import BEST_FOLDER
+from hf_sphere.training.published import PUBLISHED, find_published, show_published
 from hf_sphere.training.run import Run, start_run
 from hf_sphere.training.snapshots import Snapshots
 from hf_sphere.training.tasks.base import Prepared, Task
@@ -28,12 +29,12 @@ class Command:
     Attributes:
         script: Path of the script in the repository.
         argv: Command-line arguments without the program name.
-        card_template: Template of the model card.
+        root: Root of the repository.
     """
 
     script: str
     argv: Sequence[str]
-    card_template: Path
+    root: Path
 
 
 def run_training(task: Task, command: Command) -> None:
@@ -43,6 +44,7 @@ def run_training(task: Task, command: Command) -> None:
         task: The task, with its arguments.
         command: The command line, for the model card.
     """
+    published = [] if task.args.published is None else find_published(command.root / PUBLISHED, task.args.published)
     run = start_run(task.args, *(part for part in task.parts if part is not task.args))
     prepared = task.prepare(run)
     description = task.describe(prepared)
@@ -86,12 +88,13 @@ def run_training(task: Task, command: Command) -> None:
             selection_note=_selection_note(metric, run, results, description.held_out),
             settings=_changed_settings(task, run.settings),
             command=["accelerate", "launch", command.script, *command.argv],
+            published=[show_published(record) for record in published if record["edition"] == "text"],
             device=run.accelerator.device,
             seconds=state.seconds,
         )
         write_model_card(
             run.output_dir,
-            template=command.card_template,
+            template=command.root / "hub_cards" / "model_card.md",
             model_id=name,
             model_class=type(prepared.model).__name__,
             pipeline_tag=task.pipeline_tag,
