@@ -62,8 +62,8 @@ class Queue:
                 self._wait(1.0)
             self._stop_all()
         finally:
-            for job in self._running:
-                job.stop(at_once=True)
+            for job in self._running:  # after an error; they write a checkpoint and end
+                job.stop()
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -103,7 +103,7 @@ class Queue:
                 print(f"{job.log_tail()}\n(see {job.folder / 'log.txt'})", file=sys.stderr, flush=True)
             elif state in ("finished", "diverged"):
                 self.results.write(job.collect())
-                job.remove()
+                job.remove()  # after an error of `write` the next queue collects the results again
 
     def _stop_all(self) -> None:
         """Let the runs write checkpoints; kill those that take too long, whose last checkpoint is complete."""
@@ -112,6 +112,9 @@ class Queue:
         deadline = time.monotonic() + SECONDS_TO_STOP
         while self._running and time.monotonic() < deadline:
             self._wait(0.2)
+        for job in self._running:
+            job.stop(at_once=True)
+        self._running.clear()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -25,6 +25,9 @@ PROGRESS_FILE = "progress.json"
 DIVERGED = "not finite"
 """Part of the message of a run whose loss or weights are not finite."""
 
+STOPPED = (130, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL)
+"""Exit statuses of a process that was asked to stop, or killed."""
+
 
 @dataclass(frozen=True)
 class Places:
@@ -67,34 +70,28 @@ class Job:
         self._core_seconds: float = progress.get("core_seconds", 0.0)
         self._seconds: float = progress.get("seconds", 0.0)
         self._commands = self._list_commands()
-        self._started = time.monotonic()
-        self._process = self._start(self._commands[0])
+        self._process = self._start_next()
 
     def poll(self) -> str:
         """Return `running`, `finished`, `diverged`, `stopped` or `failed`, and start the next process if one ended."""
-        pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
-        if pid == 0:
-            return "running"
-        code = os.waitstatus_to_exitcode(status)
-        self._process.returncode = code  # known to `Popen`, which otherwise waits for the process again
-        self._core_seconds += usage.ru_utime + usage.ru_stime
-        self._seconds += time.monotonic() - self._started
-        self._write_progress()
-        if code == 0 and len(self._commands) > 1:
-            self._commands.pop(0)
-            self._started = time.monotonic()
-            self._process = self._start(self._commands[0])
-            return "running"
-        self._lock.close()
-        if code == 0:
-            return "finished"
-        if code in (130, -signal.SIGTERM, -signal.SIGINT, -signal.SIGKILL):
-            return "stopped"
-        return "diverged" if DIVERGED in self.log_tail() else "failed"
+        if self._process is not None:
+            pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
+            if pid == 0:
+                return "running"
+            code = os.waitstatus_to_exitcode(status)
+            self._process.returncode = code  # otherwise `Popen` waits for the process again
+            self._core_seconds += usage.ru_utime + usage.ru_stime
+            self._seconds += time.monotonic() - self._started
+            self._write_progress()
+            if code:
+                return self._end("stopped" if code in STOPPED else "diverged" if self._has_diverged() else "failed")
+            self._process = self._start_next()
+        return "running" if self._process is not None else self._end("finished")
 
     def stop(self, *, at_once: bool = False) -> None:
         """Request a checkpoint and the end of the process, or kill it."""
-        self._process.send_signal(signal.SIGKILL if at_once else signal.SIGTERM)
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL if at_once else signal.SIGTERM)
 
     def log_tail(self, lines: int = 6) -> str:
         """Return the last lines that the run printed."""
@@ -143,7 +140,7 @@ class Job:
             script, *argv = words.format_map(_Placeholders(model, others, self.places)).split()
             commands.append([f"recipes/{script}.py", *argv])
         if (model / "all_results.json").is_file():
-            return commands or [["-c", ""]]
+            return commands
         name = read_settings(self.run.config).get("dataset_name", "digits")
         name = self.run.overrides(self.tuned).get("dataset_name", name)
         training = [self.run.script, *self.run.arguments(self.tuned), "--dataset_name", self.places.dataset(name)]
@@ -152,17 +149,28 @@ class Job:
         training += ["--resume_from_checkpoint", "latest"] if resumes else ["--overwrite_output_dir"]
         return [training, *commands]
 
-    def _start(self, command: list[str]) -> subprocess.Popen:
+    def _start_next(self) -> subprocess.Popen | None:
+        """Start the next command, if there is one."""
+        if not self._commands:
+            return None
+        self._started = time.monotonic()
         threads = {} if self.run.entry.device == "gpu" else {"OMP_NUM_THREADS": "1"}
         with (self.folder / "log.txt").open("a", encoding="utf-8") as log:
             return subprocess.Popen(
-                [sys.executable, *command],
+                [sys.executable, *self._commands.pop(0)],
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **threads},
                 pass_fds=[self._lock.fileno()],
             )
+
+    def _end(self, state: str) -> str:
+        self._lock.close()
+        return state
+
+    def _has_diverged(self) -> bool:
+        return DIVERGED in self.log_tail()
 
     def _read_progress(self) -> dict[str, Any]:
         path = self.folder / PROGRESS_FILE
