@@ -7,7 +7,8 @@ python recipes/prepare_images.py sop --source data/Stanford_Online_Products --ou
 python recipes/prepare_images.py class_split --source data/mini_imagenet --output data/prepared/mini_imagenet
 
 imagenet200  {train,test}/<class>/*.jpg, or train/<class>/images/*.JPEG with val/images and val/val_annotations.txt,
-             whose val becomes the test split. Columns image, label.
+             whose val becomes the test split; with words.txt, if it exists, as names of the classes. Columns image,
+             label.
 omniart      {train,test}/<omni_id>.jpg with train_complete.csv and test_complete.csv. Columns image, label (the school)
              and year.
 cub200       images/<class>/*.jpg with images.txt, image_class_labels.txt, train_test_split.txt and classes.txt.

@@ -3,6 +3,8 @@
 python recipes/reinitialize_layers.py --model_name_or_path outputs/hyperplanes/cifar10-vgg11
 python recipes/reinitialize_layers.py --model_name_or_path outputs/random-labels --split train --max_samples 1000
 python recipes/reinitialize_layers.py --model_name_or_path timm:resnet18.a1_in1k --dataset_name <folder> --num_random 3
+python recipes/reinitialize_layers.py --model_name_or_path outputs/hyperplanes/cifar100-vgg11 --top_k 5 \
+    --heat_map relative_drop --output_dir outputs/reinitialization/cifar100-vgg11-top5
 
 One layer at a time is reset to its weights in each snapshot of the training run, and to new random weights, while the
 others stay trained. Data settings and snapshots are read from the folder of the training run. Other models are named
@@ -37,7 +39,7 @@ PLOTS = ("reinitialization.png", "reinitialization.svg")
 FILES = (CELLS_FILE, TABLE_FILE, *PLOTS, "all_results.json", "run.json")
 """Files that the recipe may write."""
 FREE_TO_CHANGE = {
-    *("output_dir", "overwrite_output_dir", "drop", "batch_size", "reuse_activations", "cached_gigabytes"),
+    *("output_dir", "overwrite_output_dir", "drop", "heat_map", "batch_size", "reuse_activations", "cached_gigabytes"),
     *("disable_tqdm", "cache_dir", "dataloader_num_workers"),
 }
 """Arguments that may differ when a run resumes, since no accuracy depends on them."""
@@ -69,6 +71,12 @@ class RobustnessArguments:
     seed: int = argument(
         0, "Seed of the random initializations, and of the sample of images for a model without a training run."
     )
+    top_k: int = argument(
+        1, "Measure the top-k accuracy: the fraction of images whose class is among those of the k largest logits."
+    )
+    heat_map: Literal["accuracy", "relative_drop"] = argument(
+        "accuracy", "Quantity of the heat map: the accuracy, or its relative drop, (trained - accuracy) / trained."
+    )
     drop: float = argument(0.05, "A layer is critical if its reset reduces the accuracy by more than this.")
     batch_size: int = argument(250, "Images per batch.")
     reuse_activations: bool = argument(True, "Compute the activations before a layer only once, where possible.")
@@ -76,7 +84,13 @@ class RobustnessArguments:
     disable_tqdm: bool = argument(False, "Disable the progress bar.")
 
     def __post_init__(self) -> None:
-        for name, least in (("max_samples", 1), ("batch_size", 1), ("num_random", 0), ("cached_gigabytes", 0)):
+        for name, least in (
+            ("max_samples", 1),
+            ("batch_size", 1),
+            ("num_random", 0),
+            ("cached_gigabytes", 0),
+            ("top_k", 1),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"--{name} must be at least {least}; got {value}.")
@@ -132,6 +146,11 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
             f"the images have labels up to {highest}, but {name} has {classifier.num_classes} classes; set the data "
             "set that it was trained on with --dataset_name."
         )
+    if args.top_k >= classifier.num_classes:
+        raise ValueError(
+            f"--top_k {args.top_k} must be below the number of classes, {classifier.num_classes}; otherwise every "
+            "image counts as correct."
+        )
     num_images = min(args.max_samples or batches.examples_per_epoch, batches.examples_per_epoch)
     images = f"{num_images:,} images of {data_args.dataset_name}, {args.split}"
     print(f"measuring on {images}")
@@ -143,7 +162,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
     result = reinitialization_robustness(
         classifier.model.to(accelerator.device),
         snapshots,
-        lambda model: accuracy(model, batches, num_images),
+        lambda model: accuracy(model, batches, num_images, args.top_k),
         layers=args.layers,
         include_1x1=args.include_1x1,
         include_batch_norm=args.include_batch_norm,
@@ -222,8 +241,8 @@ def digest_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def accuracy(model: Any, batches: "ImageBatches", num_images: int) -> float:
-    """Return the accuracy of a model in eval mode on the first images of the first epoch."""
+def accuracy(model: Any, batches: "ImageBatches", num_images: int, top_k: int = 1) -> float:
+    """Return the top-k accuracy of a model in eval mode on the first images of the first epoch."""
     import torch
 
     correct: Any = 0
@@ -233,7 +252,7 @@ def accuracy(model: Any, batches: "ImageBatches", num_images: int) -> float:
             labels = batch["labels"][: num_images - seen]
             output = model(batch["pixel_values"][: num_images - seen])
             logits = output.logits if hasattr(output, "logits") else output
-            correct += (logits.argmax(-1) == labels).sum()
+            correct += (logits.topk(top_k).indices == labels[:, None]).sum()
             seen += len(labels)
             if seen == num_images:
                 break
@@ -248,12 +267,14 @@ def report(result: "ReinitializationRobustness", args: RobustnessArguments, imag
     print(result.table(args.drop))
     result.save(output_dir / TABLE_FILE)
     critical = result.critical_layers(args.drop)
-    summary = {"model": args.model_name_or_path, "images": images, "accuracy": result.accuracy}
+    metric = "accuracy" if args.top_k == 1 else f"top-{args.top_k} accuracy"
+    summary = {"model": args.model_name_or_path, "images": images, "metric": metric, "accuracy": result.accuracy}
     write_json(output_dir / "all_results.json", summary | {"drop": args.drop, "critical_layers": critical})
     try:
         for name in PLOTS:
             title = Path(args.model_name_or_path).name
-            plot_reinitialization(result.to_dict(), title=title, path=output_dir / name)
+            options: Any = {"quantity": args.heat_map, "metric": metric, "title": title}
+            plot_reinitialization(result.to_dict(), path=output_dir / name, **options)
     except ImportError as error:
         print(f"no plots: {error}")
     print(f"\nResults in {output_dir}")

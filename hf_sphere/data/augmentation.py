@@ -1,11 +1,14 @@
 """Augmentation of training images, one operation per batch, on the device of the images."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torchvision.transforms.v2 import functional as tvF
 
 _DRAWS = 10
 """Attempts at a random resized crop before the full image is used."""
@@ -16,7 +19,8 @@ class Augmentation:
     """Random augmentation of training images.
 
     Attributes:
-        crop_padding: Zero padding in pixels on each side before a random crop of the original size.
+        crop_padding: Padding in pixels on each side before a random crop of the original size.
+        crop_padding_mode: Pad with `zeros`, or `reflect` the image about its outermost pixels.
         horizontal_flip: Whether to flip images with probability 1/2.
         rotation: Maximum angle, in degrees, of a random rotation in either direction (nearest pixel, zeros outside).
         random_resized_crop: Minimum fraction of the area that a crop keeps, above 0 and up to 1 (0.08 is common); None
@@ -26,12 +30,24 @@ class Augmentation:
             not rounded to pixels, and resizing is bilinear: crops are only enlarged, so no antialiasing is needed.
             Images are cropped at the size of the model, not at their original size, so a small crop is blurrier than
             one cut out of a large original.
+        crop_aspect_ratio: Largest aspect ratio of random resized crops, in place of 4/3; the smallest is its inverse.
+        color_jitter: Strengths of random changes of brightness, contrast, saturation (each a factor of up to one plus
+            or minus its strength, from 0 to 1) and hue (a rotation by up to this fraction of the color circle, at most
+            0.5), applied to each image in random order before it is cropped. None for no change.
+        occlusion: Side in pixels of a square that is covered by `occlusion_color`, at a uniform position inside the
+            image; 0 for none.
+        occlusion_color: Value per channel, from 0 to 255.
     """
 
     crop_padding: int = 0
     horizontal_flip: bool = False
     rotation: float = 0.0
     random_resized_crop: float | None = None
+    crop_padding_mode: Literal["zeros", "reflect"] = "zeros"
+    crop_aspect_ratio: float = 4 / 3
+    color_jitter: Sequence[float] | None = None
+    occlusion: int = 0
+    occlusion_color: Sequence[float] = (0.0,)
 
     def __post_init__(self) -> None:
         if self.crop_padding < 0:
@@ -49,26 +65,48 @@ class Augmentation:
                     f"crop_padding={self.crop_padding} and random_resized_crop={self.random_resized_crop} are two ways "
                     "to crop; use only one of them."
                 )
+        if not self.crop_aspect_ratio >= 1.0:
+            raise ValueError(f"crop_aspect_ratio must be at least 1, for square crops; got {self.crop_aspect_ratio}.")
+        if self.color_jitter is not None:
+            strengths = list(self.color_jitter)
+            limits = (1.0, 1.0, 1.0, 0.5)
+            if len(strengths) != 4 or not all(0.0 <= s <= limit for s, limit in zip(strengths, limits, strict=True)):
+                raise ValueError(
+                    "color_jitter must be the strengths of brightness, contrast, saturation (each from 0 to 1) and hue "
+                    f"(from 0 to 0.5); got {strengths}."
+                )
+        if self.occlusion < 0:
+            raise ValueError(f"occlusion must not be negative; got {self.occlusion}.")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Augment each image of a uint8 batch (B, C, H, W) independently; `generator` is on the CPU."""
+        if self.color_jitter is not None:
+            images = _jitter_colors(images, self.color_jitter, generator)
         if self.crop_padding:
-            images = _random_crop(images, self.crop_padding, generator)
+            images = _random_crop(images, self.crop_padding, self.crop_padding_mode, generator)
         if self.random_resized_crop is not None:
-            images = _crop_and_resize(images, *_draw_boxes(len(images), self.random_resized_crop, generator))
+            boxes = _draw_boxes(len(images), self.random_resized_crop, generator, self.crop_aspect_ratio)
+            images = _crop_and_resize(images, *boxes)
         if self.horizontal_flip:
             mirrored = torch.rand(len(images), generator=generator) < 0.5
             images = torch.where(mirrored.to(images.device)[:, None, None, None], images.flip(-1), images)
         if self.rotation:
             degrees = (2 * torch.rand(len(images), generator=generator) - 1) * self.rotation
             images = _rotate(images, degrees.deg2rad())
+        if self.occlusion:
+            images = _occlude(images, self.occlusion, self.occlusion_color, generator)
         return images
 
 
-def _random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
-    """Random crop of the original size from the zero-padded image."""
+def _random_crop(images: Tensor, padding: int, mode: str, generator: torch.Generator) -> Tensor:
+    """Random crop of the original size from the padded image."""
     count, channels, height, width = images.shape
-    padded = F.pad(images, (padding,) * 4)
+    if mode == "reflect" and padding >= min(height, width):
+        raise ValueError(
+            f"images of {height} x {width} pixels can be reflected by at most {min(height, width) - 1}; got "
+            f"crop_padding={padding}."
+        )
+    padded = tvF.pad(images, [padding], padding_mode="constant" if mode == "zeros" else mode)
     top, left = torch.randint(0, 2 * padding + 1, (2, count), generator=generator).to(images.device)
     rows = top[:, None] + torch.arange(height, device=images.device)
     columns = left[:, None] + torch.arange(width, device=images.device)
@@ -76,11 +114,13 @@ def _random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Te
     return padded.gather(3, columns[:, None, None, :].expand(-1, channels, height, -1))
 
 
-def _draw_boxes(count: int, smallest_share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _draw_boxes(
+    count: int, smallest_share: float, generator: torch.Generator, largest_ratio: float = 4 / 3
+) -> tuple[Tensor, Tensor]:
     """Sample boxes inside the unit square: their sizes and centers, each (N, 2) with x first."""
     draws = torch.rand(2, count, _DRAWS, generator=generator)
     area = smallest_share + (1 - smallest_share) * draws[0]
-    ratio = ((2 * draws[1] - 1) * math.log(4 / 3)).exp()
+    ratio = ((2 * draws[1] - 1) * math.log(largest_ratio)).exp()
     sizes = torch.stack([(area * ratio).sqrt(), (area / ratio).sqrt()], dim=-1)
     fits = (sizes <= 1).all(-1)
     first = fits.int().argmax(1)
@@ -109,3 +149,65 @@ def _rotate(images: Tensor, radians: Tensor) -> Tensor:
     grid = F.affine_grid(matrix.to(images.device), list(images.shape), align_corners=False)
     turned = F.grid_sample(images.float(), grid, mode="nearest", padding_mode="zeros", align_corners=False)
     return turned.to(images.dtype)
+
+
+def _occlude(images: Tensor, side: int, color: Sequence[float], generator: torch.Generator) -> Tensor:
+    """Cover a square of each image."""
+    count, _, height, width = images.shape
+    if side > min(height, width):
+        raise ValueError(f"images of {height} x {width} pixels have no square of occlusion={side} pixels to cover.")
+    top = torch.randint(0, height - side + 1, (count, 1), generator=generator)
+    left = torch.randint(0, width - side + 1, (count, 1), generator=generator)
+    rows = ((step := torch.arange(height) - top) >= 0) & (step < side)
+    columns = ((step := torch.arange(width) - left) >= 0) & (step < side)
+    covered = (rows[:, None, :, None] & columns[:, None, None, :]).to(images.device)
+    paint = torch.tensor(color).round().to(images).reshape(1, -1, 1, 1)
+    return torch.where(covered, paint, images)
+
+
+def _jitter_colors(images: Tensor, strengths: Sequence[float], generator: torch.Generator) -> Tensor:
+    """Change brightness, contrast, saturation and hue of each image by random amounts, in random order."""
+    amounts = (2 * torch.rand(4, len(images), generator=generator) - 1) * torch.tensor(strengths)[:, None]
+    amounts = amounts.to(images.device)[..., None, None, None]
+    order = torch.rand(len(images), 4, generator=generator).argsort(dim=1).to(images.device)
+    changed = images.float() / 255
+    # Gray images have neither saturation nor hue.
+    kinds = [kind for kind in range(4 if images.shape[1] == 3 else 2) if strengths[kind]]
+    for step in range(4):
+        for kind in kinds:
+            chosen = (order[:, step] == kind).nonzero()[:, 0]
+            changed[chosen] = _COLOR_CHANGES[kind](changed[chosen], amounts[kind, chosen])
+    return (255 * changed).round_().to(images.dtype)
+
+
+def _change_brightness(images: Tensor, amounts: Tensor) -> Tensor:
+    return (images * (1 + amounts)).clamp(0, 1)
+
+
+def _change_contrast(images: Tensor, amounts: Tensor) -> Tensor:
+    mean = _luma(images).mean(dim=(1, 2, 3), keepdim=True)
+    return (mean + (images - mean) * (1 + amounts)).clamp(0, 1)
+
+
+def _change_saturation(images: Tensor, amounts: Tensor) -> Tensor:
+    gray = _luma(images)
+    return (gray + (images - gray) * (1 + amounts)).clamp(0, 1)
+
+
+def _change_hue(images: Tensor, amounts: Tensor) -> Tensor:
+    """Rotate the hue of RGB images by a fraction of the color circle, with value and chroma of the HSV model kept."""
+    value, chroma = images.amax(1, keepdim=True), images.amax(1, keepdim=True) - images.amin(1, keepdim=True)
+    red, green, blue = (images / chroma.clamp(min=1e-12)).split(1, dim=1)
+    sector = torch.where(
+        value == images[:, :1], green - blue, torch.where(value == images[:, 1:2], blue - red + 2, red - green + 4)
+    )
+    # In units of a sixth of the circle, the channels fall off around red (0), green (2) and blue (4).
+    distance = (sector + 6 * amounts - torch.tensor([0.0, 2.0, 4.0], device=images.device)[:, None, None] + 3) % 6 - 3
+    return value - chroma * (distance.abs() - 1).clamp(0, 1)
+
+
+def _luma(images: Tensor) -> Tensor:
+    return tvF.rgb_to_grayscale(images) if images.shape[1] == 3 else images
+
+
+_COLOR_CHANGES = (_change_brightness, _change_contrast, _change_saturation, _change_hue)

@@ -57,8 +57,8 @@ COMPUTED_VALUES: dict[str, Callable[[Tensor], Tensor]] = {"intensity": intensity
 """Functions by name of the value."""
 
 CHANGED_BY = {
-    "intensity": ("crop_padding", "random_resized_crop"),
-    "slant": ("horizontal_flip", "rotation", "random_resized_crop"),
+    "intensity": ("crop_padding", "random_resized_crop", "color_jitter", "occlusion"),
+    "slant": ("horizontal_flip", "rotation", "random_resized_crop", "occlusion"),
 }
 """Options of `Augmentation` that change the value of an image."""
 

@@ -1,7 +1,7 @@
 """Preparation of image data sets for training: columns, classes, splits, statistics, batches."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -141,7 +141,14 @@ def load_image_data(
     train_classes = targets.train_classes if isinstance(targets, OpenSetOptions) else None
     check_task(task, options.label_column_name, values, train_classes, episodes)
     augmentation = Augmentation(
-        options.crop_padding, options.horizontal_flip, options.rotation, options.random_resized_crop
+        options.crop_padding,
+        options.horizontal_flip,
+        options.rotation,
+        options.random_resized_crop,
+        crop_padding_mode=options.crop_padding_mode,
+        color_jitter=options.color_jitter,
+        crop_aspect_ratio=options.crop_aspect_ratio,
+        occlusion=options.occlusion,
     )
     corruption = _corruption(options, seed, task)
     parts, class_names, shape = _open_parts(options, task, values, train_classes, corruption)
@@ -161,6 +168,7 @@ def load_image_data(
             train.known_classes, train.rows, num_rows=train.num_rows, num_classes=len(names["train"])
         )
     mean, std = find_statistics(train.images, shape, options)
+    augmentation = replace(augmentation, occlusion_color=[255 * value for value in mean])
     drawn = {"train": episodes, "validation": validation_episodes, "eval": eval_episodes}
     for key, part in parts.items():
         if (wanted := drawn[key]) is not None:

@@ -52,12 +52,18 @@ class ImageSourceOptions:
 class ImageDataOptions(ImageSourceOptions):
     """Images, and the augmentation of training images."""
 
-    crop_padding: int = argument(0, "Zero padding in pixels before a random crop of training images.")
+    crop_padding: int = argument(0, "Padding in pixels before a random crop of training images.")
+    crop_padding_mode: Literal["zeros", "reflect"] = argument("zeros", "Pad with zeros, or reflect the image.")
     horizontal_flip: bool = argument(False, "Flip training images horizontally with probability 1/2.")
     rotation: float = argument(0.0, "Maximum angle of random rotations of training images, in degrees.")
     random_resized_crop: float | None = argument(
         None, "Train on random resized crops of at least this fraction of the area, for instance 0.08."
     )
+    crop_aspect_ratio: float = argument(4 / 3, "Largest aspect ratio of random resized crops relative to the image.")
+    color_jitter: list[float] | None = argument(
+        None, "Strengths of random changes of brightness, contrast, saturation and hue of training images."
+    )
+    occlusion: int = argument(0, "Side in pixels of a square of the mean color on each training image; 0 for none.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,6 +72,12 @@ class ImageDataOptions(ImageSourceOptions):
             raise ValueError(
                 "corruption_seed is for sample_classes, label_noise and shuffled_pixels, none of which is set."
             )
+        if self.crop_aspect_ratio != 4 / 3 and self.random_resized_crop is None:
+            raise ValueError(
+                f"crop_aspect_ratio {self.crop_aspect_ratio} is for random_resized_crop, which is not set."
+            )
+        if self.crop_padding_mode != "zeros" and not self.crop_padding:
+            raise ValueError(f"crop_padding_mode {self.crop_padding_mode} is for crop_padding, which is not set.")
 
 
 @dataclass

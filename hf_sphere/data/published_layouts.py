@@ -118,7 +118,10 @@ class Reader:
 
 
 def read_imagenet200(reader: Reader) -> tuple[Splits, Features]:
-    """Read a folder per class; the validation images of Tiny ImageNet are in one folder, with a list."""
+    """Read a folder per class; the validation images of Tiny ImageNet are in one folder, with a list.
+
+    Classes have the names of `words.txt` if it exists, but the order of their folders.
+    """
     found = {"train": _rows_by_class(reader.source / "train")}
     if (reader.source / "val" / "val_annotations.txt").is_file():
         folder = reader.source / "val" / "images"
@@ -133,8 +136,10 @@ def read_imagenet200(reader: Reader) -> tuple[Splits, Features]:
             f"the training and the test split must have the same classes; {len(alone)} are in only one of them: "
             f"{_shorten(alone)}."
         )
-    names = sorted(trained)
-    return _numbered(splits, names), Features({"image": Image(), "label": ClassLabel(names=names)})
+    folders = sorted(trained)
+    words = dict(reader.lines("words.txt", 2, "\t")) if (reader.source / "words.txt").is_file() else {}
+    names = [words.get(folder, folder) for folder in folders]
+    return _numbered(splits, folders), Features({"image": Image(), "label": ClassLabel(names=names)})
 
 
 def read_omniart(reader: Reader) -> tuple[Splits, Features]:

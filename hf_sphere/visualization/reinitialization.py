@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,22 +16,33 @@ _DIGIT = 0.62
 
 
 @plain_text()
-def plot_reinitialization(robustness: Mapping[str, Any], *, title: str = "", path: str | Path | None = None) -> Figure:
+def plot_reinitialization(
+    robustness: Mapping[str, Any],
+    *,
+    quantity: Literal["accuracy", "relative_drop"] = "accuracy",
+    metric: str = "accuracy",
+    title: str = "",
+    path: str | Path | None = None,
+) -> Figure:
     """Draw a heat map of accuracies, with one row per reset layer and one column per epoch that it is reset to.
 
     Random draws have a separate column: the mean of their accuracies and, if there is room, the standard deviation. The
-    mark at the color bar is the accuracy of the trained model. Numbers are omitted if the cells are too small for them.
+    mark at the color bar is the trained model. Numbers are omitted if the cells are too small for them.
 
     Args:
         robustness: Returned by `ReinitializationRobustness.to_dict` of `hf_sphere.analysis`: `accuracy` from 0 to 1 and
             `layers`, each with `snapshots` (accuracy by epoch, null if not known) and `random` (`mean` and `deviation`,
             or null).
+        quantity: Color and numbers of the cells: the accuracy, or its relative drop, (trained - accuracy) / trained,
+            where a layer that is not critical has 0. Both are in percent, and critical layers are dark.
+        metric: Name of the accuracy, for instance `top-5 accuracy`.
         title: Title of the figure.
         path: Where to save the figure, in the format of the suffix; not saved if None.
 
     Raises:
         ImportError: If matplotlib is missing.
-        ValueError: If no layer has an accuracy.
+        ValueError: If no layer has an accuracy, or the accuracy of the trained model is 0 and a relative drop of it is
+            requested.
 
     Reference:
         Zhang, Bengio and Singer, "Are all layers created equal?", 2019.
@@ -39,17 +50,17 @@ def plot_reinitialization(robustness: Mapping[str, Any], *, title: str = "", pat
     from matplotlib.colors import Normalize
     from matplotlib.markers import CARETRIGHT
 
-    table = _Table(robustness)
-    trained = 100 * robustness["accuracy"]
-    rows, columns = table.accuracies.shape
+    table = _Table(robustness, relative=quantity == "relative_drop")
+    rows, columns = table.values.shape
     figure = new_figure(min(7.2, 3.6 + 0.6 * columns), 1.3 + max(0.21, 0.36 - 0.008 * rows) * max(rows, 4), title)
     axes: Any = figure.subplots()
-    lowest, highest = np.nanmin(table.accuracies), np.nanmax(table.accuracies)
-    scale = Normalize(min(lowest, trained), max(highest, trained))
+    lowest, highest = np.nanmin(table.values), np.nanmax(table.values)
+    scale = Normalize(min(lowest, table.trained), max(highest, table.trained))
+    colors = "viridis_r" if quantity == "relative_drop" else "viridis"
     for column, (start, end) in enumerate(table.sides):
         corners = np.meshgrid([start, end], np.arange(rows + 1) - 0.5)
-        values = np.ma.masked_invalid(table.accuracies[:, column : column + 1])
-        image = axes.pcolormesh(*corners, values, norm=scale, cmap="viridis", edgecolors="white", linewidth=0.4)
+        values = np.ma.masked_invalid(table.values[:, column : column + 1])
+        image = axes.pcolormesh(*corners, values, norm=scale, cmap=colors, edgecolors="white", linewidth=0.4)
     _mark_missing(axes, table)
     axes.set(xlim=(table.sides[0, 0], table.sides[-1, 1]), ylim=(rows - 0.5, -0.5), ylabel="layer that is reset")
     if table.epochs:
@@ -58,10 +69,13 @@ def plot_reinitialization(robustness: Mapping[str, Any], *, title: str = "", pat
     _label_columns(axes, table, step=1)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    label = f"accuracy, % (as trained: {trained:.1f})"
+    accuracy = f"{100 * robustness['accuracy']:.1f}"
+    label = f"{metric}, % (as trained: {accuracy})"
+    if quantity == "relative_drop":
+        label = f"drop, % of the {metric} ({accuracy} %)"
     bar = figure.colorbar(image, ax=axes, aspect=max(20, 1.3 * rows), pad=0.03, label=label)
     side = bar.ax.get_yaxis_transform()
-    bar.ax.plot(0, trained, marker=CARETRIGHT, color="black", markersize=6, transform=side, clip_on=False)
+    bar.ax.plot(0, table.trained, marker=CARETRIGHT, color="black", markersize=6, transform=side, clip_on=False)
 
     figure.draw_without_rendering()  # the layout determines the size of the cells
     size = axes.get_window_extent()
@@ -73,9 +87,9 @@ def plot_reinitialization(robustness: Mapping[str, Any], *, title: str = "", pat
 
 
 class _Table:
-    """The accuracies in percent, with rows and columns as drawn; columns of snapshots have width 1."""
+    """The values in percent, with rows and columns as drawn; columns of snapshots have width 1."""
 
-    def __init__(self, robustness: Mapping[str, Any]):
+    def __init__(self, robustness: Mapping[str, Any], *, relative: bool):
         layers = robustness["layers"]
         self.layers = shorten_layer_names(list(layers))
         self.epochs = sorted({epoch for layer in layers.values() for epoch in layer["snapshots"]}, key=int)
@@ -84,10 +98,17 @@ class _Table:
         values = [[layer["snapshots"].get(epoch) for epoch in self.epochs] for layer in layers.values()]
         if self.has_random:
             values = [[*row, draw.get("mean")] for row, draw in zip(values, draws, strict=True)]
-        self.accuracies = 100 * np.array(values, dtype=np.float64)  # null is nan
-        if not np.isfinite(self.accuracies).any():
+        self.values = 100 * np.array(values, dtype=np.float64)  # null is nan
+        if not np.isfinite(self.values).any():
             raise ValueError("there are no accuracies to draw: no layer was reset to a snapshot or to random weights.")
         self.deviations = 100 * np.array([draw.get("deviation") for draw in draws], dtype=np.float64)
+        self.trained = 100 * robustness["accuracy"]
+        if relative:
+            if not self.trained > 0:
+                raise ValueError("the trained model has an accuracy of 0, so a relative drop is undefined.")
+            self.values = 100 * (self.trained - self.values) / self.trained
+            self.deviations *= 100 / self.trained
+            self.trained = 0.0
         count = len(self.epochs)
         sides: list[tuple[float, float]] = [(column, column + 1) for column in range(count)]
         if self.has_random:  # separate, and wide enough for its name and deviation
@@ -100,7 +121,7 @@ def _mark_missing(axes: Any, table: _Table) -> None:
     from matplotlib.patches import Patch, Rectangle
 
     style: dict[str, Any] = {"facecolor": "0.93", "edgecolor": "0.55", "hatch": "xxxx", "linewidth": 0}
-    missing = np.argwhere(np.isnan(table.accuracies))
+    missing = np.argwhere(np.isnan(table.values))
     for row, column in missing:
         start, end = table.sides[column]
         axes.add_patch(Rectangle((start, row - 0.5), end - start, 1, **style))
@@ -116,19 +137,19 @@ def _label_columns(axes: Any, table: _Table, step: int) -> None:
 
 
 def _write_numbers(axes: Any, table: _Table, image: Any, width: float, height: float) -> None:
-    """Write accuracies into cells of this size, in points, with as many digits as fit."""
+    """Write values into cells of this size, in points, with as many digits as fit."""
     room = width / (_DIGIT * _NUMBER_SIZE)  # in digits
     if room < 3 or height < 1.2 * _NUMBER_SIZE:
         return
     digits = 1 if room > 5 else 0
-    for (row, column), accuracy in np.ndenumerate(table.accuracies):
-        if np.isnan(accuracy):
+    for (row, column), value in np.ndenumerate(table.values):
+        if np.isnan(value):
             continue
-        text = f"{accuracy:.{digits}f}"
+        text = f"{value:.{digits}f}"
         start, end = table.sides[column]
         deviation = table.deviations[row] if column == len(table.epochs) else np.nan
         if not np.isnan(deviation) and (end - start) * room > 7 + 3 * digits:
             text += f" ± {deviation:.{digits}f}"
-        red, green, blue, _ = image.to_rgba(accuracy)
+        red, green, blue, _ = image.to_rgba(value)
         color = "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else "black"
         axes.text((start + end) / 2, row, text, ha="center", va="center", fontsize=_NUMBER_SIZE, color=color)

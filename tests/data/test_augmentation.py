@@ -1,15 +1,17 @@
+import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torchvision.transforms.v2 import functional as tvF
 
-from hf_sphere.data import Augmentation, augmentation
+from hf_sphere.data import Augmentation, ImageDataOptions, augmentation, load_image_data
 
 EVERYTHING = [
-    Augmentation(crop_padding=2, horizontal_flip=True, rotation=30.0),
-    Augmentation(random_resized_crop=0.08, horizontal_flip=True, rotation=30.0),
+    Augmentation(crop_padding=2, horizontal_flip=True, rotation=30.0, occlusion=1),
+    Augmentation(random_resized_crop=0.08, horizontal_flip=True, rotation=30.0, color_jitter=(0.3, 0.3, 0.3, 0.1)),
 ]
 
 
@@ -34,11 +36,10 @@ def read_bilinear(image: np.ndarray, y: float, x: float) -> float:
     return upper * (1 - down) + lower * down
 
 
-def windows(image: Tensor, padding: int) -> list[np.ndarray]:
-    """All windows of the original size in the zero-padded image."""
-    channels, height, width = image.shape
-    padded = np.zeros((channels, height + 2 * padding, width + 2 * padding), dtype=np.uint8)
-    padded[:, padding : padding + height, padding : padding + width] = image.numpy()
+def windows(image: Tensor, padding: int, mode: str = "constant") -> list[np.ndarray]:
+    """All windows of the original size in the padded image, by numpy's mode of padding."""
+    _, height, width = image.shape
+    padded = np.pad(image.numpy(), ((0, 0), (padding, padding), (padding, padding)), mode)
     return [
         padded[:, top : top + height, left : left + width]
         for top in range(2 * padding + 1)
@@ -92,6 +93,16 @@ class TestAugmentation:
         cropped = Augmentation(crop_padding=padding)(images, torch.Generator().manual_seed(1))
         for image, crop in zip(images, cropped, strict=True):
             assert any(np.array_equal(crop, window) for window in windows(image, padding))
+
+    def test_a_reflected_crop_is_a_window_of_the_reflected_image(self):
+        images = noise(20, 3, 5, 7)
+        cropped = Augmentation(crop_padding=3, crop_padding_mode="reflect")(images, torch.Generator().manual_seed(1))
+        for image, crop in zip(images, cropped, strict=True):
+            assert any(np.array_equal(crop, window) for window in windows(image, 3, "reflect"))
+
+    def test_a_reflection_beyond_the_image_is_an_error(self):
+        with pytest.raises(ValueError, match="4 x 9 pixels can be reflected by at most 3; got crop_padding=4"):
+            Augmentation(crop_padding=4, crop_padding_mode="reflect")(noise(1, 3, 4, 9), torch.Generator())
 
     def test_every_window_occurs(self):
         image = noise(1, 5, 4)
@@ -233,6 +244,14 @@ class TestRandomResizedCrop:
         # The variance of a uniform number from -1 to 1.
         assert ratio.square().mean().item() == pytest.approx(1 / 3, abs=0.01)
 
+    def test_square_crops_have_the_aspect_ratio_of_the_image(self):
+        boxes = augmentation._draw_boxes(100, 0.16, torch.Generator().manual_seed(1), largest_ratio=1.0)
+        torch.testing.assert_close(boxes[0][:, 0], boxes[0][:, 1], atol=0, rtol=0)
+
+    def test_an_aspect_ratio_below_1_is_an_error(self):
+        with pytest.raises(ValueError, match=r"crop_aspect_ratio must be at least 1, for square crops; got 0\.75"):
+            Augmentation(random_resized_crop=0.16, crop_aspect_ratio=0.75)
+
     def test_positions_are_uniform(self):
         size, center = drawn(40000, 0.08)
         left = ((center - size / 2) / (1 - size))[size.amax(1) < 0.95]
@@ -275,3 +294,112 @@ class TestRandomResizedCrop:
     def test_combining_both_crops_is_an_error_that_names_both(self):
         with pytest.raises(ValueError, match=r"crop_padding=4 and random_resized_crop=0\.08 .*one of them"):
             Augmentation(crop_padding=4, random_resized_crop=0.08)
+
+
+class TestColorJitter:
+    @pytest.mark.parametrize(
+        ("kind", "adjust", "neutral"),
+        [
+            (0, tvF.adjust_brightness, 1.0),
+            (1, tvF.adjust_contrast, 1.0),
+            (2, tvF.adjust_saturation, 1.0),
+            (3, tvF.adjust_hue, 0.0),
+        ],
+        ids=["brightness", "contrast", "saturation", "hue"],
+    )
+    def test_each_change_matches_torchvision_image_by_image(self, kind, adjust, neutral):
+        images = noise(11, 3, 6, 7).double() / 255
+        images[0] = images[0, :1]  # gray
+        amounts = torch.linspace(-0.5, 0.5, 11, dtype=torch.float64)
+        result = augmentation._COLOR_CHANGES[kind](images, amounts[:, None, None, None])
+        for image, amount, mine in zip(images, amounts.tolist(), result, strict=True):
+            torch.testing.assert_close(mine, adjust(image, neutral + amount), atol=1e-6, rtol=0)
+
+    def test_a_jittered_image_is_a_composition_of_torchvision_changes_in_some_order(self, monkeypatch):
+        strengths, count = (0.3, 0.25, 0.2, 0.1), 40
+        images = noise(count, 3, 5, 5)
+        draws = [torch.rand(4, count), torch.rand(count, 4)]
+        amounts = (2 * draws[0] - 1) * torch.tensor(strengths)[:, None]
+        monkeypatch.setattr(augmentation.torch, "rand", lambda *_, **__: draws.pop(0))
+        jittered = Augmentation(color_jitter=strengths)(images, torch.Generator())
+        used = set()
+        for image, (*factors, hue), result in zip(images, amounts.T.tolist(), jittered, strict=True):
+            adjust = [
+                lambda x, f=factors[0]: tvF.adjust_brightness(x, 1 + f),
+                lambda x, f=factors[1]: tvF.adjust_contrast(x, 1 + f),
+                lambda x, f=factors[2]: tvF.adjust_saturation(x, 1 + f),
+                lambda x, f=hue: tvF.adjust_hue(x, f),
+            ]
+            candidates = {}
+            for order in itertools.permutations(range(4)):
+                changed = image / 255
+                for kind in order:
+                    changed = adjust[kind](changed)
+                candidates[order] = (255 * changed - result).abs().max().item()
+            order = min(candidates, key=candidates.get)
+            assert candidates[order] < 0.51
+            used.add(order)
+        assert len(used) > 12
+
+    def test_amounts_cover_both_directions(self):
+        images = torch.full((2000, 3, 1, 1), 100, dtype=torch.uint8)
+        strengths = (0.3, 0.0, 0.0, 0.0)
+        brightness = Augmentation(color_jitter=strengths)(images, torch.Generator().manual_seed(1))[:, 0, 0, 0]
+        assert (brightness.min().item(), brightness.max().item()) == (70, 130)
+        assert brightness.float().mean().item() == pytest.approx(100, abs=2)
+
+    def test_gray_images_keep_one_channel_and_change_in_brightness_only(self):
+        images = torch.full((50, 1, 2, 2), 100, dtype=torch.uint8)
+        generator = torch.Generator().manual_seed(1)
+        assert torch.equal(Augmentation(color_jitter=(0.0, 0.3, 0.3, 0.1))(images, generator), images)
+        assert not torch.equal(Augmentation(color_jitter=(0.3, 0.3, 0.3, 0.1))(images, generator), images)
+
+    @pytest.mark.parametrize(
+        "strengths", [(0.3, 0.3, 0.3), (0.3, 0.3, 1.5, 0.1), (0.3, 0.3, 0.3, 0.6), (-0.1, 0, 0, 0)]
+    )
+    def test_wrong_strengths_are_an_error(self, strengths):
+        with pytest.raises(ValueError, match="color_jitter must be the strengths of brightness, contrast, saturation"):
+            Augmentation(color_jitter=strengths)
+
+
+class TestOcclusion:
+    def test_exactly_one_square_of_the_color_is_covered_in_each_image(self):
+        images = torch.full((300, 3, 9, 6), 255, dtype=torch.uint8)
+        covered = Augmentation(occlusion=4, occlusion_color=(10.4, 20.6, 30.0))(
+            images, torch.Generator().manual_seed(1)
+        )
+        corners = set()
+        for image in covered:
+            rows, columns = (image[0] != 255).nonzero(as_tuple=True)
+            top, left = int(rows.min()), int(columns.min())
+            expected = torch.full((3, 9, 6), 255, dtype=torch.uint8)
+            expected[:, top : top + 4, left : left + 4] = torch.tensor([10, 21, 30], dtype=torch.uint8)[:, None, None]
+            assert torch.equal(image, expected)
+            corners.add((top, left))
+        assert corners == set(itertools.product(range(6), range(3)))
+
+    def test_occlusion_of_a_data_set_has_its_mean_color(self):
+        options = {"image_size": 8, "dataloader_num_workers": 0, "image_mean": [0.2], "image_std": [0.5]}
+        data = load_image_data(ImageDataOptions(occlusion=8, **options), batch_size=16, progress=False)
+        pixels = next(data.train.epoch())["pixel_values"]
+        # The color is rounded to 8 bits.
+        assert pixels.abs().max() <= 0.5 / 255 / 0.5
+
+    def test_a_square_larger_than_the_image_is_an_error(self):
+        with pytest.raises(ValueError, match="4 x 9 pixels have no square of occlusion=5 pixels"):
+            Augmentation(occlusion=5)(noise(1, 3, 4, 9), torch.Generator())
+        with pytest.raises(ValueError, match="occlusion must not be negative; got -1"):
+            Augmentation(occlusion=-1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"crop_aspect_ratio": 1.0}, "crop_aspect_ratio 1.0 is for random_resized_crop, which is not set"),
+        ({"crop_padding_mode": "reflect"}, "crop_padding_mode reflect is for crop_padding, which is not set"),
+    ],
+    ids=["ratio", "mode"],
+)
+def test_an_option_of_a_crop_that_is_not_set_is_an_error(options, said):
+    with pytest.raises(ValueError, match=said):
+        ImageDataOptions(**options)

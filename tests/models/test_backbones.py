@@ -35,7 +35,7 @@ PUBLISHED = {
     "resnet18_cifar": (3, 32, 512, 11_168_832),
     "resnet34_cifar": (3, 32, 512, 21_276_992),
     "resnet50_cifar": (3, 32, 2048, 23_500_352),
-    "densenet121_cifar": (3, 32, 1024, 6_946_176),
+    "densenet121_cifar": (3, 32, 1024, 6_946_176 - 128),
 }
 
 
@@ -345,6 +345,26 @@ def test_nets_without_batch_norm_can_overfit_a_few_images(name, options):
 def test_small_stem_resnets_keep_the_resolution_of_the_first_stage():
     net = build("resnet18_cifar").eval()
     assert net.forward_features(images("resnet18_cifar")).shape == (2, 512, 4, 4)
+
+
+def test_small_stem_resnet_with_max_pool_differs_from_timm_only_in_its_first_convolution():
+    net = build("resnet50_cifar", max_pool=True).eval()
+    theirs = timm.create_model("resnet50", num_classes=0, zero_init_last=True).eval()
+    theirs.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    theirs.load_state_dict(net.state_dict())
+    x = images("resnet50_cifar")
+    torch.testing.assert_close(net(x), theirs(x))
+    assert net.forward_features(x).shape == (2, 2048, 2, 2)
+    assert all(block.bn3.weight.abs().max() == 0 for block in net.layer2)  # zero-initialized residual
+
+
+def test_small_stem_densenet_passes_its_first_convolution_to_the_first_block():
+    net = build("densenet121_cifar").eval()
+    inputs = []
+    net.features.denseblock1.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+    x = images("densenet121_cifar")
+    net(x)
+    torch.testing.assert_close(inputs[0], net.features.conv0(x), rtol=0, atol=0)
 
 
 def test_small_stem_resnets_have_timm_initialization():

@@ -77,7 +77,8 @@ def test_spherized_layer_matches_the_formula(family, layers):
 
 
 def test_classifier_has_a_half_width_spherized_layer(family):
-    model = family.model("ForSequenceClassification", num_labels=5, spherization_scaling=2.0).double()
+    options = {"num_labels": 5, "spherization_scaling": 2.0, "spherized_classifier": True}
+    model = family.model("ForSequenceClassification", **options).double()
     random_scalings(model)
     head = model.classifier
     assert (head.projection.in_features, head.projection.out_features) == (16, 7)
@@ -91,12 +92,14 @@ def test_classifier_has_a_half_width_spherized_layer(family):
 
 
 @pytest.mark.parametrize(
-    ("layers", "asked", "spherized"),
-    [(None, None, True), ([], None, False), (None, False, False), ([], True, True), ([0], None, True)],
+    ("layers", "asked"),
+    [(None, {}), (None, {"spherized_classifier": True}), ([], {"spherized_classifier": True}), ([], {})],
+    ids=["layer", "both", "classifier", "neither"],
 )
-def test_classifier_is_spherized_by_config_or_if_any_layer_is(family, layers, asked, spherized):
-    model = family.model("ForSequenceClassification", spherized_layers=layers, spherized_classifier=asked)
-    assert hasattr(model.classifier, "spherization") == spherized
+def test_classifier_is_spherized_only_if_the_config_says_so(family, layers, asked):
+    model = family.model("ForSequenceClassification", spherized_layers=layers, **asked)
+    assert hasattr(model.classifier, "spherization") == bool(asked)
+    assert any(hasattr(layer.output, "spherical") for layer in model.base_model.encoder.layer) == (layers is None)
     assert output_of(model, family.batch()).shape == (3, 2)
 
 
@@ -143,7 +146,7 @@ def test_settings_of_a_wrong_type_are_rejected(family, options):
 
 def test_encoder_too_narrow_for_a_spherized_classifier_is_rejected(family):
     with pytest.raises(ValueError, match="needs a hidden_size of at least 4; got 2"):
-        family.model("ForSequenceClassification", hidden_size=2)
+        family.model("ForSequenceClassification", hidden_size=2, spherized_classifier=True)
 
 
 # Execution modes
@@ -243,7 +246,8 @@ def test_adapters_target_the_same_layers_as_in_the_plain_model(family):
 @with_peft
 def test_adapted_model_trains_only_adapters_and_classifier(family):
     peft = pytest.importorskip("peft")
-    model = peft.get_peft_model(family.model("ForSequenceClassification"), peft.LoraConfig(task_type="SEQ_CLS"))
+    classifier = family.model("ForSequenceClassification", spherized_classifier=True)
+    model = peft.get_peft_model(classifier, peft.LoraConfig(task_type="SEQ_CLS"))
     model(**family.batch(), labels=torch.tensor([0, 1, 1])).loss.backward()
     trained = {name for name, weight in model.named_parameters() if weight.grad is not None}
     assert trained

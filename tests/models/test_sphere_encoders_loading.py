@@ -89,7 +89,7 @@ def test_config_round_trips(family, tmp_path):
 @pytest.mark.parametrize("learned", [True, False])
 def test_weight_is_loaded_if_scaling_and_radius_are_missing(family, learned, tmp_path):
     options = {"learn_spherization_scaling": learned, "spherization_scaling": 4.0, "spherization_radius": 3.0}
-    model = family.model("ForSequenceClassification", **options)
+    model = family.model("ForSequenceClassification", spherized_classifier=True, **options)
     model.save_pretrained(tmp_path)
     dropped = drop(tmp_path, "spherization.")
     loaded, info = type(model).from_pretrained(tmp_path, output_loading_info=True)

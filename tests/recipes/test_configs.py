@@ -292,6 +292,18 @@ def test_head_comparison_runs_differ_only_in_the_named_head_and_tuned_options(ru
     assert replace(training, **{name: getattr(vmf, name) for name in tuned}) == vmf
 
 
+@pytest.mark.parametrize("run", [run for run in VMF if run.stem.startswith("cifar")], ids=lambda path: path.stem)
+def test_cifar_runs_of_the_head_comparison_have_the_published_augmentation_and_stem(run):
+    model, data, _ = parse(run)
+    assert (data.crop_padding, data.crop_padding_mode, data.horizontal_flip, data.occlusion) == (4, "reflect", True, 8)
+    assert model.backbone_kwargs == {"max_pool": True}
+
+
+@pytest.mark.parametrize("run", [run for run in PROTOTYPES if "omniart" in run.stem], ids=lambda path: path.stem)
+def test_all_omniart_runs_have_47_output_dimensions(run):
+    assert parse(run)[0].embedding_dim == 47
+
+
 @pytest.mark.parametrize("run", [run for run in VMF if "mnist-" in run.stem], ids=lambda path: path.stem)
 def test_mnist_runs_of_the_head_comparison_have_the_published_pixels_and_initialization(run):
     model, data, _ = parse(run)
@@ -420,7 +432,7 @@ def test_a_language_model_configuration_builds_and_takes_two_steps(run, tiny_mod
     model = build_language_model(model_args, tokenizer).train()
     task = MaskedLanguageModeling(model_args, data_args, args)
     data = task.load_data(start_run(args, model_args, data_args), model, tokenizer)
-    assert type(model).__name__.startswith("Sphere") == run.stem.endswith("-spherized")
+    assert type(model).__name__.startswith("Sphere") == ("-spherized" in run.stem)
     optimizer = build_optimizer(model, args, next(data.train.epoch()))
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train), higher_is_better=False)
     before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -440,19 +452,19 @@ def test_a_language_model_configuration_builds_and_takes_two_steps(run, tiny_mod
 def test_every_language_model_has_all_its_runs():
     large = {f"{name}-large-{start}" for name in ("bert", "roberta") for start in ("scratch", "finetuned")}
     assert {run.stem for run in LANGUAGE} == {
-        f"{m}-{kind}" for m in (*large, "minilm") for kind in ("plain", "spherized")
+        f"{m}-{kind}" for m in (*large, "minilm") for kind in ("plain", "spherized", "spherized-radius5")
     }
     for run in LANGUAGE:
         assert parse(run)[0].from_scratch == ("-scratch-" in run.stem)
 
 
-@pytest.mark.parametrize(
-    "run", [run for run in LANGUAGE if run.stem.endswith("-spherized")], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("run", [run for run in LANGUAGE if "-spherized" in run.stem], ids=lambda path: path.stem)
 def test_spherized_language_model_runs_differ_from_plain_runs_only_in_the_spherization(run):
     model, data, training = parse(run)
-    plain_model, plain_data, plain = parse(run.with_stem(run.stem.replace("-spherized", "-plain")))
+    plain_model, plain_data, plain = parse(run.with_stem(run.stem.partition("-spherized")[0] + "-plain"))
+    value = 5.0 if run.stem.endswith("-radius5") else 1.0
     assert model.spherized
+    assert model.spherization_kwargs == {"scaling": value, "radius": value}  # the scaling is learned by default
     assert replace(model, spherized=False, spherized_layers=None, spherization_kwargs={}) == plain_model
     assert data == plain_data
     assert replace(training, output_dir="") == replace(plain, output_dir="")

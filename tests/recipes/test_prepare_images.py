@@ -202,6 +202,14 @@ class TestImagenet200:
         assert sorted(seen(data.train)) == [(0, 0), (1, 0), (100, 1), (101, 1)]
         assert seen(data.evaluation) == [(102, 1), (2, 0), (3, 0)]
 
+    def test_classes_of_tiny_imagenet_have_the_names_of_its_word_list(self, source, prepare, load):
+        put_tiny_imagenet(source)
+        (source / "words.txt").write_text("n00\tentity\nn02\tgoldfish, Carassius auratus\nn01\ttench\n")
+        prepare("imagenet200")
+        data = load()
+        assert data.class_names == ["tench", "goldfish, Carassius auratus"]
+        assert sorted(seen(data.train)) == [(0, 0), (1, 0), (100, 1), (101, 1)]
+
     def test_image_suffixes_are_case_insensitive(self, source, prepare, load):
         put_imagenet(source)
         put(source / "train" / "n01" / "a.JPG", 30)

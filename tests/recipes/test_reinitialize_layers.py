@@ -91,6 +91,25 @@ def test_a_cell_is_the_accuracy_of_the_model_with_that_layer_reset(measured, tra
     assert recipe.accuracy(by_hand.model, batches, batches.num_examples) == cells[layer]["snapshots"]["0"]
 
 
+def test_top_k_accuracy_matches_ranks_of_the_logits(measure, trained, tmp_path):
+    words = ["--top_k", "3", "--layers", "linear", "--num_random", "0", "--heat_map", "relative_drop"]
+    result = measure(trained, tmp_path / "out", *words)
+    model = SphereVisionForImageClassification.from_pretrained(trained).eval()
+    batches = load_image_data(ImageDataOptions(max_eval_samples=100), progress=False).evaluation
+    with torch.no_grad():
+        logits, labels = zip(*((model(b["pixel_values"]).logits, b["labels"]) for b in batches.epoch()), strict=True)
+    logits, labels = torch.cat(logits), torch.cat(labels)
+    higher = (logits > logits.gather(1, labels[:, None])).sum(1)
+    assert result.accuracy == pytest.approx((higher < 3).double().mean().item())
+    assert result.accuracy > (higher < 1).double().mean().item()
+    assert json.loads((tmp_path / "out" / "all_results.json").read_text())["metric"] == "top-3 accuracy"
+
+
+def test_top_k_of_all_classes_is_refused(measure, trained, tmp_path):
+    with pytest.raises(ValueError, match="--top_k 10 must be below the number of classes, 10"):
+        measure(trained, tmp_path / "out", "--top_k", "10")
+
+
 @pytest.fixture(scope="module")
 def corrupted(load_recipe, run_quickly, tmp_path_factory):
     """A run with a separate corruption seed, held-out images, sampled classes and half of the labels random."""

@@ -107,6 +107,30 @@ def test_the_accuracy_of_the_trained_model_is_marked_on_the_color_bar():
     assert [line.get_ydata() for line in bar.get_lines() if len(line.get_ydata()) == 1] == [pytest.approx([91.2])]
 
 
+def test_a_relative_drop_is_in_percent_of_the_accuracy_of_the_trained_model():
+    figure = plot_reinitialization(
+        robustness(accuracy=0.8, a=layer(0.2, 0.8, random=0.6)), quantity="relative_drop", metric="top-5 accuracy"
+    )
+    assert columns_of(figure) == [pytest.approx([75]), pytest.approx([0]), pytest.approx([25])]
+    assert numbers_of(figure) == ["75.0", "0.0", "25.0 ± 2.5"]
+    bar = figure.axes[1]
+    assert bar.get_ylabel() == "drop, % of the top-5 accuracy (80.0 %)"
+    assert [line.get_ydata() for line in bar.get_lines() if len(line.get_ydata()) == 1] == [pytest.approx([0])]
+
+
+def test_a_large_relative_drop_is_as_dark_as_a_low_accuracy():
+    result = robustness(a=layer(0.1, 0.9))
+    drop, accuracy = (plot_reinitialization(result, quantity=kind).axes[0] for kind in ("relative_drop", "accuracy"))
+    assert (
+        [text.get_color() for text in drop.texts] == [text.get_color() for text in accuracy.texts] == ["white", "black"]
+    )
+
+
+def test_a_relative_drop_from_an_accuracy_of_0_is_an_error():
+    with pytest.raises(ValueError, match="accuracy of 0, so a relative drop is undefined"):
+        plot_reinitialization(robustness(accuracy=0.0, a=layer(0.1)), quantity="relative_drop")
+
+
 @pytest.mark.parametrize(("accuracy", "scale"), [(0.9, (10, 90)), (0.2, (10, 50)), (0.05, (5, 50))])
 def test_the_color_range_covers_the_cells_and_the_trained_model(accuracy, scale):
     figure = plot_reinitialization(robustness(accuracy=accuracy, a=layer(0.1, 0.5)))

@@ -1,4 +1,4 @@
-"""timm's ResNets with a stem for small images: one 3x3 convolution and no pooling."""
+"""timm's ResNets with a stem for small images: one 3x3 convolution."""
 
 from typing import Any
 
@@ -9,20 +9,30 @@ from hf_sphere.models.backbones.base import register_backbone
 
 
 class SmallStemResNet(ResNet):
-    """timm's ResNet with a 3x3 convolution and no pooling as its stem.
+    """timm's ResNet with a 3x3 convolution as its stem, without pooling by default.
 
     Args:
         block: timm's residual block.
         layers: Number of blocks per stage.
         in_chans: Channels of the images.
+        max_pool: Whether the stem keeps its max-pooling, so that all feature maps have half the side.
         **options: See timm's `ResNet`.
     """
 
-    def __init__(self, block: type[nn.Module], layers: tuple[int, ...], *, in_chans: int = 3, **options: Any) -> None:
+    def __init__(
+        self,
+        block: type[nn.Module],
+        layers: tuple[int, ...],
+        *,
+        in_chans: int = 3,
+        max_pool: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(block, layers, in_chans=in_chans, **options)
         self.conv1 = nn.Conv2d(in_chans, self.bn1.num_features, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")  # as in timm
-        self.maxpool = nn.Identity()
+        if not max_pool:
+            self.maxpool = nn.Identity()
         self.pretrained_cfg: dict[str, Any] = {}
         if not hasattr(self, "layer4"):
             self.layer4 = nn.Sequential()  # timm's forward pass requires all four

@@ -26,7 +26,8 @@ class SphereTextConfigMixin:
         spherization_delta: Lower bound of the product of all sines.
         learn_spherization_scaling: Whether each spherization learns its scaling.
         learn_spherization_radius: Whether each spherization learns its radius.
-        spherized_classifier: Whether the sequence classifier is spherized too; if None, only if any layer is.
+        spherized_classifier: Whether the sequence classifier is spherized. The paper spherizes the last layer or the
+            classifier, not both: set `spherized_layers` to [] for the classifier alone.
 
     Example:
         >>> config = SphereBertConfig(spherized_layers=[-2, -1])
@@ -41,7 +42,7 @@ class SphereTextConfigMixin:
     spherization_delta: float = 1e-6
     learn_spherization_scaling: bool = True
     learn_spherization_radius: bool = False
-    spherized_classifier: bool | None = None
+    spherized_classifier: bool = False
 
     @property
     def spherized_layer_indices(self) -> tuple[int, ...]:
@@ -62,13 +63,6 @@ class SphereTextConfigMixin:
         if len(set(indices)) < len(indices):
             raise ValueError(f"spherized_layers {given} contains a layer twice; list each layer once.")
         return tuple(indices)
-
-    @property
-    def has_spherized_classifier(self) -> bool:
-        """Whether a sequence classifier is spherized."""
-        if self.spherized_classifier is None:
-            return bool(self.spherized_layer_indices)
-        return self.spherized_classifier
 
     @property
     def spherization_options(self) -> dict[str, Any]:

@@ -204,7 +204,7 @@ class SphereTextForSequenceClassification(SphereTextPreTrainedModel):
         self._add_encoder(add_pooling_layer=plain_head is None)
         if plain_head is None:
             self.dropout = _classifier_dropout(config)
-        if config.has_spherized_classifier:
+        if config.spherized_classifier:
             spherized = SpherizedClassificationHead if plain_head is None else SpherizedFirstTokenHead
             self.classifier: nn.Module = spherized(config)
         elif plain_head is None:
