@@ -56,6 +56,9 @@ class ExtractionArguments:
     image_std: list[float] | None = argument(
         None, "Standard deviation per channel; only for models without an image processor."
     )
+    classes: Literal["known", "unknown"] | None = argument(
+        None, "Embed only the images whose class is, or is not, one of the model's classes; by default, all images."
+    )
     max_samples: int | None = argument(None, "Maximum number of images.")
     seed: int = argument(0, "Seed of the sample of --max_samples.")
     batch_size: int = argument(256, "Images per batch and process.")
@@ -111,6 +114,10 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
         cache_dir=args.cache_dir,
         dataloader_num_workers=args.num_workers,
     )
+    known = set(class_names(model))
+    if args.classes is not None and not known:
+        raise ValueError(f"--classes {args.classes} needs a model with classes, and {args.model_name_or_path} has none.")
+    selections = {"known": known.__contains__, "unknown": lambda name: name not in known}
     with accelerator.main_process_first():  # it decodes the images; the others read its cache
         images = load_source_images(
             args.model_name_or_path,
@@ -118,6 +125,7 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
             options,
             args.split,
             train_classes=args.train_classes,
+            select_class=None if args.classes is None else selections[args.classes],
             max_samples=args.max_samples,
             batch_size=args.batch_size,
             device=accelerator.device,

@@ -1,6 +1,7 @@
 """Preparation of image data sets for training: columns, classes, splits, statistics, batches."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -209,6 +210,7 @@ def load_image_split(
     split: str | None = None,
     *,
     train_classes: int | None = None,
+    select_class: Callable[[str], bool] | None = None,
     max_samples: int | None = None,
     batch_size: int = 512,
     device: torch.device | str = "cpu",
@@ -227,6 +229,7 @@ def load_image_split(
         split: Name of the split; None for the evaluation split of `load_image_data`.
         train_classes: Instead of the split, load the evaluation images of `load_image_data` for retrieval with this
             option: those of `options.train_split` and of this split, without the first `train_classes` classes.
+        select_class: Keep only the images of the classes for whose name this is true.
         max_samples: Use at most this many images, sampled with `seed`.
         batch_size: Images per batch and process.
         device: Device of the batches, and of the images if they are kept in memory.
@@ -267,6 +270,9 @@ def load_image_split(
         part = part.select(~first_classes(part.known_classes, train_classes))
     if options.sample_classes is not None:
         kept = corruption.draw_classes(len(class_names))
+        part, class_names = part.keep_classes(kept, class_names), [class_names[index] for index in kept]
+    if select_class is not None:
+        kept = torch.tensor([index for index, known in enumerate(class_names) if select_class(known)]).long()
         part, class_names = part.keep_classes(kept, class_names), [class_names[index] for index in kept]
     part = prepare_images(part, options, corruption, max_samples=max_samples, seed=seed, progress=progress)
     if train_classes is not None:

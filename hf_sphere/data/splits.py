@@ -76,10 +76,10 @@ class Split:
         """Select the images of some classes, (K,) in increasing order, and number these classes from 0."""
         part = self.select(torch.isin(self.known_classes, kept))
         if len(part) == 0:
-            drawn = ", ".join(names[index] for index in kept[:10])
+            chosen = ", ".join(names[index] for index in kept[:10])
             raise ValueError(
-                f"split {self.name!r} has no image of the {len(kept)} classes drawn by --sample_classes ({drawn}). Use "
-                "more classes, or draw others with another --corruption_seed."
+                f"split {self.name!r} has no image of the {len(kept)} selected classes ({chosen}). Use more classes; "
+                "those of --sample_classes are drawn with --corruption_seed."
             )
         part.classes = torch.searchsorted(kept, part.known_classes)
         return part

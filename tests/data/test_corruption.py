@@ -402,7 +402,7 @@ class TestClasses:
         names = load(animals(), sample_classes=2).class_names
         other = next(name for name in ANIMALS if name not in names)
         with pytest.raises(
-            ValueError, match=f"split 'test' has no image of the 2 classes drawn .*{names[0]}, {names[1]}"
+            ValueError, match=f"split 'test' has no image of the 2 selected classes .*{names[0]}, {names[1]}"
         ):
             load(animals(), animals([other]), sample_classes=2)
 

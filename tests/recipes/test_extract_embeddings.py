@@ -217,6 +217,16 @@ def test_an_open_set_has_all_images_of_the_unseen_classes(extract, extracted, ca
     assert (about["split"], about["train_classes"], about["num_images"]) == ("train+test", 6, 714)
 
 
+@pytest.mark.parametrize(("selection", "names"), [("known", "1357"), ("unknown", "024689")])
+def test_images_can_be_selected_by_whether_the_model_knows_their_class(extract, save, selection, names):
+    known = {"id2label": dict(enumerate("1357")), "label2id": {name: index for index, name in enumerate("1357")}}
+    model = save(SphereVisionForImageClassification(config_of(head="spherized", **known)))
+    rows = rows_of(extract("--classes", selection, model=model))
+    labels = load_splits("digits")["test"]["label"]
+    assert rows.features["label"] == ClassLabel(names=list(names))
+    assert rows["index"][:].tolist() == [index for index, label in enumerate(labels) if str(label) in names]
+
+
 def test_the_batch_size_does_not_matter(extracted, extract):
     rows, others = rows_of(extracted), rows_of(extract("--batch_size", 50))
     torch.testing.assert_close(rows["embedding"][:], others["embedding"][:])
@@ -355,6 +365,12 @@ def test_a_regression_model_is_refused(extract, save):
     model = save(SphereVisionForRegression(config))
     with pytest.raises(ValueError, match="is a SphereVisionForRegression; embeddings need a SphereVisionForImage"):
         extract(model=model)
+
+
+def test_known_classes_of_a_model_without_classes_are_an_error(extract, save):
+    model = save(SphereVisionModel(config_of(head=None)))
+    with pytest.raises(ValueError, match="--classes known needs a model with classes"):
+        extract("--classes", "known", model=model)
 
 
 def test_a_model_of_another_family_is_refused(extract, save):

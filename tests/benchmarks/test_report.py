@@ -1,0 +1,119 @@
+import math
+import statistics
+
+import pytest
+import report
+from reproduction.entries import Entry
+from reproduction.results import Results
+from reproduction.tables import CIFAR_NOTE, Source, Table, render
+
+# Quantiles of Student's t distribution at 97.5 %, from a printed table.
+T_QUANTILES = {2: 4.302653, 3: 3.182446}
+
+
+@pytest.fixture
+def source(tmp_path):
+    """Results of groups, given as values by seed."""
+
+    def make(groups: dict[str, dict[int, float]], data: dict | None = None) -> Source:
+        results = Results(tmp_path)
+        for group, values in groups.items():
+            for seed, value in values.items():
+                content = {"name": f"{group}-seed{seed}", "group": group, "seed": seed, "digest": ""}
+                content |= {"metrics": {"eval_accuracy": value}, "device": "one core", "core_minutes": 2.0}
+                results.write({**content, "data": data or {"name": "ylecun/mnist", "encoding": "PNG"}})
+        return Source.read(results, [])
+
+    return make
+
+
+def cells(text: str) -> dict[str, dict[str, str]]:
+    """The cells of a table by row and column."""
+    header, _, *rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return {row[0].strip("`"): dict(zip(header, row, strict=True)) for row in rows}
+
+
+def table(*rows: str, **more) -> Table:
+    return Table("name", "README.md", "Title", list(rows), {"accuracy %": "eval_accuracy"}, **more)
+
+
+def test_tables_of_all_readmes_are_what_the_results_files_say():
+    report.main(["--check"])
+
+
+def test_check_fails_if_a_readme_has_another_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "render_files", lambda *args: {report.ROOT / "RESULTS.md": "something else"})
+    with pytest.raises(SystemExit, match=r"RESULTS.md: the tables are not those of the results files"):
+        report.main(["--check"])
+
+
+def test_a_row_has_mean_deviation_and_number_of_seeds(source):
+    row = cells(render(table("a"), source({"a": {0: 0.90, 1: 0.92, 2: 0.97}})))["a"]
+    assert row == {
+        "run": "`a`",
+        "accuracy %": f"93.00 ± {100 * statistics.stdev([0.90, 0.92, 0.97]):.2f}",
+        "seeds": "3",
+    }
+
+
+def test_a_published_number_stands_beside_its_difference_and_interval(source):
+    values = [0.99, 0.992, 0.985]
+    row = cells(render(table("mnist-lenet5-plain"), source({"mnist-lenet5-plain": dict(enumerate(values))})))
+    mean, half = 98.9, T_QUANTILES[2] * 100 * statistics.stdev(values) / math.sqrt(3)
+    found = row["mnist-lenet5-plain"]
+    assert found["published"] == "99.1 ± 0.06 %"
+    assert found["measured minus published"] == f"-0.20 ({mean - 99.1 - half:+.2f} to {mean - 99.1 + half:+.2f})"
+
+
+def test_runs_with_the_same_seeds_are_compared_in_pairs(source):
+    groups = {"a": {0: 0.5, 1: 0.7, 2: 0.9}, "b": {2: 0.8, 0: 0.41, 1: 0.59}}
+    row = cells(render(table("a - b"), source(groups)))["a"]
+    differences = [9.0, 11.0, 10.0]
+    half = T_QUANTILES[2] * statistics.stdev(differences) / math.sqrt(3)
+    assert row["difference from"] == f"`b`: +10.00 ({10 - half:+.2f} to {10 + half:+.2f})"
+
+
+def test_runs_with_other_seeds_are_compared_by_welch(source):
+    # Equal variances and numbers of runs, for which Welch's degrees of freedom are 2 (n - 1): n = 2 has 2.
+    row = cells(render(table("a - b"), source({"a": {0: 0.5, 1: 0.7}, "b": {5: 0.3, 6: 0.5}})))["a"]
+    half = T_QUANTILES[2] * math.sqrt(2 * 200 / 2)
+    assert row["difference from"] == f"`b`: +20.00 ({20 - half:+.2f} to {20 + half:+.2f})"
+
+
+def test_a_run_without_results_is_not_run_and_has_its_command(source):
+    text = render(table("mnist-lenet5-plain"), source({}))
+    assert cells(text)["mnist-lenet5-plain"]["accuracy %"] == "not run"
+    config = "recipes/configs/spherization/<run>.yaml"
+    assert f"`accelerate launch recipes/train_image_classification.py --config {config}`" in text
+
+
+def test_a_missing_run_of_the_queue_has_the_command_of_the_queue(tmp_path):
+    entry = Entry("mnist", 1, "classification", ["spherization/mnist-lenet5-plain"], 1.0)
+    text = render(table("mnist-lenet5-plain"), Source.read(Results(tmp_path), [entry]))
+    assert "`python benchmarks/reproduce.py --only mnist`" in text
+
+
+def test_results_of_other_settings_than_the_queue_has_are_not_reported(source, tmp_path):
+    source({"mnist-lenet5-plain": {0: 0.9}})
+    entry = Entry("mnist", 1, "classification", ["spherization/mnist-lenet5-plain"], 1.0)
+    text = render(table("mnist-lenet5-plain"), Source.read(Results.read(tmp_path), [entry]))
+    assert cells(text)["mnist-lenet5-plain"]["accuracy %"] == "not run"
+
+
+@pytest.mark.parametrize(("encoding", "noted"), [("JPEG", True), ("PNG", False)])
+def test_a_table_measured_on_the_jpeg_copy_of_cifar10_says_so(source, encoding, noted):
+    text = render(table("a"), source({"a": {0: 0.9}}, {"name": "uoft-cs/cifar10", "encoding": encoding}))
+    assert (CIFAR_NOTE in text) == noted
+
+
+def test_the_table_between_the_markers_is_replaced_and_nothing_else(tmp_path):
+    page = "before\n<!-- table: x -->\nold\n<!-- end of table -->\nafter\n<!-- table: y -->\n<!-- end of table -->\n"
+    new = report.insert(page, "x", "new \\1", tmp_path)
+    assert new == page.replace("old\n", "\nnew \\1\n\n")
+    assert report.insert(new, "x", "new \\1", tmp_path) == new
+
+
+@pytest.mark.parametrize("page", ["no markers", 2 * "<!-- table: x -->\n<!-- end of table -->\n"])
+def test_a_readme_without_the_markers_is_an_error(page, tmp_path):
+    with pytest.raises(ValueError, match=r"needs the markers `<!-- table: x -->`.* once"):
+        report.insert(page, "x", "new", tmp_path)

@@ -1,0 +1,262 @@
+import errno
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import reproduce
+import yaml
+from reproduction.entries import PlannedRun, QueueError, plan, read_queue
+from reproduction.results import Results
+from reproduction.runner import Places
+
+from hf_sphere.training.tasks import find_task
+
+PLAIN, SPHERIZED = "spherization/digits-lenet5-plain", "spherization/digits-lenet5-spherized"
+
+
+@pytest.fixture
+def queue(tmp_path):
+    """Writes entries to a file, with defaults, and returns its path."""
+
+    def write(*entries: dict) -> Path:
+        usual = {"priority": 1, "task": "classification", "configs": [PLAIN], "minutes": 1}
+        path = tmp_path / "queue.yaml"
+        path.write_text(yaml.safe_dump([{"entry": f"entry{n}", **usual, **row} for n, row in enumerate(entries)]))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def only(queue):
+    """The single run of an entry."""
+
+    def read(**entry) -> PlannedRun:
+        (run,) = plan(read_queue(queue(entry))[0])
+        return run
+
+    return read
+
+
+def finish(results: Results, run: PlannedRun, tuned: dict | None = None, **metrics: float) -> None:
+    content = {"name": run.name, "group": run.group, "seed": run.seed, "digest": run.digest(tuned), "metrics": metrics}
+    results.folder.mkdir(exist_ok=True)
+    results.write(content)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"configs": ["spherization/digits-lenet5-plane"]}, "no configuration .*plane.* Did you mean .*digits-lenet5"),
+        (
+            {"overrides": {"learning_rat": 0.1}},
+            "entry0.*unknown argument '--learning_rat'.* Did you mean learning_rate",
+        ),
+        ({"overrides": {"learning_rate": "high"}}, "entry0.*learning_rate.*'high'"),
+        ({"overrides": {"optimizer": "adman"}}, "entry0.*invalid choice: 'adman'"),
+        ({"grid": {"learning_rate": [0.1, -0.1]}}, "entry0.*learning_rate must not be negative"),
+        ({"task": "classify"}, "unknown task 'classify'; the tasks are classification"),
+        ({"sedes": 3}, "unknown key 'sedes'. Did you mean seeds"),
+        ({"tuned_by": "nothing"}, "tuned_by must name an entry with a grid"),
+    ],
+)
+def test_a_wrong_entry_is_an_error_that_names_it(queue, entry, message):
+    with pytest.raises(QueueError, match=message):
+        read_queue(queue(entry))
+
+
+def test_two_entries_with_runs_of_the_same_name_are_an_error(queue):
+    with pytest.raises(QueueError, match=r"both have runs named digits-lenet5-plain; give one of them a label"):
+        read_queue(queue({}, {"overrides": {"learning_rate": 0.1}}))
+
+
+def test_entries_are_in_order_of_priority(queue):
+    entries = read_queue(queue({"priority": 3}, {"priority": 1, "label": "b"}, {"priority": 2, "label": "c"}))
+    assert [entry.entry for entry in entries] == ["entry1", "entry2", "entry0"]
+
+
+def test_each_seed_of_all_configurations_comes_before_the_next_seed(queue):
+    (entry,) = read_queue(queue({"configs": [PLAIN, SPHERIZED], "seeds": 2}))
+    stems = ["digits-lenet5-plain", "digits-lenet5-spherized"]
+    assert [run.name for run in plan(entry)] == [f"{stem}-seed{seed}" for seed in (0, 1) for stem in stems]
+
+
+def test_an_option_of_a_mapping_is_merged_into_the_configuration(only):
+    run = only(configs=[SPHERIZED], grid={"head_kwargs.scaling": [2.0]})
+    assert run.overrides() == {"head_kwargs": {"scaling": 2.0, "radius": 5.0}}
+    assert run.group == "digits-lenet5-spherized-scaling2.0"
+
+
+def test_later_configurations_of_a_combination_take_precedence(only):
+    run = only(configs=["hyperplanes/cifar10-lenet9 + hyperplanes/corruptions/label_noise-1.0"])
+    assert run.group == "cifar10-lenet9-label_noise-1.0"
+    assert run.arguments()[:4] == [
+        *("--config", "recipes/configs/hyperplanes/cifar10-lenet9.yaml"),
+        *("--config", "recipes/configs/hyperplanes/corruptions/label_noise-1.0.yaml"),
+    ]
+
+
+@pytest.mark.parametrize("change", [{"learning_rate": 0.5}, {"head_kwargs": {"bias": False}}, {"num_train_epochs": 3}])
+def test_the_digest_depends_on_explicit_settings(only, change):
+    assert only(overrides=change).digest() != only().digest()
+
+
+def test_the_digest_does_not_depend_on_arguments_without_effect(only):
+    assert only(overrides={"save_epochs": 7, "output_dir": "elsewhere", "published": "x"}).digest() == only().digest()
+
+
+def test_the_digest_changes_with_the_numerics_of_the_task(only, monkeypatch):
+    before = only().digest()
+    monkeypatch.setattr(find_task("classification"), "numerics", 1000)
+    assert only().digest() != before
+
+
+def test_a_finished_run_is_done_and_one_of_other_settings_is_stale(queue, tmp_path):
+    entries = read_queue(queue({}))
+    (run,) = plan(entries[0])
+    results = Results(tmp_path / "results")
+    assert results.state(run, entries) == "missing"
+    finish(results, run, eval_accuracy=0.9)
+    assert Results.read(tmp_path / "results").state(run, entries) == "done"
+    changed = read_queue(queue({"overrides": {"learning_rate": 0.5}}))
+    assert results.state(plan(changed[0])[0], changed) == "stale"
+
+
+def test_damaged_and_misnamed_results_are_named_and_the_others_used(queue, tmp_path):
+    runs = plan(read_queue(queue({"seeds": 2}))[0])
+    results = Results(tmp_path)
+    for run in runs:
+        finish(results, run, eval_accuracy=0.9)
+    good, bad = (tmp_path / f"{run.name}.json" for run in runs)
+    (tmp_path / "other.json").write_text(good.read_text())
+    (tmp_path / "list.json").write_text("[]")
+    bad.write_text(bad.read_text()[:50])
+    read = Results.read(tmp_path)
+    assert set(read.runs) == {runs[0].name}
+    assert [
+        str(tmp_path / name) in problem
+        for name, problem in zip((bad.name, "list.json", "other.json"), read.problems, strict=True)
+    ] == [True] * 3
+    assert "has the results of digits-lenet5-plain-seed0" in read.problems[2]
+
+
+def test_tuned_runs_wait_for_the_tuning_and_get_its_best_values(queue, tmp_path):
+    tuning = {"priority": 1, "label": "tuning", "grid": {"learning_rate": [0.1, 0.2, 0.3]}, "seeds": 2}
+    entries = read_queue(queue({**tuning, "entry": "tune"}, {"priority": 2, "tuned_by": "tune"}))
+    (run,) = plan(entries[1])
+    results = Results(tmp_path)
+    # 0.2 has the best single value, 0.1 the best mean, and 0.3 diverged once.
+    scores = {0.1: [0.8, 0.8], 0.2: [0.9, 0.6], 0.3: [0.85, None]}
+    *first, last = plan(entries[0])
+    for candidate in [*first, last]:
+        if candidate is last:
+            assert results.state(run, entries) == "waiting"
+        score = scores[candidate.grid["learning_rate"]][candidate.seed]
+        finish(results, candidate, **({} if score is None else {"validation_accuracy": score}))
+    assert results.state(run, entries) == "missing"
+    assert results.tuned(run, entries) == {"learning_rate": 0.1}
+
+
+def test_a_second_queue_takes_other_runs(queue, tmp_path):
+    entries = read_queue(queue({"configs": [PLAIN, SPHERIZED]}))
+    first, second = (Results(tmp_path), Results(tmp_path))
+    taken, other = plan(entries[0])
+    lock = first.lock(taken)
+    assert second.lock(taken) is None
+    assert reproduce.state_of(taken, entries, second) == "running"
+    assert second.lock(other) is not None
+    lock.close()
+    assert reproduce.state_of(taken, entries, second) == "missing"
+
+
+class FinishedJob:
+    """A job that ends at once."""
+
+    def __init__(self, run, tuned, lock, places):
+        self.run, self.folder, self.removed = run, places.work, False
+        lock.close()
+
+    def poll(self):
+        return "finished"
+
+    def collect(self):
+        return {"name": self.run.name, "group": self.run.group, "seed": 0, "digest": self.run.digest({}), "metrics": {}}
+
+    def remove(self):
+        self.removed = True
+
+    def stop(self, at_once=False):
+        raise AssertionError("it has ended")
+
+
+def test_a_full_disk_ends_the_queue_and_keeps_the_output_of_the_run(queue, tmp_path, monkeypatch):
+    jobs = []
+
+    def start(*args):
+        jobs.append(FinishedJob(*args))
+        return jobs[-1]
+
+    def no_space(self, content):
+        raise OSError(errno.ENOSPC, "No space left on device", str(self.folder / content["name"]))
+
+    monkeypatch.setattr(reproduce, "Job", start)
+    monkeypatch.setattr(Results, "write", no_space)
+    entries = read_queue(queue({}))
+    with pytest.raises(OSError, match="No space left"):
+        reproduce.Queue(entries, Results(tmp_path), Places(tmp_path, None), 1, "cpu").run(1)
+    assert [job.removed for job in jobs] == [False]
+
+
+def test_entries_of_another_device_are_left_out(queue, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "Job", FinishedJob)
+    entries = read_queue(queue({"device": "gpu"}, {"label": "b"}))
+    results = Results(tmp_path)
+    reproduce.Queue(entries, results, Places(tmp_path, None), 2, "cpu").run(1)
+    assert list(results.runs) == ["digits-lenet5-plain-b-seed0"]
+
+
+def test_an_unknown_entry_of_only_is_an_error(queue, tmp_path):
+    with pytest.raises(SystemExit, match="no entry nothing"):
+        reproduce.main(["--queue", str(queue({})), "--results_dir", str(tmp_path), "--only", "nothing"])
+
+
+def test_the_queue_that_ships_is_valid_and_its_cpu_runs_take_at_most_two_hours():
+    entries = read_queue(reproduce.QUEUE)
+    assert max(entry.minutes for entry in entries if entry.device == "cpu") <= 120
+
+
+def arguments(path: Path, tmp_path: Path, name: str) -> list[str]:
+    folders = ["--results_dir", str(tmp_path / name / "results"), "--work_dir", str(tmp_path / name / "work")]
+    script = str(reproduce.ROOT / "benchmarks" / "reproduce.py")
+    return [sys.executable, script, "--queue", str(path), *folders, "--device", "cpu", "--jobs", "1"]
+
+
+@pytest.mark.slow
+def test_an_interrupted_queue_resumes_and_gets_the_same_metrics(queue, tmp_path):
+    steps = "evaluate_embeddings --embeddings {folder}/test --output_dir {folder}/scores"
+    extraction = "extract_embeddings --model_name_or_path {model} --dataset_name digits --output_dir {folder}/test"
+    path = queue(
+        {"overrides": {"num_train_epochs": 15, "save_epochs": 1, "max_eval_samples": 60}, "after": [extraction, steps]}
+    )
+    subprocess.run(arguments(path, tmp_path, "whole"), check=True, timeout=600)
+    parts = arguments(path, tmp_path, "parts")
+    model = tmp_path / "parts" / "work" / "digits-lenet5-plain-seed0" / "model"
+    with subprocess.Popen(parts, stdout=subprocess.PIPE, text=True) as first:
+        while not list(model.glob("checkpoint-*")):
+            assert first.poll() is None
+            time.sleep(0.01)
+        first.terminate()
+        assert "stopped   digits-lenet5-plain-seed0" in first.communicate(timeout=120)[0]
+    assert not list((tmp_path / "parts" / "results").glob("*.json"))
+    subprocess.run(parts, check=True, timeout=600)
+    whole, resumed = (
+        json.loads((tmp_path / name / "results" / "digits-lenet5-plain-seed0.json").read_text())
+        for name in ("whole", "parts")
+    )
+    del whole["metrics"]["train_runtime"], resumed["metrics"]["train_runtime"]
+    assert resumed["metrics"] == whole["metrics"]
+    assert set(whole["metrics"]) <= set(whole["definitions"])
+    assert {"eval_accuracy", "scores/eval_recall_at_1"} <= set(whole["metrics"])
