@@ -20,7 +20,7 @@ class VonMisesFisher(Distribution):
 
     Args:
         loc: Mean direction mu, (..., d), of unit norm.
-        concentration: Concentration kappa, (...), from 0 to 1e8; batch shapes broadcast.
+        concentration: Concentration kappa, (...), at least 0 and finite; batch shapes broadcast.
         validate_args: Whether to validate arguments and values; see `torch.distributions.Distribution`.
 
     Raises:
@@ -111,7 +111,7 @@ class VonMisesFisher(Distribution):
 
     def _variances(self) -> tuple[Tensor, Tensor]:
         """Variance A / kappa orthogonal to the mean direction, and the excess of the variance along it."""
-        concentration = _upcast(self.concentration)
+        concentration = _upcast_concentration(self.concentration)
         along = bessel.mean_resultant_length_derivative(concentration, self.dim)
         # The variances sum to 1 - A^2, which gives the orthogonal ones without a division by kappa.
         rest = bessel.mean_resultant_length_complement(concentration, self.dim)
@@ -122,17 +122,17 @@ class VonMisesFisher(Distribution):
         """Log-density with respect to the surface measure of the sphere, in nats: (...)."""
         if self._validate_args:
             self._validate_sample(value)
-        concentration = _upcast(self.concentration)
-        at_mean = concentration + bessel.log_vmf_normalizer(concentration, self.dim)
+        concentration = _upcast_concentration(self.concentration)
+        peak = bessel.log_uniform_density(self.dim) + bessel.log_vmf_peak(concentration, self.dim)
         wide = torch.promote_types(self.loc.dtype, torch.float32)
         gap = (self.loc.to(wide) - value).square().sum(-1) / 2  # 1 - mu.x, without cancellation
-        return (at_mean - concentration * gap).to(torch.promote_types(self.loc.dtype, value.dtype))
+        return (peak - concentration * gap).to(torch.promote_types(self.loc.dtype, value.dtype))
 
     def entropy(self) -> Tensor:
         """Differential entropy in nats: (...)."""
-        concentration = _upcast(self.concentration)
-        length = bessel.mean_resultant_length(concentration, self.dim)
-        return (-bessel.log_vmf_normalizer(concentration, self.dim) - concentration * length).to(self.loc.dtype)
+        concentration = _upcast_concentration(self.concentration)
+        divergence = _divergence_from_uniform(concentration, self.dim)
+        return (-bessel.log_uniform_density(self.dim) - divergence).to(self.loc.dtype)
 
     def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Draw reparameterized samples, differentiable with respect to both parameters: sample_shape + (..., d).
@@ -151,27 +151,38 @@ def _upcast(values: Tensor) -> Tensor:
     return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
 
 
+def _upcast_concentration(concentration: Tensor) -> Tensor:
+    """Upcast, after a reduction of concentrations whose products with 1 - mu.x, at most 2, would overflow."""
+    wide = torch.promote_types(concentration.dtype, torch.float32)
+    return _upcast(concentration.to(wide).clamp(max=0.25 * torch.finfo(wide).max))
+
+
+def _divergence_from_uniform(concentration: Tensor, dim: int) -> Tensor:
+    """Kullback-Leibler divergence from the uniform distribution, without the cancellation of `kappa A - G`."""
+    rest = bessel.mean_resultant_length_complement(concentration, dim)
+    return bessel.log_vmf_peak(concentration, dim) - concentration * rest
+
+
 @register_kl(VonMisesFisher, VonMisesFisher)
 def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
     check_same_sphere(p, q)
-    ours, theirs = _upcast(p.concentration), _upcast(q.concentration)
+    ours, theirs = _upcast_concentration(p.concentration), _upcast_concentration(q.concentration)
     gap = (_upcast(p.loc) - _upcast(q.loc)).square().sum(-1) / 2  # 1 - mu_p.mu_q, without cancellation
-    partitions = bessel.log_vmf_partition(theirs, p.dim) - bessel.log_vmf_partition(ours, p.dim)
-    divergence = partitions + bessel.mean_resultant_length(ours, p.dim) * (ours - theirs + theirs * gap)
+    peaks = bessel.log_vmf_peak(ours, p.dim) - bessel.log_vmf_peak(theirs, p.dim)
+    rest = bessel.mean_resultant_length_complement(ours, p.dim)
+    divergence = peaks + rest * (theirs - ours) + (1 - rest) * theirs * gap
     return divergence.to(torch.promote_types(p.loc.dtype, q.loc.dtype))
 
 
 @register_kl(VonMisesFisher, HypersphericalUniform)
 def _kl_vmf_uniform(p: VonMisesFisher, q: HypersphericalUniform) -> Tensor:
     check_same_sphere(p, q)
-    concentration = _upcast(p.concentration)
-    divergence = concentration * bessel.mean_resultant_length(concentration, p.dim)
-    divergence = divergence - bessel.log_vmf_partition(concentration, p.dim)
-    return divergence.to(p.loc.dtype).expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
+    divergence = _divergence_from_uniform(_upcast_concentration(p.concentration), p.dim).to(p.loc.dtype)
+    return divergence.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
 
 
 @register_kl(HypersphericalUniform, VonMisesFisher)
 def _kl_uniform_vmf(p: HypersphericalUniform, q: VonMisesFisher) -> Tensor:
     check_same_sphere(p, q)
-    divergence = bessel.log_vmf_partition(_upcast(q.concentration), p.dim).to(q.loc.dtype)
+    divergence = bessel.log_vmf_partition(_upcast_concentration(q.concentration), p.dim).to(q.loc.dtype)
     return divergence.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))

@@ -7,8 +7,9 @@ Everything follows from two functions of the concentration kappa in d dimensions
 
 At large orders both are evaluated by Debye's uniform expansion, whose leading term is in a form without cancellation.
 Small orders are reached by backward recurrence of the ratios `r_n = I_{n+1} / I_n = kappa / (2 (n + 1) + kappa
-r_{n+1})`, which damps errors. No branch depends on the data, so the functions can be compiled. The Bessel
-functions themselves are never computed, so nothing overflows.
+r_{n+1})`, which damps errors of the ratios. Their complements and slopes at concentrations far above a small dimension
+are given by Hankel's expansion. No branch depends on the data, so the functions can be compiled. The Bessel functions
+themselves are never computed, so nothing overflows; concentrations whose squares would are reduced, see `bounded`.
 
 Reference:
     NIST Digital Library of Mathematical Functions, 10.41.3 and 10.41.9 (uniform expansion), 10.29.1 (recurrence).
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hf_sphere.geometry import hankel
 from hf_sphere.geometry.autograd import differentiable_once
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.debye import series_for
@@ -32,7 +34,7 @@ def log_vmf_normalizer(concentration: Tensor, dim: int) -> Tensor:
     integrates to one. Its derivative is the negative mean resultant length. Twice differentiable.
 
     Args:
-        concentration: Concentration kappa, from 0 to 1e8, of any shape and floating-point dtype.
+        concentration: Concentration kappa, at least 0 and finite, of any shape and floating-point dtype.
         dim: Number of coordinates d, at least 2.
 
     Returns:
@@ -54,10 +56,23 @@ def log_vmf_partition(concentration: Tensor, dim: int) -> Tensor:
     the area of the sphere cancels. Twice differentiable.
 
     Args:
-        concentration: Concentration kappa, from 0 to 1e8, of any shape and floating-point dtype.
+        concentration: Concentration kappa, at least 0 and finite, of any shape and floating-point dtype.
         dim: Number of coordinates d, at least 2.
     """
     return _LogPartition.apply(_check(concentration, dim), dim).to(concentration.dtype)
+
+
+def log_vmf_peak(concentration: Tensor, dim: int) -> Tensor:
+    """Logarithm of the ratio of the density at the mode to the uniform density, `log C_d(kappa) + kappa - log C_d(0)`.
+
+    It grows like `(d - 1) / 2 log kappa`, and is evaluated without the cancellation of that sum. Its derivative is the
+    complement of the mean resultant length. Twice differentiable.
+
+    Args:
+        concentration: Concentration kappa, at least 0 and finite, of any shape and floating-point dtype.
+        dim: Number of coordinates d, at least 2.
+    """
+    return _LogPeak.apply(_check(concentration, dim), dim).to(concentration.dtype)
 
 
 def mean_resultant_length(concentration: Tensor, dim: int) -> Tensor:
@@ -66,7 +81,7 @@ def mean_resultant_length(concentration: Tensor, dim: int) -> Tensor:
     It increases from 0 (uniform distribution) to 1 (point mass). Twice differentiable.
 
     Args:
-        concentration: Concentration kappa, from 0 to 1e8, of any shape and floating-point dtype.
+        concentration: Concentration kappa, at least 0 and finite, of any shape and floating-point dtype.
         dim: Number of coordinates d, at least 2.
 
     Returns:
@@ -85,7 +100,7 @@ def mean_resultant_length_derivative(concentration: Tensor, dim: int) -> Tensor:
     Equal to `1 - A^2 - (d - 1) A / kappa`, evaluated without the cancellation of that formula at large concentrations.
 
     Args:
-        concentration: Concentration kappa, from 0 to 1e8, of any shape and floating-point dtype.
+        concentration: Concentration kappa, at least 0 and finite, of any shape and floating-point dtype.
         dim: Number of coordinates d, at least 2.
 
     Returns:
@@ -102,7 +117,7 @@ def mean_resultant_length_complement(concentration: Tensor, dim: int) -> Tensor:
     """Complement `1 - A_d(kappa)`, also accurate where A is close to 1. Twice differentiable.
 
     Args:
-        concentration: Concentration kappa, from 0 to 1e8, of any shape and floating-point dtype.
+        concentration: Concentration kappa, at least 0 and finite, of any shape and floating-point dtype.
         dim: Number of coordinates d, at least 2.
 
     Raises:
@@ -168,15 +183,17 @@ def partition_and_ratio(square: Tensor, dim: int) -> PartitionAndRatio:
 
     Not differentiable by autograd; losses that evaluate millions of values implement their own gradients.
     """
-    series = series_for(dim / 2 - 1, square.dtype)
-    inverse_root = (square + series.order**2).rsqrt_()
-    log_partition, ratio = series.partition_and_ratio(square, inverse_root)
-    for step in range(series.steps):
-        order = series.order - step
-        factor = square * ratio
-        log_partition = log_partition + (factor / (2 * order)).log1p_()
-        ratio = (factor + 2 * order).reciprocal_()
-    return PartitionAndRatio(log_partition, ratio)
+    rise, rest, ratio = _partition_terms(square, dim)
+    return PartitionAndRatio(rise.sub_(rest), ratio)
+
+
+def bounded(concentration: Tensor) -> tuple[Tensor, Tensor]:
+    """Return concentrations whose squares do not overflow, and their ratios to the given ones.
+
+    The ratios are 1, unless concentrations are so large that `1 - A` is inversely proportional to them.
+    """
+    largest = 0.25 * torch.finfo(concentration.dtype).max ** 0.5
+    return concentration.clamp(max=largest), largest / concentration.clamp(min=largest)
 
 
 def _check(values: Tensor, dim: int) -> Tensor:
@@ -185,6 +202,19 @@ def _check(values: Tensor, dim: int) -> Tensor:
     if not values.is_floating_point():
         raise TypeError(f"expected values of a floating-point dtype; got {values.dtype}.")
     return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _partition_terms(square: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Two terms whose difference is the log-partition function, and A / kappa; the first is s - m of the series."""
+    series = series_for(dim / 2 - 1, square.dtype)
+    inverse_root = (square + series.order**2).rsqrt_()
+    rise, rest, ratio = series.partition_and_ratio(square, inverse_root)
+    for step in range(series.steps):
+        order = series.order - step
+        factor = square * ratio
+        rest = rest - (factor / (2 * order)).log1p_()
+        ratio = (factor + 2 * order).reciprocal_()
+    return rise, rest, ratio
 
 
 def _ratio(square: Tensor, dim: int) -> Tensor:
@@ -197,16 +227,21 @@ def _ratio(square: Tensor, dim: int) -> Tensor:
 
 
 def _derivative(concentration: Tensor, dim: int) -> Tensor:
-    """A', by differentiating the recurrence of the ratios."""
+    """A', by differentiating the recurrence of the ratios, which are computed from their complements."""
     series = series_for(dim / 2 - 1, concentration.dtype)
+    concentration, shrinkage = bounded(concentration)
     square = concentration.square()
     root = (square + series.order**2).sqrt()
-    ratio, derivative = series.ratio(root), series.derivative(root)
+    rest, derivative = series.complement(concentration, root), series.derivative(root)
     for step in range(series.steps):
         order = series.order - step
-        ratio = 1 / (2 * order + square * ratio)
+        ratio = 1 / (2 * order + concentration * (1 - rest))
+        rest = (2 * order - concentration * rest) * ratio
         derivative = (2 * order - square * derivative) * ratio.square()
-    return derivative
+    if series.steps:
+        far = hankel.is_far(concentration, dim)
+        derivative = torch.where(far, hankel.derivative(concentration, dim), derivative)
+    return derivative * shrinkage.square()
 
 
 class _ConcentrationFunction(torch.autograd.Function):
@@ -225,11 +260,29 @@ class _LogPartition(_ConcentrationFunction):
 
     @staticmethod
     def forward(concentration: Tensor, dim: int) -> Tensor:
-        return partition_and_ratio(concentration.square(), dim).log_partition
+        finite, shrinkage = bounded(concentration)
+        log_partition = partition_and_ratio(finite.square(), dim).log_partition
+        return log_partition + (concentration - finite) + 0.5 * (dim - 1) * shrinkage.log()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient * _Length.apply(*ctx.saved_tensors, ctx.dim), None
+
+
+class _LogPeak(_ConcentrationFunction):
+    """kappa - (log C_d(0) - log C_d(kappa))."""
+
+    @staticmethod
+    def forward(concentration: Tensor, dim: int) -> Tensor:
+        finite, shrinkage = bounded(concentration)
+        rise, rest, _ = _partition_terms(finite.square(), dim)
+        order = series_for(dim / 2 - 1, finite.dtype).order
+        gap = order * ((finite + rise) / (finite + rise + order))  # kappa - rise
+        return gap + rest - 0.5 * (dim - 1) * shrinkage.log()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * _Complement.apply(*ctx.saved_tensors, ctx.dim), None
 
 
 class _Length(_ConcentrationFunction):
@@ -237,8 +290,8 @@ class _Length(_ConcentrationFunction):
 
     @staticmethod
     def forward(concentration: Tensor, dim: int) -> Tensor:
-        ratio = _ratio(concentration.square(), dim)
-        return (concentration * ratio).clamp(max=1.0)  # rounding may exceed 1
+        concentration, _ = bounded(concentration)
+        return (concentration * _ratio(concentration.square(), dim)).clamp(max=1.0)  # rounding may exceed 1
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -278,11 +331,14 @@ class _Complement(_ConcentrationFunction):
     @staticmethod
     def forward(concentration: Tensor, dim: int) -> Tensor:
         series = series_for(dim / 2 - 1, concentration.dtype)
+        concentration, shrinkage = bounded(concentration)
         rest = series.complement(concentration, (concentration.square() + series.order**2).sqrt())
         for step in range(series.steps):
             order = series.order - step
             rest = (2 * order - concentration * rest) / (2 * order + concentration * (1 - rest))
-        return rest
+        if series.steps:
+            rest = torch.where(hankel.is_far(concentration, dim), hankel.complement(concentration, dim), rest)
+        return rest * shrinkage
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

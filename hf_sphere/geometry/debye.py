@@ -42,19 +42,20 @@ class Series(NamedTuple):
     first: Coefficients
     second: Coefficients
 
-    def partition_and_ratio(self, square: Tensor, inverse_root: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-partition function and A / kappa at order m from kappa^2 and 1 / s, also accurate for tiny kappa.
+    def partition_and_ratio(self, square: Tensor, inverse_root: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Terms of the log-partition function `rise - rest`, and A / kappa, at order m from kappa^2 and 1 / s.
 
-        Uses few passes over memory, since losses spend most of their time here.
+        The rise is s - m. All are also accurate for tiny kappa. Uses few passes over memory, since losses spend most of
+        their time here.
         """
         p = inverse_root * self.order
         inverse_sum = (square * inverse_root).add_(p, alpha=self.order).add_(self.order).reciprocal_()  # 1 / (s + m)
-        rise = square * inverse_sum  # s - m
-        log_partition = rise.sub((rise * (0.5 / self.order)).log1p_(), alpha=self.order)
-        log_partition.sub_((rise * (1 / self.order)).log1p_(), alpha=0.5)
-        log_partition.sub_(rise.mul_(inverse_root).mul_(evaluate(self.quotient, p)))
+        rise = square * inverse_sum
+        rest = (rise * (0.5 / self.order)).log1p_().mul_(self.order)
+        rest.add_((rise * (1 / self.order)).log1p_(), alpha=0.5)
+        rest.add_(evaluate(self.quotient, p).mul_(rise).mul_(inverse_root))
         ratio = evaluate(self.first, p).mul_(inverse_root).mul_(inverse_root)
-        return log_partition, inverse_sum.sub_(ratio)
+        return rise, rest, inverse_sum.sub_(ratio)
 
     def complement(self, concentration: Tensor, root: Tensor) -> Tensor:
         """1 - A at order m, without cancellation."""
@@ -88,7 +89,7 @@ def _tensor_series(order: float, dtype: torch.dtype) -> Series:
 
 @cache_constants
 def _float_series(order: float, dtype: torch.dtype) -> Series:
-    terms, minimum = (10, 24) if dtype == torch.float64 else (4, 12)
+    terms, minimum = (10, 24) if dtype == torch.float64 else (5, 12)
     steps = max(0, math.ceil(minimum - order))
     order += steps
     # At large orders the last terms are below the rounding error; the first five polynomials are below 0.02.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.autograd import differentiable_once
-from hf_sphere.geometry.bessel import mean_resultant_length_complement
+from hf_sphere.geometry.bessel import bounded, mean_resultant_length_complement
 from hf_sphere.geometry.constants import cache_constants
 
 PROPOSALS_PER_ROUND = 4
@@ -151,10 +151,10 @@ def propose(concentration: Tensor, dim: int, uniforms: Tensor) -> tuple[Tensor, 
     half = math.pi * second
     lower = rest / (1 + radius) + 2 * radius * half.sin().square()  # 1 - x
     upper = rest / (1 + radius) + 2 * radius * half.cos().square()  # 1 + x
-    finite = concentration.clamp(max=0.25 * torch.finfo(concentration.dtype).max ** 0.5)
+    finite, shrinkage = bounded(concentration)
     root = (4 * finite.square() + (dim - 1) ** 2).sqrt() + (dim - 1)
     c = 2 * finite / root
-    rest_of_c = 2 * (dim - 1) / (2 * finite + root)  # 1 - c
+    rest_of_c = 2 * (dim - 1) / (2 * finite + root) * shrinkage  # 1 - c
     denominator = rest_of_c + c * upper  # 1 + c x
     y = c * (0.5 * (upper - lower))
     accepted = third.log() <= (dim - 1) * (y / denominator - y.log1p())
@@ -242,8 +242,9 @@ def _angle_rate(concentration: Tensor, dim: int, gap: Tensor, sine: Tensor) -> T
     above = mean_resultant_length_complement(concentration, dim) - gap  # cos(theta) - A
     direction = torch.where(above > 0, -1.0, 1.0).to(angle.dtype)  # toward the mean direction, or its antipode
     # Beyond about 7 standard deviations of the angle (float64: 10) the integrand is below the rounding error.
-    curvature = (concentration.square() + (0.5 * (dim - 1)) ** 2).sqrt() + 0.5 * (dim - 1)
-    reach = (10.0 if angle.dtype == torch.float64 else 7.0) / curvature.sqrt()
+    finite, shrinkage = bounded(concentration)
+    curvature = (finite.square() + (0.5 * (dim - 1)) ** 2).sqrt() + 0.5 * (dim - 1)
+    reach = (10.0 if angle.dtype == torch.float64 else 7.0) * (shrinkage / curvature).sqrt()
     span = torch.minimum(reach, torch.where(direction < 0, angle, math.pi - angle))
     nodes, weights = (part.reshape(-1, *(1,) * angle.ndim) for part in _gauss_legendre(angle.dtype, angle.device))
     # Differences of cosines and of sines are written as products, so that the exponent stays accurate.

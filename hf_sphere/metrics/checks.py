@@ -37,8 +37,9 @@ def check_confidences(confidences: Tensor, correct: Tensor) -> tuple[Tensor, Ten
 def mean_over_ties(confidences: Tensor, correct: Tensor) -> Tensor:
     """Return, for each prediction, the accuracy of the predictions with the same confidence, (N,), (N,) -> (N,).
 
-    If it is used instead of `correct`, bins and cumulative sums in the order of the confidences are averaged over all
-    orders of tied predictions, and do not depend on the order of the input.
+    If it is used instead of `correct`, sums over bins and cumulative sums in the order of the confidences are their
+    means over all orders of tied predictions, and do not depend on the order of the input. Metrics that are not linear
+    in these sums, such as the expected calibration error, are those of the mean sums, not their own means.
     """
     _, group, count = confidences.unique(return_inverse=True, return_counts=True)
     return (torch.bincount(group, weights=correct) / count)[group]

@@ -214,6 +214,40 @@ class TestSampling:
             assert (found.mean() - expected).abs() < 4 * found.std() / 20_000**0.5
 
 
+class TestHugeConcentrations:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("dim", [2, 3, 64, 4096])
+    def test_values_and_gradients_are_finite_up_to_the_largest_float(self, dim, dtype):
+        axes = torch.eye(dim, dtype=dtype)[[0, 0, 0, 0]] * torch.tensor([[1], [1], [1], [-1]])
+        spread = [1e10, torch.finfo(dtype).max ** 0.6, torch.finfo(dtype).max, torch.finfo(dtype).max]
+        kappa = torch.tensor(spread, dtype=dtype, requires_grad=True)
+        loc = axes.requires_grad_()
+        p, q = VonMisesFisher(loc, kappa), VonMisesFisher(loc.flip(0), kappa.flip(0))
+        uniform = HypersphericalUniform(dim, dtype=dtype)
+        results = [p.log_prob(unit(4, dim, dtype=dtype)), p.log_prob(-loc.detach()), p.entropy(), p.mean, p.variance]
+        results += [
+            kl_divergence(p, q),
+            kl_divergence(p, uniform),
+            kl_divergence(uniform, p),
+            p.rsample(),
+            p.dispersion,
+        ]
+        for result in results:
+            assert result.isfinite().all()
+            for gradient in torch.autograd.grad(result.mean(), (loc, kappa), retain_graph=True, allow_unused=True):
+                assert gradient is None or gradient.isfinite().all()
+
+    def test_entropy_matches_the_normal_distribution(self):
+        for dim, kappa in [(2, 1e12), (3, 1e20), (64, 1e30)]:
+            normal = 0.5 * (dim - 1) * math.log(2 * math.pi * math.e / kappa)
+            assert make(dim, kappa).entropy().item() == pytest.approx(normal, rel=1e-9)
+
+    def test_divergence_matches_the_normal_distribution(self):
+        loc = unit(3)
+        p, q = VonMisesFisher(loc, 1e20), VonMisesFisher(loc, 4e20)
+        assert kl_divergence(p, q).item() == pytest.approx(3 - math.log(4), rel=1e-12)
+
+
 class TestDivergence:
     @pytest.mark.parametrize("kappas", [(0.0, 3.0), (3.0, 0.0), (3.0, 25.0), (25.0, 0.4), (8.0, 8.0)])
     @pytest.mark.parametrize("dim", [2, 3])

@@ -9,9 +9,15 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.func import grad, vmap
 
-from hf_sphere.geometry import concentration_from_mean_resultant_length, log_vmf_normalizer, mean_resultant_length
+from hf_sphere.geometry import (
+    concentration_from_mean_resultant_length,
+    hankel,
+    log_vmf_normalizer,
+    mean_resultant_length,
+)
 from hf_sphere.geometry.bessel import (
     log_uniform_density,
+    log_vmf_peak,
     mean_resultant_length_complement,
     mean_resultant_length_derivative,
     partition_and_ratio,
@@ -25,13 +31,14 @@ DIFFERENTIABLE = [
     mean_resultant_length,
     mean_resultant_length_derivative,
     concentration_from_mean_resultant_length,
+    log_vmf_peak,
 ]
 FUNCTIONS = [*DIFFERENTIABLE, mean_resultant_length_complement]
 
 WIDE = torch.cat([torch.zeros(1, dtype=torch.float64), torch.logspace(-30, 8, 153, dtype=torch.float64)])
 """Concentrations that must not cause overflow, underflow or division by zero."""
 
-SPREAD = [1e-6, 0.01, 1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4, 1e5, 1e6]
+SPREAD = [1e-6, 0.01, 1.0, 3.0, 10.0, 30.0, 100.0, 1e3, 2718.0, 1e4, 31415.0, 1e5, 1e6]
 """Concentrations with exact reference values."""
 
 
@@ -55,6 +62,7 @@ def exact(dim: int, kappa: float) -> dict[str, float]:
             "complement": float(1 - length),
             "slope": float(1 - length**2 - (dim - 1) * length / k),
             "normalizer": float(nu * mpmath.log(k) - area - mpmath.log(below)),
+            "peak": float(k + nu * mpmath.log(k / 2) - mpmath.loggamma(nu + 1) - mpmath.log(below)),
         }
 
 
@@ -108,8 +116,8 @@ def test_values_match_the_bessel_functions(dim, power):
         torch.testing.assert_close(value, exact_values(name, dim, concentration), rtol=1e-13, atol=1e-13 * dim)
 
 
-@pytest.mark.parametrize("dim", [2, 3, 5, 16, 47, 48, 49, 128, 2048])
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-4), (torch.float64, 2e-12)])
+@pytest.mark.parametrize("dim", [2, 3, 5, 16, 25, 26, 48, 49, 128, 2048])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
 def test_derivative_is_accurate_despite_cancellation(dim, dtype, bound):
     concentrations = torch.tensor(SPREAD, dtype=dtype)
     expected = exact_values("slope", dim, concentrations)
@@ -117,13 +125,52 @@ def test_derivative_is_accurate_despite_cancellation(dim, dtype, bound):
     torch.testing.assert_close(found, expected, rtol=bound, atol=0)
 
 
-@pytest.mark.parametrize("dim", [2, 3, 5, 16, 47, 48, 49, 128, 2048])
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
+@pytest.mark.parametrize("dim", [2, 3, 5, 16, 25, 26, 48, 49, 128, 2048])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
 def test_complement_is_accurate_near_length_1(dim, dtype, bound):
     concentrations = torch.tensor(SPREAD, dtype=dtype)
     expected = exact_values("complement", dim, concentrations)
     found = mean_resultant_length_complement(concentrations, dim).double()
     torch.testing.assert_close(found, expected, rtol=bound, atol=0)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5, 16, 48, 49, 128, 2048])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.float64, 1e-14)])
+def test_peak_is_accurate_at_large_concentrations(dim, dtype, bound):
+    concentrations = torch.tensor(SPREAD, dtype=dtype)
+    found = log_vmf_peak(concentrations, dim).double()
+    torch.testing.assert_close(found, exact_values("peak", dim, concentrations), rtol=bound, atol=0)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 5, 24, 25, 26, 47, 48, 49])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.float64, 5e-14)])
+@pytest.mark.parametrize("function", [mean_resultant_length_derivative, mean_resultant_length_complement])
+def test_both_expansions_agree_where_they_meet(function, dtype, bound, dim):
+    start = hankel._start(dim, dtype)
+    concentrations = torch.linspace(start - 3, start + 3, 40, dtype=dtype)
+    name = "slope" if function is mean_resultant_length_derivative else "complement"
+    expected = exact_values(name, dim, concentrations)
+    torch.testing.assert_close(function(concentrations, dim).double(), expected, rtol=bound, atol=0)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 64, 4096])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_concentrations_match_their_limits(dim, dtype):
+    largest = torch.finfo(dtype).max
+    kappa = torch.tensor([largest**0.5, largest**0.75, largest], dtype=dtype)
+    limits = {
+        log_vmf_normalizer: -kappa,
+        mean_resultant_length: torch.ones_like(kappa),
+        mean_resultant_length_derivative: 0.5 * (dim - 1) / kappa / kappa,
+        mean_resultant_length_complement: 0.5 * (dim - 1) / kappa,
+        # I(kappa) ~ exp(kappa) / sqrt(2 pi kappa)
+        log_vmf_peak: 0.5 * (dim - 1) * kappa.log()
+        + 0.5 * (math.log(2 * math.pi) - (dim - 2) * math.log(2))
+        - math.lgamma(dim / 2),
+    }
+    tiny = torch.finfo(dtype).tiny
+    for function, expected in limits.items():
+        torch.testing.assert_close(function(kappa, dim), expected, rtol=1e-5, atol=8 * tiny)
 
 
 def test_three_dimensions_match_the_elementary_formula():
@@ -172,7 +219,9 @@ def test_derivative_and_complement_stay_in_range(dim, dtype):
 @pytest.mark.parametrize("dim", MANY_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_values_and_three_derivatives_are_always_finite(dim, dtype):
-    concentrations = WIDE.to(dtype).requires_grad_()
+    largest = torch.finfo(dtype).max
+    huge = torch.logspace(8, math.log10(largest) - 1e-9, 100, dtype=torch.float64)
+    concentrations = torch.cat([WIDE, huge, torch.tensor([largest], dtype=torch.float64)]).to(dtype).requires_grad_()
     value = log_vmf_normalizer(concentrations, dim)
     for order in range(4):
         assert value.isfinite().all(), order

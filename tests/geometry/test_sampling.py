@@ -141,13 +141,21 @@ def test_cosine_and_sine_derivatives_stay_on_the_circle(dim):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [2, 3, 5, 8192])
 def test_samples_and_derivatives_are_always_finite(dim, dtype):
-    concentrations = torch.tensor([0, 1e-40, 1e-30, 1e-3, 1, 1e4, 1e8, 1e15], dtype=dtype).repeat(200).requires_grad_()
+    spread = [0, 1e-40, 1e-30, 1e-3, 1, 1e4, 1e8, 1e15, 1e25, torch.finfo(dtype).max]
+    concentrations = torch.tensor(spread, dtype=dtype).repeat(200).requires_grad_()
     cosine, sine = sample_cosine(concentrations, dim)
     (slope,) = torch.autograd.grad((cosine + sine).sum(), concentrations)
     assert cosine.abs().max() <= 1
     assert sine.min() >= 0
     torch.testing.assert_close(cosine.square() + sine.square(), torch.ones_like(cosine))
     assert slope.isfinite().all()
+
+
+@pytest.mark.parametrize(("dtype", "kappa"), [(torch.float32, 1e30), (torch.float64, 1e200)])
+def test_spread_of_samples_at_huge_concentrations_matches_the_normal_distribution(dtype, kappa):
+    _, sine = sample_cosine(torch.full((20_000,), kappa, dtype=dtype), 3)
+    # kappa sine^2 / 2 is exponential with unit mean.
+    assert (sine.double() * (0.5 * kappa) ** 0.5).square().mean().item() == pytest.approx(1, abs=0.03)
 
 
 @pytest.mark.parametrize("kappa", [math.nan, math.inf])
