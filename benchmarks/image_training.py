@@ -1,13 +1,15 @@
-"""One MNIST epoch of spherized LeNet-5: the library's batches and loop, compared with a usual DataLoader loop.
+"""Training speed: the library's batches and loop on MNIST, and the memory format and precision of convolutions.
 
 python benchmarks/image_training.py [--dataset_name ylecun/mnist]
 
-The data set must have 28 x 28 gray images; by default, a copy in `../shared/data` is used if there is one, and
-otherwise 60,000 synthetic images.
+The first part times an epoch of spherized LeNet-5 with the library and with a usual DataLoader loop. The data set must
+have 28 x 28 gray images; by default, a copy in `../shared/data` is used if there is one, and otherwise 60,000 synthetic
+images. The second part times ResNet-20 on batches of CIFAR-10's shape; an epoch of CIFAR-10 has 391 of them.
 """
 
 import argparse
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +80,26 @@ def library_epoch(images: torch.Tensor, labels: torch.Tensor) -> None:
         ).run()
 
 
+def resnet_steps(memory_format: torch.memory_format, dtype: torch.dtype, steps: int = 8) -> Callable[[], None]:
+    """Return a function that trains ResNet-20 for some steps."""
+    torch.manual_seed(0)
+    config = SphereVisionConfig(backbone="resnet20_cifar", head="softmax", num_labels=10)
+    model = SphereVisionForImageClassification(config).to(DEVICE, memory_format=memory_format).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    images = torch.randn(BATCH, 3, 32, 32, device=DEVICE).contiguous(memory_format=memory_format)
+    labels = torch.randint(0, 10, (BATCH,), device=DEVICE)
+
+    def run() -> None:
+        for _ in range(steps):
+            with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
+                loss = model(images, labels=labels).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return run
+
+
 def load_rows(name: str | None) -> Dataset:
     """Load MNIST, or generate images of its shape."""
     if name or LOCAL.is_dir():
@@ -101,6 +123,16 @@ def main() -> None:
         rounds=3,
         warmup=1,
     )
+    last = torch.channels_last
+    precisions = time_in_turn(
+        {
+            "contiguous fp32": resnet_steps(torch.contiguous_format, torch.float32),
+            "fp32": resnet_steps(last, torch.float32),
+            "contiguous bf16": resnet_steps(torch.contiguous_format, torch.bfloat16),
+            "bf16": resnet_steps(last, torch.bfloat16),
+        }
+    )
+    slowest = precisions["contiguous fp32"]
     report(
         "image_training",
         [
@@ -111,6 +143,11 @@ def main() -> None:
             ),
             row("library, s per epoch", min(seconds["library"])),
             row("DataLoader loop, s per epoch", min(seconds["dataloader"])),
+            row("ResNet-20, fp32 / bf16 and channels last", ratio(slowest, precisions["bf16"]), at_least=1.8),
+            row("ResNet-20, fp32 / fp32 and channels last", ratio(slowest, precisions["fp32"])),
+            row("ResNet-20, fp32 / bf16", ratio(slowest, precisions["contiguous bf16"])),
+            row("ResNet-20, s per epoch of CIFAR-10, fp32", 391 / 8 * min(slowest)),
+            row("ResNet-20, s per epoch of CIFAR-10, bf16 and channels last", 391 / 8 * min(precisions["bf16"])),
         ],
     )
 

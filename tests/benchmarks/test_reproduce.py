@@ -58,6 +58,7 @@ def finish(results: Results, run: PlannedRun, tuned: dict | None = None, **metri
         ({"overrides": {"learning_rate": "high"}}, "entry0.*learning_rate.*'high'"),
         ({"overrides": {"optimizer": "adman"}}, "entry0.*invalid choice: 'adman'"),
         ({"grid": {"learning_rate": [0.1, -0.1]}}, "entry0.*learning_rate must not be negative"),
+        ({"overrides": {"learning_rate": None}}, "learning_rate cannot be null"),
         ({"task": "classify"}, "unknown task 'classify'; the tasks are classification"),
         ({"sedes": 3}, "unknown key 'sedes'. Did you mean seeds"),
         ({"tuned_by": "nothing"}, "tuned_by must name an entry with a grid"),
