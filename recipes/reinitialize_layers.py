@@ -269,7 +269,8 @@ def report(result: "ReinitializationRobustness", args: RobustnessArguments, imag
     critical = result.critical_layers(args.drop)
     metric = "accuracy" if args.top_k == 1 else f"top-{args.top_k} accuracy"
     summary = {"model": args.model_name_or_path, "images": images, "metric": metric, "accuracy": result.accuracy}
-    write_json(output_dir / "all_results.json", summary | {"drop": args.drop, "critical_layers": critical})
+    summary |= {"drop": args.drop, "num_critical_layers": len(critical), "critical_layers": critical}
+    write_json(output_dir / "all_results.json", summary)
     try:
         for name in PLOTS:
             title = Path(args.model_name_or_path).name

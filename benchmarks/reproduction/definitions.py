@@ -25,6 +25,10 @@ _OTHERS = {
     r"ood_\w+_auroc_\w+": "area under the ROC curve of the detection of out-of-distribution images by this certainty",
     r"ood_\w+_fpr_at_95_tpr_\w+": "false positive rate at 95 % true positive rate of the same detection",
     r"mass": "share of the filters of the network whose projection on (1, ..., 1) is not positive",
+    r"mean": "mean over the filters of the projection of their direction on (1, ..., 1) / sqrt(N)",
+    r"num_layers_biased": "layers with a corrected p-value of the sign test below 0.05",
+    r"num_layers_unlike_isotropic": "layers with a corrected p-value of the sign or Kolmogorov-Smirnov test below 0.05",
+    r"num_critical_layers": "layers whose reset to the initialization of the run reduces the accuracy by more than 5 %",
 }
 
 

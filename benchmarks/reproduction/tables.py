@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,12 @@ class Table:
         table: Unique name, in the markers of the README.
         readme: Path of the README in the repository.
         title: Heading in `RESULTS.md`.
-        rows: Runs, by name without seed, as in `PlannedRun.group`; `a - b` also compares the run a with the run b.
+        rows: Runs, by name without seed, as in `PlannedRun.group`; `a - b` also compares the run a with the run b. With
+            `columns`, parts of their names.
         metrics: Metrics of the results files by column title; the first one is compared.
         task: Task of the runs, for the command of those that are not in the queue.
+        columns: Other parts of the names. The table then has a cell with the published and the measured value of the
+            run `<column>-<row>`.
         note: Further note below the table.
     """
 
@@ -37,6 +40,7 @@ class Table:
     rows: list[str]
     metrics: dict[str, str]
     task: str = "classification"
+    columns: list[str] = field(default_factory=list)
     note: str = ""
 
 
@@ -99,6 +103,8 @@ def read_tables(path: Path) -> list[Table]:
 
 def render(table: Table, source: Source) -> str:
     """Return a table in Markdown, with its notes."""
+    if table.columns:
+        return _render_matrix(table, source)
     rows = [_Row(*_split(row), table, source) for row in table.rows]
     columns = {"run": [f"`{row.group}`" for row in rows]}
     if any(row.published for row in rows):
@@ -111,10 +117,25 @@ def render(table: Table, source: Source) -> str:
     if any(row.baseline for row in rows):
         columns["difference from"] = [row.from_baseline() for row in rows]
     used = {name: cells for name, cells in columns.items() if name in ("run", *table.metrics) or any(cells)}
-    lines = ["| " + " | ".join(used) + " |", "|" + "---|" * len(used)]
-    lines += ["| " + " | ".join(cells) + " |" for cells in zip(*used.values(), strict=True)]
-    notes = " ".join(_notes(table, rows, source))
-    return "\n".join([*lines, *(["", notes] if notes else [])])
+    return _join(list(used), zip(*used.values(), strict=True), _notes(table, rows, source))
+
+
+def _render_matrix(table: Table, source: Source) -> str:
+    """Return a table of published and measured values by row and column."""
+    lines, rows = [], []
+    for name in table.rows:
+        line = [_Row(f"{column}-{name}", None, table, source) for column in table.columns]
+        cells = [f"{show_published(row.published)}; {row.measured(row.first)}" if row.published else "" for row in line]
+        lines.append([f"`{name}`", *cells])
+        rows += [row for row in line if row.published]
+    notes = ["Each cell: published; measured.", *_notes(table, rows, source)]
+    return _join(["", *(f"`{column}`" for column in table.columns)], lines, notes)
+
+
+def _join(header: list[str], lines: Iterable[Sequence[str]], notes: Iterable[str]) -> str:
+    rows = [header, ["---"] * len(header), *lines]
+    notes = " ".join(notes)
+    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), *(["", notes] if notes else [])])
 
 
 @dataclass
@@ -169,7 +190,7 @@ def _split(row: str) -> tuple[str, str | None]:
 
 def _scale(metric: str) -> float:
     """Return 100 for metrics that are shown in percent."""
-    shares = ("accuracy", "recall", "map_at_r", "calibration", "auroc", "fpr", "mass")
+    shares = ("accuracy", "recall", "map_at_r", "calibration", "auroc", "fpr")
     return 100.0 if any(share in metric for share in shares) else 1.0
 
 
