@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_sphere.metrics.lattice import largest_norm, power_of_two, signs_of_codes
+
 Distance = Literal["cosine", "euclidean", "hyperbolic"]
 Backend = Literal["torch", "faiss"]
 
@@ -30,12 +32,15 @@ class Gallery:
         queries: (N, e), the embeddings as queries.
         references: (N or more, e), the embeddings as references; a nearer reference has a larger inner product with the
             query. Rows beyond N are padding.
+        squares: (N or more,), squared norms of the references if nearer references have a larger cosine with the query
+            instead of a larger inner product; otherwise None.
         first: (N,), index of the first member of each embedding's class, int64.
         end: (N,), index after its last member, int64.
     """
 
     queries: Tensor
     references: Tensor
+    squares: Tensor | None
     first: Tensor
     end: Tensor
 
@@ -50,10 +55,12 @@ class Gallery:
         _, group, sizes = labels.unique(return_inverse=True, return_counts=True)
         key = sizes[group] * len(sizes) + group
         order = key.argsort(stable=True)
-        queries, references = _as_inner_products(embeddings[order], distance, curvature)
+        queries, references, squares = _as_inner_products(embeddings[order], distance, curvature)
         _, sizes = key[order].unique_consecutive(return_counts=True)
-        ends = sizes.cumsum(0)
-        return cls(queries, _padded(references), (ends - sizes).repeat_interleave(sizes), ends.repeat_interleave(sizes))
+        ends = sizes.cumsum(0).repeat_interleave(sizes)
+        if squares is not None:
+            squares = F.pad(squares, (0, -len(squares) % TILE), value=1.0)
+        return cls(queries, _padded(references), squares, ends - sizes.repeat_interleave(sizes), ends)
 
     def block_size(self, count: int) -> int:
         """Return the number of queries that fit into memory with their `count` neighbors and the largest class."""
@@ -73,10 +80,14 @@ class Gallery:
             (b, n) with the nearest members of other classes, where n is `count`, or smaller if there are fewer. Both
             are in decreasing order and padded with -inf; faiss omits similarities beyond the `count` nearest.
         """
-        return self._by_faiss(rows, count) if backend == "faiss" else self._by_product(rows, count)
+        # Codes whose comparison is exact only in float64 are beyond faiss.
+        use_faiss = backend == "faiss" and self.queries.dtype == torch.float32
+        return self._by_faiss(rows, count) if use_faiss else self._by_product(rows, count)
 
     def _by_product(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
         similarities = (_padded(self.queries[rows]) @ self.references.T)[: len(rows)]
+        if self.squares is not None:
+            similarities.mul_(similarities.abs()).div_(self.squares)  # proportional to the square of the cosine
         similarities[:, len(self.queries) :] = -torch.inf
         # Columns of each row's class; smaller classes are padded with the query itself.
         members = torch.arange(int(self.relevant[rows].max()) + 1, device=rows.device)
@@ -149,18 +160,44 @@ def _largest(values: Tensor, count: int) -> Tensor:
     return groups.gather(2, nearest[:, None].expand(-1, GROUP, -1)).flatten(1).topk(count, dim=1).values
 
 
-def _as_inner_products(embeddings: Tensor, distance: Distance, curvature: float) -> tuple[Tensor, Tensor]:
-    """Return queries and references (N, e); nearer embeddings have larger inner products of their rows."""
+def _as_inner_products(
+    embeddings: Tensor, distance: Distance, curvature: float
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return queries and references (N, e) and, for exact cosines, squared norms; see `Gallery`."""
     if distance == "cosine":
-        largest = embeddings.abs().amax(-1, keepdim=True)
-        unit = F.normalize(embeddings / largest.clamp_min(torch.finfo(embeddings.dtype).tiny), dim=-1)
-        return unit, unit
+        return _for_cosines(embeddings)
     if distance == "euclidean":
-        # |q - n|^2 up to a term that is the same for all n; centered and scaled against cancellation and overflow.
-        centered = embeddings - embeddings.mean(0)
-        centered = centered / centered.abs().max().clamp_min(torch.finfo(embeddings.dtype).tiny)
-        squares = centered.square().sum(-1, keepdim=True)
-        return F.pad(centered, (0, 1), value=1.0), torch.cat([centered, -squares / 2], dim=1)
+        return *_for_euclidean_distances(embeddings), None
+    return *_for_hyperbolic_distances(embeddings, curvature), None
+
+
+def _for_cosines(embeddings: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    codes = signs_of_codes(embeddings, (1,))
+    codes = codes * power_of_two(codes.abs().amax(1, keepdim=True))
+    if largest_norm(codes, (1,)) <= 2**53:  # up to 2^26 the squares below are exact too, and equal ratios remain equal
+        codes = codes.double()
+        squares = codes.square().sum(1)
+        return codes, codes, torch.where(squares > 0, squares, 1.0)
+    largest = embeddings.abs().amax(-1, keepdim=True)
+    unit = F.normalize(embeddings / largest.clamp_min(torch.finfo(embeddings.dtype).tiny), dim=-1)
+    return unit, unit, None
+
+
+def _for_euclidean_distances(embeddings: Tensor) -> tuple[Tensor, Tensor]:
+    # |q - n|^2 up to a term that is the same for all n; centered and scaled against cancellation and overflow. Medians
+    # and powers of two keep embeddings on a lattice.
+    points = signs_of_codes(embeddings, (0, 1))
+    points = points * power_of_two(points.abs().max())
+    centered = points - points.median(0).values
+    centered = centered * power_of_two(centered.abs().max())
+    norm = largest_norm(centered, (0, 1))
+    if 2**24 < 3 * norm <= 2**53:  # the products below are multiples of half a squared step, up to 1.5 times the norm
+        centered = centered.double()
+    squares = centered.square().sum(-1, keepdim=True)
+    return F.pad(centered, (0, 1), value=1.0), torch.cat([centered, -squares / 2], dim=1)
+
+
+def _for_hyperbolic_distances(embeddings: Tensor, curvature: float) -> tuple[Tensor, Tensor]:
     # The distance is acosh(1 + 2 c |q - n|^2 / ((1 - c |q|^2) (1 - c |n|^2))) / sqrt(c), which grows with
     # |q - n|^2 / (1 - c |n|^2): the rest is the same for all n, and acosh near 1 would lose digits. In float64, because
     # points near the boundary of the ball can be far apart and have almost equal coordinates.

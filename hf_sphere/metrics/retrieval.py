@@ -37,7 +37,11 @@ def retrieval_scores(
     Ties count against the query: of two neighbors at the same distance, the one of another class comes first. Collapsed
     embeddings therefore score 0, and the order of the embeddings does not matter.
 
-    The computation is in blocks, in float32, or in float64 for float64 embeddings and for the hyperbolic distance.
+    Cosine and Euclidean distances of binary codes, small integers and their multiples by powers of two are compared
+    exactly. Other equal distances may be ordered by rounding errors, except distances to equal embeddings.
+
+    The computation is in blocks, in float32, or in float64 for float64 embeddings, for the hyperbolic distance and for
+    exact comparisons that require it.
 
     Args:
         embeddings: (N, d), finite, of any real dtype; N and d at least 1. A tensor, an array or lists.
@@ -48,7 +52,7 @@ def retrieval_scores(
         curvature: c > 0 for the curvature -c of the hyperbolic distance.
         device: Device of the computation; by default that of the embeddings.
         backend: `torch`, or `faiss` (on the CPU, not for the hyperbolic distance); by default the faster of those
-            installed. Their results are equal up to rounding.
+            installed. Their results are equal up to rounding. Comparisons in float64 always use torch.
         block_size: Queries per block; by default as many as fit into about 256 MiB. Does not affect the result.
 
     Returns:

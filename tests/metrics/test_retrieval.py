@@ -2,6 +2,7 @@ import importlib.util
 import json
 import math
 import sys
+from fractions import Fraction
 
 import pytest
 import torch
@@ -173,6 +174,57 @@ class TestValues:
     def test_a_single_class_has_perfect_scores(self):
         scores = retrieval_scores(torch.randn(10, 3), torch.full((10,), -7))
         assert (scores["recall_at_1"], scores["r_precision"], scores["map_at_r"]) == (1.0, 1.0, 1.0)
+
+
+def random_codes(kind, count, dim):
+    """Integers (count, dim) with many equal distances."""
+    low, high = {"binary": (0, 2), "signs": (0, 2), "integers": (-9, 10), "bytes": (-128, 128)}[kind]
+    codes = torch.randint(low, high, (count, dim))
+    return 2 * codes - 1 if kind == "signs" else codes
+
+
+def integer_scores(codes, labels, distance):
+    """Recall@1, R-precision and MAP@R of integer codes, in rational arithmetic."""
+    rows, scores = codes.tolist(), []
+    for number, (query, label) in enumerate(zip(rows, labels, strict=True)):
+        near = []
+        for row, other in zip(rows, labels, strict=True):
+            product, square = (sum(x * y for x, y in zip(row, each, strict=True)) for each in (query, row))
+            near.append((square - 2 * product if distance == "euclidean" else -signed_square(product, square), other))
+        ordered = sorted((place, other == label) for index, (place, other) in enumerate(near) if index != number)
+        same = [found for _, found in ordered]
+        relevant = labels.count(label) - 1
+        average = sum(sum(same[: j + 1]) / (j + 1) for j in range(relevant) if same[j]) / relevant
+        scores.append((same[0], sum(same[:relevant]) / relevant, average))
+    means = [sum(column) / len(scores) for column in zip(*scores, strict=True)]
+    return dict(zip(["recall_at_1", "r_precision", "map_at_r"], means, strict=True))
+
+
+def signed_square(product, square):
+    return Fraction(product * abs(product), square or 1)
+
+
+class TestExactTies:
+    @pytest.mark.parametrize("backend", BACKENDS)
+    def test_a_euclidean_tie_of_different_points_counts_against_the_query(self, backend):
+        scores = retrieval_scores([[1], [2], [0], [7]], [0, 0, 1, 1], distance="euclidean", backend=backend)
+        assert scores["recall_at_1"] == 0.25
+
+    @pytest.mark.parametrize("backend", BACKENDS)
+    @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+    @pytest.mark.parametrize("kind", ["binary", "signs", "integers", "bytes"])
+    def test_scores_of_codes_match_rational_arithmetic(self, kind, distance, backend):
+        for dim, count in [(1, 12), (3, 24), (16, 30), (64, 24), (300, 12)]:
+            codes, labels = random_codes(kind, count, dim), (torch.arange(count) // 3).tolist()
+            expected = integer_scores(codes, labels, distance)
+            for points in (codes, codes / 2, codes * 2.0**-30):
+                scores = retrieval_scores(points, labels, distance=distance, backend=backend)
+                assert {name: scores[name] for name in expected} == close(expected), dim
+
+    @pytest.mark.parametrize("kind", ["binary", "signs"])
+    def test_normalized_codes_have_the_cosine_ties_of_the_codes(self, kind):
+        codes, labels = random_codes(kind, 60, 24), torch.arange(60) // 4
+        assert retrieval_scores(F.normalize(codes.float(), dim=1), labels) == retrieval_scores(codes, labels)
 
 
 class TestInvariance:
