@@ -60,13 +60,7 @@ class Gallery:
         ends = sizes.cumsum(0).repeat_interleave(sizes)
         if squares is not None:
             squares = F.pad(squares, (0, -len(squares) % TILE), value=1.0)
-        return cls(
-            queries,
-            _padded(references),
-            squares,
-            (ends - sizes).repeat_interleave(sizes),
-            ends.repeat_interleave(sizes),
-        )
+        return cls(queries, _padded(references), squares, ends - sizes.repeat_interleave(sizes), ends)
 
     def block_size(self, count: int) -> int:
         """Return the number of queries that fit into memory with their `count` neighbors and the largest class."""
