@@ -68,7 +68,14 @@ RUNS = [("vmf", False), ("vmf", True), ("prototype", False)]
 
 
 def _train_head(
-    head: str, in_episodes: bool, folder: str, *, batches_per_step: int = 1, divisor: int = 1, rank: int = 0
+    head: str,
+    in_episodes: bool,
+    folder: str,
+    *,
+    batches_per_step: int = 1,
+    divisor: int = 1,
+    rank: int = 0,
+    **arguments,
 ) -> dict[str, Tensor]:
     """Return the state after two epochs of three steps, in float64, with 12 images per step over all processes."""
     torch.manual_seed(0)
@@ -89,7 +96,7 @@ def _train_head(
         model.head.initialize_from_data(torch.randn(50, 4))
     args = TrainingArguments(
         output_dir=folder, num_train_epochs=2, optimizer="sgd", learning_rate=0.5,
-        gradient_accumulation_steps=batches_per_step, disable_tqdm=True,
+        gradient_accumulation_steps=batches_per_step, disable_tqdm=True, **arguments,
     )  # fmt: skip
     TrainingLoop(model, batches, args, Accelerator(cpu=True), evaluate=lambda model: {"accuracy": 0.0}).run()
     return model.state_dict()
@@ -127,3 +134,13 @@ class TestDivision:
         one = _train_head(*RUNS[number], str(tmp_path / "one"))
         halves = _train_head(*RUNS[number], str(tmp_path / "halves"), batches_per_step=2, divisor=2)
         torch.testing.assert_close(halves, one, rtol=1e-9, atol=1e-12)
+
+    def test_resumed_run_matches_an_uninterrupted_one(self, number, tmp_path):
+        whole = _train_head(*RUNS[number], str(tmp_path), save_steps=4)
+        resumed = _train_head(*RUNS[number], str(tmp_path), resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+
+
+def test_samples_in_training_depend_on_the_seed_of_the_run(tmp_path):
+    first, second = (_train_head("vmf", False, str(tmp_path / str(seed)), seed=seed) for seed in (0, 1))
+    assert not torch.equal(first["head.weight"], second["head.weight"])
