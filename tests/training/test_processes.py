@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import Episodes, ImagesInMemory
 from hf_sphere.nn import HeadOutput
-from hf_sphere.training import TrainingArguments, TrainingLoop
+from hf_sphere.training import TrainingArguments, TrainingLoop, initialize_head
 
 
 class NormalizedClassifier(nn.Module):
@@ -92,13 +92,13 @@ def _train_head(
     batches = ImagesInMemory(
         images, labels, mean=[0.5], std=[0.3], shuffle=True, process_index=rank, num_processes=processes, **options
     )
-    if head == "vmf":
-        model.head.initialize_from_data(torch.randn(50, 4))
+    accelerator = Accelerator(cpu=True)
+    initialize_head(model, batches)
     args = TrainingArguments(
         output_dir=folder, num_train_epochs=2, optimizer="sgd", learning_rate=0.5,
         gradient_accumulation_steps=batches_per_step, disable_tqdm=True, **arguments,
     )  # fmt: skip
-    TrainingLoop(model, batches, args, Accelerator(cpu=True), evaluate=lambda model: {"accuracy": 0.0}).run()
+    TrainingLoop(model, batches, args, accelerator, evaluate=lambda model: {"accuracy": 0.0}).run()
     return model.state_dict()
 
 
