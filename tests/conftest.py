@@ -41,9 +41,9 @@ def real_data() -> Callable[[str], Path]:
     return find
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def free_port() -> int:
-    """A free port for process groups."""
+    """A free port for process groups, one at a time."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

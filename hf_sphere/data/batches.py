@@ -150,6 +150,11 @@ class ImageBatches:
         raise NotImplementedError
 
     @property
+    def dealt_together(self) -> int:
+        """Number of consecutive images that a process gets at a time: an episode, or one image."""
+        return 1 if self._episodes is None else self._episodes.episodes.size
+
+    @property
     def _same_for_all(self) -> bool:
         """Whether all processes get the same number of images."""
         return self.shuffle or self._episodes is not None

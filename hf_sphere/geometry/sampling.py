@@ -15,6 +15,7 @@ from torch import Tensor
 from hf_sphere.geometry.autograd import differentiable_once
 from hf_sphere.geometry.bessel import bounded, mean_resultant_length_complement
 from hf_sphere.geometry.constants import cache_constants
+from hf_sphere.geometry.keyed_random import keyed_uniforms
 
 PROPOSALS_PER_ROUND = 4
 """Proposals per sample on the CPU, where rounds are repeated until every sample has an accepted proposal."""
@@ -47,7 +48,9 @@ def tangent_directions(loc: Tensor, normals: Tensor) -> Tensor:
     return tangents / torch.linalg.vector_norm(tangents, dim=-1, keepdim=True).clamp_min_(torch.finfo(loc.dtype).tiny)
 
 
-def sample_cosine(concentration: Tensor, dim: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+def sample_cosine(
+    concentration: Tensor, dim: int, generator: torch.Generator | None = None, *, keys: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Draw one cosine w between sample and mean direction per concentration.
 
     Exact in any dimension and at any concentration, by Wood's rejection sampling in a form without cancellation. The
@@ -58,6 +61,8 @@ def sample_cosine(concentration: Tensor, dim: int, generator: torch.Generator | 
         concentration: Concentration kappa >= 0, of any shape, float32 or float64.
         dim: Number of coordinates d, at least 2.
         generator: Random number generator; torch's global one if None.
+        keys: int64, of the shape of `concentration`. Replaces the generator: a sample depends only on its
+            concentration and key, see `hf_sphere.geometry.keyed_random`.
 
     Returns:
         w and `sqrt(1 - w^2)`, both with the shape of `concentration` and once differentiable with respect to it. The
@@ -68,17 +73,27 @@ def sample_cosine(concentration: Tensor, dim: int, generator: torch.Generator | 
         and Mnih, "Implicit reparameterization gradients", NeurIPS 2018.
     """
     flat = concentration.detach().reshape(-1)
+    flat_keys = None if keys is None else keys.reshape(-1)
     on_cpu = flat.device.type == "cpu" and not torch.compiler.is_compiling()
+    count = PROPOSALS_PER_ROUND if on_cpu else PROPOSALS_WITHOUT_ROUNDS
 
-    def one_round(concentration: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        shape = (3, PROPOSALS_PER_ROUND if on_cpu else PROPOSALS_WITHOUT_ROUNDS, len(concentration))
-        uniforms = torch.rand(shape, generator=generator, dtype=flat.dtype, device=flat.device)
-        return _first_accepted(concentration, dim, uniforms)
+    def one_round(number: int, left: Tensor | slice) -> tuple[Tensor, Tensor, Tensor]:
+        some = flat[left]
+        if flat_keys is None:
+            shape = (3, count, len(some))
+            uniforms = torch.rand(shape, generator=generator, dtype=flat.dtype, device=flat.device)
+        else:
+            # The order of the proposals does not depend on the size of a round.
+            places = torch.arange(3 * count, device=flat.device).view(count, 3).T + 3 * count * number
+            uniforms = keyed_uniforms(flat_keys[left], places[..., None], flat.dtype)
+        return _first_accepted(some, dim, uniforms)
 
-    gap, rise, accepted = one_round(flat)
+    rounds = 0
+    gap, rise, accepted = one_round(rounds, slice(None))
     while on_cpu and not (accepted | gap.isnan()).all():  # NaN concentrations accept no proposal
+        rounds += 1
         left = (~accepted & ~gap.isnan()).nonzero()[:, 0]
-        gap[left], rise[left], accepted[left] = one_round(flat[left])
+        gap[left], rise[left], accepted[left] = one_round(rounds, left)
     gap, rise = gap.reshape(concentration.shape), rise.reshape(concentration.shape)
     return _Reparameterized.apply(concentration, gap, (gap * rise).sqrt(), dim)
 

@@ -22,7 +22,7 @@ class TrainingArguments:
     output_dir: str = argument(help="Directory for the model, checkpoints and results.")
     overwrite_output_dir: bool = argument(False, "Replace the run in output_dir.")
     resume_from_checkpoint: str | None = argument(None, "`latest`, or the folder of a checkpoint to resume from.")
-    seed: int = argument(0, "Seed of initial weights, data order and augmentation.")
+    seed: int = argument(0, "Seed of initial weights, data order, augmentation and samples.")
     full_determinism: bool = argument(False, "Use only deterministic kernels, even where they are slower.")
     num_train_epochs: int = argument(20, "Epochs to train.")
     max_steps: int | None = argument(

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
@@ -12,7 +14,8 @@ class Batches(Protocol):
     """The interface that the training loop and the evaluation require.
 
     If the loss averages over something other than examples, such as the tokens of a language model, the class also has
-    a method `num_targets(batch)` that returns their number.
+    a method `num_targets(batch)` that returns their number. If processes get several examples at a time in turn, as
+    with episodes, it has their number as `dealt_together`.
     """
 
     def __len__(self) -> int: ...
@@ -30,7 +33,30 @@ def counts_targets(batches: Batches) -> bool:
 def count_targets(batches: Batches, batch: Batch) -> int | Tensor:
     """Return the number of targets that the loss of a batch averages over; by default, the number of examples."""
     any_batches: Any = batches
-    return any_batches.num_targets(batch) if counts_targets(batches) else len(next(iter(batch.values())))
+    return any_batches.num_targets(batch) if counts_targets(batches) else count_examples(batch)
+
+
+def global_places(batches: Batches, start: int, batch: Batch, accelerator: Accelerator) -> Tensor:
+    """Return the place of each example of a batch among all examples of an optimizer step, over all processes.
+
+    Args:
+        batches: The batches; they define how examples are dealt to processes.
+        start: Examples in earlier batches of the same step, on this process.
+        batch: The batch.
+        accelerator: Index and number of processes.
+
+    Returns:
+        int64, (B,), on the device of the accelerator.
+    """
+    together = getattr(batches, "dealt_together", 1)
+    own = torch.arange(start, start + count_examples(batch), device=accelerator.device)
+    turn = (own // together) * accelerator.num_processes + accelerator.process_index
+    return turn * together + own % together
+
+
+def count_examples(batch: Batch) -> int:
+    """Return the number of examples of a batch."""
+    return len(next(iter(batch.values())))
 
 
 def loss_is_sum(model: nn.Module) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from hf_sphere.metrics import retrieval_scores
 from hf_sphere.training.batches import Batches, count_targets, loss_is_sum
@@ -144,12 +144,12 @@ def initialize_head(model: nn.Module, batches: "ImageBatches | Iterable[Batch]",
     """Initialize a head from the embeddings of training images, if it requires that; see `Head.initialize_from_data`.
 
     The embeddings are computed in eval mode, except that trainable batch norms use batch statistics, as in the first
-    training step.
+    training step. With several processes, each must call this function; the head is initialized from the images of all.
 
     Args:
         model: An image model, with a `head` if it has classes. Its mode and batch-norm statistics are restored.
-        batches: Training batches; any iterable of mappings with `pixel_values` on the model's device.
-        max_examples: Maximum number of images.
+        batches: Training batches of this process; any iterable of mappings with `pixel_values` on the model's device.
+        max_examples: Maximum number of images, over all processes.
     """
     head: Any = getattr(model, "head", None)
     encoder: Any = model.base_model
@@ -157,15 +157,20 @@ def initialize_head(model: nn.Module, batches: "ImageBatches | Iterable[Batch]",
     if head is None or not head.needs_data_initialization:
         return
     was_training = model.training
+    processes = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    share = math.ceil(max_examples / processes)
     embeddings: list[Tensor] = []
     try:
         with _normalized_by_batch(model):
             plain: Any = batches.epoch(augment=False) if hasattr(batches, "epoch") else batches
             for batch in plain:
                 embeddings.append(inputs_of(encoder(batch["pixel_values"]).embeddings))
-                if sum(map(len, embeddings)) >= max_examples:
+                if sum(map(len, embeddings)) >= share:
                     break
-        head.initialize_from_data(torch.cat(embeddings)[:max_examples])
+        some = torch.cat(embeddings)[:share]
+        if processes > 1:
+            some = torch.cat(gather_object([some.cpu()])).to(some.device)
+        head.initialize_from_data(some)
     finally:
         model.train(was_training)
 

@@ -20,12 +20,21 @@ from tqdm.auto import tqdm
 from hf_sphere.optim import as_metrics, find_radial_weights, radial_diagnostics
 from hf_sphere.optim.names import optimizer_names
 from hf_sphere.training.arguments import TrainingArguments
-from hf_sphere.training.batches import Batch, Batches, count_targets, counts_targets, loss_is_sum
+from hf_sphere.training.batches import (
+    Batch,
+    Batches,
+    count_examples,
+    count_targets,
+    counts_targets,
+    global_places,
+    loss_is_sum,
+)
 from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, save_checkpoint
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.measures import show_metric, show_metrics
 from hf_sphere.training.optimization import build_optimizer, build_scheduler
 from hf_sphere.training.output_dir import list_checkpoints
+from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +43,8 @@ class TrainingLoop:
     """Trains a model and writes its checkpoints.
 
     Args:
-        model: Called with the batch as keyword arguments; its output has `loss`. Its method `set_epoch`, if any, is
-            called at the start of each epoch.
+        model: Called with the batch as keyword arguments; its output has `loss`. Its methods `set_epoch`,
+            `before_forward` and `after_step`, if any, are called at these times; see `Head`.
         batches: Training batches.
         args: Training arguments.
         accelerator: Devices, processes and precision.
@@ -179,7 +188,12 @@ class TrainingLoop:
         if counts_targets(self.batches):
             # Gradients are averaged over processes, whose numbers of targets differ, so losses are weighted by them.
             total = self.accelerator.reduce(total.float(), "mean")
+        inner, done = self.accelerator.unwrap_model(self.model), 0
         for position, (batch, size) in enumerate(zip(group, sizes, strict=True), 1):
+            if hasattr(inner, "before_forward"):
+                places = global_places(self.batches, done, batch, self.accelerator)
+                inner.before_forward(mix_seed(self.args.seed, self.state.step), places)
+            done += count_examples(batch)
             waits = self.accelerator.no_sync(self.model) if position < len(group) else nullcontext()
             with waits:
                 output = self.model(**batch)
@@ -194,6 +208,8 @@ class TrainingLoop:
         if self.args.max_grad_norm is not None:
             self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
         self.optimizer.step()
+        if hasattr(inner, "after_step"):
+            inner.after_step(lambda values: self.accelerator.reduce(values, "sum"))
         self.state.step += 1
         if self._radial and self.state.step % (self.args.radial_logging_steps or 1) == 0:
             measured = radial_diagnostics(self.optimizer.optimizer, self._radial)

@@ -232,6 +232,31 @@ def test_global_seed_makes_samples_reproducible():
     assert not torch.equal(draws[0], draws[2])
 
 
+@pytest.mark.parametrize(("dim", "kappa"), [(2, 1.0), (5, 2.0), (128, 60.5)])
+def test_keyed_samples_follow_the_distribution(dim, kappa):
+    concentration = torch.full((2000,), kappa, dtype=torch.float64)
+    cosine, _ = sample_cosine(concentration, dim, keys=torch.arange(2000))
+    angles = torch.linspace(0, math.pi, 20_001, dtype=torch.float64).numpy()
+    density = density_of_angle(angles, kappa, dim)
+    share = scipy.integrate.cumulative_simpson(density, x=angles, initial=0)
+    assert scipy.stats.kstest(cosine.acos().numpy(), lambda at: np.interp(at, angles, share / share[-1])).pvalue > 1e-3
+
+
+def test_keyed_samples_do_not_depend_on_the_batch():
+    concentration, keys = torch.rand(500, dtype=torch.float64) * 9, torch.arange(500)
+    whole = sample_cosine(concentration, 5, keys=keys)
+    for some in ([3], [499, 0, 7], range(200, 300)):
+        parts = sample_cosine(concentration[some], 5, keys=keys[some])
+        torch.testing.assert_close(parts, tuple(part[some] for part in whole))
+
+
+def test_keyed_samples_do_not_depend_on_the_number_of_proposals_per_round(monkeypatch):
+    concentration, keys = torch.full((500,), 3.0), torch.arange(500)
+    expected = sample_cosine(concentration, 5, keys=keys)
+    monkeypatch.setattr(sampling, "PROPOSALS_PER_ROUND", sampling.PROPOSALS_WITHOUT_ROUNDS)
+    assert all(map(torch.equal, sample_cosine(concentration, 5, keys=keys), expected))
+
+
 @pytest.mark.parametrize("loss", [torch.sum, lambda cosine: cosine.square().sum()], ids=["straight", "curved"])
 @pytest.mark.parametrize("differentiate", [lambda y, x: y.backward(), torch.autograd.grad], ids=["backward", "grad"])
 def test_second_derivative_raises_instead_of_being_zero(differentiate, loss):

@@ -301,6 +301,71 @@ def test_it_compiles_with_fullgraph(head, training):
     assert moved == training
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("accumulating", [True, False], ids=["in the loop", "on its own"])
+def test_compiled_training_matches_eager_training(backend, accumulating):
+    torch.compiler.reset()
+    results = []
+    for compiled in (False, True):
+        head, x = build_head("prototype", 4, 7), torch.linspace(-1, 2, 20).view(5, 4).requires_grad_()
+        forward = torch.compile(head, fullgraph=True, backend=backend) if compiled else head
+        for _ in range(3):
+            if accumulating:
+                head.before_forward(0, torch.arange(5))
+            output = forward(x, LABELS)
+            (output.loss + output.logits.square().sum()).backward()
+            head.after_step(lambda values: values)
+        results.append((x.grad, head.class_concentration, output.logits.detach()))
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_logits_can_be_differentiated_after_another_training_batch(head):
+    x = torch.randn(5, 4, requires_grad=True)
+    first, second = head(x, LABELS), head(x, LABELS)
+    (first.logits + second.logits).sum().backward()
+    assert x.grad.isfinite().all()
+
+
+def in_parts(head, x, labels, parts):
+    """Train on parts of a batch in one optimizer step."""
+    for some in torch.arange(len(x)).split(parts):
+        head.before_forward(0, some)
+        head(x[some], labels[some])
+
+
+def test_one_step_on_parts_of_a_batch_changes_the_concentration_like_the_full_batch(head):
+    other = build_head("prototype", 4, 7).double()
+    x, labels = noisy(head, 9, 0.4)
+    other(x.double(), labels)
+    in_parts(head.double(), x.double(), labels, [4, 3, 2])
+    assert head.class_concentration == 10.0
+    head.after_step(lambda values: values)
+    torch.testing.assert_close(head.class_concentration, other.class_concentration)
+
+
+def test_statistics_are_summed_over_processes(head):
+    single, (x, labels) = build_head("prototype", 4, 7).double(), noisy(head, 9, 0.4)
+    in_parts(head.double(), x[:6].double(), labels[:6], 6)
+    in_parts(single, x[6:].double(), labels[6:], 3)
+    elsewhere = single._statistics
+    in_parts(single, x[:6].double(), labels[:6], 6)
+    head.after_step(lambda values: values + elsewhere)
+    single.after_step(lambda values: values)
+    torch.testing.assert_close(head.class_concentration, single.class_concentration)
+    assert head.class_concentration != 10.0
+
+
+def test_each_step_uses_only_its_own_batches(head):
+    x, labels = noisy(head, 9, 0.4)
+    for _ in range(2):
+        in_parts(head, x, labels, 9)
+        head.after_step(lambda values: values)
+    other = build_head("prototype", 4, 7)
+    for _ in range(2):
+        other(x, labels)
+    torch.testing.assert_close(head.class_concentration, other.class_concentration)
+
+
 def test_per_example_vmap_losses_sum_to_the_batch_loss():
     head, x = build_head("prototype", 4, 7, reduction="sum").train(), torch.randn(5, 4)
     losses = torch.func.vmap(lambda one, label: head(one[None], label[None]).loss)(x, LABELS)

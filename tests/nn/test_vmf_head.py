@@ -150,6 +150,84 @@ def test_training_resamples_points_from_the_global_generator():
     assert not torch.equal(first, second)
 
 
+# Samples by place
+
+
+PLACES = torch.arange(5)
+
+
+def announced_loss(head: Head, z: Tensor, *, seed: int = 1, places: Tensor = PLACES) -> Tensor:
+    head.before_forward(seed, places)
+    return head(z, LABELS[: len(z)]).loss
+
+
+def test_announced_samples_are_reproducible_and_do_not_use_the_global_generator():
+    head, z = make(), spread(5, 6, 4.0)
+    before = torch.get_rng_state()
+    assert torch.equal(announced_loss(head, z), announced_loss(head, z))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("other", [{"seed": 2}, {"places": torch.arange(1, 6)}], ids=["seed", "places"])
+def test_another_seed_or_place_gives_other_samples(other):
+    head, z = make(), spread(1, 6, 4.0).expand(5, 6)
+    assert not torch.equal(announced_loss(head, z), announced_loss(head, z, **other))
+
+
+def test_examples_at_different_places_have_different_samples():
+    head = make()
+    _, cosine, _, tangents = head.before_forward(1, PLACES) or head._draw(spread(1, 6, 4.0).expand(5, 6))
+    assert len(cosine[0].unique()) == len(tangents[0, :, 0].unique()) == 5
+
+
+def test_loss_of_a_batch_is_the_mean_over_its_parts_at_the_same_places():
+    head, z = make().double(), spread(5, 6, 4.0).double()
+    whole = announced_loss(head, z)
+    parts = []
+    for some in ([4], [0, 2], [1, 3]):
+        head.before_forward(1, PLACES[some])
+        parts.append(len(some) * head(z[some], LABELS[some]).loss)
+    torch.testing.assert_close(sum(parts) / 5, whole)
+
+
+def test_announced_places_are_used_once():
+    head, z = make(), spread(5, 6, 4.0)
+    first = announced_loss(head, z)
+    assert not torch.equal(head(z, LABELS).loss, first)
+
+
+def test_wrong_number_of_places_is_rejected():
+    with pytest.raises(ValueError, match="`before_forward` announced 3 examples, but the batch has 5"):
+        announced_loss(make(), spread(5, 6, 4.0), places=torch.arange(3))
+
+
+def test_compiled_training_matches_eager_training():
+    results, z, trained = [], spread(5, 64, 20.0).double(), make(64).double()  # few dimensions are slow to compile
+    trained.initialize_from_data(z)
+    torch.compiler.reset()
+    for run in (trained, torch.compile(trained, backend="aot_eager", fullgraph=True)):
+        for seed in range(2):  # the second step must not reuse the samples of the first
+            x = z.clone().requires_grad_()
+            trained.zero_grad()
+            trained.before_forward(seed, PLACES)
+            loss = run(x, LABELS).loss
+            loss.backward()
+            results.append((loss.detach(), x.grad, trained.weight.grad.clone()))
+    torch.testing.assert_close(results[2:], results[:2])
+
+
+@pytest.mark.slow
+def test_inductor_draws_the_same_samples():
+    head, z = make(), spread(5, 6, 4.0)
+    torch.compiler.reset()
+    compiled = torch.compile(head._draw, fullgraph=True)
+    for seed in range(2):
+        head.before_forward(seed, PLACES)
+        found = compiled(z)
+        head.before_forward(seed, PLACES)
+        torch.testing.assert_close(found, head._draw(z), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_zero_embedding_has_a_finite_loss_and_a_bounded_gradient(training):
     """It has no direction, but its samples are uniform and the expected loss is smooth."""

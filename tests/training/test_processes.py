@@ -1,13 +1,16 @@
 import os
+from pathlib import Path
 
+import pytest
 import torch
 import torch.multiprocessing as mp
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 
-from hf_sphere.data import ImagesInMemory
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.data import Episodes, ImagesInMemory
 from hf_sphere.nn import HeadOutput
-from hf_sphere.training import TrainingArguments, TrainingLoop
+from hf_sphere.training import TrainingArguments, TrainingLoop, initialize_head
 
 
 class NormalizedClassifier(nn.Module):
@@ -25,9 +28,14 @@ class NormalizedClassifier(nn.Module):
         return HeadOutput(logits=logits, loss=nn.functional.cross_entropy(logits, labels))
 
 
-def _train(rank: int, port: int, folder: str) -> None:
+def _start(rank: int, port: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
     os.environ.update(WORLD_SIZE="2", ACCELERATE_USE_CPU="true")
+    torch.set_num_threads(1)
+
+
+def _train(rank: int, port: int, folder: str) -> None:
+    _start(rank, port)
     torch.manual_seed(0)
     images, labels = torch.randint(0, 256, (24, 1, 6, 6), dtype=torch.uint8), torch.arange(24) % 3
     accelerator = Accelerator(cpu=True)
@@ -51,3 +59,88 @@ def test_processes_share_batch_norm_statistics_but_not_dropout_masks(tmp_path, f
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
     assert torch.equal(first["statistics"], second["statistics"])
     assert not torch.equal(first["dropped"], second["dropped"])
+
+
+# Training does not depend on how the examples of a step are divided among processes and batches
+
+RUNS = [("vmf", False), ("vmf", True), ("prototype", False)]
+"""Head, and whether to train on episodes."""
+
+
+def _train_head(
+    head: str,
+    in_episodes: bool,
+    folder: str,
+    *,
+    batches_per_step: int = 1,
+    divisor: int = 1,
+    rank: int = 0,
+    **arguments,
+) -> dict[str, Tensor]:
+    """Return the state after two epochs of three steps, in float64, with 12 images per step over all processes."""
+    torch.manual_seed(0)
+    config = SphereVisionConfig(
+        backbone="linear_embedding", backbone_kwargs={"width": 4}, num_channels=1, image_size=6, num_labels=3, head=head
+    )
+    model = SphereVisionForImageClassification(config).double()
+    processes = divisor // batches_per_step
+    images, labels = torch.randint(0, 256, (36, 1, 6, 6), dtype=torch.uint8), torch.arange(36) % 3
+    if in_episodes:
+        options = {"episodes": Episodes(classes=3, examples=2, count=6, per_batch=2 // divisor)}
+    else:
+        options = {"batch_size": 12 // divisor}
+    batches = ImagesInMemory(
+        images, labels, mean=[0.5], std=[0.3], shuffle=True, process_index=rank, num_processes=processes, **options
+    )
+    accelerator = Accelerator(cpu=True)
+    initialize_head(model, batches)
+    args = TrainingArguments(
+        output_dir=folder, num_train_epochs=2, optimizer="sgd", learning_rate=0.5,
+        gradient_accumulation_steps=batches_per_step, disable_tqdm=True, **arguments,
+    )  # fmt: skip
+    TrainingLoop(model, batches, args, accelerator, evaluate=lambda model: {"accuracy": 0.0}).run()
+    return model.state_dict()
+
+
+def _train_heads(rank: int, port: int, folder: str) -> None:
+    _start(rank, port)
+    states = [
+        _train_head(head, in_episodes, f"{folder}/{head}-{in_episodes}", divisor=2, rank=rank)
+        for head, in_episodes in RUNS
+    ]
+    torch.save(states, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def of_two_processes(tmp_path_factory, free_port) -> list[list[dict[str, Tensor]]]:
+    """States of all runs, by process."""
+    folder: Path = tmp_path_factory.mktemp("two_processes")
+    mp.spawn(_train_heads, args=(free_port, str(folder)), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("number", range(len(RUNS)), ids=["vmf", "vmf on episodes", "prototype"])
+class TestDivision:
+    def test_two_processes_end_with_the_same_state(self, of_two_processes, number):
+        first, second = (states[number] for states in of_two_processes)
+        torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+    def test_two_processes_match_one_with_twice_the_batch(self, of_two_processes, number, tmp_path):
+        one = _train_head(*RUNS[number], str(tmp_path))
+        torch.testing.assert_close(of_two_processes[0][number], one, rtol=1e-9, atol=1e-12)
+
+    def test_accumulated_halves_match_the_full_batch(self, number, tmp_path):
+        one = _train_head(*RUNS[number], str(tmp_path / "one"))
+        halves = _train_head(*RUNS[number], str(tmp_path / "halves"), batches_per_step=2, divisor=2)
+        torch.testing.assert_close(halves, one, rtol=1e-9, atol=1e-12)
+
+    def test_resumed_run_matches_an_uninterrupted_one(self, number, tmp_path):
+        whole = _train_head(*RUNS[number], str(tmp_path), save_steps=4)
+        resumed = _train_head(*RUNS[number], str(tmp_path), resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+
+
+def test_samples_in_training_depend_on_the_seed_of_the_run(tmp_path):
+    first, second = (_train_head("vmf", False, str(tmp_path / str(seed)), seed=seed) for seed in (0, 1))
+    assert not torch.equal(first["head.weight"], second["head.weight"])

@@ -4,7 +4,7 @@
 # the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
 """Image models: a timm backbone, an embedding and a head on the hypersphere, for classification and regression."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -165,6 +165,14 @@ class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
     def set_epoch(self, epoch: int) -> None:
         """Update the head's schedules at the start of epoch `epoch`, counted from 0."""
         self.head.set_epoch(epoch)
+
+    def before_forward(self, seed: int, places: Tensor) -> None:
+        """Prepare the next forward pass in training; see `Head.before_forward`."""
+        self.head.before_forward(seed, places)
+
+    def after_step(self, reduce: Callable[[Tensor], Tensor]) -> None:
+        """Update running statistics after an optimizer step; see `Head.after_step`."""
+        self.head.after_step(reduce)
 
     def head_inputs(self, embeddings: Tensor) -> Tensor:
         """Select the input of the head from embeddings (B, d)."""

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -39,10 +39,10 @@ class HeadOutput:
 class Head(nn.Module):
     """Base class of the heads; it defines the order of the steps, and a subclass overrides those that differ.
 
-    A forward pass is `transform -> compute_logits -> compute_loss`. A subclass that sets `name` is registered under
-    it; one in a file of this folder is also imported with the library and covered by its tests. Class weights,
-    prototypes and temperatures are parameters or persistent buffers of the head, so that they are saved, moved and
-    trained with the model.
+    A forward pass is `transform -> observe -> compute_logits -> compute_loss`. A subclass that sets `name` is
+    registered under it; one in a file of this folder is also imported with the library and covered by its tests. Class
+    weights, prototypes and temperatures are parameters or persistent buffers of the head, so that they are saved, moved
+    and trained with the model.
 
     Args:
         embedding_dim: Length d of the embeddings.
@@ -93,6 +93,9 @@ class Head(nn.Module):
         """Map embeddings (B, d) to those that the logits are computed from: (B, d')."""
         return embeddings
 
+    def observe(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Update running statistics from transformed embeddings (B, d') and labels (B,); called only in training."""
+
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Compute the logits (B, K) of transformed embeddings (B, d'), as at prediction time."""
         raise NotImplementedError(f"{type(self).__name__} must define `compute_logits`.")
@@ -108,10 +111,13 @@ class Head(nn.Module):
     def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> HeadOutput:
         """Compute the logits of embeddings (B, d) and, if labels (B,) are given, the loss."""
         transformed = self.transform(embeddings)
+        if labels is not None:
+            self.check_labels(labels)
+            if self.training:
+                self.observe(transformed, labels)
         logits = self.compute_logits(transformed)
         loss = None
         if labels is not None:
-            self.check_labels(labels)
             loss = self.compute_loss(transformed, logits, labels)
         concentration = self.compute_concentration(transformed)
         return HeadOutput(logits, loss, transformed.to(embeddings.dtype), concentration)
@@ -131,6 +137,26 @@ class Head(nn.Module):
 
     def set_epoch(self, epoch: int) -> None:
         """Update the head's schedules at the start of epoch `epoch`, counted from 0."""
+
+    def before_forward(self, seed: int, places: Tensor) -> None:
+        """Prepare the next forward pass in training, so that it does not depend on how batches are divided.
+
+        The recipes call it before each forward pass, and `after_step` after each optimizer step. Then random numbers
+        and running statistics are the same on any number of processes and with any gradient accumulation, given the
+        same examples per optimizer step. Another loop may call both or neither.
+
+        Args:
+            seed: A different number in each optimizer step, the same on all processes.
+            places: Place of each example in the global batch, that is, among all examples of the optimizer step: (B,),
+                int64, on the device of the head.
+        """
+
+    def after_step(self, reduce: Callable[[Tensor], Tensor]) -> None:
+        """Update running statistics after an optimizer step; see `before_forward`.
+
+        Args:
+            reduce: Sums a tensor over all processes.
+        """
 
     def parameter_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Per-parameter optimizer options, for instance `{"log_temperature": {"lr": 1e-3}}`.

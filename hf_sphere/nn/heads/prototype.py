@@ -1,6 +1,7 @@
 """Classification by the cosine to fixed class prototypes that are placed before training."""
 
 import functools
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -13,6 +14,9 @@ from hf_sphere.prototypes import Placement, place_prototypes
 
 INITIAL_CONCENTRATION = 10.0
 
+RATE = 0.05
+"""Damping of the updates of the concentration in training."""
+
 
 class PrototypeHead(Head):
     """Attracts embeddings to the prototype of their class: the loss of one image is (1 - cos(z, p_y))^2.
@@ -20,7 +24,9 @@ class PrototypeHead(Head):
     The prototypes are a persistent buffer, saved with the model; the head has no trained parameters. The logits are
     `class_concentration * cosines`, whose softmax is the posterior of von Mises-Fisher classes around the prototypes
     with equal weights and concentrations. The concentration affects neither the loss nor the predicted class. It is a
-    buffer that tracks its maximum-likelihood value on the training batches, so that the softmax is a confidence.
+    buffer that tracks its maximum-likelihood value on the training batches, so that the softmax is a confidence. In the
+    recipes there is one update per optimizer step, from the images of all its batches on all processes. In a loop that
+    does not call `before_forward` and `after_step`, each process makes an update per batch.
     `fit_concentration` fits it to held-out images, which is necessary for overfitted networks (the recipes do this when
     they hold out images by `validation_fraction`).
 
@@ -58,6 +64,7 @@ class PrototypeHead(Head):
         self.reduction = reduction
         self.register_buffer("prototypes", torch.empty(num_classes, embedding_dim))
         self.register_buffer("class_concentration", torch.empty(()))
+        self._statistics: Tensor | None = None  # no buffer: those of the first process would be copied to the others
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -95,22 +102,43 @@ class PrototypeHead(Head):
         self.check_labels(labels)
         cosines = self._cosines(self.transform(embeddings))
         for _ in range(200):
-            self._step_concentration(cosines, labels, rate=0.5)
+            self._step_concentration(self._measure(cosines, labels), rate=0.5)
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Normalize: (B, d) -> (B, d), in float32 or better."""
         return F.normalize(self.upcast(embeddings), dim=-1)
 
+    @torch.no_grad()
+    def observe(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Update the concentration, or only its statistics if `after_step` will follow."""
+        if not torch.compiler.is_compiling() and is_batched(embeddings):
+            return
+        measured = self._measure(self._cosines(embeddings.detach()), labels)
+        if self._statistics is None:
+            self._step_concentration(measured, rate=RATE)
+        else:
+            self._statistics = self._statistics + measured
+
+    def before_forward(self, seed: int, places: Tensor) -> None:
+        """Accumulate statistics until `after_step`."""
+        if self._statistics is None:
+            self._statistics = torch.zeros(3, device=self.class_concentration.device)
+
+    @torch.no_grad()
+    def after_step(self, reduce: Callable[[Tensor], Tensor]) -> None:
+        """Update the concentration from the statistics of all batches since the last optimizer step."""
+        if self._statistics is not None:
+            self._step_concentration(reduce(self._statistics), rate=RATE)
+            self._statistics = None
+
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return the cosines to the prototypes, times the concentration; float32 or better."""
-        return self.class_concentration.to(embeddings.dtype) * self._cosines(embeddings)
+        # A copy, since the next training batch may change the concentration before this one's backward pass.
+        return self.class_concentration.to(embeddings.dtype, copy=True) * self._cosines(embeddings)
 
     def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the mean or sum over the batch of (1 - cosine to the prototype of the label)^2."""
         cosines = (embeddings * self.prototypes.to(embeddings.dtype)[labels]).sum(dim=-1)
-        if self.training and (torch.compiler.is_compiling() or not is_batched(cosines)):
-            with torch.no_grad():
-                self._step_concentration(self._cosines(embeddings.detach()), labels, rate=0.05)
         losses = (1.0 - cosines).square()
         return losses.sum() if self.reduction == "sum" else losses.mean()
 
@@ -119,16 +147,20 @@ class PrototypeHead(Head):
         with torch.autocast(embeddings.device.type, enabled=False):
             return embeddings @ self.prototypes.to(embeddings.dtype).T
 
-    def _step_concentration(self, cosines: Tensor, labels: Tensor, rate: float) -> None:
-        """Take a damped multiplicative Newton step on the cross-entropy of `class_concentration * cosines` (B, K)."""
-        before = self.class_concentration.to(cosines.dtype)
-        probabilities = (before * cosines).softmax(dim=-1)
+    def _measure(self, cosines: Tensor, labels: Tensor) -> Tensor:
+        """Return number, slope and curvature of the cross-entropies of `class_concentration * cosines` (B, K): (3,)."""
+        probabilities = (self.class_concentration.to(cosines.dtype) * cosines).softmax(dim=-1)
         expected = (probabilities * cosines).sum(dim=-1)
-        variance = (probabilities * (cosines - expected[:, None]).square()).sum(dim=-1).mean()
+        variance = (probabilities * (cosines - expected[:, None]).square()).sum(dim=-1)
         # Label smoothing of 0.001, since without any errors the maximum-likelihood value would be infinite.
         target = cosines.gather(1, labels[:, None])[:, 0].lerp(cosines.mean(dim=-1), 1e-3)
-        slope = (expected - target).mean()
-        step = (-slope / (before * variance + 1e-6)).clamp(-1.0, 1.0)
+        return torch.stack([torch.ones_like(target).sum(), (expected - target).sum(), variance.sum()])
+
+    def _step_concentration(self, measured: Tensor, rate: float) -> None:
+        """Take a damped multiplicative Newton step on the mean cross-entropy, given the sums of `_measure`."""
+        before = self.class_concentration.to(measured.dtype)
+        count, slope, curvature = measured.unbind()
+        step = (-(slope / count) / (before * (curvature / count) + 1e-6)).clamp(-1.0, 1.0)
         after = (before * (rate * step).exp()).clamp(1e-2, 1e4)
         # The slope of an empty or overflowed batch is not finite; skip it.
         self.class_concentration.copy_(torch.where(after.isfinite(), after, before))

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_sphere.geometry.bessel import means_from_natural_parameters
+from hf_sphere.geometry.keyed_random import keyed_integers, keyed_normals
 from hf_sphere.geometry.sampling import (
     Noise,
     cosine_from_noise,
@@ -41,6 +42,10 @@ class VMFHead(TemperatureHead):
     samples, predictions close to a tie depend on these numbers; `num_samples` can be increased in the `head_kwargs` of
     a saved model. In training mode, and always with `prediction="mean"`, the logits are `beta` times the dot product
     of the means.
+
+    The samples of the training loss are random. In the recipes they depend on the run's seed, the optimizer step and
+    the place of the image in the global batch; in a loop that does not call `before_forward`, on torch's global
+    generator.
 
     Args:
         embedding_dim: Length d of the embeddings, at least 2.
@@ -89,6 +94,7 @@ class VMFHead(TemperatureHead):
         self.kappa_confidence = kappa_confidence
         self.prediction = prediction
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
+        self._keys: Tensor | None = None  # no buffer: those of the first process would be copied to the others
         self.register_buffer("embedding_scale", torch.empty(()))
         self.register_buffer("is_calibrated", torch.empty((), dtype=torch.bool))
         self.reset_parameters()
@@ -132,6 +138,10 @@ class VMFHead(TemperatureHead):
         # The norm of a vector of d coordinates with the same absolute value is sqrt(d) times that value.
         self.embedding_scale.fill_(self.initial_concentration / self.embedding_dim**0.5 / typical)
         self.is_calibrated.fill_(True)
+
+    def before_forward(self, seed: int, places: Tensor) -> None:
+        """Determine the samples of the next forward pass in training by `seed` and the `places` of its examples."""
+        self._keys = keyed_integers(seed, places)
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Scale: (B, d) -> (B, d), direction times concentration, in float32 or better."""
@@ -195,13 +205,28 @@ class VMFHead(TemperatureHead):
         direction, concentration = _split(embeddings)
         half = (self.num_samples + 1) // 2
         if self.training:
-            cosine, sine = sample_cosine(concentration.expand(self.num_samples, -1), self.embedding_dim)
-            normals = torch.randn(half, *embeddings.shape, dtype=embeddings.dtype, device=embeddings.device)
+            streams = torch.arange(self.num_samples + half, device=embeddings.device)[:, None]
+            keys = keyed_integers(self._take_keys(embeddings), streams)
+            of_cosine, of_tangent = keys.split([self.num_samples, half])
+            cosine, sine = sample_cosine(concentration.expand_as(of_cosine), self.embedding_dim, keys=of_cosine)
+            normals = keyed_normals(of_tangent, self.embedding_dim, embeddings.dtype)
         else:
             noise = self._fixed_noise((self.num_samples, 1), embeddings)
             cosine, sine = cosine_from_noise(concentration, self.embedding_dim, noise)
             normals = noise.normals[:half]
         return direction, cosine, sine, tangent_directions(direction.detach(), normals)
+
+    def _take_keys(self, embeddings: Tensor) -> Tensor:
+        """Return the keys of this forward pass, (B,), those of `before_forward` at most once."""
+        keys, self._keys = self._keys, None
+        if keys is None:
+            return torch.randint(2**62, embeddings.shape[:1], device=embeddings.device)
+        if len(keys) != len(embeddings):
+            raise ValueError(
+                f"`before_forward` announced {len(keys)} examples, but the batch has {len(embeddings)}; call it before "
+                "each forward pass in training, with one place per example."
+            )
+        return keys
 
     def _log_mean_softmax(self, embeddings: Tensor, weight: Tensor) -> Tensor:
         """Return the logarithm of the mean softmax of `beta * x.y` over S samples of embeddings and classes: (N, K)."""
