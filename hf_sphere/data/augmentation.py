@@ -22,6 +22,8 @@ class Augmentation:
         crop_padding: Padding in pixels on each side before a random crop of the original size.
         crop_padding_mode: Pad with `zeros`, or `reflect` the image about its outermost pixels.
         horizontal_flip: Whether to flip images with probability 1/2.
+        alternating_flip: Whether to flip each image in every other epoch instead, beginning with a random half of the
+            images, so that two epochs have each image both ways (Jordan, arXiv:2404.00498).
         rotation: Maximum angle, in degrees, of a random rotation in either direction (nearest pixel, zeros outside).
         random_resized_crop: Minimum fraction of the area that a crop keeps, above 0 and up to 1 (0.08 is common); None
             for no such crop. The fraction is uniform up to 1, the position is uniform, and the aspect ratio log-uniform
@@ -41,6 +43,7 @@ class Augmentation:
 
     crop_padding: int = 0
     horizontal_flip: bool = False
+    alternating_flip: bool = False
     rotation: float = 0.0
     random_resized_crop: float | None = None
     crop_padding_mode: Literal["zeros", "reflect"] = "zeros"
@@ -50,6 +53,8 @@ class Augmentation:
     occlusion_color: Sequence[float] = (0.0,)
 
     def __post_init__(self) -> None:
+        if self.horizontal_flip and self.alternating_flip:
+            raise ValueError("horizontal_flip and alternating_flip are two ways to flip; use only one of them.")
         if self.crop_padding < 0:
             raise ValueError(f"crop_padding must not be negative; got {self.crop_padding}.")
         if not 0.0 <= self.rotation <= 180.0:
@@ -78,8 +83,14 @@ class Augmentation:
         if self.occlusion < 0:
             raise ValueError(f"occlusion must not be negative; got {self.occlusion}.")
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Augment each image of a uint8 batch (B, C, H, W) independently; `generator` is on the CPU."""
+    def __call__(self, images: Tensor, generator: torch.Generator, mirrored: Tensor | None = None) -> Tensor:
+        """Augment each image of a uint8 batch independently.
+
+        Args:
+            images: (B, C, H, W).
+            generator: On the CPU.
+            mirrored: bool, (B,), the images to flip, with `alternating_flip`.
+        """
         if self.color_jitter is not None:
             images = _jitter_colors(images, self.color_jitter, generator)
         if self.crop_padding:
@@ -89,6 +100,7 @@ class Augmentation:
             images = _crop_and_resize(images, *boxes)
         if self.horizontal_flip:
             mirrored = torch.rand(len(images), generator=generator) < 0.5
+        if mirrored is not None:
             images = torch.where(mirrored.to(images.device)[:, None, None, None], images.flip(-1), images)
         if self.rotation:
             degrees = (2 * torch.rand(len(images), generator=generator) - 1) * self.rotation

@@ -73,6 +73,8 @@ class ImageBatches:
         self.process_index = process_index
         self.num_processes = num_processes
         self._rows = torch.arange(len(labels)) if rows is None else rows
+        flips = torch.Generator().manual_seed(mix_seed(seed, -1))
+        self._flips = torch.randint(2, (len(labels),), generator=flips)
         self._episodes: EpisodeSampler | None = None
         if episodes is not None:
             self._episodes = EpisodeSampler(
@@ -107,7 +109,8 @@ class ImageBatches:
         batches = list(self._order(epoch).split(self.batch_size))[start : len(self)]
         for number, (images, indices) in enumerate(zip(self._fetch(batches), batches, strict=True), start):
             if self.augmentation is not None and augment:
-                images = self.augmentation(images, self._generator(epoch, number))
+                mirrored = (self._flips[indices] + epoch) % 2 == 1 if self.augmentation.alternating_flip else None
+                images = self.augmentation(images, self._generator(epoch, number), mirrored)
             used = indices.to(self.device)
             batch = {"pixel_values": self._normalize(images), "labels": self.labels[used]}
             if self.regression_labels is not None:

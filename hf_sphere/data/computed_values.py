@@ -58,7 +58,7 @@ COMPUTED_VALUES: dict[str, Callable[[Tensor], Tensor]] = {"intensity": intensity
 
 CHANGED_BY = {
     "intensity": ("crop_padding", "random_resized_crop", "color_jitter", "occlusion"),
-    "slant": ("horizontal_flip", "rotation", "random_resized_crop", "occlusion"),
+    "slant": ("horizontal_flip", "alternating_flip", "rotation", "random_resized_crop", "occlusion"),
 }
 """Options of `Augmentation` that change the value of an image."""
 

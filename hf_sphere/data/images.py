@@ -144,8 +144,9 @@ def load_image_data(
     augmentation = Augmentation(
         options.crop_padding,
         options.horizontal_flip,
-        options.rotation,
-        options.random_resized_crop,
+        rotation=options.rotation,
+        random_resized_crop=options.random_resized_crop,
+        alternating_flip=options.alternating_flip,
         crop_padding_mode=options.crop_padding_mode,
         color_jitter=options.color_jitter,
         crop_aspect_ratio=options.crop_aspect_ratio,
@@ -395,8 +396,8 @@ def _open_split(
 
 
 def _warn_of_augmentation(augmentation: Augmentation, class_names: list[str], computed_value: str | None) -> None:
-    if augmentation.horizontal_flip and {str(digit) for digit in range(10)} <= set(class_names):
-        logger.warning("Mirrored digits are not digits: --horizontal_flip is on for classes named %s.", class_names)
+    if (augmentation.horizontal_flip or augmentation.alternating_flip) and {str(digit) for digit in range(10)} <= set(class_names):
+        logger.warning("Mirrored digits are not digits: images of classes named %s are flipped.", class_names)
     changing = [f"--{name}" for name in CHANGED_BY.get(computed_value or "", ()) if getattr(augmentation, name)]
     if changing:
         logger.warning(

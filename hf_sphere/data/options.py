@@ -55,6 +55,9 @@ class ImageDataOptions(ImageSourceOptions):
     crop_padding: int = argument(0, "Padding in pixels before a random crop of training images.")
     crop_padding_mode: Literal["zeros", "reflect"] = argument("zeros", "Pad with zeros, or reflect the image.")
     horizontal_flip: bool = argument(False, "Flip training images horizontally with probability 1/2.")
+    alternating_flip: bool = argument(
+        False, "Flip each training image in every other epoch, beginning with a random half of the images."
+    )
     rotation: float = argument(0.0, "Maximum angle of random rotations of training images, in degrees.")
     random_resized_crop: float | None = argument(
         None, "Train on random resized crops of at least this fraction of the area, for instance 0.08."

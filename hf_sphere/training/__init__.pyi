@@ -9,7 +9,7 @@ from .evaluation import (
     evaluate as evaluate,
     evaluate_few_shot as evaluate_few_shot,
     evaluate_retrieval as evaluate_retrieval,
-    initialize_head as initialize_head,
+    initialize_from_data as initialize_from_data,
 )
 from .loop import TrainingLoop as TrainingLoop
 from .output_dir import prepare_output_dir as prepare_output_dir

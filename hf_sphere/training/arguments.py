@@ -43,6 +43,9 @@ class TrainingArguments:
     adam_beta2: float = argument(0.999, "Second beta of Adam and its variants.")
     adam_epsilon: float = argument(1e-8, "Epsilon of Adam and its variants.")
     max_grad_norm: float | None = argument(None, "Clip gradients to this norm.")
+    ema_decay: float | None = argument(
+        None, "Evaluate and save the exponential moving average of the weights over the steps with this decay."
+    )
     label_smoothing_factor: float = argument(0.0, "Label smoothing of the cross-entropy.")
     loss_reduction: Literal["mean", "sum"] | None = argument(
         None, "Reduction of the loss over a batch; the prototype paper uses `sum`. `mean` if not set."
@@ -94,6 +97,8 @@ class TrainingArguments:
                 raise ValueError(f"{name} must not be negative; got {getattr(self, name)}.")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ValueError(f"max_grad_norm must be positive, or unset to disable clipping; got {self.max_grad_norm}.")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ValueError(f"ema_decay must be above 0 and below 1, or unset for no average; got {self.ema_decay}.")
         if self.lr_scheduler_type == "multistep" and not self.lr_milestones:
             raise ValueError("lr_scheduler_type multistep needs lr_milestones, the epochs of its decays.")
         if self.nesterov and self.optimizer == "sgd_mrt":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast, gather_object
 from torch import Tensor, distributed, nn
 
 from hf_sphere.metrics import retrieval_scores
@@ -51,6 +51,25 @@ def evaluate(
     shares = gather_object([{name: float(value) for name, value in sums.items()}])
     total = sum(share.pop("count") for share in shares)
     return {name: sum(share.get(name, 0.0) for share in shares) / total for name in max(shares, key=len)}
+
+
+class FlipAveraged(nn.Module):
+    """An image classifier whose logits are the means over an image and its mirror image.
+
+    Args:
+        model: A model that is called with `pixel_values`; all other outputs are those of the images as they are.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_reduction = getattr(model, "loss_reduction", "mean")
+
+    def forward(self, pixel_values: Tensor, **inputs: Any) -> Any:
+        """Return the model's output for (B, C, H, W) with averaged logits."""
+        output = self.model(pixel_values=pixel_values, **inputs)
+        output.logits = (output.logits + self.model(pixel_values=pixel_values.flip(-1)).logits) / 2
+        return output
 
 
 @torch.inference_mode()
@@ -140,11 +159,14 @@ def fit_confidence(model: nn.Module, batches: "ImageBatches", accelerator: Accel
 
 
 @torch.no_grad()
-def initialize_head(model: nn.Module, batches: "ImageBatches | Iterable[Batch]", *, max_examples: int = 10_000) -> None:
-    """Initialize a head from the embeddings of training images, if it requires that; see `Head.initialize_from_data`.
+def initialize_from_data(
+    model: nn.Module, batches: "ImageBatches | Iterable[Batch]", *, max_examples: int = 10_000
+) -> None:
+    """Initialize the backbone and the head from training images, where they require that.
 
-    The embeddings are computed in eval mode, except that trainable batch norms use batch statistics, as in the first
-    training step. With several processes, each must call this function; the head is initialized from the images of all.
+    The backbone gets images of the first process, and the head embeddings of images of all processes; see
+    `Head.initialize_from_data`. They are computed in eval mode, except that trainable batch norms use batch statistics,
+    as in the first training step. With several processes, each must call this function.
 
     Args:
         model: An image model, with a `head` if it has classes. Its mode and batch-norm statistics are restored.
@@ -154,25 +176,39 @@ def initialize_head(model: nn.Module, batches: "ImageBatches | Iterable[Batch]",
     head: Any = getattr(model, "head", None)
     encoder: Any = model.base_model
     inputs_of: Any = getattr(model, "head_inputs", None)
+    processes = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    share = math.ceil(max_examples / processes)
+    if getattr(encoder.backbone, "needs_data_initialization", False):
+        encoder.backbone.initialize_from_data(_first(share, (batch["pixel_values"] for batch in _unaugmented(batches))))
+        for tensor in encoder.backbone.state_dict().values() if processes > 1 else ():
+            tensor.copy_(broadcast(tensor))
     if head is None or not head.needs_data_initialization:
         return
     was_training = model.training
-    processes = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-    share = math.ceil(max_examples / processes)
-    embeddings: list[Tensor] = []
     try:
         with _normalized_by_batch(model):
-            plain: Any = batches.epoch(augment=False) if hasattr(batches, "epoch") else batches
-            for batch in plain:
-                embeddings.append(inputs_of(encoder(batch["pixel_values"]).embeddings))
-                if sum(map(len, embeddings)) >= share:
-                    break
-        some = torch.cat(embeddings)[:share]
+            pixels = (batch["pixel_values"] for batch in _unaugmented(batches))
+            some = _first(share, (inputs_of(encoder(images).embeddings) for images in pixels))
         if processes > 1:
             some = torch.cat(gather_object([some.cpu()])).to(some.device)
         head.initialize_from_data(some)
     finally:
         model.train(was_training)
+
+
+def _unaugmented(batches: "ImageBatches | Iterable[Batch]") -> Iterable[Batch]:
+    plain: Any = batches
+    return plain.epoch(augment=False) if hasattr(batches, "epoch") else plain
+
+
+def _first(count: int, parts: Iterable[Tensor]) -> Tensor:
+    """Return the first rows of the concatenation of tensors."""
+    found: list[Tensor] = []
+    for part in parts:
+        found.append(part)
+        if sum(map(len, found)) >= count:
+            break
+    return torch.cat(found)[:count]
 
 
 @contextmanager

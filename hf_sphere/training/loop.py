@@ -32,7 +32,7 @@ from hf_sphere.training.batches import (
 from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, save_checkpoint
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.measures import show_metric, show_metrics
-from hf_sphere.training.optimization import build_optimizer, build_scheduler
+from hf_sphere.training.optimization import build_optimizer, build_scheduler, start_average
 from hf_sphere.training.output_dir import list_checkpoints
 from hf_sphere.utils.seeds import mix_seed
 
@@ -59,6 +59,7 @@ class TrainingLoop:
     Attributes:
         state: Progress of the run.
         model: The prepared model.
+        average: The exponential moving average of the model, if requested.
     """
 
     def __init__(
@@ -96,6 +97,9 @@ class TrainingLoop:
         self._loss_is_sum = loss_is_sum(model)
         few = self._few_examples() if args.optimizer in optimizer_names() or args.radial_logging_steps else None
         optimizer = build_optimizer(model, args, few)
+        self.average = None if args.ema_decay is None else start_average(model, args.ema_decay)
+        if self.average is not None:
+            accelerator.register_for_checkpointing(self.average)
         self._radial = self._radial_weights(model, optimizer, few) if args.radial_logging_steps else {}
         # Not prepared by Accelerate: the schedule counts optimizer steps, whatever the number of processes.
         self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=higher_is_better)
@@ -109,6 +113,11 @@ class TrainingLoop:
         if args.resume_from_checkpoint:
             self._resume(find_checkpoint(args.resume_from_checkpoint, self.output_dir))
         self.state.metric = metric
+
+    @property
+    def trained_model(self) -> nn.Module:
+        """The model to evaluate and save: the averaged one if there is one."""
+        return self.accelerator.unwrap_model(self.model) if self.average is None else self.average.module
 
     def _few_examples(self) -> Batch:
         """Return a few examples for finding the radially invariant weights, the same on every process."""
@@ -142,7 +151,7 @@ class TrainingLoop:
         )
         with bar, self._catch_signals():
             if self.state.step == 0:
-                self.snapshot(self.accelerator.unwrap_model(self.model), 0)
+                self.snapshot(self.trained_model, 0)
             while (
                 self.state.epoch < self.args.num_train_epochs
                 and self.state.step < self.total_steps
@@ -155,8 +164,9 @@ class TrainingLoop:
         state = self.state
         started = time.perf_counter()
         self.model.train()
-        if hasattr(inner := self.accelerator.unwrap_model(self.model), "set_epoch"):
-            inner.set_epoch(state.epoch)
+        for module in {self.accelerator.unwrap_model(self.model), self.trained_model}:
+            if hasattr(module, "set_epoch"):
+                module.set_epoch(state.epoch)
         bar.set_description(f"Epoch {state.epoch + 1}/{self.args.num_train_epochs}")
         group: list[Batch] = []
         for number, batch in enumerate(self.batches.epoch(state.epoch, start=state.batch), state.batch + 1):
@@ -210,6 +220,8 @@ class TrainingLoop:
         self.optimizer.step()
         if hasattr(inner, "after_step"):
             inner.after_step(lambda values: self.accelerator.reduce(values, "sum"))
+        if self.average is not None:
+            self.average.update_parameters(inner)
         self.state.step += 1
         if self._radial and self.state.step % (self.args.radial_logging_steps or 1) == 0:
             measured = radial_diagnostics(self.optimizer.optimizer, self._radial)
@@ -229,7 +241,7 @@ class TrainingLoop:
         entry = {"epoch": epoch, "step": state.step, **train, "learning_rate": self._learning_rate()}
         self._check_weights()
         self._share_buffers()
-        entry |= self.evaluate(self.accelerator.unwrap_model(self.model))
+        entry |= self.evaluate(self.trained_model)
         state.history.append(entry)
         self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=state.step)
         shown = "  ".join(show_metrics({k: v for k, v in entry.items() if k not in ("epoch", "step")}))
@@ -239,13 +251,13 @@ class TrainingLoop:
         value = self._chosen_by(entry)
         if self._is_better(value):
             state.best_metric, state.best_epoch = value, state.epoch + 1
-            self.save_best(self.accelerator.unwrap_model(self.model))
+            self.save_best(self.trained_model)
         if reached_end:
             if isinstance(self.scheduler, ReduceLROnPlateau):
                 self.scheduler.step(value)
             state.epoch, state.batch = state.epoch + 1, 0
             self._totals = {}
-            self.snapshot(self.accelerator.unwrap_model(self.model), state.epoch)
+            self.snapshot(self.trained_model, state.epoch)
         finished = state.epoch == self.args.num_train_epochs or state.step == self.total_steps
         if finished or state.epoch % self.args.save_epochs == 0 or self._stops_early():
             self._save()
@@ -304,7 +316,7 @@ class TrainingLoop:
     def _share_buffers(self) -> None:
         """Copy the batch-norm statistics of the first process, which are saved, to all processes."""
         if self.accelerator.num_processes > 1:
-            for buffer in self.accelerator.unwrap_model(self.model).buffers():
+            for buffer in self.trained_model.buffers():
                 buffer.copy_(broadcast(buffer))
 
     def _advice(self) -> str:

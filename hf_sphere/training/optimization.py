@@ -1,4 +1,4 @@
-"""Optimizer and learning-rate schedule from the arguments."""
+"""Optimizer, learning-rate schedule and averaged weights from the arguments."""
 
 import bisect
 import math
@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hf_sphere.optim import parameter_groups, radial_parameter_groups
 from hf_sphere.optim.names import optimizer_class, optimizer_names
@@ -64,6 +65,11 @@ def build_scheduler(
         return learning_rate_factor(args, step / steps_per_epoch)
 
     return LambdaLR(optimizer, factor)
+
+
+def start_average(model: nn.Module, decay: float) -> AveragedModel:
+    """Copy a model, as the start of an exponential moving average of its parameters and buffers."""
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
 
 
 def learning_rate_factor(args: TrainingArguments, epoch: float) -> float:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +67,11 @@ def run_training(task: Task, command: Command) -> None:
     )
     snapshots.remove_after(loop.state.epoch)
     state = loop.run()
-    trained = run.accelerator.unwrap_model(loop.model)
+    trained = loop.trained_model
     snapshots.at_end(trained, state)
     if task.args.load_best_model_at_end and state.best_epoch is not None:
-        _load_best(prepared.model, run)
-    task.finish(prepared, run.accelerator)
+        _load_best(trained, run)
+    task.finish(replace(prepared, model=trained), run.accelerator)
     results = _collect_results(task, trained, prepared, state, run)
     results |= {f"best_{metric.removeprefix(f'{prefix}_')}": state.best_metric, "best_epoch": state.best_epoch}
     _save(run, prepared, run.output_dir, trained)

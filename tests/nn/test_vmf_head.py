@@ -488,7 +488,7 @@ def test_training_without_data_dependent_initialization_warns_once(caplog):
     assert not caplog.records
     for _ in range(2):
         head.train()(x, labels)
-    assert ["initialize_head" in record.message for record in caplog.records] == [True]
+    assert ["initialize_from_data" in record.message for record in caplog.records] == [True]
 
 
 def test_training_after_data_dependent_initialization_does_not_warn(caplog):

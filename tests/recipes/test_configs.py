@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, RobertaConfig, RobertaForMaskedLM
 from hf_sphere.data import ImageDataOptions, images as data_images, text as data_text
 from hf_sphere.data.sources import BUNDLED
 from hf_sphere.prototypes import place_prototypes
-from hf_sphere.training import find_task, initialize_head, start_run
+from hf_sphere.training import find_task, initialize_from_data, start_run
 from hf_sphere.training.optimization import build_optimizer, build_scheduler
 from hf_sphere.training.tasks.classification import ImageDataArguments
 from hf_sphere.training.tasks.few_shot import FewShotArguments, FewShotClassification
@@ -141,7 +141,7 @@ def test_a_configuration_builds_and_takes_two_steps(files, tmp_path, monkeypatch
         ).save(model_args.prototypes_file)  # fmt: skip
     model = built.build_model(data).train()
     built.check_data(model, data)
-    initialize_head(model, data.train)
+    initialize_from_data(model, data.train)
     data = built.batches(data)
     optimizer = build_optimizer(model, args, next(data.train.epoch()))
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train))

@@ -13,7 +13,7 @@ from hf_sphere.training import (
     evaluate as evaluate_on,
     evaluate_retrieval,
     find_task,
-    initialize_head,
+    initialize_from_data,
 )
 from hf_sphere.training.evaluation import fit_confidence, loss_is_sum
 from hf_sphere.training.measures import measure_classification
@@ -115,7 +115,7 @@ def test_retrieval_with_a_hyperbolic_head_uses_the_hyperbolic_distance(curvature
 def test_vmf_head_scores_do_not_depend_on_the_scale():
     model, batches = retrieval_model("vmf"), images_in_pairs(40)
     before = evaluate_retrieval(model, batches, Accelerator(cpu=True))
-    initialize_head(model, batches)
+    initialize_from_data(model, batches)
     assert evaluate_retrieval(model, batches, Accelerator(cpu=True)) == pytest.approx(before)
 
 

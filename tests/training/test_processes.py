@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import Episodes, ImagesInMemory
 from hf_sphere.nn import HeadOutput
-from hf_sphere.training import TrainingArguments, TrainingLoop, initialize_head
+from hf_sphere.training import TrainingArguments, TrainingLoop, initialize_from_data
 
 
 class NormalizedClassifier(nn.Module):
@@ -93,7 +93,7 @@ def _train_head(
         images, labels, mean=[0.5], std=[0.3], shuffle=True, process_index=rank, num_processes=processes, **options
     )
     accelerator = Accelerator(cpu=True)
-    initialize_head(model, batches)
+    initialize_from_data(model, batches)
     args = TrainingArguments(
         output_dir=folder, num_train_epochs=2, optimizer="sgd", learning_rate=0.5,
         gradient_accumulation_steps=batches_per_step, disable_tqdm=True, **arguments,

@@ -17,7 +17,7 @@ from hf_sphere.utils.arguments import Options, argument
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from hf_sphere.data import Episodes, ImageData
     from hf_sphere.models import SphereVisionConfig
@@ -65,12 +65,26 @@ class ImageDataArguments(ImageDataOptions):
         return data.Episodes(self.episode_classes, self.episode_examples, self.episodes_per_epoch)
 
 
+@dataclass
+class EvaluationArguments:
+    """Evaluation."""
+
+    test_time_flips: bool = argument(
+        False, "Also report accuracy_with_flips: that of logits averaged over each image and its mirror image."
+    )
+
+
 class ImageClassification(ImageTask):
     """Train an image classifier on the sphere."""
 
     name = "classification"
     data_task: ClassVar[DataTask] = "classification"
-    arguments: ClassVar[tuple[type, ...]] = (ModelArguments, ImageDataArguments, TrainingArguments)
+    arguments: ClassVar[tuple[type, ...]] = (
+        ModelArguments,
+        ImageDataArguments,
+        TrainingArguments,
+        EvaluationArguments,
+    )
     model_name = "SphereVisionForImageClassification"
     metric = "accuracy"
     higher_is_better = True
@@ -104,6 +118,17 @@ class ImageClassification(ImageTask):
     def measure(self, output: Any, batch: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
         """Return the accuracy."""
         return measure_classification(output, batch)
+
+    def evaluate(self, model: "nn.Module", batches: Any, accelerator: "Accelerator") -> dict[str, float]:
+        """Evaluate a model on a split, also with mirrored images if requested."""
+        from hf_sphere.training.evaluation import FlipAveraged, evaluate
+
+        metrics = super().evaluate(model, batches, accelerator)
+        options = self.part(EvaluationArguments)
+        if options is not None and options.test_time_flips:  # joint prediction does not have these arguments
+            flipped = evaluate(FlipAveraged(model), batches, accelerator)
+            metrics["accuracy_with_flips"] = flipped["accuracy"]
+        return metrics
 
     def finish(self, prepared: Prepared, accelerator: "Accelerator") -> None:
         """Fit the confidence of heads that support it to held-out images."""

@@ -84,7 +84,7 @@ class ImageTask(Task):
         """Load the data and build the model."""
         import torch
 
-        from hf_sphere.training.evaluation import initialize_head
+        from hf_sphere.training.evaluation import initialize_from_data
 
         if self.model_args.model_name_or_path is not None:
             self._adopt_image_settings(self.model_args.model_name_or_path)
@@ -93,7 +93,7 @@ class ImageTask(Task):
         model = self.build_model(image_data).to(run.accelerator.device, memory_format=torch.channels_last)
         self.check_data(model, image_data)
         if self.args.resume_from_checkpoint is None:
-            initialize_head(model, image_data.train)
+            initialize_from_data(model, image_data.train)
         processor = self.build_processor(model.config, image_data)
         run.print(self.summarize(model, image_data))
         return Prepared(model, self.batches(image_data), processor)

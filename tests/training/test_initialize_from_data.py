@@ -12,7 +12,7 @@ from hf_sphere import (
     SphereVisionForRegression,
 )
 from hf_sphere.nn import HEADS, Head
-from hf_sphere.training import RunState, initialize_head
+from hf_sphere.training import RunState, initialize_from_data
 from hf_sphere.training.checkpoints import load_checkpoint, save_checkpoint
 
 
@@ -100,13 +100,13 @@ def frozen(model: SphereVisionForImageClassification) -> SphereVisionForImageCla
 
 def test_head_is_initialized_with_batch_statistics_and_no_dropout(model, make_batches):
     expected = embed_as_in_training(model, make_batches())
-    initialize_head(model, make_batches())
+    initialize_from_data(model, make_batches())
     torch.testing.assert_close(model.head.shown, expected)
 
 
 def test_frozen_batch_norms_initialize_the_head_with_eval_mode_embeddings(model, make_batches):
     model = frozen(model)
-    initialize_head(model, make_batches())
+    initialize_from_data(model, make_batches())
     torch.testing.assert_close(model.head.shown, embed(model, make_batches()))
 
 
@@ -126,7 +126,7 @@ def test_vmf_head_starts_with_the_concentration_of_the_classes(make_batches, fre
         freeze_batch_norm=freeze_batch_norm,
     )  # fmt: skip
     model, batches = SphereVisionForImageClassification(config), make_batches(augment=False)
-    initialize_head(model, batches)
+    initialize_from_data(model, batches)
     model.train()
     points = torch.cat([model(**batch).embeddings.detach() for batch in batches.epoch(0)])
     assert points.abs().mean().item() * 16**0.5 == pytest.approx(model.head.initial_concentration, rel=1e-4)
@@ -136,14 +136,14 @@ def test_vmf_head_starts_with_the_concentration_of_the_classes(make_batches, fre
 
 def test_initialization_leaves_weights_and_batch_norm_statistics_unchanged(model, make_batches):
     before = state_of(model)
-    initialize_head(model, make_batches())
+    initialize_from_data(model, make_batches())
     assert changed(model, before) == []
 
 
 def test_frozen_statistics_are_also_unchanged(model, make_batches):
     model = frozen(model)
     before = state_of(model)
-    initialize_head(model, make_batches())
+    initialize_from_data(model, make_batches())
     assert changed(model, before) == []
 
 
@@ -179,21 +179,21 @@ def test_failed_initialization_restores_statistics_and_mode(model, make_batches,
     model.train(training)
     before = state_of(model)
     with pytest.raises(RefusalError):
-        initialize_head(model, batches)
+        initialize_from_data(model, batches)
     assert changed(model, before) == []
     assert {module.training for module in model.modules()} == {training}
 
 
 def test_initialization_does_not_use_random_numbers(model, make_batches):
     before = torch.get_rng_state()
-    initialize_head(model, make_batches())
+    initialize_from_data(model, make_batches())
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_initialization_leaves_frozen_batch_norms_in_eval_mode(model, make_batches, training):
     model = frozen(model).train(training)
-    initialize_head(model, make_batches())
+    initialize_from_data(model, make_batches())
     assert model.training is training
     assert not any(norm.training for norm in model.modules() if isinstance(norm, nn.BatchNorm2d))
 
@@ -201,29 +201,29 @@ def test_initialization_leaves_frozen_batch_norms_in_eval_mode(model, make_batch
 @pytest.mark.parametrize("training", [True, False])
 def test_initialization_preserves_the_mode(model, make_batches, training):
     model.train(training)
-    initialize_head(model, make_batches())
+    initialize_from_data(model, make_batches())
     assert {module.training for module in model.modules()} == {training}
 
 
 def test_initialization_runs_without_gradients(model, make_batches):
-    initialize_head(model, make_batches())
+    initialize_from_data(model, make_batches())
     assert not model.head.shown.requires_grad
 
 
 @pytest.mark.parametrize("limit", [8, 13])
 def test_initialization_stops_at_max_examples(model, make_batches, limit):
-    initialize_head(model, make_batches(), max_examples=limit)
+    initialize_from_data(model, make_batches(), max_examples=limit)
     assert len(model.head.shown) == limit
 
 
 def test_head_without_data_dependent_initialization_receives_no_data(model, make_batches, monkeypatch):
     monkeypatch.setattr(CenteredHead, "needs_data_initialization", False)
-    initialize_head(model, make_batches())
+    initialize_from_data(model, make_batches())
     assert model.head.shown is None
 
 
 def test_initialized_buffers_are_saved_and_loaded_with_the_model(model, make_batches, tmp_path):
-    initialize_head(model, make_batches())
+    initialize_from_data(model, make_batches())
     model.save_pretrained(tmp_path)
     loaded = SphereVisionForImageClassification.from_pretrained(tmp_path)
     torch.testing.assert_close(loaded.head.center, model.head.shown.mean(0), rtol=0, atol=0)
@@ -232,7 +232,7 @@ def test_initialized_buffers_are_saved_and_loaded_with_the_model(model, make_bat
 def test_initialized_buffers_are_in_a_checkpoint(model, make_batches, tmp_path):
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(model)
-    initialize_head(model, make_batches())
+    initialize_from_data(model, make_batches())
     checkpoint = save_checkpoint(accelerator, tmp_path, RunState(step=1), keep=1)
     model.head.center.zero_()
     load_checkpoint(accelerator, checkpoint)
@@ -243,19 +243,19 @@ def test_joint_model_initializes_the_head_with_its_own_coordinates(model, make_b
     options = {"embedding_dim": 4, "value_range": [0.0, 1.0]}
     joint = SphereVisionForJointPrediction(SphereVisionConfig(**model.config.to_dict() | options))
     expected = embed_as_in_training(joint, make_batches())[:, 1:]
-    initialize_head(joint, make_batches())
+    initialize_from_data(joint, make_batches())
     torch.testing.assert_close(joint.head.shown, expected)
 
 
 def test_model_without_classes_is_skipped(model, make_batches):
     options = {"embedding_dim": 4, "value_range": [0.0, 1.0], "head": None}
     regression = SphereVisionForRegression(SphereVisionConfig(**model.config.to_dict() | options)).train()
-    initialize_head(regression, make_batches())
+    initialize_from_data(regression, make_batches())
     assert regression.training
 
 
 def test_batches_may_be_any_iterable(model, make_batches):
-    initialize_head(model, make_batches())
+    initialize_from_data(model, make_batches())
     shown, model.head.shown = model.head.shown, None
-    initialize_head(model, list(make_batches().epoch(augment=False)))
+    initialize_from_data(model, list(make_batches().epoch(augment=False)))
     assert torch.equal(model.head.shown, shown)
