@@ -116,7 +116,9 @@ def extract(args: ExtractionArguments, accelerator: "Accelerator") -> None:
     )
     known = set(class_names(model))
     if args.classes is not None and not known:
-        raise ValueError(f"--classes {args.classes} needs a model with classes, and {args.model_name_or_path} has none.")
+        raise ValueError(
+            f"--classes {args.classes} needs a model with classes, and {args.model_name_or_path} has none."
+        )
     selections = {"known": known.__contains__, "unknown": lambda name: name not in known}
     with accelerator.main_process_first():  # it decodes the images; the others read its cache
         images = load_source_images(

@@ -227,7 +227,9 @@ def _check_arguments(run: PlannedRun) -> None:
     """Parse the arguments of a run as its recipe does."""
     unset = [name for name, value in run.overrides().items() if value is None]
     if unset:
-        raise QueueError(f"entry {run.entry.entry!r}: {unset[0]} cannot be null, since that would not override a value.")
+        raise QueueError(
+            f"entry {run.entry.entry!r}: {unset[0]} cannot be null, since that would not override a value."
+        )
     said = io.StringIO()
     argv = [str(ROOT / word) if word.startswith("recipes/configs/") else word for word in run.arguments()]
     try:

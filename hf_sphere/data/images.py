@@ -396,7 +396,9 @@ def _open_split(
 
 
 def _warn_of_augmentation(augmentation: Augmentation, class_names: list[str], computed_value: str | None) -> None:
-    if (augmentation.horizontal_flip or augmentation.alternating_flip) and {str(digit) for digit in range(10)} <= set(class_names):
+    if (augmentation.horizontal_flip or augmentation.alternating_flip) and {str(digit) for digit in range(10)} <= set(
+        class_names
+    ):
         logger.warning("Mirrored digits are not digits: images of classes named %s are flipped.", class_names)
     changing = [f"--{name}" for name in CHANGED_BY.get(computed_value or "", ()) if getattr(augmentation, name)]
     if changing:

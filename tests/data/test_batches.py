@@ -253,6 +253,34 @@ class TestResuming:
         assert torch.Generator().manual_seed(seed).initial_seed() == seed
 
 
+class TestAlternatingFlips:
+    images = torch.tensor([0, 255], dtype=torch.uint8).expand(40, 1, 1, 2)
+
+    def flipped(self, epoch: int, **options) -> Tensor:
+        """Whether each image is flipped in an epoch."""
+        augmentation = Augmentation(alternating_flip=True)
+        of = in_memory(self.images, shuffle=True, augmentation=augmentation, **options)
+        seen = torch.full((40,), -1.0)
+        for batch in of.epoch(epoch):
+            seen[batch["labels"]] = batch["pixel_values"][:, 0, 0, 0]
+        return seen
+
+    def test_each_image_is_flipped_in_every_other_epoch(self):
+        first, second, third = (self.flipped(epoch) for epoch in range(3))
+        assert torch.equal(first + second, torch.ones(40))
+        assert torch.equal(first, third)
+
+    def test_about_half_of_the_images_are_flipped_first(self):
+        assert 10 <= self.flipped(0).sum() <= 30
+
+    def test_the_images_flipped_first_depend_on_the_seed(self):
+        assert not torch.equal(self.flipped(0), self.flipped(0, seed=1))
+
+    def test_random_and_alternating_flips_together_are_an_error(self):
+        with pytest.raises(ValueError, match="horizontal_flip and alternating_flip are two ways to flip"):
+            Augmentation(horizontal_flip=True, alternating_flip=True)
+
+
 class TestTargets:
     def test_labels_stay_with_augmented_images(self):
         images = torch.arange(1, 41, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 7, 7)

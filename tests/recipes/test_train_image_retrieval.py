@@ -214,7 +214,9 @@ def test_a_run_resumed_after_max_steps_ends_like_an_uninterrupted_one(train, ste
 
 def test_a_resumed_run_does_not_repeat_the_data_dependent_initialization(train, monkeypatch):
     train(*RANDOM, "--max_steps", "7")
-    monkeypatch.setattr("hf_sphere.training.evaluation.initialize_from_data", lambda *_: pytest.fail("initialized twice"))
+    monkeypatch.setattr(
+        "hf_sphere.training.evaluation.initialize_from_data", lambda *_: pytest.fail("initialized twice")
+    )
     train(*RANDOM, "--resume_from_checkpoint", "latest")
 
 

@@ -17,6 +17,7 @@ from hf_sphere.training import (
 )
 from hf_sphere.training.evaluation import fit_confidence, loss_is_sum
 from hf_sphere.training.measures import measure_classification
+from hf_sphere.training.tasks.classification import EvaluationArguments
 from hf_sphere.training.tasks.image import ImageTask
 
 
@@ -47,6 +48,20 @@ def test_evaluation_matches_a_single_full_batch(make_model, make_batches, batch_
     expected = plain_evaluation(model, make_batches(shuffle=False, augment=False))
     batches = make_batches(40, batch_size, shuffle=False, augment=False)
     assert evaluate(model, batches) == pytest.approx(expected)
+
+
+def test_flips_at_test_time_average_the_logits_of_mirror_images(make_batches):
+    config = SphereVisionConfig(backbone="simple_fnn", num_channels=1, image_size=6, head="softmax", num_labels=3)
+    model = SphereVisionForImageClassification(config).eval()
+    task, batches = make_task("classification"), make_batches(shuffle=False, augment=False)
+    task.part(EvaluationArguments).test_time_flips = True
+    (full,) = make_batches(batch_size=40, shuffle=False, augment=False).epoch()
+    images, labels = full["pixel_values"], full["labels"]
+    with torch.no_grad():
+        logits = model(images).logits + model(images.flip(-1)).logits
+    metrics = task.evaluate(model, batches, Accelerator(cpu=True))
+    assert metrics.pop("accuracy_with_flips") == pytest.approx((logits.argmax(1) == labels).double().mean().item())
+    assert metrics == pytest.approx(plain_evaluation(model, batches))
 
 
 def test_evaluation_uses_eval_mode(make_model, make_batches):

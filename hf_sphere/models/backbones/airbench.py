@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_sphere.models.backbones.base import EmbeddingNet, ImageSize, feature_side, register_backbone
@@ -10,42 +11,51 @@ from hf_sphere.models.backbones.base import EmbeddingNet, ImageSize, feature_sid
 _OUTPUT_SCALE = 1 / 9
 
 
-class PatchWhitening(nn.Conv2d):
+class PatchWhitening(nn.Module):
     """A fixed 2x2 convolution that decorrelates the pixels of patches, with a learned bias.
 
     Its filters are the principal axes of 2x2 patches, scaled to unit variance, and their negatives; until
-    `initialize_from_data` is called, they are those of patches of uncorrelated pixels.
+    `initialize_from_data` is called, each filter selects a pixel.
 
     Args:
         in_channels: Channels C of the images; there are 8 C filters.
         epsilon: Added to the variances.
     """
 
+    # Fixed tensors are buffers, since transformers makes all parameters of a loaded model trainable.
+    weight: Tensor
     whitened: Tensor
 
     def __init__(self, in_channels: int, epsilon: float = 5e-4) -> None:
+        super().__init__()
+        self.in_channels = in_channels
         self.epsilon = epsilon
-        super().__init__(in_channels, 8 * in_channels, 2)
-        self.weight.requires_grad_(False)
+        self.register_buffer("weight", torch.empty(8 * in_channels, in_channels, 2, 2))
         self.register_buffer("whitened", torch.tensor(False))
+        self.bias = nn.Parameter(torch.empty(8 * in_channels))
+        self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set the filters for uncorrelated pixels, and the bias to zero."""
-        self._set_filters(torch.eye(4 * self.in_channels))
+        """Let each filter select a pixel, and set the bias to zero."""
+        self._set_filters(torch.eye(4 * self.in_channels, device=self.weight.device))
         nn.init.zeros_(self.bias)
 
     @torch.no_grad()
     def initialize_from_data(self, images: Tensor) -> None:
         """Set the filters from normalized images, (B, C, H, W); thousands of patches are enough."""
         patches = images.float().unfold(2, 2, 1).unfold(3, 2, 1)  # (B, C, H - 1, W - 1, 2, 2)
-        self._set_filters(patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2).T.cov())
+        covariance = patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2).T.cov()
+        variances, axes = torch.linalg.eigh(covariance.double())
+        self._set_filters((axes / (variances + self.epsilon).sqrt()).T.flip(0))
         self.whitened.fill_(True)
 
-    def _set_filters(self, covariance: Tensor) -> None:
-        variances, axes = torch.linalg.eigh(covariance.double().cpu())
-        filters = (axes / (variances + self.epsilon).sqrt()).T.flip(0).unflatten(1, (self.in_channels, 2, 2))
-        self.weight.copy_(torch.cat([filters, -filters]))
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the responses of the filters: (B, C, H, W) -> (B, 8 C, H - 1, W - 1)."""
+        return F.conv2d(images, self.weight, self.bias)
+
+    def _set_filters(self, filters: Tensor) -> None:
+        self.weight.copy_(torch.cat([filters, -filters]).unflatten(1, (self.in_channels, 2, 2)))
 
 
 class AirbenchNet(EmbeddingNet):
@@ -62,7 +72,8 @@ class AirbenchNet(EmbeddingNet):
 
     def initialize_from_data(self, images: Tensor) -> None:
         """Whiten the patches of normalized training images, (B, C, H, W)."""
-        self.layers[0].initialize_from_data(images)
+        whitening: Any = self.layers[0]
+        whitening.initialize_from_data(images)
 
 
 class _ScaledGELU(nn.GELU):
@@ -103,5 +114,6 @@ def _identity_conv(in_channels: int, out_channels: int) -> nn.Conv2d:
 def _norm(channels: int) -> nn.BatchNorm2d:
     # Fast statistics, since a run has only about a thousand steps.
     norm = nn.BatchNorm2d(channels, momentum=0.4)
-    norm.weight.requires_grad_(False)
+    del norm.weight
+    norm.register_buffer("weight", torch.ones(channels))
     return norm

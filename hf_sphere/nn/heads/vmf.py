@@ -151,8 +151,8 @@ class VMFHead(TemperatureHead):
             if self.needs_data_initialization:
                 logger.warning(
                     "Head 'vmf' is trained without its data-dependent initialization: the concentrations of embeddings "
-                    "may start far from those of the classes. Call hf_sphere.training.initialize_from_data(model, batches) "
-                    "before training, as the recipes do."
+                    "may start far from those of the classes. Call hf_sphere.training.initialize_from_data(model, "
+                    "batches) before training, as the recipes do."
                 )
         return self.embedding_scale.to(embeddings.dtype) * embeddings
 
