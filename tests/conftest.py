@@ -3,7 +3,7 @@
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before any Hugging Face library is imported
@@ -20,6 +20,13 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _keep_denormals() -> Iterator[None]:
+    """Undo the flushing of denormal numbers, which a training run turns on in its process."""
+    yield
+    torch.set_flush_denormal(False)
 
 
 @pytest.fixture(scope="session")

@@ -46,6 +46,13 @@ def test_run_creates_the_output_dir(make_args, tmp_path):
     assert (tmp_path / "run").is_dir()
 
 
+def test_run_flushes_denormal_numbers(make_args):
+    smallest_normal = torch.tensor(torch.finfo(torch.float32).tiny)
+    assert smallest_normal / 2 > 0
+    start_run(make_args())
+    assert smallest_normal / 2 == 0
+
+
 def test_start_without_prepare_creates_no_output_dir(make_args, tmp_path):
     start_run(make_args())
     assert not (tmp_path / "run").exists()
