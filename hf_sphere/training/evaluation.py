@@ -41,7 +41,8 @@ def evaluate(
     kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
     sums: dict[str, Any] = {"count": 0}
     for batch in batches.epoch():
-        output = model(**batch)
+        with accelerator.autocast():  # an averaged model was not prepared by Accelerate
+            output = model(**batch)
         count = count_targets(batches, batch)
         loss = output.loss / count if loss_is_sum(model) else output.loss
         for name, value in {**measure(output, batch), "loss": loss}.items():
@@ -51,25 +52,6 @@ def evaluate(
     shares = gather_object([{name: float(value) for name, value in sums.items()}])
     total = sum(share.pop("count") for share in shares)
     return {name: sum(share.get(name, 0.0) for share in shares) / total for name in max(shares, key=len)}
-
-
-class FlipAveraged(nn.Module):
-    """An image classifier whose logits are the means over an image and its mirror image.
-
-    Args:
-        model: A model that is called with `pixel_values`; all other outputs are those of the images as they are.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.loss_reduction = getattr(model, "loss_reduction", "mean")
-
-    def forward(self, pixel_values: Tensor, **inputs: Any) -> Any:
-        """Return the model's output for (B, C, H, W) with averaged logits."""
-        output = self.model(pixel_values=pixel_values, **inputs)
-        output.logits = (output.logits + self.model(pixel_values=pixel_values.flip(-1)).logits) / 2
-        return output
 
 
 @torch.inference_mode()

@@ -121,14 +121,19 @@ class ImageClassification(ImageTask):
 
     def evaluate(self, model: "nn.Module", batches: Any, accelerator: "Accelerator") -> dict[str, float]:
         """Evaluate a model on a split, also with mirrored images if requested."""
-        from hf_sphere.training.evaluation import FlipAveraged, evaluate
-
-        metrics = super().evaluate(model, batches, accelerator)
         options = self.part(EvaluationArguments)
-        if options is not None and options.test_time_flips:  # joint prediction does not have these arguments
-            flipped = evaluate(FlipAveraged(model), batches, accelerator)
-            metrics["accuracy_with_flips"] = flipped["accuracy"]
-        return metrics
+        if options is None or not options.test_time_flips:  # joint prediction does not have these arguments
+            return super().evaluate(model, batches, accelerator)
+        from hf_sphere.training.evaluation import evaluate
+
+        def measure(output: Any, batch: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+            with accelerator.autocast():
+                mirrored = model(pixel_values=batch["pixel_values"].flip(-1))
+            metrics = self.measure(output, batch)
+            output.logits = output.logits + mirrored.logits
+            return metrics | {"accuracy_with_flips": self.measure(output, batch)["accuracy"]}
+
+        return evaluate(model, batches, accelerator, measure)
 
     def finish(self, prepared: Prepared, accelerator: "Accelerator") -> None:
         """Fit the confidence of heads that support it to held-out images."""
