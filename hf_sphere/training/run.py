@@ -82,8 +82,8 @@ def start_run(args: TrainingArguments, *others: Any) -> Run:
     Raises:
         FileExistsError: If the output directory already contains a run.
     """
-    # Weights that decay towards zero become denormal, with which CPUs multiply five times slower. Set before torch starts
-    # its threads, which inherit it.
+    # Weights that decay towards zero become denormal, and CPUs are a hundred times slower with these. Set before torch
+    # starts its threads, which inherit it.
     torch.set_flush_denormal(True)
     accelerator = Accelerator(
         mixed_precision=args.mixed_precision,
