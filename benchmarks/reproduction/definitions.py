@@ -21,7 +21,7 @@ _OTHERS = {
     r"best_\w+": "value of the selection metric in the best epoch",
     r"epoch": "epochs trained",
     r"steps": "optimizer steps",
-    r"train_runtime": "seconds of training and of the evaluation after each epoch",
+    r"train_runtime": "seconds of training, without evaluation",
     r"ood_\w+_auroc_\w+": "area under the ROC curve of the detection of out-of-distribution images by this certainty",
     r"ood_\w+_fpr_at_95_tpr_\w+": "false positive rate at 95 % true positive rate of the same detection",
     r"mass": "share of the filters of the network whose projection on (1, ..., 1) is not positive",

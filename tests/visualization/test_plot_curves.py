@@ -36,6 +36,13 @@ def test_a_curve_shows_accuracies_in_percent():
     assert points(line) == [(1.0, 25.0), (2.0, 50.0)]
 
 
+def test_a_curve_can_be_drawn_against_another_key():
+    run = [{"epoch": 1.0, "minutes": 1.5, "eval_accuracy": 0.25}, {"epoch": 2.0, "minutes": 2.5, "eval_accuracy": 0.5}]
+    axes = axes_of({"adam": [run]}, against="minutes")
+    assert points(axes.get_lines()[0]) == [(1.5, 25.0), (2.5, 50.0)]
+    assert axes.get_xlabel() == "minutes"
+
+
 def test_metrics_other_than_accuracy_are_not_scaled():
     run = [{"epoch": 1.0, "train_loss": 2.5}, {"epoch": 2.0, "train_loss": 1.5}]
     axes = axes_of({"adam": [run]}, metric="train_loss")
