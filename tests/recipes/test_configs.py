@@ -308,7 +308,7 @@ def test_all_omniart_runs_have_47_output_dimensions(run):
 def test_mnist_runs_of_the_head_comparison_have_the_published_pixels_and_initialization(run):
     model, data, _ = parse(run)
     assert (data.image_mean, data.image_std) == ([0.0], [1.0])
-    assert (model.backbone, model.xavier_initialization) == ("lenet5_bn", True)
+    assert (model.backbone, model.initialization) == ("lenet5_bn", "xavier")
 
 
 @pytest.mark.parametrize(

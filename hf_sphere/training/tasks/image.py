@@ -42,9 +42,10 @@ class EncoderArguments:
     freeze_batch_norm: bool | None = argument(
         None, "Freeze the statistics of the backbone's batch norms, for instance of a pretrained one; false if not set."
     )
-    xavier_initialization: bool = argument(
-        False,
-        "Initialize the weights of convolutions and linear layers by Xavier's uniform distribution, biases with zeros.",
+    initialization: Literal["torch", "xavier"] | None = argument(
+        None,
+        "Initialize the backbone as torch does by default, or all convolutions and linear layers with Xavier-uniform "
+        "weights and zero biases; if not set, the backbone's own initialization.",
     )
 
 
@@ -162,7 +163,7 @@ class ImageTask(Task):
             image_size=[image_data.shape.height, image_data.shape.width],
             embedding_dim=args.embedding_dim,
             freeze_batch_norm=bool(args.freeze_batch_norm),
-            xavier_initialization=args.xavier_initialization,
+            initialization=args.initialization,
             **self.model_settings(image_data),
         )
         return self.model_class(config, pretrained=args.pretrained_backbone)
@@ -293,7 +294,7 @@ def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig")
             have := getattr(saved, name) or default[name],
         ):
             raise ValueError(f"{name} is {given} but {args.model_name_or_path} has {have}; leave {name} out.")
-    fresh = ("pretrained_backbone", "weights"), ("xavier_initialization", "weights"), ("prototypes_file", "prototypes")
+    fresh = ("pretrained_backbone", "weights"), ("initialization", "weights"), ("prototypes_file", "prototypes")
     for name, what in fresh:
         if name in known and getattr(args, name):
             raise ValueError(f"{name} does not apply to a saved model, which has {what} already; leave {name} out.")
