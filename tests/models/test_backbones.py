@@ -4,9 +4,16 @@ import pytest
 import timm
 import torch
 import torchvision
+from timm.models.resnet import BasicBlock
 from torch import nn
 
-from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel, backbones
+from hf_sphere.models import (
+    SphereVisionConfig,
+    SphereVisionForFewShotClassification,
+    SphereVisionForImageClassification,
+    SphereVisionModel,
+    backbones,
+)
 from hf_sphere.models.backbones import EmbeddingNet, create_backbone
 from hf_sphere.models.backbones.vgg import CONVOLUTIONS_PER_STAGE
 from hf_sphere.nn import AngularLinear, SphericalLinear
@@ -21,7 +28,9 @@ PUBLISHED = {
     "lenet9": (1, 28, 84, 10 * 6 + 55 * 22 + 145 * 80 + 577 * 64 + 577 * 120 + 121 * 84),
     "cnn9": (3, 32, 256, 3_859_136),
     "conv4": (3, 84, 64, 28 * 64 + 3 * 577 * 64 + 1601 * 64 + 5 * 128),
+    "conv4_maxpool": (3, 84, 64, 113_088),
     "resnet12": (3, 84, 640, 10 * (3 * 64 + 64 * 160 + 160 * 320 + 320 * 640) + 18 * 541_696 + 8 * 1184),
+    "wrn28": (3, 80, 640, 28 * 80 + 68 * (160**2 + 320**2 + 640**2) + 2 * (80 + 9 * (160 + 320 + 640))),
     "visualization_cnn": (1, 28, 256, 1_893_216),
     "airbench_cifar": (3, 32, 256, 24 + 9 * (24 * 64 + 64 * 64 + 64 * 256 + 3 * 256 * 256) + (2 * 64 + 4 * 256)),
     "alexnet": (3, 64, 4096, 61_100_840 - 4097 * 1000),
@@ -86,6 +95,56 @@ def test_numbers_of_features_and_parameters_match_the_paper(name):
 def test_lenet5_with_its_classifier_has_the_parameters_of_the_paper(head, parameters):
     config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28, num_labels=10, head=head)
     assert SphereVisionForImageClassification(config).num_parameters() == parameters
+
+
+@pytest.mark.parametrize(
+    ("backbone", "spherization", "parameters"),
+    [("conv4_maxpool", None, 113_088), ("conv4", None, 215_680), ("conv4", {}, 215_681)],
+    ids=["published-plain", "control", "spherized"],
+)
+def test_few_shot_networks_have_the_parameters_of_the_paper(backbone, spherization, parameters):
+    config = SphereVisionConfig(backbone=backbone, image_size=84, spherization=spherization)
+    assert SphereVisionForFewShotClassification(config).num_parameters() == parameters
+
+
+def test_conv4_maxpool_has_the_four_convolutions_of_conv4():
+    shared = build("conv4_maxpool").state_dict()
+    own = build("conv4").state_dict()
+    assert all(own[name].shape == tensor.shape for name, tensor in shared.items())
+    assert {name.split(".")[1] for name in own.keys() - shared.keys()} == {"16", "17"}  # convolution and batch norm
+
+
+def test_conv4_maxpool_pools_the_last_feature_map_to_its_largest_values():
+    net = build("conv4_maxpool").eval()
+    x = images("conv4_maxpool")
+    features = net.layers[:13](x)  # up to the last convolution, 10 x 10
+    normalized = net.layers[13](features)
+    torch.testing.assert_close(net.forward_features(x), normalized.amax(dim=(2, 3)))
+
+
+@pytest.mark.parametrize("final_norm", [False, True])
+def test_wide_resnet_halves_its_feature_map_in_each_stage_and_averages_the_last(final_norm):
+    net = build("wrn28", final_norm=final_norm).eval()
+    sides = []
+    for block in layers_of(net, BasicBlock):
+        block.register_forward_hook(lambda module, _, output: sides.append((output.shape[1], output.shape[2])))
+    x = images("wrn28", 1)
+    features = net.forward_features(x)
+    assert sides == [*[(160, 40)] * 4, *[(320, 20)] * 4, *[(640, 10)] * 4]
+    assert len(layers_of(net, nn.Conv2d)) == 28
+    expected = features if final_norm else features.relu()
+    torch.testing.assert_close(net(x), expected.mean(dim=(2, 3)))
+
+
+def test_wide_resnet_with_final_norm_keeps_its_last_relu_before_a_spherization():
+    config = SphereVisionConfig(
+        backbone="wrn28", backbone_kwargs={"final_norm": True}, image_size=32, spherization={}, head=None
+    )
+    net = SphereVisionModel(config).backbone
+    block, norm = net.layers[-2:]
+    assert isinstance(block.act2, nn.ReLU)
+    assert isinstance(norm, nn.BatchNorm2d)
+    torch.testing.assert_close(net.eval()(x := torch.randn(2, 3, 32, 32)), net.layers(x).mean(dim=(2, 3)))
 
 
 @pytest.mark.parametrize("size", [12, 32, 105, (28, 12)])
@@ -197,7 +256,7 @@ def test_vgg_averages_larger_images():
     assert net(torch.randn(2, 3, 64, 64)).shape == (2, 4096)
 
 
-@pytest.mark.parametrize("name", ["lenet5", "vgg11_cifar", "conv4", "alexnet", "alexnet_cifar"])
+@pytest.mark.parametrize("name", ["lenet5", "vgg11_cifar", "conv4", "conv4_maxpool", "alexnet", "alexnet_cifar"])
 def test_images_too_small_for_the_pooling_are_rejected(name):
     with pytest.raises(ValueError, match=f"backbone '{name}' needs images of at least"):
         create_backbone(name, num_channels=3, image_size=8)
@@ -285,6 +344,50 @@ def test_alexnet_matches_torchvision():
 def test_alexnet_dropout_can_be_disabled():
     assert {m.p for m in layers_of(build("alexnet", drop_rate=0.0), nn.Dropout)} == {0.0}
     assert [m.p for m in layers_of(build("alexnet").layers, nn.Dropout)] == [0.5, 0.5]
+
+
+# Initialization
+
+
+@pytest.mark.parametrize("name", ["vgg11_cifar", "vgg16_cifar", "vgg19_cifar", "vgg11_gray"])
+def test_vgg_with_batch_norm_has_the_initialization_of_the_spherization_paper(name):
+    net = build(name, batch_norm=True)
+    convolutions, linear_layers = layers_of(net, nn.Conv2d), layers_of(net, nn.Linear)
+    assert convolutions[-1].weight.std().item() == pytest.approx(0.0208, abs=0.0001)  # 512 to 512 channels
+    for layer in convolutions:  # as torchvision's: normal with variance 2 / fan-out
+        assert layer.weight.std().item() == pytest.approx((2 / (9 * layer.out_channels)) ** 0.5, rel=0.1)
+        assert layer.weight.abs().max() > 2.5 * layer.weight.std()  # a uniform variable stays below 1.74
+        assert (layer.bias == 0).all()
+    for layer in linear_layers:  # torch's default: uniform within 1 / sqrt(fan-in)
+        assert layer.weight.abs().max() <= layer.in_features**-0.5
+        assert layer.weight.std().item() == pytest.approx((3 * layer.in_features) ** -0.5, rel=0.01)
+        assert layer.bias.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "parameters"),
+    [({}, 14_728_266), ({"conv_bias": False}, 14_728_266 - 4224), ({"hidden": 4096}, 33_646_666)],
+    ids=["optimizers", "without-bias", "spherization"],
+)
+def test_vgg16_has_the_parameters_of_the_papers(options, parameters):
+    config = SphereVisionConfig(
+        backbone="vgg16_cifar", backbone_kwargs={"hidden": 0} | options, head="softmax", num_labels=10
+    )
+    assert SphereVisionForImageClassification(config).num_parameters() == parameters
+
+
+@pytest.mark.parametrize(("head", "parameters"), [("softmax", 3_861_706), ("spherized", 3_861_707)])
+def test_cnn9_has_the_parameters_of_the_spherization_paper(head, parameters):
+    config = SphereVisionConfig(backbone="cnn9", head=head, num_labels=10)
+    assert SphereVisionForImageClassification(config).num_parameters() == parameters
+
+
+@pytest.mark.parametrize("name", ["simple_fnn", "lenet5", "cnn9", "conv4", "conv4_maxpool", "visualization_cnn"])
+def test_small_networks_of_the_spherization_paper_have_torch_initialization(name):
+    for layer in layers_of(build(name), (nn.Conv2d, nn.Linear)):
+        bound = layer.weight[0].numel() ** -0.5
+        assert 0.9 * bound < layer.weight.abs().max() <= bound
+        assert 0 < layer.bias.abs().max() <= bound
 
 
 # Without batch norm

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -125,9 +126,7 @@ def test_new_head_has_torch_initialization():
 
 def test_xavier_initialization_applies_to_backbone_embedding_and_linear_classifier():
     torch.manual_seed(0)
-    model = small_model(
-        backbone="lenet5_bn", embedding_dim=60, num_labels=50, head="softmax", xavier_initialization=True
-    )
+    model = small_model(backbone="lenet5_bn", embedding_dim=60, num_labels=50, head="softmax", initialization="xavier")
     layers = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
     assert len(layers) == 5
     for layer in layers:
@@ -139,7 +138,7 @@ def test_xavier_initialization_applies_to_backbone_embedding_and_linear_classifi
 
 
 def test_missing_layers_get_the_xavier_initialization_on_loading(tmp_path):
-    model = small_model(embedding_dim=60, head="softmax", xavier_initialization=True)
+    model = small_model(embedding_dim=60, head="softmax", initialization="xavier")
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     missing = {name for name in tensors if "layers.0" in name or "projection" in name}
@@ -151,9 +150,35 @@ def test_missing_layers_get_the_xavier_initialization_on_loading(tmp_path):
     assert all(torch.equal(loaded[name], tensors[name]) for name in kept)
 
 
-def test_xavier_initialization_of_a_pretrained_backbone_is_rejected():
+def test_saved_configuration_with_the_former_xavier_option_keeps_its_initialization(tmp_path):
+    small_config(initialization=None).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    for former, expected in ((True, "xavier"), (False, None)):
+        (tmp_path / "config.json").write_text(json.dumps({**saved, "xavier_initialization": former}))
+        assert SphereVisionConfig.from_pretrained(tmp_path).initialization == expected
+
+
+def test_unknown_initialization_is_rejected():
+    with pytest.raises(StrictDataclassFieldValidationError, match="initialization"):
+        small_config(initialization="glorot")
+
+
+@pytest.mark.parametrize("backbone", ["resnet20_cifar", "resnet18_cifar", "resnet18", "vgg16_cifar"])
+def test_torch_initialization_resets_every_layer_of_the_backbone(backbone):
+    model = SphereVisionModel(SphereVisionConfig(backbone=backbone, image_size=32, initialization="torch"))
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            bound = layer.weight[0].numel() ** -0.5  # uniform within 1 / sqrt(fan-in)
+            assert 0.9 * bound < layer.weight.abs().max() <= bound
+            assert layer.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
+        elif isinstance(layer, nn.BatchNorm2d):
+            assert (layer.weight == 1).all()  # timm sets those at the end of a residual branch to 0
+            assert (layer.bias == 0).all()
+
+
+def test_initialization_of_a_pretrained_backbone_is_rejected():
     with pytest.raises(ValueError, match="would overwrite the pretrained weights"):
-        SphereVisionForImageClassification(small_config(xavier_initialization=True), pretrained=True)
+        SphereVisionForImageClassification(small_config(initialization="xavier"), pretrained=True)
 
 
 def test_weight_is_loaded_if_the_scaling_is_missing(saved):

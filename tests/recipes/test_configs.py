@@ -16,13 +16,16 @@ from hf_sphere.data.sources import BUNDLED
 from hf_sphere.prototypes import place_prototypes
 from hf_sphere.training import find_task, initialize_from_data, start_run
 from hf_sphere.training.optimization import build_optimizer, build_scheduler
+from hf_sphere.training.published import read_published
 from hf_sphere.training.tasks.classification import ImageDataArguments
 from hf_sphere.training.tasks.few_shot import FewShotArguments, FewShotClassification
 from hf_sphere.training.tasks.image import EncoderArguments, ImageTask
 from hf_sphere.training.tasks.masked_lm import MaskedLanguageModeling, build_language_model, load_tokenizer
+from hf_sphere.training.tasks.retrieval import ImageRetrieval
 from hf_sphere.utils.arguments import parse_arguments
 
 CONFIGS = Path(__file__).parent.parent.parent / "recipes" / "configs"
+RESULTS = CONFIGS.parent.parent / "results" / "published"
 LANGUAGE = sorted((CONFIGS / "language").glob("*.yaml"))
 CORRUPTIONS = sorted((CONFIGS / "hyperplanes" / "corruptions").glob("*.yaml"))
 """Not runs but overlays, passed as the second file of a run."""
@@ -82,7 +85,7 @@ def test_every_configured_data_set_is_described():
 
 def task_of(run: Path) -> type[ImageTask]:
     if run.parent.name == "few_shot":
-        return FewShotClassification
+        return ImageRetrieval if run.stem.endswith("-pretraining") else FewShotClassification
     named = (name for name in ("regression", "joint", "retrieval") if f"-{name}" in run.stem)
     return find_task(next(named, "classification"))
 
@@ -103,7 +106,7 @@ def make_small(task: type[ImageTask], model_args: EncoderArguments, data_args: I
         few_shot.way, few_shot.shot, few_shot.query = 2, 2, 2
         few_shot.episodes_per_epoch = 2 * few_shot.episodes_per_step
         few_shot.validation_episodes, few_shot.eval_episodes = 3, 4
-        if model_args.backbone == "resnet12":
+        if model_args.backbone in ("resnet12", "wrn28"):
             data_args.image_size = [16]
     if isinstance(data_args, ImageDataArguments) and data_args.episodes is not None:
         data_args.episode_classes, data_args.episode_examples, data_args.episodes_per_epoch = 2, 2, 2
@@ -124,6 +127,7 @@ def test_a_configuration_builds_and_takes_two_steps(files, tmp_path, monkeypatch
     task = task_of(run)
     model_args, data_args, args, *rest = parse(*files)
     model_args.pretrained_backbone = False  # the weights are on the Hub
+    model_args.initial_weights = None  # the result of another run
     make_small(task, model_args, data_args, *rest)
     data_args.cache_dir = str(tmp_path)
     data_args.dataloader_num_workers = 0
@@ -192,10 +196,37 @@ ADAMSRT = [run for run in RUNS if run.parent.name == "adamsrt"]
 
 
 def test_every_row_of_the_optimizer_table_has_all_seven_optimizers():
-    settings = {run.stem.rsplit("-", 1)[0] for run in ADAMSRT}
+    settings = {run.stem.rsplit("-", 1)[0] for run in ADAMSRT} - {"imagenet-resnet18"}
     assert len(settings) == 7
     names = {"sgd", "adam", "adamw", "adam_g", "sgd_mrt", "adam_s", "adam_srt"}
-    assert {run.stem for run in ADAMSRT} == {f"{setting}-{name}" for setting in settings for name in names}
+    imagenet = {f"imagenet-resnet18-{name}" for name in ("sgd", "adam", "adam_s", "adam_srt")}
+    assert {run.stem for run in ADAMSRT} == {f"{setting}-{name}" for setting in settings for name in names} | imagenet
+
+
+@pytest.mark.parametrize("run", ADAMSRT, ids=lambda path: path.stem)
+def test_optimizer_runs_have_the_published_hyperparameters(run):
+    published = read_published(RESULTS)[run.stem]["setting"]
+    _, _, training = parse(run)
+    beta2 = published.get("betas", [0.9, 0.999])[1]
+    decay = 0.01 if published["weight_decay"] is None else published["weight_decay"]  # AdamW's default
+    assert (training.learning_rate, training.weight_decay) == (published["lr"], decay)
+    assert (training.momentum, training.adam_beta1, training.adam_beta2) == (0.9, 0.9, beta2)
+    assert (training.num_train_epochs, training.lr_milestones) == (published["epochs"], published["milestones"])
+    assert (training.per_device_train_batch_size, training.lr_gamma) == (published["batch_size"], published["gamma"])
+
+
+@pytest.mark.parametrize("run", ADAMSRT, ids=lambda path: path.stem)
+def test_optimizer_runs_have_the_data_and_networks_of_the_paper(run):
+    model, data, training = parse(run)
+    assert (data.validation_fraction, training.load_best_model_at_end) == (0.05, True)
+    assert model.initialization == "torch"
+    name, net, _ = run.stem.split("-")
+    if net == "vgg16":
+        assert model.backbone_kwargs == {"hidden": 0, "drop_rate": 0.0, "conv_bias": False}
+    crop = {"imagenet": (0, 0.08), "svhn": (0, None)}.get(name, (4, None))
+    assert (data.crop_padding, data.random_resized_crop, data.horizontal_flip) == (*crop, name != "svhn")
+    assert ((data.image_mean, data.image_std) == ([0.0], [1.0])) == (name == "svhn")
+    assert len(data.image_mean) == len(data.image_std) == (1 if name == "svhn" else 3)
 
 
 @pytest.mark.parametrize("run", ADAMSRT, ids=lambda path: path.stem)
@@ -205,7 +236,7 @@ def test_optimizer_runs_differ_from_the_sgd_run_only_in_the_optimizer(run):
         parse(run.with_stem(f"{run.stem.rsplit('-', 1)[0]}-sgd")),
     )
     assert training.optimizer == run.stem.rsplit("-", 1)[1]
-    names = ("optimizer", "learning_rate", "weight_decay", "adam_beta2", "output_dir")
+    names = ("optimizer", "learning_rate", "weight_decay", "adam_beta2", "published", "output_dir")
     assert (model, data) == (sgd_model, sgd_data)
     assert replace(training, **{name: getattr(sgd, name) for name in names}) == sgd
 
@@ -308,7 +339,7 @@ def test_all_omniart_runs_have_47_output_dimensions(run):
 def test_mnist_runs_of_the_head_comparison_have_the_published_pixels_and_initialization(run):
     model, data, _ = parse(run)
     assert (data.image_mean, data.image_std) == ([0.0], [1.0])
-    assert (model.backbone, model.xavier_initialization) == ("lenet5_bn", True)
+    assert (model.backbone, model.initialization) == ("lenet5_bn", "xavier")
 
 
 @pytest.mark.parametrize(
@@ -334,17 +365,65 @@ def test_spherized_few_shot_runs_differ_from_plain_runs_only_in_the_spherization
     assert plain_few_shot == replace(few_shot, spherization=None)
     # The spherization replaces an activation that the plain embeddings do not have.
     options = {name: value for name, value in plain_model.backbone_kwargs.items() if name != "final_activation"}
+    options |= {"final_norm": True} if model.backbone == "wrn28" else {}
     assert (model, data) == (replace(plain_model, backbone_kwargs=options), plain_data)
-    assert ("final_activation" in plain_model.backbone_kwargs) == (model.backbone != "resnet12")
-    assert replace(training, output_dir="") == replace(plain, output_dir="")
+    assert ("final_activation" in plain_model.backbone_kwargs) == (model.backbone not in ("resnet12", "wrn28"))
+    assert replace(training, published=None, output_dir="") == replace(plain, published=None, output_dir="")
+
+
+@pytest.mark.parametrize(
+    "run", [run for run in FEW_SHOT_RUNS if "conv4_maxpool" in run.stem], ids=lambda path: path.stem
+)
+def test_published_plain_conv4_differs_from_the_control_only_in_its_last_layer(run):
+    model, data, training, few_shot = parse(run)
+    control_model, control_data, control_training, control_few_shot = parse(
+        run.with_stem(run.stem.replace("_maxpool", ""))
+    )
+    options = {"backbone": "conv4", "backbone_kwargs": {"final_activation": False}}
+    assert (replace(model, **options), data, few_shot) == (control_model, control_data, control_few_shot)
+    assert (model.backbone, training.published) == ("conv4_maxpool", run.stem.replace("_maxpool", ""))
+    assert replace(training, published=None, output_dir="") == replace(control_training, output_dir="")
+    assert control_training.published is None
+
+
+FINE_TUNED = [run for run in FEW_SHOT_RUNS if run.stem.endswith("-finetuned")]
+
+
+def test_every_published_few_shot_run_exists_from_scratch_and_fine_tuned():
+    published = {name for name in read_published(RESULTS) if name.startswith("mini_imagenet-")}
+    assert len(published) == 16
+    assert {parse(run)[2].published for run in FEW_SHOT_RUNS} == published | {None}
+
+
+@pytest.mark.parametrize("run", FINE_TUNED, ids=lambda path: path.stem)
+def test_fine_tuned_few_shot_runs_differ_only_in_their_initial_weights(run):
+    model, data, training, few_shot = parse(run)
+    scratch_model, *others, scratch, scratch_few_shot = parse(run.with_stem(run.stem.removesuffix("-finetuned")))
+    assert (replace(model, initial_weights=None), [data], few_shot) == (scratch_model, others, scratch_few_shot)
+    assert training == replace(scratch, published=training.published, output_dir=training.output_dir)
+    pretraining = CONFIGS / "few_shot" / f"{Path(model.initial_weights).name}.yaml"
+    pretrained_model, pretrained_data, pretraining_arguments, _ = parse(pretraining)
+    assert pretraining_arguments.output_dir == model.initial_weights
+    names = ("dataset_name", "image_size", "image_mean", "image_std")
+    assert all(getattr(pretrained_data, name) == getattr(data, name) for name in names)
+    assert pretrained_model.backbone.startswith(model.backbone)
+
+
+@pytest.mark.parametrize("run", [run for run in FEW_SHOT_RUNS if "-wrn28-" in run.stem], ids=lambda path: path.stem)
+def test_wide_resnet_runs_have_the_images_and_the_optimizer_of_the_paper(run):
+    _, data, training, few_shot = parse(run)
+    assert (data.image_size, few_shot.temperature) == ([80], 128)
+    assert (training.optimizer, training.nesterov, training.momentum) == ("sgd", True, 0.9)
+    assert (training.learning_rate, training.weight_decay, training.lr_gamma) == (1e-4, 5e-4, 0.5)
+    assert training.lr_milestones == list(range(9, 100, 10))
 
 
 @pytest.mark.parametrize("run", FEW_SHOT_RUNS, ids=lambda path: path.stem)
 def test_the_name_of_a_few_shot_run_matches_its_network_shots_and_metric(run):
     model, data, _, few_shot = parse(run)
-    name, net, shots, _, metric = run.stem.split("-")
+    name, net, shots, _, metric, *_ = run.stem.split("-")
     assert Path(data.dataset_name).name == name
-    assert model.backbone.startswith(net)
+    assert model.backbone.removesuffix("_embedding") == net
     assert (f"{few_shot.shot}shot", few_shot.metric) == (shots, metric)
 
 

@@ -11,7 +11,12 @@ from torch import nn
 
 from hf_sphere.data import ImageData, ImageShape, ImagesInMemory
 from hf_sphere.data.options import ImageDataOptions
-from hf_sphere.models import SphereVisionConfig, SphereVisionForFewShotClassification, SphereVisionModel
+from hf_sphere.models import (
+    SphereVisionConfig,
+    SphereVisionForFewShotClassification,
+    SphereVisionForImageClassification,
+    SphereVisionModel,
+)
 from hf_sphere.training import TrainingArguments
 from hf_sphere.training.tasks.few_shot import FewShotArguments, FewShotClassification
 from hf_sphere.training.tasks.image import EncoderArguments
@@ -107,3 +112,30 @@ def test_saved_encoder_can_be_spherized_and_keeps_its_weights(saved):
 
 def test_saved_encoder_is_not_spherized_by_default(saved):
     assert build(side=28, model_name_or_path=saved()).config.spherization is None
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "options", "new"),
+    [
+        ("conv4_maxpool", "conv4", {}, {"layers.16", "layers.17"}),
+        ("wrn28", "wrn28", {"final_norm": True}, {"layers.15"}),
+    ],
+)
+def test_initial_weights_are_copied_where_names_and_shapes_match(before, now, options, new, tmp_path):
+    config = SphereVisionConfig(backbone=before, num_channels=1, image_size=[16, 16], head="softmax", num_labels=3)
+    trained = SphereVisionForImageClassification(config)
+    for tensor in trained.state_dict().values():
+        tensor.fill_(3)
+    trained.save_pretrained(tmp_path)
+    few_shot = {"spherization": {"scaling": 5.0}}
+    model = build(side=16, backbone=now, backbone_kwargs=options, initial_weights=str(tmp_path), few_shot=few_shot)
+    own = model.base_model.backbone.state_dict()
+    copied = {name for name, tensor in own.items() if (tensor == 3).all()}
+    assert {name.rpartition(".")[0] for name in own.keys() - copied} == new
+    assert copied == trained.sphere_vision.backbone.state_dict().keys()
+    assert model.base_model.spherization.scaling == 5
+
+
+def test_initial_weights_of_an_unrelated_network_are_rejected(saved):
+    with pytest.raises(ValueError, match="has no tensor of the backbone simple_fnn"):
+        build(side=16, backbone="simple_fnn", initial_weights=saved())

@@ -384,7 +384,8 @@ def test_saved_model_with_different_classes_is_rejected(saved):
             {"prototypes_file": "some.safetensors"},
             "prototypes_file does not apply to a saved model",
         ),
-        ({"xavier_initialization": True}, "xavier_initialization does not apply to a saved model"),
+        ({"initial_weights": "some/model"}, "initial_weights does not apply to a saved model"),
+        ({"initialization": "xavier"}, "initialization does not apply to a saved model"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -78,14 +78,14 @@ class EmbeddingNet(nn.Module):
         return self.forward_head(self.forward_features(x))
 
 
-def conv_norm_relu(in_channels: int, out_channels: int) -> list[nn.Module]:
+def conv_norm_relu(in_channels: int, out_channels: int, *, bias: bool = True) -> list[nn.Module]:
     """3x3 convolution, batch norm, ReLU."""
-    return [nn.Conv2d(in_channels, out_channels, 3, padding=1), nn.BatchNorm2d(out_channels), nn.ReLU()]
+    return [nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=bias), nn.BatchNorm2d(out_channels), nn.ReLU()]
 
 
-def conv_relu(in_channels: int, out_channels: int) -> list[nn.Module]:
+def conv_relu(in_channels: int, out_channels: int, *, bias: bool = True) -> list[nn.Module]:
     """3x3 convolution, ReLU."""
-    return [nn.Conv2d(in_channels, out_channels, 3, padding=1), nn.ReLU()]
+    return [nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=bias), nn.ReLU()]
 
 
 def initialize_for_relu(net: nn.Module) -> None:
@@ -100,6 +100,18 @@ def initialize_for_relu(net: nn.Module) -> None:
     for module in net.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def initialize_fan_out(net: nn.Module) -> None:
+    """Apply He initialization with the fan-out to convolutions, as torchvision does before batch norm; biases are zero.
+
+    Weights are normal with variance 2 / fan-out, where the fan-out is the number of outputs times the kernel's area.
+    """
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
 

@@ -1,13 +1,20 @@
-"""ResNet-12, the larger of the two usual encoders of few-shot classification; the smaller is `conv4`."""
+"""ResNets of few-shot classification: ResNet-12 and a wide ResNet of 28 layers; smaller networks are `conv4*`."""
 
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from timm.layers import SelectAdaptivePool2d
+from timm.models.resnet import BasicBlock, downsample_conv
 from torch import Tensor, nn
 
-from hf_sphere.models.backbones.base import EmbeddingNet, ImageSize, feature_side, register_backbone
+from hf_sphere.models.backbones.base import (
+    EmbeddingNet,
+    ImageSize,
+    feature_side,
+    initialize_fan_out,
+    register_backbone,
+)
 
 SLOPE = 0.1
 """Negative slope of the leaky ReLUs."""
@@ -39,16 +46,16 @@ class PooledBlock(nn.Module):
         return self.pool(self.activation(self.residual(x) + self.shortcut(x)))
 
 
-class ResNet12(EmbeddingNet):
+class AveragedNet(EmbeddingNet):
     """A sequence of blocks whose last feature map, returned by `forward_features`, is averaged to the embedding.
 
-    The final activation is that of the last block. It is applied after the block's pooling, which is equivalent because
-    leaky ReLU is increasing. Without it, where a spherization or a head replaces it, the embedding is the average of
-    the pooled values before activation, which can be negative.
+    The final activation is that of the last block. Without it, where a spherization or a head replaces it, the
+    embedding is the average of the values before activation, which can be negative.
 
     Args:
         blocks: The blocks, the last one without activation.
         num_features: Number of channels of the last feature map.
+        activation: The last activation.
         num_classes: See `EmbeddingNet`.
         drop_rate: Dropout of the embedding; removed with the final activation.
         final_activation: Whether the last block has an activation.
@@ -58,6 +65,7 @@ class ResNet12(EmbeddingNet):
         self,
         blocks: nn.Sequential,
         num_features: int,
+        activation: nn.Module,
         *,
         num_classes: int = 1000,
         drop_rate: float = 0.0,
@@ -66,7 +74,7 @@ class ResNet12(EmbeddingNet):
         super().__init__(blocks, num_features, num_classes=num_classes, final_activation=False)
         self.remove_final_activation()
         if final_activation:
-            pooled = (nn.LeakyReLU(SLOPE), self.final_activation, nn.Dropout(drop_rate))
+            pooled = (activation, self.final_activation, nn.Dropout(drop_rate))
             self.final_activation = nn.Sequential(*pooled)
 
     def remove_final_activation(self) -> None:
@@ -77,7 +85,7 @@ class ResNet12(EmbeddingNet):
 @register_backbone
 def resnet12(
     *, img_size: ImageSize = 84, in_chans: int = 3, widths: Sequence[int] = (64, 160, 320, 640), **net: Any
-) -> ResNet12:
+) -> AveragedNet:
     """ResNet-12 of few-shot learning: four pooled residual blocks of `widths` channels and global average pooling.
 
     `drop_rate` is dropout of the embedding, instead of the DropBlock of some implementations.
@@ -94,4 +102,33 @@ def resnet12(
     for module in blocks.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, a=SLOPE, mode="fan_out", nonlinearity="leaky_relu")
-    return ResNet12(blocks, widths[-1], **net)
+    # After the last pooling, which is equivalent because leaky ReLU is increasing.
+    return AveragedNet(blocks, widths[-1], nn.LeakyReLU(SLOPE), **net)
+
+
+@register_backbone
+def wrn28(*, img_size: ImageSize = 80, in_chans: int = 3, final_norm: bool = False, **net: Any) -> AveragedNet:
+    """Wide ResNet of few-shot learning: 28 layers, three stages of four blocks with 160, 320 and 640 channels.
+
+    Each stage halves the feature map, and global average pooling follows. With `final_norm`, the last feature map has
+    its ReLU and then a batch norm, and there is no final activation to remove, as before the spherization of Kim and
+    Kim (2022).
+
+    Reference:
+        Qiao, Liu, Shen and Yuille, "Few-shot image recognition by predicting parameters from activations", CVPR 2018.
+    """
+    feature_side("wrn28", img_size, least=8, halvings=3)
+    channels = 80
+    blocks = [nn.Conv2d(in_chans, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU()]
+    for width in (160, 320, 640):
+        shortcut = downsample_conv(channels, width, kernel_size=1, stride=2)
+        blocks.append(BasicBlock(channels, width, stride=2, downsample=shortcut))
+        blocks += [BasicBlock(width, width) for _ in range(3)]
+        channels = width
+    if final_norm:
+        blocks.append(nn.BatchNorm2d(channels))
+    else:
+        blocks[-1].act2 = nn.Identity()  # the final activation
+    layers = nn.Sequential(*blocks)
+    initialize_fan_out(layers)
+    return AveragedNet(layers, channels, nn.ReLU(), **{"final_activation": not final_norm, **net})

@@ -160,15 +160,31 @@ def _hidden_layer(inputs: int, outputs: int, kind: str, options: Mapping[str, An
 
 @register_backbone
 def conv4(*, img_size: ImageSize = 84, in_chans: int = 3, **net: Any) -> EmbeddingNet:
-    """Few-shot encoder of four pooled 3x3 convolutions of 64 channels and a last one over the entire feature map."""
-    height, breadth = feature_side("conv4", img_size, least=16, halvings=4)
+    """Few-shot encoder of four pooled 3x3 convolutions of 64 channels and a last one over the entire feature map.
+
+    In the paper, only the spherized network has the last convolution; `conv4_maxpool` is the plain one.
+    """
+    # For the 84-pixel images of mini-ImageNet this is the paper's 5x5 convolution of stride 5.
+    last = nn.Conv2d(64, 64, feature_side("conv4", img_size, least=16, halvings=4))
+    layers = [*_four_convolutions(in_chans), last, nn.BatchNorm2d(64), nn.Flatten()]
+    return EmbeddingNet(nn.Sequential(*layers), 64, **net)
+
+
+@register_backbone
+def conv4_maxpool(*, img_size: ImageSize = 84, in_chans: int = 3, **net: Any) -> EmbeddingNet:
+    """Few-shot encoder of four pooled 3x3 convolutions of 64 channels and max pooling of the entire feature map."""
+    layers = _four_convolutions(in_chans)
+    del layers[-2]  # the final activation follows, since ReLU and max pooling commute
+    layers += [nn.MaxPool2d(feature_side("conv4_maxpool", img_size, least=16, halvings=4)), nn.Flatten()]
+    return EmbeddingNet(nn.Sequential(*layers), 64, **net)
+
+
+def _four_convolutions(in_chans: int) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for _ in range(4):
         layers += [*conv_norm_relu(in_chans, 64), nn.MaxPool2d(2)]
         in_chans = 64
-    # For the 84-pixel images of mini-ImageNet this is the paper's 5x5 convolution of stride 5.
-    layers += [nn.Conv2d(64, 64, (height, breadth)), nn.BatchNorm2d(64), nn.Flatten()]
-    return EmbeddingNet(nn.Sequential(*layers), 64, **net)
+    return layers
 
 
 @register_backbone

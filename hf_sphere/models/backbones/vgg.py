@@ -11,6 +11,7 @@ from hf_sphere.models.backbones.base import (
     conv_norm_relu,
     conv_relu,
     feature_side,
+    initialize_fan_out,
     initialize_for_relu,
     register_backbone,
 )
@@ -26,6 +27,7 @@ def _vgg(
     widths: Sequence[int] = (64, 128, 256, 512),
     hidden: int = 4096,
     batch_norm: bool = True,
+    conv_bias: bool = True,
     drop_rate: float = 0.5,
     pool: type[nn.Module] = nn.MaxPool2d,
     **net: Any,
@@ -40,7 +42,7 @@ def _vgg(
     layers: list[nn.Module] = []
     for convolutions, width in zip(CONVOLUTIONS_PER_STAGE[depth], [*widths, widths[-1]], strict=True):
         for _ in range(convolutions):
-            layers += convolution(in_chans, width)
+            layers += convolution(in_chans, width, bias=conv_bias)
             in_chans = width
         layers.append(pool(2))
     # At 32 pixels the feature map is 1 x 1; those of larger images are averaged.
@@ -48,14 +50,19 @@ def _vgg(
     if hidden:
         layers += [nn.Linear(in_chans, hidden), nn.ReLU(), nn.Dropout(drop_rate), nn.Linear(hidden, hidden)]
     vgg = EmbeddingNet(nn.Sequential(*layers), hidden or in_chans, drop_rate=drop_rate, **net)
-    if not batch_norm:
+    if batch_norm:
+        initialize_fan_out(vgg.layers)  # linear layers keep torch's initialization
+    else:
         initialize_for_relu(vgg.layers)
     return vgg
 
 
 @register_backbone
 def vgg11_cifar(*, img_size: ImageSize = 32, **options: Any) -> EmbeddingNet:
-    """VGG-11 with four stage `widths`, a classifier of `hidden` units (0 for none) and optional `batch_norm`."""
+    """VGG-11 with four stage `widths`, a classifier of `hidden` units (0 for none), `batch_norm` and `conv_bias`.
+
+    With batch norm, the convolutions are initialized as in torchvision's VGG, and the linear layers by torch's default.
+    """
     return _vgg(11, img_size=img_size, **options)
 
 

@@ -5,7 +5,7 @@
 """Configuration of the image models."""
 
 import inspect
-from typing import Any
+from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 from torch import nn
@@ -35,9 +35,10 @@ class SphereVisionConfig(PreTrainedConfig):
             the head replaces it.
         freeze_batch_norm: Whether the backbone's batch norms keep their statistics in training, as is usual for a
             pretrained backbone trained on small batches; their scales and shifts are still trained.
-        xavier_initialization: Whether convolutions and linear layers of a new model start with Xavier-uniform weights
-            (Glorot and Bengio, 2010) and zero biases, instead of the initialization of the backbone and of torch.
-            Heads whose class weights are not a linear layer initialize them as usual.
+        initialization: Initialization of a new model instead of that of the backbone and of the head. `torch`: torch's
+            default initialization of each layer of the backbone, also where timm uses another one, as in its ResNets.
+            `xavier`: Xavier-uniform weights (Glorot and Bengio, 2010) and zero biases of convolutions and linear
+            layers; heads whose class weights are not a linear layer initialize them as usual.
         head: Name of a head, for instance `softmax`, `spherized` or `prototype`; None for models without classes.
         head_kwargs: Options of the head.
         value_range: Lowest and highest value of a regression.
@@ -62,13 +63,18 @@ class SphereVisionConfig(PreTrainedConfig):
     spherization: dict[str, Any] | None = None
     final_activation: bool | None = None
     freeze_batch_norm: bool = False
-    xavier_initialization: bool = False
+    initialization: Literal["torch", "xavier"] | None = None
     head: str | None = "spherized"
     head_kwargs: dict[str, Any] | None = None
     value_range: list[float | int] | tuple[float | int, ...] | None = None
     regression_kwargs: dict[str, Any] | None = None
     task_weight: float | int = 0.25
     few_shot_kwargs: dict[str, Any] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if kwargs.pop("xavier_initialization", False):  # in saved configurations, the option before `initialization`
+            self.initialization = "xavier"
+        super().__post_init__(**kwargs)
 
     @property
     def input_size(self) -> tuple[int, int]:

@@ -58,7 +58,7 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
         if len(loaded) == len(_tensors(module)):
             return  # nothing is missing, and placing prototypes is expensive
         reset()
-        if self.config.xavier_initialization:
+        if self.config.initialization == "xavier":
             _initialize_xavier(module)
         for name, tensor in _tensors(module).items():
             if name in loaded:
@@ -380,9 +380,9 @@ def _mark_filled(tensor: Tensor, filled: bool) -> None:
 def _build_backbone(config: SphereVisionConfig, *, pretrained: bool = False) -> nn.Module:
     from hf_sphere.models.backbones import create_backbone  # imports timm, which text models do not need
 
-    if pretrained and config.xavier_initialization:
+    if pretrained and config.initialization is not None:
         raise ValueError(
-            "xavier_initialization would overwrite the pretrained weights of the backbone; use only one of the two."
+            "initialization would overwrite the pretrained weights of the backbone; use only one of the two."
         )
     backbone = create_backbone(
         config.backbone,
@@ -391,8 +391,12 @@ def _build_backbone(config: SphereVisionConfig, *, pretrained: bool = False) -> 
         pretrained=pretrained,
         **(config.backbone_kwargs or {}),
     )
-    if config.xavier_initialization:
+    if config.initialization == "xavier":
         _initialize_xavier(backbone)
+    elif config.initialization == "torch":
+        for module in backbone.modules():
+            if (reset := getattr(module, "reset_parameters", None)) is not None:
+                reset()
     return backbone
 
 

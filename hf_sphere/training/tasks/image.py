@@ -1,6 +1,7 @@
 """Base of the image tasks: encoder arguments, loading images, building a model or loading a saved one."""
 
 import json
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
     from hf_sphere.training.run import Run
 
+logger = logging.getLogger(__name__)
+
 DataTask = Literal["classification", "regression", "joint", "retrieval", "few_shot"]
 
 
@@ -33,6 +36,11 @@ class EncoderArguments:
         "Start from this saved model (folder or Hub id), including its backbone, embedding and, except for few-shot, "
         "its head.",
     )
+    initial_weights: str | None = argument(
+        None,
+        "Start from the backbone weights of this saved model (folder or Hub id), which may have another architecture: "
+        "tensors of the same name and shape are copied, the others are new.",
+    )
     backbone: str | None = argument(
         None, "Name of a timm model or of a backbone of this library; if not set, `lenet5`, or `conv4` for few-shot."
     )
@@ -42,9 +50,10 @@ class EncoderArguments:
     freeze_batch_norm: bool | None = argument(
         None, "Freeze the statistics of the backbone's batch norms, for instance of a pretrained one; false if not set."
     )
-    xavier_initialization: bool = argument(
-        False,
-        "Initialize the weights of convolutions and linear layers by Xavier's uniform distribution, biases with zeros.",
+    initialization: Literal["torch", "xavier"] | None = argument(
+        None,
+        "Initialize the backbone as torch does by default, or all convolutions and linear layers with Xavier-uniform "
+        "weights and zero biases; if not set, the backbone's own initialization.",
     )
 
 
@@ -162,10 +171,13 @@ class ImageTask(Task):
             image_size=[image_data.shape.height, image_data.shape.width],
             embedding_dim=args.embedding_dim,
             freeze_batch_norm=bool(args.freeze_batch_norm),
-            xavier_initialization=args.xavier_initialization,
+            initialization=args.initialization,
             **self.model_settings(image_data),
         )
-        return self.model_class(config, pretrained=args.pretrained_backbone)
+        model = self.model_class(config, pretrained=args.pretrained_backbone)
+        if args.initial_weights is not None:
+            _copy_backbone_weights(args.initial_weights, model)
+        return model
 
     def check_saved(self, config: "SphereVisionConfig") -> None:
         """Raise an error if the saved model has another class, or another architecture than the arguments."""
@@ -293,7 +305,19 @@ def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig")
             have := getattr(saved, name) or default[name],
         ):
             raise ValueError(f"{name} is {given} but {args.model_name_or_path} has {have}; leave {name} out.")
-    fresh = ("pretrained_backbone", "weights"), ("xavier_initialization", "weights"), ("prototypes_file", "prototypes")
-    for name, what in fresh:
+    weights = ("pretrained_backbone", "initial_weights", "initialization")
+    for name, what in (*((name, "weights") for name in weights), ("prototypes_file", "prototypes")):
         if name in known and getattr(args, name):
             raise ValueError(f"{name} does not apply to a saved model, which has {what} already; leave {name} out.")
+
+
+def _copy_backbone_weights(saved: str, model: "SphereVisionPreTrainedModel") -> None:
+    """Copy the tensors of a saved model's backbone that have the name and shape of one in a new model's backbone."""
+    # The few-shot model can be loaded from any other model, without its head.
+    source = models.SphereVisionForFewShotClassification.from_pretrained(saved).base_model.backbone.state_dict()
+    own = model.base_model.backbone.state_dict()
+    shared = {name: tensor for name, tensor in source.items() if name in own and own[name].shape == tensor.shape}
+    if not shared:
+        raise ValueError(f"initial_weights {saved} has no tensor of the backbone {model.config.backbone}.")
+    model.base_model.backbone.load_state_dict(own | shared)
+    logger.info("%d of %d tensors of the backbone are those of %s.", len(shared), len(own), saved)
