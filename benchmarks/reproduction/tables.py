@@ -83,9 +83,10 @@ class Source:
         return {seed: run["metrics"][metric] for seed, run in self.runs(group).items() if metric in run["metrics"]}
 
     def published_of(self, group: str) -> Mapping[str, Any] | None:
-        """Return the published record of a group's configuration, if there is one."""
+        """Return the published record of a group's configuration, if it has one and the group does not change it."""
         config = self.config(group)
-        name = read_settings(config).get("published") if config is not None else None
+        unchanged = config is not None and config.rpartition("/")[2] == group
+        name = read_settings(config).get("published") if unchanged else None
         return self.published.get(name) if name is not None else None
 
     def config(self, group: str) -> str | None:

@@ -3,12 +3,14 @@ import statistics
 
 import pytest
 import report
-from reproduction.entries import Entry
+from reproduction.entries import CONFIGS, Entry, read_settings
 from reproduction.results import Results
 from reproduction.tables import CIFAR_NOTE, Source, Table, render
 
+from hf_sphere.training.published import PUBLISHED, read_published
+
 # Quantiles of Student's t distribution at 97.5 %, from a printed table.
-T_QUANTILES = {2: 4.302653, 3: 3.182446}
+T_QUANTILES = {2: 4.302653}
 
 
 @pytest.fixture
@@ -29,7 +31,9 @@ def source(tmp_path):
 
 def cells(text: str) -> dict[str, dict[str, str]]:
     """The cells of a table by row and column."""
-    header, _, *rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    header, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
+    ]
     return {row[0].strip("`"): dict(zip(header, row, strict=True)) for row in rows}
 
 
@@ -61,7 +65,7 @@ def test_a_published_number_stands_beside_its_difference_and_interval(source):
     row = cells(render(table("mnist-lenet5-plain"), source({"mnist-lenet5-plain": dict(enumerate(values))})))
     mean, half = 98.9, T_QUANTILES[2] * 100 * statistics.stdev(values) / math.sqrt(3)
     found = row["mnist-lenet5-plain"]
-    assert found["published"] == "99.1 ± 0.06 %"
+    assert found["published"] == "99.1 ± 0.05 %"
     assert found["measured minus published"] == f"-0.20 ({mean - 99.1 - half:+.2f} to {mean - 99.1 + half:+.2f})"
 
 
@@ -117,3 +121,21 @@ def test_the_table_between_the_markers_is_replaced_and_nothing_else(tmp_path):
 def test_a_readme_without_the_markers_is_an_error(page, tmp_path):
     with pytest.raises(ValueError, match=r"needs the markers `<!-- table: x -->`.* once"):
         report.insert(page, "x", "new", tmp_path)
+
+
+def test_published_records_and_configurations_belong_to_each_other():
+    named = {
+        read_settings(str(path.relative_to(CONFIGS).with_suffix(""))).get("published")
+        for path in CONFIGS.rglob("*.yaml")
+    } - {None}
+    runs = {name.partition("/")[0] for name in read_published(report.ROOT / PUBLISHED)}
+    # Without a configuration: numbers that the paper cites from elsewhere, and statements without a number.
+    runs = {name for name in runs if not name.endswith("-reference") and "-statement-" not in name}
+    assert named == runs
+
+
+def test_a_run_with_other_settings_than_published_has_no_published_number(source):
+    text = render(
+        table("mnist-lenet5-plain", "mnist-lenet5-plain-short"), source({"mnist-lenet5-plain-short": {0: 0.9}})
+    )
+    assert cells(text)["mnist-lenet5-plain-short"]["published"] == ""
