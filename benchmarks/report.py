@@ -36,7 +36,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     for problem in results.problems:
         print(f"Warning: {problem}", file=sys.stderr)
     try:
-        source = Source.read(results, read_queue(ROOT / "benchmarks" / "queue.yaml"))
+        entries = read_queue(ROOT / "benchmarks" / "queue.yaml")
+        source = Source.read(results, entries)
+        if stale := results.stale(entries):
+            print(f"Warning: not reported, of other settings or of no entry: {', '.join(stale)}.", file=sys.stderr)
         files = render_files(read_tables(ROOT / "results" / "tables.yaml"), source)
     except (ValueError, OSError) as error:
         sys.exit(f"Error: {error}")

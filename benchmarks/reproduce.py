@@ -61,6 +61,9 @@ class Queue:
                     break
                 self._wait(1.0)
             self._stop_all()
+            locked = [] if self._stopping else [run.name for run in self.planned if self.results.is_locked(run)]
+            if locked:
+                print(f"{len(locked)} run(s) are in progress in another queue: {', '.join(locked)}.")
         finally:
             for job in self._running:  # after an error; they write a checkpoint and end
                 job.stop()
@@ -97,6 +100,8 @@ class Queue:
             if state == "running":
                 continue
             self._running.remove(job)
+            if state == "stopped" and not self._stopping:  # by somebody else; not started again, nor again and again
+                state = "failed"
             print(f"{time.strftime('%H:%M')}  {state:<9} {job.run.name}", flush=True)
             if state == "failed":
                 self.failed.append(job.run.name)
@@ -104,6 +109,7 @@ class Queue:
             elif state in ("finished", "diverged"):
                 self.results.write(job.collect())
                 job.remove()  # after an error of `write` the next queue collects the results again
+            job.unlock()
 
     def _stop_all(self) -> None:
         """Let the runs write checkpoints; kill those that take too long, whose last checkpoint is complete."""
@@ -133,7 +139,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
         device = args.device or ("gpu" if has_gpu() else "cpu")
         # The others remain known, since they may have tuned the chosen ones.
-        places = Places(args.work_dir, args.data_dir if args.data_dir.is_dir() else None)
+        if args.data_dir is not None and not args.data_dir.is_dir():
+            raise QueueError(f"--data_dir {args.data_dir} does not exist.")
+        places = Places(args.work_dir, args.data_dir or (LOCAL_DATA if LOCAL_DATA.is_dir() else None))
         queue = Queue(entries, results, places, args.jobs if device == "cpu" else 1, device)
         queue.planned = [run for run in queue.planned if not args.only or run.entry.entry in args.only]
         queue.run(args.minutes)
@@ -151,7 +159,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], metavar="ENTRY", help="run only these entries")
     parser.add_argument("--device", choices=["cpu", "gpu"], help="default: gpu if there is one")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time on the CPU")
-    parser.add_argument("--data_dir", type=Path, default=LOCAL_DATA, help=f"local data sets (default: {LOCAL_DATA})")
+    parser.add_argument("--data_dir", type=Path, help="local data sets (default: ../shared/data if it exists)")
     parser.add_argument("--work_dir", type=Path, default=ROOT / "outputs" / "reproduce", help="checkpoints of the runs")
     parser.add_argument("--results_dir", type=Path, default=RESULTS, help="results files")
     parser.add_argument("--queue", type=Path, default=QUEUE, help="entries")
@@ -178,21 +186,15 @@ def show_status(entries: list[Entry], results: Results) -> None:
         counts = [states.count(state) for state in ("done", "running", "stale", "missing", "waiting")]
         left = (len(runs) - counts[0]) * entry.minutes
         print(f"{entry.entry:<{width}}  {entry.device:<6}" + "".join(f"{n:>8}" for n in counts) + f"{left:>15,.0f}")
-    planned = {run.name for entry in entries for run in plan(entry)}
-    others = sorted(set(results.runs) - planned)
-    if others:
-        print(f"\n{len(others)} results are of no entry: {', '.join(others[:5])}{', ...' if len(others) > 5 else ''}")
+    stale = results.stale(entries)
+    if stale:
+        print(f"\nResults of other settings, or of no entry: {', '.join(stale)}.")
 
 
 def state_of(run: PlannedRun, entries: list[Entry], results: Results) -> str:
     """Return the state of a run, including `running`."""
     state = results.state(run, entries)
-    if state in ("missing", "stale"):
-        lock = results.lock(run)
-        if lock is None:
-            return "running"
-        lock.close()
-    return state
+    return "running" if state in ("missing", "stale") and results.is_locked(run) else state
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ _SPLITS = {"eval": "the evaluation split", "validation": "the validation images"
 
 _METRICS = {
     "accuracy": "share of {split} whose largest logit is that of their class",
-    "accuracy_with_flips": "the same, with logits averaged over each image and its mirror image",
+    "accuracy_with_flips": "accuracy on {split} with logits averaged over each image and its mirror image",
     "accuracy_interval": "half-width of the 95 % interval of the mean accuracy over the episodes, for this one model",
     "loss": "mean loss on {split}",
     "mean_absolute_error": "mean absolute error on {split}, in the unit of the values",

@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import functools
 import hashlib
+import inspect
 import io
 import itertools
 import json
@@ -58,7 +59,10 @@ class Entry:
             `selection_metric` there.
         selection_metric: See `tuned_by`.
         after: Recipes that run after training, with the placeholders `{model}` (output folder of the training),
-            `{folder}` (folder for other results) and `{data:<Hub id>}` (a data set).
+            `{folder}` (folder for other results) and `{<Hub id>}` (a data set).
+
+    Raises:
+        QueueError: If a value is invalid.
     """
 
     entry: str
@@ -74,6 +78,22 @@ class Entry:
     tuned_by: str | None = None
     selection_metric: str = "validation_accuracy"
     after: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        recipes = [words.split()[0] for words in self.after]
+        valid = {
+            "priority": isinstance(self.priority, int),
+            "configs": isinstance(self.configs, list) and bool(self.configs),
+            "minutes": isinstance(self.minutes, (int, float)) and self.minutes > 0,
+            "seeds": isinstance(self.seeds, int) and self.seeds >= 1,
+            "device": self.device in ("cpu", "gpu"),
+            "overrides": isinstance(self.overrides, Mapping),
+            "grid": isinstance(self.grid, Mapping) and all(isinstance(v, list) and v for v in self.grid.values()),
+            "after": all((ROOT / "recipes" / f"{recipe}.py").is_file() for recipe in recipes),
+        }
+        wrong = [f"{name} {getattr(self, name)!r}" for name, is_valid in valid.items() if not is_valid]
+        if wrong:
+            raise QueueError(f"entry {self.entry!r}: invalid {', '.join(wrong)}; see the attributes of `Entry`.")
 
 
 @dataclass(frozen=True)
@@ -149,7 +169,9 @@ def read_queue(path: Path) -> list[Entry]:
         if names.count(entry.entry) > 1:
             raise QueueError(f"{path} has two entries named {entry.entry!r}.")
         tuning = next((other for other in entries if other.entry == entry.tuned_by), None)
-        if entry.tuned_by is not None and (tuning is None or not tuning.grid or tuning.configs != entry.configs):
+        if entry.tuned_by is not None and (
+            tuning in (None, entry) or not tuning.grid or tuning.configs != entry.configs
+        ):
             raise QueueError(
                 f"entry {entry.entry!r}: tuned_by must name an entry with a grid and the same configs; got "
                 f"{entry.tuned_by!r}."
@@ -194,6 +216,8 @@ def apply_overrides(settings: Mapping[str, Any], overrides: Mapping[str, Any]) -
     result = dict(settings)
     for name, value in overrides.items():
         mapping, _, option = name.partition(".")
+        if option and not isinstance(result.get(mapping) or {}, Mapping):
+            raise QueueError(f"{name} sets an option of {mapping}, which is {result[mapping]!r} and no mapping.")
         result[mapping] = {**(result.get(mapping) or {}), option: value} if option else value
     return result
 
@@ -207,7 +231,7 @@ def _to_entry(row: Any, path: Path) -> Entry:
             raise QueueError(f"entry {row['entry']!r}: unknown key {name!r}.{_hint(name, known)}")
     try:
         entry = Entry(**row)
-    except TypeError as error:
+    except (TypeError, AttributeError, IndexError) as error:
         raise QueueError(f"entry {row['entry']!r}: {error}") from error
     if entry.task not in SCRIPTS:
         raise QueueError(f"entry {entry.entry!r}: unknown task {entry.task!r}; the tasks are {', '.join(SCRIPTS)}.")
@@ -238,6 +262,27 @@ def _check_arguments(run: PlannedRun) -> None:
     except SystemExit as stop:
         message = said.getvalue().partition("error: ")[2].partition("\nSee ")[0]
         raise QueueError(f"entry {run.entry.entry!r}, {run.config}: {message}") from stop
+    _check_options(run)
+
+
+def _check_options(run: PlannedRun) -> None:
+    """Check the options of the head and of the spherization that the entry changes."""
+    changed = [name.partition(".") for name in (*run.entry.overrides, *run.grid)]
+    if not any(mapping in ("head_kwargs", "spherization") and option for mapping, _, option in changed):
+        return
+    from hf_sphere.nn import HEADS, Spherization  # imports torch
+    from hf_sphere.nn.heads.base import option_names
+
+    settings = read_settings(run.config) | run.overrides()
+    head = HEADS.get(settings.get("head", "spherized"))
+    known = {"spherization": list(inspect.signature(Spherization).parameters)}
+    known |= {"head_kwargs": list(option_names(head))} if head is not None else {}
+    for mapping, _, option in changed:
+        if option and option not in known.get(mapping, [option]):
+            raise QueueError(
+                f"entry {run.entry.entry!r}, {run.config}: unknown option {option!r} of {mapping}."
+                f"{_hint(option, known[mapping])}"
+            )
 
 
 def _hint(name: str, known: Sequence[str]) -> str:

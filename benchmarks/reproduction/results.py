@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from hf_sphere.utils.files import write_text
-from reproduction.entries import Entry, PlannedRun, plan
+from reproduction.entries import Entry, PlannedRun, QueueError, plan
 
-REQUIRED = ("name", "seed", "digest", "metrics")
+REQUIRED = ("name", "group", "seed", "digest", "metrics", "device", "core_minutes", "data")
 
 
 @dataclass
@@ -50,6 +50,10 @@ class Results:
             return
         if not isinstance(content, dict) or any(name not in content for name in REQUIRED):
             self.problems.append(f"{path} is not used: it needs {', '.join(REQUIRED)}.")
+        elif not isinstance(content["metrics"], dict) or not all(
+            isinstance(value, (int, float)) for value in [content["core_minutes"], *content["metrics"].values()]
+        ):
+            self.problems.append(f"{path} is not used: its metrics are not numbers.")
         elif content["name"] != path.stem:
             self.problems.append(f"{path} is not used: it has the results of {content['name']}.")
         else:
@@ -85,10 +89,31 @@ class Results:
             if self.state(candidate, entries) != "done":
                 return None
             # A run that diverged has no metrics and cannot be selected.
-            score = self.runs[candidate.name]["metrics"].get(run.entry.selection_metric, float("-inf"))
+            metrics = self.runs[candidate.name]["metrics"]
+            if metrics and run.entry.selection_metric not in metrics:
+                raise QueueError(f"{candidate.name} has no {run.entry.selection_metric}; it has {', '.join(metrics)}.")
+            score = metrics.get(run.entry.selection_metric, float("-inf"))
             scores.setdefault(candidate.group, []).append(score)
             grids[candidate.group] = candidate.grid
         return dict(grids[max(scores, key=lambda group: statistics.mean(scores[group]))])
+
+    def stale(self, entries: list[Entry]) -> list[str]:
+        """Return the names of results that have other settings than the queue, or are of no entry."""
+        planned = {run.name: run for entry in entries for run in plan(entry)}
+        return [
+            name
+            for name in sorted(self.runs)
+            if name not in planned or self.state(planned[name], entries) not in ("done", "waiting")
+        ]
+
+    def is_locked(self, run: PlannedRun) -> bool:
+        """Return whether a run is in progress."""
+        if not (self.folder / ".locks" / run.name).is_file():
+            return False
+        lock = self.lock(run)
+        if lock is not None:
+            lock.close()
+        return lock is None
 
     def lock(self, run: PlannedRun) -> IO[bytes] | None:
         """Lock a run, or return None if another queue has locked it.

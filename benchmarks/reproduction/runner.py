@@ -25,8 +25,8 @@ PROGRESS_FILE = "progress.json"
 DIVERGED = "not finite"
 """Part of the message of a run whose loss or weights are not finite."""
 
-STOPPED = (130, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL)
-"""Exit statuses of a process that was asked to stop, or killed."""
+STOPPED = (130, -signal.SIGINT, -signal.SIGTERM)
+"""Exit statuses of a process that was asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class Job:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._core_seconds: float = progress.get("core_seconds", 0.0)
         self._seconds: float = progress.get("seconds", 0.0)
+        self._write_progress()  # so that the checkpoints are known even if the queue is killed
         self._commands = self._list_commands()
         self._process = self._start_next()
 
@@ -84,9 +85,9 @@ class Job:
             self._seconds += time.monotonic() - self._started
             self._write_progress()
             if code:
-                return self._end("stopped" if code in STOPPED else "diverged" if self._has_diverged() else "failed")
+                return "stopped" if code in STOPPED else "diverged" if self._has_diverged() else "failed"
             self._process = self._start_next()
-        return "running" if self._process is not None else self._end("finished")
+        return "running" if self._process is not None else "finished"
 
     def stop(self, *, at_once: bool = False) -> None:
         """Request a checkpoint and the end of the process, or kill it."""
@@ -102,6 +103,10 @@ class Job:
     def remove(self) -> None:
         """Remove the output folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def unlock(self) -> None:
+        """Release the lock of the run."""
+        self._lock.close()
 
     def collect(self) -> dict[str, Any]:
         """Return the contents of the results file."""
@@ -137,7 +142,8 @@ class Job:
         shutil.rmtree(others, ignore_errors=True)
         commands = []
         for words in self.run.entry.after:
-            script, *argv = words.format_map(_Placeholders(model, others, self.places)).split()
+            values = _Placeholders(model, others, self.places)
+            script, *argv = [word.format_map(values) for word in words.split()]
             commands.append([f"recipes/{script}.py", *argv])
         if (model / "all_results.json").is_file():
             return commands
@@ -165,12 +171,8 @@ class Job:
                 pass_fds=[self._lock.fileno()],
             )
 
-    def _end(self, state: str) -> str:
-        self._lock.close()
-        return state
-
     def _has_diverged(self) -> bool:
-        return DIVERGED in self.log_tail()
+        return DIVERGED in self.log_tail() and not (self.folder / "model" / "all_results.json").is_file()
 
     def _read_progress(self) -> dict[str, Any]:
         path = self.folder / PROGRESS_FILE

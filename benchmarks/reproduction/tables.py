@@ -27,7 +27,9 @@ class Table:
         title: Heading in `RESULTS.md`.
         rows: Runs, by name without seed, as in `PlannedRun.group`; `a - b` also compares the run a with the run b. With
             `columns`, parts of their names.
-        metrics: Metrics of the results files by column title; the first one is compared.
+        metrics: Metrics of the results files, or `core_minutes`, by column title; the first one is compared. Without
+            metrics the table has published values only.
+        published: Further published values by column title: the end of the id of a record, after that of the run.
         task: Task of the runs, for the command of those that are not in the queue.
         columns: Other parts of the names. The table then has a cell with the published and the measured value of the
             run `<column>-<row>`.
@@ -38,7 +40,8 @@ class Table:
     readme: str
     title: str
     rows: list[str]
-    metrics: dict[str, str]
+    metrics: dict[str, str] = field(default_factory=dict)
+    published: dict[str, str] = field(default_factory=dict)
     task: str = "classification"
     columns: list[str] = field(default_factory=list)
     note: str = ""
@@ -80,14 +83,22 @@ class Source:
 
     def values(self, group: str, metric: str) -> dict[int, float]:
         """Return a metric of the runs of a group by seed."""
-        return {seed: run["metrics"][metric] for seed, run in self.runs(group).items() if metric in run["metrics"]}
+        runs = {seed: {"core_minutes": run["core_minutes"], **run["metrics"]} for seed, run in self.runs(group).items()}
+        return {seed: values[metric] for seed, values in runs.items() if metric in values}
 
-    def published_of(self, group: str) -> Mapping[str, Any] | None:
-        """Return the published record of a group's configuration, if it has one and the group does not change it."""
+    def published_of(self, group: str, further: str = "") -> Mapping[str, Any] | None:
+        """Return the published record of a group's configuration, if it has one and the group does not change it.
+
+        Args:
+            group: The group.
+            further: End of the record's id, after that of the run.
+        """
         config = self.config(group)
         unchanged = config is not None and config.rpartition("/")[2] == group
         name = read_settings(config).get("published") if unchanged else None
-        return self.published.get(name) if name is not None else None
+        # Numbers that are only in the picture of a table have ids of their own.
+        ids = [f"{name}/{further}" if further else f"{name}", f"{name}/picture"]
+        return next((self.published[key] for key in ids[: 1 if further else 2] if key in self.published), None)
 
     def config(self, group: str) -> str | None:
         """Return the configuration of a group, if there is one."""
@@ -108,10 +119,13 @@ def render(table: Table, source: Source) -> str:
         return _render_matrix(table, source)
     rows = [_Row(*_split(row), table, source) for row in table.rows]
     columns = {"run": [f"`{row.group}`" for row in rows]}
-    if any(row.published for row in rows):
+    if table.metrics and any(row.published for row in rows):
         columns["published"] = [show_published(row.published) if row.published else "" for row in rows]
     for title, metric in table.metrics.items():
         columns[title] = [row.measured(metric) for row in rows]
+    for title, further in table.published.items():
+        records = [source.published_of(row.group, further) for row in rows]
+        columns[title] = [f"{record['value']:g}" if record else "" for record in records]
     columns["seeds"] = [str(row.count) if row.count else "" for row in rows]
     if any(row.published for row in rows):
         columns["measured minus published"] = [row.from_published() for row in rows]
@@ -149,7 +163,7 @@ class _Row:
     source: Source
 
     def __post_init__(self) -> None:
-        self.first = next(iter(self.table.metrics.values()))
+        self.first = next(iter(self.table.metrics.values()), "")
         self.values = self.source.values(self.group, self.first)
         self.count = len(self.values)
         self.published = self.source.published_of(self.group)
@@ -211,7 +225,8 @@ def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
     runs = [run for row in rows for run in source.runs(row.group).values()]
     if runs:
         yield "Measured: mean and standard deviation over seeds"
-        yield "and, in parentheses, 95 % intervals of differences: paired by seed, or Welch's for other seeds."
+        yield "and, in parentheses, 95 % intervals of differences: paired by seed, or Welch's for other seeds;"
+        yield "of differences from published numbers, of the measured mean only."
         devices = sorted({run["device"] for run in runs})
         minutes = statistics.mean(run["core_minutes"] for run in runs)
         yield f"{len(runs)} runs on {', '.join(devices)}, {minutes:.3g} core-minutes each on average."
@@ -220,7 +235,7 @@ def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
     diverged = sorted(run["name"] for run in runs if run.get("diverged"))
     if diverged:
         yield f"Diverged: {', '.join(diverged)}."
-    missing = [row.group for row in rows if not row.count]
+    missing = [row.group for row in rows if table.metrics and not row.count]
     queued = sorted({source.planned[group][0].entry.entry for group in missing if group in source.planned})
     if queued:
         yield f"Runs that are missing: `python benchmarks/reproduce.py --only {' '.join(queued)}`."

@@ -1,5 +1,7 @@
 import errno
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,7 +12,7 @@ import reproduce
 import yaml
 from reproduction.entries import PlannedRun, QueueError, plan, read_queue
 from reproduction.results import Results
-from reproduction.runner import Places
+from reproduction.runner import Job, Places
 
 from hf_sphere.training.tasks import find_task
 
@@ -42,9 +44,13 @@ def only(queue):
 
 
 def finish(results: Results, run: PlannedRun, tuned: dict | None = None, **metrics: float) -> None:
-    content = {"name": run.name, "group": run.group, "seed": run.seed, "digest": run.digest(tuned), "metrics": metrics}
     results.folder.mkdir(exist_ok=True)
-    results.write(content)
+    results.write(contents(run, tuned, **metrics))
+
+
+def contents(run: PlannedRun, tuned: dict | None = None, **metrics: float) -> dict:
+    content = {"name": run.name, "group": run.group, "seed": run.seed, "digest": run.digest(tuned), "metrics": metrics}
+    return {**content, "device": "one core", "core_minutes": 2.0, "data": {"name": "digits", "encoding": ""}}
 
 
 @pytest.mark.parametrize(
@@ -62,6 +68,21 @@ def finish(results: Results, run: PlannedRun, tuned: dict | None = None, **metri
         ({"task": "classify"}, "unknown task 'classify'; the tasks are classification"),
         ({"sedes": 3}, "unknown key 'sedes'. Did you mean seeds"),
         ({"tuned_by": "nothing"}, "tuned_by must name an entry with a grid"),
+        ({"tuned_by": "entry0", "grid": {"learning_rate": [0.1]}}, "tuned_by must name an entry with a grid"),
+        ({"device": "tpu"}, "entry0.*invalid device 'tpu'"),
+        ({"seeds": 0}, "entry0.*invalid seeds 0"),
+        ({"seeds": "three"}, "entry0.*invalid seeds 'three'"),
+        ({"minutes": "long"}, "entry0.*invalid minutes 'long'"),
+        ({"priority": "high"}, "entry0.*invalid priority 'high'"),
+        ({"overrides": ["seed"]}, r"entry0.*invalid overrides \['seed'\]"),
+        ({"grid": {"learning_rate": 0.1}}, "entry0.*invalid grid"),
+        ({"after": ["evaluate --embeddings x"]}, "entry0.*invalid after"),
+        (
+            {"overrides": {"learning_rate.x": 1}},
+            "learning_rate.x sets an option of learning_rate, which is .* no mapping",
+        ),
+        ({"configs": [SPHERIZED], "overrides": {"head_kwargs.scalng": 1}}, "unknown option 'scalng'.* mean scaling"),
+        ({"configs": [SPHERIZED], "grid": {"head_kwargs.radus": [1]}}, "unknown option 'radus'.* mean radius"),
     ],
 )
 def test_a_wrong_entry_is_an_error_that_names_it(queue, entry, message):
@@ -135,13 +156,32 @@ def test_damaged_and_misnamed_results_are_named_and_the_others_used(queue, tmp_p
     (tmp_path / "other.json").write_text(good.read_text())
     (tmp_path / "list.json").write_text("[]")
     bad.write_text(bad.read_text()[:50])
+    (tmp_path / "text.json").write_text(good.read_text().replace("0.9", '"high"'))
     read = Results.read(tmp_path)
     assert set(read.runs) == {runs[0].name}
     assert [
         str(tmp_path / name) in problem
-        for name, problem in zip((bad.name, "list.json", "other.json"), read.problems, strict=True)
-    ] == [True] * 3
+        for name, problem in zip((bad.name, "list.json", "other.json", "text.json"), read.problems, strict=True)
+    ] == [True] * 4
     assert "has the results of digits-lenet5-plain-seed0" in read.problems[2]
+
+
+def test_results_of_other_settings_are_named(queue, tmp_path):
+    path, results = queue({}), Results(tmp_path)
+    (run,) = plan(read_queue(path)[0])
+    finish(results, run, eval_accuracy=0.9)
+    assert results.stale(read_queue(path)) == []
+    assert results.stale(read_queue(queue({"overrides": {"learning_rate": 0.5}}))) == [run.name]
+    assert results.stale(read_queue(queue({"label": "other"}))) == [run.name]
+
+
+def test_a_tuning_without_the_selection_metric_is_an_error(queue, tmp_path):
+    tuning = {"entry": "tune", "label": "tuning", "grid": {"learning_rate": [0.1]}}
+    entries = read_queue(queue(tuning, {"tuned_by": "tune", "priority": 2}))
+    results = Results(tmp_path)
+    finish(results, plan(entries[0])[0], eval_accuracy=0.9)
+    with pytest.raises(QueueError, match="has no validation_accuracy; it has eval_accuracy"):
+        results.state(plan(entries[1])[0], entries)
 
 
 def test_tuned_runs_wait_for_the_tuning_and_get_its_best_values(queue, tmp_path):
@@ -176,15 +216,22 @@ def test_a_second_queue_takes_other_runs(queue, tmp_path):
 class FinishedJob:
     """A job that ends at once."""
 
+    state = "finished"
+
     def __init__(self, run, tuned, lock, places):
-        self.run, self.folder, self.removed = run, places.work, False
-        lock.close()
+        self.run, self.folder, self.removed, self.lock = run, places.work, False, lock
 
     def poll(self):
-        return "finished"
+        return self.state
+
+    def log_tail(self):
+        return ""
+
+    def unlock(self):
+        self.lock.close()
 
     def collect(self):
-        return {"name": self.run.name, "group": self.run.group, "seed": 0, "digest": self.run.digest({}), "metrics": {}}
+        return contents(self.run, {})
 
     def remove(self):
         self.removed = True
@@ -211,6 +258,26 @@ def test_a_full_disk_ends_the_queue_and_keeps_the_output_of_the_run(queue, tmp_p
     assert [job.removed for job in jobs] == [False]
 
 
+def test_a_run_that_somebody_else_stops_is_not_started_again(queue, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "Job", type("StoppedJob", (FinishedJob,), {"state": "stopped"}))
+    started = reproduce.Queue(read_queue(queue({})), Results(tmp_path), Places(tmp_path, None), 1, "cpu")
+    started.run(1)
+    assert started.failed == ["digits-lenet5-plain-seed0"]
+
+
+def test_runs_that_another_queue_has_locked_are_named(queue, tmp_path, capsys):
+    entries = read_queue(queue({}))
+    with Results(tmp_path).lock(plan(entries[0])[0]):
+        reproduce.Queue(entries, Results(tmp_path), Places(tmp_path, None), 1, "cpu").run(1)
+    assert "in progress in another queue: digits-lenet5-plain-seed0." in capsys.readouterr().out
+
+
+def test_a_data_folder_that_does_not_exist_is_an_error(queue, tmp_path):
+    folders = ["--results_dir", str(tmp_path), "--data_dir", str(tmp_path / "nothing")]
+    with pytest.raises(SystemExit, match=r"--data_dir .*nothing does not exist"):
+        reproduce.main(["--queue", str(queue({})), *folders])
+
+
 def test_entries_of_another_device_are_left_out(queue, tmp_path, monkeypatch):
     monkeypatch.setattr(reproduce, "Job", FinishedJob)
     entries = read_queue(queue({"device": "gpu"}, {"label": "b"}))
@@ -227,6 +294,26 @@ def test_an_unknown_entry_of_only_is_an_error(queue, tmp_path):
 def test_the_queue_that_ships_is_valid_and_its_cpu_runs_take_at_most_two_hours():
     entries = read_queue(reproduce.QUEUE)
     assert max(entry.minutes for entry in entries if entry.device == "cpu") <= 120
+
+
+@pytest.mark.slow
+def test_a_killed_queue_resumes_from_the_checkpoint(queue, tmp_path):
+    path = queue({"overrides": {"num_train_epochs": 300, "save_epochs": 1}})
+    folder = tmp_path / "killed" / "work" / "digits-lenet5-plain-seed0"
+    with subprocess.Popen([*arguments(path, tmp_path, "killed"), "--minutes", "5"], start_new_session=True) as first:
+        while not list(folder.glob("model/checkpoint-*")):
+            assert first.poll() is None
+            time.sleep(0.01)
+        os.killpg(first.pid, signal.SIGKILL)
+    (entry,) = read_queue(path)
+    (run,) = plan(entry)
+    results = Results(tmp_path / "killed" / "results")
+    job = Job(run, {}, results.lock(run), Places(tmp_path / "killed" / "work", None))
+    job.stop(at_once=True)
+    job.unlock()
+    assert "--resume_from_checkpoint" in job._process.args
+    job._process.wait()
+    assert list(folder.glob("model/checkpoint-*"))
 
 
 def arguments(path: Path, tmp_path: Path, name: str) -> list[str]:

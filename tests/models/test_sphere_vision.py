@@ -1,4 +1,3 @@
-import json
 import subprocess
 import sys
 
@@ -148,14 +147,6 @@ def test_missing_layers_get_the_xavier_initialization_on_loading(tmp_path):
     assert all(loaded[name].abs().max() == 0 for name in missing if name.endswith("bias"))
     kept = set(tensors) - missing
     assert all(torch.equal(loaded[name], tensors[name]) for name in kept)
-
-
-def test_saved_configuration_with_the_former_xavier_option_keeps_its_initialization(tmp_path):
-    small_config(initialization=None).save_pretrained(tmp_path)
-    saved = json.loads((tmp_path / "config.json").read_text())
-    for former, expected in ((True, "xavier"), (False, None)):
-        (tmp_path / "config.json").write_text(json.dumps({**saved, "xavier_initialization": former}))
-        assert SphereVisionConfig.from_pretrained(tmp_path).initialization == expected
 
 
 def test_unknown_initialization_is_rejected():

@@ -85,9 +85,10 @@ class _ScaledGELU(nn.GELU):
 def airbench_cifar(*, img_size: ImageSize = 32, in_chans: int = 3, **net: Any) -> EmbeddingNet:
     """Whitened 2x2 patches, then three blocks of two convolutions with 64, 256 and 256 channels, globally max-pooled.
 
-    The convolutions begin as identities on as many channels as they can preserve, the gains of the batch norms are
-    fixed, and the embeddings are divided by 9, so that logits are small and learning rates can be large. The network
-    needs `hf_sphere.training.initialize_from_data`, which the recipes call.
+    The convolutions begin as identities on as many channels as they can preserve, and the gains of the batch norms are
+    fixed. The final activation divides the embeddings by 9, so that logits are small and learning rates can be large;
+    heads that replace the activation get undivided embeddings. The network needs
+    `hf_sphere.training.initialize_from_data`, which the recipes call.
 
     Reference:
         Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", arXiv:2404.00498.

@@ -71,11 +71,6 @@ class SphereVisionConfig(PreTrainedConfig):
     task_weight: float | int = 0.25
     few_shot_kwargs: dict[str, Any] | None = None
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        if kwargs.pop("xavier_initialization", False):  # in saved configurations, the option before `initialization`
-            self.initialization = "xavier"
-        super().__post_init__(**kwargs)
-
     @property
     def input_size(self) -> tuple[int, int]:
         """Height and width of the images in pixels."""
