@@ -4,7 +4,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 RUN := HF_HUB_OFFLINE=1 $(VENV)/bin/python
 
-.PHONY: demo test test-transformers lint format bench
+.PHONY: demo test test-transformers soak lint format bench
 
 demo: $(READY)  ## train, save, load and use a spherized LeNet-5 on the bundled digits
 	$(RUN) examples/demo.py
@@ -15,6 +15,9 @@ test: $(READY)  ## run the test suite, without network, on all cores
 test-transformers: $(READY)  ## run the common tests of transformers on our text models; downloads them once
 	tests=$$($(VENV)/bin/python tests/transformers_common/fetch.py) && PYTHONPATH=$$tests $(RUN) -m pytest \
 		-o addopts=-ra -W ignore::pytest.PytestUnknownMarkWarning tests/transformers_common/encoders.py
+
+soak: $(READY)  ## disturb training runs for MINUTES: kills, full disks, damaged files, second runs; prints the counts
+	$(RUN) tests/recipes/soak.py --minutes $(or $(MINUTES),10)
 
 lint: $(READY)  ## check style and types
 	$(VENV)/bin/ruff check .

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
+from hf_sphere.training.output_dir import list_checkpoints
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.files import write_json
 from reproduction.definitions import define
@@ -151,8 +152,7 @@ class Job:
         name = self.run.overrides(self.tuned).get("dataset_name", name)
         training = [self.run.script, *self.run.arguments(self.tuned), "--dataset_name", self.places.dataset(name)]
         training += ["--output_dir", str(model), "--disable_tqdm"]
-        resumes = any(model.glob("checkpoint-*"))
-        training += ["--resume_from_checkpoint", "latest"] if resumes else ["--overwrite_output_dir"]
+        training += ["--resume_from_checkpoint", "latest"] if list_checkpoints(model) else ["--overwrite_output_dir"]
         return [training, *commands]
 
     def _start_next(self) -> subprocess.Popen | None:

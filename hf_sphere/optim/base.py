@@ -170,7 +170,7 @@ class SphereOptimizer(Optimizer):
                         f"{type(self).__name__} does not support sparse gradients: use an embedding with sparse=False."
                     )
                 is_radial = self._is_radial(parameter, group)
-                self._init_state(parameter, group, is_radial)
+                self._init_state(parameter, group)
                 if not is_radial:
                     ordinary.append(parameter)
                 elif local(parameter).numel():
@@ -269,7 +269,7 @@ class SphereOptimizer(Optimizer):
     def _keeps_momentum(self, group: Group) -> bool:
         return True
 
-    def _init_state(self, parameter: Tensor, group: Group, is_radial: bool) -> None:
+    def _init_state(self, parameter: Tensor, group: Group) -> None:
         state = self.state[parameter]
         keys = [self.momentum_key] if self._keeps_momentum(group) else []
         if self.has_second_moment:
@@ -286,13 +286,17 @@ class SphereOptimizer(Optimizer):
                 (), dtype=torch.float64 if double else torch.float32, device=parameter.device if on_device else "cpu"
             )
         for key in keys:
-            dtype = self._state_dtype(key, parameter, group)
-            if key in state:
-                state[key] = state[key].to(dtype)  # the options may have changed since the last step
-            elif key == "exp_avg_sq" and is_radial:
-                state[key] = zeros_per_group(parameter, group["channel_dims"], dtype)
+            if key in state:  # the options may have changed since the last step
+                state[key] = state[key].to(self._state_dtype(key, parameter, group))
             else:
-                state[key] = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
+                state[key] = self.initial_state(key, parameter, group)
+
+    def initial_state(self, key: str, parameter: Tensor, group: Group) -> Tensor:
+        """Return a tensor of the state other than `step` before the first step."""
+        dtype = self._state_dtype(key, parameter, group)
+        if key == "exp_avg_sq" and self._is_radial(parameter, group):
+            return zeros_per_group(parameter, group["channel_dims"], dtype)
+        return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
 
     def _state_dtype(self, key: str, parameter: Tensor, group: Group) -> torch.dtype:
         """Return the parameter's dtype, as in torch; at least float32 for small tensors and in the precise modes."""

@@ -85,6 +85,8 @@ class TrainingArguments:
     hub_model_id: str | None = argument(None, "Name on the Hub; the name of output_dir if not set.")
 
     def __post_init__(self) -> None:
+        if not self.output_dir.strip():
+            raise ValueError("output_dir must not be empty; name a directory.")
         at_least_one = ["per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"]
         at_least_one += ["save_epochs", "save_total_limit", "logging_steps", "lr_step_epochs"]
         at_least_one += ["max_steps", "save_steps", "early_stopping_patience", "radial_logging_steps"]

@@ -1,18 +1,34 @@
-"""Checkpoints of a training run, written atomically."""
+"""Checkpoints of a training run, written atomically.
+
+A checkpoint has a manifest, written last, with the checksums of its files. A folder without one is not a checkpoint: it
+is incomplete, or was written before checkpoints had manifests and can be resumed only with the version that wrote it.
+"""
 
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 
 from hf_sphere.training.errors import CheckpointError
-from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, list_checkpoints
-from hf_sphere.utils.files import REPLACED, UNFINISHED, atomic_files, atomic_folder, restore_folder, write_json
+from hf_sphere.training.optimizer_state import check_state
+from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, checkpoint_folders, list_checkpoints
+from hf_sphere.utils.files import (
+    REPLACED,
+    UNFINISHED,
+    atomic_files,
+    atomic_folder,
+    remove_folder,
+    restore_folder,
+    write_json,
+)
+from hf_sphere.utils.manifest import MANIFEST_FILE, find_damage, write_manifest
 
 STATE_FILE = "trainer_state.json"
 
@@ -65,12 +81,14 @@ def save_checkpoint(accelerator: Accelerator, output_dir: Path, state: RunState,
             accelerator.wait_for_everyone()
             if is_main:
                 write_json(unfinished / STATE_FILE, asdict(state), strict=True)
+                write_manifest(unfinished)
         if is_main:
             # Checkpoints of later steps are left over if training was resumed from an earlier one.
             present = list_checkpoints(output_dir)
             position = present.index(final)
             for old in [*present[: max(position + 1 - keep, 0)], *present[position + 1 :]]:
-                shutil.rmtree(old, ignore_errors=True)
+                with suppress(OSError):
+                    remove_folder(old)
     except Exception as error:  # torch, safetensors and the OS raise different errors on a full disk
         left = list_checkpoints(output_dir)
         newest = f"The newest complete checkpoint is {left[-1]}." if left else "There is no earlier checkpoint."
@@ -96,29 +114,59 @@ def write_model_files(folder: Path) -> Iterator[Path]:
 
 
 def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
-    """Load the state of model, optimizer and random generators, and return the progress of the run."""
+    """Load the state of model, optimizer and random generators, and return the progress of the run.
+
+    Raises:
+        CheckpointError: If a file is missing or damaged, does not fit the model or the optimizer, or has weights that
+            are not finite.
+    """
+    hooks = [part.optimizer.register_load_state_dict_pre_hook(check_state) for part in accelerator._optimizers]
     try:
+        damage = [find_damage(checkpoint) if accelerator.is_main_process else None]
+        broadcast_object_list(damage)
+        if damage[0]:
+            raise ValueError(damage[0])
+        for path in checkpoint.glob("custom_checkpoint_*.pkl"):  # Accelerate would also unpickle code
+            torch.load(path, map_location="cpu", weights_only=True)
         state = RunState(**json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8")))
         accelerator.load_state(str(checkpoint))
+        for model in accelerator._models:
+            if not torch.nn.utils.get_total_norm(model.parameters()).isfinite():
+                raise ValueError("its weights are not finite")
     except Exception as error:  # a damaged file raises an error of pickle or safetensors
-        raise CheckpointError(f"cannot resume from {checkpoint}: {error}") from error
+        text = " ".join(str(error).split()) or type(error).__name__
+        intact = newest_intact(checkpoint.parent)
+        other = f" Another checkpoint: {intact}." if intact not in (None, checkpoint) else ""
+        raise CheckpointError(f"cannot resume from {checkpoint}: {text.rstrip('.')}.{other}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
     return state
 
 
+def newest_intact(output_dir: Path) -> Path | None:
+    """Return the newest checkpoint whose files are as they were written."""
+    return next((path for path in reversed(list_checkpoints(output_dir)) if find_damage(path) is None), None)
+
+
 def find_checkpoint(name: str, output_dir: Path) -> Path:
-    """Resolve `latest` or a folder to a checkpoint that exists.
+    """Resolve `latest` or a folder to a complete checkpoint.
 
     Raises:
-        CheckpointError: If it does not exist; the message lists the checkpoints of the run.
+        CheckpointError: If it does not exist or is incomplete; the message lists the checkpoints of the run.
     """
     found = list_checkpoints(output_dir)
     if name == "latest":
         if not found:
-            raise CheckpointError(f"there is no checkpoint in {output_dir} to resume from; start without resuming.")
+            names = ", ".join(path.name for path in checkpoint_folders(output_dir))
+            ignored = f" ({names}: incomplete, since there is no {MANIFEST_FILE})" if names else ""
+            raise CheckpointError(
+                f"there is no checkpoint in {output_dir} to resume from{ignored}; start without resuming."
+            )
         return found[-1]
-    if not (Path(name) / STATE_FILE).is_file():
+    if not (Path(name) / MANIFEST_FILE).is_file():
         have = f" The checkpoints of this run: {', '.join(str(p) for p in found)}." if found else ""
-        raise CheckpointError(f"{name} is not a checkpoint: it has no {STATE_FILE}.{have}")
+        raise CheckpointError(f"{name} is not a complete checkpoint: it has no {MANIFEST_FILE}.{have}")
     return Path(name)
 
 

@@ -29,11 +29,10 @@ from hf_sphere.training.batches import (
     global_places,
     loss_is_sum,
 )
-from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, save_checkpoint
+from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, newest_intact, save_checkpoint
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.measures import show_metric, show_metrics
 from hf_sphere.training.optimization import build_optimizer, build_scheduler, start_average
-from hf_sphere.training.output_dir import list_checkpoints
 from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
@@ -320,8 +319,8 @@ class TrainingLoop:
                 buffer.copy_(broadcast(buffer))
 
     def _advice(self) -> str:
-        found = list_checkpoints(self.output_dir)
-        advice = f"The last good checkpoint is {found[-1]}" if found else "There is no checkpoint yet"
+        found = newest_intact(self.output_dir)
+        advice = f"The last good checkpoint is {found}" if found else "There is no checkpoint yet"
         return f"{advice}. A lower --learning_rate, --max_grad_norm or --warmup_epochs may help."
 
     def _log(self, bar: tqdm) -> None:

@@ -1,15 +1,25 @@
 """Output directories: the files that runs and results consist of, and which may be replaced."""
 
 import json
+import logging
+import os
 import shutil
-from collections.abc import Collection, Mapping
+import socket
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hf_sphere.utils.files import UNFINISHED
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+
+from hf_sphere.utils.files import UNFINISHED, remove_folder
+from hf_sphere.utils.manifest import MANIFEST_FILE
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 
+logger = logging.getLogger(__name__)
+
 CHECKPOINT_PREFIX = "checkpoint-"
+LOCK_FILE = ".run.lock"
 RUN_FILE = "run.json"
 RESULTS_FILE = "all_results.json"
 BEST_FOLDER = "best"
@@ -18,39 +28,129 @@ MODEL_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json
 
 def list_checkpoints(output_dir: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
+    return [path for path in checkpoint_folders(output_dir) if (path / MANIFEST_FILE).is_file()]
+
+
+def checkpoint_folders(output_dir: Path) -> list[Path]:
+    """Return the folders with the name of a checkpoint, sorted by step, whether complete or not."""
     found = [path for path in output_dir.glob(f"{CHECKPOINT_PREFIX}*") if path.is_dir()]
     steps = {path: path.name.removeprefix(CHECKPOINT_PREFIX) for path in found}
     return sorted((path for path in found if steps[path].isdigit()), key=lambda path: int(steps[path]))
 
 
-def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None:
-    """Raise an error if the directory contains another training run.
+@contextmanager
+def locked(output_dir: Path) -> Iterator[None]:
+    """Lock a directory against the runs of other processes.
+
+    The operating system holds the lock, so it ends with its process, even if that is killed. The lock file has the
+    process id and the host of the owner.
 
     Raises:
-        FileExistsError: If the directory contains a run and neither overwriting nor resuming was requested.
+        FileExistsError: If a run of another process has locked it.
+    """
+    path = output_dir.resolve() / LOCK_FILE
+    lock: BaseFileLock = FileLock(path, thread_local=False, is_singleton=True)
+    is_first = not lock.is_locked  # a process can lock a directory again
+    try:
+        lock.acquire(timeout=0)
+        if is_first and not isinstance(lock, SoftFileLock):  # which has its own format
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+    except OSError as error:
+        # The lock file of another user may not be writable.
+        if isinstance(error, Timeout) or (isinstance(error, PermissionError) and path.exists()):
+            raise FileExistsError(
+                f"{output_dir} is in use by the run of {_owner(path)}, which has locked {path.name}. Wait until it has "
+                "ended, or choose another --output_dir."
+            ) from error
+        logger.warning("%s cannot be locked (%s); do not start another run in it.", output_dir, error)
+    try:
+        yield
+    finally:
+        if is_first and lock.is_locked and not isinstance(lock, SoftFileLock):
+            with suppress(OSError):
+                path.unlink()
+        lock.release()
+
+
+def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recipe: str | None = None) -> None:
+    """Raise an error if the directory contains anything that a training run must not replace.
+
+    Hidden files are ignored.
+
+    Args:
+        output_dir: The directory; it may be missing.
+        overwrite: Whether to replace its contents.
+        resume: Whether to resume the run in it.
+        recipe: Name of the recipe.
+
+    Raises:
+        FileExistsError: If the directory is not empty and neither overwriting nor resuming was requested, or if it is
+            not the run of the recipe to resume.
+        ValueError: If the settings of the run to resume are damaged.
     """
     _check_is_directory(output_dir)
+    if overwrite or not output_dir.is_dir():
+        return
     traces = _traces_of_a_run(output_dir)
-    if traces and not resume and not overwrite:
+    if traces and not resume:
         raise FileExistsError(
             f"{output_dir} already contains a run ({traces[0].name}). Choose another --output_dir, resume it with "
             "--resume_from_checkpoint latest, or replace it with --overwrite_output_dir."
         )
+    before = read_settings(output_dir)
+    if before is not None and before.get("recipe") != recipe:
+        raise FileExistsError(
+            f"{output_dir} contains a run of {before.get('recipe') or 'another recipe'}, which {recipe} does not "
+            "resume. Choose another --output_dir, or replace the run with --overwrite_output_dir."
+        )
+    foreign = sorted(path.name for path in output_dir.iterdir() if not path.name.startswith(".") and path not in traces)
+    if foreign and before is None:
+        raise FileExistsError(
+            f"{output_dir} contains files that are not those of a run ({foreign[0]}). Choose another --output_dir, or "
+            "let the run replace files of the same name with --overwrite_output_dir."
+        )
 
 
-def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool) -> None:
+def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recipe: str | None = None) -> None:
     """Create the output directory of a training run, and remove the run that it replaces.
+
+    Args:
+        output_dir: The directory.
+        overwrite: Whether to replace its contents.
+        resume: Whether to resume the run in it.
+        recipe: Name of the recipe.
 
     Raises:
         FileExistsError: See `check_output_dir`.
     """
-    check_output_dir(output_dir, overwrite=overwrite, resume=resume)
+    check_output_dir(output_dir, overwrite=overwrite, resume=resume, recipe=recipe)
     for folder in (output_dir, output_dir / SNAPSHOT_FOLDER, output_dir / BEST_FOLDER):
         for leftover in folder.glob(f"*{UNFINISHED}"):  # of a run that was killed
-            _remove(leftover, ignore_errors=True)
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
     for path in [] if resume else _traces_of_a_run(output_dir):
-        _remove(path)
+        remove_folder(path) if path.is_dir() else path.unlink()
     output_dir.mkdir(parents=True, exist_ok=True)
+
+
+def read_settings(output_dir: Path) -> dict[str, Any] | None:
+    """Return the settings of the run in a directory, or None if it has none.
+
+    Raises:
+        ValueError: If its `run.json` is damaged.
+    """
+    path = output_dir / RUN_FILE
+    if not path.is_file():
+        return None
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}); restore it, or pass --overwrite_output_dir.") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} is damaged (not a mapping); restore it, or pass --overwrite_output_dir.")
+    return settings
 
 
 def check_results_dir(output_dir: Path, *, overwrite: bool, resume: bool = False) -> None:
@@ -108,10 +208,9 @@ def can_resume_results(
     Raises:
         FileExistsError: If it contains results with other settings that must not be replaced.
     """
-    run_file = output_dir / RUN_FILE
-    if overwrite or not (run_file.exists() or (output_dir / RESULTS_FILE).exists()):
+    if overwrite or not any((output_dir / name).exists() for name in (RUN_FILE, RESULTS_FILE)):
         return False
-    before = json.loads(run_file.read_text(encoding="utf-8")) if run_file.is_file() else {}
+    before = read_settings(output_dir) or {}
     now = json.loads(json.dumps({name: value for name, value in settings.items() if name not in ignored}))
     changed = [name for name, value in now.items() if name not in before or before[name] != value]
     if changed:
@@ -122,13 +221,6 @@ def can_resume_results(
     return True
 
 
-def _remove(path: Path, *, ignore_errors: bool = False) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=ignore_errors)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def _check_is_directory(output_dir: Path) -> None:
     if output_dir.exists() and not output_dir.is_dir():
         raise FileExistsError(f"{output_dir} is a file, not a directory; choose another --output_dir.")
@@ -137,5 +229,12 @@ def _check_is_directory(output_dir: Path) -> None:
 def _traces_of_a_run(output_dir: Path) -> list[Path]:
     """Return the files and folders of a run in a directory."""
     names = (RUN_FILE, RESULTS_FILE, BEST_FOLDER, SNAPSHOT_FOLDER)
-    traces = [*list_checkpoints(output_dir), *(output_dir / name for name in names)]
+    traces = [*checkpoint_folders(output_dir), *(output_dir / name for name in names)]
     return [trace for trace in traces if trace.exists()]
+
+
+def _owner(path: Path) -> str:
+    """Return the process that a lock file names."""
+    with suppress(OSError):
+        return " ".join(path.read_text(encoding="utf-8", errors="replace").split()) or "another process"
+    return "another process"

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,14 @@ from transformers.trainer_utils import enable_full_determinism
 
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.checkpoints import find_checkpoint, restore_checkpoints
-from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE, check_output_dir, prepare_output_dir
+from hf_sphere.training.output_dir import (
+    RESULTS_FILE,
+    RUN_FILE,
+    check_output_dir,
+    locked,
+    prepare_output_dir,
+    read_settings,
+)
 from hf_sphere.utils.files import write_json
 
 logger = logging.getLogger(__name__)
@@ -33,30 +41,49 @@ _FREE_TO_CHANGE = {
 class Run:
     """A training run: arguments, processes and output directory.
 
+    As a context manager, it unlocks the output directory when the block ends.
+
     Attributes:
         args: Training arguments.
         accelerator: Devices, processes and precision.
         output_dir: The output directory.
         settings: All arguments by name.
+        recipe: Name of the recipe.
     """
 
-    def __init__(self, args: TrainingArguments, accelerator: Accelerator, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, args: TrainingArguments, accelerator: Accelerator, settings: dict[str, Any], recipe: str | None = None
+    ) -> None:
         self.args = args
         self.accelerator = accelerator
         self.output_dir = Path(args.output_dir)
         self.settings = settings
+        self.recipe = recipe
+        self._lock = ExitStack()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.close()
 
     def prepare_output_dir(self) -> None:
         """Create the output directory, replacing its contents if requested, write `run.json`, and start the trackers.
 
-        Called after data and model have been loaded, so that a run that fails to start replaces nothing.
+        Called after data and model have been loaded, so that a run that fails to start replaces nothing. The directory
+        is locked until the end of the run.
+
+        Raises:
+            FileExistsError: If the directory must not be replaced, or another run has locked it.
         """
-        resume = self.args.resume_from_checkpoint is not None
+        resume, overwrite = self.args.resume_from_checkpoint is not None, self.args.overwrite_output_dir
         if self.accelerator.is_main_process:
-            prepare_output_dir(self.output_dir, overwrite=self.args.overwrite_output_dir, resume=resume)
-            if resume:
-                _warn_of_changes(self.output_dir / RUN_FILE, self.settings)
-            write_json(self.output_dir / RUN_FILE, self.settings)
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+            self._lock.enter_context(locked(self.output_dir))
+            prepare_output_dir(self.output_dir, overwrite=overwrite, resume=resume, recipe=self.recipe)
+            if resume and not overwrite:
+                _warn_of_changes(read_settings(self.output_dir) or {}, self.settings)
+            write_json(self.output_dir / RUN_FILE, {"recipe": self.recipe, **self.settings})
         self.accelerator.wait_for_everyone()
         if self.args.report_to:
             scalars = {k: v for k, v in self.settings.items() if isinstance(v, (int, float, str, bool))}
@@ -72,15 +99,17 @@ class Run:
         self.accelerator.print(text)
 
 
-def start_run(args: TrainingArguments, *others: Any) -> Run:
+def start_run(args: TrainingArguments, *others: Any, recipe: str | None = None) -> Run:
     """Set up devices, logging and seed, and check the output directory.
 
     Args:
         args: Training arguments.
         *others: Further argument dataclasses of the recipe; all are written to `run.json`.
+        recipe: Name of the recipe; another one does not resume the run.
 
     Raises:
-        FileExistsError: If the output directory already contains a run.
+        FileExistsError: If the output directory must not be replaced, or a run of another process is using it.
+        CheckpointError: If there is no checkpoint to resume from.
     """
     # Weights that decay towards zero become denormal, and CPUs are a hundred times slower with these. Set before torch
     # starts its threads, which inherit it.
@@ -103,15 +132,16 @@ def start_run(args: TrainingArguments, *others: Any) -> Run:
     set_seed(args.seed)
     _check_trackers(accelerator, args.report_to or [])
     output_dir, resume = Path(args.output_dir), args.resume_from_checkpoint
-    if accelerator.is_main_process:
-        restore_checkpoints(output_dir)
+    check_output_dir(output_dir, overwrite=args.overwrite_output_dir, resume=resume is not None, recipe=recipe)
+    if accelerator.is_main_process and output_dir.is_dir():
+        with locked(output_dir):
+            restore_checkpoints(output_dir)
     accelerator.wait_for_everyone()
-    check_output_dir(output_dir, overwrite=args.overwrite_output_dir, resume=resume is not None)
     if resume is not None:
         find_checkpoint(resume, output_dir)
     settings = {name: value for part in (*others, args) for name, value in asdict(part).items()}
     settings |= {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
-    return Run(args, accelerator, settings)
+    return Run(args, accelerator, settings, recipe)
 
 
 def _check_trackers(accelerator: Accelerator, requested: Sequence[str]) -> None:
@@ -125,10 +155,7 @@ def _check_trackers(accelerator: Accelerator, requested: Sequence[str]) -> None:
         )
 
 
-def _warn_of_changes(path: Path, settings: Mapping[str, Any]) -> None:
-    if not path.is_file():
-        return
-    before = json.loads(path.read_text(encoding="utf-8"))
+def _warn_of_changes(before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     now = json.loads(json.dumps(settings, default=str))
     changed = [k for k in now if k in before and before[k] != now[k] and k not in _FREE_TO_CHANGE]
     if changed:

@@ -13,7 +13,7 @@ from hf_sphere.training.checkpoints import RunState, write_model_files
 from hf_sphere.training.loop import TrainingLoop
 from hf_sphere.training.measures import INTERVAL, show_metrics
 from hf_sphere.training.model_card import TrainingRecord, write_model_card
-from hf_sphere.training.output_dir import BEST_FOLDER
+from hf_sphere.training.output_dir import BEST_FOLDER, LOCK_FILE
 from hf_sphere.training.published import PUBLISHED, find_published, show_published
 from hf_sphere.training.run import Run, start_run
 from hf_sphere.training.snapshots import Snapshots
@@ -45,7 +45,12 @@ def run_training(task: Task, command: Command) -> None:
         command: The command line, for the model card.
     """
     published = [] if task.args.published is None else find_published(command.root / PUBLISHED, task.args.published)
-    run = start_run(task.args, *(part for part in task.parts if part is not task.args))
+    others = [part for part in task.parts if part is not task.args]
+    with start_run(task.args, *others, recipe=Path(command.script).stem) as run:
+        _train(task, run, command, published)
+
+
+def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[str, Any]]) -> None:
     prepared = task.prepare(run)
     description = task.describe(prepared)
     prefix = "eval" if prepared.data.validation is None else "validation"
@@ -194,6 +199,7 @@ def _upload(run: Run, hub: HfApi, repo: str) -> None:
             f"{BEST_FOLDER}/*",
             "logs/*",
             f"{SNAPSHOT_FOLDER}/*",
+            LOCK_FILE,
             f"*{UNFINISHED}",
         ],
         commit_message="Upload trained model",

@@ -57,7 +57,8 @@ def atomic_folder(folder: str | os.PathLike) -> Iterator[Path]:
             folder.rename(replaced)
         unfinished.rename(folder)
         _flush_folder(folder.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        if replaced.exists():
+            remove_folder(replaced)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -88,7 +89,16 @@ def restore_folder(folder: str | os.PathLike) -> None:
     _, replaced = _siblings(folder)
     if replaced.exists() and not folder.exists():
         replaced.rename(folder)
-    shutil.rmtree(replaced, ignore_errors=True)
+    elif replaced.exists():
+        remove_folder(replaced)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder; it is renamed first, so that an interrupted removal leaves no part of it under its name."""
+    removed = folder.with_name(f".{folder.name.lstrip('.')}.removed{UNFINISHED}")
+    shutil.rmtree(removed, ignore_errors=True)
+    folder.rename(removed)
+    shutil.rmtree(removed, ignore_errors=True)
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

@@ -1,7 +1,10 @@
 """What every training recipe guarantees: outputs, reproducibility, resuming, overwriting, the best epoch, snapshots."""
 
 import json
+import os
+import shutil
 import signal
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -208,6 +211,23 @@ def test_a_run_that_does_not_start_creates_no_directory(train, tmp_path):
     with pytest.raises(ValueError, match="metric_for_best_model must be one of"):
         train("--metric_for_best_model", "nonsense")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_is_not_replaced_by_the_run_that_starts_from_it(train, finished, tmp_path):
+    model = tmp_path / "run"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors", "README.md"):
+        shutil.copy(finished / name, model)
+    before = contents(model)
+    with pytest.raises(FileExistsError, match="not those of a run"):
+        train("--model_name_or_path", str(model))
+    assert contents(model) == before
+
+
+def test_every_file_has_the_default_mode(finished):
+    os.umask(mask := os.umask(0))
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in finished.rglob("*")}
+    assert [path for path, mode in modes.items() if mode != (0o777 if path.is_dir() else 0o666) & ~mask] == []
 
 
 # The best epoch

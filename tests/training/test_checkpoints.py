@@ -8,7 +8,9 @@ from accelerate import Accelerator
 
 from hf_sphere.training import CheckpointError, RunState, prepare_output_dir
 from hf_sphere.training.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint, write_model_files
+from hf_sphere.training.optimization import start_average
 from hf_sphere.training.output_dir import list_checkpoints
+from hf_sphere.utils.manifest import write_manifest
 
 
 @pytest.fixture
@@ -48,6 +50,22 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+def flip_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+class Exploit:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
 
 
 def test_checkpoint_is_named_after_its_step(save, tmp_path):
@@ -150,18 +168,46 @@ def test_checkpoint_can_be_written_after_a_kill_at_the_same_step(save, tmp_path)
     assert "half" not in names(tmp_path / "checkpoint-3")
 
 
-def test_checkpoints_are_sorted_by_step_not_by_name(tmp_path):
-    for step in (100, 9, 20):
-        (tmp_path / f"checkpoint-{step}").mkdir()
+def test_checkpoints_are_sorted_by_step_not_by_name(save, tmp_path):
+    save(9, 20, 100)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-20", "checkpoint-100"]
 
 
-def test_only_complete_checkpoints_are_listed(tmp_path):
-    (tmp_path / "checkpoint-1").mkdir()
+def test_only_complete_checkpoints_are_listed(save, tmp_path):
+    complete = save(1)
     (tmp_path / ".checkpoint-2.unfinished").mkdir()
     (tmp_path / "checkpoint-3").touch()
     (tmp_path / "checkpoint-best").mkdir()
-    assert list_checkpoints(tmp_path) == [tmp_path / "checkpoint-1"]
+    (tmp_path / "checkpoint-999").mkdir()
+    assert list_checkpoints(tmp_path) == [complete]
+
+
+def test_latest_ignores_a_folder_without_a_manifest(save, tmp_path):
+    complete = save(1)
+    (tmp_path / "checkpoint-999").mkdir()
+    assert find_checkpoint("latest", tmp_path) == complete
+
+
+def test_latest_without_a_complete_checkpoint_names_the_incomplete_ones(save, tmp_path):
+    (save(5) / "manifest.json").unlink()
+    with pytest.raises(CheckpointError, match=r"\(checkpoint-5: incomplete, since there is no manifest.json\)"):
+        find_checkpoint("latest", tmp_path)
+
+
+def test_a_killed_removal_leaves_no_checkpoint(save, tmp_path, monkeypatch):
+    save(1)
+    monkeypatch.setattr("shutil.rmtree", lambda folder, **options: None)  # killed before the first file is removed
+    save(2, keep=1)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-2"]
+
+
+def test_leftovers_of_a_killed_removal_are_removed_at_the_next_start(save, tmp_path, monkeypatch):
+    save(1)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", lambda folder, **options: None)
+        save(2, keep=1)
+    prepare_output_dir(tmp_path, overwrite=False, resume=True)
+    assert names(tmp_path) == ["checkpoint-2"]
 
 
 def test_latest_is_the_checkpoint_with_the_highest_step(save, tmp_path):
@@ -183,25 +229,62 @@ def test_invalid_checkpoint_folder_error_lists_the_existing_ones(save, tmp_path)
     save(9)
     with pytest.raises(CheckpointError) as failure:
         find_checkpoint(str(tmp_path / "checkpoint-8"), tmp_path)
-    assert f"{tmp_path / 'checkpoint-8'} is not a checkpoint" in str(failure.value)
+    assert f"{tmp_path / 'checkpoint-8'} is not a complete checkpoint" in str(failure.value)
     assert str(tmp_path / "checkpoint-9") in str(failure.value)
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.bin", "trainer_state.json"])
-def test_damaged_file_is_reported_with_its_checkpoint(accelerator, save, file):
+FILES = ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "trainer_state.json", "manifest.json"]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_truncated_file_is_reported_with_its_checkpoint(accelerator, save, file):
     checkpoint = save(1)
     whole = (checkpoint / file).read_bytes()
     (checkpoint / file).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}"):
+    with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}: {file} is"):
         load_checkpoint(accelerator, checkpoint)
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.bin"])
+@pytest.mark.parametrize("file", FILES)
 def test_missing_file_is_reported_with_its_checkpoint(accelerator, save, file):
     checkpoint = save(1)
     (checkpoint / file).unlink()
-    with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}"):
+    with pytest.raises(CheckpointError, match=f"cannot resume from {checkpoint}: {file} is missing"):
         load_checkpoint(accelerator, checkpoint)
+
+
+@pytest.mark.parametrize("file", FILES[:-1])
+def test_flipped_bit_is_reported_with_its_file(accelerator, save, file):
+    checkpoint = save(1)
+    flip_bit(checkpoint / file)
+    with pytest.raises(CheckpointError, match=f"{file} is damaged: it does not match its checksum in manifest.json"):
+        load_checkpoint(accelerator, checkpoint)
+
+
+def test_damage_error_names_another_checkpoint_that_is_intact(accelerator, save):
+    intact, damaged, newest = save(1), save(2), save(3)
+    for checkpoint in (damaged, newest):
+        flip_bit(checkpoint / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"Another checkpoint: {intact}\\."):
+        load_checkpoint(accelerator, newest)
+
+
+def test_checkpoint_with_nan_weights_is_rejected(accelerator, save):
+    (model,) = accelerator._models
+    model.out.weight.data[0, 0] = float("nan")
+    with pytest.raises(CheckpointError, match="its weights are not finite"):
+        load_checkpoint(accelerator, save(1))
+
+
+def test_averaged_weights_are_not_unpickled_as_code(accelerator, make_model, tmp_path):
+    average = start_average(make_model(), 0.9)
+    accelerator.register_for_checkpointing(average)
+    checkpoint = save_checkpoint(accelerator, tmp_path, RunState(), keep=1)
+    torch.save(Exploit(tmp_path / "executed"), checkpoint / "custom_checkpoint_0.pkl")
+    write_manifest(checkpoint)
+    with pytest.raises(CheckpointError, match="cannot resume from"):
+        load_checkpoint(accelerator, checkpoint)
+    assert not (tmp_path / "executed").exists()
 
 
 def test_checkpoint_of_another_model_is_rejected(save):
@@ -212,80 +295,9 @@ def test_checkpoint_of_another_model_is_rejected(save):
         load_checkpoint(other, checkpoint)
 
 
-def test_output_directory_is_created_with_its_parents(tmp_path):
-    prepare_output_dir(tmp_path / "a" / "b", overwrite=False, resume=False)
-    assert (tmp_path / "a" / "b").is_dir()
-
-
-def test_unfinished_files_of_a_killed_run_are_removed_and_other_hidden_files_kept(tmp_path):
-    (tmp_path / "snapshots").mkdir()
-    for name in (".run.json.7.unfinished", "snapshots/.epoch-0003.safetensors.7.unfinished", ".checkpoint-backup"):
-        (tmp_path / name).touch()
-    prepare_output_dir(tmp_path, overwrite=False, resume=True)
-    assert names(tmp_path) == [".checkpoint-backup", "snapshots"]
-    assert names(tmp_path / "snapshots") == []
-
-
 def test_a_state_that_json_cannot_hold_is_rejected(save, accelerator, tmp_path):
     with pytest.raises(CheckpointError, match="not JSON serializable"):
         save_checkpoint(accelerator, tmp_path, RunState(best_metric=torch.tensor(0.5)), keep=1)
-
-
-def leave(mark: str, folder: Path) -> Path:
-    path = folder / mark
-    path.mkdir() if mark.startswith("checkpoint") else path.write_text("{}")
-    return path
-
-
-MARKS = ["checkpoint-5", "run.json", "all_results.json"]
-
-
-@pytest.mark.parametrize("mark", MARKS)
-def test_folder_with_another_run_error_lists_the_options(tmp_path, mark):
-    leave(mark, tmp_path)
-    with pytest.raises(FileExistsError) as refusal:
-        prepare_output_dir(tmp_path, overwrite=False, resume=False)
-    for word in (str(tmp_path), mark, "--output_dir", "--resume_from_checkpoint latest", "--overwrite_output_dir"):
-        assert word in str(refusal.value)
-
-
-@pytest.mark.parametrize("mark", MARKS)
-def test_rejected_output_dir_is_unchanged(tmp_path, mark):
-    path = leave(mark, tmp_path)
-    with pytest.raises(FileExistsError):
-        prepare_output_dir(tmp_path, overwrite=False, resume=False)
-    assert path.exists()
-
-
-def test_unrelated_files_are_allowed_in_the_output_dir(tmp_path):
-    (tmp_path / "notes.txt").touch()
-    prepare_output_dir(tmp_path, overwrite=False, resume=False)
-    assert names(tmp_path) == ["notes.txt"]
-
-
-def test_overwriting_removes_only_the_run(tmp_path):
-    for mark in MARKS:
-        leave(mark, tmp_path)
-    (tmp_path / "best").mkdir()
-    (tmp_path / "notes.txt").touch()
-    prepare_output_dir(tmp_path, overwrite=True, resume=False)
-    assert names(tmp_path) == ["notes.txt"]
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_resuming_leaves_the_run_unchanged(tmp_path, overwrite):
-    for mark in MARKS:
-        leave(mark, tmp_path)
-    prepare_output_dir(tmp_path, overwrite=overwrite, resume=True)
-    assert names(tmp_path) == sorted(MARKS)
-
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_unfinished_checkpoints_of_a_killed_run_are_removed(tmp_path, resume):
-    (tmp_path / ".checkpoint-2.unfinished").mkdir()
-    (tmp_path / ".checkpoint-2.unfinished" / "half").touch()
-    prepare_output_dir(tmp_path, overwrite=False, resume=resume)
-    assert names(tmp_path) == []
 
 
 def test_model_files_are_written_to_the_folder(tmp_path):

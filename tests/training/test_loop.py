@@ -22,7 +22,8 @@ from hf_sphere.training import (
     TrainingLoop,
     loop as loop_module,
 )
-from hf_sphere.training.checkpoints import list_checkpoints
+from hf_sphere.training.output_dir import list_checkpoints
+from hf_sphere.utils.manifest import write_manifest
 
 # The data is 40 images in batches of 8: 5 steps per epoch.
 
@@ -616,6 +617,7 @@ def test_changing_the_number_of_processes_mid_epoch_is_rejected(make_loop):
     first.run()
     path = first.output_dir / "checkpoint-3" / "trainer_state.json"
     path.write_text(path.read_text().replace('"num_processes": 1', '"num_processes": 2'))
+    write_manifest(path.parent)
     with pytest.raises(CheckpointError, match=r"middle of an epoch by 2 process\(es\); resume with as many"):
         make_loop(resume_from_checkpoint=str(path.parent))
 

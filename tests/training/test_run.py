@@ -1,10 +1,12 @@
 import json
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from filelock import Timeout
 from huggingface_hub.errors import StrictDataclassClassValidationError
 
 from hf_sphere.training import (
@@ -16,6 +18,7 @@ from hf_sphere.training import (
 )
 from hf_sphere.training.checkpoints import save_checkpoint
 from hf_sphere.training.command_line import run_recipe
+from hf_sphere.training.output_dir import LOCK_FILE
 from hf_sphere.training.run import Run
 from hf_sphere.training.tasks.classification import ImageDataArguments
 from hf_sphere.utils.files import write_json
@@ -76,6 +79,46 @@ def test_folder_with_another_run_is_rejected(make_args):
     prepared(make_args())
     with pytest.raises(FileExistsError, match="already contains a run"):
         start_run(make_args())
+
+
+def test_empty_output_dir_is_rejected(make_args):
+    with pytest.raises(ValueError, match="output_dir must not be empty"):
+        make_args(output_dir="")
+
+
+@pytest.mark.parametrize("resume", [None, "latest"])
+def test_model_in_the_output_dir_is_not_replaced(make_args, tmp_path, resume):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model.safetensors").touch()
+    with pytest.raises(FileExistsError, match="not those of a run"):
+        start_run(make_args(resume_from_checkpoint=resume))
+
+
+def test_run_of_another_recipe_is_not_resumed(make_args):
+    start_run(make_args(), recipe="train_few_shot").prepare_output_dir()
+    with pytest.raises(FileExistsError, match="a run of train_few_shot, which train_masked_lm does not resume"):
+        start_run(make_args(resume_from_checkpoint="latest"), recipe="train_masked_lm")
+
+
+def test_output_dir_is_locked_until_the_end_of_the_run(make_args):
+    with start_run(make_args()) as run:
+        run.prepare_output_dir()
+        assert (run.output_dir / LOCK_FILE).read_text().startswith(f"process {os.getpid()} on ")
+    assert not (run.output_dir / LOCK_FILE).exists()
+
+
+@pytest.mark.parametrize("options", [{"overwrite_output_dir": True}, {"resume_from_checkpoint": "latest"}])
+def test_output_dir_in_use_is_rejected(make_args, monkeypatch, options):
+    run = prepared(make_args())
+    save_checkpoint(run.accelerator, run.output_dir, RunState(step=1), keep=1)
+    del run
+
+    def fail(lock, **options):
+        raise Timeout(lock.lock_file)
+
+    monkeypatch.setattr("filelock.UnixFileLock.acquire", fail)
+    with pytest.raises(FileExistsError, match="is in use by the run of another process"):
+        start_run(make_args(**options))
 
 
 def test_overwriting_updates_the_settings(make_args):

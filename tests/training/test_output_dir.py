@@ -1,0 +1,185 @@
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hf_sphere.training import prepare_output_dir
+from hf_sphere.training.output_dir import LOCK_FILE, check_output_dir, locked
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_output_directory_is_created_with_its_parents(tmp_path):
+    prepare_output_dir(tmp_path / "a" / "b", overwrite=False, resume=False)
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_unfinished_files_of_a_killed_run_are_removed_and_other_hidden_files_kept(tmp_path):
+    (tmp_path / "snapshots").mkdir()
+    for name in (".run.json.7.unfinished", "snapshots/.epoch-0003.safetensors.7.unfinished", ".checkpoint-backup"):
+        (tmp_path / name).touch()
+    prepare_output_dir(tmp_path, overwrite=False, resume=True)
+    assert names(tmp_path) == [".checkpoint-backup", "snapshots"]
+    assert names(tmp_path / "snapshots") == []
+
+
+def leave(mark: str, folder: Path) -> Path:
+    path = folder / mark
+    path.mkdir() if mark.startswith("checkpoint") else path.write_text("{}")
+    return path
+
+
+MARKS = ["checkpoint-5", "run.json", "all_results.json"]
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_folder_with_another_run_error_lists_the_options(tmp_path, mark):
+    leave(mark, tmp_path)
+    with pytest.raises(FileExistsError) as refusal:
+        prepare_output_dir(tmp_path, overwrite=False, resume=False)
+    for word in (str(tmp_path), mark, "--output_dir", "--resume_from_checkpoint latest", "--overwrite_output_dir"):
+        assert word in str(refusal.value)
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_rejected_output_dir_is_unchanged(tmp_path, mark):
+    path = leave(mark, tmp_path)
+    with pytest.raises(FileExistsError):
+        prepare_output_dir(tmp_path, overwrite=False, resume=False)
+    assert path.exists()
+
+
+def test_overwriting_removes_only_the_run(tmp_path):
+    for mark in MARKS:
+        leave(mark, tmp_path)
+    (tmp_path / "best").mkdir()
+    (tmp_path / "notes.txt").touch()
+    prepare_output_dir(tmp_path, overwrite=True, resume=False)
+    assert names(tmp_path) == ["notes.txt"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_resuming_leaves_the_run_unchanged(tmp_path, overwrite):
+    for mark in MARKS:
+        leave(mark, tmp_path)
+    prepare_output_dir(tmp_path, overwrite=overwrite, resume=True)
+    assert names(tmp_path) == sorted(MARKS)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_unfinished_checkpoints_of_a_killed_run_are_removed(tmp_path, resume):
+    (tmp_path / ".checkpoint-2.unfinished").mkdir()
+    (tmp_path / ".checkpoint-2.unfinished" / "half").touch()
+    prepare_output_dir(tmp_path, overwrite=False, resume=resume)
+    assert names(tmp_path) == []
+
+
+# Directories that are not those of a run
+
+
+FOREIGN = ["README.md", "model.safetensors", "notes.txt", "data"]
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_that_is_no_run_is_refused(tmp_path, name, resume):
+    (tmp_path / name).mkdir() if name == "data" else (tmp_path / name).touch()
+    with pytest.raises(FileExistsError, match=rf"not those of a run \({name}\)\. .*--overwrite_output_dir"):
+        prepare_output_dir(tmp_path, overwrite=False, resume=resume)
+
+
+def test_a_folder_that_is_no_run_is_used_if_requested(tmp_path):
+    (tmp_path / "README.md").touch()
+    prepare_output_dir(tmp_path, overwrite=True, resume=False)
+    assert names(tmp_path) == ["README.md"]
+
+
+def test_hidden_files_are_allowed(tmp_path):
+    (tmp_path / ".gitignore").touch()
+    prepare_output_dir(tmp_path, overwrite=False, resume=False)
+
+
+def test_checkpoints_without_settings_can_be_resumed(tmp_path):
+    (tmp_path / "checkpoint-5").mkdir()
+    prepare_output_dir(tmp_path, overwrite=False, resume=True)
+
+
+def test_the_run_of_another_recipe_is_not_resumed(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"recipe": "train_few_shot"}))
+    with pytest.raises(FileExistsError, match=r"a run of train_few_shot, which train_masked_lm does not resume\."):
+        check_output_dir(tmp_path, overwrite=False, resume=True, recipe="train_masked_lm")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\udcff"])
+def test_damaged_settings_are_reported_with_their_file(tmp_path, text):
+    (tmp_path / "run.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=rf"{tmp_path / 'run.json'} is damaged .*--overwrite_output_dir"):
+        check_output_dir(tmp_path, overwrite=False, resume=True)
+
+
+# Locks
+
+
+HOLD = """
+import sys
+from filelock import FileLock
+
+lock = FileLock(sys.argv[1])
+lock.acquire()
+print("process 7 on a-host", file=open(sys.argv[1], "w"), flush=True)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other_run(tmp_path) -> Iterator[subprocess.Popen]:
+    """Another process that has locked `tmp_path`."""
+    words = [sys.executable, "-c", HOLD, str(tmp_path / LOCK_FILE)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def lock(folder: Path) -> None:
+    with locked(folder):
+        pass
+
+
+def test_a_folder_in_use_is_refused_with_the_process_and_host(other_run, tmp_path):
+    with pytest.raises(FileExistsError, match=f"{tmp_path} is in use by the run of process 7 on a-host, which"):
+        lock(tmp_path)
+
+
+def test_the_lock_of_a_killed_process_is_ignored(other_run, tmp_path):
+    other_run.kill()
+    other_run.wait()
+    assert names(tmp_path) == [LOCK_FILE]
+    lock(tmp_path)
+
+
+def test_the_lock_file_is_removed_at_the_end(tmp_path):
+    with locked(tmp_path):
+        assert names(tmp_path) == [LOCK_FILE]
+    assert names(tmp_path) == []
+
+
+def test_a_process_can_lock_a_folder_again(tmp_path):
+    with locked(tmp_path):
+        lock(tmp_path)
+        assert names(tmp_path) == [LOCK_FILE]
+
+
+def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(tmp_path, monkeypatch, caplog):
+    def fail(lock, **options):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("filelock.UnixFileLock.acquire", fail)
+    lock(tmp_path)
+    assert f"{tmp_path} cannot be locked ([Errno 37] No locks available)" in caplog.text

@@ -1,0 +1,66 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from hf_sphere.utils.manifest import MANIFEST_FILE, find_damage, write_manifest
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with two files and a manifest."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "a").write_bytes(bytes(3 << 20))
+    (tmp_path / "inner" / "b").write_text("text")
+    write_manifest(tmp_path)
+    return tmp_path
+
+
+def test_manifest_lists_names_sizes_and_checksums(folder):
+    files = json.loads((folder / MANIFEST_FILE).read_text())["files"]
+    assert files["inner/b"] == {"size": 4, "crc32": "3b8ba7c7"}
+    assert sorted(files) == ["a", "inner/b"]
+
+
+def test_unchanged_folder_has_no_damage(folder):
+    assert find_damage(folder) is None
+
+
+def test_new_files_are_ignored(folder):
+    (folder / "notes.txt").touch()
+    assert find_damage(folder) is None
+
+
+@pytest.mark.parametrize("position", [0, (1 << 20) - 1, 1 << 20, (3 << 20) - 1])
+def test_every_block_is_compared(folder, position):
+    with (folder / "a").open("r+b") as file:
+        file.seek(position)
+        file.write(b"\x01")
+    assert find_damage(folder) == "a is damaged: it does not match its checksum in manifest.json"
+
+
+def test_a_truncated_file_is_found(folder):
+    (folder / "a").write_bytes(b"abc")
+    assert find_damage(folder) == "a is damaged: it has 3 bytes instead of 3,145,728"
+
+
+def test_a_missing_file_is_found(folder):
+    (folder / "inner" / "b").unlink()
+    assert find_damage(folder) == "inner/b is missing"
+
+
+def test_an_unreadable_file_is_found(folder):
+    (folder / "inner" / "b").unlink()
+    (folder / "inner").rmdir()
+    (folder / "inner").touch()
+    assert find_damage(folder).startswith("inner/b cannot be read: ")
+
+
+def test_a_missing_manifest_is_found(tmp_path):
+    assert find_damage(tmp_path) == "manifest.json is missing"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"files": {"a": 3}}', '{"files": {"a": {}}}'])
+def test_a_damaged_manifest_is_found(folder, text):
+    (folder / MANIFEST_FILE).write_text(text)
+    assert find_damage(folder) == "manifest.json is damaged"
