@@ -106,15 +106,18 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         self.train(self.training)  # freezes batch norms if configured
 
     def _remove_activation(self) -> None:
-        """Remove the backbone's last activation if it can be removed."""
+        """Remove the backbone's last activation if it has one that can be removed."""
+        from hf_sphere.models.backbones import ends_in_activation
+
         remove = getattr(self.backbone, "remove_final_activation", None)
         if remove is not None:
             remove()
-            return
-        logger.warning_once(
-            "A head, a spherization or `final_activation` of the configuration removes the backbone's last activation, "
-            f"which {self.config.backbone!r} does not support. Set `embedding_dim` to add a linear map after it."
-        )
+        elif ends_in_activation(self.backbone):
+            logger.warning_once(
+                "A head, a spherization or `final_activation` of the configuration removes the backbone's last "
+                f"activation, which {self.config.backbone!r} does not support. Set `embedding_dim` to add a linear map "
+                "after it."
+            )
 
     def train(self, mode: bool = True) -> "SphereVisionModel":
         """Set the mode; frozen batch norms stay in eval mode."""
