@@ -18,10 +18,12 @@ from .sphere_vision.configuration_sphere_vision import SphereVisionConfig as Sph
 from .sphere_vision.image_processing_sphere_vision import SphereVisionImageProcessor as SphereVisionImageProcessor
 from .sphere_vision.modeling_sphere_vision import (
     SphereVisionForImageClassification as SphereVisionForImageClassification,
-    SphereVisionForJointPrediction as SphereVisionForJointPrediction,
-    SphereVisionForRegression as SphereVisionForRegression,
     SphereVisionModel as SphereVisionModel,
 )
 from .sphere_vision.modeling_sphere_vision_few_shot import (
     SphereVisionForFewShotClassification as SphereVisionForFewShotClassification,
+)
+from .sphere_vision.modeling_sphere_vision_regression import (
+    SphereVisionForJointPrediction as SphereVisionForJointPrediction,
+    SphereVisionForRegression as SphereVisionForRegression,
 )

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.nn.checks import check_labels
+from hf_sphere.nn.checks import IGNORED, check_labels
 
 COSINE_SCALE = 1000.0
 """Factor of `cosine - 1` in the logits of the cosine metric; large, since spherized embeddings are close together."""
@@ -67,7 +67,8 @@ class PrototypicalClassifier(nn.Module):
         Args:
             query: (..., Q, d), embeddings to classify; leading axes are episodes.
             support: (..., way, shot, d), embeddings of the examples of each class.
-            labels: (..., Q), integers from 0 to way - 1, in the order of the support's classes.
+            labels: (..., Q), integers from 0 to way - 1, in the order of the support's classes, or -100 for queries
+                that the loss ignores.
 
         Raises:
             ValueError: If the shapes do not match, or a label is out of range (checked on the CPU only, where it costs
@@ -80,7 +81,8 @@ class PrototypicalClassifier(nn.Module):
         loss = None
         if labels is not None:
             self._check_labels(labels, logits)
-            loss = F.cross_entropy(logits.flatten(end_dim=-2), labels.flatten().long())
+            total = F.cross_entropy(logits.flatten(end_dim=-2), labels.flatten().long(), reduction="sum")
+            loss = total / (labels != IGNORED).sum().clamp_min(1)
         return PrototypicalOutput(logits, loss, prototypes.to(support.dtype))
 
     def _compare(self, query: Tensor, prototypes: Tensor) -> Tensor:

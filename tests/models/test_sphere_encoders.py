@@ -189,7 +189,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(family):
 @pytest.mark.parametrize("kind", KINDS[1:])  # with and without pooler
 def test_model_compiles_with_fullgraph(family, kind):
     model, batch = family.model(kind), family.batch()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(output_of(compiled, batch), output_of(model, batch), rtol=1e-5, atol=1e-6)
 
 

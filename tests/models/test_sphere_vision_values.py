@@ -321,7 +321,7 @@ def test_transformers_trainer_predicts_logits_and_values(tmp_path):
 @every_kind
 def test_model_compiles_with_fullgraph(kind):
     model, batch = small_model(kind), targets(kind)
-    compiled = torch.compile(model, backend="eager", fullgraph=True)(images(), **batch)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)(images(), **batch)
     expected = model(images(), **batch)
     assert all(torch.equal(compiled[name], value) for name, value in tensors_of(expected).items())
 

@@ -194,7 +194,7 @@ def test_autocast_responses_match_float32(operator, layer_of):
 def test_layers_compile_with_fullgraph(operator):
     for layer, x in ((AngularLinear(6, 3, operator), torch.randn(4, 6)), (conv_of(operator), torch.randn(2, 2, 6, 6))):
         torch.compiler.reset()
-        compiled = torch.compile(layer, fullgraph=True, backend="eager")
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(x), layer(x))
 
 

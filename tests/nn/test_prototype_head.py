@@ -291,24 +291,13 @@ def test_head_placed_in_inference_mode_can_be_trained_outside(placed):
     assert x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_it_compiles_with_fullgraph(head, training):
-    x = torch.randn(5, 4)
-    compiled = torch.compile(head.train(training), fullgraph=True, backend="eager")
-    loss = compiled(x, LABELS).loss
-    moved = head.class_concentration.item() != 10.0
-    torch.testing.assert_close(loss, head(x, LABELS).loss)
-    assert moved == training
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("accumulating", [True, False], ids=["in the loop", "on its own"])
-def test_compiled_training_matches_eager_training(backend, accumulating):
+def test_training_compiled_with_inductor_matches_eager_training(accumulating):
     torch.compiler.reset()
     results = []
     for compiled in (False, True):
         head, x = build_head("prototype", 4, 7), torch.linspace(-1, 2, 20).view(5, 4).requires_grad_()
-        forward = torch.compile(head, fullgraph=True, backend=backend) if compiled else head
+        forward = torch.compile(head, fullgraph=True) if compiled else head
         for _ in range(3):
             if accumulating:
                 head.before_forward(0, torch.arange(5))

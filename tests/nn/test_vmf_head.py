@@ -201,21 +201,6 @@ def test_wrong_number_of_places_is_rejected():
         announced_loss(make(), spread(5, 6, 4.0), places=torch.arange(3))
 
 
-def test_compiled_training_matches_eager_training():
-    results, z, trained = [], spread(5, 64, 20.0).double(), make(64).double()  # few dimensions are slow to compile
-    trained.initialize_from_data(z)
-    torch.compiler.reset()
-    for run in (trained, torch.compile(trained, backend="aot_eager", fullgraph=True)):
-        for seed in range(2):  # the second step must not reuse the samples of the first
-            x = z.clone().requires_grad_()
-            trained.zero_grad()
-            trained.before_forward(seed, PLACES)
-            loss = run(x, LABELS).loss
-            loss.backward()
-            results.append((loss.detach(), x.grad, trained.weight.grad.clone()))
-    torch.testing.assert_close(results[2:], results[:2])
-
-
 @pytest.mark.slow
 def test_inductor_draws_the_same_samples():
     head, z = make(), spread(5, 6, 4.0)

@@ -173,14 +173,28 @@ def create_backbone(
     architecture = name.split(".")[0]
     if not timm.is_model(architecture):
         known = timm.list_models()
-        close = difflib.get_close_matches(architecture, known, n=5) or timm.list_models("*_cifar")
+        own = [backbone for backbone in BACKBONES if backbone.startswith(architecture)]
+        close = own + [match for match in difflib.get_close_matches(architecture, known, n=5) if match not in own]
+        close = close or timm.list_models("*_cifar")
         raise ValueError(
             f"unknown backbone {name!r}; similar names are {', '.join(close)}; `timm.list_models()` lists all "
             f"{len(known)}."
         )
-    if "img_size" in inspect.signature(timm.model_entrypoint(architecture)).parameters:
+    pretrained_cfg = timm.get_pretrained_cfg(architecture)
+    has_fixed_size = pretrained_cfg is not None and pretrained_cfg.fixed_input_size  # timm's mark of such models
+    if has_fixed_size or "img_size" in inspect.signature(timm.model_entrypoint(architecture)).parameters:
         options.setdefault("img_size", image_size)
     try:
         return timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=num_channels, **options)
     except TypeError as error:
         raise ValueError(f"backbone {name!r} does not accept the options {options}: {error}") from error
+
+
+def ends_in_activation(backbone: nn.Module) -> bool:
+    """Whether the last layer of a timm model is an activation, in the order in which the layers are registered."""
+    layers = [layer for layer in backbone.modules() if _is_activation(layer) or list(layer.parameters(recurse=False))]
+    return _is_activation(layers[-1])
+
+
+def _is_activation(module: nn.Module) -> bool:
+    return type(module).__module__.startswith(("torch.nn.modules.activation", "timm.layers.activations"))

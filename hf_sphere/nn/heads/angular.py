@@ -40,8 +40,9 @@ class AngularHead(Head):
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Normalize for a direct operator, in float32 or better: (B, d) -> (B, d)."""
-        embeddings = self.upcast(embeddings)
-        return F.normalize(embeddings, dim=-1) if find_operator(self.linear.operator).normalizes_input else embeddings
+        if find_operator(self.linear.operator).normalizes_input:
+            return self.normalize(embeddings)
+        return self.upcast_embeddings(embeddings)
 
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return the values of the operator."""

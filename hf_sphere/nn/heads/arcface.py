@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.nn.heads.cosine import CosineHead
@@ -53,7 +52,7 @@ class ArcFaceHead(CosineHead):
         self.active_margin = self.margin if epoch >= self.margin_warmup_epochs else 0.0
 
     def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compute the mean cross-entropy of the logits, with the margin in the logit of the target class."""
+        """Compute the cross-entropy of each example, with the margin in the logit of the target class: (B,)."""
         margin = self.active_margin
         target = self.class_directions(embeddings)[labels]
         cosine = (embeddings * target).sum(-1, keepdim=True)
@@ -64,4 +63,4 @@ class ArcFaceHead(CosineHead):
             cosine - margin * math.sin(margin),
         )
         logits = logits.scatter(1, labels[:, None], self.inverse_temperature() * with_margin)
-        return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        return super().compute_loss(embeddings, logits, labels)

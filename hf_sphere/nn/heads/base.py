@@ -1,6 +1,7 @@
 """Base classes of the heads: embeddings in, logits and a loss out."""
 
 import inspect
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,10 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.nn.checks import check_labels
+from hf_sphere.nn.checks import IGNORED, check_labels, is_readable
+
+logger = logging.getLogger(__name__)
 
 INITIAL_LOG_TEMPERATURE = -2.773
 """Default initial value of a learned temperature: a scale of 16, which is the largest possible logit."""
+
+SMALL_NORM = 2.0**-7
+"""Norm below which the gradient of normalization is limited in float16."""
 
 HEADS: dict[str, type["Head"]] = {}
 """Head classes by name. Every subclass of `Head` that sets `name` is added when it is defined."""
@@ -47,7 +53,8 @@ class Head(nn.Module):
     Args:
         embedding_dim: Length d of the embeddings.
         num_classes: Number of classes K.
-        label_smoothing: Fraction of the target probability spread evenly over the classes, in [0, 1).
+        label_smoothing: Fraction of the target probability spread evenly over the classes, or over the two outcomes of
+            each class if an example can have several, in [0, 1).
 
     Example:
         >>> class ScaledHead(Head):
@@ -88,37 +95,63 @@ class Head(nn.Module):
         self.embedding_dim = embedding_dim
         self.num_classes = num_classes
         self.label_smoothing = label_smoothing
+        self._warn_if_unused = True
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Map embeddings (B, d) to those that the logits are computed from: (B, d')."""
         return embeddings
 
     def observe(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Update running statistics from transformed embeddings (B, d') and labels (B,); called only in training."""
+        """Update running statistics from transformed embeddings (B, d') and labels (B,); called only in training.
+
+        Examples with the label -100 are to be ignored.
+        """
 
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Compute the logits (B, K) of transformed embeddings (B, d'), as at prediction time."""
         raise NotImplementedError(f"{type(self).__name__} must define `compute_logits`.")
 
     def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compute the mean cross-entropy of the logits for labels (B,), in float32 or better."""
-        return F.cross_entropy(self.upcast(logits), labels, label_smoothing=self.label_smoothing)
+        """Compute the loss of each example, in float32 or better: (B,).
+
+        A head whose loss is not this one overrides it, and is then limited to one class per example.
+
+        Args:
+            embeddings: Transformed embeddings (B, d').
+            logits: Their logits (B, K).
+            labels: (B,), class indices for the cross-entropy; or (B, K), from 0 to 1, for the mean binary cross-entropy
+                over the classes.
+        """
+        logits = self.upcast(logits)
+        if labels.ndim == logits.ndim:
+            targets = labels.to(logits.dtype)
+            targets = targets + self.label_smoothing * (0.5 - targets)
+            return F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=-1)
+        return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing, reduction="none")
 
     def compute_concentration(self, embeddings: Tensor) -> Tensor | None:
         """Compute the certainty (B,) of transformed embeddings (B, d'), for heads that have one."""
         return None
 
     def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> HeadOutput:
-        """Compute the logits of embeddings (B, d) and, if labels (B,) are given, the loss."""
+        """Compute the logits of embeddings (B, d) and, if labels are given, the loss.
+
+        Args:
+            embeddings: (B, d).
+            labels: (B,), class indices, where examples with -100 are ignored; or (B, K), from 0 to 1, for examples that
+                can have several classes.
+        """
         transformed = self.transform(embeddings)
-        if labels is not None:
+        if labels is None:
+            self._warn_about_unused_loss()
+        else:
             self.check_labels(labels)
             if self.training:
                 self.observe(transformed, labels)
         logits = self.compute_logits(transformed)
         loss = None
         if labels is not None:
-            loss = self.compute_loss(transformed, logits, labels)
+            loss = self._reduce_loss(transformed, logits, labels)
         concentration = self.compute_concentration(transformed)
         return HeadOutput(logits, loss, transformed.to(embeddings.dtype), concentration)
 
@@ -127,10 +160,75 @@ class Head(nn.Module):
         """Convert values to float32, or keep a wider dtype."""
         return values.to(torch.promote_types(values.dtype, torch.float32))
 
+    @classmethod
+    def upcast_embeddings(cls, embeddings: Tensor) -> Tensor:
+        """Upcast embeddings (B, d), and shorten those whose squared norm could overflow."""
+        embeddings = cls.upcast(embeddings)
+        limit = torch.finfo(embeddings.dtype).max ** 0.4  # 1e15 in float32
+        return embeddings * (limit / embeddings.detach().abs().amax(dim=-1, keepdim=True)).clamp_max(1.0)
+
+    @classmethod
+    def normalize(cls, embeddings: Tensor) -> Tensor:
+        """Divide embeddings (B, d) by their norms, in float32 or better.
+
+        The gradient is inversely proportional to the norm. In float16, where it would overflow, it is limited to that
+        at the norm `SMALL_NORM`.
+        """
+        points = F.normalize(cls.upcast_embeddings(embeddings), dim=-1)
+        if embeddings.dtype != torch.float16:
+            return points
+        norms = torch.linalg.vector_norm(cls.upcast(embeddings.detach()), dim=-1, keepdim=True)
+        damping = (norms.clamp_min(1e-12) / SMALL_NORM).clamp_max(1.0)  # F.normalize has the same lower bound
+        return points.detach() + damping * (points - points.detach())
+
+    @classmethod
+    def supports_multi_label(cls) -> bool:
+        """Whether an example can have several classes, which requires the loss of this class."""
+        return cls.compute_loss is Head.compute_loss
+
     def check_labels(self, labels: Tensor) -> None:
-        """Raise an error for labels outside 0..K-1 if they can be read without a device synchronization."""
-        advice = "Set `num_labels` to the number of classes in the data."
-        check_labels(labels, self.num_classes, owner="model", advice=advice)
+        """Raise an error for labels of a wrong shape and, if they can be read without a device synchronization, value.
+
+        Raises:
+            ValueError: If the labels have a wrong shape or are out of range, or the head has no loss for several
+                classes per example.
+        """
+        if labels.ndim == 1:
+            advice = "Set `num_labels` to the number of classes in the data."
+            check_labels(labels, self.num_classes, owner="model", advice=advice)
+            return
+        if not self.supports_multi_label():
+            able = ", ".join(name for name, head in HEADS.items() if head.supports_multi_label())
+            raise ValueError(
+                f"head {self.name!r} has no loss for examples with several classes; the heads that have one: {able}."
+            )
+        if labels.shape[1:] != (self.num_classes,):
+            raise ValueError(
+                f"labels must have the shape (B,), or (B, {self.num_classes}) if an example can have several classes; "
+                f"got {tuple(labels.shape)}."
+            )
+        if is_readable(labels) and not ((labels >= 0) & (labels <= 1)).all():
+            raise ValueError("labels of examples with several classes must be 0 or 1, or between them.")
+
+    def _reduce_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Compute the mean or sum of the losses of examples without the label -100; 0 if there are none."""
+        used = labels != IGNORED if labels.ndim == 1 else labels.new_ones(len(labels), dtype=torch.bool)
+        labels = labels.masked_fill(~used, 0) if labels.ndim == 1 else labels
+        # Masked instead of selected: the number of selected examples is not known without a device synchronization.
+        total = torch.where(used, self.compute_loss(embeddings, logits, labels), 0.0).sum()
+        return total if self.reduction == "sum" else total / used.sum().clamp_min(1)
+
+    def _warn_about_unused_loss(self) -> None:
+        """Log a message, once, if a head with a loss of its own is trained without labels."""
+        trained = self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if trained and self._warn_if_unused and type(self).compute_loss is not Head.compute_loss:
+            self._warn_if_unused = False
+            smooths = "label_smoothing" in option_names(type(self))
+            logger.warning(
+                f"Head {self.name!r} is trained without labels, so its own loss is not used. If this is because of "
+                "label_smoothing_factor of the Trainer, leave that out"
+                + (" and set label_smoothing in head_kwargs." if smooths else "; the head has no label smoothing.")
+            )
 
     def initialize_from_data(self, embeddings: Tensor) -> None:
         """Initialize the head from training embeddings (N, d); see `needs_data_initialization`."""

@@ -36,7 +36,7 @@ class CosineHead(TemperatureHead):
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Normalize: (B, d) -> (B, d), in float32 or better."""
-        return F.normalize(self.upcast(embeddings), dim=-1)
+        return self.normalize(embeddings)
 
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return `scale * cosine`, float32 or better."""

@@ -57,7 +57,7 @@ class HyperbolicHead(Head):
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Map into the ball by the exponential map at its center: (B, d) -> (B, d), in float32 or better."""
-        return self._into_ball(self.upcast(embeddings))
+        return self._into_ball(self.upcast_embeddings(embeddings))
 
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return the scaled signed distances to the hyperplanes, float32 or better.

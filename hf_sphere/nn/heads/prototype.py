@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.coordinates import is_batched
+from hf_sphere.nn.checks import IGNORED
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.prototypes import Placement, place_prototypes
 
@@ -106,7 +106,7 @@ class PrototypeHead(Head):
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Normalize: (B, d) -> (B, d), in float32 or better."""
-        return F.normalize(self.upcast(embeddings), dim=-1)
+        return self.normalize(embeddings)
 
     @torch.no_grad()
     def observe(self, embeddings: Tensor, labels: Tensor) -> None:
@@ -137,10 +137,9 @@ class PrototypeHead(Head):
         return self.class_concentration.to(embeddings.dtype, copy=True) * self._cosines(embeddings)
 
     def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compute the mean or sum over the batch of (1 - cosine to the prototype of the label)^2."""
+        """Compute (1 - cosine to the prototype of the label)^2 of each example: (B,)."""
         cosines = (embeddings * self.prototypes.to(embeddings.dtype)[labels]).sum(dim=-1)
-        losses = (1.0 - cosines).square()
-        return losses.sum() if self.reduction == "sum" else losses.mean()
+        return (1.0 - cosines).square()
 
     def _cosines(self, embeddings: Tensor) -> Tensor:
         """Return the cosines of unit vectors (B, d) to the prototypes: (B, K)."""
@@ -153,8 +152,9 @@ class PrototypeHead(Head):
         expected = (probabilities * cosines).sum(dim=-1)
         variance = (probabilities * (cosines - expected[:, None]).square()).sum(dim=-1)
         # Label smoothing of 0.001, since without any errors the maximum-likelihood value would be infinite.
-        target = cosines.gather(1, labels[:, None])[:, 0].lerp(cosines.mean(dim=-1), 1e-3)
-        return torch.stack([torch.ones_like(target).sum(), (expected - target).sum(), variance.sum()])
+        target = cosines.gather(1, labels.clamp_min(0)[:, None])[:, 0].lerp(cosines.mean(dim=-1), 1e-3)
+        used = (labels != IGNORED).to(cosines.dtype)
+        return torch.stack([used.sum(), (used * (expected - target)).sum(), (used * variance).sum()])
 
     def _step_concentration(self, measured: Tensor, rate: float) -> None:
         """Take a damped multiplicative Newton step on the mean cross-entropy, given the sums of `_measure`."""

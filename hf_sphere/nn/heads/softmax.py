@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -27,7 +28,7 @@ class SoftmaxHead(Head):
 
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return `W x + b`."""
-        return self.linear(embeddings)
+        return self.linear(embeddings.to(torch.promote_types(embeddings.dtype, self.linear.weight.dtype)))
 
     def directions(self) -> Tensor:
         """Return the normalized rows of W."""

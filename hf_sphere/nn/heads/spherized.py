@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -58,7 +59,8 @@ class SpherizedHead(Head):
 
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return `W x`."""
-        return self.classifier.linear(embeddings)
+        linear = self.classifier.linear
+        return linear(embeddings.to(torch.promote_types(embeddings.dtype, linear.weight.dtype)))
 
     def directions(self) -> Tensor:
         """Return the normalized rows of W."""

@@ -145,7 +145,7 @@ class VMFHead(TemperatureHead):
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Scale: (B, d) -> (B, d), direction times concentration, in float32 or better."""
-        embeddings = self.upcast(embeddings)
+        embeddings = self.upcast_embeddings(embeddings)
         if self.training and self._warn_if_uninitialized and not torch.compiler.is_compiling():
             self._warn_if_uninitialized = False  # reading the buffer synchronizes the device: once per head
             if self.needs_data_initialization:
@@ -169,12 +169,12 @@ class VMFHead(TemperatureHead):
             return self._log_mean_softmax(embeddings, weight)
 
     def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compute the mean over the batch of `mean_s log sum_k C(w_k) / C(w_k + beta s) - beta E[z].E[w_y]`."""
+        """Compute `mean_s log sum_k C(w_k) / C(w_k + beta s) - beta E[z].E[w_y]` of each example: (B,)."""
         with torch.autocast(embeddings.device.type, enabled=False):
             weight = self.weight.to(embeddings.dtype)
             total = log_class_sum(*self._draw(embeddings), weight, self.inverse_temperature())
             of_means = logits if self._predicts_by_mean else self._logits_of_means(embeddings, weight)
-            return total.mean() - of_means.gather(1, labels[:, None]).mean()
+            return total.mean(dim=0) - of_means.gather(1, labels[:, None])[:, 0]
 
     def directions(self) -> Tensor:
         """Return the mean directions of the classes."""

@@ -1,0 +1,137 @@
+"""Labels of the heads: ignored examples, several classes per example, and training without labels."""
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hf_sphere.nn import HEADS, PrototypicalClassifier, build_head
+
+OPTIONS = {"vmf": {"num_samples": 2}}
+LABELS = torch.tensor([0, -100, 2, 3, -100])
+USED = LABELS != -100
+MULTI_LABEL = sorted(name for name, head in HEADS.items() if head.supports_multi_label())
+OWN_LOSS = sorted(set(HEADS) - set(MULTI_LABEL))
+TARGETS = torch.tensor([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
+
+
+def make(name, **options):
+    return build_head(name, 6, 4, **OPTIONS.get(name, {}), **options)
+
+
+def loss_of(head, x, labels, places):
+    head.before_forward(0, places)
+    return head(x, labels).loss
+
+
+# Ignored examples
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_loss_is_that_of_the_examples_that_are_not_ignored(name):
+    head, x, places = make(name), torch.randn(5, 6), torch.arange(5)
+    expected = loss_of(head, x[USED], LABELS[USED], places[USED])
+    torch.testing.assert_close(loss_of(head, x, LABELS, places), expected)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_ignored_examples_have_no_gradient(name):
+    x = torch.randn(5, 6, requires_grad=True)
+    make(name)(x, LABELS).loss.backward()
+    assert torch.equal(x.grad.any(dim=1), USED)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_loss_without_any_used_example_is_zero(name):
+    assert make(name)(torch.randn(2, 6), torch.tensor([-100, -100])).loss == 0
+
+
+def test_summed_loss_skips_ignored_examples():
+    x = torch.randn(5, 6)
+    mean, total = make("prototype")(x, LABELS).loss, make("prototype", reduction="sum")(x, LABELS).loss
+    torch.testing.assert_close(total, 3 * mean)
+
+
+def test_ignored_examples_do_not_change_the_concentration_of_prototypes():
+    x, with_ignored, without = torch.randn(5, 6), make("prototype"), make("prototype")
+    with_ignored(x, LABELS)
+    without(x[USED], LABELS[USED])
+    torch.testing.assert_close(with_ignored.class_concentration, without.class_concentration)
+    assert without.class_concentration != 10.0
+
+
+def test_prototypical_loss_skips_ignored_queries():
+    support, query = torch.randn(4, 2, 6), torch.randn(5, 6)
+    expected = PrototypicalClassifier()(query[USED], support, LABELS[USED]).loss
+    torch.testing.assert_close(PrototypicalClassifier()(query, support, LABELS).loss, expected)
+
+
+# Several classes per example
+
+
+def test_heads_with_cross_entropy_support_several_classes_per_example():
+    assert {"softmax", "spherized", "cosine"} <= set(MULTI_LABEL)
+
+
+@pytest.mark.parametrize("name", MULTI_LABEL)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_loss_of_several_classes_is_the_binary_cross_entropy(name, dtype):
+    head, x = make(name), torch.randn(3, 6)
+    expected = F.binary_cross_entropy_with_logits(head(x).logits, TARGETS.float())
+    torch.testing.assert_close(head(x, TARGETS.to(dtype)).loss, expected)
+
+
+def test_label_smoothing_of_several_classes_is_towards_one_half():
+    head, x = make("softmax", label_smoothing=0.2), torch.randn(3, 6)
+    expected = F.binary_cross_entropy_with_logits(head(x).logits, 0.8 * TARGETS + 0.1)
+    torch.testing.assert_close(head(x, TARGETS).loss, expected)
+
+
+@pytest.mark.parametrize("name", OWN_LOSS)
+def test_head_with_a_loss_for_one_class_rejects_several(name):
+    with pytest.raises(ValueError, match=rf"head '{name}' has no loss for examples with several classes; .* softmax"):
+        make(name)(torch.randn(3, 6), TARGETS)
+
+
+def test_labels_with_a_wrong_number_of_classes_are_rejected():
+    with pytest.raises(ValueError, match=r"must have the shape \(B,\), or \(B, 4\) .* got \(3, 5\)"):
+        make("softmax")(torch.randn(3, 6), torch.zeros(3, 5))
+
+
+@pytest.mark.parametrize("value", [-1, 2, float("nan")])
+def test_labels_of_several_classes_outside_0_and_1_are_rejected(value):
+    with pytest.raises(ValueError, match="labels of examples with several classes must be 0 or 1"):
+        make("softmax")(torch.randn(3, 6), torch.full((3, 4), value))
+
+
+# Training without labels
+
+
+ADVICE = {"arcface": "set label_smoothing in head_kwargs", "vmf": "has no label smoothing"}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_head_with_a_loss_of_its_own_warns_once_if_trained_without_labels(name, caplog):
+    head = make(name)
+    with caplog.at_level(logging.WARNING):
+        head(torch.randn(3, 6))
+        head(torch.randn(3, 6))
+    messages = [message for message in caplog.messages if "label_smoothing_factor of the Trainer" in message]
+    assert len(messages) == 1
+    assert ADVICE[name] in messages[0]
+
+
+@pytest.mark.parametrize("name", MULTI_LABEL)
+def test_head_with_cross_entropy_may_be_trained_without_labels(name, caplog):
+    with caplog.at_level(logging.WARNING):
+        make(name)(torch.randn(3, 6))
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("mode", ["evaluation", "without gradients"])
+def test_prediction_without_labels_does_not_warn(mode, caplog):
+    head = make("arcface").train(mode != "evaluation")
+    with caplog.at_level(logging.WARNING), torch.set_grad_enabled(mode == "evaluation"):
+        head(torch.randn(3, 6))
+    assert caplog.messages == []

@@ -1,0 +1,86 @@
+"""Range and precision of floating-point numbers in the heads."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hf_sphere.nn import HEADS, build_head
+
+LABELS = torch.tensor([0, 1, 2, 3, 0])
+OPTIONS = {"vmf": {"num_samples": 2}}
+
+
+def make(name):
+    head = build_head(name, 6, 4, **OPTIONS.get(name, {}))
+    if head.needs_data_initialization:
+        head.initialize_from_data(torch.randn(50, 6))
+    return head
+
+
+def embeddings(length, dtype=torch.float32):
+    return (length * F.normalize(torch.randn(5, 6), dim=-1)).to(dtype).requires_grad_()
+
+
+def train(head, x):
+    head.before_forward(0, torch.arange(5))
+    output = head(x, LABELS)
+    output.loss.backward()
+    return output
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("length", [1e19, 1e20, 1e30])
+def test_very_long_embeddings_have_the_loss_of_double_precision(name, length):
+    head = make(name)
+    reference, x = copy.deepcopy(head).double(), embeddings(length)
+    expected = train(reference, x.detach().double().requires_grad_()).loss
+    torch.testing.assert_close(train(head, x).loss.double(), expected, rtol=1e-3, atol=1e-3)
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_very_long_embeddings_have_the_predictions_of_double_precision(name):
+    head, x = make(name).eval(), embeddings(1e20)
+    expected = copy.deepcopy(head).double()(x.double()).logits
+    torch.testing.assert_close(head(x).logits.double(), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("length", [1e-3, 1e-5, 1e-7, 0.0])
+def test_gradients_of_very_short_float16_embeddings_are_finite(name, length):
+    x = embeddings(length, torch.float16)
+    train(make(name), x)
+    assert x.grad.isfinite().all()
+    assert length == 0 or x.grad.any()
+
+
+@pytest.mark.parametrize("name", ["cosine", "prototype", "angular"])
+def test_normalized_float16_embeddings_are_exact_however_short(name):
+    x = embeddings(1e-4, torch.float16)
+    expected = F.normalize(x.detach().float(), dim=-1)
+    torch.testing.assert_close(make(name).transform(x), expected)
+
+
+def test_gradient_of_usual_float16_embeddings_is_that_of_float32():
+    head, x = make("cosine"), embeddings(3.0, torch.float16)
+    wide = x.detach().float().requires_grad_()
+    train(head, x)
+    train(head, wide)
+    torch.testing.assert_close(x.grad, wide.grad.half())
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("training", [True, False])
+def test_half_precision_embeddings_are_accepted_without_autocast(name, dtype, training):
+    head, x = make(name).train(training), embeddings(3.0, dtype)
+    output = train(head, x)
+    assert output.loss.dtype == torch.float32
+    assert output.embeddings.dtype == x.grad.dtype == dtype
+
+
+@pytest.mark.parametrize("name", ["softmax", "spherized"])
+def test_half_precision_heads_return_half_precision_logits(name):
+    assert make(name).bfloat16()(embeddings(3.0, torch.bfloat16)).logits.dtype == torch.bfloat16
