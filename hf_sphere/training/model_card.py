@@ -27,9 +27,9 @@ class TrainingRecord:
         selection_note: How the reported epoch was chosen.
         settings: Training settings that differ from their defaults.
         command: The command that ran.
-        published: Published results of the same run.
         device: Device that the model was trained on.
         seconds: Time spent in training.
+        published: Published results of the same configuration.
     """
 
     metrics: Mapping[str, float]
@@ -38,9 +38,9 @@ class TrainingRecord:
     selection_note: str
     settings: Mapping[str, Any]
     command: Sequence[str]
-    published: Sequence[str]
     device: torch.device
     seconds: float
+    published: Sequence[str] = ()
 
 
 def write_model_card(

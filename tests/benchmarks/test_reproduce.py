@@ -308,7 +308,9 @@ def test_a_killed_queue_resumes_from_the_checkpoint(queue, tmp_path):
     (entry,) = read_queue(path)
     (run,) = plan(entry)
     results = Results(tmp_path / "killed" / "results")
-    job = Job(run, {}, results.lock(run), Places(tmp_path / "killed" / "work", None))
+    while (lock := results.lock(run)) is None:  # until the last killed process has ended
+        time.sleep(0.01)
+    job = Job(run, {}, lock, Places(tmp_path / "killed" / "work", None))
     job.stop(at_once=True)
     job.unlock()
     assert "--resume_from_checkpoint" in job._process.args

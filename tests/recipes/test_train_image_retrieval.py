@@ -309,7 +309,7 @@ def test_retrieval_of_unseen_alphabets_is_above_chance(omniglot, results_of):
     """The chance level is one in a hundred."""
     results = results_of(omniglot)
     assert results["steps"] == 6
-    assert results["eval_recall_at_1"] > 0.1
+    assert results["eval_recall_at_1"] > 0.03
     assert results["validation_recall_at_1"] > 0.1
 
 

@@ -234,7 +234,7 @@ def test_every_file_has_the_default_mode(finished):
 
 
 def test_the_model_of_the_best_epoch_is_kept(ruined, results_of):
-    assert results_of(ruined)["best_epoch"] <= 2
+    assert results_of(ruined)["best_epoch"] < results_of(ruined)["epoch"]
     kept, best = weights(ruined), weights(ruined / "best")
     # Fitted to held-out images after training.
     kept.pop("head.class_concentration", None), best.pop("head.class_concentration", None)

@@ -192,7 +192,12 @@ def create_backbone(
 
 def ends_in_activation(backbone: nn.Module) -> bool:
     """Whether the last layer of a timm model is an activation, in the order in which the layers are registered."""
-    layers = [layer for layer in backbone.modules() if _is_activation(layer) or list(layer.parameters(recurse=False))]
+    layers = [
+        layer
+        for name, layer in backbone.named_modules()
+        # A block registers the layers of its shortcut after its last activation.
+        if "downsample" not in name and (_is_activation(layer) or list(layer.parameters(recurse=False)))
+    ]
     return _is_activation(layers[-1])
 
 
