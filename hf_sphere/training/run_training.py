@@ -10,6 +10,7 @@ from huggingface_hub import HfApi
 from torch import nn
 
 from hf_sphere.training.checkpoints import RunState, write_model_files
+from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.loop import TrainingLoop
 from hf_sphere.training.measures import INTERVAL, show_metrics
 from hf_sphere.training.model_card import TrainingRecord, write_model_card
@@ -19,6 +20,7 @@ from hf_sphere.training.run import Run, start_run
 from hf_sphere.training.snapshots import Snapshots
 from hf_sphere.training.tasks.base import Prepared, Task
 from hf_sphere.utils.files import UNFINISHED
+from hf_sphere.utils.manifest import find_damage, write_manifest
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 
 
@@ -120,6 +122,8 @@ def _save(run: Run, prepared: Prepared, folder: Path, model: Any) -> None:
         with write_model_files(folder) as unfinished:
             model.save_pretrained(unfinished)
             prepared.processor.save_pretrained(unfinished)
+            if folder.name == BEST_FOLDER:  # it is read at the end, possibly by a resumed run
+                write_manifest(unfinished)
     run.accelerator.wait_for_everyone()
 
 
@@ -127,6 +131,8 @@ def _load_best(model: Any, run: Run) -> None:
     best = run.output_dir / BEST_FOLDER
     if not (best / "config.json").is_file():
         raise FileNotFoundError(f"{best} does not exist; the last model is in the latest checkpoint.")
+    if damage := find_damage(best):
+        raise CheckpointError(f"cannot load the best model from {best}: {damage}. The last one is in the checkpoints.")
     model.load_state_dict(type(model).from_pretrained(best).state_dict())
 
 

@@ -13,7 +13,14 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from training_runs import QUICK_RUNS, QuickRun, same, weights
 
-from hf_sphere.training import TrainingDivergedError, TrainingInterruptedError, TrainingLoop, find_task, task_names
+from hf_sphere.training import (
+    CheckpointError,
+    TrainingDivergedError,
+    TrainingInterruptedError,
+    TrainingLoop,
+    find_task,
+    task_names,
+)
 from hf_sphere.utils.snapshots import list_snapshots
 
 Train = Callable[..., Path]
@@ -249,6 +256,16 @@ def test_the_best_epoch_is_chosen_on_held_out_data(ruined, results_of, task):
     assert results[f"best_{kind.metric}"] == best
     # In retrieval, rounding can swap neighbors at almost equal distances.
     assert results[f"validation_{kind.metric}"] == pytest.approx(best, abs=3e-3 if task == "retrieval" else 0, rel=0)
+
+
+def test_a_damaged_model_of_the_best_epoch_is_not_saved_as_the_result(train, quick):
+    words = [*quick.held_out, "--load_best_model_at_end"]
+    best = train("--max_steps", "10", *words) / "best" / "model.safetensors"
+    data = bytearray(best.read_bytes())
+    data[-1] ^= 1
+    best.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"cannot load the best model .*: model.safetensors is damaged"):
+        train("--resume_from_checkpoint", "latest", *words, "--max_steps", "10")
 
 
 def test_the_card_states_on_which_data_the_epoch_was_chosen(ruined, task):
