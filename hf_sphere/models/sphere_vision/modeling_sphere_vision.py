@@ -17,7 +17,7 @@ from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVis
 from hf_sphere.models.sphere_vision.outputs_sphere_vision import SphereVisionClassifierOutput, SphereVisionModelOutput
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
 from hf_sphere.nn.heads.spherized import SpherizedHead
-from hf_sphere.nn.spherization import Spherization
+from hf_sphere.nn.spherization import Spherization, spherical_linear_names
 
 logger = logging.get_logger(__name__)
 
@@ -34,6 +34,11 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
     accepts_loss_kwargs = False
     _no_split_modules = ["SphereVisionModel"]
     _supports_sdpa = True  # timm's attention calls scaled_dot_product_attention itself
+
+    def post_init(self) -> None:
+        """Finish the construction, and let quantizers skip spherical layers."""
+        self._keep_in_fp32_modules = spherical_linear_names(self)
+        super().post_init()
 
     def initialize_weights(self) -> None:
         """Initialize tensors that neither the constructor nor a checkpoint has set."""
