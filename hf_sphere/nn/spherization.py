@@ -119,7 +119,20 @@ class SphericalLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Spherize the last axis, then apply the linear map."""
-        return self.linear(self.spherization(x))
+        # transformers keeps this module in float32 if it loads a model in float16; see `spherical_linear_names`.
+        wide = x.to(torch.promote_types(x.dtype, self.spherization.scaling.dtype))
+        result = self.linear(self.spherization(wide))
+        return result if wide is x else result.to(x.dtype)
+
+
+def spherical_linear_names(model: nn.Module) -> set[str]:
+    """Return the names of the modules in which a linear map follows a spherization.
+
+    Spherized values differ in size by orders of magnitude, and so do the weights of a map that was fitted to them, so
+    quantization to 8 or 4 bits would destroy these maps. transformers' quantizers skip the names that a model lists in
+    `_keep_in_fp32_modules`.
+    """
+    return {name for name, module in model.named_modules() if isinstance(module, SphericalLinear)}
 
 
 class SphericalConv2d(nn.Module):

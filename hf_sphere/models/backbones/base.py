@@ -68,6 +68,14 @@ class EmbeddingNet(nn.Module):
         """Compute the last hidden layer before its activation: (B, num_features)."""
         return self.layers(x)
 
+    def forward_intermediates(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Compute the last hidden layer before its activation, and the outputs of all layers."""
+        outputs = []
+        for layer in self.layers:
+            x = layer(x)
+            outputs.append(x)
+        return x, outputs
+
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Compute the logits from the last hidden layer, or the embedding if `pre_logits`."""
         x = self.final_activation(x)

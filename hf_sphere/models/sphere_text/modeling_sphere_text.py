@@ -24,7 +24,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, initialization as in
 
 from hf_sphere.models.sphere_text import configuration_sphere_text as configurations
 from hf_sphere.models.sphere_text.encoders import TEXT_ENCODERS, TextEncoder
-from hf_sphere.nn.spherization import SphericalLinear, Spherization
+from hf_sphere.nn.spherization import SphericalLinear, Spherization, spherical_linear_names
 
 _SPHERICAL_WEIGHT = re.compile(r"(?:^|\.)encoder\.layer\.(\d+)\.output\.spherical\.linear\.weight$")
 
@@ -69,7 +69,8 @@ class SpherizedClassificationHead(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits: (B, hidden_size) -> (B, num_labels)."""
-        return self.linear(self.spherization(self.projection(features)))
+        wide = features.to(torch.promote_types(features.dtype, self.spherization.scaling.dtype))  # as `SphericalLinear`
+        return self.linear(self.spherization(self.projection(wide))).to(features.dtype)
 
 
 class SpherizedFirstTokenHead(SpherizedClassificationHead):
@@ -126,9 +127,15 @@ class SphereTextPreTrainedModel(PreTrainedModel):
             init.constant_(module.radius, module.initial_radius)
 
     def post_init(self) -> None:
-        """Finish the construction; when loading, ignore the plain output layers that spherical ones replace."""
+        """Finish the construction.
+
+        The plain output layers that spherical ones replace are ignored on loading; quantizers skip the spherical ones.
+        """
         replaced = {rf"encoder\.layer\.{index}\.output\.dense\." for index in self.config.spherized_layer_indices}
         self._keys_to_ignore_on_load_unexpected = {*(self._keys_to_ignore_on_load_unexpected or ()), *replaced}
+        self._keep_in_fp32_modules = spherical_linear_names(self)
+        if isinstance(getattr(self, "classifier", None), SpherizedClassificationHead):
+            self._keep_in_fp32_modules.add("classifier")
         super().post_init()
 
     def _add_encoder(self, *, add_pooling_layer: bool) -> None:

@@ -15,9 +15,9 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
 from hf_sphere.models.sphere_vision.outputs_sphere_vision import SphereVisionClassifierOutput, SphereVisionModelOutput
-from hf_sphere.nn.heads import HEADS, Head, build_head
+from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
 from hf_sphere.nn.heads.spherized import SpherizedHead
-from hf_sphere.nn.spherization import Spherization
+from hf_sphere.nn.spherization import Spherization, spherical_linear_names
 
 logger = logging.get_logger(__name__)
 
@@ -34,6 +34,11 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
     accepts_loss_kwargs = False
     _no_split_modules = ["SphereVisionModel"]
     _supports_sdpa = True  # timm's attention calls scaled_dot_product_attention itself
+
+    def post_init(self) -> None:
+        """Finish the construction, and let quantizers skip spherical layers."""
+        self._keep_in_fp32_modules = spherical_linear_names(self)
+        super().post_init()
 
     def initialize_weights(self) -> None:
         """Initialize tensors that neither the constructor nor a checkpoint has set."""
@@ -60,6 +65,7 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
 
     def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
         self.base_model.backbone.set_grad_checkpointing(enable)
+        self.base_model.gradient_checkpointing = enable
 
     def get_input_embeddings(self) -> None:
         """Images have no token embeddings."""
@@ -96,6 +102,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
             self.spherization = Spherization(self.embedding_dim, **config.spherization)
             self.embedding_dim += 1
         self.supports_gradient_checkpointing = hasattr(self.backbone, "set_grad_checkpointing")
+        self.gradient_checkpointing = False  # `is_activation_checkpointing` reads it
         self.post_init()
         self.train(self.training)  # freezes batch norms if configured
 
@@ -134,11 +141,15 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
             _mark_filled(tensor, True)
 
     @can_return_tuple
-    def forward(self, pixel_values: Tensor, **kwargs: Any) -> SphereVisionModelOutput:
+    def forward(
+        self, pixel_values: Tensor, *, output_hidden_states: bool | None = None, **kwargs: Any
+    ) -> SphereVisionModelOutput:
         """Embed images.
 
         Args:
             pixel_values: (B, num_channels, height, width), normalized by the image processor.
+            output_hidden_states: Whether to return the intermediate features of the backbone; None for
+                `output_hidden_states` of the configuration.
             **kwargs: Ignored; accepted for compatibility with transformers.
         """
         if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
@@ -146,8 +157,24 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
                 f"expected pixel_values of shape (batch, {self.config.num_channels}, height, width); got "
                 f"{tuple(pixel_values.shape)}. Use the model's image processor to convert images."
             )
-        features = self.backbone(pixel_values.to(self.dtype))
-        return SphereVisionModelOutput(embeddings=self.spherization(self.projection(features)))
+        pixel_values, hidden_states = pixel_values.to(self.dtype), None
+        if self.config.output_hidden_states if output_hidden_states is None else output_hidden_states:
+            features, hidden_states = self._intermediate_features(pixel_values)
+        else:
+            features = self.backbone(pixel_values)
+        embeddings = self.spherization(self.projection(features))
+        return SphereVisionModelOutput(embeddings, pooler_output=embeddings, hidden_states=hidden_states)
+
+    def _intermediate_features(self, pixel_values: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the features of the backbone and, before pooling, those of its stages or blocks."""
+        backbone: Any = self.backbone
+        if not hasattr(backbone, "forward_intermediates"):
+            raise ValueError(
+                f"backbone {self.config.backbone!r} does not support output_hidden_states, which needs timm's "
+                "`forward_intermediates`. Leave out output_hidden_states, or use another backbone."
+            )
+        last, intermediates = backbone.forward_intermediates(pixel_values)
+        return backbone.forward_head(last), tuple(intermediates)
 
 
 class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
@@ -175,6 +202,20 @@ class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
         """Select the input of the head from embeddings (B, d)."""
         return embeddings
 
+    def classify(self, embeddings: Tensor, labels: Tensor | None = None) -> HeadOutput:
+        """Apply the head to embeddings (B, d).
+
+        Raises:
+            ValueError: If the shape of the labels contradicts the `problem_type` of the configuration.
+        """
+        problem_type = self.config.problem_type
+        if labels is not None and problem_type is not None and (labels.ndim == 2) != _is_multi_label(self.config):
+            expected = f"(batch, {self.config.num_labels})" if _is_multi_label(self.config) else "(batch,)"
+            raise ValueError(
+                f"problem_type {problem_type!r} requires labels of shape {expected}; got {tuple(labels.shape)}."
+            )
+        return self.head(self.head_inputs(embeddings), labels)
+
     @property
     def loss_reduction(self) -> str:
         """Whether the loss is the `mean` or the `sum` over a batch."""
@@ -192,6 +233,13 @@ class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
                 f"head {config.head!r} would spherize embeddings that the configuration's spherization has spherized "
                 "already. Use only one of them: set spherization=None, or use another head such as 'softmax'."
             )
+        if config.problem_type == "regression":
+            raise ValueError(
+                "problem_type 'regression' does not apply to a model with a head. Use SphereVisionForRegression, or "
+                "another problem_type."
+            )
+        if _is_multi_label(config):
+            HEADS[config.head].check_multi_label()
         return build_head(config.head, embedding_dim, config.num_labels, **(config.head_kwargs or {}))
 
 
@@ -199,7 +247,8 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
     """The image encoder with a classification head.
 
     Args:
-        config: The configuration; `num_labels` is the number of classes.
+        config: The configuration; `num_labels` is the number of classes. An image can have several of them if
+            `problem_type` is `multi_label_classification`, for heads whose loss is a cross-entropy.
         pretrained: See `SphereVisionModel`.
 
     Example:
@@ -224,16 +273,23 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
 
         Args:
             pixel_values: (B, num_channels, height, width), normalized by the image processor.
-            labels: (B,), class indices from 0 to `num_labels` - 1; if given, the output has a loss.
-            **kwargs: Ignored; accepted for compatibility with transformers.
+            labels: (B,), class indices from 0 to `num_labels` - 1, or -100 for images to ignore; or (B, num_labels),
+                from 0 to 1, for images with several classes. If given, the output has a loss.
+            **kwargs: Options of the encoder, see `SphereVisionModel`.
         """
-        output = self.head(self.sphere_vision(pixel_values, return_dict=True).embeddings, labels)
+        encoded = self.sphere_vision(pixel_values, return_dict=True, **kwargs)
+        output = self.classify(encoded.embeddings, labels)
         return SphereVisionClassifierOutput(
             loss=output.loss,
             logits=output.logits,
             embeddings=output.embeddings,
             concentration=output.concentration,
+            hidden_states=encoded.hidden_states,
         )
+
+
+def _is_multi_label(config: SphereVisionConfig) -> bool:
+    return config.problem_type == "multi_label_classification"
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

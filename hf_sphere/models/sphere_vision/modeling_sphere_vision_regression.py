@@ -55,10 +55,11 @@ class SphereVisionForRegression(SphereVisionPreTrainedModel):
         Args:
             pixel_values: (B, num_channels, height, width), normalized by the image processor.
             labels: (B,), the values; if given, the output has a loss.
-            **kwargs: Ignored; accepted for compatibility with transformers.
+            **kwargs: Options of the encoder, see `SphereVisionModel`.
         """
-        output = self.regression(self.sphere_vision(pixel_values, return_dict=True).embeddings, labels)
-        return SphereVisionRegressionOutput(output.loss, output.predictions, output.embeddings)
+        encoded = self.sphere_vision(pixel_values, return_dict=True, **kwargs)
+        output = self.regression(encoded.embeddings, labels)
+        return SphereVisionRegressionOutput(output.loss, output.predictions, output.embeddings, encoded.hidden_states)
 
 
 class SphereVisionForJointPrediction(SphereVisionModelWithHead):
@@ -108,20 +109,22 @@ class SphereVisionForJointPrediction(SphereVisionModelWithHead):
 
         Args:
             pixel_values: (B, num_channels, height, width), normalized by the image processor.
-            labels: (B,), class indices from 0 to `num_labels` - 1.
+            labels: The classes, see `SphereVisionForImageClassification`.
             regression_labels: (B,), the values; if both are given, the output has a loss.
-            **kwargs: Ignored; accepted for compatibility with transformers.
+            **kwargs: Options of the encoder, see `SphereVisionModel`.
         """
         if (labels is None) != (regression_labels is None):
             raise ValueError("the joint loss needs both labels (classes) and regression_labels (values), or neither.")
-        embeddings = self.sphere_vision(pixel_values, return_dict=True).embeddings
-        values = self.regression(embeddings, regression_labels)
-        classes = self.head(self.head_inputs(embeddings), labels)
+        encoded = self.sphere_vision(pixel_values, return_dict=True, **kwargs)
+        values = self.regression(encoded.embeddings, regression_labels)
+        classes = self.classify(encoded.embeddings, labels)
         loss = None
-        if labels is not None:
+        if classes.loss is not None:
             weight = self.config.task_weight
             loss = (1.0 - weight) * values.loss + weight * classes.loss
-        return SphereVisionJointOutput(loss, classes.logits, values.predictions, values.embeddings)
+        return SphereVisionJointOutput(
+            loss, classes.logits, values.predictions, values.embeddings, encoded.hidden_states
+        )
 
 
 def _build_regression(config: SphereVisionConfig, pretrained: bool) -> tuple[SphereVisionModel, PoleRegression]:

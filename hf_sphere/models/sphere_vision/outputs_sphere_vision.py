@@ -16,9 +16,13 @@ class SphereVisionModelOutput(ModelOutput):
 
     Attributes:
         embeddings: (B, d), the input of a head; on the sphere if the configuration has a `spherization`.
+        pooler_output: The embeddings, by the name they have in other models.
+        hidden_states: Features of the backbone's stages or blocks, if `output_hidden_states` is set.
     """
 
     embeddings: Tensor | None = None
+    pooler_output: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
 
 
 @dataclass
@@ -30,12 +34,14 @@ class SphereVisionClassifierOutput(ModelOutput):
         logits: (B, K); `argmax` is the prediction, `softmax` the confidence.
         embeddings: (B, d'), transformed by the head: on the sphere for a spherized head.
         concentration: (B,), the certainty of the embeddings, for heads that have one.
+        hidden_states: See `SphereVisionModelOutput`.
     """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
     embeddings: Tensor | None = None
     concentration: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
 
 
 @dataclass
@@ -46,11 +52,13 @@ class SphereVisionRegressionOutput(ModelOutput):
         loss: Scalar, if labels were given.
         predictions: (B,), in the unit of the labels.
         embeddings: (B, d), on the sphere.
+        hidden_states: See `SphereVisionModelOutput`.
     """
 
     loss: Tensor | None = None
     predictions: Tensor | None = None
     embeddings: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
 
 
 @dataclass
@@ -62,12 +70,14 @@ class SphereVisionJointOutput(ModelOutput):
         logits: (B, K); `argmax` is the predicted class, `softmax` the confidence.
         predictions: (B,), the predicted values in the unit of `regression_labels`.
         embeddings: (B, d), on the sphere.
+        hidden_states: See `SphereVisionModelOutput`.
     """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
     predictions: Tensor | None = None
     embeddings: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
 
 
 @dataclass

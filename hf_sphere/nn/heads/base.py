@@ -186,6 +186,15 @@ class Head(nn.Module):
         """Whether an example can have several classes, which requires the loss of this class."""
         return cls.compute_loss is Head.compute_loss
 
+    @classmethod
+    def check_multi_label(cls) -> None:
+        """Raise a `ValueError` if an example cannot have several classes."""
+        if not cls.supports_multi_label():
+            able = ", ".join(name for name, head in HEADS.items() if head.supports_multi_label())
+            raise ValueError(
+                f"head {cls.name!r} has no loss for examples with several classes; the heads that have one: {able}."
+            )
+
     def check_labels(self, labels: Tensor) -> None:
         """Raise an error for labels of a wrong shape and, if they can be read without a device synchronization, value.
 
@@ -197,11 +206,7 @@ class Head(nn.Module):
             advice = "Set `num_labels` to the number of classes in the data."
             check_labels(labels, self.num_classes, owner="model", advice=advice)
             return
-        if not self.supports_multi_label():
-            able = ", ".join(name for name, head in HEADS.items() if head.supports_multi_label())
-            raise ValueError(
-                f"head {self.name!r} has no loss for examples with several classes; the heads that have one: {able}."
-            )
+        self.check_multi_label()
         if labels.shape[1:] != (self.num_classes,):
             raise ValueError(
                 f"labels must have the shape (B,), or (B, {self.num_classes}) if an example can have several classes; "
@@ -221,7 +226,7 @@ class Head(nn.Module):
     def _warn_about_unused_loss(self) -> None:
         """Log a message, once, if a head with a loss of its own is trained without labels."""
         trained = self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        if trained and self._warn_if_unused and type(self).compute_loss is not Head.compute_loss:
+        if trained and self._warn_if_unused and not self.supports_multi_label():
             self._warn_if_unused = False
             smooths = "label_smoothing" in option_names(type(self))
             logger.warning(

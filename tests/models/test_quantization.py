@@ -1,0 +1,106 @@
+"""Quantizers of transformers skip the maps after a spherization, which 8 bits per weight would destroy."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.quantizers.base import HfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
+
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, calibrate_spherization
+
+
+def skipped(model: Any, *, given: list[str] | None = None) -> list[str]:
+    """Names of the modules that a quantizer skips, as each one computes them, with or without names from the user."""
+    return HfQuantizer.get_modules_to_not_convert(model, given, model._keep_in_fp32_modules)
+
+
+@torch.no_grad()
+def round_to_int8(model: Any, patterns: list[str]) -> Any:
+    """Round the weights of a copy's linear layers to 8 bits per row, as bitsandbytes and torchao do."""
+    model = copy.deepcopy(model)
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear) and should_convert_module(name, patterns):
+            step = layer.weight.abs().amax(dim=1, keepdim=True) / 127
+            layer.weight.copy_((layer.weight / step).round() * step)
+    return model
+
+
+@torch.no_grad()
+def hidden_states(model: Any, ids: Tensor) -> Tensor:
+    return model.base_model(ids).last_hidden_state.float()
+
+
+@pytest.fixture
+def calibrated(family) -> Any:
+    """A spherized encoder with a wide feed-forward, fitted to the plain one."""
+    torch.manual_seed(0)
+    sizes = {"intermediate_size": 256, "initializer_range": 0.1, "num_hidden_layers": 2}
+    reference, model = family.plain(**sizes), family.model(**sizes)
+    model.load_state_dict(reference.state_dict(), strict=False)
+    batches = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in torch.randint(5, 50, (20, 4, 30))]
+    calibrate_spherization(model, reference, batches)
+    return model
+
+
+def test_int8_weights_keep_the_output_of_a_calibrated_encoder(calibrated):
+    ids = torch.randint(5, 50, (4, 30))
+    expected = hidden_states(calibrated, ids)
+    similarities = {}
+    for name, patterns in {"all": [], "marked": skipped(calibrated)}.items():
+        states = hidden_states(round_to_int8(calibrated, patterns), ids)
+        similarities[name] = F.cosine_similarity(states, expected, dim=-1).mean().item()
+    assert similarities["all"] < 0.98  # what the marks prevent
+    assert similarities["marked"] > 0.999
+
+
+@pytest.mark.parametrize("given", [None, ["cls"]], ids=["default", "given"])
+@pytest.mark.parametrize("suffix", ["", ".weight"], ids=["bitsandbytes", "torchao"])
+@pytest.mark.parametrize("kind", ["Model", "ForMaskedLM", "ForSequenceClassification"])
+def test_quantizers_skip_the_maps_after_a_spherization(family, kind, suffix, given):
+    model = family.model(kind, spherized_layers=[0, 2])
+    linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    converted = {name for name in linear if should_convert_module(name + suffix, skipped(model, given=given))}
+    layer = f"{'' if kind == 'Model' else family.prefix + '.'}encoder.layer"
+    assert {f"{layer}.0.output.spherical.linear", f"{layer}.2.output.spherical.linear"} <= linear - converted
+    assert {f"{layer}.1.output.dense", f"{layer}.2.intermediate.dense"} <= converted
+
+
+def test_quantizers_skip_a_spherized_classifier(family):
+    model = family.model("ForSequenceClassification", spherized_layers=[], spherized_classifier=True)
+    assert not should_convert_module("classifier.projection", skipped(model))
+
+
+def image_model() -> SphereVisionForImageClassification:
+    return SphereVisionForImageClassification(SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28))
+
+
+def test_quantizers_skip_a_spherized_head_of_an_image_model():
+    patterns = skipped(image_model(), given=[])
+    assert not should_convert_module("head.classifier.linear", patterns)
+    assert should_convert_module("sphere_vision.backbone.layers.7", patterns)
+
+
+@pytest.mark.parametrize("kind", ["ForMaskedLM", "ForSequenceClassification"])
+def test_model_loaded_in_float16_predicts_the_same_with_these_maps_in_float32(family, kind, tmp_path):
+    model = family.model(kind, spherized_classifier=kind == "ForSequenceClassification")
+    model.save_pretrained(tmp_path)
+    loaded = family.model_class(kind).from_pretrained(tmp_path, dtype=torch.float16).eval()
+    assert loaded.base_model.encoder.layer[-1].output.spherical.linear.weight.dtype == torch.float32
+    batch = family.batch()
+    logits = loaded(**batch).logits
+    assert logits.dtype == torch.float16
+    torch.testing.assert_close(logits.float(), model(**batch).logits, rtol=0.02, atol=0.02)
+
+
+def test_image_model_loaded_in_float16_predicts_the_same(tmp_path):
+    model = SphereVisionForImageClassification(
+        SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28)
+    ).eval()
+    model.save_pretrained(tmp_path)
+    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path, dtype=torch.float16).eval()
+    x = torch.randn(2, 1, 28, 28)
+    torch.testing.assert_close(loaded(x).logits.float(), model(x).logits, rtol=0.02, atol=0.02)

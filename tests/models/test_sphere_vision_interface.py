@@ -1,0 +1,182 @@
+"""The interface of transformers: outputs, gradient checkpointing, problem types, label smoothing."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from transformers import Trainer, TrainingArguments, pipeline
+
+from hf_sphere import (
+    SphereVisionConfig,
+    SphereVisionForImageClassification,
+    SphereVisionForJointPrediction,
+    SphereVisionForRegression,
+    SphereVisionImageProcessor,
+    SphereVisionModel,
+)
+from hf_sphere.models.backbones import BACKBONES, EmbeddingNet
+from hf_sphere.nn import HEADS
+
+
+def config(**options) -> SphereVisionConfig:
+    return SphereVisionConfig(**{"backbone": "lenet5", "num_channels": 1, "image_size": 28, "num_labels": 4} | options)
+
+
+def images(count: int = 3, channels: int = 1, side: int = 28) -> torch.Tensor:
+    return torch.randn(count, channels, side, side)
+
+
+def classifier(**options) -> SphereVisionForImageClassification:
+    return SphereVisionForImageClassification(config(**options))
+
+
+# Hidden states and pooled output
+
+SIZES = {"alexnet": 64, "conv4": 84, "conv4_maxpool": 84, "resnet12": 84, "wrn28": 80, "lenet9": 28}
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_every_backbone_returns_hidden_states_that_lead_to_the_same_embeddings(backbone):
+    side = SIZES.get(backbone, 32)
+    model = SphereVisionModel(SphereVisionConfig(backbone=backbone, image_size=side, head="softmax")).eval()
+    x = images(1, 3, side)
+    output = model(x, output_hidden_states=True)
+    assert len(output.hidden_states) > 1
+    assert all(isinstance(state, torch.Tensor) for state in output.hidden_states)
+    assert model(x).hidden_states is None
+    torch.testing.assert_close(output.embeddings, model(x).embeddings)
+
+
+@pytest.mark.parametrize("backbone", ["vit_tiny_patch16_224", "convnext_atto", "resnet18"])
+def test_hidden_states_of_timm_models_lead_to_the_same_embeddings(backbone):
+    model, x = SphereVisionModel(SphereVisionConfig(backbone=backbone, embedding_dim=4)).eval(), images(1, 3, 32)
+    torch.testing.assert_close(model(x, output_hidden_states=True).embeddings, model(x).embeddings)
+
+
+VALUES = {"embedding_dim": 3, "value_range": [0.0, 1.0]}
+MODELS = {
+    SphereVisionForImageClassification: {},
+    SphereVisionForRegression: VALUES,
+    SphereVisionForJointPrediction: VALUES,
+}
+
+
+@pytest.mark.parametrize("model_class", MODELS)
+def test_models_with_a_head_return_the_hidden_states_of_the_encoder(model_class):
+    model, x = model_class(config(**MODELS[model_class])).eval(), images()
+    expected = model.base_model(x, output_hidden_states=True).hidden_states
+    torch.testing.assert_close(model(x, output_hidden_states=True).hidden_states, expected)
+
+
+def test_configuration_can_request_hidden_states():
+    assert classifier(output_hidden_states=True)(images()).hidden_states is not None
+
+
+def test_backbone_without_intermediate_features_rejects_hidden_states(monkeypatch):
+    monkeypatch.delattr(EmbeddingNet, "forward_intermediates")
+    with pytest.raises(ValueError, match="backbone 'lenet5' does not support output_hidden_states"):
+        classifier()(images(), output_hidden_states=True)
+
+
+def test_pooled_output_is_the_embedding():
+    output = SphereVisionModel(config(embedding_dim=5, spherization={}))(images())
+    assert output.pooler_output is output.embeddings
+
+
+@pytest.mark.parametrize("pool", [True, False])
+def test_feature_extraction_pipeline_returns_the_embedding(pool):
+    model = SphereVisionModel(config(embedding_dim=5)).eval()
+    size = {"height": 28, "width": 28}
+    processor = SphereVisionImageProcessor(num_channels=1, size=size, image_mean=[0.1], image_std=[0.3])
+    picture = Image.fromarray(np.arange(784, dtype=np.uint8).reshape(28, 28))
+    extract = pipeline("image-feature-extraction", model=model, image_processor=processor)
+    expected = model(processor(picture, return_tensors="pt").pixel_values).embeddings
+    torch.testing.assert_close(torch.tensor(extract(picture, pool=pool)), expected)
+
+
+# Gradient checkpointing
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*deprecated:FutureWarning")  # the names of version 5.17
+@pytest.mark.parametrize("model_class", [SphereVisionModel, SphereVisionForImageClassification])
+def test_model_reports_gradient_checkpointing(model_class):
+    model = model_class(SphereVisionConfig(backbone="resnet20_cifar"))
+    states = [model.is_gradient_checkpointing]
+    model.gradient_checkpointing_enable()
+    states += [model.is_gradient_checkpointing, model.base_model.backbone.grad_checkpointing]
+    model.gradient_checkpointing_disable()
+    states += [model.is_gradient_checkpointing, model.base_model.backbone.grad_checkpointing]
+    assert states == [False, True, True, False, False]
+
+
+# Problem types
+
+TARGETS = torch.tensor([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]])
+MULTI_LABEL = {"problem_type": "multi_label_classification"}
+
+
+@pytest.mark.parametrize("head", ["softmax", "spherized", "cosine"])
+@pytest.mark.parametrize("options", [MULTI_LABEL, {}], ids=["configured", "by the labels"])
+def test_multi_label_loss_is_the_binary_cross_entropy(head, options):
+    output = classifier(head=head, **options).eval()(images(), labels=TARGETS.float())
+    torch.testing.assert_close(output.loss, F.binary_cross_entropy_with_logits(output.logits, TARGETS.float()))
+
+
+@pytest.mark.parametrize("head", ["arcface", "vmf", "prototype"])
+def test_head_with_a_loss_for_one_class_rejects_multi_label_classification(head):
+    with pytest.raises(ValueError, match=rf"head '{head}' has no loss for examples with several classes; .* softmax"):
+        classifier(head=head, **MULTI_LABEL)
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "labels"),
+    [("multi_label_classification", torch.tensor([0, 1, 2])), ("single_label_classification", TARGETS)],
+)
+def test_labels_that_contradict_the_problem_type_are_rejected(problem_type, labels):
+    with pytest.raises(ValueError, match=rf"problem_type '{problem_type}' requires labels of shape \(batch,"):
+        classifier(head="softmax", problem_type=problem_type)(images(), labels=labels)
+
+
+def test_regression_as_the_problem_type_of_a_classifier_is_rejected():
+    with pytest.raises(ValueError, match=r"problem_type 'regression' does not apply .* Use SphereVisionForRegression"):
+        classifier(problem_type="regression")
+
+
+@pytest.mark.parametrize("head", sorted(HEADS))
+def test_images_with_the_label_minus_100_are_ignored(head):
+    model, x = classifier(head=head).eval(), images()
+    expected = model(x[:2], labels=torch.tensor([3, 1])).loss
+    torch.testing.assert_close(model(x, labels=torch.tensor([3, 1, -100])).loss, expected)
+
+
+def trainer(model, labels, tmp_path, **options):
+    data = [{"pixel_values": image, "labels": label} for image, label in zip(images(len(labels)), labels, strict=True)]
+    options |= {"max_steps": 2, "report_to": [], "use_cpu": True, "disable_tqdm": True}
+    return Trainer(model, TrainingArguments(str(tmp_path), **options), train_dataset=data, eval_dataset=data)
+
+
+def test_transformers_trainer_trains_a_multi_label_classifier(tmp_path):
+    run = trainer(classifier(head="cosine", **MULTI_LABEL), TARGETS.float(), tmp_path)
+    assert np.isfinite(run.train().training_loss)
+    assert run.predict(run.eval_dataset).predictions.shape == (3, 4)
+
+
+# Label smoothing of the Trainer
+
+
+def test_label_smoothing_of_the_trainer_warns_that_the_margin_is_not_used(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        trainer(classifier(head="arcface"), [0, 1, 2], tmp_path, label_smoothing_factor=0.1).train()
+    messages = [message for message in caplog.messages if "its own loss is not used" in message]
+    assert len(messages) == 1
+    assert "set label_smoothing in head_kwargs" in messages[0]
+
+
+def test_label_smoothing_of_the_head_keeps_the_margin(tmp_path, caplog):
+    model = classifier(head="arcface", head_kwargs={"label_smoothing": 0.1})
+    with caplog.at_level(logging.WARNING):
+        trainer(model, [0, 1, 2], tmp_path).train()
+    assert "its own loss is not used" not in caplog.text
