@@ -90,6 +90,10 @@ def task_of(run: Path) -> type[ImageTask]:
     return find_task(next(named, "classification"))
 
 
+UNIFORM = {"published": None, "output_dir": "run"}
+"""Arguments that differ between any two runs."""
+
+
 def parse(run: Path, *overlays: Path) -> tuple:
     """Arguments of the model, the data, the training and the task."""
     kind = MaskedLanguageModeling if run in LANGUAGE else task_of(run)
@@ -174,9 +178,7 @@ def test_the_joint_runs_of_a_data_set_differ_only_in_the_task_weight():
         arguments = [parse(run) for run in runs]
         weights = {values.task_weight for *_, values in arguments}
         assert weights == {0.01, 0.1, 0.25, 0.5, 0.9}
-        same = [
-            (m, d, replace(t, published=None, output_dir="run"), replace(v, task_weight=0.5)) for m, d, t, v in arguments
-        ]
+        same = [(m, d, replace(t, **UNIFORM), replace(v, task_weight=0.5)) for m, d, t, v in arguments]
         assert all(each == same[0] for each in same)
 
 
@@ -187,7 +189,7 @@ def test_class_name_runs_differ_from_plain_runs_only_in_the_prototypes(run):
     assert model.prototypes_file is not None
     assert replace(model, prototypes_file=None) == plain_model
     assert data == plain_data
-    assert replace(training, published=None, output_dir="run") == replace(plain, published=None, output_dir="run")
+    assert replace(training, **UNIFORM) == replace(plain, **UNIFORM)
 
 
 @pytest.mark.parametrize("run", [*RUNS, *LANGUAGE], ids=lambda path: path.stem)
@@ -258,7 +260,7 @@ def test_paired_spherized_and_plain_runs_differ_only_in_the_head():
         assert (model.head, plain[0].head) == ("spherized", "softmax")
         assert replace(model, head=None, head_kwargs=None) == replace(plain[0], head=None, head_kwargs=None)
         assert data == plain[1]
-        assert replace(training, published=None, output_dir="run") == replace(plain[2], published=None, output_dir="run")
+        assert replace(training, **UNIFORM) == replace(plain[2], **UNIFORM)
 
 
 PIXELS = {
@@ -368,7 +370,7 @@ def test_spherized_few_shot_runs_differ_from_plain_runs_only_in_the_spherization
     options |= {"final_norm": True} if model.backbone == "wrn28" else {}
     assert (model, data) == (replace(plain_model, backbone_kwargs=options), plain_data)
     assert ("final_activation" in plain_model.backbone_kwargs) == (model.backbone not in ("resnet12", "wrn28"))
-    assert replace(training, published=None, output_dir="run") == replace(plain, published=None, output_dir="run")
+    assert replace(training, **UNIFORM) == replace(plain, **UNIFORM)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +384,7 @@ def test_published_plain_conv4_differs_from_the_control_only_in_its_last_layer(r
     options = {"backbone": "conv4", "backbone_kwargs": {"final_activation": False}}
     assert (replace(model, **options), data, few_shot) == (control_model, control_data, control_few_shot)
     assert (model.backbone, training.published) == ("conv4_maxpool", run.stem)
-    assert replace(training, published=None, output_dir="run") == replace(control_training, published=None, output_dir="run")
+    assert replace(training, **UNIFORM) == replace(control_training, **UNIFORM)
     assert control_training.published is None
 
 
@@ -546,7 +548,7 @@ def test_spherized_language_model_runs_differ_from_plain_runs_only_in_the_spheri
     assert model.spherization_kwargs == {"scaling": value, "radius": value}  # the scaling is learned by default
     assert replace(model, spherized=False, spherized_layers=None, spherization_kwargs={}) == plain_model
     assert data == plain_data
-    assert replace(training, published=None, output_dir="run") == replace(plain, published=None, output_dir="run")
+    assert replace(training, **UNIFORM) == replace(plain, **UNIFORM)
 
 
 ANGULAR = [run for run in RUNS if run.parent.name == "angular"]
@@ -577,7 +579,7 @@ def test_angular_comparison_runs_differ_from_the_plain_run_only_in_the_layer(run
         plain_model, head=None, head_kwargs={}, backbone_kwargs={}
     )
     assert data == plain_data
-    assert replace(training, published=None, output_dir="run") == replace(plain, published=None, output_dir="run")
+    assert replace(training, **UNIFORM) == replace(plain, **UNIFORM)
 
 
 PICTURES = [run for run in RUNS if run.parent.name == "visualization"]
