@@ -229,7 +229,8 @@ def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
         yield "of differences from published numbers, of the measured mean only."
         devices = sorted({run["device"] for run in runs})
         minutes = statistics.mean(run["core_minutes"] for run in runs)
-        yield f"{len(runs)} runs on {', '.join(devices)}, {minutes:.3g} core-minutes each on average."
+        count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+        yield f"{count} on {', '.join(devices)}, {minutes:.3g} core-minutes each on average."
     if any(run["data"] == {"name": "uoft-cs/cifar10", "encoding": "JPEG"} for run in runs):
         yield CIFAR_NOTE
     diverged = sorted(run["name"] for run in runs if run.get("diverged"))
