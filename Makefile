@@ -12,9 +12,10 @@ demo: $(READY)  ## train, save, load and use a spherized LeNet-5 on the bundled 
 test: $(READY)  ## run the test suite, without network, on all cores
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n auto --dist worksteal
 
-test-transformers: $(READY)  ## run the common tests of transformers on our text models; downloads them once
+test-transformers: $(READY)  ## run the common tests of transformers on our models; downloads them once
 	tests=$$($(VENV)/bin/python tests/transformers_common/fetch.py) && PYTHONPATH=$$tests $(RUN) -m pytest \
-		-o addopts=-ra -W ignore::pytest.PytestUnknownMarkWarning tests/transformers_common/encoders.py
+		-o addopts=-ra -W ignore::pytest.PytestUnknownMarkWarning tests/transformers_common/encoders.py \
+		tests/transformers_common/vision.py
 
 soak: $(READY)  ## disturb training runs for MINUTES: kills, full disks, damaged files, second runs; prints the counts
 	$(RUN) tests/recipes/soak.py --minutes $(or $(MINUTES),10)

@@ -126,9 +126,18 @@ def test_multi_label_loss_is_the_binary_cross_entropy(head, options):
 
 
 @pytest.mark.parametrize("head", ["arcface", "vmf", "prototype"])
-def test_head_with_a_loss_for_one_class_rejects_multi_label_classification(head):
-    with pytest.raises(ValueError, match=rf"head '{head}' has no loss for examples with several classes; .* softmax"):
-        classifier(head=head, **MULTI_LABEL)
+@pytest.mark.parametrize("problem_type", ["multi_label_classification", "regression"])
+def test_head_with_a_loss_for_one_class_rejects_other_problem_types(head, problem_type):
+    message = rf"head '{head}' has a loss of its own, .* problem_type '{problem_type}' requires one of .* softmax"
+    with pytest.raises(ValueError, match=message):
+        classifier(head=head, problem_type=problem_type)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1)], ids=str)
+def test_loss_of_a_regression_is_the_squared_error_of_the_logits(shape):
+    values = torch.rand(shape)
+    output = classifier(head="softmax", problem_type="regression", num_labels=1).eval()(images(), labels=values)
+    torch.testing.assert_close(output.loss, F.mse_loss(output.logits[:, 0], values.flatten()))
 
 
 @pytest.mark.parametrize(
@@ -138,11 +147,6 @@ def test_head_with_a_loss_for_one_class_rejects_multi_label_classification(head)
 def test_labels_that_contradict_the_problem_type_are_rejected(problem_type, labels):
     with pytest.raises(ValueError, match=rf"problem_type '{problem_type}' requires labels of shape \(batch,"):
         classifier(head="softmax", problem_type=problem_type)(images(), labels=labels)
-
-
-def test_regression_as_the_problem_type_of_a_classifier_is_rejected():
-    with pytest.raises(ValueError, match=r"problem_type 'regression' does not apply .* Use SphereVisionForRegression"):
-        classifier(problem_type="regression")
 
 
 @pytest.mark.parametrize("head", sorted(HEADS))

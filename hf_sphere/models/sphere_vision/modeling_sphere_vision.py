@@ -5,9 +5,11 @@
 """Image models: a timm backbone, an embedding and a head on the hypersphere."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel, initialization as init
 from transformers.utils import logging
@@ -203,18 +205,25 @@ class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
         return embeddings
 
     def classify(self, embeddings: Tensor, labels: Tensor | None = None) -> HeadOutput:
-        """Apply the head to embeddings (B, d).
+        """Apply the head to embeddings (B, d), with the loss of the configuration's `problem_type` if there are labels.
 
         Raises:
-            ValueError: If the shape of the labels contradicts the `problem_type` of the configuration.
+            ValueError: If the shape of the labels contradicts the problem type.
         """
-        problem_type = self.config.problem_type
-        if labels is not None and problem_type is not None and (labels.ndim == 2) != _is_multi_label(self.config):
-            expected = f"(batch, {self.config.num_labels})" if _is_multi_label(self.config) else "(batch,)"
+        problem_type, inputs = self.config.problem_type, self.head_inputs(embeddings)
+        if labels is None or problem_type is None:
+            return self.head(inputs, labels)
+        if problem_type == "regression":
+            output = self.head(inputs)
+            logits = self.head.upcast(output.logits)
+            return replace(output, loss=F.mse_loss(logits, labels.to(logits.dtype).view_as(logits)))
+        axes = 2 if problem_type == "multi_label_classification" else 1
+        if labels.ndim != axes:
+            shape = "(batch, num_labels)" if axes == 2 else "(batch,)"
             raise ValueError(
-                f"problem_type {problem_type!r} requires labels of shape {expected}; got {tuple(labels.shape)}."
+                f"problem_type {problem_type!r} requires labels of shape {shape}; got {tuple(labels.shape)}."
             )
-        return self.head(self.head_inputs(embeddings), labels)
+        return self.head(inputs, labels)
 
     @property
     def loss_reduction(self) -> str:
@@ -233,13 +242,8 @@ class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
                 f"head {config.head!r} would spherize embeddings that the configuration's spherization has spherized "
                 "already. Use only one of them: set spherization=None, or use another head such as 'softmax'."
             )
-        if config.problem_type == "regression":
-            raise ValueError(
-                "problem_type 'regression' does not apply to a model with a head. Use SphereVisionForRegression, or "
-                "another problem_type."
-            )
-        if _is_multi_label(config):
-            HEADS[config.head].check_multi_label()
+        if config.problem_type not in (None, "single_label_classification"):
+            HEADS[config.head].require_cross_entropy(f"problem_type {config.problem_type!r}")
         return build_head(config.head, embedding_dim, config.num_labels, **(config.head_kwargs or {}))
 
 
@@ -247,8 +251,9 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
     """The image encoder with a classification head.
 
     Args:
-        config: The configuration; `num_labels` is the number of classes. An image can have several of them if
-            `problem_type` is `multi_label_classification`, for heads whose loss is a cross-entropy.
+        config: The configuration; `num_labels` is the number of classes. With `problem_type` set to
+            `multi_label_classification`, an image can have several of them; with `regression`, the logits are values.
+            Heads whose loss is not a cross-entropy have neither.
         pretrained: See `SphereVisionModel`.
 
     Example:
@@ -274,7 +279,7 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
         Args:
             pixel_values: (B, num_channels, height, width), normalized by the image processor.
             labels: (B,), class indices from 0 to `num_labels` - 1, or -100 for images to ignore; or (B, num_labels),
-                from 0 to 1, for images with several classes. If given, the output has a loss.
+                from 0 to 1, for images with several classes, or values. If given, the output has a loss.
             **kwargs: Options of the encoder, see `SphereVisionModel`.
         """
         encoded = self.sphere_vision(pixel_values, return_dict=True, **kwargs)
@@ -286,10 +291,6 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
             concentration=output.concentration,
             hidden_states=encoded.hidden_states,
         )
-
-
-def _is_multi_label(config: SphereVisionConfig) -> bool:
-    return config.problem_type == "multi_label_classification"
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

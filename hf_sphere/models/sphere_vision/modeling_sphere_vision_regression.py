@@ -4,6 +4,7 @@
 # the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
 """Image models that predict values: regression, alone or together with classification."""
 
+import copy
 from typing import Any
 
 from torch import Tensor
@@ -35,6 +36,7 @@ class SphereVisionForRegression(SphereVisionPreTrainedModel):
     """
 
     def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
+        config = copy.deepcopy(config)
         config.head = None  # so that the saved model is not mistaken for a classifier
         super().__init__(config)
         self.sphere_vision, self.regression = _build_regression(config, pretrained)

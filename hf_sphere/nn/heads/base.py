@@ -182,17 +182,18 @@ class Head(nn.Module):
         return points.detach() + damping * (points - points.detach())
 
     @classmethod
-    def supports_multi_label(cls) -> bool:
-        """Whether an example can have several classes, which requires the loss of this class."""
-        return cls.compute_loss is Head.compute_loss
+    def has_own_loss(cls) -> bool:
+        """Whether the loss is not a cross-entropy of the logits but one for a single class per example."""
+        return cls.compute_loss is not Head.compute_loss
 
     @classmethod
-    def check_multi_label(cls) -> None:
-        """Raise a `ValueError` if an example cannot have several classes."""
-        if not cls.supports_multi_label():
-            able = ", ".join(name for name, head in HEADS.items() if head.supports_multi_label())
+    def require_cross_entropy(cls, purpose: str) -> None:
+        """Raise a `ValueError` that names the purpose if the head has a loss of its own."""
+        if cls.has_own_loss():
+            others = ", ".join(name for name, head in HEADS.items() if not head.has_own_loss())
             raise ValueError(
-                f"head {cls.name!r} has no loss for examples with several classes; the heads that have one: {able}."
+                f"head {cls.name!r} has a loss of its own, for one class per example; {purpose} requires one of the "
+                f"heads {others}."
             )
 
     def check_labels(self, labels: Tensor) -> None:
@@ -206,7 +207,7 @@ class Head(nn.Module):
             advice = "Set `num_labels` to the number of classes in the data."
             check_labels(labels, self.num_classes, owner="model", advice=advice)
             return
-        self.check_multi_label()
+        self.require_cross_entropy("an example with several classes")
         if labels.shape[1:] != (self.num_classes,):
             raise ValueError(
                 f"labels must have the shape (B,), or (B, {self.num_classes}) if an example can have several classes; "
@@ -226,7 +227,7 @@ class Head(nn.Module):
     def _warn_about_unused_loss(self) -> None:
         """Log a message, once, if a head with a loss of its own is trained without labels."""
         trained = self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        if trained and self._warn_if_unused and not self.supports_multi_label():
+        if trained and self._warn_if_unused and self.has_own_loss():
             self._warn_if_unused = False
             smooths = "label_smoothing" in option_names(type(self))
             logger.warning(
