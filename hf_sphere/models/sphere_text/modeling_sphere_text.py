@@ -116,6 +116,7 @@ class SphereTextPreTrainedModel(PreTrainedModel):
     config: Any
     config_class: Any
     model_tags = ["hf_sphere"]
+    accepts_loss_kwargs = False  # the losses of the plain encoders ignore `num_items_in_batch`
     _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = None
 
     @torch.no_grad()
