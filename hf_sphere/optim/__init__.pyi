@@ -3,6 +3,7 @@ from .diagnostics import (
     RadialDiagnosticsCallback as RadialDiagnosticsCallback,
     as_metrics as as_metrics,
     effective_step as effective_step,
+    radial_channel_dims as radial_channel_dims,
     radial_diagnostics as radial_diagnostics,
 )
 from .groups import parameter_groups as parameter_groups, radial_parameter_groups as radial_parameter_groups

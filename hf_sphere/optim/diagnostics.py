@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from transformers import TrainerCallback
 
 from hf_sphere.optim.channels import ChannelDims, Layout, local
+from hf_sphere.optim.invariance import find_radial_weights
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,22 @@ def radial_diagnostics(
     return measured
 
 
+def radial_channel_dims(model: nn.Module, optimizer: Optimizer, batch: Any = None) -> dict[str, ChannelDims]:
+    """Return the channel axes of the radially invariant weights by name, from the optimizer if it has them.
+
+    Args:
+        model: The model; its weights are checked, see `find_radial_weights`, if the optimizer has no such axes.
+        optimizer: The optimizer.
+        batch: A batch of real data for the check.
+    """
+    groups = [group for group in optimizer.param_groups if group.get("channel_dims") is not None]
+    known = {name: group["channel_dims"] for group in groups for name in group.get("param_names", ())}
+    radial = known or find_radial_weights(model, batch).channel_dims
+    if not radial:
+        logger.warning("No radial diagnostics are logged: the model has no radially invariant weights.")
+    return radial
+
+
 def _radial(
     optimizer: Optimizer, channel_dims: Mapping[str, ChannelDims] | None, model: nn.Module | None
 ) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
@@ -171,7 +188,7 @@ class RadialDiagnosticsCallback(TrainerCallback):
     Args:
         log: The Trainer's `log`.
         every: Steps between two logs.
-        channel_dims: Radial weights, for torch's own optimizers; see `radial_diagnostics`.
+        channel_dims: Radial weights, see `radial_diagnostics`; found when training starts if None.
 
     Example:
         >>> trainer.add_callback(RadialDiagnosticsCallback(trainer.log, every=100))
@@ -189,6 +206,17 @@ class RadialDiagnosticsCallback(TrainerCallback):
         self._every = every
         self._channel_dims = channel_dims
         self._measured: dict[str, float] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Find the radial weights."""
+        if self._channel_dims is None:
+            model = extract_model_from_parallel(kwargs["model"], keep_torch_compile=False)
+            try:
+                self._channel_dims = radial_channel_dims(model, kwargs["optimizer"])
+            except ValueError as error:  # training must not fail
+                logger.warning("Radial diagnostics are disabled: %s", error)
+        if not self._channel_dims:
+            self._every = 0
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Measure every `every` optimizer steps, before the gradients are reset."""

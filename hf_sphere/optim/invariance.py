@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from hf_sphere.optim.channels import ChannelDims, Layout, group_size
 from hf_sphere.optim.example_inputs import example_inputs
-from hf_sphere.optim.trial import call, exact, make_trial, move
+from hf_sphere.optim.trial import call, exact, make_trial, move, quiet
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -101,7 +101,8 @@ def find_radial_weights(
             else:
                 deviations[name] = dict.fromkeys(_possible_groups(weight), 0.0)
     devices = {parameter.device for parameter in model.parameters()}
-    with torch.random.fork_rng(devices=[device for device in devices if device.type == "cuda"]), exact(devices):
+    on_gpu = [device for device in devices if device.type == "cuda"]
+    with torch.random.fork_rng(devices=on_gpu), exact(devices), quiet():
         torch.manual_seed(0)
         trial = make_trial(model)
         batch = _fitting_example(trial) if batch is None else batch

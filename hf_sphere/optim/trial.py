@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -86,3 +87,14 @@ def call(trial: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return trial(**batch)
     return trial(*batch) if isinstance(batch, (tuple, list)) else trial(batch)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Disable log messages up to warnings: those of a trial would be misunderstood as those of the training."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(before)
