@@ -16,5 +16,6 @@ from .models import (
     SphereVisionModel as SphereVisionModel,
     calibrate_spherization as calibrate_spherization,
 )
+from .training import SphereTrainer as SphereTrainer
 
 __version__: str

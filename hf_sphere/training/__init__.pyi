@@ -15,3 +15,8 @@ from .loop import TrainingLoop as TrainingLoop
 from .output_dir import prepare_output_dir as prepare_output_dir
 from .run import Run as Run, start_run as start_run
 from .tasks import Task as Task, find_task as find_task, task_names as task_names
+from .trainer import (
+    SphereCallback as SphereCallback,
+    SphereTrainer as SphereTrainer,
+    create_optimizer as create_optimizer,
+)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from torch import Tensor, nn
 
 Batch = dict[str, Tensor]
@@ -36,14 +36,14 @@ def count_targets(batches: Batches, batch: Batch) -> int | Tensor:
     return any_batches.num_targets(batch) if counts_targets(batches) else count_examples(batch)
 
 
-def global_places(batches: Batches, start: int, batch: Batch, accelerator: Accelerator) -> Tensor:
+def global_places(batches: Batches | None, start: int, batch: Batch, accelerator: Accelerator | PartialState) -> Tensor:
     """Return the place of each example of a batch among all examples of an optimizer step, over all processes.
 
     Args:
-        batches: The batches; they define how examples are dealt to processes.
+        batches: The batches; they define how examples are dealt to processes. One at a time if None.
         start: Examples in earlier batches of the same step, on this process.
         batch: The batch.
-        accelerator: Index and number of processes.
+        accelerator: Device, index and number of processes.
 
     Returns:
         int64, (B,), on the device of the accelerator.

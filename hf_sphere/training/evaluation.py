@@ -156,13 +156,14 @@ def initialize_from_data(
         max_examples: Maximum number of images, over all processes.
     """
     head: Any = getattr(model, "head", None)
-    encoder: Any = model.base_model
+    encoder: Any = getattr(model, "base_model", model)
+    backbone: Any = getattr(encoder, "backbone", None)
     inputs_of: Any = getattr(model, "head_inputs", None)
     processes = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
     share = math.ceil(max_examples / processes)
-    if getattr(encoder.backbone, "needs_data_initialization", False):
-        encoder.backbone.initialize_from_data(_first(share, (batch["pixel_values"] for batch in _unaugmented(batches))))
-        for tensor in encoder.backbone.state_dict().values() if processes > 1 else ():
+    if getattr(backbone, "needs_data_initialization", False):
+        backbone.initialize_from_data(_first(share, (batch["pixel_values"] for batch in _unaugmented(batches))))
+        for tensor in backbone.state_dict().values() if processes > 1 else ():
             tensor.copy_(broadcast(tensor))
     if head is None or not head.needs_data_initialization:
         return

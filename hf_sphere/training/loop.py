@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from tqdm.auto import tqdm
 
-from hf_sphere.optim import as_metrics, find_radial_weights, radial_diagnostics
+from hf_sphere.optim import as_metrics, radial_channel_dims, radial_diagnostics
 from hf_sphere.optim.names import optimizer_names
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.batches import (
@@ -99,7 +99,7 @@ class TrainingLoop:
         self.average = None if args.ema_decay is None else start_average(model, args.ema_decay)
         if self.average is not None:
             accelerator.register_for_checkpointing(self.average)
-        self._radial = self._radial_weights(model, optimizer, few) if args.radial_logging_steps else {}
+        self._radial = radial_channel_dims(model, optimizer, few) if args.radial_logging_steps else {}
         # Not prepared by Accelerate: the schedule counts optimizer steps, whatever the number of processes.
         self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=higher_is_better)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
@@ -122,16 +122,6 @@ class TrainingLoop:
         """Return a few examples for finding the radially invariant weights, the same on every process."""
         few = {name: value[:16] for name, value in next(iter(self.batches.epoch())).items()}
         return broadcast(few) if self.accelerator.num_processes > 1 else few
-
-    @staticmethod
-    def _radial_weights(model: nn.Module, optimizer: torch.optim.Optimizer, few: Batch | None) -> dict[str, Any]:
-        """Return the channel axes of the radially invariant weights by name, from the optimizer if it has them."""
-        groups = [group for group in optimizer.param_groups if group.get("channel_dims") is not None]
-        known = {name: group["channel_dims"] for group in groups for name in group["param_names"]}
-        radial = known or find_radial_weights(model, few).channel_dims
-        if not radial:
-            logger.warning("radial_logging_steps logs nothing: the model has no radially invariant weights.")
-        return radial
 
     def run(self) -> RunState:
         """Train until the last step, or until training stops early.

@@ -58,7 +58,8 @@ def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[s
     prefix = "eval" if prepared.data.validation is None else "validation"
     metric, higher_is_better = _selection_metric(task, prefix)
     run.prepare_output_dir()
-    snapshots = Snapshots(run, {"model": description.title, "dataset": description.dataset})
+    args, about = task.args, {"model": description.title, "dataset": description.dataset, "seed": str(task.args.seed)}
+    snapshots = Snapshots(run.output_dir, args.snapshot_epochs, args.snapshot_until, about)
     loop = TrainingLoop(
         prepared.model,
         prepared.data.train,
@@ -75,7 +76,8 @@ def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[s
     snapshots.remove_after(loop.state.epoch)
     state = loop.run()
     trained = loop.trained_model
-    snapshots.at_end(trained, state)
+    if state.batch == 0:  # training may have ended in the middle of an epoch
+        snapshots.at_end(trained, state.epoch)
     if task.args.load_best_model_at_end and state.best_epoch is not None:
         _load_best(trained, run)
     task.finish(replace(prepared, model=trained), run.accelerator)

@@ -294,7 +294,8 @@ class TemperatureHead(Head):
         scale: A positive number for a fixed scale; `learned` or None for a learned one. To learn it from another
             initial value, set `log_temperature = -log(scale)` instead.
         temperature_lr: Learning rate of a learned `log_temperature`; that of the other parameters if None. The recipes
-            train it without momentum and weight decay; the stock Trainer trains it like any other parameter.
+            and `SphereTrainer` train it without momentum and weight decay; the stock Trainer trains it like any other
+            parameter.
         **options: See `Head`.
 
     Raises:

@@ -35,7 +35,8 @@ class VMFHead(TemperatureHead):
 
     The head needs a data-dependent initialization: `initialize_from_data` computes, from embeddings of training images,
     the constant factor that gives embeddings the initial concentration of the classes, and stores it in a buffer. The
-    recipes do this; call `hf_sphere.training.initialize_from_data` before using the stock Trainer or your own loop.
+    recipes and `SphereTrainer` do this; call `hf_sphere.training.initialize_from_data` before using the stock Trainer
+    or your own loop.
 
     In eval mode the logits are the logarithm of the mean softmax over S samples of the embedding and of each class. All
     images share one fixed set of random numbers, so the prediction for an image does not depend on its batch. With few

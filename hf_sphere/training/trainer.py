@@ -1,0 +1,262 @@
+"""The Trainer of transformers, training like the recipes; and its parts, for a Trainer of one's own."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from accelerate.data_loader import DataLoaderShard
+from accelerate.utils import DistributedType, reduce
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from hf_sphere.data.batches import ImageBatches
+from hf_sphere.nn.heads.base import Head, option_names
+from hf_sphere.optim import RadialDiagnosticsCallback, parameter_groups
+from hf_sphere.optim.names import optimizer_names
+from hf_sphere.training.batches import count_examples, global_places, loss_is_sum
+from hf_sphere.training.evaluation import initialize_from_data
+from hf_sphere.training.snapshots import Snapshots
+from hf_sphere.utils.seeds import mix_seed
+
+
+def create_optimizer(model: nn.Module, args: TrainingArguments) -> torch.optim.Optimizer:
+    """Build the optimizer of `args.optim` with the parameter groups of the recipes.
+
+    Parameters in the model's `parameter_options`, such as class weights and temperatures, have their own learning rates
+    and no weight decay; see `parameter_groups`. Optimizers of this library find the radially invariant weights.
+
+    Args:
+        model: The model.
+        args: Arguments of the Trainer.
+
+    Raises:
+        ValueError: If the optimizer forms its own parameter groups, so that these options would be lost.
+
+    Example:
+        >>> trainer = Trainer(model, args, optimizers=(create_optimizer(model, args), None))
+    """
+    kind, options = _optimizer_options(args, model)
+    if "params" not in options:
+        raise ValueError(f"optim {args.optim.value} forms its own parameter groups; let the Trainer create it.")
+    return kind(options.pop("params"), **options)
+
+
+def _optimizer_options(args: TrainingArguments, model: nn.Module) -> tuple[Any, dict[str, Any]]:
+    """Return the optimizer class and its arguments, with parameter groups as `params` if it does not form its own."""
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
+    if args.optim in optimizer_names():
+        return kind, options  # `optimizer_for_trainer` has formed the groups
+    is_factory = not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer))
+    if is_factory or options.keys() & {"params", "model", "optimizer_dict"}:
+        own: Any = getattr(model, "parameter_options", dict)()
+        if own:
+            raise ValueError(
+                f"optim {args.optim.value} forms its own parameter groups, so the options of {', '.join(own)} would be "
+                "lost. Use another one, for instance adamw_torch or adam_srt."
+            )
+        return kind, options
+    groups = parameter_groups(model)
+    return kind, {**options, "params": [{"weight_decay": args.weight_decay, **group} for group in groups]}
+
+
+class SphereCallback(TrainerCallback):
+    """Calls the methods of a model that the recipes call during training, and saves snapshots.
+
+    Head and backbone are initialized from training images before the first step where they require that. Then the
+    model's methods `set_epoch`, `before_forward` and `after_step`, if any, are called as described in `Head`.
+
+    Args:
+        snapshot_epochs: Epochs between two snapshots of the weights, in the folder `snapshots` of the output directory;
+            see `Snapshots`.
+        snapshot_until: Also save a snapshot after every epoch up to this one.
+
+    Raises:
+        ValueError: When training starts, if the loss is a sum that the Trainer would average, or if sharded weights are
+            to be initialized from data or saved as snapshots.
+
+    Example:
+        >>> trainer.add_callback(SphereCallback())
+    """
+
+    def __init__(self, *, snapshot_epochs: int | None = None, snapshot_until: int | None = None) -> None:
+        self._snapshot_options = (snapshot_epochs, snapshot_until)
+        self._hook: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **others: Any) -> None:
+        """Check the settings, initialize the model from data, and save the first snapshot."""
+        metadata = {"model": type(model).__name__, "seed": str(args.seed)}
+        self._snapshots = Snapshots(args.output_dir, *self._snapshot_options, metadata)
+        _check_settings(args, model, self._snapshots)
+        with torch.random.fork_rng(devices=[]):  # reading the data must not change the order of the first epoch
+            initialize_from_data(model, _initial_images(model, others["train_dataloader"]))
+        if self._snapshots.requested:
+            self._snapshots.remove_after(int(state.epoch or 0))
+        if state.global_step == 0:
+            self._snapshots.after_epoch(model, 0)
+        self.on_train_end(args, state, control)  # there may be a hook of an interrupted run
+        # Replicas of DataParallel share the head's state, so there the head is trained as in any other loop.
+        if hasattr(model, "before_forward") and args.n_gpu <= 1:
+            self._hook = model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        """Update the head's schedules."""
+        if hasattr(model, "set_epoch"):
+            model.set_epoch(int(state.epoch or 0))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Note the seed of the step; its batches follow."""
+        self._seed, self._done = mix_seed(args.seed, state.global_step), 0
+
+    def _before_forward(self, model: Any, positional: tuple[Any, ...], batch: dict[str, Any]) -> None:
+        if model.training:
+            batch = batch or {"pixel_values": positional[0]}
+            model.before_forward(self._seed, global_places(None, self._done, batch, PartialState()))
+            self._done += count_examples(batch)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        """Update the head's running statistics."""
+        if self._hook is not None and hasattr(model, "after_step"):
+            model.after_step(lambda values: reduce(values, "sum"))
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        """Save a snapshot if requested."""
+        if float(state.epoch).is_integer():
+            self._snapshots.after_epoch(model, int(state.epoch))
+
+    def on_log(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        """Save the last snapshot; the Trainer always logs at the end, before it loads the best model."""
+        if control.should_training_stop and float(state.epoch).is_integer():
+            self._snapshots.at_end(model, int(state.epoch))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Detach from the model."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+
+def _check_settings(args: Any, model: nn.Module, snapshots: Snapshots) -> None:
+    """Raise an error for settings of the Trainer with which the model would be trained in another way."""
+    parts = args.gradient_accumulation_steps * args.world_size * max(args.n_gpu, 1)
+    if loss_is_sum(model) and parts > 1:
+        raise ValueError(
+            f"the loss of the model is the sum over a batch, but the Trainer would average it over {parts} batches per "
+            "step. Use one device and gradient_accumulation_steps=1, or a head with reduction='mean'."
+        )
+    if PartialState().distributed_type not in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+        return
+    if snapshots.requested:
+        raise ValueError("snapshots need all weights on one device; FSDP and DeepSpeed shard them. Use save_strategy.")
+    if any(getattr(module, "needs_data_initialization", False) for module in model.modules()):
+        raise ValueError(
+            "the model needs a data-dependent initialization, which must come before FSDP or DeepSpeed shards its "
+            "weights: call hf_sphere.training.initialize_from_data(model, batches) before creating the Trainer."
+        )
+
+
+def _initial_images(model: Any, loader: Any) -> Iterator[dict[str, Tensor]]:
+    """Yield training images on the device of the model; not augmented if they are those of `ImageBatches`."""
+    data = loader.dataset
+    images_of_ours = data.batches.epoch(augment=False) if isinstance(data, _ImageEpochs) else None
+    # The loader without Accelerate's wrapper, whose state would change if it is not read to the end.
+    for batch in images_of_ours or getattr(loader, "base_dataloader", loader):
+        yield {"pixel_values": batch["pixel_values"].to(model.device)}
+
+
+class _ImageEpochs(IterableDataset):
+    """`ImageBatches` as a dataset whose items are batches; its length is the number of images."""
+
+    def __init__(self, batches: ImageBatches) -> None:
+        self.batches, self.epoch = batches, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.batches.examples_per_epoch
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return self.batches.epoch(self.epoch)
+
+
+class _ImageLoader(DataLoaderShard):
+    def __len__(self) -> int:
+        return len(self.dataset.batches)
+
+
+class SphereTrainer(Trainer):
+    """The Trainer of transformers, with `SphereCallback` and the parameter groups of `create_optimizer`.
+
+    With equal settings (`max_grad_norm=0` for no clipping) it trains like the recipes. `label_smoothing_factor` is
+    passed to the head, so that its own loss is used. Datasets can be those of any Trainer, or the `ImageBatches` of
+    `hf_sphere.data`, which define batch size, order and augmentation.
+
+    Args:
+        *args: See `Trainer`.
+        snapshot_epochs: See `SphereCallback`.
+        snapshot_until: See `SphereCallback`.
+        radial_logging_steps: Steps between two logs of effective learning rates; see `RadialDiagnosticsCallback`.
+        **options: See `Trainer`.
+
+    Raises:
+        TypeError: If `args` are the arguments of a recipe.
+        ValueError: If the head has no label smoothing but the arguments request it.
+
+    Example:
+        >>> args = TrainingArguments("digits", num_train_epochs=10, learning_rate=2e-3)
+        >>> SphereTrainer(model, args, train_dataset=load_image_data(ImageDataOptions("digits")).train).train()
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        snapshot_epochs: int | None = None,
+        snapshot_until: int | None = None,
+        radial_logging_steps: int | None = None,
+        **options: Any,
+    ) -> None:
+        given = args[1] if len(args) > 1 else options.get("args")
+        if given is not None and not isinstance(given, TrainingArguments):
+            raise TypeError("args must be transformers.TrainingArguments; those of hf_sphere.training are for recipes.")
+        super().__init__(*args, **options)
+        if _smooth_by_head(self.model, self.args):
+            self.label_smoother = None
+        if radial_logging_steps is not None:
+            self.add_callback(RadialDiagnosticsCallback(self.log, radial_logging_steps))
+        self.add_callback(SphereCallback(snapshot_epochs=snapshot_epochs, snapshot_until=snapshot_until))
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """Create a model by `model_init`, with the label smoothing of the arguments."""
+        model = super().call_model_init(trial)
+        _smooth_by_head(model, self.args)
+        return model
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Return the optimizer class and its arguments; see `create_optimizer`."""
+        return Trainer.get_optimizer_cls_and_kwargs(args) if model is None else _optimizer_options(args, model)
+
+    def _get_dataloader(self, dataset: Any, *args: Any, **options: Any) -> DataLoader:
+        if not isinstance(dataset, ImageBatches):
+            return super()._get_dataloader(dataset, *args, **options)
+        processes = self.args.world_size
+        if dataset.num_processes != processes or (processes > 1 and not dataset.shuffle):
+            raise ValueError(
+                f"the image batches are for {dataset.num_processes} process(es), but {processes} are running. Pass "
+                "process_index and num_processes to load_image_data; batches for evaluation need a single process."
+            )
+        return _ImageLoader(_ImageEpochs(dataset), device=self.args.device, batch_size=None)
+
+
+def _smooth_by_head(model: Any, args: TrainingArguments) -> bool:
+    """Let the head smooth labels, if there is one; the Trainer would take the labels away from its loss."""
+    head, factor = getattr(model, "head", None), args.label_smoothing_factor
+    if not factor or not isinstance(head, Head) or model.config.problem_type == "multi_label_classification":
+        return False
+    if "label_smoothing" not in option_names(type(head)):
+        raise ValueError(f"head {head.name!r} has no label smoothing; leave label_smoothing_factor out.")
+    head.label_smoothing = factor
+    model.config.head_kwargs = {**(model.config.head_kwargs or {}), "label_smoothing": factor}
+    return True

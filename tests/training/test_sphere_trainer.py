@@ -1,0 +1,339 @@
+"""The Trainer of transformers with our callback and optimizer, compared with the training loop of the recipes."""
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator, PartialState
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments, trainer_optimizer
+
+from hf_sphere import SphereTrainer, SphereVisionConfig, SphereVisionForImageClassification, training
+from hf_sphere.data import ImageBatches, ImageDataOptions, ImagesInMemory, load_image_data
+from hf_sphere.nn import HEADS
+from hf_sphere.training import SphereCallback, TrainingLoop, create_optimizer, initialize_from_data
+from hf_sphere.utils.snapshots import list_snapshots
+
+BATCH = 131  # eleven equal batches of the 1,442 training digits; a single one that is left over is dropped
+OPTIONS = {"arcface": {"margin_warmup_epochs": 1, "temperature_lr": 0.1}, "vmf": {"temperature_lr": 0.1}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collection() -> Iterator[None]:
+    """Exempt the objects of all imports from garbage collection, which the Trainer runs before training."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def digits() -> ImageBatches:
+    return load_image_data(ImageDataOptions("digits"), batch_size=BATCH, progress=False).train
+
+
+def make_model(head: str = "cosine", side: int = 8, backbone: str = "linear_embedding", **options: Any) -> Any:
+    torch.manual_seed(1)
+    config = {"num_channels": 1, "image_size": side, "num_labels": 10, "head": head} | options
+    width = {"backbone_kwargs": {"width": 16}} if backbone == "linear_embedding" else {}
+    return SphereVisionForImageClassification(SphereVisionConfig(backbone=backbone, **width, **config))
+
+
+def images(count: int = 24, side: int = 8) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [{"pixel_values": torch.randn(1, side, side, generator=generator), "labels": n % 10} for n in range(count)]
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> Callable[..., TrainingArguments]:
+    def make(**options: Any) -> TrainingArguments:
+        quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "max_grad_norm": 0}
+        quiet |= {"seed": 0, "lr_scheduler_type": "constant"}
+        plain = {"num_train_epochs": 1, "learning_rate": 0.01, "weight_decay": 0.1}
+        return TrainingArguments(**{"output_dir": str(tmp_path / "run")} | quiet | plain | options)
+
+    return make
+
+
+@pytest.fixture
+def losses_of_recipe(tmp_path: Path) -> Callable[..., list[float]]:
+    """Return a function that trains a model with the loop of the recipes and returns the loss of each forward pass."""
+
+    def train(model: Any, batches: ImageBatches, **options: Any) -> list[float]:
+        plain = {"num_train_epochs": 1, "learning_rate": 0.01, "weight_decay": 0.1, "optimizer": "adamw"} | options
+        args = training.TrainingArguments(str(tmp_path / "recipe"), disable_tqdm=True, **plain)
+        initialize_from_data(model, batches)
+        loop = TrainingLoop(model, batches, args, Accelerator(cpu=True), evaluate=lambda _: {"accuracy": 0.0})
+        losses = record_losses(model)
+        loop.run()
+        return losses
+
+    return train
+
+
+def record_losses(model: nn.Module) -> list[float]:
+    losses: list[float] = []
+
+    def record(module: nn.Module, given: Any, output: Any) -> None:
+        if output.loss is not None:  # not in the search for radial weights
+            losses.append(output.loss.item())
+
+    model.register_forward_hook(record)
+    return losses
+
+
+def train(trainer: Trainer, **options: Any) -> list[float]:
+    losses = record_losses(trainer.model)
+    trainer.train(**options)
+    return losses
+
+
+# The same curves as the recipes
+
+
+@pytest.mark.parametrize("head", sorted(HEADS))
+def test_every_head_has_the_loss_curve_of_the_recipe(head, digits, arguments, losses_of_recipe):
+    model = make_model(head, head_kwargs=OPTIONS.get(head))
+    expected = losses_of_recipe(copy.deepcopy(model), digits)
+    losses = train(SphereTrainer(model, arguments(), train_dataset=digits))
+    assert len(losses) == 11
+    assert losses[-1] < losses[0]
+    assert losses == pytest.approx(expected, rel=0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"optimizer": "adam_srt"}, {"optim": "adam_srt"}),
+        ({"optimizer": "sgd"}, {"optim": "sgd", "optim_args": "momentum=0.9"}),
+    ],
+)
+def test_optimizer_has_the_loss_curve_of_the_recipe(ours, theirs, digits, arguments, losses_of_recipe):
+    model = make_model("vmf", 28, "lenet5_bn")
+    batches = ImagesInMemory(
+        torch.randint(0, 256, (40, 1, 28, 28), dtype=torch.uint8), torch.arange(40) % 10, batch_size=10, mean=[0.5],
+        std=[0.3], shuffle=True,
+    )  # fmt: skip
+    expected = losses_of_recipe(copy.deepcopy(model), batches, num_train_epochs=2, **ours)
+    losses = train(SphereTrainer(model, arguments(num_train_epochs=2, **theirs), train_dataset=batches))
+    assert losses == pytest.approx(expected, rel=0, abs=1e-6)
+
+
+def test_callback_and_optimizer_train_like_the_trainer(arguments):
+    options = {"num_train_epochs": 2, "per_device_train_batch_size": 4}
+    models = [make_model("vmf", head_kwargs={"temperature_lr": 0.1}) for _ in range(2)]
+    args = arguments(**options)
+    own = {"callbacks": [SphereCallback()], "optimizers": (create_optimizer(models[0], args), None)}
+    losses = train(Trainer(models[0], args, train_dataset=images(), **own))
+    assert losses == train(SphereTrainer(models[1], arguments(**options), train_dataset=images()))
+
+
+@pytest.mark.parametrize("head", sorted(HEADS))
+def test_two_accumulated_batches_match_one_of_twice_the_size(head, arguments):
+    """In the Trainer, which divides a mean loss by the number of accumulated batches."""
+    states = []
+    for size, steps in ((8, 1), (4, 2)):
+        model = make_model(head).double()
+        sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+        trainer = SphereTrainer(model, arguments(optim="sgd", num_train_epochs=2, **sizes), train_dataset=images())
+        trainer.train()
+        states.append(model.state_dict())
+    torch.testing.assert_close(*states, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("head", ["prototype", "vmf"])
+def test_resumed_run_matches_an_uninterrupted_one(head, digits, arguments, tmp_path):
+    options = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 5, "max_steps": 16}
+    expected = train(SphereTrainer(make_model(head), arguments(**options), train_dataset=digits))
+    resumed = SphereTrainer(make_model(head), arguments(**options), train_dataset=digits)
+    losses = train(resumed, resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-5"))
+    assert losses == expected[5:]
+
+
+# Optimizer
+
+
+def test_parameters_have_the_options_of_the_head(arguments):
+    model = make_model("vmf", head_kwargs={"temperature_lr": 0.5})
+    groups = SphereTrainer(model, arguments()).create_optimizer().param_groups
+    found = {name: (g["lr"], g["weight_decay"]) for g in groups for name in g["param_names"]}
+    assert found["head.log_temperature"] == (0.5, 0.0)
+    assert found["head.weight"] == (0.01, 0.0)
+    others = {name: options for name, options in found.items() if not name.startswith("head.")}
+    assert {options for name, options in others.items() if name.endswith("weight")} == {(0.01, 0.1)}
+
+
+def test_optimizer_with_its_own_groups_is_rejected(arguments, monkeypatch):
+    factory = lambda: None  # noqa: E731
+    monkeypatch.setitem(trainer_optimizer._OPTIMIZER_HANDLERS, "adafactor", lambda context: (factory, {}))
+    with pytest.raises(ValueError, match=r"optim adafactor .* the options of head\..* would be lost"):
+        create_optimizer(make_model(), arguments(optim="adafactor"))
+
+
+# Initialization from data
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adam_srt"])
+def test_model_is_initialized_from_the_data_of_the_trainer(optim, arguments, caplog):
+    model = make_model("vmf", 28, "lenet5_bn")
+    SphereTrainer(model, arguments(optim=optim, max_steps=1), train_dataset=images(side=28)).train()
+    assert not model.head.needs_data_initialization
+    assert "is trained without" not in caplog.text
+
+
+def test_initialization_does_not_change_the_order_of_the_data(arguments):
+    first = []
+    for given in (False, True):
+        model = make_model("vmf")
+        if given:
+            initialize_from_data(model, [{"pixel_values": torch.stack([row["pixel_values"] for row in images()])}])
+        model.register_forward_pre_hook(lambda _, __, batch: first.append(batch["labels"].tolist()), with_kwargs=True)
+        SphereTrainer(model, arguments(max_steps=1), train_dataset=images()).train()
+    assert first[0] == first[1]
+
+
+def test_model_without_our_methods_can_be_trained(arguments):
+    class Plain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 10)
+
+        def forward(self, pixel_values: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            return {"loss": nn.functional.cross_entropy(self.linear(pixel_values.flatten(1)), labels)}
+
+    assert SphereTrainer(Plain(), arguments(max_steps=2), train_dataset=images()).train().global_step == 2
+
+
+# Label smoothing
+
+
+def test_label_smoothing_of_the_arguments_is_that_of_the_head(arguments):
+    smoothed = make_model("arcface", head_kwargs={"label_smoothing": 0.1})
+    expected = train(SphereTrainer(smoothed, arguments(), train_dataset=images()))
+    model = make_model("arcface")
+    trainer = SphereTrainer(model, arguments(label_smoothing_factor=0.1), train_dataset=images())
+    assert train(trainer) == expected
+    assert model.config.head_kwargs == {"label_smoothing": 0.1}
+
+
+def test_label_smoothing_reaches_a_model_of_model_init(arguments):
+    trainer = SphereTrainer(
+        model_init=lambda: make_model("arcface"),
+        args=arguments(label_smoothing_factor=0.1, max_steps=1),
+        train_dataset=images(),
+    )
+    trainer.train()
+    assert trainer.model.head.label_smoothing == 0.1
+
+
+def test_label_smoothing_of_a_head_without_it_is_rejected(arguments):
+    with pytest.raises(ValueError, match="head 'vmf' has no label smoothing; leave label_smoothing_factor out"):
+        SphereTrainer(make_model("vmf"), arguments(label_smoothing_factor=0.1))
+
+
+# Snapshots and logs
+
+
+def epochs(folder: Path) -> list[int]:
+    return [snapshot.epoch for snapshot in list_snapshots(folder)]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"), [({"snapshot_epochs": 2}, [0, 2, 3]), ({"snapshot_until": 1}, [0, 1, 3]), ({}, [])]
+)
+def test_snapshots_are_those_of_a_recipe(options, expected, arguments, tmp_path):
+    SphereTrainer(make_model(), arguments(num_train_epochs=3), train_dataset=images(), **options).train()
+    assert epochs(tmp_path / "run") == expected
+
+
+def test_no_snapshot_is_saved_in_the_middle_of_an_epoch(arguments, tmp_path):
+    SphereTrainer(make_model(), arguments(max_steps=4), train_dataset=images(), snapshot_epochs=1).train()
+    assert epochs(tmp_path / "run") == [0, 1]  # of three steps
+
+
+def test_effective_learning_rates_are_logged(arguments):
+    trainer = SphereTrainer(
+        make_model(side=28, backbone="lenet5_bn"),
+        arguments(max_steps=4),
+        train_dataset=images(side=28),
+        radial_logging_steps=2,
+    )
+    trainer.train()
+    logged = [entry["step"] for entry in trainer.state.log_history if "radial/effective_learning_rate" in entry]
+    assert logged == [2, 4]
+
+
+# Bad input
+
+
+def test_data_without_labels_is_rejected(arguments):
+    unlabeled = [{"pixel_values": row["pixel_values"]} for row in images()]
+    message = "did not return a loss from the inputs, .* the inputs it received are pixel_values"
+    with pytest.raises(ValueError, match=message):
+        SphereTrainer(make_model("vmf"), arguments(), train_dataset=unlabeled).train()
+
+
+def test_summed_loss_with_accumulation_is_rejected(arguments):
+    model = make_model("prototype", head_kwargs={"reduction": "sum"})
+    trainer = SphereTrainer(model, arguments(gradient_accumulation_steps=2), train_dataset=images())
+    with pytest.raises(ValueError, match="is the sum over a batch, but the Trainer would average it over 2 batches"):
+        trainer.train()
+
+
+def test_summed_loss_without_accumulation_has_the_curve_of_the_recipe(digits, arguments, losses_of_recipe):
+    model = make_model("prototype", head_kwargs={"reduction": "sum"})
+    expected = losses_of_recipe(copy.deepcopy(model), digits, optimizer="sgd", learning_rate=1e-4, momentum=0.0)
+    args = arguments(optim="sgd", learning_rate=1e-4)
+    assert train(SphereTrainer(model, args, train_dataset=digits)) == pytest.approx(expected, rel=0, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.DEEPSPEED])
+@pytest.mark.parametrize(
+    ("head", "options", "message"),
+    [
+        ("vmf", {}, r"call hf_sphere\.training\.initialize_from_data\(model, batches\) before creating the Trainer"),
+        ("cosine", {"snapshot_epochs": 1}, "snapshots need all weights on one device"),
+    ],
+)
+def test_sharded_training_that_needs_all_weights_is_rejected(kind, head, options, message, arguments, monkeypatch):
+    trainer = SphereTrainer(make_model(head), arguments(), train_dataset=images(), **options)
+    # Sharding needs several GPUs; only its name is set, where all processes have been prepared.
+    monkeypatch.setattr(SphereTrainer, "_prepare_for_training", prepared_as(kind, Trainer._prepare_for_training))
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+
+
+def prepared_as(kind: DistributedType, prepare: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(self: Trainer, *args: Any) -> Any:
+        prepared = prepare(self, *args)
+        PartialState().distributed_type = kind
+        return prepared
+
+    return wrapped
+
+
+def test_fsdp_in_one_process_is_rejected(arguments):
+    with pytest.raises(ValueError, match="fsdp only works in distributed training"):
+        SphereTrainer(make_model(), arguments(fsdp=True), train_dataset=images())
+
+
+def test_arguments_of_a_recipe_are_rejected(tmp_path):
+    with pytest.raises(TypeError, match=r"args must be transformers\.TrainingArguments"):
+        SphereTrainer(make_model(), training.TrainingArguments(str(tmp_path)))
+
+
+def test_image_batches_of_another_number_of_processes_are_rejected(arguments):
+    pixels = torch.zeros(8, 1, 8, 8, dtype=torch.uint8)
+    options = {"batch_size": 2, "mean": [0.5], "std": [0.3], "shuffle": True, "num_processes": 2}
+    batches = ImagesInMemory(pixels, torch.zeros(8, dtype=torch.long), **options)
+    with pytest.raises(ValueError, match=r"the image batches are for 2 process\(es\), but 1 are running"):
+        SphereTrainer(make_model(), arguments(), train_dataset=batches).train()
+
+
+def test_image_batches_can_be_evaluated(digits, arguments):
+    metrics = SphereTrainer(make_model(), arguments(), eval_dataset=digits).evaluate()
+    assert metrics["eval_loss"] > 0
