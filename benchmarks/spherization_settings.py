@@ -67,7 +67,7 @@ def main() -> None:
 
 def draw() -> None:
     """Draw length and gradient by coordinate."""
-    figure = new_figure(9.6, 3.8)
+    figure = new_figure(11.2, 3.8)
     left, right = figure.subplots(1, 2)
     for number, (scaling, delta) in enumerate(DRAWN):
         squares, _, gradients, _ = spread(scaling, delta)
@@ -76,10 +76,11 @@ def draw() -> None:
         right.semilogy(range(1, WIDTH + 1), gradients, **style)
     left.plot([1, WIDTH + 1], [0, 100], color="#94a4a2", linewidth=1, label="evenly")
     left.set(xlabel="coordinates 1 to k", ylabel="share of the squared length, %", title="Where the length is")
-    right.set(xlabel="coordinate", ylabel="gradient with respect to the input", title="What learns")
+    right.set(xlabel="coordinate", ylabel="gradient with respect to the input", title="How fast an input moves")
     for axes in (left, right):
         style_axes(axes)
-    left.legend(frameon=False, loc="lower right")
+    handles, labels = left.get_legend_handles_labels()
+    right.legend(handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     save_figure(figure, PICTURE)
 
 
