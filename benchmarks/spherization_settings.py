@@ -2,7 +2,7 @@
 
 python benchmarks/spherization_settings.py
 
-Inputs are standard normal, as after a linear map with the usual initialization, and so are the gradients of the outputs.
+Inputs are standard normal, as after a linear map with the usual initialization; so are the gradients of the outputs.
 The picture is written to `docs/spherization/settings.png`.
 """
 
