@@ -31,8 +31,8 @@ class Table:
             metrics the table has published values only.
         published: Further published values by column title: the end of the id of a record, after that of the run.
         task: Task of the runs, for the command of those that are not in the queue.
-        columns: Other parts of the names. The table then has a cell with the published and the measured value of the
-            run `<column>-<row>`.
+        columns: Other parts of the names. The table then has a cell with the published value, if there is one, and the
+            measured value of the run `<column>-<row>`.
         note: Further note below the table.
     """
 
@@ -140,11 +140,18 @@ def _render_matrix(table: Table, source: Source) -> str:
     lines, rows = [], []
     for name in table.rows:
         line = [_Row(f"{column}-{name}", None, table, source) for column in table.columns]
-        cells = [f"{show_published(row.published)}; {row.measured(row.first)}" if row.published else "" for row in line]
+        known = [row for row in line if row.published or row.group in source.planned]
+        cells = [_show_cell(row) if row in known else "" for row in line]
         lines.append([f"`{name}`", *cells])
-        rows += [row for row in line if row.published]
-    notes = ["Each cell: published; measured.", *_notes(table, rows, source)]
+        rows += known
+    order = ["Each cell: published; measured."] if any(row.published for row in rows) else []
+    notes = [*order, *_notes(table, rows, source)]
     return _join(["", *(f"`{column}`" for column in table.columns)], lines, notes)
+
+
+def _show_cell(row: "_Row") -> str:
+    measured = row.measured(row.first)
+    return f"{show_published(row.published)}; {measured}" if row.published else measured
 
 
 def _join(header: list[str], lines: Iterable[Sequence[str]], notes: Iterable[str]) -> str:

@@ -1,0 +1,88 @@
+"""How slope and floor of the spherization share out a vector's length and its gradient over the coordinates.
+
+python benchmarks/spherization_settings.py
+
+Inputs are standard normal, as after a linear map with the usual initialization; so are the gradients of the outputs.
+The picture is written to `docs/spherization/settings.png`.
+"""
+
+from pathlib import Path
+
+import torch
+from common import report, row
+from torch import Tensor
+
+from hf_sphere.geometry import spherize
+from hf_sphere.visualization.figures import new_figure, save_figure, style_axes, style_line
+
+PICTURE = Path(__file__).parent.parent / "docs" / "spherization" / "settings.png"
+WIDTH = 64
+SAMPLES = 20_000
+SCALINGS = (0.25, 0.5, 1.0, 2.0, 5.0)
+DELTAS = (1e-6, 0.1, 0.5, 0.9)
+DRAWN = ((5.0, 1e-6), (1.0, 1e-6), (1.0, 0.1), (0.5, 0.5))
+
+
+def spread(scaling: float, delta: float, width: int = WIDTH) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Return, by coordinate, mean squares (n + 1), variances (n + 1), gradient sizes (n), and the participation ratio.
+
+    Mean squares sum to 1. The participation ratio of the covariance's eigenvalues counts the directions in which the
+    points vary, from 1 to n + 1.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(SAMPLES, width, generator=generator, dtype=torch.float64).requires_grad_()
+    points = spherize(x, scaling, 1.0, delta)
+    points.backward(torch.randn(points.shape, generator=generator, dtype=torch.float64))
+    assert x.grad is not None
+    values = points.detach()
+    eigenvalues = torch.linalg.eigvalsh(values.T.cov())
+    participation = float(eigenvalues.sum().square() / eigenvalues.square().sum())
+    return values.square().mean(0), values.var(0), x.grad.square().mean(0).sqrt(), participation
+
+
+def main() -> None:
+    """Measure all settings and draw some of them."""
+    rows, table = [], []
+    for scaling in SCALINGS:
+        for delta in DELTAS:
+            squares, variances, gradients, participation = spread(scaling, delta)
+            fifth = WIDTH // 5
+            entry = {
+                "scaling": scaling,
+                "delta": delta,
+                "length_in_first_fifth": float(squares[:fifth].sum()),
+                "length_in_last_coordinate": float(squares[-1]),
+                "varying_length": float(variances.sum()),
+                "directions": participation,
+                "gradient_first_to_last_fifth": float(gradients[:fifth].mean() / gradients[-fifth:].mean()),
+                "largest_weight": float((variances.max() / variances.min()).sqrt()),
+            }
+            table.append(entry)
+            name = f"scaling {scaling:g}, delta {delta:g}: "
+            rows.append(row(name + "share of the squared length in the first fifth", entry["length_in_first_fifth"]))
+            rows.append(row(name + "directions that vary, of 65", participation))
+    draw()
+    report("spherization_settings", rows, width=WIDTH, samples=SAMPLES, settings=table)
+
+
+def draw() -> None:
+    """Draw length and gradient by coordinate."""
+    figure = new_figure(11.2, 3.8)
+    left, right = figure.subplots(1, 2)
+    for number, (scaling, delta) in enumerate(DRAWN):
+        squares, _, gradients, _ = spread(scaling, delta)
+        style = {**style_line(number), "linewidth": 1.8, "label": f"scaling {scaling:g}, delta {delta:g}"}
+        left.plot(range(1, WIDTH + 2), 100 * squares.cumsum(0), **style)
+        right.semilogy(range(1, WIDTH + 1), gradients, **style)
+    left.plot([1, WIDTH + 1], [0, 100], color="#94a4a2", linewidth=1, label="evenly")
+    left.set(xlabel="coordinates 1 to k", ylabel="share of the squared length, %", title="Where the length is")
+    right.set(xlabel="coordinate", ylabel="gradient with respect to the input", title="How fast an input moves")
+    for axes in (left, right):
+        style_axes(axes)
+    handles, labels = left.get_legend_handles_labels()
+    right.legend(handles, labels, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    save_figure(figure, PICTURE)
+
+
+if __name__ == "__main__":
+    main()
