@@ -4,12 +4,11 @@ Importing this package registers its models with `AutoModel*`, its backbones wit
 libraries. No heavy imports are needed: each registration runs when the respective library is imported.
 """
 
-import lazy_loader
-
 from hf_sphere import registration
+from hf_sphere.models.sphere_text.encoders import attach
 
 __version__ = "0.1.0"
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)
 
 registration.register()

@@ -15,23 +15,25 @@ from typing import Any
 import wrapt
 
 from hf_sphere import models
-from hf_sphere.models.sphere_text.encoders import TEXT_ENCODERS
+from hf_sphere.models.sphere_text.encoders import ENCODERS, IMAGE_TASKS
 from hf_sphere.optim.names import optimizer_class, optimizer_names
 
-_CONFIGURATIONS = {encoder.sphere_model_type: f"Sphere{encoder.prefix}Config" for encoder in TEXT_ENCODERS}
+_CONFIGURATIONS = {encoder.sphere_model_type: f"Sphere{encoder.prefix}Config" for encoder in ENCODERS}
 _CONFIGURATIONS["sphere_vision"] = "SphereVisionConfig"
 """Configuration by model type."""
 
 _MODELS = {
-    table: {encoder.sphere_model_type: f"Sphere{encoder.prefix}{part}" for encoder in TEXT_ENCODERS}
-    for table, part in {
+    table: {encoder.sphere_model_type: f"Sphere{encoder.prefix}{task}" for encoder in ENCODERS if task in encoder.tasks}
+    for table, task in {
         "MODEL_MAPPING": "Model",
         "MODEL_FOR_MASKED_LM_MAPPING": "ForMaskedLM",
         "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING": "ForSequenceClassification",
+        "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING": "ForTokenClassification",
+        "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING": "ForImageClassification",
     }.items()
 }
 _MODELS["MODEL_MAPPING"]["sphere_vision"] = "SphereVisionModel"
-_MODELS["MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"] = {"sphere_vision": "SphereVisionForImageClassification"}
+_MODELS["MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING"]["sphere_vision"] = "SphereVisionForImageClassification"
 """Model by transformers' table and model type."""
 
 
@@ -59,9 +61,10 @@ def _register_models(auto: ModuleType) -> None:
 
 
 def _register_tokenizers(auto: ModuleType) -> None:
-    for encoder in TEXT_ENCODERS:
-        config, plain = getattr(models, f"Sphere{encoder.prefix}Config"), encoder.load_class("Config")
-        auto.AutoTokenizer.register(config, auto.TOKENIZER_MAPPING[plain], exist_ok=True)
+    for encoder in ENCODERS:
+        if encoder.tasks != IMAGE_TASKS:
+            config, plain = getattr(models, f"Sphere{encoder.prefix}Config"), encoder.load_class("Config")
+            auto.AutoTokenizer.register(config, auto.TOKENIZER_MAPPING[plain], exist_ok=True)
 
 
 def _register_image_processors(auto: ModuleType) -> None:
@@ -69,13 +72,17 @@ def _register_image_processors(auto: ModuleType) -> None:
         return  # text models do not require it
     processors = {"torchvision": models.SphereVisionImageProcessor}
     auto.AutoImageProcessor.register(models.SphereVisionConfig, image_processor_classes=processors)
+    for encoder in ENCODERS:
+        if encoder.tasks == IMAGE_TASKS:
+            config, plain = getattr(models, f"Sphere{encoder.prefix}Config"), encoder.load_class("Config")
+            auto.AutoImageProcessor.register(config, image_processor_classes=auto.IMAGE_PROCESSOR_MAPPING[plain])
 
 
 def _register_adapter_targets(constants: ModuleType) -> None:
     """Give spherized encoders the default adapter layers of the plain ones."""
     for name, mapping in vars(constants).items():
         if name.startswith("TRANSFORMERS_MODELS_TO_") and name.endswith("_MAPPING"):
-            for encoder in TEXT_ENCODERS:
+            for encoder in ENCODERS:
                 if encoder.model_type in mapping:
                     mapping.setdefault(encoder.sphere_model_type, mapping[encoder.model_type])
 

@@ -1,4 +1,4 @@
-"""A backbone is a decorated function; a text encoder is a row of a table."""
+"""A backbone is a decorated function; an encoder is a row of a table, see `test_encoder_rows.py`."""
 
 import importlib
 import sys
@@ -9,8 +9,6 @@ import torch
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.models.backbones import BACKBONES
-from hf_sphere.models.sphere_text import configuration_sphere_text, encoders, modeling_sphere_text
-from hf_sphere.models.sphere_text.encoders import TextEncoder
 
 TOY_BACKBONE = '''
 from torch import nn
@@ -50,31 +48,3 @@ def test_model_with_a_new_backbone_is_saved_and_loaded(toy_backbone, tmp_path):
     images = torch.rand(2, 1, 32, 32)
     assert loaded.base_model.embedding_dim == 9
     assert torch.equal(loaded(images).logits, model(images).logits)
-
-
-SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24, "vocab_size": 50}
-
-
-@pytest.fixture
-def camembert(monkeypatch):
-    row = TextEncoder("camembert", "Camembert", ("lm_head", "LMHead"), "ClassificationHead")
-    monkeypatch.setattr(encoders, "TEXT_ENCODERS", [*encoders.TEXT_ENCODERS, row])
-    for module in (configuration_sphere_text, modeling_sphere_text):
-        monkeypatch.setattr(module, "TEXT_ENCODERS", encoders.TEXT_ENCODERS)
-
-
-@pytest.mark.parametrize("kind", ["Model", "ForMaskedLM", "ForSequenceClassification"])
-def test_table_row_defines_the_models_of_an_encoder(camembert, kind, tmp_path):
-    config = configuration_sphere_text.SphereCamembertConfig(**SIZES, spherized_layers=[0], bos_token_id=5)
-    model = getattr(modeling_sphere_text, f"SphereCamembert{kind}")(config).eval()
-    assert config.model_type == "sphere_camembert"
-    assert [hasattr(layer.output, "spherical") for layer in model.base_model.encoder.layer] == [True, False]
-    model.save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path)
-    ids = torch.tensor([[5, 6, 7]])
-    assert torch.equal(loaded(ids)[0], model(ids)[0])
-
-
-def test_encoder_without_a_table_row_has_no_classes():
-    with pytest.raises(AttributeError, match="has no attribute 'SphereCamembertModel'"):
-        _ = modeling_sphere_text.SphereCamembertModel

@@ -14,13 +14,14 @@ from transformers.models.auto import configuration_auto, image_processing_auto, 
 
 import hf_sphere
 from hf_sphere import registration
+from hf_sphere.models.sphere_text.encoders import ENCODERS, IMAGE_TASKS
 
 NAMES = """
 from transformers.models.auto import configuration_auto, modeling_auto, tokenization_auto
 
-for name in ("bert", "roberta"):
+for name, title in (("bert", "Bert"), ("roberta", "Roberta"), ("modernbert", "ModernBert")):
     config = configuration_auto.CONFIG_MAPPING["sphere_" + name]
-    assert config.__name__ == "Sphere" + name.title() + "Config"
+    assert config.__name__ == "Sphere" + title + "Config"
     assert config in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING
     assert config in tokenization_auto.TOKENIZER_MAPPING
 """
@@ -107,12 +108,13 @@ def test_models_are_registered_whatever_is_imported_first(failures, first):
 
 def test_peft_supports_the_encoders_wherever_it_supports_the_plain_ones():
     constants = pytest.importorskip("peft.utils.constants")
+    plain = {encoder.model_type for encoder in ENCODERS}
     tables = [value for name, value in vars(constants).items() if name.startswith("TRANSFORMERS_MODELS_TO_")]
-    tables = [table for table in tables if isinstance(table, dict) and {"bert", "roberta"} & table.keys()]
+    tables = [table for table in tables if isinstance(table, dict) and plain & table.keys()]
     assert tables
     for table in tables:
-        for plain in {"bert", "roberta"} & table.keys():
-            assert table[f"sphere_{plain}"] == table[plain]
+        for name in plain & table.keys():
+            assert table[f"sphere_{name}"] == table[name]
 
 
 def test_every_configuration_and_common_task_model_is_registered():
@@ -208,13 +210,14 @@ def test_every_registration_function_is_a_hook(name):
     assert getattr(registration, name) in registration._HOOKS.values()
 
 
-def test_tokenizers_are_registered_with_the_public_function(monkeypatch):
+def test_tokenizers_are_registered_with_the_public_function():
     registered = {}
+    text = [encoder for encoder in ENCODERS if encoder.tasks != IMAGE_TASKS]
     auto = SimpleNamespace(
-        TOKENIZER_MAPPING={transformers.BertConfig: "bert", transformers.RobertaConfig: "roberta"},
+        TOKENIZER_MAPPING={encoder.load_class("Config"): encoder.model_type for encoder in text},
         AutoTokenizer=SimpleNamespace(
             register=lambda config, tokenizer, exist_ok: registered.update({config: tokenizer})
         ),
     )
     registration._register_tokenizers(auto)
-    assert registered == {hf_sphere.SphereBertConfig: "bert", hf_sphere.SphereRobertaConfig: "roberta"}
+    assert registered == {getattr(hf_sphere, f"Sphere{encoder.prefix}Config"): encoder.model_type for encoder in text}

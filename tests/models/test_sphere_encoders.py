@@ -43,19 +43,6 @@ def output_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 # Values
 
 
-@every_kind
-def test_model_without_spherized_layers_matches_the_plain_model_exactly(family, kind):
-    torch.manual_seed(3)
-    plain = family.plain(kind)
-    torch.manual_seed(3)
-    model = family.model(kind, spherized_layers=[])
-    mine, its = model.state_dict(), plain.state_dict()
-    assert mine.keys() == its.keys()
-    assert all(torch.equal(mine[name], its[name]) for name in its)
-    assert [name for name, _ in model.named_parameters()] == [name for name, _ in plain.named_parameters()]
-    assert torch.equal(output_of(model, family.batch()), output_of(plain, family.batch()))
-
-
 @pytest.mark.parametrize("layers", [None, [0], [-1, 0, 1]])
 def test_spherized_layer_matches_the_formula(family, layers):
     options = {"spherization_scaling": 2.0, "spherization_radius": 3.0, "spherization_delta": 1e-4}

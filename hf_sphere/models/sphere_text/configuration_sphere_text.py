@@ -2,19 +2,21 @@
 #
 # Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
 # the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
-"""Configurations of the spherized text encoders: `SphereBertConfig`, `SphereRobertaConfig`."""
+"""Configurations of the spherized encoders, for instance `SphereBertConfig`."""
 
+import inspect
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from hf_sphere.models.sphere_text.encoders import TEXT_ENCODERS
+from hf_sphere.models.sphere_text.encoders import IMAGE_TASKS, find_encoder
 
 
 @dataclass(kw_only=True, repr=False, eq=False)  # the configuration classes define their own
-class SphereTextConfigMixin:
-    """Fields of the configurations of spherized text encoders, in addition to those of the plain encoder.
+class SphereEncoderConfigMixin:
+    """Fields of the configurations of spherized encoders, in addition to those of the plain encoder.
 
     `from_pretrained` also reads configurations of the plain encoder.
 
@@ -26,12 +28,12 @@ class SphereTextConfigMixin:
         spherization_delta: Lower bound of the product of all sines.
         learn_spherization_scaling: Whether each spherization learns its scaling.
         learn_spherization_radius: Whether each spherization learns its radius.
-        spherized_classifier: Whether the sequence classifier is spherized. The paper spherizes the last layer or the
-            classifier, not both: set `spherized_layers` to [] for the classifier alone.
+        spherized_classifier: Whether the classifier is spherized. The paper spherizes the last layer or the classifier,
+            not both: set `spherized_layers` to [] for the classifier alone.
 
     Example:
         >>> config = SphereBertConfig(spherized_layers=[-2, -1])
-        >>> model = SphereBertForMaskedLM(config)
+        >>> model = SphereBertModel(config)
     """
 
     plain_model_type: ClassVar[str] = ""
@@ -91,7 +93,9 @@ class SphereTextConfigMixin:
 
     def validate_spherization(self) -> None:
         """Check the values of the spherization."""
-        if not self.spherization_radius > 0:
+        if not math.isfinite(self.spherization_scaling) or self.spherization_scaling == 0:
+            raise ValueError(f"spherization_scaling must be finite and not 0; got {self.spherization_scaling}.")
+        if not 0 < self.spherization_radius < math.inf:
             raise ValueError(f"spherization_radius must be positive; got {self.spherization_radius}.")
         if not 0.0 < self.spherization_delta < 1.0:
             raise ValueError(
@@ -100,16 +104,39 @@ class SphereTextConfigMixin:
             )
 
 
+@dataclass(kw_only=True, repr=False, eq=False)
+class SphereImageEncoderConfigMixin(SphereEncoderConfigMixin):
+    """Fields of the configurations of spherized image encoders, in addition to the above.
+
+    Args:
+        head: Name of the head of the image classifier, one of `hf_sphere.nn.HEADS`. It takes the last hidden state of
+            the first token. None for the linear classifier of the plain model.
+        head_kwargs: Options of the head.
+    """
+
+    keys_to_ignore_at_inference = ["embeddings", "concentration"]
+
+    head: str | None = None
+    head_kwargs: dict[str, Any] | None = None
+
+    def validate_head(self) -> None:
+        """Check that there is only one classifier."""
+        if self.head is not None and self.spherized_classifier:
+            raise ValueError("spherized_classifier spherizes the linear classifier; leave it out, or set head to None.")
+
+
 def __getattr__(name: str) -> Any:
-    """Define the configuration class of a row of `TEXT_ENCODERS` when it is first used."""
-    for encoder in TEXT_ENCODERS:
-        if name == f"Sphere{encoder.prefix}Config":
-            attributes = {
-                "__module__": __name__,
-                "__doc__": SphereTextConfigMixin.__doc__,
-                "model_type": encoder.sphere_model_type,
-                "plain_model_type": encoder.model_type,
-            }
-            globals()[name] = strict(type(name, (SphereTextConfigMixin, encoder.load_class("Config")), attributes))
-            return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Define the configuration class of an encoder, for instance `SphereBertConfig`, when it is first used."""
+    encoder, part = find_encoder(name)
+    if part != "Config":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    mixin = SphereImageEncoderConfigMixin if encoder.tasks == IMAGE_TASKS else SphereEncoderConfigMixin
+    docs = [inspect.getdoc(kind) or "" for kind in reversed(mixin.__mro__[:-1])]
+    attributes = {
+        "__module__": __name__,
+        "__doc__": "\n\n".join(docs).replace("SphereBert", f"Sphere{encoder.prefix}"),
+        "model_type": encoder.sphere_model_type,
+        "plain_model_type": encoder.model_type,
+    }
+    globals()[name] = strict(type(name, (mixin, encoder.load_class("Config")), attributes))
+    return globals()[name]

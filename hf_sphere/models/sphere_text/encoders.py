@@ -1,32 +1,48 @@
-"""The text encoders of transformers that have a spherized form, one row each. Imports neither torch nor transformers.
+"""The encoders of transformers that have a spherized form, one row each. Imports neither torch nor transformers.
 
-A row defines `Sphere<prefix>Config`, `Sphere<prefix>Model`, `Sphere<prefix>ForMaskedLM` and
-`Sphere<prefix>ForSequenceClassification` and registers them with the Auto classes and with PEFT. To make the classes
-public, list them in `hf_sphere/models/__init__.pyi`. The layers of the encoder must be built like those of BERT, with
-an `intermediate` and an `output`.
+A row is all that an encoder needs: it defines `Sphere<prefix>Config`, `Sphere<prefix>Model` and a class per task, makes
+them public names of `hf_sphere`, registers them with the Auto classes and PEFT, and lets `calibrate_spherization` fit
+them.
+
+In a spherized layer, the second map of the feed-forward is a `SphericalLinear`, and the activation is left out because
+the spherization replaces it. In a gated feed-forward, second_map(activation(a) * b) with two maps a and b of the input,
+the activation belongs to the gate and is kept: the spherized vector is the product activation(a) * b.
 """
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
+import lazy_loader
 
-@dataclass(frozen=True)
-class TextEncoder:
-    """A text encoder of transformers and the names of its parts, without the prefix.
+TEXT_TASKS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+IMAGE_TASKS = ("Model", "ForImageClassification")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """An encoder of transformers and the places of its parts. All paths but `layers` start at a layer.
 
     Attributes:
         model_type: Its `model_type` in transformers.
         prefix: Prefix of its class names.
-        lm_head: Attribute and class of the masked-language-model head.
-        classification_head: Class of the sequence classifier on the last hidden states, or None if the classifier is a
-            linear map of the pooled output.
+        layers: Path of its layers in the model without a head.
+        first_map: Path of the feed-forward's first linear map.
+        activation: Path of the activation, or None if the feed-forward is gated.
+        second_map: Path of the feed-forward's second linear map.
+        norm: Path of the norm before the feed-forward, or None if the norm follows it, as in BERT.
+        tasks: Class names without the prefix, beside `Config`.
     """
 
     model_type: str
     prefix: str
-    lm_head: tuple[str, str]
-    classification_head: str | None = None
+    layers: str
+    first_map: str
+    activation: str | None
+    second_map: str
+    norm: str | None = None
+    tasks: tuple[str, ...] = TEXT_TASKS
 
     @property
     def sphere_model_type(self) -> str:
@@ -40,7 +56,84 @@ class TextEncoder:
         return getattr(importlib.import_module(f"transformers.models.{module}.{file}"), self.prefix + name)
 
 
-TEXT_ENCODERS = [
-    TextEncoder("bert", "Bert", lm_head=("cls", "OnlyMLMHead")),
-    TextEncoder("roberta", "Roberta", lm_head=("lm_head", "LMHead"), classification_head="ClassificationHead"),
+BERT = Encoder(
+    model_type="bert",
+    prefix="Bert",
+    layers="encoder.layer",
+    first_map="intermediate.dense",
+    activation="intermediate.intermediate_act_fn",
+    second_map="output.dense",
+)
+
+ENCODERS = [
+    BERT,
+    replace(BERT, model_type="roberta", prefix="Roberta"),
+    Encoder(
+        model_type="distilbert",
+        prefix="DistilBert",
+        layers="transformer.layer",
+        first_map="ffn.lin1",
+        activation="ffn.activation",
+        second_map="ffn.lin2",
+    ),
+    Encoder(
+        model_type="modernbert",
+        prefix="ModernBert",
+        layers="layers",
+        first_map="mlp.Wi",
+        activation=None,
+        second_map="mlp.Wo",
+        norm="mlp_norm",
+    ),
+    Encoder(
+        model_type="vit",
+        prefix="ViT",
+        layers="layers",
+        first_map="mlp.fc1",
+        activation="mlp.activation_fn",
+        second_map="mlp.fc2",
+        norm="layernorm_after",
+        tasks=IMAGE_TASKS,
+    ),
 ]
+
+
+def find_encoder(name: str) -> tuple[Encoder, str]:
+    """Return the row and the part of a class name: for `SphereBertModel`, that of BERT and `Model`.
+
+    Raises:
+        AttributeError: If there is no such class; the message shows how to add a row.
+    """
+    for encoder in ENCODERS:
+        part = name.removeprefix(f"Sphere{encoder.prefix}")
+        if part != name and part in ("Config", *encoder.tasks):
+            return encoder, part
+    raise AttributeError(f"hf_sphere has no attribute {name!r}. {how_to_add()}")
+
+
+def how_to_add() -> str:
+    """Describe the encoders that have a row, and how to add another one."""
+    return (
+        f"These have a spherized form: {', '.join(encoder.model_type for encoder in ENCODERS)}. To add an encoder, "
+        f"add a row to ENCODERS in {__name__}, with the paths of its layers and feed-forward; that of BERT is {BERT}."
+    )
+
+
+def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of a package: the names of its stub and the classes of the table.
+
+    Each name is imported when it is first used. The stub lists no class of the table: a row needs no other file.
+    """
+    from_stub, _, names = lazy_loader.attach_stub(package, file)
+    names += [f"Sphere{encoder.prefix}{part}" for encoder in ENCODERS for part in ("Config", *encoder.tasks)]
+
+    def get(name: str) -> Any:
+        try:
+            return from_stub(name)
+        except AttributeError:
+            if not name.startswith("Sphere"):
+                raise
+        kind = "configuration" if name.endswith("Config") else "modeling"
+        return getattr(importlib.import_module(f"{__package__}.{kind}_sphere_text"), name)
+
+    return get, lambda: sorted(names), sorted(names)

@@ -2,10 +2,10 @@
 #
 # Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
 # the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
-"""Fit the spherized layers of a text encoder to the plain encoder it was initialized from, by ridge regression."""
+"""Fit the spherized layers of an encoder to the plain encoder it was initialized from, by ridge regression."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,15 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_sphere.models.sphere_text.modeling_sphere_text import SpherizedOutput
+from hf_sphere.models.sphere_text.encoders import Encoder
 
 RIDGES = tuple(10.0**exponent for exponent in range(-9, 1))
 """Candidate ridges, relative to the mean square of each coordinate."""
 HELD_OUT = 5
 """Every fifth text is held out, to choose the ridge and to evaluate the fit."""
+
+Batch = tuple[dict[str, Tensor], Tensor]
+"""Inputs of the model, and a mask (B, L) of the tokens that count."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class SpherizationFit:
 
     Attributes:
         layer: Index of the encoder layer.
-        explained_variance: Fraction of the variance of the plain layer's output, after its norm, on held-out texts; 1
-            is perfect, and 0 no better than the mean.
+        explained_variance: Fraction of the variance of the plain layer's output on held-out texts; 1 is perfect, and 0
+            no better than the mean. The output is normalized in encoders whose layers end with a norm, as in BERT.
         ridge: The ridge, relative to the mean square of each coordinate.
         num_tokens: Number of tokens the layer was fitted to, including held-out ones.
     """
@@ -72,7 +75,8 @@ def calibrate_spherization(
         model: A model with spherized layers loaded from `reference`, with any head or none; its output layers are
             overwritten in place. Runs in eval mode; the mode is restored afterwards.
         reference: The plain model.
-        texts: Texts, or batches of model inputs (`input_ids`, `attention_mask`, ...). Reading stops at `max_tokens`.
+        texts: Texts, or batches of model inputs (`input_ids`, `attention_mask`, ...); for an image encoder, batches of
+            `pixel_values`, in which an image stands for a text and a patch for a token. Reading stops at `max_tokens`.
         tokenizer: Tokenizer of the texts; that of the reference's checkpoint if None.
         max_tokens: Number of tokens to read, rounded up to full batches. A fifth of the texts is held out.
         max_length: Maximum number of tokens per text, further limited by the tokenizer.
@@ -93,15 +97,14 @@ def calibrate_spherization(
         >>> reference = BertForMaskedLM.from_pretrained("bert-base-cased")
         >>> print(*calibrate_spherization(model, reference, wikitext["text"]), sep="\n")
     """
-    layers, plain_layers = _encoder_layers(model), _encoder_layers(reference)
-    spherized = [index for index, layer in enumerate(layers) if _is_spherized(layer)]
-    _check_reference(model, reference, spherized, plain_layers)
+    row, spherized = _check_reference(model, reference)
+    layers, plain_layers = (half.base_model.get_submodule(row.layers) for half in (model, reference))
     if ridge is not None and not ridge >= 0:
         raise ValueError(f"ridge must not be negative; got {ridge}.")
     batches = _collect(texts, reference, tokenizer, max_tokens, max_length, batch_size)
-    least = model.config.intermediate_size + 1
-    num_tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
-    num_texts = sum(int(batch["attention_mask"].any(dim=1).sum()) for batch in batches)
+    least = layers[spherized[0]].get_submodule(row.second_map).linear.in_features
+    num_tokens = sum(int(mask.sum()) for _, mask in batches)
+    num_texts = sum(int(mask.any(dim=1).sum()) for _, mask in batches)
     if num_tokens < least or num_texts < HELD_OUT:
         raise ValueError(
             f"too few tokens to fit a map of {least} inputs: got {num_tokens} tokens in {num_texts} texts; at least "
@@ -116,7 +119,7 @@ def calibrate_spherization(
             layer, plain = layers[index], plain_layers[index]
             train, held_out = (_NormalEquations(), _NormalEquations())
             for equations, part in zip((train, held_out), parts, strict=True):
-                for points, targets in _layer_pairs(model, reference, layer, plain, part):
+                for points, targets in _layer_pairs(model, reference, layer, plain, part, row):
                     equations.add(points, targets)
                     bar.update()
             candidates = [
@@ -130,7 +133,7 @@ def calibrate_spherization(
                     "enough, or produce values that are not finite. Use a larger ridge or other texts."
                 )
             _, best = min(candidates)
-            linear = layer.output.spherical.linear
+            linear = layer.get_submodule(row.second_map).linear
             linear.weight.copy_(train.solve(best))
             explained = _explained_variance(model, reference, layer, plain, parts[1])
             train.merge(held_out)
@@ -173,56 +176,56 @@ class _NormalEquations:
         return float(error)
 
 
-def _split(batches: Sequence[Mapping[str, Tensor]]) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+def _split(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
     """Split batches into texts to fit to and every fifth text, which is held out."""
-    parts: tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]] = ([], [])
+    parts: tuple[list[Batch], list[Batch]] = ([], [])
     seen = 0
-    for batch in batches:
-        has_tokens = batch["attention_mask"].any(dim=1).cpu()  # rows of padding are not texts
+    for inputs, mask in batches:
+        has_tokens = mask.any(dim=1).cpu()  # rows of padding are not texts
         number = seen + has_tokens.cumsum(0)
         is_held_out = number % HELD_OUT == 0
         for part, chosen in zip(parts, (has_tokens & ~is_held_out, has_tokens & is_held_out), strict=True):
             if chosen.any():
-                part.append({name: value[chosen] for name, value in batch.items()})
+                part.append(({name: value[chosen] for name, value in inputs.items()}, mask[chosen]))
         seen += int(has_tokens.sum())
     return parts
 
 
 def _layer_pairs(
-    model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Mapping[str, Tensor]]
+    model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Batch], row: Encoder
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the inputs (T, n + 1) and targets (T, H) of the new map for the tokens of each batch."""
-    for batch in batches:
-        with _record(layer.output) as spherized, _record(plain.output) as original:
-            _run(model, batch)
-            _run(reference, batch)
-        values, residual = (torch.cat(parts, dim=1) for parts in zip(*(inputs for inputs, _ in spherized), strict=True))
-        activations, plain_residual = (
-            torch.cat(parts, dim=1) for parts in zip(*(inputs for inputs, _ in original), strict=True)
-        )
-        kept = batch["attention_mask"].bool()
+    paths = (row.second_map, row.norm or row.first_map)  # the input of the latter is the residual
+    modules = [half.get_submodule(path) for half in (layer, plain) for path in paths]
+    for inputs, mask in batches:
+        with ExitStack() as stack:
+            calls = [stack.enter_context(_record(module)) for module in modules]
+            _run(model, inputs)
+            _run(reference, inputs)
+        # A chunked feed-forward calls its parts several times.
+        values, residual, _, plain_residual = (torch.cat([given[0] for given, _ in each], dim=1) for each in calls)
+        outputs = torch.cat([output for _, output in calls[2]], dim=1)
+        kept = mask.bool()
         # If layers before this one are spherized, the residuals differ, and the map compensates for this.
-        target = plain.output.dense(activations) + plain_residual - residual.to(plain_residual)
-        points = layer.output.spherical.spherization(values)
+        target = outputs + plain_residual - residual.to(plain_residual)
+        points = modules[0].spherization(values)
         yield (
             _to_float64(points[kept.to(points.device)]),
             _to_float64(target[kept.to(target.device)]).to(_solver_device(points)),
         )
 
 
-def _explained_variance(
-    model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Mapping[str, Tensor]]
-) -> float:
+def _explained_variance(model: Any, reference: Any, layer: Any, plain: Any, batches: Sequence[Batch]) -> float:
     """Return the fraction of the variance of a plain layer's output that the spherized layer explains.
 
-    Outputs are compared after the norm: before it, a few coordinates with most of the variance would dominate.
+    BERT's layers end with a norm; before it, a few coordinates with most of the variance would dominate.
     """
     count, error, total, square = 0, 0.0, torch.zeros(()), 0.0
-    for batch in batches:
+    for inputs, mask in batches:
         with _record(layer) as spherized, _record(plain) as original:
-            _run(model, batch)
-            _run(reference, batch)
-        kept = batch["attention_mask"].bool()
+            _run(model, inputs)
+            _run(reference, inputs)
+        kept = mask.bool()
         outputs = (calls[0][1] for calls in (spherized, original))
         fitted, target = (_to_float64(output[kept.to(output.device)]).cpu() for output in outputs)
         count += len(target)
@@ -232,14 +235,14 @@ def _explained_variance(
     return 1 - error / (square - float(total.square().sum()) / count)
 
 
-def _run(model: Any, batch: Mapping[str, Tensor]) -> None:
+def _run(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
     encoder = model.base_model
-    encoder(**{name: value.to(encoder.device) for name, value in batch.items()})
+    return encoder(**{name: value.to(encoder.device) for name, value in inputs.items()}).last_hidden_state
 
 
 @contextmanager
 def _record(module: nn.Module) -> Iterator[list[tuple[tuple[Tensor, ...], Tensor]]]:
-    """Record inputs and output of every call of a module; a chunked feed-forward calls it several times."""
+    """Record inputs and output of every call of a module."""
     calls: list[tuple[tuple[Tensor, ...], Tensor]] = []
     hook = module.register_forward_hook(lambda _, inputs, output: calls.append((inputs, output)))
     try:
@@ -268,30 +271,28 @@ def _to_float64(tensor: Tensor) -> Tensor:
     return tensor.to(_solver_device(tensor)).double()
 
 
-def _encoder_layers(model: Any) -> Sequence[Any]:
-    return getattr(getattr(model.base_model, "encoder", None), "layer", ())
-
-
-def _is_spherized(layer: Any) -> bool:
-    return isinstance(getattr(layer, "output", None), SpherizedOutput)
-
-
-def _check_reference(model: Any, reference: Any, spherized: Sequence[int], plain_layers: Sequence[Any]) -> None:
-    """Check that the model has spherized layers and that the reference is its plain encoder."""
+def _check_reference(model: Any, reference: Any) -> tuple[Encoder, Sequence[int]]:
+    """Check that the model has spherized layers and that the reference is its plain encoder; return row and layers."""
+    spherized = getattr(model.config, "spherized_layer_indices", ())
     if not spherized:
         raise ValueError(f"{type(model).__name__} has no spherized layer to fit; set spherized_layers.")
-    for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size"):
-        own, other = getattr(model.config, name), getattr(reference.config, name, None)
+    row: Encoder = model.encoder_row
+    if reference.config.model_type not in (row.model_type, row.sphere_model_type):
+        raise ValueError(f"the reference must be a {row.model_type} model; got a {reference.config.model_type} model.")
+    # `hidden_dim` is DistilBERT's name of the intermediate size.
+    for name in ("num_hidden_layers", "hidden_size", "intermediate_size", "hidden_dim", "vocab_size"):
+        own, other = getattr(model.config, name, None), getattr(reference.config, name, None)
         if own != other:
             raise ValueError(
                 f"the reference does not match the model: {name} is {own} in the model and {other} in the reference."
             )
     for index in spherized:
-        if _is_spherized(plain_layers[index]):
+        if index in getattr(reference.config, "spherized_layer_indices", ()):
             raise ValueError(
                 f"layer {index} of the reference is spherized; it must be the plain model that the spherized one was "
                 "loaded from."
             )
+    return row, spherized
 
 
 def _collect(
@@ -301,13 +302,14 @@ def _collect(
     max_tokens: int,
     max_length: int,
     batch_size: int,
-) -> list[dict[str, Tensor]]:
-    """Collect batches of model inputs with an attention mask until they have `max_tokens` tokens."""
+) -> list[Batch]:
+    """Collect batches of model inputs with a mask until they have `max_tokens` tokens."""
     if isinstance(texts, (str, Mapping)):  # which are iterable as well
         raise ValueError(
             f"texts must be an iterable of texts or batches, for instance a list; got one {type(texts).__name__}."
         )
-    batches: list[dict[str, Tensor]] = []
+    main_input = reference.main_input_name
+    batches: list[Batch] = []
     pending: list[str] = []
     count = 0
 
@@ -323,19 +325,25 @@ def _collect(
 
     def add(batch: Mapping[str, Tensor]) -> None:
         nonlocal count
-        if not isinstance(batch, Mapping) or "input_ids" not in batch:
+        if not isinstance(batch, Mapping) or main_input not in batch:
             what = f"the columns {list(batch)}" if isinstance(batch, Mapping) else f"a {type(batch).__name__}"
+            if main_input != "input_ids":
+                raise ValueError(f"texts must be batches with {main_input}, the inputs of the model; got {what}.")
             raise ValueError(
                 f"texts must be strings, or batches with input_ids; got {what}. Pass a column of a data set, for "
                 "instance dataset['text']."
             )
         inputs = {name: value for name, value in batch.items() if name != "labels"}
-        inputs.setdefault("attention_mask", torch.ones_like(inputs["input_ids"]))
-        batches.append(inputs)
-        count += int(inputs["attention_mask"].sum())
+        if main_input == "input_ids":
+            mask = inputs.setdefault("attention_mask", torch.ones_like(inputs["input_ids"]))
+        else:
+            images = inputs[main_input]
+            mask = torch.ones(len(images), _run(reference, {main_input: images[:1]}).shape[1])
+        batches.append((inputs, mask))
+        count += int(mask.sum())
 
     for text in texts:
-        if not isinstance(text, str):
+        if not isinstance(text, str) or main_input != "input_ids":
             add(text)
         elif text.strip():
             pending.append(text)

@@ -2,12 +2,12 @@
 #
 # Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
 # the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
-"""Text encoders in which the feed-forward of some layers is spherized; by default that of the last layer.
+"""Encoders in which the feed-forward of some layers is spherized; by default that of the last layer.
 
-`SphereBertModel` inherits from `SphereTextModel` and `BertModel`, in this order: its constructor is defined here, its
-`forward` in transformers. The other parts and encoders follow the same pattern. Every module is built once; layers that
-are not spherized are those of the plain encoder. Modules with the shapes of the plain encoder have its names, so that a
-plain checkpoint loads into them; the others have different names.
+`SphereBertForMaskedLM` inherits from `SphereEncoderPreTrainedModel` and `BertForMaskedLM`, in this order. The plain
+constructor builds the plain model; at its end it calls `post_init`, which replaces the parts that are spherized before
+weights are initialized or loaded. Everything else, `forward` included, is that of the plain encoder. New modules have
+names of their own, so that a plain checkpoint loads into the others.
 
 Reference:
     Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022.
@@ -20,45 +20,32 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, initialization as init
+from transformers import PreTrainedConfig, PreTrainedModel, conversion_mapping, initialization as init
 
 from hf_sphere.models.sphere_text import configuration_sphere_text as configurations
-from hf_sphere.models.sphere_text.encoders import TEXT_ENCODERS, TextEncoder
+from hf_sphere.models.sphere_text.encoders import Encoder, find_encoder
 from hf_sphere.nn.spherization import SphericalLinear, Spherization, spherical_linear_names
 
-_SPHERICAL_WEIGHT = re.compile(r"(?:^|\.)encoder\.layer\.(\d+)\.output\.spherical\.linear\.weight$")
 
+class SphericalMap(SphericalLinear):
+    """Spherization and linear map in place of the second map of a feed-forward."""
 
-class SpherizedIntermediate(nn.Module):
-    """First half of a spherized feed-forward: a linear map, without the activation that the spherization replaces."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        """Map (..., hidden_size) to (..., intermediate_size)."""
-        return self.dense(hidden_states)
-
-
-class SpherizedOutput(nn.Module):
-    """Second half: spherization, a linear map without bias, dropout, the residual connection and the norm."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.spherical = SphericalLinear(config.intermediate_size, config.hidden_size, **config.spherization_options)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
-
-    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-        """Map (..., intermediate_size) to (..., hidden_size) and add the layer's input."""
-        return self.LayerNorm(self.dropout(self.spherical(hidden_states)) + input_tensor)
+    @property
+    def weight(self) -> Tensor:
+        """Weight (hidden_size, intermediate_size + 1), for encoders that initialize the map by this name."""
+        return self.linear.weight
 
 
 class SpherizedClassificationHead(nn.Module):
-    """Classifier on features: hidden_size -> hidden_size / 2 - 1, spherization, a linear map without bias."""
+    """Classifier on features: hidden_size -> hidden_size / 2 - 1, spherization, a linear map without bias.
 
-    def __init__(self, config: Any) -> None:
+    Args:
+        config: The configuration.
+        dropout: None for features (..., hidden_size). For hidden states (B, L, hidden_size), the dropout applied to
+            that of the first token, which gives the features.
+    """
+
+    def __init__(self, config: Any, dropout: nn.Module | None = None) -> None:
         super().__init__()
         width = config.hidden_size // 2 - 1
         if width < 1:
@@ -66,58 +53,70 @@ class SpherizedClassificationHead(nn.Module):
         self.projection = nn.Linear(config.hidden_size, width)
         self.spherization = Spherization(width, **config.spherization_options)
         self.linear = nn.Linear(width + 1, config.num_labels, bias=False)
+        self.dropout = dropout
+
+    @property
+    def weight(self) -> Tensor:
+        """Weight (num_labels, hidden_size / 2), for encoders that initialize the classifier by this name."""
+        return self.linear.weight
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return logits: (B, hidden_size) -> (B, num_labels)."""
+        """Return the logits, (..., num_labels) or (B, num_labels)."""
+        if self.dropout is not None:
+            features = self.dropout(features[:, 0])
         wide = features.to(torch.promote_types(features.dtype, self.spherization.scaling.dtype))  # as `SphericalLinear`
         return self.linear(self.spherization(self.projection(wide))).to(features.dtype)
 
 
-class SpherizedFirstTokenHead(SpherizedClassificationHead):
-    """`SpherizedClassificationHead` on the hidden state of the first token, after dropout."""
+class SphereEncoderPreTrainedModel(PreTrainedModel):
+    """Base class of the models: construction and loading, from checkpoints of the spherized and the plain encoder."""
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.dropout = _classifier_dropout(config)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return logits: (B, L, hidden_size) -> (B, num_labels)."""
-        return super().forward(self.dropout(features[:, 0]))
-
-
-class SphereTextLayer(nn.Module):
-    """A layer with a spherized feed-forward: linear map, spherization, linear map without bias."""
-
-    def __init__(self, config: Any, layer_idx: int | None = None) -> None:
-        super().__init__(config, layer_idx)  # of the plain layer
-        self.intermediate = SpherizedIntermediate(config)
-        self.output = SpherizedOutput(config)
-
-
-class SphereTextEncoder(nn.Module):
-    """The layers of the encoder, some of them spherized."""
-
-    text_encoder: ClassVar[TextEncoder]
-
-    def __init__(self, config: Any) -> None:
-        nn.Module.__init__(self)
-        self.config = config
-        plain, spherized = self.text_encoder.load_class("Layer"), _sphere_class(self.text_encoder, "Layer")
-        self.layer = nn.ModuleList(
-            (spherized if index in config.spherized_layer_indices else plain)(config, index)
-            for index in range(config.num_hidden_layers)
-        )
-
-
-class SphereTextPreTrainedModel(PreTrainedModel):
-    """Base class of the models: initialization and loading, from checkpoints of the spherized and the plain encoder."""
-
-    text_encoder: ClassVar[TextEncoder]
+    encoder_row: ClassVar[Encoder]
     config: Any
     config_class: Any
+    classifier: Any
     model_tags = ["hf_sphere"]
-    accepts_loss_kwargs = False  # the losses of the plain encoders ignore `num_items_in_batch`
-    _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = None
+    accepts_loss_kwargs = False  # the losses of most plain encoders ignore `num_items_in_batch`
+    _keep_in_fp32_modules: Any
+    _keys_to_ignore_on_load_unexpected: Any
+
+    def post_init(self) -> None:
+        """Spherize the plain model that the constructor has built, then initialize it."""
+        base: Any = self.base_model
+        if base is self:
+            self._spherize_layers()
+        else:  # built by the constructor, which knows only the plain class
+            base.__class__ = _sphere_class(self.encoder_row, "Model")
+            base.post_init()
+        if self.config.spherized_classifier and hasattr(self, "classifier"):
+            plain = self.classifier  # a map of features, or a module on the hidden states of all tokens
+            self.classifier = SpherizedClassificationHead(self.config, getattr(plain, "dropout", None))
+        # Quantizers skip these.
+        self._keep_in_fp32_modules = {*(self._keep_in_fp32_modules or ()), *spherical_linear_names(self)}
+        if isinstance(getattr(self, "classifier", None), SpherizedClassificationHead):
+            self._keep_in_fp32_modules.add("classifier")
+        super().post_init()
+
+    def _spherize_layers(self) -> None:
+        row, replaced = self.encoder_row, set()
+        for index in self.config.spherized_layer_indices:
+            layer: Any = self.get_submodule(row.layers).get_submodule(str(index))
+            if row.activation is not None:
+                parent, name = _locate(layer, row.activation)
+                setattr(parent, name, nn.Identity())
+            parent, name = _locate(layer, row.second_map)
+            plain = getattr(parent, name)
+            spherical = SphericalMap(plain.in_features, plain.out_features, **self.config.spherization_options)
+            # In its place, since optimizers store their state in the order of the parameters.
+            parent._modules = dict(
+                ("spherical", spherical) if child == name else (child, module)
+                for child, module in parent._modules.items()
+            )
+            parent.__class__ = _with_spherical(parent.__class__, name)
+            parent._is_hf_initialized = False  # some encoders initialize the maps of their feed-forward here
+            replaced.add(rf"{re.escape(row.layers)}\.{index}\.{re.escape(row.second_map)}\.")
+        # The plain maps in the checkpoint have no use here.
+        self._keys_to_ignore_on_load_unexpected = {*(self._keys_to_ignore_on_load_unexpected or ()), *replaced}
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -127,27 +126,16 @@ class SphereTextPreTrainedModel(PreTrainedModel):
             init.constant_(module.scaling, module.initial_scaling)
             init.constant_(module.radius, module.initial_radius)
 
-    def post_init(self) -> None:
-        """Finish the construction.
-
-        The plain output layers that spherical ones replace are ignored on loading; quantizers skip the spherical ones.
-        """
-        replaced = {rf"encoder\.layer\.{index}\.output\.dense\." for index in self.config.spherized_layer_indices}
-        self._keys_to_ignore_on_load_unexpected = {*(self._keys_to_ignore_on_load_unexpected or ()), *replaced}
-        self._keep_in_fp32_modules = spherical_linear_names(self)
-        if isinstance(getattr(self, "classifier", None), SpherizedClassificationHead):
-            self._keep_in_fp32_modules.add("classifier")
-        super().post_init()
-
-    def _add_encoder(self, *, add_pooling_layer: bool) -> None:
-        model = _sphere_class(self.text_encoder, "Model")(self.config, add_pooling_layer=add_pooling_layer)
-        setattr(self, self.base_model_prefix, model)
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """Return False: transformers initializes modules of other libraries in part, and these as its own."""
+        return False
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """Load a checkpoint of this model or of the plain encoder.
 
-        From a plain checkpoint only the output layers of the spherized feed-forwards are new (and the classifier, if
+        From a plain checkpoint only the second maps of the spherized feed-forwards are new (and the classifier, if
         that is spherized); `calibrate_spherization` fits them to the plain encoder. The arguments are those of
         `PreTrainedModel.from_pretrained`.
 
@@ -164,7 +152,8 @@ class SphereTextPreTrainedModel(PreTrainedModel):
         returns_info = kwargs.pop("output_loading_info", False)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         configured = set(model.config.spherized_layer_indices)
-        found = (configured - _spherical_layers(info["missing_keys"])) | _spherical_layers(info["unexpected_keys"])
+        missing, unexpected = (cls._spherical_layers(info[keys]) for keys in ("missing_keys", "unexpected_keys"))
+        found = (configured - missing) | unexpected
         if found and found != configured:
             raise ValueError(
                 f"in the checkpoint {pretrained_model_name_or_path} the layers {sorted(found)} are spherized, but the "
@@ -173,89 +162,70 @@ class SphereTextPreTrainedModel(PreTrainedModel):
             )
         return (model, info) if returns_info else model
 
-
-class SphereTextModel(SphereTextPreTrainedModel):
-    """The encoder: token ids to hidden states.
-
-    Args:
-        config: The configuration.
-        add_pooling_layer: Whether to pool the first token's hidden state.
-    """
-
-    def __init__(self, config: Any, add_pooling_layer: bool = True) -> None:
-        PreTrainedModel.__init__(self, config)
-        self.gradient_checkpointing = False
-        self.embeddings = self.text_encoder.load_class("Embeddings")(config)
-        self.encoder = _sphere_class(self.text_encoder, "Encoder")(config)
-        self.pooler = self.text_encoder.load_class("Pooler")(config) if add_pooling_layer else None
-        self.post_init()
+    @classmethod
+    def _spherical_layers(cls, keys: Iterable[str]) -> set[int]:
+        """Return the layers of which there is a spherical map among the keys of a checkpoint."""
+        pattern = re.compile(rf"(?:^|\.){re.escape(cls.encoder_row.layers)}\.(\d+)\..*\bspherical\.linear\.weight$")
+        return {int(found.group(1)) for key in keys if (found := pattern.search(key))}
 
 
-class SphereTextForMaskedLM(SphereTextPreTrainedModel):
-    """The encoder with the plain encoder's masked-language-model head."""
-
-    def __init__(self, config: Any) -> None:
-        PreTrainedModel.__init__(self, config)
-        attribute, head = self.text_encoder.lm_head
-        self._add_encoder(add_pooling_layer=False)
-        setattr(self, attribute, self.text_encoder.load_class(head)(config))
-        self.post_init()
-
-
-class SphereTextForSequenceClassification(SphereTextPreTrainedModel):
-    """The encoder with a sequence classifier; see `spherized_classifier` of the configuration."""
-
-    def __init__(self, config: Any) -> None:
-        PreTrainedModel.__init__(self, config)
-        self.num_labels = config.num_labels
-        plain_head = self.text_encoder.classification_head
-        self._add_encoder(add_pooling_layer=plain_head is None)
-        if plain_head is None:
-            self.dropout = _classifier_dropout(config)
-        if config.spherized_classifier:
-            spherized = SpherizedClassificationHead if plain_head is None else SpherizedFirstTokenHead
-            self.classifier: nn.Module = spherized(config)
-        elif plain_head is None:
-            self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        else:
-            self.classifier = self.text_encoder.load_class(plain_head)(config)
-        self.post_init()
-
-
-_PARTS: dict[str, type[nn.Module]] = {
-    "Layer": SphereTextLayer,
-    "Encoder": SphereTextEncoder,
-    "Model": SphereTextModel,
-    "ForMaskedLM": SphereTextForMaskedLM,
-    "ForSequenceClassification": SphereTextForSequenceClassification,
-}
-"""First base class, before that of the plain encoder, by the name of the plain class without prefix."""
+def _locate(layer: nn.Module, path: str) -> tuple[Any, str]:
+    """Return the parent of a module and the module's name in it."""
+    parent, _, name = path.rpartition(".")
+    return layer.get_submodule(parent), name
 
 
 @functools.cache
-def _sphere_class(encoder: TextEncoder, part: str) -> Any:
+def _with_spherical(plain: type[nn.Module], name: str) -> type[nn.Module]:
+    """Return a subclass in which the attribute `name`, that `forward` calls, is the submodule `spherical`."""
+    attributes = {
+        name: property(lambda self: self.spherical),
+        "__module__": __name__,
+        # Pickle cannot find a class that is defined here by its name.
+        "__reduce__": lambda self: (_new_with_spherical, (plain, name), self.__dict__),
+    }
+    return type(f"Spherized{plain.__name__}", (plain,), attributes)
+
+
+def _new_with_spherical(plain: Any, name: str) -> nn.Module:
+    kind = _with_spherical(plain, name)
+    return kind.__new__(kind)
+
+
+@functools.cache
+def _sphere_class(encoder: Encoder, part: str) -> Any:
+    name, plain = f"Sphere{encoder.prefix}{part}", encoder.load_class(part)
+    conversions = conversion_mapping.get_checkpoint_conversion_mapping(plain.__name__)
+    if conversions is not None:  # names in older checkpoints of the plain model
+        conversion_mapping.register_checkpoint_conversion_mapping(name, conversions, overwrite=True)
     attributes = {
         "__module__": __name__,
-        "__doc__": f"Spherized `{encoder.prefix}{part}`.\n\n    {_PARTS[part].__doc__}",
-        "text_encoder": encoder,
+        "__doc__": f"""`{plain.__name__}` of transformers with spherized feed-forwards.
+
+    The inputs and outputs are those of `{plain.__name__}`.
+
+    Args:
+        config: The `Sphere{encoder.prefix}Config`; its fields say which layers are spherized and how.
+        **kwargs: See `{plain.__name__}`.
+
+    Example:
+        >>> config = Sphere{encoder.prefix}Config(spherized_layers=[-2, -1])
+        >>> model = {name}(config)
+    """,
+        "encoder_row": encoder,
         "config_class": getattr(configurations, f"Sphere{encoder.prefix}Config"),
-        "_no_split_modules": [f"{encoder.prefix}Embeddings", f"{encoder.prefix}Layer", f"Sphere{encoder.prefix}Layer"],
     }
-    return type(f"Sphere{encoder.prefix}{part}", (_PARTS[part], encoder.load_class(part)), attributes)
+    base = SphereEncoderPreTrainedModel
+    if part == "ForImageClassification":
+        from hf_sphere.models.sphere_text import image_classification  # imports the heads
+
+        base = image_classification.SphereEncoderForImageClassification
+    return type(name, (base, plain), attributes)
 
 
 def __getattr__(name: str) -> Any:
-    """Define the classes of the rows of `TEXT_ENCODERS`, for instance `SphereBertModel`, when they are first used."""
-    for encoder in TEXT_ENCODERS:
-        part = name.removeprefix(f"Sphere{encoder.prefix}")
-        if part in _PARTS and part != name:
-            return _sphere_class(encoder, part)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def _classifier_dropout(config: Any) -> nn.Dropout:
-    return nn.Dropout(config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout)
-
-
-def _spherical_layers(keys: Iterable[str]) -> set[int]:
-    return {int(found.group(1)) for key in keys if (found := _SPHERICAL_WEIGHT.search(key))}
+    """Define the model class of an encoder, for instance `SphereBertModel`, when it is first used."""
+    encoder, part = find_encoder(name)
+    if part == "Config":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _sphere_class(encoder, part)

@@ -50,20 +50,7 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        # Layers outside the backbone have `reset_parameters`. It may overwrite loaded tensors (batch-norm statistics),
-        # which are restored.
-        reset = getattr(module, "reset_parameters", None)
-        if reset is None:
-            return
-        loaded = {name: tensor.clone() for name, tensor in _tensors(module).items() if _is_filled(tensor)}
-        if len(loaded) == len(_tensors(module)):
-            return  # nothing is missing, and placing prototypes is expensive
-        reset()
-        if self.config.initialization == "xavier":
-            _initialize_xavier(module)
-        for name, tensor in _tensors(module).items():
-            if name in loaded:
-                tensor.copy_(loaded[name])
+        reset_missing_parameters(module, xavier=self.config.initialization == "xavier")
 
     def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
         self.base_model.backbone.set_grad_checkpointing(enable)
@@ -179,10 +166,11 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         return backbone.forward_head(last), tuple(intermediates)
 
 
-class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
-    """Base class of the models with a classification head: the head's interface to training loops."""
+class ModelWithHead(nn.Module):
+    """Mixin of the models with a classification head: the head's interface to training loops."""
 
     head: Head
+    config: Any
 
     def parameter_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Per-parameter optimizer options of the head, by full parameter names."""
@@ -231,13 +219,13 @@ class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
         return self.head.reduction
 
     @staticmethod
-    def _build_head(config: SphereVisionConfig, embedding_dim: int) -> Head:
+    def _build_head(config: Any, embedding_dim: int) -> Head:
         if config.head is None:
             raise ValueError(
                 f"the model needs a head: {', '.join(HEADS)}. For a regression, which has none, use "
                 "SphereVisionForRegression."
             )
-        if config.spherization is not None and issubclass(HEADS[config.head], SpherizedHead):
+        if getattr(config, "spherization", None) is not None and issubclass(HEADS[config.head], SpherizedHead):
             raise ValueError(
                 f"head {config.head!r} would spherize embeddings that the configuration's spherization has spherized "
                 "already. Use only one of them: set spherization=None, or use another head such as 'softmax'."
@@ -245,6 +233,10 @@ class SphereVisionModelWithHead(SphereVisionPreTrainedModel):
         if config.problem_type not in (None, "single_label_classification"):
             HEADS[config.head].require_cross_entropy(f"problem_type {config.problem_type!r}")
         return build_head(config.head, embedding_dim, config.num_labels, **(config.head_kwargs or {}))
+
+
+class SphereVisionModelWithHead(ModelWithHead, SphereVisionPreTrainedModel):
+    """Base class of the models with a timm backbone and a classification head."""
 
 
 class SphereVisionForImageClassification(SphereVisionModelWithHead):
@@ -291,6 +283,22 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
             concentration=output.concentration,
             hidden_states=encoded.hidden_states,
         )
+
+
+def reset_missing_parameters(module: nn.Module, *, xavier: bool = False) -> None:
+    """Initialize the tensors of a module that no checkpoint has set by its `reset_parameters`, if it has one."""
+    reset = getattr(module, "reset_parameters", None)
+    if reset is None:
+        return
+    loaded = {name: tensor.clone() for name, tensor in _tensors(module).items() if _is_filled(tensor)}
+    if len(loaded) == len(_tensors(module)):
+        return  # nothing is missing, and placing prototypes is expensive
+    reset()
+    if xavier:
+        _initialize_xavier(module)
+    for name, tensor in _tensors(module).items():
+        if name in loaded:  # `reset_parameters` may overwrite loaded tensors, such as batch-norm statistics
+            tensor.copy_(loaded[name])
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_sphere import data, models
 from hf_sphere.data.options import TextDataOptions
-from hf_sphere.models.sphere_text.encoders import TEXT_ENCODERS
+from hf_sphere.models.sphere_text.encoders import ENCODERS, how_to_add
 from hf_sphere.training.arguments import OPTIMIZER_HELP, TrainingArguments, optimizer_choices
 from hf_sphere.training.measures import measure_tokens, perplexity
 from hf_sphere.training.tasks.base import Description, Prepared, Task
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hf_sphere.models import SpherizationFit
     from hf_sphere.training.run import Run
 
-SPHERIZED = {encoder.model_type: f"Sphere{encoder.prefix}" for encoder in TEXT_ENCODERS}
+SPHERIZED = {row.model_type: f"Sphere{row.prefix}" for row in ENCODERS if "ForMaskedLM" in row.tasks}
 """Prefix of the spherized classes by the `model_type` of the plain model."""
 
 SETTINGS = {
@@ -41,13 +41,13 @@ class TextModelArguments:
     """Language model."""
 
     model_name_or_path: str = argument(
-        help="Start from this masked language model, Hub id or folder: bert, roberta or a spherized one."
+        help="Start from this masked language model, Hub id or folder: a plain or a spherized one."
     )
     from_scratch: bool = argument(
         False, "Use only its configuration and tokenizer; the weights are initialized randomly."
     )
     tokenizer_name: str | None = argument(None, "Tokenizer, Hub id or folder; that of the model if not set.")
-    spherized: bool = argument(False, "Spherize a plain bert or roberta model.")
+    spherized: bool = argument(False, f"Spherize a plain model: {', '.join(SPHERIZED)}.")
     spherized_layers: list[int] | None = argument(
         None, "Layers to spherize, from 0, or from the end if negative; the last one, -1, if not set."
     )
@@ -283,9 +283,9 @@ def _spherized(args: TextModelArguments, config: Any) -> tuple[Any, Any]:
         advice = (
             "it is spherized already; leave --spherized out"
             if config.model_type.startswith("sphere_")
-            else f"only these can be spherized: {', '.join(SPHERIZED)}"
+            else f"it has no spherized form. {how_to_add()}"
         )
-        raise ValueError(f"{name} is a {config.model_type} model: {advice}.")
+        raise ValueError(f"{name} is a {config.model_type} model: {advice.removesuffix('.')}.")
     unknown = [key for key in args.spherization_kwargs if key not in SETTINGS]
     if unknown:
         raise ValueError(f"no option {unknown[0]!r} in spherization_kwargs; the options are: {', '.join(SETTINGS)}.")

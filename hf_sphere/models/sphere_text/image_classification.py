@@ -1,0 +1,56 @@
+# Copyright 2026 The hf_sphere authors
+#
+# Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
+# the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
+"""Image classification by an encoder of transformers, with a head of `hf_sphere.nn`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.utils.generic import can_return_tuple
+
+from hf_sphere.models.sphere_text.modeling_sphere_text import SphereEncoderPreTrainedModel
+from hf_sphere.models.sphere_vision.modeling_sphere_vision import ModelWithHead, reset_missing_parameters
+from hf_sphere.models.sphere_vision.outputs_sphere_vision import SphereVisionClassifierOutput
+
+
+class SphereEncoderForImageClassification(ModelWithHead, SphereEncoderPreTrainedModel):
+    """Base class of the image classifiers; without a head in the configuration they have that of the plain model."""
+
+    def post_init(self) -> None:
+        """Replace the linear classifier by the head if the configuration has one."""
+        if self.config.head is not None:
+            del self.classifier
+            self._keys_to_ignore_on_load_unexpected = {r"^classifier\."}
+            self.head = self._build_head(self.config, self.config.hidden_size)
+        super().post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if self.config.head is not None and any(module is part for part in self.head.modules()):
+            reset_missing_parameters(module)
+        else:
+            super()._init_weights(module)
+
+    @can_return_tuple
+    def forward(self, pixel_values: Tensor | None = None, labels: Tensor | None = None, **kwargs: Any) -> Any:
+        """Classify images.
+
+        Args:
+            pixel_values: (B, num_channels, height, width), normalized by the image processor.
+            labels: (B,), class indices; see `SphereVisionForImageClassification`. If given, the output has a loss.
+            **kwargs: Options of the encoder.
+        """
+        if self.config.head is None:
+            return super().forward(pixel_values, labels=labels, **kwargs)
+        encoder: Any = self.base_model
+        encoded = encoder(pixel_values, return_dict=True, **kwargs)
+        output = self.classify(encoded.last_hidden_state[:, 0], labels)
+        return SphereVisionClassifierOutput(
+            loss=output.loss,
+            logits=output.logits,
+            embeddings=output.embeddings,
+            concentration=output.concentration,
+            hidden_states=encoded.hidden_states,
+        )
