@@ -68,6 +68,7 @@ BERT = Encoder(
 ENCODERS = [
     BERT,
     replace(BERT, model_type="roberta", prefix="Roberta"),
+    replace(BERT, model_type="electra", prefix="Electra"),
     Encoder(
         model_type="distilbert",
         prefix="DistilBert",
