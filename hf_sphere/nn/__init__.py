@@ -1,5 +1,7 @@
 """Modules on the hypersphere: spherization and angular layers, classification heads, pole regression, prototypes."""
 
+from typing import Any
+
 from hf_sphere.nn import heads
 from hf_sphere.nn.angular import AngularConv2d, AngularLinear
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
@@ -23,7 +25,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> type[Head]:
+def __getattr__(name: str) -> Any:
+    if name == "Spherize":
+        from hf_sphere.nn.sentence_embedding import Spherize  # needs sentence-transformers
+
+        return Spherize
     return getattr(heads, name)
 
 
