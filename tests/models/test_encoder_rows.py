@@ -141,6 +141,23 @@ def test_model_compiles_with_fullgraph(row):
     torch.testing.assert_close(output(compiled, row), output(model, row), rtol=1e-5, atol=1e-6)
 
 
+@every_class
+def test_subclass_with_a_constructor_of_its_own_keeps_the_weights(row, task):
+    parent = sphere_class(row, task)
+
+    class Longer(parent):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.before = {name: value.clone() for name, value in self.state_dict().items()}
+            self.post_init()
+
+    head = {"head": "cosine"} if task == "ForImageClassification" else {"spherized_classifier": True}
+    model = Longer(sphere_class(row, "Config")(**sizes(row, **head)))
+    after = model.state_dict()
+    assert list(after) == list(model.before)
+    assert all(torch.equal(after[name], value) for name, value in model.before.items())
+
+
 def test_replaced_map_in_a_replica_is_that_of_the_replica():
     # `nn.DataParallel` copies modules without constructing them.
     layer = layer_of(spherized(BY_TYPE["bert"]), BY_TYPE["bert"], 2)

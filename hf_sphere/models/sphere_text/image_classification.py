@@ -20,7 +20,7 @@ class SphereEncoderForImageClassification(ModelWithHead, SphereEncoderPreTrained
 
     def post_init(self) -> None:
         """Replace the linear classifier by the head if the configuration has one."""
-        if self.config.head is not None:
+        if self.config.head is not None and hasattr(self, "classifier"):
             del self.classifier
             self._keys_to_ignore_on_load_unexpected = {r"^classifier\."}
             self.head = self._build_head(self.config, self.config.hidden_size)

@@ -81,31 +81,35 @@ class SphereEncoderPreTrainedModel(PreTrainedModel):
     _keys_to_ignore_on_load_unexpected: Any
 
     def post_init(self) -> None:
-        """Spherize the plain model that the constructor has built, then initialize it."""
+        """Spherize the plain model that the constructor has built, then initialize it.
+
+        Subclasses with a constructor of their own call this a second time.
+        """
         base: Any = self.base_model
         if base is self:
             self._spherize_layers()
         else:  # built by the constructor, which knows only the plain class
             base.__class__ = _sphere_class(self.encoder_row, "Model")
             base.post_init()
+        spherical = spherical_linear_names(self)
         if self.config.spherized_classifier and hasattr(self, "classifier"):
             plain = self.classifier  # a map of features, or a module on the hidden states of all tokens
-            self.classifier = SpherizedClassificationHead(self.config, getattr(plain, "dropout", None))
-        # Quantizers skip these.
-        self._keep_in_fp32_modules = {*(self._keep_in_fp32_modules or ()), *spherical_linear_names(self)}
-        if isinstance(getattr(self, "classifier", None), SpherizedClassificationHead):
-            self._keep_in_fp32_modules.add("classifier")
+            if not isinstance(plain, SpherizedClassificationHead):
+                self.classifier = SpherizedClassificationHead(self.config, getattr(plain, "dropout", None))
+            spherical.add("classifier")
+        self._keep_in_fp32_modules = {*(self._keep_in_fp32_modules or ()), *spherical}  # quantizers skip these
         super().post_init()
 
     def _spherize_layers(self) -> None:
         row, replaced = self.encoder_row, set()
         for index in self.config.spherized_layer_indices:
             layer: Any = self.get_submodule(row.layers).get_submodule(str(index))
-            if row.activation is not None:
-                parent, name = _locate(layer, row.activation)
-                setattr(parent, name, nn.Identity())
             parent, name = _locate(layer, row.second_map)
             plain = getattr(parent, name)
+            if isinstance(plain, SphericalMap):
+                continue
+            if row.activation is not None:
+                setattr(*_locate(layer, row.activation), nn.Identity())
             spherical = SphericalMap(plain.in_features, plain.out_features, **self.config.spherization_options)
             # In its place, since optimizers store their state in the order of the parameters.
             parent._modules = dict(
