@@ -1,4 +1,4 @@
-"""transformers' common tests of configurations and models, run on the spherized text encoders.
+"""transformers' common tests of configurations and models, run on every spherized encoder.
 
 `make test-transformers` fetches those tests (see `fetch.py`) and runs this file; it is not named test_* because the
 default suite does without network.
@@ -11,16 +11,8 @@ import torch
 from transformers_tests.test_configuration_common import ConfigTester
 from transformers_tests.test_modeling_common import ModelTesterMixin
 
-from hf_sphere import (
-    SphereBertConfig,
-    SphereBertForMaskedLM,
-    SphereBertForSequenceClassification,
-    SphereBertModel,
-    SphereRobertaConfig,
-    SphereRobertaForMaskedLM,
-    SphereRobertaForSequenceClassification,
-    SphereRobertaModel,
-)
+import hf_sphere
+from hf_sphere.models.sphere_text.encoders import ENCODERS, IMAGE_TASKS, Encoder
 
 
 class EncoderTester:
@@ -30,42 +22,58 @@ class EncoderTester:
     batch_size, seq_length = 5, 6
     num_hidden_layers, hidden_size, num_attention_heads = 2, 24, 3
 
-    def __init__(self, config_class: type) -> None:
-        self.config_class = config_class
+    def __init__(self, encoder: Encoder) -> None:
+        self.config_class = getattr(hf_sphere, f"Sphere{encoder.prefix}Config")
 
     def get_config(self) -> Any:
         sizes = {"num_hidden_layers": self.num_hidden_layers, "num_attention_heads": self.num_attention_heads}
-        sizes |= {"hidden_size": self.hidden_size, "intermediate_size": 40, "vocab_size": 90}
+        sizes |= {"hidden_size": self.hidden_size, "intermediate_size": 40, "vocab_size": 90, "pad_token_id": 0}
         return self.config_class(**sizes, max_position_embeddings=40, type_vocab_size=2, num_labels=3)
 
     def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, torch.Tensor]]:
         config, shape = self.get_config(), (self.batch_size, self.seq_length)
         # No padding token among the ids: RoBERTa skips it when counting positions, which inputs_embeds cannot show.
         inputs = {"input_ids": torch.randint(config.pad_token_id + 1, config.vocab_size, shape)}
-        inputs["token_type_ids"] = torch.randint(0, config.type_vocab_size, shape)
         lengths = torch.randint(2, self.seq_length + 1, (self.batch_size, 1))
         inputs["attention_mask"] = (torch.arange(self.seq_length) < lengths).long()
         return config, inputs
 
 
-class EncoderTests(ModelTesterMixin):
-    """The common tests for one family of encoders."""
+class ImageEncoderTester(EncoderTester):
+    """The same for image encoders: a token for each of four patches and one for the image."""
 
-    config_class: ClassVar[type]
+    seq_length = 5
+
+    def get_config(self) -> Any:
+        sizes = {"num_hidden_layers": self.num_hidden_layers, "num_attention_heads": self.num_attention_heads}
+        sizes |= {"hidden_size": self.hidden_size, "intermediate_size": 40, "num_labels": 3}
+        return self.config_class(**sizes, image_size=8, patch_size=4, num_channels=3)
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, torch.Tensor]]:
+        return self.get_config(), {"pixel_values": torch.randn(self.batch_size, 3, 8, 8)}
+
+
+class EncoderTests(ModelTesterMixin):
+    """The common tests for one encoder."""
+
+    encoder: ClassVar[Encoder]
 
     def setUp(self) -> None:
-        self.model_tester = EncoderTester(self.config_class)
-        self.config_tester = ConfigTester(self, config_class=self.config_class, hidden_size=36)
+        images = self.encoder.tasks == IMAGE_TASKS
+        self.model_tester = (ImageEncoderTester if images else EncoderTester)(self.encoder)
+        options = {"has_text_modality": False} if images else {}
+        config_class = self.model_tester.config_class
+        self.config_tester = ConfigTester(self, config_class=config_class, hidden_size=36, **options)
 
     def test_config(self) -> None:
         self.config_tester.run_common_tests()
 
 
-class SphereBertTest(EncoderTests, unittest.TestCase):
-    config_class = SphereBertConfig
-    all_model_classes = (SphereBertModel, SphereBertForMaskedLM, SphereBertForSequenceClassification)
-
-
-class SphereRobertaTest(EncoderTests, unittest.TestCase):
-    config_class = SphereRobertaConfig
-    all_model_classes = (SphereRobertaModel, SphereRobertaForMaskedLM, SphereRobertaForSequenceClassification)
+for encoder in ENCODERS:
+    name = f"Sphere{encoder.prefix}Test"
+    attributes = {
+        "encoder": encoder,
+        "all_model_classes": tuple(getattr(hf_sphere, f"Sphere{encoder.prefix}{task}") for task in encoder.tasks),
+        "test_resize_embeddings": encoder.tasks != IMAGE_TASKS,
+    }
+    globals()[name] = type(name, (EncoderTests, unittest.TestCase), attributes)
