@@ -42,7 +42,7 @@ class EncoderTester:
 class ImageEncoderTester(EncoderTester):
     """The same for image encoders: a token for each of four patches and one for the image."""
 
-    seq_length = 5
+    seq_length, mask_length, num_masks = 5, 4, 2
 
     def get_config(self) -> Any:
         sizes = {"num_hidden_layers": self.num_hidden_layers, "num_attention_heads": self.num_attention_heads}
@@ -61,12 +61,20 @@ class EncoderTests(ModelTesterMixin):
     def setUp(self) -> None:
         images = self.encoder.tasks == IMAGE_TASKS
         self.model_tester = (ImageEncoderTester if images else EncoderTester)(self.encoder)
-        options = {"has_text_modality": False} if images else {}
         config_class = self.model_tester.config_class
-        self.config_tester = ConfigTester(self, config_class=config_class, hidden_size=36, **options)
+        options = {config_class.attribute_map.get("hidden_size", "hidden_size"): 36}
+        self.config_tester = ConfigTester(self, config_class=config_class, has_text_modality=not images, **options)
 
     def test_config(self) -> None:
         self.config_tester.run_common_tests()
+
+    def test_model_get_set_embeddings(self) -> None:
+        if self.encoder.tasks != IMAGE_TASKS:
+            return super().test_model_get_set_embeddings()
+        for model_class in self.all_model_classes:  # which embed patches, not tokens
+            model = model_class(self.model_tester.get_config())
+            assert model.get_input_embeddings() is model.base_model.embeddings.patch_embeddings
+            assert model.get_output_embeddings() is None
 
 
 for encoder in ENCODERS:
