@@ -9,7 +9,6 @@ snapshots of a training run are measured as well. Writes `projections.json` (and
 `all_results.json`, and plots as PNG and SVG.
 """
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.utils.arguments import argument, parse_arguments
+from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 
 if TYPE_CHECKING:
     from hf_sphere.analysis import Distances, ProjectionStatistics
@@ -36,7 +35,7 @@ FILES = ["projections.json", "training.json", "stages.json", "all_results.json",
 
 
 @dataclass
-class ProjectionArguments:
+class ProjectionArguments(Arguments):
     """Model and layers."""
 
     model_name_or_path: str = argument(
@@ -57,7 +56,7 @@ class ProjectionArguments:
         None, "Model to measure distances from; default: the snapshot of epoch 0, if any."
     )
     random_weights: bool = argument(False, "Use the random initialization of a timm or torchvision model.")
-    seed: int = argument(0, "Seed of the random initialization.")
+    seed: int = argument(0, "Seed of the random initialization.", **SEED)
     disable_tqdm: bool = argument(False, "Disable the progress bar.")
 
 
@@ -133,20 +132,24 @@ def measure(args: ProjectionArguments, source: Any, initial: Any) -> tuple["Proj
 
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[int, dict[str, float]]]:
     """Return the settings of a training run and its accuracies by epoch; both are empty for other models."""
-    from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE
+    from hf_sphere.training.output_dir import RESULTS_FILE, read_settings
+    from hf_sphere.utils.files import read_json
 
-    if not (folder / RUN_FILE).is_file():
+    settings = read_settings(folder)
+    if settings is None:
         return {}, {}
-    settings = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
     metadata = {name: settings[name] for name in RUN_SETTINGS if settings.get(name) is not None}
     accuracies: dict[int, dict[str, float]] = {}
     if (folder / RESULTS_FILE).is_file():
-        results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
-        metadata["epoch"] = results["epoch"]
-        for entry in results["history"]:
-            found = {"train_accuracy": entry.get("train_accuracy")}
-            found["eval_accuracy"] = entry.get("eval_accuracy", entry.get("validation_accuracy"))
-            accuracies[entry["epoch"]] = {name: value for name, value in found.items() if value is not None}
+        results = read_json(folder / RESULTS_FILE)
+        try:
+            metadata["epoch"] = results["epoch"]
+            for entry in results["history"]:
+                found = {"train_accuracy": entry.get("train_accuracy")}
+                found["eval_accuracy"] = entry.get("eval_accuracy", entry.get("validation_accuracy"))
+                accuracies[entry["epoch"]] = {name: value for name, value in found.items() if value is not None}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{folder / RESULTS_FILE} is damaged: {error!r}.") from error
     return metadata, accuracies
 
 

@@ -25,7 +25,7 @@ from typing import Literal
 from hf_sphere.analogies.prompts import RELATION_TEMPLATE, TEMPLATES, check_relation_template, template_text
 from hf_sphere.analogies.scoring import scoring_names
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.utils.arguments import argument, parse_arguments
+from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 
 FREE_TO_CHANGE = {
     *("model_name_or_path", "output_dir", "benchmarks", "scorings", "batch_size", "cache_dir"),
@@ -35,7 +35,7 @@ FREE_TO_CHANGE = {
 
 
 @dataclass
-class AnalogyArguments:
+class AnalogyArguments(Arguments):
     """Models, questions and scorings."""
 
     model_name_or_path: list[str] = argument(help="Masked, causal or embedding models: folders or Hub ids.")
@@ -63,10 +63,10 @@ class AnalogyArguments:
     grid: Literal["full", "published", "none"] = argument(
         "full", "Search all weights and aggregations, those of the paper, or only templates."
     )
-    num_shuffles: int = argument(200, "Number of searches on shuffled scores, for the noise level on validation.")
-    max_questions: int | None = argument(None, "Maximum number of questions per split, for a quick test.")
-    seed: int = argument(0, "Seed of intervals, noise levels and the sample of questions.")
-    batch_size: int | None = argument(None, "Sequences per batch; chosen for speed by default.")
+    num_shuffles: int = argument(200, "Number of searches on shuffled scores, for the noise level on validation.", ge=1)
+    max_questions: int | None = argument(None, "Maximum number of questions per split, for a quick test.", ge=1)
+    seed: int = argument(0, "Seed of intervals, noise levels and the sample of questions.", **SEED)
+    batch_size: int | None = argument(None, "Sequences per batch; chosen for speed by default.", ge=1)
     dtype: Literal["float32", "bfloat16", "float16"] | None = argument(
         None, "Type of the weights; by default bfloat16 on GPUs that support it."
     )
@@ -74,12 +74,9 @@ class AnalogyArguments:
     disable_tqdm: bool = argument(False, "Disable progress bars.")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("model_name_or_path", "benchmarks", "scorings", "templates", "relation_templates"):
             setattr(self, name, list(dict.fromkeys(getattr(self, name))))
-        for name in ("num_shuffles", "max_questions", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name} must be at least 1; got {value}.")
         for template in self.templates:
             template_text(template)
         for template in self.relation_templates:
@@ -116,8 +113,7 @@ def evaluate(args: AnalogyArguments) -> None:
     from hf_sphere.analogies.questions import check_questions, sample_questions
     from hf_sphere.analogies.scoring.base import Engine
     from hf_sphere.training import prepare_output_dir
-    from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE, can_resume_results
-    from hf_sphere.utils.files import write_json
+    from hf_sphere.training.output_dir import RESULTS_FILE, can_resume_results, write_settings
     from hf_sphere.visualization import plot_analogy_accuracies
 
     def load(name: str, split: str) -> list[Question]:
@@ -135,7 +131,7 @@ def evaluate(args: AnalogyArguments) -> None:
     prepare_output_dir(output, overwrite=args.overwrite_output_dir, resume=resume)
     if args.overwrite_output_dir:
         shutil.rmtree(finished, ignore_errors=True)
-    write_json(output / RUN_FILE, asdict(args))
+    write_settings(output, asdict(args))
     cache = ScoreCache(Path(args.cache_dir or output) / "sentence_scores.sqlite")
     templates = {scoring: args.templates_of(scoring) for scoring in args.scorings}
     results = []

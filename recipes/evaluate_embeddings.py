@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hf_sphere.embeddings.options import EvaluationOptions
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.utils.arguments import argument, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 
 if TYPE_CHECKING:
     from hf_sphere.embeddings import Evaluation
@@ -24,7 +24,7 @@ PLOTS = ("reliability.png", "risk_coverage.png")
 
 
 @dataclass
-class EvaluationArguments:
+class EvaluationArguments(Arguments):
     """Embeddings to evaluate."""
 
     embeddings: str = argument(help="Embeddings: a folder written by recipes/extract_embeddings.py.")
@@ -32,11 +32,7 @@ class EvaluationArguments:
     output_dir: str | None = argument(None, "Output folder; <embeddings>/evaluation if not set.")
     overwrite_output_dir: bool = argument(False, "Replace the results in output_dir.")
     split: str | None = argument(None, "Split to read, for data sets with several splits.")
-    max_samples: int | None = argument(None, "Maximum number of embeddings of each data set.")
-
-    def __post_init__(self) -> None:
-        if self.max_samples is not None and self.max_samples < 1:
-            raise ValueError(f"--max_samples must be at least 1; got {self.max_samples}.")
+    max_samples: int | None = argument(None, "Maximum number of embeddings of each data set.", ge=1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -53,7 +49,13 @@ def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
     """Compute the metrics, write them and plot."""
     from hf_sphere.embeddings.evaluate import evaluate_embeddings, read_ood_embeddings
     from hf_sphere.embeddings.store import read_embeddings
-    from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE, check_results_dir, prepare_results_dir
+    from hf_sphere.training.output_dir import (
+        RESULTS_FILE,
+        RUN_FILE,
+        check_results_dir,
+        prepare_results_dir,
+        write_settings,
+    )
     from hf_sphere.utils.files import write_json
 
     if args.output_dir is None and not Path(args.embeddings).is_dir():
@@ -78,7 +80,7 @@ def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
     for note in evaluation.notes:
         print(f"Note: {note}")
     prepare_results_dir(output, (*PLOTS, RUN_FILE, RESULTS_FILE), overwrite=args.overwrite_output_dir)
-    write_json(output / RUN_FILE, {**asdict(args), **asdict(options)})
+    write_settings(output, {**asdict(args), **asdict(options)})
     write_json(output / RESULTS_FILE, evaluation.results)
     print(f"saved {output / RESULTS_FILE}")
     if evaluation.reliability is not None:

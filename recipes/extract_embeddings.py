@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.utils.arguments import argument, parse_arguments
+from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -32,7 +32,7 @@ COMMON = ("dataset_config_name", "train_classes", "train_split", "image_column_n
 
 
 @dataclass
-class ExtractionArguments:
+class ExtractionArguments(Arguments):
     """Model and images."""
 
     model_name_or_path: str = argument(
@@ -46,6 +46,7 @@ class ExtractionArguments:
         None,
         "For a retrieval model trained with this option: pool the training split and --split, and embed the images of "
         "all classes after the first train_classes, on which the model was evaluated.",
+        ge=1,
     )
     train_split: str | None = argument(None, "Training split, only for --train_classes; train if not set.")
     image_column_name: str | None = argument(None, "Image column; detected by name by default.")
@@ -54,24 +55,25 @@ class ExtractionArguments:
         None, "Mean per channel on the scale 0 to 1; only for models without an image processor."
     )
     image_std: list[float] | None = argument(
-        None, "Standard deviation per channel; only for models without an image processor."
+        None, "Standard deviation per channel; only for models without an image processor.", gt=0
     )
     classes: Literal["known", "unknown"] | None = argument(
         None, "Embed only the images whose class is, or is not, one of the model's classes; by default, all images."
     )
-    max_samples: int | None = argument(None, "Maximum number of images.")
-    seed: int = argument(0, "Seed of the sample of --max_samples.")
-    batch_size: int = argument(256, "Images per batch and process.")
+    max_samples: int | None = argument(None, "Maximum number of images.", ge=1)
+    seed: int = argument(0, "Seed of the sample of --max_samples.", **SEED)
+    batch_size: int = argument(256, "Images per batch and process.", ge=1)
     mixed_precision: Literal["no", "fp16", "bf16"] | None = argument(
         None, "Precision of the model; that of `accelerate launch` if not set."
     )
-    num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.")
+    num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
     cache_dir: str | None = argument(None, "Folder for decoded images; in the Hugging Face home if not set.")
     skip_corrupt_images: bool = argument(False, "Skip images that cannot be decoded.")
     overwrite_output_dir: bool = argument(False, "Replace the embeddings in output_dir.")
     disable_tqdm: bool = argument(False, "Disable progress bars.")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.train_split is not None and self.train_classes is None:
             raise ValueError(f"--train_split {self.train_split} has no effect without --train_classes; leave it out.")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import hf_sphere.prototypes
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.utils.arguments import argument, parse_arguments
+from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 from hf_sphere.utils.files import write_json
 
 if TYPE_CHECKING:
@@ -28,15 +28,15 @@ def method_names() -> list[str]:
 
 
 @dataclass
-class PlacementArguments:
+class PlacementArguments(Arguments):
     """Placement of the prototypes."""
 
-    dim: int = argument(help="Dimension of the space.")
-    num_classes: int | None = argument(None, "Number of classes; by default that of the data set.")
+    dim: int = argument(help="Dimension of the space.", ge=1)
+    num_classes: int | None = argument(None, "Number of classes; by default that of the data set.", ge=1)
     method: str = argument("auto", "Placement method.", choices=method_names)
-    restarts: int | None = argument(None, "Number of random starts of a search.")
-    max_iterations: int | None = argument(None, "Iterations of a search; for `lbfgs`, per sharpness.")
-    seed: int = argument(0, "Seed of the placement.")
+    restarts: int | None = argument(None, "Number of random starts of a search.", ge=1)
+    max_iterations: int | None = argument(None, "Iterations of a search; for `lbfgs`, per sharpness.", ge=1)
+    seed: int = argument(0, "Seed of the placement.", **SEED)
     device: str = argument("cpu", "Device of the search.")
     dataset_name: str | None = argument(None, "Data set that defines the number and names of the classes.")
     dataset_config_name: str | None = argument(None, "Configuration of the data set.")
@@ -48,13 +48,16 @@ class PlacementArguments:
     ordering: Literal["ranking", "assignment"] | None = argument(
         None, "Preserve the order by a ranking loss (default), or by assigning well-separated points to classes."
     )
-    ordering_weight: float | None = argument(None, "Weight of the ranking loss; 1 by default.")
-    num_neighbors: int | None = argument(None, "Neighbors of a class in the ranking loss; a tenth of all by default.")
+    ordering_weight: float | None = argument(None, "Weight of the ranking loss; 1 by default.", ge=0)
+    num_neighbors: int | None = argument(
+        None, "Neighbors of a class in the ranking loss; a tenth of all by default.", ge=1
+    )
     output_dir: str | None = argument(None, "Output folder; outputs/prototypes/<classes>-<dim> by default.")
     overwrite_output_dir: bool = argument(False, "Replace earlier results in output_dir.")
     disable_tqdm: bool = argument(False, "Disable progress bars.")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.dataset_name is None:
             if self.num_classes is None:
                 raise ValueError("set the number of classes with --num_classes, or a data set with --dataset_name.")
@@ -70,7 +73,13 @@ class PlacementArguments:
 def main(argv: Sequence[str] | None = None) -> None:
     """Place, report, save and plot the prototypes."""
     (args,) = parse_arguments((PlacementArguments,), argv, "Place class prototypes on the hypersphere.")
-    from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE, check_results_dir, prepare_results_dir
+    from hf_sphere.training.output_dir import (
+        RESULTS_FILE,
+        RUN_FILE,
+        check_results_dir,
+        prepare_results_dir,
+        write_settings,
+    )
     from hf_sphere.visualization import plot_cosines
 
     names = read_class_names(args) if args.dataset_name else None
@@ -95,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     files = ("prototypes.safetensors", "cosines.png", RUN_FILE, RESULTS_FILE)
     prepare_results_dir(folder, files, overwrite=args.overwrite_output_dir)
     placement.save(folder / files[0])
-    write_json(folder / RUN_FILE, asdict(args))
+    write_settings(folder, asdict(args))
     reached = {name: getattr(placement, name) for name in ("separation", "bound", "optimal", "method", "seconds")}
     order = asdict(placement.order) if placement.order else {}
     write_json(folder / RESULTS_FILE, {**reached, "interrupted": placement.interrupted, **order})

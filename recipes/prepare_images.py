@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import Literal
 
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.utils.arguments import argument, parse_arguments
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
 
 
 @dataclass
-class PrepareArguments:
+class PrepareArguments(Arguments):
     """Data set and folders."""
 
     kind: Literal["imagenet200", "omniart", "cub200", "sop", "class_split"] = argument(

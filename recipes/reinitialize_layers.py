@@ -15,7 +15,6 @@ resumes.
 """
 
 import hashlib
-import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hf_sphere.data.options import ImageSourceOptions
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.utils.arguments import argument, given_arguments, parse_arguments
+from hf_sphere.utils.arguments import SEED, Arguments, argument, given_arguments, parse_arguments
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -46,7 +45,7 @@ FREE_TO_CHANGE = {
 
 
 @dataclass
-class RobustnessArguments:
+class RobustnessArguments(Arguments):
     """Model, layers and weights."""
 
     model_name_or_path: str = argument(
@@ -60,40 +59,30 @@ class RobustnessArguments:
         "Images to measure on: the evaluation images, the training images with the labels of the training run, or the "
         "held-out images.",
     )
-    max_samples: int | None = argument(None, "Measure on at most this many images, sampled at random.")
+    max_samples: int | None = argument(None, "Measure on at most this many images, sampled at random.", ge=1)
     layers: Literal["conv", "linear", "all"] = argument("all", "Kinds of layers.")
     include_1x1: bool = argument(True, "Include pointwise (1x1) convolutions.")
     include_batch_norm: bool = argument(True, "Reset the batch norm after a layer with it.")
     snapshots: list[str] | None = argument(
         None, "Snapshot files of the model; default: those in the folder of the training run."
     )
-    num_random: int = argument(1, "Number of random initializations per layer.")
+    num_random: int = argument(1, "Number of random initializations per layer.", ge=0)
     seed: int = argument(
-        0, "Seed of the random initializations, and of the sample of images for a model without a training run."
+        0, "Seed of the random initializations, and of the sample of images for a model without a training run.", **SEED
     )
     top_k: int = argument(
-        1, "Measure the top-k accuracy: the fraction of images whose class is among those of the k largest logits."
+        1,
+        "Measure the top-k accuracy: the fraction of images whose class is among those of the k largest logits.",
+        ge=1,
     )
     heat_map: Literal["accuracy", "relative_drop"] = argument(
         "accuracy", "Quantity of the heat map: the accuracy, or its relative drop, (trained - accuracy) / trained."
     )
-    drop: float = argument(0.05, "A layer is critical if its reset reduces the accuracy by more than this.")
-    batch_size: int = argument(250, "Images per batch.")
+    drop: float = argument(0.05, "A layer is critical if its reset reduces the accuracy by more than this.", ge=0, le=1)
+    batch_size: int = argument(250, "Images per batch.", ge=1)
     reuse_activations: bool = argument(True, "Compute the activations before a layer only once, where possible.")
-    cached_gigabytes: float = argument(2.0, "Memory for these activations.")
+    cached_gigabytes: float = argument(2.0, "Memory for these activations.", ge=0)
     disable_tqdm: bool = argument(False, "Disable the progress bar.")
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("max_samples", 1),
-            ("batch_size", 1),
-            ("num_random", 0),
-            ("cached_gigabytes", 0),
-            ("top_k", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"--{name} must be at least {least}; got {value}.")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -115,9 +104,8 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
 
     from hf_sphere.analysis import model_sources, reinitialization_robustness
     from hf_sphere.analysis.saved_results import SavedAccuracies
-    from hf_sphere.training.output_dir import can_resume_results, check_results_dir, prepare_results_dir
+    from hf_sphere.training.output_dir import can_resume_results, check_results_dir, prepare_results_dir, write_settings
     from hf_sphere.utils.digest import digest_weights
-    from hf_sphere.utils.files import write_json
     from hf_sphere.utils.snapshots import list_snapshots
 
     transformers.utils.logging.disable_progress_bar()  # only the bar of the layers is shown
@@ -157,7 +145,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
 
     def prepare() -> None:
         prepare_results_dir(output_dir, FILES, overwrite=args.overwrite_output_dir, resume=resume)
-        write_json(output_dir / "run.json", settings)
+        write_settings(output_dir, settings)
 
     result = reinitialization_robustness(
         classifier.model.to(accelerator.device),
@@ -192,9 +180,11 @@ def adopt_settings(
     given: set[str],
 ) -> int:
     """Fill in data arguments that were not passed, from the training run or the model; return the data seed."""
+    from hf_sphere.training.output_dir import read_settings
+
     settings: dict[str, Any] = {}
     if run is not None:
-        settings = json.loads((run / "run.json").read_text(encoding="utf-8"))
+        settings = read_settings(run) or {}
         if "train_classes" in settings or "value_column_name" in settings:
             raise ValueError(f"{run} is not a run of train_image_classification.py; other tasks have no accuracy.")
     elif "dataset_name" not in given:

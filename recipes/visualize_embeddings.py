@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Literal
 
 from hf_sphere.training.command_line import run_recipe
-from hf_sphere.utils.arguments import argument, parse_arguments
+from hf_sphere.utils.arguments import SEED, Arguments, argument, parse_arguments
 
 DEFAULT_PICTURES = ("sphere", "angles", "interactive")
 PICTURES = (*DEFAULT_PICTURES, "film", "gallery")
@@ -35,7 +35,7 @@ FILES = ("sphere.png", "circle.png", "angles.png", "sphere.html", "film.gif", "g
 
 
 @dataclass
-class VisualizationArguments:
+class VisualizationArguments(Arguments):
     """Embeddings and pictures."""
 
     embeddings: str = argument(help="Embeddings: a folder written by recipes/extract_embeddings.py, or a data set.")
@@ -50,21 +50,18 @@ class VisualizationArguments:
     dim: Literal[2, 3] | None = argument(None, "2 for the circle, 3 for the sphere; default: as the embeddings.")
     lengths: bool = argument(False, "Plot embeddings with 2 coordinates in the plane, with their norms.")
     split: str | None = argument(None, "Split to read, for data sets with several splits.")
-    max_samples: int | None = argument(None, "Maximum number of embeddings, sampled at random.")
-    seed: int = argument(0, "Seed of the samples of --max_samples and --film_samples.")
+    max_samples: int | None = argument(None, "Maximum number of embeddings, sampled at random.", ge=1)
+    seed: int = argument(0, "Seed of the samples of --max_samples and --film_samples.", **SEED)
     title: str | None = argument(None, "Title; model and data set if not set.")
     no_directions: bool = argument(False, "Omit the class directions.")
     no_thumbnails: bool = argument(False, "Omit the images from the interactive page.")
-    film_samples: int = argument(2000, "Number of images in the film.")
-    film_milliseconds: int = argument(400, "Duration of each epoch of the film.")
+    film_samples: int = argument(2000, "Number of images in the film.", ge=1)
+    film_milliseconds: int = argument(400, "Duration of each epoch of the film.", ge=20)
     cache_dir: str | None = argument(None, "Folder for decoded images; in the Hugging Face home if not set.")
     disable_tqdm: bool = argument(False, "Disable progress bars.")
 
     def __post_init__(self) -> None:
-        for name, least in (("max_samples", 1), ("film_samples", 1), ("film_milliseconds", 20)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"--{name} must be at least {least}; got {value}.")
+        super().__post_init__()
         duplicates = [name for name in self.beside if [self.embeddings, *self.beside].count(name) > 1]
         if duplicates:
             raise ValueError(f"--beside requires other embeddings, each only once; got {duplicates[0]} twice.")
@@ -89,7 +86,13 @@ def visualize(args: VisualizationArguments) -> None:
     """Check the arguments and the data, then write the results and the pictures."""
     from hf_sphere.embeddings.provenance import find_snapshots_of
     from hf_sphere.embeddings.store import read_embeddings
-    from hf_sphere.training.output_dir import RESULTS_FILE, RUN_FILE, check_results_dir, prepare_results_dir
+    from hf_sphere.training.output_dir import (
+        RESULTS_FILE,
+        RUN_FILE,
+        check_results_dir,
+        prepare_results_dir,
+        write_settings,
+    )
     from hf_sphere.utils.files import write_json
     from hf_sphere.visualization import EmbeddingPictures
 
@@ -108,7 +111,7 @@ def visualize(args: VisualizationArguments) -> None:
     for name, value in results.items():
         print(f"{name.replace('_', ' '):<22}{value:>9,.6g}")
     prepare_results_dir(output, [*FILES, RESULTS_FILE, RUN_FILE], overwrite=args.overwrite_output_dir)
-    write_json(output / RUN_FILE, asdict(args))
+    write_settings(output, asdict(args))
     write_json(output / RESULTS_FILE, results)
     print(f"saved {output / RESULTS_FILE}")
     loading = {"cache_dir": args.cache_dir, "progress": not args.disable_tqdm}

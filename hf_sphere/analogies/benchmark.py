@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from hf_sphere.analogies.evaluation import AnalogyEvaluation, can_score, report_accuracy, untuned_configuration
 from hf_sphere.analogies.questions import Question
 from hf_sphere.analogies.search import select_configuration
-from hf_sphere.utils.files import atomic_file, write_json
+from hf_sphere.utils.files import atomic_file, read_json, write_json
 
 HEADER = (
     f"\n{'benchmark':<11}{'scoring':<21}{'accuracy':>9}{'interval':>16}{'chance':>8}{'noise':>7}{'untuned':>9}"
@@ -89,7 +89,7 @@ class BenchmarkRun:
         if not path.is_file():
             write_json(path, self._compute(benchmark, scoring))
         names = {"model": self.evaluation.engine.language_model.name, "benchmark": benchmark, "scoring": scoring}
-        return names | json.loads(path.read_text(encoding="utf-8"))
+        return names | read_json(path)
 
     def print_results(self) -> list[dict[str, Any]]:
         """Compute or read the results and print them as a table; scorings that the model does not support are skipped.

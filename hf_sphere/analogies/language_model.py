@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_sphere.utils.digest import digest_weights
 from hf_sphere.utils.input_length import longest_input
+from hf_sphere.utils.loading import load_model, load_pretrained
 
 Kind = Literal["masked", "causal", "embedding"]
 
@@ -248,7 +249,7 @@ def _undeclared_class(config: PreTrainedConfig) -> str:
 
 def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """Load a model with the head that it was saved with."""
-    config = transformers.AutoConfig.from_pretrained(name)
+    config = load_pretrained(transformers.AutoConfig, name)
     declared = (config.architectures or [None])[0]
     class_name = declared or _undeclared_class(config)
     kind = _find_kind(class_name, config, name)
@@ -259,10 +260,10 @@ def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
         "causal": transformers.AutoModelForCausalLM,
         "embedding": bare,
     }
-    model, report = loaders[kind].from_pretrained(name, dtype=dtype, output_loading_info=True)
+    model, report = load_pretrained(loaders[kind], name, dtype=dtype, output_loading_info=True)
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)  # no score uses the pooler
     if missing and kind != "embedding" and declared is None:
-        return transformers.AutoModel.from_pretrained(name, dtype=dtype)  # an encoder saved without a head
+        return load_model(transformers.AutoModel, name, dtype=dtype)  # an encoder saved without a head
     if missing:
         raise ValueError(
             f"{name} was saved without {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}, so the head of "

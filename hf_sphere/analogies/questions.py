@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import load_dataset
 from torch import Tensor
+
+from hf_sphere.utils.loading import load_dataset
 
 Pair = tuple[str, str]
 """Two words in a relation."""

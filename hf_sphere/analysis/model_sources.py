@@ -16,6 +16,9 @@ import torch
 from huggingface_hub import snapshot_download
 from torch import nn
 
+from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.loading import load_model, load_pretrained
+
 LIBRARIES = ("timm", "torchvision")
 
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json"]
@@ -68,7 +71,7 @@ def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> n
         return Path(snapshot_download(name, allow_patterns=_WEIGHT_FILES, ignore_patterns=["*/*"]))
     except (OSError, ValueError) as error:  # no such repository, no network, no valid repository name
         raise FileNotFoundError(
-            f"{name} is not a file or folder, and cannot be downloaded from the Hub ({_first_line(error)}). Pass a "
+            f"{name} is not a file or folder, and cannot be downloaded from the Hub ({error_text(error)}). Pass a "
             "file or folder of safetensors, a repository on the Hub, timm:<name> or torchvision:<name>."
         ) from error
 
@@ -90,11 +93,8 @@ def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -
         return Classifier(model.eval(), lambda: _build(*library_model, pretrained=False)[0], **about)
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
-    try:
-        model = AutoModelForImageClassification.from_pretrained(name).eval()
-    except RuntimeError as error:  # weights of another kind of model
-        raise ValueError(f"{name} cannot be loaded as an image classifier: {_first_line(error)}.") from error
-    processor = AutoImageProcessor.from_pretrained(name)
+    model = load_model(AutoModelForImageClassification, name, complete=True).eval()
+    processor = load_pretrained(AutoImageProcessor, name)
     about = _from_timm(processor.data_config) if hasattr(processor, "data_config") else _from_processor(processor)
     about["num_channels"] = getattr(model.config, "num_channels", about["num_channels"])
     return Classifier(model, lambda: type(model)(model.config), num_classes=model.config.num_labels, **about)
@@ -181,7 +181,3 @@ def _from_processor(processor: Any) -> dict[str, Any]:
         "mean": mean,
         "std": list(processor.image_std or [1.0]),
     }
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__

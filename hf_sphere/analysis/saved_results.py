@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
-from hf_sphere.utils.files import write_json, write_text
+from hf_sphere.utils.files import read_json, write_json, write_text
 
 
 class SavedResult:
@@ -44,7 +44,7 @@ class SavedResult:
         Raises:
             ValueError: If the file has other content.
         """
-        return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        return cls.from_dict(read_json(path))
 
 
 class SavedAccuracies(dict[str, float]):
@@ -63,8 +63,11 @@ class SavedAccuracies(dict[str, float]):
         if read and path.is_file():
             text = path.read_text(encoding="utf-8")
             complete = text[: text.rfind("\n") + 1]  # the last line may be incomplete after a kill
-            for line in complete.splitlines():
-                self.update(json.loads(line))
+            try:
+                for line in complete.splitlines():
+                    self.update({name: float(value) for name, value in json.loads(line).items()})
+            except (ValueError, TypeError, AttributeError) as error:
+                raise ValueError(f"{path} is damaged: {error}. Remove it to measure again.") from error
             if complete != text:
                 write_text(path, complete)
 

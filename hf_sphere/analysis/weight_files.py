@@ -29,6 +29,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hf_sphere.analysis.layers import LayerKind, LayerSelection, quantized, readable, select_layers
+from hf_sphere.utils.files import read_json
 from hf_sphere.utils.snapshots import ORDER_KEY
 
 EMBEDDING_TABLE = re.compile(
@@ -205,7 +206,7 @@ def _read_tensor(path: Path, name: str) -> Tensor:
 
 
 def _open_shards(index: Path) -> dict[str, StoredTensor]:
-    content = _read_json(index)
+    content = read_json(index)
     places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
         raise ValueError(
@@ -225,16 +226,9 @@ def _open_shards(index: Path) -> dict[str, StoredTensor]:
     return {name: shards[places[name]][name] for name in sorted(places, key=_natural)}
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}. Download or save it again.") from error
-
-
 def _refuse_quantized_config(folder: Path) -> None:
     config = folder / "config.json"
-    content = _read_json(config) if config.is_file() else {}
+    content = read_json(config) if config.is_file() else {}
     if isinstance(content, dict) and (method := content.get("quantization_config")):
         name = method.get("quant_method", method) if isinstance(method, dict) else method
         raise ValueError(quantized(f"the checkpoint in {folder}", f"its config.json has quantization_config: {name}"))

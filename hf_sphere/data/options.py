@@ -6,11 +6,14 @@ Nothing heavy is imported here, so that recipes can parse their arguments quickl
 from dataclasses import dataclass
 from typing import Literal
 
-from hf_sphere.utils.arguments import argument
+from hf_sphere.utils.arguments import SEED, Arguments, argument
+
+LARGEST_SIDE = 2**14
+"""Largest side of images, pixels."""
 
 
 @dataclass
-class ImageSourceOptions:
+class ImageSourceOptions(Arguments):
     """Images, their size and their labels."""
 
     dataset_name: str = argument("digits", "Hub id, folder, or a bundled data set: `digits` or `two_clusters`.")
@@ -22,51 +25,64 @@ class ImageSourceOptions:
         0.0,
         "Fraction of the training split to hold out, stratified by class, instead of using a validation split. For "
         "retrieval and few-shot, a fraction of the classes.",
+        ge=0,
+        lt=1,
     )
     image_column_name: str | None = argument(None, "Image column; detected by name by default.")
     label_column_name: str | None = argument(None, "Label column; detected by name by default.")
-    image_size: list[int] | None = argument(None, "Side in pixels, or height and width; default: the first image's.")
-    num_channels: int | None = argument(None, "1 or 3; default: the first image's.")
+    image_size: list[int] | None = argument(
+        None, "Side in pixels, or height and width; default: the first image's.", ge=1, le=LARGEST_SIDE
+    )
+    num_channels: int | None = argument(None, "1 or 3; default: the first image's.", ge=1, le=3)
     image_mean: list[float] | None = argument(None, "Mean per channel, on the scale 0 to 1; default: measured.")
-    image_std: list[float] | None = argument(None, "Standard deviation per channel; default: measured.")
-    sample_classes: int | None = argument(None, "Keep only this many classes, sampled with corruption_seed.")
-    label_noise: float = argument(0.0, "Fraction of the training labels to replace by uniformly sampled classes.")
+    image_std: list[float] | None = argument(None, "Standard deviation per channel; default: measured.", gt=0)
+    sample_classes: int | None = argument(None, "Keep only this many classes, sampled with corruption_seed.", ge=1)
+    label_noise: float = argument(
+        0.0, "Fraction of the training labels to replace by uniformly sampled classes.", ge=0, le=1
+    )
     shuffled_pixels: Literal["per_image", "shared"] | None = argument(
         None, "Permute the pixels of every image: with a permutation per image, or one shared by all images."
     )
     corruption_seed: int | None = argument(
-        None, "Seed of sample_classes, label_noise and shuffled_pixels; default: the seed of the run."
+        None, "Seed of sample_classes, label_noise and shuffled_pixels; default: the seed of the run.", **SEED
     )
-    max_train_samples: int | None = argument(None, "Use at most this many training images.")
-    max_eval_samples: int | None = argument(None, "Use at most this many evaluation images.")
+    max_train_samples: int | None = argument(None, "Use at most this many training images.", ge=1)
+    max_eval_samples: int | None = argument(None, "Use at most this many evaluation images.", ge=1)
     skip_corrupt_images: bool = argument(False, "Skip images that cannot be decoded.")
     cache_dir: str | None = argument(None, "Cache folder for decoded images; default: in the Hugging Face home.")
-    dataloader_num_workers: int | None = argument(None, "Number of decoding processes; default: one per core.")
+    dataloader_num_workers: int | None = argument(
+        None, "Number of decoding processes; default: one per core.", ge=0, le=1024
+    )
 
     def __post_init__(self) -> None:
         if isinstance(self.image_size, int):
             self.image_size = [self.image_size]
+        super().__post_init__()
 
 
 @dataclass
 class ImageDataOptions(ImageSourceOptions):
     """Images, and the augmentation of training images."""
 
-    crop_padding: int = argument(0, "Padding in pixels before a random crop of training images.")
+    crop_padding: int = argument(0, "Padding in pixels before a random crop of training images.", ge=0, le=LARGEST_SIDE)
     crop_padding_mode: Literal["zeros", "reflect"] = argument("zeros", "Pad with zeros, or reflect the image.")
     horizontal_flip: bool = argument(False, "Flip training images horizontally with probability 1/2.")
     alternating_flip: bool = argument(
         False, "Flip each training image in every other epoch, beginning with a random half of the images."
     )
-    rotation: float = argument(0.0, "Maximum angle of random rotations of training images, in degrees.")
+    rotation: float = argument(0.0, "Maximum angle of random rotations of training images, in degrees.", ge=0, le=180)
     random_resized_crop: float | None = argument(
-        None, "Train on random resized crops of at least this fraction of the area, for instance 0.08."
+        None, "Train on random resized crops of at least this fraction of the area, for instance 0.08.", gt=0, le=1
     )
-    crop_aspect_ratio: float = argument(4 / 3, "Largest aspect ratio of random resized crops relative to the image.")
+    crop_aspect_ratio: float = argument(
+        4 / 3, "Largest aspect ratio of random resized crops relative to the image.", ge=1
+    )
     color_jitter: list[float] | None = argument(
-        None, "Strengths of random changes of brightness, contrast, saturation and hue of training images."
+        None, "Strengths of random changes of brightness, contrast, saturation and hue of training images.", ge=0, le=1
     )
-    occlusion: int = argument(0, "Side in pixels of a square of the mean color on each training image; 0 for none.")
+    occlusion: int = argument(
+        0, "Side in pixels of a square of the mean color on each training image; 0 for none.", ge=0, le=LARGEST_SIDE
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,7 +100,7 @@ class ImageDataOptions(ImageSourceOptions):
 
 
 @dataclass
-class ValueOptions:
+class ValueOptions(Arguments):
     """Targets of a regression."""
 
     value_column_name: str | None = argument(None, "Value column; detected by name by default.")
@@ -92,16 +108,18 @@ class ValueOptions:
 
 
 @dataclass
-class OpenSetOptions:
+class OpenSetOptions(Arguments):
     """Division of the classes into training and evaluation."""
 
     train_classes: int | None = argument(
-        None, "Pool both splits, train on the first N classes and evaluate on the others; default: keep the splits."
+        None,
+        "Pool both splits, train on the first N classes and evaluate on the others; default: keep the splits.",
+        ge=1,
     )
 
 
 @dataclass
-class TextDataOptions:
+class TextDataOptions(Arguments):
     """Text, and the tokens to predict."""
 
     dataset_name: str = argument(help="Hub id, folder, or a text, parquet, json or csv file.")
@@ -116,27 +134,30 @@ class TextDataOptions:
         "evaluation.",
     )
     validation_fraction: float = argument(
-        0.0, "Fraction of the training text to hold out, from its end, instead of using a validation split."
+        0.0, "Fraction of the training text to hold out, from its end, instead of using a validation split.", ge=0, lt=1
     )
     text_column_name: str | None = argument(None, "Text column; detected by name by default.")
     max_seq_length: int | None = argument(
-        None, "Tokens per block, including special tokens; default: the maximum of the model, but at most 512."
+        None, "Tokens per block, including special tokens; default: the maximum of the model, but at most 512.", ge=1
     )
     objective: Literal["masked", "reconstruction"] = argument(
         "masked", "Predict masked tokens, or reproduce all tokens without masking, as in the paper."
     )
-    mask_probability: float | None = argument(None, "Fraction of the tokens to predict; default: 0.15.")
+    mask_probability: float | None = argument(None, "Fraction of the tokens to predict; default: 0.15.", gt=0, le=1)
     whole_word_masking: bool = argument(False, "Mask whole words.")
-    max_train_samples: int | None = argument(None, "Use at most this many training blocks.")
-    max_eval_samples: int | None = argument(None, "Use at most this many blocks for evaluation and for validation.")
+    max_train_samples: int | None = argument(None, "Use at most this many training blocks.", ge=1)
+    max_eval_samples: int | None = argument(
+        None, "Use at most this many blocks for evaluation and for validation.", ge=1
+    )
     cache_dir: str | None = argument(None, "Cache folder for prepared text; default: that of `datasets`.")
-    preprocessing_num_workers: int | None = argument(None, "Number of tokenization processes; default: one.")
+    preprocessing_num_workers: int | None = argument(
+        None, "Number of tokenization processes; default: one.", ge=1, le=1024
+    )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.objective == "reconstruction" and (self.mask_probability is not None or self.whole_word_masking):
             raise ValueError(
                 "objective reconstruction masks no tokens; leave out mask_probability and whole_word_masking, or use "
                 "objective masked."
             )
-        if self.mask_probability is not None and not 0.0 < self.mask_probability <= 1.0:
-            raise ValueError(f"mask_probability must be above 0 and at most 1; got {self.mask_probability}.")

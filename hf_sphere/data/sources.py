@@ -5,7 +5,9 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, load_dataset
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+
+from hf_sphere.utils.loading import load_dataset
 
 # Column names used on the Hub, the most common one first; fine labels before coarse ones.
 IMAGE_COLUMNS = ("image", "img")

@@ -91,9 +91,10 @@ def read_class_names(rows: Dataset, column: str) -> list[str]:
     feature = rows.features[column]
     if isinstance(feature, ClassLabel):
         return list(feature.names)
-    values = set(rows.unique(column)) - {None}
-    if any(isinstance(value, (float, list, dict)) for value in values):
+    kind = getattr(feature, "dtype", "")
+    if not kind.startswith(("int", "uint", "bool", "string", "large_string")):
         raise ValueError(f"label column {column!r} contains {feature}; class labels are integers or names.")
+    values = set(rows.unique(column)) - {None}
     return [str(value) for value in sorted(values)]
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import datasets
 import numpy as np
 import torch
-from datasets import Dataset, DatasetDict, Features, List, Value, load_dataset
-from datasets.exceptions import DatasetGenerationError
+from datasets import Dataset, DatasetDict, Features, List, Value
 from torch import Tensor
 
 from hf_sphere.data.options import TextDataOptions
 from hf_sphere.data.sources import find_column, find_split
 from hf_sphere.data.text_batches import Masking, TextBatches, Vocabulary
+from hf_sphere.utils.loading import load_dataset
 
 TEXT_COLUMNS = ("text", "sentence", "content")
 """Column names used on the Hub, the most common one first."""
@@ -152,15 +152,12 @@ def load_text_splits(
     kind = path.suffix.lower()
     if path.is_file() and kind not in FILE_KINDS:
         raise ValueError(f"{name} is not a file of text; the supported kinds are: {', '.join(FILE_KINDS)}.")
-    try:
-        if path.is_file():
-            splits = load_dataset(FILE_KINDS[kind], data_files={"train": name}, cache_dir=cache)
-        elif config_name is not None and (path / config_name).is_dir():
-            splits = load_dataset(str(path / config_name), cache_dir=cache)
-        else:
-            splits = load_dataset(name, config_name, cache_dir=cache)
-    except DatasetGenerationError as error:  # its own message is generic
-        raise ValueError(f"{name} cannot be read: {error.__cause__ or error}") from error
+    if path.is_file():
+        splits = load_dataset(FILE_KINDS[kind], source=name, data_files={"train": name}, cache_dir=cache)
+    elif config_name is not None and (path / config_name).is_dir():
+        splits = load_dataset(str(path / config_name), cache_dir=cache)
+    else:
+        splits = load_dataset(name, config_name, cache_dir=cache)
     if not isinstance(splits, DatasetDict):
         raise ValueError(f"data set {name!r} does not load as named splits; got {type(splits).__name__}.")
     return splits

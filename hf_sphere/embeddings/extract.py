@@ -21,6 +21,7 @@ from hf_sphere.models import (
     SphereVisionImageProcessor,
     SphereVisionModel,
 )
+from hf_sphere.utils.loading import load_model, load_pretrained
 
 MODELS = {
     "SphereVisionForImageClassification": SphereVisionForImageClassification,
@@ -39,13 +40,13 @@ def load_embedding_model(name: str) -> Any:
     Raises:
         ValueError: If the model is of another class.
     """
-    config = AutoConfig.from_pretrained(name)
+    config = load_pretrained(AutoConfig, name)
     if not isinstance(config, SphereVisionConfig):
         raise ValueError(f"{name} is a model of type {config.model_type}; embeddings need one of type sphere_vision.")
     saved = (config.architectures or ["model of an unknown class"])[0]
     if saved not in MODELS:
         raise ValueError(f"{name} is a {saved}; embeddings need a {' or a '.join(MODELS)}.")
-    return MODELS[saved].from_pretrained(name)
+    return load_model(MODELS[saved], name, complete=True)
 
 
 def class_names(model: Any) -> list[str]:
@@ -73,7 +74,7 @@ def load_image_processor(
     """
     given = [option for option, values in (("image_mean", mean), ("image_std", std)) if values is not None]
     try:
-        processor = SphereVisionImageProcessor.from_pretrained(name)
+        processor = load_pretrained(SphereVisionImageProcessor, name)
     except OSError as error:
         if len(given) < 2:
             raise ValueError(

@@ -14,7 +14,6 @@ index          row of the source split, or of the concatenation of two pooled sp
 """
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from torch import Tensor
 from hf_sphere.data.parquet import ParquetSplit
 from hf_sphere.data.sources import find_split, load_splits
 from hf_sphere.data.targets import read_class_names, read_labels, read_values
-from hf_sphere.utils.files import atomic_folder, write_json
+from hf_sphere.utils.files import atomic_folder, read_json, write_json
 
 ABOUT_FILE = "embeddings.json"
 """Model, data set and distance of the embeddings."""
@@ -219,7 +218,6 @@ def read_embeddings(
                 f"column {column} of {name}, split {chosen!r}, is {given[first].item()} in row {numbers[first]}; "
                 f"{RULES[column]}."
             )
-    about = Path(name) / ABOUT_FILE
     return Embeddings(
         name=name,
         split=chosen,
@@ -231,8 +229,20 @@ def read_embeddings(
         confidences=values.get("confidence"),
         concentrations=values.get("concentration"),
         indices=torch.tensor(rows["index"][:]) if rows.features.get("index") in SIGNED else None,
-        about=json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {},
+        about=_read_about(Path(name)),
     )
+
+
+def _read_about(folder: Path) -> dict[str, Any]:
+    """Read `embeddings.json`; empty if there is none."""
+    path = folder / ABOUT_FILE
+    about = read_json(path) if path.is_file() else {}
+    texts = ("model", "dataset", "split", "head", "distance", "dataset_config_name", "image_column_name", "train_split")
+    wrong = [key for key in texts if not isinstance(about.get(key), str | None)]
+    wrong += [key for key in ("model", "dataset", "split", "distance") if key in about and about[key] is None]
+    if wrong or ("dataset" in about and "split" not in about):
+        raise ValueError(f"{path} is damaged: {wrong[0] if wrong else 'split'} must be a text.")
+    return about
 
 
 def _feature(name: str, values: Tensor, names: Mapping[str, Sequence[str]]) -> Any:

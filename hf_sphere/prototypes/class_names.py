@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hf_sphere.utils.loading import load_model, load_pretrained
+
 
 @torch.no_grad()  # unlike inference mode, it returns tensors that can be modified in place
 def embed_class_names(
@@ -42,8 +44,8 @@ def embed_class_names(
     if not names or not all(names):
         raise ValueError(f"class names must not be empty; got {list(class_names)[:10]}.")
     if isinstance(model, str | os.PathLike):
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)
-        model = AutoModel.from_pretrained(model)
+        tokenizer = tokenizer or load_pretrained(AutoTokenizer, model)
+        model = load_model(AutoModel, model)
     elif tokenizer is None:
         raise ValueError("a loaded model needs its tokenizer: embed_class_names(names, model, tokenizer=tokenizer).")
     was_training, original_device = model.training, next(model.parameters()).device

@@ -19,6 +19,7 @@ from accelerate.utils import broadcast_object_list
 from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.optimizer_state import check_state
 from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, checkpoint_folders, list_checkpoints
+from hf_sphere.utils.arguments import error_text
 from hf_sphere.utils.files import (
     REPLACED,
     UNFINISHED,
@@ -134,7 +135,7 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
             if not torch.nn.utils.get_total_norm(model.parameters()).isfinite():
                 raise ValueError("its weights are not finite")
     except Exception as error:  # a damaged file raises an error of pickle or safetensors
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = error_text(error)
         intact = newest_intact(checkpoint.parent)
         other = f" Another checkpoint: {intact}." if intact not in (None, checkpoint) else ""
         raise CheckpointError(f"cannot resume from {checkpoint}: {text.rstrip('.')}.{other}") from error

@@ -9,7 +9,10 @@ from huggingface_hub.errors import StrictDataclassError
 
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.tasks import find_task
-from hf_sphere.utils.arguments import parse_arguments
+from hf_sphere.utils.arguments import error_text, parse_arguments
+
+USER_ERRORS = (ValueError, OSError, ImportError, StrictDataclassError, TrainingDivergedError, CheckpointError)
+"""Errors with a message for the user; others are defects of the library."""
 
 
 def train(task_name: str, argv: Sequence[str] | None, script: str) -> None:
@@ -48,8 +51,19 @@ def run_recipe(main: Callable[[Sequence[str] | None], None]) -> None:
     except KeyboardInterrupt:
         print("\nStopped immediately; the last checkpoint is complete.", file=sys.stderr)
         sys.exit(130)
-    except (ValueError, OSError, ImportError, StrictDataclassError, TrainingDivergedError, CheckpointError) as error:
+    except (*USER_ERRORS, MemoryError, RuntimeError) as error:
+        text = error_text(error)
+        if is_out_of_memory(error):
+            text = f"not enough memory: {text}. Smaller images, batches or networks need less."
+        elif not isinstance(error, USER_ERRORS):
+            raise
         if os.environ.get("HF_SPHERE_TRACEBACK"):
             raise
-        print(f"\nError: {error}\n(Set HF_SPHERE_TRACEBACK=1 for the traceback.)", file=sys.stderr)
+        print(f"\nError: {text}\n(Set HF_SPHERE_TRACEBACK=1 for the traceback.)", file=sys.stderr)
         sys.exit(1)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error of Python or torch means that memory could not be allocated."""
+    known = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in known)

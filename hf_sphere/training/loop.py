@@ -147,6 +147,8 @@ class TrainingLoop:
                 and not self._stops_early()
             ):
                 self._train_epoch(bar)
+        if self._stops_early():
+            logger.info("No improvement for %d epochs; stopping.", self.args.early_stopping_patience)
         return self.state
 
     def _train_epoch(self, bar: tqdm) -> None:
@@ -263,10 +265,7 @@ class TrainingLoop:
 
     def _stops_early(self) -> bool:
         patience, best = self.args.early_stopping_patience, self.state.best_epoch
-        stops = patience is not None and best is not None and self.state.epoch - best >= patience
-        if stops:
-            logger.info("No improvement for %d epochs; stopping.", patience)
-        return stops
+        return patience is not None and best is not None and self.state.epoch - best >= patience
 
     def _count(self, metrics: Mapping[str, Tensor], size: int | Tensor) -> None:
         for name, value in {"examples": torch.ones_like(metrics["loss"]), **metrics}.items():

@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
+from hf_sphere.data.sources import BUNDLED
 from hf_sphere.training.measures import show_metric
 from hf_sphere.training.tasks.base import Description
 from hf_sphere.utils.files import atomic_file
@@ -52,6 +55,7 @@ def write_model_card(
     pipeline_tag: str | None,
     description: Description,
     record: TrainingRecord,
+    license: str = "unknown",
 ) -> ModelCard:
     """Write the model card, `README.md`, to the folder of a model.
 
@@ -63,13 +67,15 @@ def write_model_card(
         pipeline_tag: The transformers pipeline for the model, if there is one.
         description: Description of the model.
         record: How it was trained.
+        license: License of the model.
     """
     dataset = description.dataset
     data = ModelCardData(
         library_name="transformers",
+        license=license,
         pipeline_tag=pipeline_tag,
         tags=["hf_sphere", "hypersphere", *description.tags],
-        datasets=[dataset] if dataset.count("/") == 1 and not Path(dataset).exists() else None,
+        datasets=[dataset] if _is_on_hub(dataset) else None,
         model_name=description.title,
         eval_results=[
             EvalResult(
@@ -90,13 +96,13 @@ def write_model_card(
         data,
         template_path=str(template),
         model_id=model_id,
-        title=description.title,
-        summary=description.summary,
+        title=_on_one_line(description.title),
+        summary=_on_one_line(description.summary),
         model_class=model_class,
         pipeline_tag=pipeline_tag,
         metrics=[(name, show_metric(name, value)) for name, value in record.metrics.items()],
-        model=list(description.model.items()),
-        settings=list(record.settings.items()),
+        model=[(name, _on_one_line(value)) for name, value in description.model.items()],
+        settings=[(name, _on_one_line(value)) for name, value in record.settings.items()],
         selection_note=record.selection_note,
         published=record.published,
         command=_wrap(record.command),
@@ -109,10 +115,31 @@ def write_model_card(
     return card
 
 
+def _is_on_hub(dataset: str) -> bool:
+    try:
+        validate_repo_id(dataset)
+    except HFValidationError:
+        return False
+    return dataset not in BUNDLED and not Path(dataset).exists()
+
+
+def _on_one_line(value: Any) -> str:
+    """Format a value for a line or a table cell, which line breaks and bars would end."""
+    return " ".join(str(value).split()).replace("|", r"\|")
+
+
+def _quote(word: str) -> str:
+    """Quote a word for the shell, on one line."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = word.encode("unicode_escape").decode().replace("'", r"\'")
+    return f"$'{escaped}'"
+
+
 def _wrap(command: Sequence[str]) -> str:
     """Quote a command for the shell and break it before its options."""
     lines, current = [], ""
-    for word in map(shlex.quote, command):
+    for word in map(_quote, command):
         if word.startswith("--") and current:
             lines.append(current)
             current = f"    {word}"

@@ -12,8 +12,9 @@ from typing import Any
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from hf_sphere.utils.files import UNFINISHED, remove_folder
+from hf_sphere.utils.files import UNFINISHED, read_json, remove_folder, write_json
 from hf_sphere.utils.manifest import MANIFEST_FILE
+from hf_sphere.utils.privacy import hide_private, hide_tokens
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 CHECKPOINT_PREFIX = "checkpoint-"
 LOCK_FILE = ".run.lock"
 RUN_FILE = "run.json"
+LOCAL_PATHS_FILE = ".local_paths.json"
 RESULTS_FILE = "all_results.json"
 BEST_FOLDER = "best"
 MODEL_FILES = ("config.json", "model.safetensors", "model.safetensors.index.json")
@@ -141,16 +143,24 @@ def read_settings(output_dir: Path) -> dict[str, Any] | None:
     Raises:
         ValueError: If its `run.json` is damaged.
     """
-    path = output_dir / RUN_FILE
+    path, local = output_dir / RUN_FILE, output_dir / LOCAL_PATHS_FILE
     if not path.is_file():
         return None
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path) | (read_json(local) if local.is_file() else {})
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); restore it, or pass --overwrite_output_dir.") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path} is damaged (not a mapping); restore it, or pass --overwrite_output_dir.")
-    return settings
+        raise ValueError(f"{error} Restore it, or pass --overwrite_output_dir.") from error
+
+
+def write_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
+    """Write `run.json`, which is published with a model: absolute paths are kept in a hidden file instead."""
+    settings = hide_tokens(json.loads(json.dumps(settings, default=str)))
+    public = hide_private(settings)
+    write_json(output_dir / RUN_FILE, public)
+    if paths := {name: value for name, value in settings.items() if public[name] != value}:
+        write_json(output_dir / LOCAL_PATHS_FILE, paths)
+    else:
+        (output_dir / LOCAL_PATHS_FILE).unlink(missing_ok=True)
 
 
 def check_results_dir(output_dir: Path, *, overwrite: bool, resume: bool = False) -> None:

@@ -12,19 +12,21 @@ import torch
 import transformers
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration, set_seed
+from huggingface_hub.utils import validate_repo_id
 from transformers.trainer_utils import enable_full_determinism
 
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.checkpoints import find_checkpoint, restore_checkpoints
 from hf_sphere.training.output_dir import (
     RESULTS_FILE,
-    RUN_FILE,
     check_output_dir,
     locked,
     prepare_output_dir,
     read_settings,
+    write_settings,
 )
 from hf_sphere.utils.files import write_json
+from hf_sphere.utils.privacy import hide_private
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ _FREE_TO_CHANGE = {
     *("save_epochs", "save_steps", "save_total_limit", "per_device_eval_batch_size", "cache_dir", "max_steps"),
     *("dataloader_num_workers", "push_to_hub", "hub_model_id", "early_stopping_patience", "load_best_model_at_end"),
     *("radial_logging_steps", "preprocessing_num_workers", "snapshot_epochs", "snapshot_until"),
-    *("published", "test_time_flips"),
+    *("published", "test_time_flips", "license"),
 }
 
 
@@ -47,18 +49,17 @@ class Run:
         args: Training arguments.
         accelerator: Devices, processes and precision.
         output_dir: The output directory.
-        settings: All arguments by name.
         recipe: Name of the recipe.
     """
 
     def __init__(
-        self, args: TrainingArguments, accelerator: Accelerator, settings: dict[str, Any], recipe: str | None = None
+        self, args: TrainingArguments, accelerator: Accelerator, *others: Any, recipe: str | None = None
     ) -> None:
         self.args = args
         self.accelerator = accelerator
         self.output_dir = Path(args.output_dir)
-        self.settings = settings
         self.recipe = recipe
+        self._parts = (*others, args)
         self._lock = ExitStack()
 
     def __enter__(self) -> "Run":
@@ -66,6 +67,13 @@ class Run:
 
     def __exit__(self, *exception: object) -> None:
         self._lock.close()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All arguments by name, with the values that `Task.prepare` has set."""
+        settings = {name: value for part in self._parts for name, value in asdict(part).items()}
+        used = {"num_processes": self.accelerator.num_processes, "mixed_precision": self.accelerator.mixed_precision}
+        return settings | used
 
     def prepare_output_dir(self) -> None:
         """Create the output directory, replacing its contents if requested, write `run.json`, and start the trackers.
@@ -83,10 +91,10 @@ class Run:
             prepare_output_dir(self.output_dir, overwrite=overwrite, resume=resume, recipe=self.recipe)
             if resume and not overwrite:
                 _warn_of_changes(read_settings(self.output_dir) or {}, self.settings)
-            write_json(self.output_dir / RUN_FILE, {"recipe": self.recipe, **self.settings})
+            write_settings(self.output_dir, {"recipe": self.recipe, **self.settings})
         self.accelerator.wait_for_everyone()
         if self.args.report_to:
-            scalars = {k: v for k, v in self.settings.items() if isinstance(v, (int, float, str, bool))}
+            scalars = {k: v for k, v in hide_private(self.settings).items() if isinstance(v, (int, float, str, bool))}
             self.accelerator.init_trackers(self.output_dir.name, config=scalars)
 
     def write_results(self, results: Mapping[str, Any]) -> None:
@@ -131,6 +139,8 @@ def start_run(args: TrainingArguments, *others: Any, recipe: str | None = None) 
         enable_full_determinism(args.seed)
     set_seed(args.seed)
     _check_trackers(accelerator, args.report_to or [])
+    if args.push_to_hub or args.hub_model_id is not None:
+        validate_repo_id(args.hub_model_id or Path(args.output_dir).name)
     output_dir, resume = Path(args.output_dir), args.resume_from_checkpoint
     check_output_dir(output_dir, overwrite=args.overwrite_output_dir, resume=resume is not None, recipe=recipe)
     if accelerator.is_main_process and output_dir.is_dir():
@@ -139,9 +149,7 @@ def start_run(args: TrainingArguments, *others: Any, recipe: str | None = None) 
     accelerator.wait_for_everyone()
     if resume is not None:
         find_checkpoint(resume, output_dir)
-    settings = {name: value for part in (*others, args) for name, value in asdict(part).items()}
-    settings |= {"num_processes": accelerator.num_processes, "mixed_precision": accelerator.mixed_precision}
-    return Run(args, accelerator, settings, recipe)
+    return Run(args, accelerator, *others, recipe=recipe)
 
 
 def _check_trackers(accelerator: Accelerator, requested: Sequence[str]) -> None:

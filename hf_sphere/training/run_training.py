@@ -14,13 +14,15 @@ from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.loop import TrainingLoop
 from hf_sphere.training.measures import INTERVAL, show_metrics
 from hf_sphere.training.model_card import TrainingRecord, write_model_card
-from hf_sphere.training.output_dir import BEST_FOLDER, LOCK_FILE
+from hf_sphere.training.output_dir import BEST_FOLDER, LOCAL_PATHS_FILE, LOCK_FILE
 from hf_sphere.training.published import PUBLISHED, find_published, show_published
 from hf_sphere.training.run import Run, start_run
 from hf_sphere.training.snapshots import Snapshots
 from hf_sphere.training.tasks.base import Prepared, Task
 from hf_sphere.utils.files import UNFINISHED
+from hf_sphere.utils.loading import load_model
 from hf_sphere.utils.manifest import find_damage, write_manifest
+from hf_sphere.utils.privacy import hide_private
 from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 
 
@@ -87,7 +89,7 @@ def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[s
     run.write_results(results)
     if run.accelerator.is_main_process:
         hub = HfApi() if task.args.push_to_hub else None
-        name = str(run.output_dir)
+        name = hide_private(str(run.output_dir))
         if hub is not None:
             name = hub.create_repo(task.args.hub_model_id or run.output_dir.name, exist_ok=True).repo_id
         record = TrainingRecord(
@@ -95,8 +97,8 @@ def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[s
             headline=task.headline,
             eval_split=prepared.data.eval_split,
             selection_note=_selection_note(metric, run, results, description.held_out),
-            settings=_changed_settings(task, run.settings),
-            command=["accelerate", "launch", command.script, *command.argv],
+            settings=hide_private(_changed_settings(task, run.settings)),
+            command=hide_private(["accelerate", "launch", command.script, *command.argv]),
             published=[show_published(record) for record in published if record["edition"] == "text"],
             device=run.accelerator.device,
             seconds=state.seconds,
@@ -107,7 +109,8 @@ def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[s
             model_id=name,
             model_class=type(prepared.model).__name__,
             pipeline_tag=task.pipeline_tag,
-            description=description,
+            description=replace(description, title=hide_private(description.title)),
+            license=hide_private(task.args.license),
             record=record,
         )
         if hub is not None:
@@ -135,7 +138,7 @@ def _load_best(model: Any, run: Run) -> None:
         raise FileNotFoundError(f"{best} does not exist; the last model is in the latest checkpoint.")
     if damage := find_damage(best):
         raise CheckpointError(f"cannot load the best model from {best}: {damage}. The last one is in the checkpoints.")
-    model.load_state_dict(type(model).from_pretrained(best).state_dict())
+    model.load_state_dict(load_model(type(model), best).state_dict())
 
 
 def _evaluate(task: Task, model: nn.Module, prepared: Prepared, prefix: str, run: Run) -> dict[str, float]:
@@ -166,8 +169,7 @@ def _selection_metric(task: Task, prefix: str) -> tuple[str, bool]:
     requested = task.args.metric_for_best_model
     if requested is None:
         return f"{prefix}_{task.metric}", task.higher_is_better
-    names = dict.fromkeys([task.metric, *task.headline, "loss"])
-    known = [f"{split}_{name}" for split in (prefix, "train") for name in names]
+    known = [f"{split}_{name}" for split in (prefix, "train") for name in task.selectable_metrics(split)]
     if requested not in known:
         raise ValueError(f"metric_for_best_model must be one of {', '.join(known)}; got {requested!r}.")
     return requested, not requested.endswith(("loss", "error", "perplexity"))
@@ -208,6 +210,7 @@ def _upload(run: Run, hub: HfApi, repo: str) -> None:
             "logs/*",
             f"{SNAPSHOT_FOLDER}/*",
             LOCK_FILE,
+            LOCAL_PATHS_FILE,
             f"*{UNFINISHED}",
         ],
         commit_message="Upload trained model",

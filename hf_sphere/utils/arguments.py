@@ -7,6 +7,8 @@ import argparse
 import dataclasses
 import difflib
 import json
+import math
+import operator
 import re
 import sys
 import types
@@ -24,6 +26,26 @@ class _YamlLoader(yaml.SafeLoader):
 _YamlLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
 )
+
+
+SEED: dict[str, Any] = {"ge": 0, "le": 2**32 - 1}
+"""Bounds of seeds, those of NumPy."""
+
+LARGEST = 2**31 - 1
+"""Largest absolute value of integers without another bound; products of two of them fit into 64 bits."""
+
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+class Arguments:
+    """Base class of argument dataclasses: all numbers must be finite and within the bounds of their fields."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
+            value = getattr(self, field.name)
+            for number in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(number, (int, float)) and not isinstance(number, bool):
+                    _check_number(field.name, number, field.metadata.get("bounds", {}))
 
 
 class Options(dict[str, Any]):
@@ -47,6 +69,7 @@ def argument(
     help: str = "",
     *,
     choices: Iterable[str] | Callable[[], Iterable[str]] | None = None,
+    **bounds: float,
 ) -> Any:
     """Declare a field of an argument dataclass.
 
@@ -55,8 +78,9 @@ def argument(
         help: Shown by `--help`.
         choices: Valid values, or a function that is called for them when the command line is parsed. Not needed for
             fields of type `Literal`.
+        **bounds: `ge`, `gt`, `le` or `lt`, for numbers and lists of numbers.
     """
-    metadata = {"help": help, "choices": choices}
+    metadata = {"help": help, "choices": choices, "bounds": bounds}
     if isinstance(default, type):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -109,31 +133,59 @@ def read_config(path: str | Path) -> Any:
     """
     try:
         return yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_YamlLoader)
-    except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"cannot read the configuration {path}: {error}") from error
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"cannot read the configuration {path}: {error_text(error)}") from error
 
 
 def to_argv(values: Mapping[str, Any]) -> list[str]:
-    """Convert values by argument name to command-line arguments; None leaves an argument out."""
+    """Convert values by argument name to command-line arguments; None leaves an argument out.
+
+    Raises:
+        ValueError: If an item of a list would be taken for an option.
+    """
     words = []
     for key, value in values.items():
         if value is None:
             continue
         if key == "mixed_precision" and value is False:
             value = "no"  # YAML parses a bare `no` as False
-        words.append(f"--{key}")
         if isinstance(value, list):
-            words += [str(item) for item in value]
+            items = [str(item) for item in value]
+            for item in items:
+                if item.startswith("-") and not re.fullmatch(r"-\d*\.?\d*(e[-+]?\d+)?", item, re.IGNORECASE):
+                    raise ValueError(f"the items of {key} must not begin with a dash; got {item!r}.")
+            words += [f"--{key}", *items]
         else:
-            words.append(json.dumps(value) if isinstance(value, dict) else str(value))
+            try:
+                words.append(f"--{key}={json.dumps(value, default=str) if isinstance(value, dict) else value}")
+            except TypeError as error:  # YAML has more kinds of keys
+                raise ValueError(f"the keys of {key} must be texts or numbers; got {value}.") from error
     return words
+
+
+def error_text(error: BaseException) -> str:
+    """Return the message of an exception on one line, or its type if it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are not preceded by the usage, which has a hundred lines."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\nSee {self.prog} --help.\n")
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\nSee {self.prog} --help.\n")
+
+
+def _check_number(name: str, number: float, bounds: Mapping[str, float]) -> None:
+    if isinstance(number, int) and abs(number) > LARGEST:
+        bounds = {"ge": -LARGEST, "le": LARGEST, **bounds}
+    rules = [f"{_BOUNDS[kind]} {limit:.10g}" for kind, limit in bounds.items()]
+    if isinstance(number, float) and math.isinf(number):
+        rules.append("finite")
+    elif number == number and all(  # not NaN
+        getattr(operator, kind)(number, limit) for kind, limit in bounds.items()
+    ):
+        return
+    raise ValueError(f"{name} must be {' and '.join(rules) or 'a number'}; got {number}.")
 
 
 def _add_arguments(group: Any, cls: type) -> None:

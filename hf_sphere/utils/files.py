@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hf_sphere.utils.arguments import error_text
+
 UNFINISHED = ".unfinished"
 REPLACED = ".replaced"
 
@@ -116,6 +118,22 @@ def write_json(path: str | os.PathLike, values: Mapping[str, Any], *, strict: bo
         strict: Whether values that are not JSON-serializable raise a `TypeError`; by default they become strings.
     """
     write_text(path, json.dumps(values, indent=2, default=None if strict else str) + "\n")
+
+
+def read_json(path: str | os.PathLike) -> dict[str, Any]:
+    """Read a JSON file that contains a mapping.
+
+    Raises:
+        OSError: If it cannot be opened.
+        ValueError: If it is damaged; the message names the file.
+    """
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error_text(error)}.") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is damaged: it contains no mapping.")
+    return values
 
 
 def _siblings(folder: Path) -> tuple[Path, Path]:

@@ -245,6 +245,24 @@ def test_model_and_card_are_uploaded_without_checkpoints_and_logs(train, uploads
     assert names == own | {"run.json", "all_results.json"}
 
 
+def test_no_file_and_no_output_has_a_token_or_an_uploaded_absolute_path(train, uploads, tmp_path, monkeypatch, capfd):
+    tokens = ["hf_" + "a" * 34, "hf_" + "b" * 34]
+    monkeypatch.setenv("HF_TOKEN", tokens[0])
+    folder = train("--push_to_hub", "--license", tokens[1])  # as if pasted into the wrong option
+    written = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert [path for path, content in written.items() if any(token.encode() in content for token in tokens)] == []
+    captured = capfd.readouterr()
+    assert not any(token in captured.out + captured.err for token in tokens)
+    ((_, names),) = uploads
+    assert [name for name in names if str(tmp_path).encode() in written[folder / name]] == []
+
+
+def test_invalid_repository_is_refused_before_training(train, tmp_path):
+    with pytest.raises(ValueError, match="Repo id must"):
+        train("--push_to_hub", "--hub_model_id", "a/b/c")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(("words", "repo"), [([], "someone/run"), (["--hub_model_id", "digits"], "someone/digits")])
 def test_the_upload_uses_the_given_repository(train, uploads, words, repo):
     train("--push_to_hub", *words)

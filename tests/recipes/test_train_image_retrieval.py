@@ -91,6 +91,13 @@ def test_training_reports_the_accuracy_on_the_training_classes(finished, results
     assert "eval_accuracy" not in results_of(finished)
 
 
+@pytest.mark.parametrize("metric", ["eval_loss", "eval_accuracy", "train_recall_at_1"])
+def test_a_metric_that_is_not_measured_is_refused_before_training(train, tmp_path, metric):
+    with pytest.raises(ValueError, match=f"metric_for_best_model must be one of eval_recall_at_1, .* got '{metric}'"):
+        train("--metric_for_best_model", metric)
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_card_shows_how_the_classes_were_divided(finished):
     card = (finished / "README.md").read_text()
     assert "| train_classes | 6 |" in card

@@ -116,6 +116,29 @@ def test_the_settings_of_the_run_are_kept(finished, quick):
     assert settings["max_train_samples"] == max_train_samples(quick)
 
 
+def test_every_metric_that_can_select_the_best_epoch_is_measured(finished, results_of, task):
+    (entry, *_) = results_of(finished)["history"]
+    evaluated = "validation" if task == "masked_lm" else "eval"
+    names = {f"{prefix}_{n}" for prefix in ("train", evaluated) for n in find_task(task).selectable_metrics(prefix)}
+    assert names <= entry.keys()
+
+
+def test_no_published_file_has_an_absolute_path(finished):
+    folders = str(finished.parents[1])
+    published = [p for p in finished.iterdir() if p.is_file() and not p.name.startswith(".")]
+    assert [path.name for path in published if folders.encode() in path.read_bytes()] == []
+
+
+def test_a_card_begins_with_the_installation_and_has_a_license(finished):
+    card = ModelCard.load(finished / "README.md")
+    assert "pip install hf_sphere" in card.text.partition("\n## ")[0]
+    assert card.data.license == "unknown"
+
+
+def test_the_saved_configuration_names_the_package_to_install(finished):
+    assert "pip install hf_sphere" in (finished / "config.json").read_text()
+
+
 def test_the_last_line_shows_the_headline_metrics(train, capsys, task):
     folder = train("--num_train_epochs", "1")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "model and results in" in line]
@@ -132,13 +155,6 @@ def test_the_same_seed_gives_the_same_model(finished, train):
 
 def test_another_seed_gives_another_model(finished, train):
     assert not same(weights(finished), weights(train("--seed", "1")))
-
-
-def test_a_run_of_zero_epochs_saves_the_model_it_starts_from(finished, train, task):
-    words = ["--model_name_or_path", str(finished), "--num_train_epochs", "0"]
-    if task == "masked_lm":  # otherwise it starts from the configuration only
-        words += ["--from_scratch", "false", "--spherized", "false"]
-    assert same(weights(train(*words)), weights(finished))
 
 
 # Resuming

@@ -407,6 +407,14 @@ def test_early_stopping_stops_after_the_patience(make_loop):
     assert loop.run().epoch == 4
 
 
+def test_early_stopping_is_reported_once(make_loop, caplog):
+    caplog.set_level("INFO", "hf_sphere")
+    make_loop(num_train_epochs=20, early_stopping_patience=1, evaluate=scores(0.5, 0.5), save_epochs=20).run()
+    assert [record.message for record in caplog.records if "stopping" in record.message] == [
+        "No improvement for 1 epochs; stopping."
+    ]
+
+
 def test_improving_run_is_not_stopped_early(make_loop):
     loop = make_loop(num_train_epochs=4, early_stopping_patience=1, evaluate=scores(0.1, 0.2, 0.3, 0.4))
     assert loop.run().epoch == 4

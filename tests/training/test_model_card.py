@@ -1,12 +1,15 @@
 import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from PIL import Image
 
 import hf_sphere
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
 from hf_sphere.training.model_card import TrainingRecord, write_model_card
 from hf_sphere.training.tasks.base import Description
 
@@ -67,6 +70,39 @@ def test_hub_dataset_is_linked(write):
     assert write().data.datasets == ["someone/a-dataset"]
 
 
+def test_hub_dataset_without_an_owner_is_linked(write):
+    assert write(dataset="imdb").data.datasets == ["imdb"]
+
+
+@pytest.mark.parametrize("license", ["unknown", "mit"])
+def test_license_is_in_the_metadata(write, license):
+    assert write(license=license).data.license == license
+
+
+def test_card_begins_with_the_installation(write):
+    assert "`pip install hf_sphere`" in write().text.partition("\n## ")[0]
+
+
+BREAKOUT = "x\n```\n# injected | cell"
+
+
+@pytest.mark.parametrize("place", ["model_id", "title", "summary", "settings", "model", "command"])
+def test_line_break_does_not_leave_its_place(write, place):
+    kinds = {"settings": {"a": BREAKOUT}, "model": {"a": BREAKOUT}, "command": ["python", f"--a={BREAKOUT}"]}
+    text = write(**{place: kinds.get(place, BREAKOUT)}).text
+    assert not [line for line in text.splitlines() if line.startswith("# injected")]
+    assert text.count("\n```") == write().text.count("\n```")
+
+
+def test_bar_does_not_end_a_table_cell(write):
+    assert r"| a | x \| y |" in write(settings={"a": "x | y"}).text
+
+
+def test_quoted_line_break_is_read_by_a_shell(write):
+    command = shown_command(write(command=["printf", "%s", "it's\na line"]))
+    assert subprocess.run(["bash", "-c", command], capture_output=True, text=True).stdout == "it's\na line"
+
+
 @pytest.mark.parametrize("dataset", ["digits", "a/folder/of/images"])
 def test_dataset_not_on_the_hub_is_not_linked(write, dataset):
     assert write(dataset=dataset).data.datasets is None
@@ -116,6 +152,23 @@ def test_few_shot_card_shows_how_to_pass_the_support(write):
     assert "support_pixel_values=support" in code
 
 
+def test_retrieval_card_shows_a_search(write, tmp_path, monkeypatch, capsys):
+    config = SphereVisionConfig(backbone="linear_embedding", num_channels=1, image_size=8, head="cosine")
+    SphereVisionForImageClassification(config).save_pretrained(tmp_path / "model")
+    processor = SphereVisionImageProcessor(
+        num_channels=1, size={"height": 8, "width": 8}, image_mean=[0.5], image_std=[0.5]
+    )
+    processor.save_pretrained(tmp_path / "model")
+    for number, name in enumerate(("query", "image-1", "image-2", "image-3")):
+        Image.effect_noise((8, 8), 20 + number).save(tmp_path / f"{name}.png")
+    (tmp_path / "image-2.png").write_bytes((tmp_path / "query.png").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    card = write(pipeline_tag="image-feature-extraction", model_id="model")
+    assert card.data.pipeline_tag == "image-feature-extraction"
+    exec(card.text.split("```python\n")[1].split("```")[0], {})
+    assert capsys.readouterr().out.startswith("['image-2.png', ")
+
+
 def test_pipeline_is_shown(write):
     assert 'pipeline("image-classification", model="someone/a-model")' in write().text
 
@@ -141,7 +194,7 @@ COMMAND = ["accelerate", "launch", "my recipe.py", "--head_kwargs", "{scaling: 5
 
 
 def shown_command(card: ModelCard) -> str:
-    return card.text.split("```shell\n")[1].split("\n```")[0]
+    return card.text.split("```shell\n")[-1].split("\n```")[0]
 
 
 def test_command_can_be_pasted_into_a_shell(write):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hf_sphere.training import prepare_output_dir
-from hf_sphere.training.output_dir import LOCK_FILE, check_output_dir, locked
+from hf_sphere.training.output_dir import LOCK_FILE, check_output_dir, locked, read_settings, write_settings
 
 
 def names(folder: Path) -> list[str]:
@@ -118,8 +118,21 @@ def test_the_run_of_another_recipe_is_not_resumed(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[]", "\udcff"])
 def test_damaged_settings_are_reported_with_their_file(tmp_path, text):
     (tmp_path / "run.json").write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(ValueError, match=rf"{tmp_path / 'run.json'} is damaged .*--overwrite_output_dir"):
+    with pytest.raises(ValueError, match=rf"{tmp_path / 'run.json'} is damaged: .*--overwrite_output_dir"):
         check_output_dir(tmp_path, overwrite=False, resume=True)
+
+
+def test_settings_are_published_without_absolute_paths_and_read_with_them(tmp_path):
+    settings = {"recipe": "train", "dataset_name": "/data/birds", "seed": 3}
+    write_settings(tmp_path, settings)
+    assert json.loads((tmp_path / "run.json").read_text()) == {**settings, "dataset_name": "birds"}
+    assert read_settings(tmp_path) == settings
+
+
+def test_paths_of_an_earlier_run_are_not_kept(tmp_path):
+    write_settings(tmp_path, {"dataset_name": "/data/birds"})
+    write_settings(tmp_path, {"dataset_name": "digits"})
+    assert read_settings(tmp_path) == {"dataset_name": "digits"}
 
 
 # Locks

@@ -240,7 +240,8 @@ def test_user_errors_print_one_line_and_exit_with_status_1(capsys, monkeypatch, 
     with pytest.raises(SystemExit) as stop:
         run_recipe(failing(error))
     assert stop.value.code == 1
-    assert capsys.readouterr().err == f"\nError: {error}\n(Set HF_SPHERE_TRACEBACK=1 for the traceback.)\n"
+    text = " ".join(str(error).split())
+    assert capsys.readouterr().err == f"\nError: {text}\n(Set HF_SPHERE_TRACEBACK=1 for the traceback.)\n"
 
 
 def test_internal_errors_keep_their_traceback():

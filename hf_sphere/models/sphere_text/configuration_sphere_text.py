@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
+from hf_sphere.models.requires import REQUIRES
 from hf_sphere.models.sphere_text.encoders import IMAGE_TASKS, find_encoder
 
 
@@ -76,6 +77,10 @@ class SphereEncoderConfigMixin:
             "learn_scaling": self.learn_spherization_scaling,
             "learn_radius": self.learn_spherization_radius,
         }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields, and a note on the package to install."""
+        return super().to_dict() | {"requires": REQUIRES}  # type: ignore[misc]
 
     @classmethod
     def get_config_dict(

@@ -11,6 +11,7 @@ from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import PreTrainedConfig
 
+from hf_sphere.models.requires import REQUIRES
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.nn.prototypical import PrototypicalClassifier
 from hf_sphere.nn.spherization import Spherization
@@ -70,6 +71,10 @@ class SphereVisionConfig(PreTrainedConfig):
     regression_kwargs: dict[str, Any] | None = None
     task_weight: float | int = 0.25
     few_shot_kwargs: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields, and a note on the package to install."""
+        return super().to_dict() | {"requires": REQUIRES}
 
     @property
     def input_size(self) -> tuple[int, int]:

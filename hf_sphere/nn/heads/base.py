@@ -3,9 +3,10 @@
 import inspect
 import logging
 import math
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
 import torch
 import torch.nn.functional as F
@@ -353,15 +354,33 @@ class TemperatureHead(Head):
 
 def option_names(head_class: type[Head]) -> list[str]:
     """Return the names of the keyword options of a head, including those of its base classes."""
-    names: list[str] = []
+    return list(_option_types(head_class))
+
+
+def _option_types(head_class: type[Head]) -> dict[str, Any]:
+    """Return the annotations of the keyword options of a head by name."""
+    found: dict[str, Any] = {}
     for cls in head_class.__mro__:
         if "__init__" not in vars(cls) or not issubclass(cls, Head):
             continue
         parameters = inspect.signature(cls.__init__).parameters.values()
-        names += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in names]
+        found |= {p.name: p.annotation for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in found}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    return names
+    return found
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    """Whether a value has the type of an annotation; integers are also real numbers, and booleans are not."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(_has_type(value, part) for part in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if not isinstance(hint, type) or hint is inspect.Parameter.empty:
+        return True  # not a type that can be checked
+    if isinstance(value, bool) and hint in (int, float):
+        return False
+    return isinstance(value, (int, float) if hint is float else hint)
 
 
 def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) -> Head:
@@ -374,13 +393,18 @@ def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) 
         **options: Keyword options of the head.
 
     Raises:
-        ValueError: If the name or an option is unknown; the message lists the valid ones.
+        ValueError: If the name or an option is unknown (the message lists the valid ones), or an option has another
+            type.
     """
     if name not in HEADS:
         raise ValueError(f"unknown head {name!r}; the heads are: {', '.join(HEADS)}.")
     head_class = HEADS[name]
-    valid = option_names(head_class)
+    valid = _option_types(head_class)
     unknown = sorted(set(options) - set(valid))
     if unknown:
         raise ValueError(f"head {name!r} has no option {', '.join(unknown)}; its options are: {', '.join(valid)}.")
+    for option, value in options.items():
+        if not _has_type(value, valid[option]):
+            expected = getattr(valid[option], "__name__", valid[option])
+            raise ValueError(f"option {option} of head {name!r} must be of type {expected}; got {value!r}.")
     return head_class(embedding_dim, num_classes, **options)

@@ -110,6 +110,11 @@ class Task(ABC):
     def describe(self, prepared: Prepared) -> Description:
         """Return the model's description for the model card."""
 
+    @classmethod
+    def selectable_metrics(cls, prefix: str) -> list[str]:
+        """Return the metrics that can select the best epoch, without `prefix`: `train`, `eval` or `validation`."""
+        return list(dict.fromkeys([cls.metric, *cls.headline, "loss"]))
+
     def derive(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return metrics computed from the means over an epoch."""
         return {}

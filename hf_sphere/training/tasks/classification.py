@@ -13,7 +13,7 @@ from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.measures import measure_classification
 from hf_sphere.training.tasks.base import Prepared
 from hf_sphere.training.tasks.image import DataTask, EncoderArguments, HeadDescription, ImageTask
-from hf_sphere.utils.arguments import Options, argument
+from hf_sphere.utils.arguments import Arguments, Options, argument
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -45,9 +45,11 @@ class ModelArguments(EncoderArguments):
 class ImageDataArguments(ImageDataOptions):
     """Images and batches."""
 
-    episode_classes: int | None = argument(None, "P x K sampling: classes per training batch, instead of a batch size.")
-    episode_examples: int | None = argument(None, "P x K sampling: images per class.")
-    episodes_per_epoch: int | None = argument(None, "P x K sampling: batches per epoch, over all processes.")
+    episode_classes: int | None = argument(
+        None, "P x K sampling: classes per training batch, instead of a batch size.", ge=1
+    )
+    episode_examples: int | None = argument(None, "P x K sampling: images per class.", ge=1)
+    episodes_per_epoch: int | None = argument(None, "P x K sampling: batches per epoch, over all processes.", ge=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,7 +68,7 @@ class ImageDataArguments(ImageDataOptions):
 
 
 @dataclass
-class EvaluationArguments:
+class EvaluationArguments(Arguments):
     """Evaluation."""
 
     test_time_flips: bool = argument(

@@ -33,38 +33,29 @@ class SwitchableOptions(Options):
 class FewShotArguments(OpenSetOptions):
     """Episodes, and how their queries are classified."""
 
-    way: int = argument(5, "Classes per episode.")
-    shot: int = argument(5, "Support images per class; their mean embedding is the prototype.")
-    query: int = argument(15, "Query images per class.")
-    episodes_per_epoch: int = argument(100, "Training episodes per epoch, over all processes.")
-    episodes_per_step: int = argument(1, "Training episodes per forward pass and process.")
+    way: int = argument(5, "Classes per episode.", ge=2)
+    shot: int = argument(5, "Support images per class; their mean embedding is the prototype.", ge=1)
+    query: int = argument(15, "Query images per class.", ge=1)
+    episodes_per_epoch: int = argument(100, "Training episodes per epoch, over all processes.", ge=1)
+    episodes_per_step: int = argument(1, "Training episodes per forward pass and process.", ge=1)
     validation_episodes: int | None = argument(
         None,
         "Validation episodes, the same ones after each epoch, if there are validation images; "
         f"{VALIDATION_EPISODES} if not set.",
+        ge=2,
     )
-    eval_episodes: int = argument(600, "Evaluation episodes.")
+    eval_episodes: int = argument(600, "Evaluation episodes.", ge=2)
     metric: Literal["euclidean", "cosine"] | None = argument(
         None, "Similarity of queries and prototypes; if not set, that of the saved model, else euclidean."
     )
     temperature: float | None = argument(
-        None, "Divisor of the similarities; if not set, that of the saved model, else 1."
+        None, "Divisor of the similarities; if not set, that of the saved model, else 1.", gt=0
     )
     spherization: SwitchableOptions | None = argument(
         None,
         "Options for spherizing the embeddings (`{}` for the defaults); if not set or `null`, as in the saved model, "
         "else not spherized.",
     )
-
-    def __post_init__(self) -> None:
-        for name, least in (("validation_episodes", 2), ("eval_episodes", 2), ("way", 2)):
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}.")
-        for name in ("shot", "query", "episodes_per_epoch", "episodes_per_step"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
-        if self.temperature is not None and not self.temperature > 0:
-            raise ValueError(f"temperature must be positive; got {self.temperature}.")
 
     def episodes(self, count: int, per_batch: int = 1) -> "Episodes":
         """Return episodes in which no image is both support and query."""

@@ -1,6 +1,5 @@
 """Base of the image tasks: encoder arguments, loading images, building a model or loading a saved one."""
 
-import json
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -12,7 +11,8 @@ from hf_sphere import data, models
 from hf_sphere.data.options import ImageDataOptions, OpenSetOptions, ValueOptions
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.tasks.base import Description, Prepared, Task
-from hf_sphere.utils.arguments import Options, argument
+from hf_sphere.utils.arguments import Arguments, Options, argument
+from hf_sphere.utils.loading import load_model, load_pretrained
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -28,7 +28,7 @@ DataTask = Literal["classification", "regression", "joint", "retrieval", "few_sh
 
 
 @dataclass
-class EncoderArguments:
+class EncoderArguments(Arguments):
     """Image encoder."""
 
     model_name_or_path: str | None = argument(
@@ -46,7 +46,7 @@ class EncoderArguments:
     )
     backbone_kwargs: Options = argument(Options, "Options of the backbone, a mapping.")
     pretrained_backbone: bool = argument(False, "Start from timm's pretrained weights; needs the Hub.")
-    embedding_dim: int | None = argument(None, "Dimension of the embeddings; that of the backbone if not set.")
+    embedding_dim: int | None = argument(None, "Dimension of the embeddings; that of the backbone if not set.", ge=1)
     freeze_batch_norm: bool | None = argument(
         None, "Freeze the statistics of the backbone's batch norms, for instance of a pretrained one; false if not set."
     )
@@ -190,17 +190,17 @@ class ImageTask(Task):
         check_same_architecture(self.model_args, config)
 
     def _load_model(self, saved: str, image_data: "ImageData") -> "SphereVisionPreTrainedModel":
-        config = models.SphereVisionConfig.from_pretrained(saved)
+        config = load_pretrained(models.SphereVisionConfig, saved)
         self.check_saved(config)
         if self.model_args.freeze_batch_norm is not None:
             config.freeze_batch_norm = self.model_args.freeze_batch_norm
         for name, value in self.model_settings(image_data, config).items():
             setattr(config, name, value)
-        return self.model_class.from_pretrained(saved, config=config)
+        return load_model(self.model_class, saved, config=config)
 
     def _adopt_image_settings(self, saved: str) -> None:
         """Take the image settings of the saved model where the arguments set none."""
-        processor = models.SphereVisionImageProcessor.from_pretrained(saved)
+        processor = load_pretrained(models.SphereVisionImageProcessor, saved)
         args = self.data_args
         args.image_size = args.image_size or [processor.size["height"], processor.size["width"]]
         args.num_channels = args.num_channels or processor.num_channels
@@ -219,12 +219,11 @@ class ImageTask(Task):
 
     def _default_corruption_seed(self) -> int:
         """Return the corruption seed of the run to resume, else the seed of this run."""
-        from hf_sphere.training.output_dir import RUN_FILE
+        from hf_sphere.training.output_dir import read_settings
 
-        run_file, before = Path(self.args.output_dir, RUN_FILE), None
-        if self.args.resume_from_checkpoint is not None and run_file.is_file():
-            before = json.loads(run_file.read_text(encoding="utf-8")).get("corruption_seed")
-        return self.args.seed if before is None else before
+        resumes = self.args.resume_from_checkpoint is not None
+        before = (read_settings(Path(self.args.output_dir)) or {}) if resumes else {}
+        return self.args.seed if before.get("corruption_seed") is None else before["corruption_seed"]
 
     # Console and card
 
@@ -314,7 +313,7 @@ def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig")
 def _copy_backbone_weights(saved: str, model: "SphereVisionPreTrainedModel") -> None:
     """Copy the tensors of a saved model's backbone that have the name and shape of one in a new model's backbone."""
     # The few-shot model can be loaded from any other model, without its head.
-    source = models.SphereVisionForFewShotClassification.from_pretrained(saved).base_model.backbone.state_dict()
+    source = load_model(models.SphereVisionForFewShotClassification, saved).base_model.backbone.state_dict()
     own = model.base_model.backbone.state_dict()
     shared = {name: tensor for name, tensor in source.items() if name in own and own[name].shape == tensor.shape}
     if not shared:

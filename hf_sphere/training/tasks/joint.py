@@ -22,13 +22,11 @@ class JointArguments(RegressionArguments):
     """Regression targets in addition to the classes."""
 
     task_weight: float | None = argument(
-        None, "Weight w of the classification loss, 0 to 1; the regression loss has weight 1 - w. 0.25 if not set."
+        None,
+        "Weight w of the classification loss, 0 to 1; the regression loss has weight 1 - w. 0.25 if not set.",
+        ge=0,
+        le=1,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.task_weight is not None and not 0.0 <= self.task_weight <= 1.0:
-            raise ValueError(f"task_weight must lie between 0 and 1; got {self.task_weight}.")
 
 
 class JointPrediction(ImageRegression, ImageClassification):

@@ -11,7 +11,8 @@ from hf_sphere.models.sphere_text.encoders import ENCODERS, how_to_add
 from hf_sphere.training.arguments import OPTIMIZER_HELP, TrainingArguments, optimizer_choices
 from hf_sphere.training.measures import measure_tokens, perplexity
 from hf_sphere.training.tasks.base import Description, Prepared, Task
-from hf_sphere.utils.arguments import Options, argument
+from hf_sphere.utils.arguments import Arguments, Options, argument
+from hf_sphere.utils.loading import load_model, load_pretrained
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +38,7 @@ LONGEST_BLOCK = 512
 
 
 @dataclass
-class TextModelArguments:
+class TextModelArguments(Arguments):
     """Language model."""
 
     model_name_or_path: str = argument(
@@ -58,10 +59,11 @@ class TextModelArguments:
         False, "Before training, fit the spherized layers' new output maps to the plain model on training text."
     )
     calibration_tokens: int | None = argument(
-        None, f"Tokens of training text to fit them on; {CALIBRATION_TOKENS:,} if not set."
+        None, f"Tokens of training text to fit them on; {CALIBRATION_TOKENS:,} if not set.", ge=1
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.spherized:
             given = [name for name in ("spherized_layers", "spherization_kwargs", "calibrate") if getattr(self, name)]
             if given:
@@ -73,23 +75,21 @@ class TextModelArguments:
             )
         if self.calibration_tokens is not None and not self.calibrate:
             raise ValueError("calibration_tokens needs --calibrate; add it, or leave calibration_tokens out.")
-        if self.calibration_tokens is not None and self.calibration_tokens < 1:
-            raise ValueError(f"calibration_tokens must be at least 1; got {self.calibration_tokens}.")
 
 
 @dataclass
 class TextTrainingArguments(TrainingArguments):
     """Training, with the defaults of transformers' `TrainingArguments`."""
 
-    num_train_epochs: int = argument(3, "Epochs to train.")
-    per_device_train_batch_size: int = argument(8, "Blocks per training batch and process.")
-    per_device_eval_batch_size: int = argument(8, "Blocks per evaluation batch and process.")
+    num_train_epochs: int = argument(3, "Epochs to train.", ge=1)
+    per_device_train_batch_size: int = argument(8, "Blocks per training batch and process.", ge=1)
+    per_device_eval_batch_size: int = argument(8, "Blocks per evaluation batch and process.", ge=1)
     optimizer: str = argument(
         "adamw",
         OPTIMIZER_HELP,
         choices=optimizer_choices,
     )
-    learning_rate: float = argument(5e-5, "Peak learning rate.")
+    learning_rate: float = argument(5e-5, "Peak learning rate.", ge=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -185,7 +185,7 @@ def load_tokenizer(args: TextModelArguments) -> Any:
     from transformers import AutoTokenizer
 
     name = args.tokenizer_name or args.model_name_or_path
-    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer = load_pretrained(AutoTokenizer, name)
     if tokenizer.mask_token_id is None:
         raise ValueError(
             f"the tokenizer of {name} has no mask token, which a masked language model needs; name another one with "
@@ -206,7 +206,7 @@ def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
     name = args.model_name_or_path
-    config = AutoConfig.from_pretrained(name)
+    config = load_pretrained(AutoConfig, name)
     if type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
         raise ValueError(
             f"{name} is a {config.model_type} model, which has no masked language model; choose for instance a bert or "
@@ -223,7 +223,7 @@ def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
     if args.from_scratch:
         return MODEL_FOR_MASKED_LM_MAPPING[type(config)](config)
     # Trained in float32 whatever the saved dtype; --mixed_precision is for speed.
-    return model_class.from_pretrained(name, config=config, dtype=torch.float32)
+    return load_model(model_class, name, config=config, dtype=torch.float32)
 
 
 def calibrate(model: Any, args: TextModelArguments, text: "TextData") -> "list[SpherizationFit]":
@@ -235,7 +235,7 @@ def calibrate(model: Any, args: TextModelArguments, text: "TextData") -> "list[S
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # the head of the checkpoint is expected to be unused
     try:
-        reference = AutoModel.from_pretrained(args.model_name_or_path, dtype=torch.float32).to(model.device)
+        reference = load_model(AutoModel, args.model_name_or_path, dtype=torch.float32).to(model.device)
     finally:
         logging.set_verbosity(verbosity)
     tokens = CALIBRATION_TOKENS if args.calibration_tokens is None else args.calibration_tokens
@@ -291,7 +291,7 @@ def _spherized(args: TextModelArguments, config: Any) -> tuple[Any, Any]:
         raise ValueError(f"no option {unknown[0]!r} in spherization_kwargs; the options are: {', '.join(SETTINGS)}.")
     settings = {SETTINGS[key]: value for key, value in args.spherization_kwargs.items()}
     prefix = SPHERIZED[config.model_type]
-    spherized = getattr(models, f"{prefix}Config").from_pretrained(
-        name, spherized_layers=args.spherized_layers, **settings
+    spherized = load_pretrained(
+        getattr(models, f"{prefix}Config"), name, spherized_layers=args.spherized_layers, **settings
     )
     return spherized, getattr(models, f"{prefix}ForMaskedLM")

@@ -33,6 +33,7 @@ class RegressionArguments(ValueOptions):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.value_range is not None and (len(self.value_range) != 2 or self.value_range[0] >= self.value_range[1]):
             raise ValueError(f"value_range must be two numbers, the lower one first; got {self.value_range}.")
 

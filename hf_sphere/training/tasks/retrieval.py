@@ -19,8 +19,13 @@ class ImageRetrieval(ImageClassification):
     arguments = (ModelArguments, ImageDataArguments, TrainingArguments, OpenSetOptions)
     metric = "recall_at_1"
     headline = ("recall_at_1", "map_at_r")
-    pipeline_tag = None
+    pipeline_tag = "image-feature-extraction"
     is_open_set = True
+
+    @classmethod
+    def selectable_metrics(cls, prefix: str) -> list[str]:
+        """Return the metrics of training, or the retrieval scores."""
+        return ["accuracy", "loss"] if prefix == "train" else ["recall_at_1", "r_precision", "map_at_r"]
 
     def evaluate(self, model: "nn.Module", batches: Any, accelerator: "Accelerator") -> dict[str, float]:
         """Return the retrieval scores of a split."""

@@ -1,0 +1,70 @@
+"""Loading of saved models and data sets: whatever a damaged file causes is one error that names the model or data."""
+
+import os
+from typing import Any
+
+from hf_sphere.utils.arguments import error_text
+
+
+def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
+    """Call `from_pretrained` of a class of transformers.
+
+    Raises:
+        OSError: If there is no such model, or a file is missing.
+        ValueError: If a file is damaged or does not fit.
+    """
+    try:
+        return kind.from_pretrained(name, **options)
+    except (OSError, ImportError):
+        raise
+    except Exception as error:  # of json, safetensors, torch or the class itself
+        raise ValueError(f"{name} cannot be loaded as {kind.__name__}: {error_text(error)}") from error
+
+
+def load_model(kind: Any, name: str | os.PathLike, *, complete: bool = False, **options: Any) -> Any:
+    """Load a model, and check that it was saved with weights.
+
+    Args:
+        kind: Class of the model, or auto class.
+        name: Folder or Hub id.
+        complete: Whether all parameters must have been saved, because the model is not trained before it is used.
+        **options: Options of `from_pretrained`.
+
+    Raises:
+        OSError: If there is no such model, or a file is missing.
+        ValueError: If a file is damaged or does not fit, or the model would have random parameters.
+    """
+    model, report = load_pretrained(kind, name, output_loading_info=True, **options)
+    parameters = [parameter for parameter, _ in model.named_parameters()]
+    missing = [parameter for parameter in parameters if parameter in report["missing_keys"]]
+    if missing and (complete or len(missing) == len(parameters)):
+        which = "no weights" if len(missing) == len(parameters) else f"no {missing[0]}"
+        raise ValueError(f"{name} has {which} of a {type(model).__name__}; save or download the model again.")
+    return model
+
+
+def load_dataset(name: str, *args: Any, source: str | None = None, **options: Any) -> Any:
+    """Call `datasets.load_dataset`.
+
+    Args:
+        name: Hub id, folder, or kind of file.
+        *args: Further arguments.
+        source: What to name in errors; `name` if None.
+        **options: Further keyword arguments.
+
+    Raises:
+        OSError: If there is no such data set.
+        ValueError: If its name is empty, or it cannot be read.
+    """
+    import datasets
+
+    if not name.strip():
+        raise ValueError("the name of the data set must not be empty.")
+    try:
+        return datasets.load_dataset(name, *args, **options)
+    except (OSError, ImportError):
+        raise
+    except Exception as error:  # of pyarrow, of file systems, or of `datasets`, whose own message is generic
+        raise ValueError(
+            f"{source or name} cannot be read as a data set: {error_text(error.__cause__ or error)}"
+        ) from error

@@ -1,0 +1,239 @@
+"""A small part of tests/recipes/bad_input.py, and each bad input that once had a traceback or was accepted."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import bad_input
+import pytest
+import torch
+from bad_input import RECIPES, Call, attack, declared_arguments, run, valid
+from safetensors.torch import save_file
+
+from hf_sphere.training.command_line import run_recipe
+
+UNBOUNDED = {"image_mean", "value_range", "spherized_layers"}
+"""Numeric arguments that may have any finite value."""
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
+    """The inputs of the recipes; read only."""
+    folder = tmp_path_factory.mktemp("bad") / "inputs"
+    threads, level = torch.get_num_threads(), logging.getLogger("hf_sphere").level
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ACCELERATE_USE_CPU", "true")
+        bad_input.prepare(folder)
+    yield folder
+    torch.set_num_threads(threads)
+    logging.getLogger("hf_sphere").setLevel(level)
+
+
+@pytest.fixture
+def folder(prepared, monkeypatch) -> Path:
+    """The prepared folder, as working directory."""
+    monkeypatch.chdir(prepared)
+    return prepared
+
+
+@pytest.fixture
+def refusal(folder) -> Callable[..., str]:
+    """Call a recipe with additional arguments, which must be refused on one line, and return what it printed."""
+
+    def refuse(recipe: str, *words: str) -> str:
+        code, printed = run(Call(recipe, [*valid(recipe), *words]))
+        assert code > 0
+        assert bad_input.problem(code, printed) is None
+        return printed
+
+    return refuse
+
+
+@pytest.fixture
+def damaged(folder) -> Path:
+    """A copy of the model, to damage."""
+    copy = folder / "damaged"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree("model", copy)
+    return copy
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_command_line_works_or_is_refused_on_one_line(folder, seed):
+    assert attack("line", seed, folder)[1] is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_configuration_works_or_is_refused_on_one_line(folder, seed):
+    assert attack("config", seed, folder)[1] is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_damaged_file_works_or_is_refused_on_one_line(folder, seed):
+    assert attack("file", seed, folder)[1] is None
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_number_of_a_recipe_has_bounds(recipe):
+    unchecked = []
+    for _, field, hint in declared_arguments(recipe):
+        numeric = hint in (int, float) or str(hint) in ("list[int]", "list[float]")
+        if numeric and not field.metadata.get("bounds") and field.name not in UNBOUNDED:
+            unchecked.append(field.name)
+    assert unchecked == []
+
+
+# Saved models
+
+READERS = {
+    "extract": ("extract_embeddings", []),
+    "train": ("train_image_regression", ["--initial_weights"]),
+    "reinitialize": ("reinitialize_layers", []),
+}
+CONTENTS = {"empty": b"", "truncated": None, "not safetensors": b"weights" * 50}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("content", CONTENTS)
+def test_damaged_weights_are_refused(refusal, damaged, reader, content):
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10] if CONTENTS[content] is None else CONTENTS[content])
+    recipe, words = READERS[reader]
+    message = refusal(recipe, *(words or ["--model_name_or_path"]), "damaged")
+    assert "damaged cannot be loaded as " in message
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("how", ["no file", "no tensor", "other tensors"])
+def test_model_without_weights_is_refused(refusal, damaged, reader, how):
+    weights = damaged / "model.safetensors"
+    weights.unlink()
+    if how != "no file":
+        save_file({} if how == "no tensor" else {"other": torch.ones(2)}, weights)
+    recipe, words = READERS[reader]
+    message = refusal(recipe, *(words or ["--model_name_or_path"]), "damaged")
+    assert "damaged has no weights of a" in message or "no file named model.safetensors" in message
+
+
+def test_model_to_evaluate_needs_all_its_weights(refusal, damaged):
+    save_file({"head.linear.bias": torch.zeros(10)}, damaged / "model.safetensors")
+    assert "damaged has no sphere_vision.backbone" in refusal("extract_embeddings", "--model_name_or_path", "damaged")
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{", "null", '"text"'])
+@pytest.mark.parametrize("recipe", ["reinitialize_layers", "compute_projections"])
+def test_damaged_settings_of_a_run_are_refused(refusal, damaged, recipe, content):
+    (damaged / "run.json").write_text(content)
+    assert "run.json is damaged" in refusal(recipe, "--model_name_or_path", "damaged")
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"model": 3}', '{"dataset": "digits"}', '{"distance": null}'])
+def test_damaged_description_of_embeddings_is_refused(refusal, folder, content):
+    shutil.rmtree("damaged", ignore_errors=True)
+    shutil.copytree("embeddings", "damaged")
+    Path("damaged", "embeddings.json").write_text(content)
+    assert "embeddings.json is damaged" in refusal("evaluate_embeddings", "--embeddings", "damaged")
+
+
+def test_damaged_progress_of_a_run_is_refused(refusal, folder):
+    shutil.rmtree("again", ignore_errors=True)
+    shutil.copytree("model", "again")
+    (next(Path("again").glob("checkpoint-*")) / "trainer_state.json").write_text("[]")
+    words = ["--output_dir", "again", "--resume_from_checkpoint", "latest"]
+    assert "trainer_state.json is damaged" in refusal("train_image_classification", *words)
+
+
+# Options
+
+REFUSED = {
+    "--dataset_name=": "the name of the data set must not be empty",
+    "--head_kwargs={bias: null}": "option bias of head 'softmax' must be of type bool; got None",
+    "--label_column_name=image": "class labels are integers or names",
+    "--image_size=100000": "image_size must be at least 1 and at most 16384; got 100000",
+    "--warmup_epochs=inf": "warmup_epochs must be at least 0 and finite; got inf",
+    "--lr_gamma=-1": "lr_gamma must be above 0",
+    "--lr_patience=-3": "lr_patience must be at least 0; got -3",
+    "--num_train_epochs=0": "num_train_epochs must be at least 1; got 0",
+    "--max_steps=99999999999": "max_steps must be at least -2147483647 and at most 2147483647",
+    "--crop_padding=9": "crop_padding",
+    "--backbone=conv4": "conv4",
+    "--hub_model_id=a\nb": "Repo id must",
+}
+
+
+@pytest.mark.parametrize("option", REFUSED)
+def test_wrong_option_is_refused(refusal, option):
+    assert REFUSED[option] in refusal("train_image_classification", option)
+
+
+def test_decreasing_milestones_are_refused(refusal):
+    words = ["--lr_scheduler_type", "multistep", "--lr_milestones", "5", "3"]
+    assert "lr_milestones must increase; got [5, 3]" in refusal("train_image_classification", *words)
+
+
+def test_wrong_type_of_a_head_option_names_it(refusal):
+    words = ["--head", "vmf", "--head_kwargs", "{num_samples: null}"]
+    message = refusal("train_image_classification", *words)
+    assert "option num_samples of head 'vmf' must be of type int; got None" in message
+
+
+def test_drop_must_be_a_number(refusal):
+    assert "drop must be at least 0 and at most 1; got nan" in refusal("reinitialize_layers", "--drop", "nan")
+
+
+def test_unknown_device_is_refused(refusal):
+    assert "nothing" in refusal("place_prototypes", "--device", "nothing")
+
+
+# Configurations
+
+
+def test_configuration_that_is_not_utf8_is_named(refusal, folder):
+    (folder / "bad.yaml").write_bytes(b"learning_rate: 0.1 # \xff")
+    assert "cannot read the configuration bad.yaml" in refusal("train_image_classification", "--config", "bad.yaml")
+
+
+def test_item_of_a_list_in_a_configuration_is_no_option(refusal, folder):
+    (folder / "bad.yaml").write_text("report_to: [tensorboard, --overwrite_output_dir]")
+    message = refusal("train_image_classification", "--config", "bad.yaml")
+    assert "items of report_to must not begin with a dash; got '--overwrite_output_dir'" in message
+
+
+# The entry point
+
+
+@pytest.mark.parametrize("error", [ValueError(), OSError(), ValueError(" \n")])
+def test_error_without_a_text_is_named(capsys, error):
+    def fail(_: object) -> None:
+        raise error
+
+    with pytest.raises(SystemExit):
+        run_recipe(fail)
+    assert f"Error: {type(error).__name__}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 3 bytes")]
+)
+def test_lack_of_memory_is_explained(capsys, error):
+    def fail(_: object) -> None:
+        raise error
+
+    with pytest.raises(SystemExit):
+        run_recipe(fail)
+    assert "Error: not enough memory: " in capsys.readouterr().err
+
+
+def test_defect_of_the_library_has_a_traceback():
+    def fail(_: object) -> None:
+        raise RuntimeError("a defect")
+
+    with pytest.raises(RuntimeError, match="a defect"):
+        run_recipe(fail)
+
+
+def test_settings_are_those_of_the_run(folder):
+    assert json.loads(Path("model", "run.json").read_text())["recipe"] == "train_image_classification"

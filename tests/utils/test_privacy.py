@@ -1,0 +1,40 @@
+from pathlib import Path
+
+import pytest
+
+from hf_sphere.utils.privacy import hide_private, hide_tokens
+
+TOKEN = "hf_" + "Ab1" * 11
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/home/me/data/birds", "birds"),
+        ("/home/me/my data/birds", "birds"),
+        ("--config=/home/me/run.yaml", "--config=run.yaml"),
+        ("{weights: /home/me/a.bin, width: 3}", "{weights: a.bin, width: 3}"),
+    ],
+)
+def test_absolute_path_is_shortened_to_its_name(text, shown):
+    assert hide_private(text) == shown
+
+
+def test_path_below_the_working_directory_becomes_relative():
+    assert hide_private(str(Path.cwd() / "outputs" / "run")) == "outputs/run"
+
+
+@pytest.mark.parametrize(
+    "text", ["someone/a-model", "../data/birds", "https://huggingface.co/a/b", "1/2", "a / b", "/", ""]
+)
+def test_other_text_is_unchanged(text):
+    assert hide_private(text) == text
+
+
+@pytest.mark.parametrize("hide", [hide_tokens, hide_private])
+def test_token_is_hidden_everywhere_in_nested_values(hide):
+    assert hide({"a": [f"https://me:{TOKEN}@hub.co", 3]}) == {"a": ["https://me:<token>@hub.co", 3]}
+
+
+def test_name_that_begins_like_a_token_is_unchanged():
+    assert hide_tokens("hf_sphere") == "hf_sphere"
