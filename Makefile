@@ -4,7 +4,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 RUN := HF_HUB_OFFLINE=1 $(VENV)/bin/python
 
-.PHONY: demo test test-transformers soak lint format bench
+.PHONY: demo test test-transformers soak bad-input lint format bench
 
 demo: $(READY)  ## train, save, load and use a spherized LeNet-5 on the bundled digits
 	$(RUN) examples/demo.py
@@ -19,6 +19,9 @@ test-transformers: $(READY)  ## run the common tests of transformers on our mode
 
 soak: $(READY)  ## disturb training runs for MINUTES: kills, full disks, damaged files, second runs; prints the counts
 	$(RUN) tests/recipes/soak.py --minutes $(or $(MINUTES),10)
+
+bad-input: $(READY)  ## call the recipes with random bad command lines, configurations and damaged files; prints the counts
+	$(RUN) tests/recipes/bad_input.py
 
 lint: $(READY)  ## check style and types
 	$(VENV)/bin/ruff check .

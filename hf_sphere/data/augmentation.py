@@ -83,6 +83,14 @@ class Augmentation:
         if self.occlusion < 0:
             raise ValueError(f"occlusion must not be negative; got {self.occlusion}.")
 
+    def check_size(self, height: int, width: int) -> None:
+        """Raise an error if images of this size, in pixels, are too small for the padding or the occlusion."""
+        side = min(height, width)
+        largest_padding = side - 1 if self.crop_padding_mode == "reflect" else side
+        for name, limit in (("crop_padding", largest_padding), ("occlusion", side)):
+            if (value := getattr(self, name)) > limit:
+                raise ValueError(f"{name} {value} exceeds what images of {height} x {width} pixels allow, {limit}.")
+
     def __call__(self, images: Tensor, generator: torch.Generator, mirrored: Tensor | None = None) -> Tensor:
         """Augment each image of a uint8 batch independently.
 

@@ -154,6 +154,7 @@ def load_image_data(
     )
     corruption = _corruption(options, seed, task)
     parts, class_names, shape = _open_parts(options, task, values, train_classes, corruption)
+    augmentation.check_size(shape.height, shape.width)
     _warn_of_augmentation(augmentation, class_names, values.computed_value)
     limits = {"train": options.max_train_samples, "eval": options.max_eval_samples}
     reading: dict[str, Any] = {"computed_value": values.computed_value, "seed": seed, "progress": progress}

@@ -139,8 +139,6 @@ def prepare_images(
 
 def hold_out(split: Split, fraction: float, seed: int, *, by_class: bool) -> tuple[Split, Split]:
     """Hold out a fraction of the classes or images (stratified by class, if any); return rest and held-out part."""
-    if not 0.0 < fraction < 1.0:
-        raise ValueError(f"validation_fraction must lie between 0 and 1; got {fraction}.")
     if by_class:
         chosen = held_out_classes(split.known_classes, fraction, seed)
         return split.select(~chosen), split.select(chosen)

@@ -168,8 +168,6 @@ def _choose_splits(splits: DatasetDict, options: TextDataOptions) -> dict[str, s
     validation, fraction = options.validation_split, options.validation_fraction
     if fraction and validation is not None:
         raise ValueError(f"validation_split {validation!r} and validation_fraction exclude each other; use only one.")
-    if fraction and not 0.0 < fraction < 1.0:
-        raise ValueError(f"validation_fraction must lie between 0 and 1; got {fraction}.")
     names = {"train": options.train_split}
     usual = (name for name in ("test", "validation") if name in splits and name != options.train_split)
     found = options.eval_split or next(usual, None)

@@ -24,7 +24,7 @@ def hide_private(value: Any) -> Any:
 
 def _hide_folders(text: str) -> str:
     text = text.replace(f"{Path.cwd()}/", "")
-    return Path(text).name if Path(text).is_absolute() else _FOLDERS.sub("", text)
+    return Path(text).name or text if Path(text).is_absolute() else _FOLDERS.sub("", text)
 
 
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:

@@ -63,7 +63,7 @@ def contents(run: PlannedRun, tuned: dict | None = None, **metrics: float) -> di
         ),
         ({"overrides": {"learning_rate": "high"}}, "entry0.*learning_rate.*'high'"),
         ({"overrides": {"optimizer": "adman"}}, "entry0.*invalid choice: 'adman'"),
-        ({"grid": {"learning_rate": [0.1, -0.1]}}, "entry0.*learning_rate must not be negative"),
+        ({"grid": {"learning_rate": [0.1, -0.1]}}, "entry0.*learning_rate must be at least 0"),
         ({"overrides": {"learning_rate": None}}, "learning_rate cannot be null"),
         ({"task": "classify"}, "unknown task 'classify'; the tasks are classification"),
         ({"sedes": 3}, "unknown key 'sedes'. Did you mean seeds"),

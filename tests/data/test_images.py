@@ -338,7 +338,7 @@ class TestStatistics:
 
     @pytest.mark.parametrize("values", [[0.0], [-0.5], [0.5, 0.5, 0.0]])
     def test_a_nonpositive_standard_deviation_is_an_error(self, values, make_dataset, load):
-        with pytest.raises(ValueError, match="std must be positive"):
+        with pytest.raises(ValueError, match="image_std must be above 0"):
             load(make_dataset([noise(6, 4, 3)]), image_std=values)
 
 
@@ -455,7 +455,7 @@ class TestHeldOutPart:
 
     @pytest.mark.parametrize("fraction", [-0.1, 1.0, 1.5])
     def test_a_fraction_outside_0_to_1_is_an_error(self, fraction, make_dataset, load):
-        with pytest.raises(ValueError, match=f"validation_fraction must lie between 0 and 1; got {fraction}"):
+        with pytest.raises(ValueError, match=f"validation_fraction must be at least 0 and below 1; got {fraction}"):
             load(make_dataset(marked(10)), validation_fraction=fraction)
 
     def test_a_class_with_a_single_image_cannot_be_split(self, make_dataset, load):

@@ -227,7 +227,7 @@ class TestHeldOutImages:
 
     @pytest.mark.parametrize("fraction", [-0.1, 1.0])
     def test_a_fraction_outside_0_to_1_is_an_error(self, fraction, animals, load):
-        with pytest.raises(ValueError, match="validation_fraction must lie between 0 and 1"):
+        with pytest.raises(ValueError, match="validation_fraction must be at least 0 and below 1"):
             load(*animals(["ant", "bee"], ["cat"]), task="retrieval", validation_fraction=fraction)
 
 

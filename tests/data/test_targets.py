@@ -97,7 +97,7 @@ class TestRegression:
 
     @pytest.mark.parametrize("fraction", [-0.1, 1.0])
     def test_a_held_out_fraction_outside_0_to_1_is_an_error(self, fraction, make_valued, load):
-        with pytest.raises(ValueError, match="validation_fraction must lie between 0 and 1"):
+        with pytest.raises(ValueError, match="validation_fraction must be at least 0 and below 1"):
             load(make_valued(range(10)), task="regression", validation_fraction=fraction)
 
     def test_splitting_a_single_image_is_an_error(self, make_valued, load):

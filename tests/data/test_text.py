@@ -227,7 +227,7 @@ def test_the_options_determine_the_masking(load, options, expected):
         (None, {"train_split": "all"}, "no split 'all'; the data has"),
         (None, {"text_column_name": "txt"}, "no text column 'txt'.* Did you mean 'text'"),
         (None, {"block_length": 2}, "max_seq_length 2 leaves no room for text besides the special tokens"),
-        (None, {"validation_fraction": 1.5}, "validation_fraction must lie between 0 and 1; got 1.5"),
+        (None, {"validation_fraction": 1.5}, "validation_fraction must be at least 0 and below 1; got 1.5"),
         (None, {"validation_fraction": 0.001}, "validation_fraction=0.001 does not split"),
         (None, {"validation_fraction": 0.5, "validation_split": "test"}, "exclude each other"),
         (None, {"max_train_samples": 0}, "at least one block; got 0"),

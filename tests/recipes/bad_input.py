@@ -31,6 +31,8 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "ACCELERATE_USE_CPU": "true"}
 import torch
 import yaml
 from accelerate.state import AcceleratorState, GradientState
+from datasets import Dataset
+from PIL import Image
 from training_runs import QUICK_RUNS, ROOT, TINY_BERT, make_sentences
 
 from hf_sphere.training import find_task
@@ -49,8 +51,9 @@ OTHER_RECIPES = {
     "reinitialize_layers": "--model_name_or_path model --max_samples 20 --output_dir out",
     "compute_projections": "--model_name_or_path model --layers all --normalize false --output_dir out",
     "place_prototypes": "--num_classes 4 --dim 3 --output_dir out",
-    "prepare_images": "class_split --source texts --output out",
-    "evaluate_analogies": f"--model_name_or_path {TINY_BERT} --dataset_name texts --output_dir out",
+    "prepare_images": "class_split --source images --output out",
+    "evaluate_analogies": f"--model_name_or_path {TINY_BERT} --dataset_name questions --benchmarks tiny --templates "
+    "is-to-what --num_shuffles 3 --output_dir out",
 }
 RECIPES = sorted([*TRAINING, *OTHER_RECIPES])
 READERS = {
@@ -128,6 +131,17 @@ def prepare(folder: Path) -> None:
     (folder / "texts").mkdir()
     for seed, split in enumerate(("train", "validation", "test")):
         (folder / "texts" / f"{split}.txt").write_text(make_sentences(60, seed))
+    (folder / "images" / "images").mkdir(parents=True)
+    (folder / "questions" / "tiny").mkdir(parents=True)
+    for split in ("train", "val", "test"):
+        names = [f"{split}-{number}.jpg" for number in range(4)]
+        for number, name in enumerate(names):
+            Image.effect_noise((8, 8), 10 + number).save(folder / "images" / "images" / name)
+        rows = "".join(f"{name},{split}-{number % 2}\n" for number, name in enumerate(names))
+        (folder / "images" / f"{split}.csv").write_text(f"filename,label\n{rows}")
+    asked = {"stem": [["cat", "dog"]] * 3, "choice": [[["red", "sea"], ["man", "king"]]] * 3, "answer": [0, 1, 0]}
+    for split in ("validation", "test"):
+        Dataset.from_dict(asked).to_parquet(folder / "questions" / "tiny" / f"{split}-00000-of-00001.parquet")
     (folder / "empty.json").touch()
     (folder / "list.json").write_text("[1, 2]")
     (folder / "bytes.bin").write_bytes(bytes(range(256)) * 4)
@@ -144,9 +158,10 @@ def prepare(folder: Path) -> None:
 def valid(recipe: str) -> list[str]:
     """Return a valid command line that takes little time, in the prepared folder."""
     if recipe not in TRAINING:
-        return [*OTHER_RECIPES[recipe].split(), "--disable_tqdm"]
+        words = OTHER_RECIPES[recipe].split()
+        return [*words, "--disable_tqdm"] if "disable_tqdm" in arguments_of(recipe) else words
     quick = ["texts" if word == "TEXTS" else word for word in QUICK_RUNS[TRAINING[recipe]].argv]
-    quick += ["--max_train_samples", "60", "--num_train_epochs", "1", "--cache_dir", "cache", "--output_dir", "out"]
+    quick += ["--max_train_samples", "120", "--num_train_epochs", "1", "--cache_dir", "cache", "--output_dir", "out"]
     return [*quick, *(["--max_eval_samples", "40"] if recipe == "train_masked_lm" else [])]
 
 

@@ -434,20 +434,20 @@ def test_invalid_arguments_are_refused_before_any_measurement_and_leave_no_resul
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--ks", "2", "0"], "--ks must be integers of at least 1, for instance 1 5; got [2, 0]."),
+        (["--ks", "2", "0"], "ks must be at least 1; got 0."),
         (
             ["--curvature", "1", "--distance", "cosine"],
             "--curvature is for --distance hyperbolic; got --distance cosine.",
         ),
-        (["--curvature", "-1"], "--curvature must be finite and positive, c for the curvature -c; got -1."),
-        (["--num_bins", "0"], "--num_bins must be at least 1; got 0."),
-        (["--num_samples", "-1"], "--num_samples must be at least 0; got -1."),
-        (["--max_samples", "0"], "--max_samples must be at least 1; got 0."),
-        (["--overlap_threshold", "0"], "--overlap_threshold must be above 0 and up to 180 degrees; got 0."),
-        (["--overlap_threshold", "200"], "--overlap_threshold must be above 0 and up to 180 degrees; got 200."),
+        (["--curvature", "-1"], "curvature must be above 0; got -1.0."),
+        (["--num_bins", "0"], "num_bins must be at least 1; got 0."),
+        (["--num_samples", "-1"], "num_samples must be at least 0; got -1."),
+        (["--max_samples", "0"], "max_samples must be at least 1; got 0."),
+        (["--overlap_threshold", "0"], "overlap_threshold must be above 0; got 0.0."),
+        (["--overlap_threshold", "200"], "overlap_threshold must be at most 180 degrees; got 200."),
         (
             ["--overlap_threshold", "inf", "--overlap_distance", "euclidean"],
-            "--overlap_threshold must be positive and finite; got inf.",
+            "overlap_threshold must be above 0 and finite; got inf.",
         ),
         (["--overlap_distance", "angular"], "--overlap_distance angular needs --overlap_threshold; give both."),
     ],

@@ -286,7 +286,7 @@ def test_a_backbone_that_differs_from_the_saved_model_is_refused(train, finished
         (["--prototypes_file", "p"], "unknown argument '--prototypes_file'"),
         (["--episode_classes", "4"], "unknown argument '--episode_classes'"),
         (["--metric", "manhattan"], "invalid choice: 'manhattan'"),
-        (["--temperature", "0"], "temperature must be positive; got 0"),
+        (["--temperature", "0"], "temperature must be above 0; got 0"),
         (["--way", "1"], "way must be at least 2; got 1"),
         (["--query", "0"], "query must be at least 1; got 0"),
         (["--validation_episodes", "1"], "validation_episodes must be at least 2; got 1"),

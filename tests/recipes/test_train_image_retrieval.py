@@ -257,7 +257,7 @@ def test_frozen_batch_norms_keep_their_statistics_and_the_rest_is_trained(train)
     [
         (["--train_classes", "10"], ["--train_classes 10 does not divide 10 classes", "at most 9"]),
         (["--train_classes", "0"], ["--train_classes 0 does not divide"]),
-        (["--validation_fraction", "1.5"], ["validation_fraction must lie between 0 and 1; got 1.5"]),
+        (["--validation_fraction", "1.5"], ["validation_fraction must be at least 0 and below 1; got 1.5"]),
         (["--train_classes", "1", "--validation_fraction", "0.5"], ["holds out whole classes", "have 1"]),
         ([*EPISODES, "--episode_examples", "6"], ["20 does not match episodes of 4 classes and 6", "batches of 24"]),
         (

@@ -114,7 +114,7 @@ def test_the_weight_is_saved(train):
 def test_a_weight_above_1_is_refused_by_the_parser(train, capsys):
     with pytest.raises(SystemExit):
         train("--task_weight", "1.5")
-    assert "error: task_weight must lie between 0 and 1; got 1.5." in capsys.readouterr().err
+    assert "error: task_weight must be at least 0 and at most 1; got 1.5." in capsys.readouterr().err
 
 
 def test_sum_reduction_applies_to_both_losses(train):
