@@ -25,7 +25,7 @@ class TrainingArguments(Arguments):
     resume_from_checkpoint: str | None = argument(None, "`latest`, or the folder of a checkpoint to resume from.")
     seed: int = argument(0, "Seed of initial weights, data order, augmentation and samples.", **SEED)
     full_determinism: bool = argument(False, "Use only deterministic kernels, even where they are slower.")
-    num_train_epochs: int = argument(20, "Epochs to train.", ge=1)
+    num_train_epochs: int = argument(20, "Epochs to train; 0 only evaluates a saved model.", ge=0)
     max_steps: int | None = argument(
         None, "Stop after this many optimizer steps; the schedule still spans num_train_epochs.", ge=1
     )

@@ -139,7 +139,7 @@ def test_a_spherization_without_options_has_the_defaults(train):
 @pytest.mark.parametrize("word", ["null", "none"])
 def test_the_command_line_can_disable_the_spherization_of_a_configuration(train, tmp_path, word):
     (tmp_path / "run.yaml").write_text("spherization: {scaling: 5.0}")
-    folder = train("--config", str(tmp_path / "run.yaml"), "--num_train_epochs", "0", "--spherization", word)
+    folder = train("--config", str(tmp_path / "run.yaml"), "--max_steps", "1", "--spherization", word)
     assert load(folder).config.spherization is None
 
 
@@ -266,7 +266,7 @@ def test_training_classes_are_not_evaluated(run_main, recipe, cache, tmp_path, w
 
 
 def test_one_split_can_be_divided_by_classes(train, results_of):
-    assert results_of(train("--eval_split", "train", "--num_train_epochs", "0"))["eval_num_episodes"] == 60
+    assert results_of(train("--eval_split", "train", "--max_steps", "1"))["eval_num_episodes"] == 60
 
 
 def test_a_spherization_that_differs_from_the_saved_model_is_refused(train, finished):

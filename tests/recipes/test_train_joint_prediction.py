@@ -107,7 +107,7 @@ def test_at_weight_1_only_classes_are_learned(train, results_of):
 
 
 def test_the_weight_is_saved(train):
-    folder = train("--task_weight", "0.6", "--num_train_epochs", "0")
+    folder = train("--task_weight", "0.6", "--max_steps", "1")
     assert SphereVisionForJointPrediction.from_pretrained(folder).config.task_weight == 0.6
 
 
@@ -118,7 +118,7 @@ def test_a_weight_above_1_is_refused_by_the_parser(train, capsys):
 
 
 def test_sum_reduction_applies_to_both_losses(train):
-    model = SphereVisionForJointPrediction.from_pretrained(train("--loss_reduction", "sum", "--num_train_epochs", "0"))
+    model = SphereVisionForJointPrediction.from_pretrained(train("--loss_reduction", "sum", "--max_steps", "1"))
     assert (model.head.reduction, model.regression.reduction) == ("sum", "sum")
 
 

@@ -157,6 +157,13 @@ def test_another_seed_gives_another_model(finished, train):
     assert not same(weights(finished), weights(train("--seed", "1")))
 
 
+def test_a_run_of_zero_epochs_saves_the_model_it_starts_from(finished, train, task):
+    words = ["--model_name_or_path", str(finished), "--num_train_epochs", "0"]
+    if task == "masked_lm":  # otherwise it starts from the configuration only
+        words += ["--from_scratch", "false", "--spherized", "false"]
+    assert same(weights(train(*words)), weights(finished))
+
+
 # Resuming
 
 

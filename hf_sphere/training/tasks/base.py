@@ -93,6 +93,9 @@ class Task(ABC):
     def __init__(self, *parts: Any) -> None:
         self.parts = parts
         self.args: TrainingArguments = self.part(TrainingArguments)
+        given = {name: value for part in parts for name, value in vars(part).items()}
+        if self.args.num_train_epochs == 0 and (not given.get("model_name_or_path") or given.get("from_scratch")):
+            raise ValueError("num_train_epochs 0 only evaluates a saved model, and this one is new; train it.")
 
     def part(self, kind: type) -> Any:
         """Return the arguments of a class, or None if the task has none of it."""

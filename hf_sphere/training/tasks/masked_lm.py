@@ -81,7 +81,7 @@ class TextModelArguments(Arguments):
 class TextTrainingArguments(TrainingArguments):
     """Training, with the defaults of transformers' `TrainingArguments`."""
 
-    num_train_epochs: int = argument(3, "Epochs to train.", ge=1)
+    num_train_epochs: int = argument(3, "Epochs to train; 0 only evaluates a saved model.", ge=0)
     per_device_train_batch_size: int = argument(8, "Blocks per training batch and process.", ge=1)
     per_device_eval_batch_size: int = argument(8, "Blocks per evaluation batch and process.", ge=1)
     optimizer: str = argument(
