@@ -230,7 +230,7 @@ def test_the_options_determine_the_masking(load, options, expected):
         (None, {"validation_fraction": 1.5}, "validation_fraction must be at least 0 and below 1; got 1.5"),
         (None, {"validation_fraction": 0.001}, "validation_fraction=0.001 does not split"),
         (None, {"validation_fraction": 0.5, "validation_split": "test"}, "exclude each other"),
-        (None, {"max_train_samples": 0}, "at least one block; got 0"),
+        (None, {"max_train_samples": 0}, "max_train_samples must be at least 1; got 0"),
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else "",
 )
@@ -266,7 +266,7 @@ def test_an_unsupported_file_type_is_refused(load, tmp_path):
 
 def test_an_unreadable_file_is_refused_with_the_reason(load, tmp_path):
     (tmp_path / "a.txt").write_bytes("caf\u00e9 ".encode("latin-1") * 9)
-    with pytest.raises(ValueError, match=r"a.txt cannot be read: 'utf-8' codec can't decode byte 0xe9"):
+    with pytest.raises(ValueError, match=r"a.txt cannot be read as a data set: 'utf-8' codec can't decode byte 0xe9"):
         load(name=str(tmp_path / "a.txt"))
 
 

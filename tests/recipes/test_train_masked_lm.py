@@ -225,7 +225,7 @@ def test_resuming_does_not_repeat_the_data_dependent_initialization(train, monke
     ("words", "message"),
     [
         (["--max_seq_length", "65"], "max_seq_length 65 exceeds the maximum of the model, 64 tokens"),
-        (["--max_seq_length", "0"], "max_seq_length 0 leaves no room for text besides the special tokens"),
+        (["--max_seq_length", "2"], "max_seq_length 2 leaves no room for text besides the special tokens"),
         (
             ["--spherized", "--spherization_kwargs", "{scale: 1}"],
             "no option 'scale' .* the options are: scaling",
