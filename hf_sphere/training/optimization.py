@@ -79,7 +79,7 @@ def learning_rate_factor(args: TrainingArguments, epoch: float) -> float:
     if args.lr_scheduler_type == "step":
         return args.lr_gamma ** int(epoch // args.lr_step_epochs)
     if args.lr_scheduler_type == "multistep":
-        return args.lr_gamma ** bisect.bisect_right(sorted(args.lr_milestones or []), epoch)
+        return args.lr_gamma ** bisect.bisect_right(args.lr_milestones or [], epoch)
     span = max(args.num_train_epochs - args.warmup_epochs, 1e-9)
     progress = min((epoch - args.warmup_epochs) / span, 1.0)
     if args.lr_scheduler_type == "linear":

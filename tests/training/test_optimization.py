@@ -16,7 +16,7 @@ def arguments(**options) -> TrainingArguments:
 
 
 ADAM = {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6}
-MULTISTEP = {"lr_scheduler_type": "multistep", "lr_milestones": [4, 2]}
+MULTISTEP = {"lr_scheduler_type": "multistep", "lr_milestones": [2, 4]}
 STEP = {"lr_scheduler_type": "step", "lr_step_epochs": 3, "lr_gamma": 0.5}
 
 
@@ -59,7 +59,7 @@ schedules = st.builds(
     num_train_epochs=st.integers(0, 300),
     warmup_epochs=st.floats(0, 400),
     lr_step_epochs=st.integers(1, 100),
-    lr_milestones=st.lists(st.integers(0, 300), min_size=1),
+    lr_milestones=st.lists(st.integers(1, 300), min_size=1, unique=True).map(sorted),
     lr_gamma=st.floats(0, 1),
 )
 hypothesis_settings = settings(deadline=None, database=None)

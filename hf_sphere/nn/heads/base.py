@@ -405,6 +405,6 @@ def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) 
         raise ValueError(f"head {name!r} has no option {', '.join(unknown)}; its options are: {', '.join(valid)}.")
     for option, value in options.items():
         if not _has_type(value, valid[option]):
-            expected = getattr(valid[option], "__name__", valid[option])
+            expected = valid[option].__name__ if isinstance(valid[option], type) else valid[option]
             raise ValueError(f"option {option} of head {name!r} must be of type {expected}; got {value!r}.")
     return head_class(embedding_dim, num_classes, **options)
