@@ -108,6 +108,7 @@ class MaskedLanguageModeling(Task):
     higher_is_better = False
     headline = ("perplexity", "accuracy")
     pipeline_tag = "fill-mask"
+    numerics = 2
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -185,7 +186,7 @@ def load_tokenizer(args: TextModelArguments) -> Any:
     from transformers import AutoTokenizer
 
     name = args.tokenizer_name or args.model_name_or_path
-    tokenizer = AutoTokenizer.from_pretrained(name)
+    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if tokenizer.mask_token_id is None:
         raise ValueError(
             f"the tokenizer of {name} has no mask token, which a masked language model needs; name another one with "
@@ -206,7 +207,7 @@ def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
     name = args.model_name_or_path
-    config = AutoConfig.from_pretrained(name)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     if type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
         raise ValueError(
             f"{name} is a {config.model_type} model, which has no masked language model; choose for instance a bert or "
@@ -223,7 +224,7 @@ def build_language_model(args: TextModelArguments, tokenizer: Any) -> Any:
     if args.from_scratch:
         return MODEL_FOR_MASKED_LM_MAPPING[type(config)](config)
     # Trained in float32 whatever the saved dtype; --mixed_precision is for speed.
-    return model_class.from_pretrained(name, config=config, dtype=torch.float32)
+    return model_class.from_pretrained(name, config=config, dtype=torch.float32, trust_remote_code=False)
 
 
 def calibrate(model: Any, args: TextModelArguments, text: "TextData") -> "list[SpherizationFit]":
@@ -235,7 +236,8 @@ def calibrate(model: Any, args: TextModelArguments, text: "TextData") -> "list[S
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # the head of the checkpoint is expected to be unused
     try:
-        reference = AutoModel.from_pretrained(args.model_name_or_path, dtype=torch.float32).to(model.device)
+        name = args.model_name_or_path
+        reference = AutoModel.from_pretrained(name, dtype=torch.float32, trust_remote_code=False).to(model.device)
     finally:
         logging.set_verbosity(verbosity)
     tokens = CALIBRATION_TOKENS if args.calibration_tokens is None else args.calibration_tokens
