@@ -248,7 +248,7 @@ def _undeclared_class(config: PreTrainedConfig) -> str:
 
 def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """Load a model with the head that it was saved with."""
-    config = transformers.AutoConfig.from_pretrained(name)
+    config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     declared = (config.architectures or [None])[0]
     class_name = declared or _undeclared_class(config)
     kind = _find_kind(class_name, config, name)
@@ -259,10 +259,13 @@ def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
         "causal": transformers.AutoModelForCausalLM,
         "embedding": bare,
     }
-    model, report = loaders[kind].from_pretrained(name, dtype=dtype, output_loading_info=True)
+    load = loaders[kind].from_pretrained
+    model, report = load(name, dtype=dtype, output_loading_info=True, trust_remote_code=False)
     missing = sorted(key for key in report["missing_keys"] if "pooler" not in key)  # no score uses the pooler
     if missing and kind != "embedding" and declared is None:
-        return transformers.AutoModel.from_pretrained(name, dtype=dtype)  # an encoder saved without a head
+        return transformers.AutoModel.from_pretrained(
+            name, dtype=dtype, trust_remote_code=False
+        )  # an encoder saved without a head
     if missing:
         raise ValueError(
             f"{name} was saved without {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}, so the head of "
@@ -283,7 +286,7 @@ def _load_tokenizer(tokenizer: Any, of_model: str, name: str) -> Any:
             "Pass it: LanguageModel.load(model, tokenizer)."
         )
     try:
-        return transformers.AutoTokenizer.from_pretrained(source)
+        return transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{os.fspath(source)} has no tokenizer that transformers can load ({error}). "

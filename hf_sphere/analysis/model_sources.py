@@ -91,10 +91,10 @@ def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 
     try:
-        model = AutoModelForImageClassification.from_pretrained(name).eval()
+        model = AutoModelForImageClassification.from_pretrained(name, trust_remote_code=False).eval()
     except RuntimeError as error:  # weights of another kind of model
         raise ValueError(f"{name} cannot be loaded as an image classifier: {_first_line(error)}.") from error
-    processor = AutoImageProcessor.from_pretrained(name)
+    processor = AutoImageProcessor.from_pretrained(name, trust_remote_code=False)
     about = _from_timm(processor.data_config) if hasattr(processor, "data_config") else _from_processor(processor)
     about["num_channels"] = getattr(model.config, "num_channels", about["num_channels"])
     return Classifier(model, lambda: type(model)(model.config), num_classes=model.config.num_labels, **about)

@@ -39,7 +39,7 @@ def load_embedding_model(name: str) -> Any:
     Raises:
         ValueError: If the model is of another class.
     """
-    config = AutoConfig.from_pretrained(name)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     if not isinstance(config, SphereVisionConfig):
         raise ValueError(f"{name} is a model of type {config.model_type}; embeddings need one of type sphere_vision.")
     saved = (config.architectures or ["model of an unknown class"])[0]

@@ -42,8 +42,8 @@ def embed_class_names(
     if not names or not all(names):
         raise ValueError(f"class names must not be empty; got {list(class_names)[:10]}.")
     if isinstance(model, str | os.PathLike):
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)
-        model = AutoModel.from_pretrained(model)
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        model = AutoModel.from_pretrained(model, trust_remote_code=False)
     elif tokenizer is None:
         raise ValueError("a loaded model needs its tokenizer: embed_class_names(names, model, tokenizer=tokenizer).")
     was_training, original_device = model.training, next(model.parameters()).device
