@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
@@ -55,9 +57,13 @@ def test_processes_share_batch_norm_statistics_but_not_dropout_masks(of_two_proc
 
 # Training does not depend on how the examples of a step are divided among processes and batches
 
-OPTIONS = {"prototype summed": {"reduction": "sum"}}
+OPTIONS: dict[str, dict[str, Any]] = {"prototype summed": {"reduction": "sum"}}
 RUNS = [*HEADS, *OPTIONS, "vmf on episodes"]
 """Heads, each followed by words for its options and data."""
+
+OPTIONS |= {"spherized fixed": {"learn_scaling": False}, "cosine fixed": {"scale": 16.0}}
+SHARDED = ["softmax", "prototype", "hyperbolic", "angular", "spherized fixed", "cosine fixed"]
+"""Heads without scalar parameters, which FSDP2 does not support."""
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -72,6 +78,7 @@ def _train_head(
     batches_per_step: int = 1,
     divisor: int = 1,
     rank: int = 0,
+    sharded: bool = False,
     **arguments,
 ) -> Trained:
     """Return the state and the losses of 20 steps in ten epochs, with 12 images per step over all processes."""
@@ -90,7 +97,7 @@ def _train_head(
     batches = ImagesInMemory(
         images, labels, mean=[0.5], std=[0.3], shuffle=True, process_index=rank, num_processes=processes, **options
     )
-    accelerator = Accelerator(cpu=True)
+    accelerator = _sharding_accelerator() if sharded else Accelerator(cpu=True)
     initialize_from_data(model, batches)
     args = TrainingArguments(
         output_dir=folder, num_train_epochs=10, optimizer="sgd", learning_rate=0.02, save_epochs=10,
@@ -98,7 +105,22 @@ def _train_head(
     )  # fmt: skip
     loop = TrainingLoop(model, batches, args, accelerator, evaluate=lambda model: {"accuracy": 0.0})
     loop.run()
-    return model.state_dict(), [entry["train_loss"] for entry in loop.state.history]
+    return accelerator.get_state_dict(model), [entry["train_loss"] for entry in loop.state.history]
+
+
+def _sharding_accelerator() -> Accelerator:
+    """Apply FSDP2 on the CPU, where torch supports it, but Accelerate ignores a request for it."""
+    accelerator = Accelerator(cpu=True)
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        auto_wrap_policy="transformer_based_wrap",
+        state_dict_type="FULL_STATE_DICT",
+        cpu_ram_efficient_loading=False,
+    )
+    state = {"distributed_type": DistributedType.FSDP, "fsdp_plugin": plugin}
+    AcceleratorState._shared_state.update(state)
+    PartialState._shared_state.update(state)
+    return accelerator
 
 
 def _train_all(rank: int, port: int, folder: str) -> None:
@@ -107,6 +129,12 @@ def _train_all(rank: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     trained: dict[str, Any] = {run: _train_head(run, f"{folder}/{run}", divisor=2, rank=rank) for run in RUNS}
     trained["batch norm"] = _train_normalized(rank, f"{folder}/batch_norm")
+    for run in SHARDED:  # last, since the state of Accelerate changes
+        options: dict[str, Any] = {"divisor": 2, "rank": rank, "sharded": True, "save_steps": 13}
+        trained[f"{run} sharded"] = _train_head(run, f"{folder}/{run}-sharded", **options)
+    checkpoint = f"{folder}/{run}-sharded/checkpoint-13"
+    resumed = _train_head(run, f"{folder}/{run}-sharded", resume_from_checkpoint=checkpoint, **options)
+    trained["resumed"] = {run: resumed}
     torch.save(trained, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -133,6 +161,17 @@ class TestDivision:
         one = _train_head(run, str(tmp_path / "one"))
         halves = _train_head(run, str(tmp_path / "halves"), batches_per_step=2, divisor=2)
         torch.testing.assert_close(halves, one, **TOLERANCE)
+
+
+@pytest.mark.parametrize("run", SHARDED)
+def test_two_processes_with_a_sharded_model_match_one(run, of_two_processes, tmp_path):
+    one = _train_head(run, str(tmp_path))
+    torch.testing.assert_close(of_two_processes[0][f"{run} sharded"], one, **TOLERANCE)
+
+
+def test_a_resumed_run_with_a_sharded_model_matches_an_uninterrupted_one(of_two_processes):
+    ((run, resumed),) = of_two_processes[0]["resumed"].items()
+    torch.testing.assert_close(resumed, of_two_processes[0][f"{run} sharded"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("run", RUNS)
