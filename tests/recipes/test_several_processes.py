@@ -1,7 +1,6 @@
 """Every training recipe gives the same result on two processes, and by accumulating gradients, as on one."""
 
 import importlib.util
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +9,13 @@ import torch
 import torch.multiprocessing as mp
 from accelerate.state import PartialState
 from training_runs import ROOT, TINY_BERT, forget, weights
+from two_processes import join, sharding_accelerator
+
+from hf_sphere.training import run
 
 pytestmark = pytest.mark.slow
 
-# A backbone without batch norm and dropout, and no augmentation, since that depends on the batch.
+# Models without batch norm and dropout, and no augmentation, since that depends on the batch.
 _DIGITS = ["--dataset_name", "digits", "--max_train_samples", "240", "--backbone", "linear_embedding"]
 _DIGITS += ["--backbone_kwargs", "{width: 32}", "--embedding_dim", "8"]
 _VALUES = ["--computed_value", "slant", "--out_of_range", "clip"]
@@ -34,6 +36,10 @@ RUNS = {
 """Command line, and the option for the examples per step with its value on one process; two epochs of ten steps."""
 
 
+SHARDED = ["train_image_regression", "train_few_shot"]
+"""Recipes whose model FSDP2 supports; they also run with it."""
+
+
 def run_recipe(name: str, folder: Path, texts: Path, *, divisor: int = 1, accumulated: int = 1) -> None:
     words, option, size = RUNS[name]
     words = ["--learning_rate", "0.02", *(str(texts) if word == "TEXTS" else word for word in words)]
@@ -46,12 +52,14 @@ def run_recipe(name: str, folder: Path, texts: Path, *, divisor: int = 1, accumu
 
 
 def run_all(rank: int, port: int, folder: Path, texts: Path) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
-    os.environ.update(WORLD_SIZE="2", ACCELERATE_USE_CPU="true")
-    torch.set_num_threads(1)
+    join(rank, port)
     PartialState.destroy_process_group = lambda self, group=None: None  # so that the next recipe does not connect again
     for name in RUNS:
         run_recipe(name, folder / name, texts, divisor=2)
+        forget()
+    run.Accelerator = sharding_accelerator
+    for name in SHARDED:
+        run_recipe(name, folder / "sharded" / name, texts, divisor=2)
         forget()
 
 
@@ -88,6 +96,11 @@ def assert_same(folder: Path, expected: Path, results_of: Callable[[Path], dict]
 def test_two_processes_match_one(name, of_two_processes, of_one_process, results_of):
     """The evaluation splits have odd sizes, so a repeated or missing example would change the metrics."""
     assert_same(of_two_processes / name, of_one_process, results_of)
+
+
+@pytest.mark.parametrize("name", SHARDED, indirect=True)
+def test_two_processes_with_a_sharded_model_match_one(name, of_two_processes, of_one_process, results_of):
+    assert_same(of_two_processes / "sharded" / name, of_one_process, results_of)
 
 
 def test_accumulated_gradients_match_one_batch(name, of_one_process, run_alone, texts, tmp_path, results_of):

@@ -1,4 +1,3 @@
-import os
 from pathlib import Path
 from typing import Any
 
@@ -6,9 +5,8 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, PartialState
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
+from two_processes import join, sharding_accelerator
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import Episodes, ImagesInMemory
@@ -61,8 +59,8 @@ OPTIONS: dict[str, dict[str, Any]] = {"prototype summed": {"reduction": "sum"}}
 RUNS = [*HEADS, *OPTIONS, "vmf on episodes"]
 """Heads, each followed by words for its options and data."""
 
-OPTIONS |= {"spherized fixed": {"learn_scaling": False}, "cosine fixed": {"scale": 16.0}}
-SHARDED = ["softmax", "prototype", "hyperbolic", "angular", "spherized fixed", "cosine fixed"]
+OPTIONS |= {"spherized fixed": {"learn_scaling": False}, "arcface fixed": {"scale": 16.0}}
+SHARDED = ["softmax", "prototype", "hyperbolic", "angular", "spherized fixed", "arcface fixed"]
 """Heads without scalar parameters, which FSDP2 does not support."""
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -97,7 +95,7 @@ def _train_head(
     batches = ImagesInMemory(
         images, labels, mean=[0.5], std=[0.3], shuffle=True, process_index=rank, num_processes=processes, **options
     )
-    accelerator = _sharding_accelerator() if sharded else Accelerator(cpu=True)
+    accelerator = sharding_accelerator() if sharded else Accelerator(cpu=True)
     initialize_from_data(model, batches)
     args = TrainingArguments(
         output_dir=folder, num_train_epochs=10, optimizer="sgd", learning_rate=0.02, save_epochs=10,
@@ -108,25 +106,8 @@ def _train_head(
     return accelerator.get_state_dict(model), [entry["train_loss"] for entry in loop.state.history]
 
 
-def _sharding_accelerator() -> Accelerator:
-    """Apply FSDP2 on the CPU, where torch supports it, but Accelerate ignores a request for it."""
-    accelerator = Accelerator(cpu=True)
-    plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2,
-        auto_wrap_policy="transformer_based_wrap",
-        state_dict_type="FULL_STATE_DICT",
-        cpu_ram_efficient_loading=False,
-    )
-    state = {"distributed_type": DistributedType.FSDP, "fsdp_plugin": plugin}
-    AcceleratorState._shared_state.update(state)
-    PartialState._shared_state.update(state)
-    return accelerator
-
-
 def _train_all(rank: int, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
-    os.environ.update(WORLD_SIZE="2", ACCELERATE_USE_CPU="true")
-    torch.set_num_threads(1)
+    join(rank, port)
     trained: dict[str, Any] = {run: _train_head(run, f"{folder}/{run}", divisor=2, rank=rank) for run in RUNS}
     trained["batch norm"] = _train_normalized(rank, f"{folder}/batch_norm")
     for run in SHARDED:  # last, since the state of Accelerate changes
