@@ -126,7 +126,8 @@ def evaluate(args: AnalogyArguments) -> None:
     output, finished = Path(args.output_dir), Path(args.output_dir) / "finished"
     resume = can_resume_results(output, asdict(args), ignored=FREE_TO_CHANGE, overwrite=args.overwrite_output_dir)
     for name in args.model_name_or_path:
-        transformers.AutoConfig.from_pretrained(name)  # a wrong name fails before the first model runs
+        # A wrong name fails before the first model runs.
+        transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     benchmarks = {name: (load(name, args.validation_split), load(name, args.test_split)) for name in args.benchmarks}
     prepare_output_dir(output, overwrite=args.overwrite_output_dir, resume=resume)
     if args.overwrite_output_dir:

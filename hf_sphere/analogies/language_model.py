@@ -284,7 +284,7 @@ def _load_tokenizer(tokenizer: Any, of_model: str, name: str) -> Any:
             "Pass it: LanguageModel.load(model, tokenizer)."
         )
     try:
-        return transformers.AutoTokenizer.from_pretrained(source)
+        return transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{os.fspath(source)} has no tokenizer that transformers can load ({error}). "

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.decoding import EncodedImages, stack_images
 from hf_sphere.data.episodes import Episodes, EpisodeSampler
+from hf_sphere.data.sharing import log_repetition, shuffled
 from hf_sphere.utils.seeds import mix_seed
 
 
@@ -20,8 +21,9 @@ class ImageBatches:
     If images have two targets, batches also have `regression_labels`.
 
     Order and augmentation are determined by (`seed`, epoch, batch), so that every batch can be reproduced and a run can
-    resume in the middle of an epoch. Processes get interleaved parts of the same order, of equal length in training; in
-    evaluation every image occurs once. With episodes, batches consist of episodes, which
+    resume in the middle of an epoch. Processes get interleaved parts of the same order. In training the parts are
+    equally long: if the number of images is not a multiple of the number of processes, a few images are repeated, and
+    a message is logged. In evaluation every image occurs once. With episodes, batches consist of episodes, which
     `EpisodeSampler` divides among processes.
 
     Args:
@@ -80,6 +82,10 @@ class ImageBatches:
             self._episodes = EpisodeSampler(
                 labels, episodes, seed=seed, process_index=process_index, num_processes=num_processes
             )
+            if shuffle:
+                log_repetition(self._episodes.num_episodes * num_processes, episodes.count, "episodes")
+        else:
+            log_repetition(self.examples_per_epoch, len(labels), "images")
         spread = torch.tensor(std, dtype=torch.float32, device=self.device)
         center = torch.tensor(mean, dtype=torch.float32, device=self.device)
         self._scale = (1 / (255 * spread))[:, None, None]
@@ -174,10 +180,7 @@ class ImageBatches:
             return self._episodes.indices(epoch).flatten()
         order = torch.arange(len(self.labels))
         if self.shuffle:
-            generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
-            order = torch.randperm(len(order), generator=generator)
-            total = self._share() * self.num_processes
-            order = order.repeat(math.ceil(total / len(order)))[:total]
+            order = shuffled(len(order), mix_seed(self.seed, epoch), self.num_processes)
         return order[self.process_index :: self.num_processes]
 
     def _generator(self, epoch: int, number: int) -> torch.Generator:

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hf_sphere.data.sharing import log_repetition, shuffled
+from hf_sphere.geometry.keyed_random import keyed_integers, keyed_uniforms
 from hf_sphere.utils.seeds import mix_seed
 
 IGNORED = -100
@@ -72,22 +74,22 @@ class Masking:
         if not 0.0 < self.probability <= 1.0:
             raise ValueError(f"mask_probability must be above 0 and at most 1; got {self.probability}.")
 
-    def __call__(
-        self, tokens: Tensor, starts: Tensor, vocabulary: Vocabulary, generator: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, tokens: Tensor, starts: Tensor, vocabulary: Vocabulary, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Mask tokens of blocks.
 
         Args:
             tokens: (B, L) tokens of the text, int64.
             starts: (B, L) whether a token begins a word.
             vocabulary: The mask token, and the ordinary tokens for random replacement.
-            generator: Generator on the CPU, so that masks are the same on every device.
+            keys: (B,) determine the mask of each block, int64; see `keyed_integers`.
 
         Returns:
             The input tokens, and the labels: the token where it is a target, else -100; both (B, L).
         """
-        draws, fates = torch.rand(2, *tokens.shape, generator=generator).to(tokens.device)
-        others = torch.randint(len(vocabulary.ordinary), tokens.shape, generator=generator).to(tokens.device)
+        streams = keyed_integers(keys[:, None, None], torch.arange(3, device=keys.device)[:, None])
+        places = torch.arange(tokens.shape[1], device=keys.device)
+        draws, fates = keyed_uniforms(streams[:, :2], places, torch.float32).unbind(1)
+        others = keyed_integers(streams[:, 2], places) % len(vocabulary.ordinary)
         if self.whole_words:
             words = starts.long().cumsum(1)
             words = words - words[:, :1]  # a block may begin within a word
@@ -104,10 +106,10 @@ class Masking:
 class TextBatches:
     """Batches `{"input_ids", "labels"}` of blocks of equal length, (B, P + L + S) with P + S special tokens.
 
-    In training, order and masks are determined by (`seed`, epoch, batch, process), so that every batch can be
-    reproduced and a run can resume in the middle of an epoch. Processes get interleaved parts of the same order, of
-    equal length. In evaluation every block occurs once, and the masks are determined by `seed` alone: they are the same
-    in every epoch, for any batch size and number of processes.
+    In training, the order is determined by (`seed`, epoch), and the mask of a block by (`seed`, epoch, its place in the
+    order). So a run can resume in the middle of an epoch, and the masks do not depend on the batch size and the number
+    of processes. Processes get interleaved parts of the same order, of equal length; a few blocks may be repeated, and
+    then a message is logged. In evaluation every block occurs once, and its mask is the same in every epoch.
 
     Args:
         tokens: (N, L) tokens of the text without special ones, any integer type.
@@ -154,10 +156,11 @@ class TextBatches:
         self.seed = seed
         self.process_index = process_index
         self.num_processes = num_processes
+        log_repetition(self.examples_per_epoch, len(tokens), "blocks of text")
         self._fixed: tuple[Tensor, Tensor] | None = None
         if masking is not None and not shuffle:
-            generator = torch.Generator().manual_seed(mix_seed(seed))
-            self._fixed = masking(self.tokens.long(), self.starts, vocabulary, generator)
+            keys = keyed_integers(mix_seed(seed), torch.arange(len(tokens), device=self.device))
+            self._fixed = masking(self.tokens.long(), self.starts, vocabulary, keys)
 
     def __len__(self) -> int:
         """Batches per epoch and process."""
@@ -187,10 +190,9 @@ class TextBatches:
             else:
                 seen = labels = self.tokens[rows].long()
                 if self.masking is not None:
-                    generator = torch.Generator().manual_seed(
-                        mix_seed(self.seed, epoch, number + 1, self.process_index)
-                    )
-                    seen, labels = self.masking(seen, self.starts[rows], self.vocabulary, generator)
+                    own = number * self.batch_size + torch.arange(len(rows), device=self.device)
+                    keys = keyed_integers(mix_seed(self.seed, epoch), own * self.num_processes + self.process_index)
+                    seen, labels = self.masking(seen, self.starts[rows], self.vocabulary, keys)
             inputs = self._surround(seen, self.vocabulary.prefix, self.vocabulary.suffix)
             if self.masking is None:
                 labels = inputs
@@ -216,7 +218,5 @@ class TextBatches:
     def _order(self, epoch: int) -> Tensor:
         order = torch.arange(len(self.tokens))
         if self.shuffle:
-            order = torch.randperm(len(order), generator=torch.Generator().manual_seed(mix_seed(self.seed, epoch)))
-            total = self._share() * self.num_processes
-            order = order.repeat(math.ceil(total / len(order)))[:total]
+            order = shuffled(len(order), mix_seed(self.seed, epoch), self.num_processes)
         return order[self.process_index :: self.num_processes]

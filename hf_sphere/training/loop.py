@@ -103,6 +103,9 @@ class TrainingLoop:
         # Not prepared by Accelerate: the schedule counts optimizer steps, whatever the number of processes.
         self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=higher_is_better)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        if accelerator.is_fsdp2 and args.optimizer == "sgd":  # torch has no fused SGD for sharded parameters
+            for parameters in self.optimizer.param_groups:
+                parameters["fused"] = False
         if accelerator.num_processes > 1:
             set_seed(args.seed, device_specific=True)  # otherwise every process would draw the same dropout masks
         self.state = RunState(num_processes=accelerator.num_processes)

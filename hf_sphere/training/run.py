@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 from accelerate import Accelerator
-from accelerate.utils import ProjectConfiguration, set_seed
+from accelerate.utils import DistributedType, ProjectConfiguration, set_seed
 from huggingface_hub.utils import validate_repo_id
 from transformers.trainer_utils import enable_full_determinism
 
@@ -141,6 +141,7 @@ def start_run(args: TrainingArguments, *others: Any, recipe: str | None = None) 
     _check_trackers(accelerator, args.report_to or [])
     if args.push_to_hub or args.hub_model_id is not None:
         validate_repo_id(args.hub_model_id or Path(args.output_dir).name)
+    _check_sharding(accelerator, args)
     output_dir, resume = Path(args.output_dir), args.resume_from_checkpoint
     check_output_dir(output_dir, overwrite=args.overwrite_output_dir, resume=resume is not None, recipe=recipe)
     if accelerator.is_main_process and output_dir.is_dir():
@@ -161,6 +162,20 @@ def _check_trackers(accelerator: Accelerator, requested: Sequence[str]) -> None:
             f"the package of tracker {', '.join(missing)} is not installed: pip install {' '.join(missing)} "
             "(tensorboard comes with 'hf_sphere[trackers]')."
         )
+
+
+def _check_sharding(accelerator: Accelerator, args: TrainingArguments) -> None:
+    """Raise an error for arguments that the loop does not support on a sharded model."""
+    used: dict[str, bool] = {}
+    if accelerator.distributed_type == DistributedType.FSDP:
+        used = {"ema_decay": args.ema_decay is not None, "load_best_model_at_end": args.load_best_model_at_end}
+        used |= {name: getattr(args, name) is not None for name in ("snapshot_epochs", "snapshot_until")}
+    elif accelerator.distributed_type == DistributedType.DEEPSPEED:  # its engine takes a step after each backward pass
+        used = {"gradient_accumulation_steps": args.gradient_accumulation_steps > 1}
+        used |= {"max_grad_norm": args.max_grad_norm is not None}
+    if unsupported := [name for name, is_used in used.items() if is_used]:
+        kind = accelerator.distributed_type.value
+        raise ValueError(f"{' and '.join(unsupported)} cannot be combined with {kind}; leave it out or use DDP.")
 
 
 def _warn_of_changes(before: Mapping[str, Any], settings: Mapping[str, Any]) -> None:

@@ -1,7 +1,8 @@
 """Training from parsed arguments: load, train, select the best epoch, evaluate, save, write the card, upload."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,8 @@ def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[s
         hub = HfApi() if task.args.push_to_hub else None
         name = hide_private(str(run.output_dir))
         if hub is not None:
-            name = hub.create_repo(task.args.hub_model_id or run.output_dir.name, exist_ok=True).repo_id
+            with _explain_failed_upload(run):
+                name = hub.create_repo(task.args.hub_model_id or run.output_dir.name, exist_ok=True).repo_id
         record = TrainingRecord(
             metrics={k: v for k, v in results.items() if k.startswith(("eval_", "validation_", "train_"))},
             headline=task.headline,
@@ -114,7 +116,8 @@ def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[s
             record=record,
         )
         if hub is not None:
-            _upload(run, hub, name)
+            with _explain_failed_upload(run):
+                _upload(run, hub, name)
     headline = [f"eval_{name}" for name in task.headline]
     shown = {key: results[key] for name in headline for key in (name, f"{name}{INTERVAL}") if key in results}
     run.print(f"{'  '.join(show_metrics(shown))}  (model and results in {run.output_dir})")
@@ -123,9 +126,10 @@ def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[s
 
 def _save(run: Run, prepared: Prepared, folder: Path, model: Any) -> None:
     """Save model and processor, on the main process."""
+    gathered = run.accelerator.get_state_dict(model) if run.accelerator.is_fsdp2 else None
     if run.accelerator.is_main_process:
         with write_model_files(folder) as unfinished:
-            model.save_pretrained(unfinished)
+            model.save_pretrained(unfinished, state_dict=gathered)
             prepared.processor.save_pretrained(unfinished)
             if folder.name == BEST_FOLDER:  # it is read at the end, possibly by a resumed run
                 write_manifest(unfinished)
@@ -196,6 +200,17 @@ def _changed_settings(task: Task, settings: Mapping[str, Any]) -> dict[str, Any]
     known = [field for kind in task.arguments for field in fields(kind)]
     defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in known}
     return {k: v for k, v in settings.items() if v != defaults.get(k) and k != "output_dir"}
+
+
+@contextmanager
+def _explain_failed_upload(run: Run) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # huggingface_hub also raises the errors of its HTTP library
+        raise ConnectionError(
+            f"the upload failed: {str(error).rstrip('.') or type(error).__name__}. The model is saved in "
+            f"{run.output_dir}; to upload it, repeat the command with --resume_from_checkpoint latest."
+        ) from error
 
 
 def _upload(run: Run, hub: HfApi, repo: str) -> None:

@@ -7,12 +7,14 @@ from hf_sphere.utils.arguments import error_text
 
 
 def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
-    """Call `from_pretrained` of a class of transformers.
+    """Call `from_pretrained` of a class of transformers; custom code of a model is never run.
 
     Raises:
         OSError: If there is no such model, or a file is missing.
         ValueError: If a file is damaged or does not fit.
     """
+    if kind.__name__.startswith("Auto"):
+        options["trust_remote_code"] = False  # otherwise transformers offers to run code of the model
     try:
         return kind.from_pretrained(name, **options)
     except (OSError, ImportError):

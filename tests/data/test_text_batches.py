@@ -20,11 +20,15 @@ def make_batches(count: int = 40, **options) -> TextBatches:
     return TextBatches(*blocks(count), VOCABULARY, **{"batch_size": 8, "masking": Masking(), **options})
 
 
+def keys(count: int, seed: int = 0) -> Tensor:
+    return torch.randint(2**62, (count,), generator=torch.Generator().manual_seed(seed))
+
+
 def mask(masking: Masking, count: int, length: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tokens and word starts, and the masked inputs and labels."""
     tokens, starts = blocks(count, length)
     tokens = tokens.long()
-    return tokens, starts, *masking(tokens, starts, VOCABULARY, torch.Generator().manual_seed(seed))
+    return tokens, starts, *masking(tokens, starts, VOCABULARY, keys(len(tokens), seed))
 
 
 def same(first: list[dict[str, Tensor]], second: list[dict[str, Tensor]]) -> bool:
@@ -85,7 +89,7 @@ def test_tokens_of_a_word_are_masked_and_replaced_independently():
     """As in BERT's original code; otherwise a random word would be one repeated token."""
     tokens = torch.full((1, 4000), 7)
     starts = torch.zeros_like(tokens, dtype=torch.bool)
-    seen, _ = Masking(1.0, whole_words=True)(tokens, starts, VOCABULARY, torch.Generator().manual_seed(0))
+    seen, _ = Masking(1.0, whole_words=True)(tokens, starts, VOCABULARY, keys(len(tokens)))
     assert (seen == 4).double().mean().item() == pytest.approx(0.8, abs=0.03)
 
 
@@ -151,11 +155,28 @@ def test_processes_train_on_equally_many_blocks_and_cover_all(count):
     assert len(torch.cat(tokens).unique(dim=0)) == count
 
 
-def test_the_masking_of_a_block_differs_between_processes():
-    first, second = (
-        next(make_batches(1, shuffle=True, process_index=index, num_processes=2).epoch())["labels"] for index in (0, 1)
-    )
-    assert not torch.equal(first, second)
+def test_the_masking_differs_between_blocks_of_the_same_text():
+    tokens, starts = blocks(1)
+    (batch,) = TextBatches(
+        tokens.repeat(2, 1), starts.repeat(2, 1), VOCABULARY, batch_size=2, masking=Masking()
+    ).epoch()
+    assert not torch.equal(*batch["labels"])
+
+
+@pytest.mark.parametrize(("batch_size", "num_processes"), [(1, 1), (7, 1), (3, 2), (5, 4)])
+def test_training_masking_is_independent_of_batch_size_and_processes(batch_size, num_processes):
+    (expected,) = make_batches(batch_size=40, shuffle=True).epoch(2)
+    options = {"batch_size": batch_size, "num_processes": num_processes, "shuffle": True}
+    for index in range(num_processes):
+        share = [b["input_ids"] for b in make_batches(process_index=index, **options).epoch(2)]
+        assert torch.equal(torch.cat(share), expected["input_ids"][index::num_processes])
+
+
+@pytest.mark.parametrize(("count", "repeated"), [(40, None), (41, "repeats 1 of 41 blocks of text")])
+def test_repeated_blocks_are_logged(count, repeated, caplog):
+    caplog.set_level("INFO", "hf_sphere")
+    make_batches(count, shuffle=True, num_processes=2)
+    assert repeated in caplog.text if repeated else not caplog.text
 
 
 @pytest.mark.parametrize(("batch_size", "num_processes"), [(1, 1), (7, 1), (40, 1), (3, 2), (8, 4)])

@@ -10,17 +10,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
-from training_runs import make_sentences
-
-
-def forget() -> None:
-    """Reset the process-wide state of accelerate."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+from training_runs import forget, make_sentences
 
 
 @pytest.fixture(autouse=True)
@@ -45,23 +39,29 @@ def load_recipe(root: Path) -> Callable[[str], ModuleType]:
 
 
 @pytest.fixture(scope="session")
-def run_main() -> Callable[[ModuleType, list[str]], None]:
-    """Call the `main` of a recipe with a command line and restore the state of the process afterwards."""
+def run_alone() -> Callable[..., None]:
+    """Call a function that starts a run, and restore the state of the process afterwards."""
 
-    def run(recipe: ModuleType, words: list[str]) -> None:
+    def run(function: Callable[..., None], *args: Any, **options: Any) -> None:
         threads, level = torch.get_num_threads(), logging.getLogger("hf_sphere").level
         forget()
         torch.set_num_threads(1)
         try:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("ACCELERATE_USE_CPU", "true")
-                recipe.main(words)
+                function(*args, **options)
         finally:
             forget()
             torch.set_num_threads(threads)
             logging.getLogger("hf_sphere").setLevel(level)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def run_main(run_alone) -> Callable[[ModuleType, list[str]], None]:
+    """Call the `main` of a recipe with a command line and restore the state of the process afterwards."""
+    return lambda recipe, words: run_alone(recipe.main, words)
 
 
 @pytest.fixture(scope="session")

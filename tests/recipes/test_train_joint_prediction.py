@@ -212,37 +212,3 @@ def test_prototypes_for_another_head_are_refused(train, placed):
 def test_missing_prototypes_are_an_actionable_error(train, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.safetensors"):
         train("--prototypes_file", str(tmp_path / "nowhere.safetensors"))
-
-
-# Separate processes
-
-# 1440 images are exactly 45 steps of 32. The sum over the batches of both processes is that over a batch of 32.
-ALL = ["--max_train_samples", "1440", "--optimizer", "sgd", "--learning_rate", "0.005", "--loss_reduction", "sum"]
-
-
-@pytest.fixture(scope="module")
-def two_processes(start, cache, tmp_path_factory) -> Path:
-    """The folder of a run of two processes with 16 images per batch each."""
-    folder = tmp_path_factory.mktemp("two_processes") / "run"
-    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    words = [*QUICK, *cache, *ALL, "--per_device_train_batch_size", "16", "--output_dir", folder]
-    process = start(*launch, SCRIPT, *words)
-    printed, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, printed
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["accuracy", "mean_absolute_error"])
-def test_two_processes_evaluate_every_image_exactly_once(two_processes, results_of, cache, name):
-    """The test split has 355 images, an odd number, so a repeated or missing image would change the result."""
-    measured = measured_on_digits(two_processes, cache)[name]
-    assert measured == pytest.approx(results_of(two_processes)[f"eval_{name}"], rel=1e-5)
-
-
-@pytest.mark.slow
-def test_two_processes_end_with_the_same_weights_as_one(two_processes, run_in, tmp_path):
-    one = weights(run_in(tmp_path / "one", *ALL, "--per_device_train_batch_size", "32"))
-    two = weights(two_processes)
-    torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-4)

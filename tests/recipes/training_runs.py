@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -73,6 +74,12 @@ def make_sentences(count: int, seed: int) -> str:
         animal = draw.choice(list(facts))
         lines.append(f"the {animal} is here and the {animal} wants {facts[animal]} .")
     return "\n".join(lines)
+
+
+def forget() -> None:
+    """Reset the process-wide state of accelerate."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
 
 
 def weights(folder: Path) -> dict[str, Tensor]:

@@ -1,15 +1,16 @@
-import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 from accelerate import Accelerator
 from torch import Tensor, nn
+from two_processes import join, sharding_accelerator
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.data import Episodes, ImagesInMemory
-from hf_sphere.nn import HeadOutput
+from hf_sphere.nn import HEADS, HeadOutput
 from hf_sphere.training import TrainingArguments, TrainingLoop, initialize_from_data
 
 
@@ -28,14 +29,7 @@ class NormalizedClassifier(nn.Module):
         return HeadOutput(logits=logits, loss=nn.functional.cross_entropy(logits, labels))
 
 
-def _start(rank: int, port: int) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), LOCAL_RANK=str(rank))
-    os.environ.update(WORLD_SIZE="2", ACCELERATE_USE_CPU="true")
-    torch.set_num_threads(1)
-
-
-def _train(rank: int, port: int, folder: str) -> None:
-    _start(rank, port)
+def _train_normalized(rank: int, folder: str) -> dict[str, Tensor]:
     torch.manual_seed(0)
     images, labels = torch.randint(0, 256, (24, 1, 6, 6), dtype=torch.uint8), torch.arange(24) % 3
     accelerator = Accelerator(cpu=True)
@@ -50,97 +44,124 @@ def _train(rank: int, port: int, folder: str) -> None:
 
     args = TrainingArguments(output_dir=folder, num_train_epochs=1, disable_tqdm=True)
     TrainingLoop(NormalizedClassifier(), batches, args, accelerator, evaluate=evaluate).run()
-    torch.save(seen, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    return seen
 
 
-def test_processes_share_batch_norm_statistics_but_not_dropout_masks(tmp_path, free_port):
-    mp.spawn(_train, args=(free_port, str(tmp_path)), nprocs=2)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1))
+def test_processes_share_batch_norm_statistics_but_not_dropout_masks(of_two_processes):
+    first, second = (results["batch norm"] for results in of_two_processes)
     assert torch.equal(first["statistics"], second["statistics"])
     assert not torch.equal(first["dropped"], second["dropped"])
 
 
 # Training does not depend on how the examples of a step are divided among processes and batches
 
-RUNS = [("vmf", False), ("vmf", True), ("prototype", False)]
-"""Head, and whether to train on episodes."""
+OPTIONS: dict[str, dict[str, Any]] = {"prototype summed": {"reduction": "sum"}}
+RUNS = [*HEADS, *OPTIONS, "vmf on episodes"]
+"""Heads, each followed by words for its options and data."""
+
+OPTIONS |= {"spherized fixed": {"learn_scaling": False}, "arcface fixed": {"scale": 16.0}}
+SHARDED = ["softmax", "prototype", "hyperbolic", "angular", "spherized fixed", "arcface fixed"]
+"""Heads without scalar parameters, which FSDP2 does not support."""
+
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+Trained = tuple[dict[str, Tensor], list[float]]
+"""State and losses of a run."""
 
 
 def _train_head(
-    head: str,
-    in_episodes: bool,
+    run: str,
     folder: str,
     *,
     batches_per_step: int = 1,
     divisor: int = 1,
     rank: int = 0,
+    sharded: bool = False,
     **arguments,
-) -> dict[str, Tensor]:
-    """Return the state after two epochs of three steps, in float64, with 12 images per step over all processes."""
+) -> Trained:
+    """Return the state and the losses of 20 steps in ten epochs, with 12 images per step over all processes."""
     torch.manual_seed(0)
     config = SphereVisionConfig(
-        backbone="linear_embedding", backbone_kwargs={"width": 4}, num_channels=1, image_size=6, num_labels=3, head=head
-    )
-    model = SphereVisionForImageClassification(config).double()
+        backbone="linear_embedding", backbone_kwargs={"width": 4}, num_channels=1, image_size=6, num_labels=3,
+        head=run.split()[0], head_kwargs=OPTIONS.get(run, {}),
+    )  # fmt: skip
+    model = SphereVisionForImageClassification(config)
     processes = divisor // batches_per_step
-    images, labels = torch.randint(0, 256, (36, 1, 6, 6), dtype=torch.uint8), torch.arange(36) % 3
-    if in_episodes:
-        options = {"episodes": Episodes(classes=3, examples=2, count=6, per_batch=2 // divisor)}
+    images, labels = torch.randint(0, 256, (24, 1, 6, 6), dtype=torch.uint8), torch.arange(24) % 3
+    if "episodes" in run:
+        options = {"episodes": Episodes(classes=3, examples=2, count=4, per_batch=2 // divisor)}
     else:
         options = {"batch_size": 12 // divisor}
     batches = ImagesInMemory(
         images, labels, mean=[0.5], std=[0.3], shuffle=True, process_index=rank, num_processes=processes, **options
     )
-    accelerator = Accelerator(cpu=True)
+    accelerator = sharding_accelerator() if sharded else Accelerator(cpu=True)
     initialize_from_data(model, batches)
     args = TrainingArguments(
-        output_dir=folder, num_train_epochs=2, optimizer="sgd", learning_rate=0.5,
-        gradient_accumulation_steps=batches_per_step, disable_tqdm=True, **arguments,
+        output_dir=folder, num_train_epochs=10, optimizer="sgd", learning_rate=0.02, save_epochs=10,
+        gradient_accumulation_steps=batches_per_step, save_total_limit=9, disable_tqdm=True, **arguments,
     )  # fmt: skip
-    TrainingLoop(model, batches, args, accelerator, evaluate=lambda model: {"accuracy": 0.0}).run()
-    return model.state_dict()
+    loop = TrainingLoop(model, batches, args, accelerator, evaluate=lambda model: {"accuracy": 0.0})
+    loop.run()
+    return accelerator.get_state_dict(model), [entry["train_loss"] for entry in loop.state.history]
 
 
-def _train_heads(rank: int, port: int, folder: str) -> None:
-    _start(rank, port)
-    states = [
-        _train_head(head, in_episodes, f"{folder}/{head}-{in_episodes}", divisor=2, rank=rank)
-        for head, in_episodes in RUNS
-    ]
-    torch.save(states, f"{folder}/{rank}.pt")
+def _train_all(rank: int, port: int, folder: str) -> None:
+    join(rank, port)
+    trained: dict[str, Any] = {run: _train_head(run, f"{folder}/{run}", divisor=2, rank=rank) for run in RUNS}
+    trained["batch norm"] = _train_normalized(rank, f"{folder}/batch_norm")
+    for run in SHARDED:  # last, since the state of Accelerate changes
+        options: dict[str, Any] = {"divisor": 2, "rank": rank, "sharded": True, "save_steps": 13}
+        trained[f"{run} sharded"] = _train_head(run, f"{folder}/{run}-sharded", **options)
+    checkpoint = f"{folder}/{run}-sharded/checkpoint-13"
+    resumed = _train_head(run, f"{folder}/{run}-sharded", resume_from_checkpoint=checkpoint, **options)
+    trained["resumed"] = {run: resumed}
+    torch.save(trained, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def of_two_processes(tmp_path_factory, free_port) -> list[list[dict[str, Tensor]]]:
-    """States of all runs, by process."""
+def of_two_processes(tmp_path_factory, free_port) -> list[dict[str, Any]]:
+    """Results of all runs, by process."""
     folder: Path = tmp_path_factory.mktemp("two_processes")
-    mp.spawn(_train_heads, args=(free_port, str(folder)), nprocs=2)
+    mp.spawn(_train_all, args=(free_port, str(folder)), nprocs=2)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("number", range(len(RUNS)), ids=["vmf", "vmf on episodes", "prototype"])
+@pytest.mark.parametrize("run", RUNS)
 class TestDivision:
-    def test_two_processes_end_with_the_same_state(self, of_two_processes, number):
-        first, second = (states[number] for states in of_two_processes)
+    def test_two_processes_end_with_the_same_state(self, of_two_processes, run):
+        (first, _), (second, _) = (trained[run] for trained in of_two_processes)
         torch.testing.assert_close(first, second, rtol=0, atol=0)
 
-    def test_two_processes_match_one_with_twice_the_batch(self, of_two_processes, number, tmp_path):
-        one = _train_head(*RUNS[number], str(tmp_path))
-        torch.testing.assert_close(of_two_processes[0][number], one, rtol=1e-9, atol=1e-12)
+    def test_two_processes_match_one_with_twice_the_batch(self, of_two_processes, run, tmp_path):
+        one = _train_head(run, str(tmp_path))
+        torch.testing.assert_close(of_two_processes[0][run], one, **TOLERANCE)
 
-    def test_accumulated_halves_match_the_full_batch(self, number, tmp_path):
-        one = _train_head(*RUNS[number], str(tmp_path / "one"))
-        halves = _train_head(*RUNS[number], str(tmp_path / "halves"), batches_per_step=2, divisor=2)
-        torch.testing.assert_close(halves, one, rtol=1e-9, atol=1e-12)
+    def test_accumulated_halves_match_the_full_batch(self, run, tmp_path):
+        one = _train_head(run, str(tmp_path / "one"))
+        halves = _train_head(run, str(tmp_path / "halves"), batches_per_step=2, divisor=2)
+        torch.testing.assert_close(halves, one, **TOLERANCE)
 
-    def test_resumed_run_matches_an_uninterrupted_one(self, number, tmp_path):
-        whole = _train_head(*RUNS[number], str(tmp_path), save_steps=4)
-        resumed = _train_head(*RUNS[number], str(tmp_path), resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-        torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+
+@pytest.mark.parametrize("run", SHARDED)
+def test_two_processes_with_a_sharded_model_match_one(run, of_two_processes, tmp_path):
+    one = _train_head(run, str(tmp_path))
+    torch.testing.assert_close(of_two_processes[0][f"{run} sharded"], one, **TOLERANCE)
+
+
+def test_a_resumed_run_with_a_sharded_model_matches_an_uninterrupted_one(of_two_processes):
+    ((run, resumed),) = of_two_processes[0]["resumed"].items()
+    torch.testing.assert_close(resumed, of_two_processes[0][f"{run} sharded"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_resumed_run_matches_an_uninterrupted_one(run, tmp_path):
+    whole = _train_head(run, str(tmp_path), save_steps=13)
+    resumed = _train_head(run, str(tmp_path), resume_from_checkpoint=str(tmp_path / "checkpoint-13"))
+    torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
 
 
 def test_samples_in_training_depend_on_the_seed_of_the_run(tmp_path):
-    first, second = (_train_head("vmf", False, str(tmp_path / str(seed)), seed=seed) for seed in (0, 1))
+    (first, _), (second, _) = (_train_head("vmf", str(tmp_path / str(seed)), seed=seed) for seed in (0, 1))
     assert not torch.equal(first["head.weight"], second["head.weight"])

@@ -317,7 +317,8 @@ def _collect(
         nonlocal tokenizer
         if tokenizer is None and not reference.config.name_or_path:
             raise ValueError("the reference was not loaded from a checkpoint with a tokenizer; pass a tokenizer.")
-        tokenizer = tokenizer or AutoTokenizer.from_pretrained(reference.config.name_or_path)
+        name = reference.config.name_or_path
+        tokenizer = tokenizer or AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         longest = min(max_length, tokenizer.model_max_length)
         encoded = tokenizer(pending, truncation=True, max_length=longest, padding=True, return_tensors="pt")
         pending.clear()

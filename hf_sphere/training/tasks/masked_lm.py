@@ -108,6 +108,7 @@ class MaskedLanguageModeling(Task):
     higher_is_better = False
     headline = ("perplexity", "accuracy")
     pipeline_tag = "fill-mask"
+    numerics = 2
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)

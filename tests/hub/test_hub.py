@@ -1,0 +1,103 @@
+"""Uploads to and downloads from a model hub over HTTP; the hub is a server on 127.0.0.1."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hub_server import Hub, serve
+
+TOKEN = "hf_SecretOfTheTests"
+CLIENT = Path(__file__).with_name("hub_client.py")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with serve(TOKEN) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The home and the outputs of the client."""
+    return tmp_path_factory.mktemp("hub_client")
+
+
+def run_client(hub: Hub, folder: Path, *words: object) -> str:
+    own = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    own |= {"HF_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "NO_PROXY": "*"}
+    ended = subprocess.run(
+        [sys.executable, CLIENT, *map(str, words)], env=os.environ | own, capture_output=True, text=True, timeout=600
+    )
+    printed = ended.stdout + ended.stderr
+    assert ended.returncode == 0, printed
+    return printed
+
+
+@pytest.fixture(scope="module")
+def pushed(hub, folder) -> dict:
+    """What a process uploads and loads again. The first commit and the next upload of weights are interrupted."""
+    hub.interruptions += ["/commit/", "/objects/"]
+    (folder / "push.txt").write_text(run_client(hub, folder, "push", folder / "pushed.json"))
+    return json.loads((folder / "pushed.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def trained(pushed, hub, folder) -> dict:
+    """What another process loads, after a training run whose first upload is interrupted."""
+    hub.interruptions += ["/commit/"]
+    (folder / "train.txt").write_text(run_client(hub, folder, "train", folder / "pushed.json", folder / "run"))
+    return json.loads((folder / "trained.json").read_text())
+
+
+def of_hub(loaded: dict) -> dict:
+    return {key: value for key, value in loaded.items() if key != "tags"}
+
+
+def test_every_model_class_and_processor_is_the_same_after_a_download(pushed):
+    assert len(pushed) == 11
+    for name, seen in pushed.items():
+        assert of_hub(seen["after"]) == seen["before"], name
+
+
+def test_every_model_class_and_processor_is_the_same_in_another_process(pushed, trained):
+    for name, seen in pushed.items():
+        assert trained["loaded"][name] == seen["after"], name
+
+
+def test_uploaded_cards_have_the_tags_of_the_library(pushed):
+    for name, seen in pushed.items():
+        assert "hf_sphere" in seen["after"]["tags"], name
+
+
+def test_an_upload_whose_commit_was_interrupted_can_be_repeated(pushed, hub):
+    first, *others = pushed
+    assert pushed[first]["failure"] == "RemoteProtocolError"
+    assert not any(pushed[name]["failure"] for name in others)
+    assert "/objects/" not in hub.interruptions  # which huggingface_hub repeats itself
+
+
+def test_a_trained_model_is_uploaded_with_card_and_results(trained, hub):
+    wanted = {"README.md", "config.json", "model.safetensors", "preprocessor_config.json", "all_results.json"}
+    assert wanted <= set(trained["files"])
+    assert not [name for name in trained["files"] if "checkpoint" in name or "snapshots/" in name]
+    assert "tester/digits-model" in trained["card"]
+
+
+def test_a_run_whose_upload_was_interrupted_uploads_when_it_is_resumed(trained, folder):
+    printed = (folder / "train.txt").read_text()
+    assert "the upload failed: Server disconnected" in printed
+    assert "uploaded to tester/digits-model" in printed
+
+
+def test_the_token_is_in_no_file_and_no_output(trained, folder, hub):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {"run.json", "README.md", "train.txt", "pushed.json"} <= {path.name for path in files}
+    contents = {str(path): path.read_bytes() for path in files}
+    contents |= {f"{repo}/{path}": data for repo, files in hub.repos.items() for path, data in files.items()}
+    assert [name for name, content in contents.items() if TOKEN.encode() in content] == []
