@@ -12,12 +12,19 @@ from typing import Any
 
 import torch
 from huggingface_hub import HfApi, ModelCard
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, BertTokenizer, RobertaTokenizer
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoTokenizer,
+    BertTokenizer,
+    RobertaTokenizer,
+    ViTImageProcessor,
+)
 from transformers.utils import logging
 
 import hf_sphere
 from hf_sphere import SphereVisionImageProcessor
-from hf_sphere.models.sphere_text.encoders import TEXT_ENCODERS
+from hf_sphere.models.sphere_text.encoders import ENCODERS, IMAGE_TASKS
 from hf_sphere.utils.digest import digest_weights
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +38,8 @@ VISION_CLASSES = {
     "SphereVisionForJointPrediction": {"embedding_dim": 4, "value_range": [0.0, 1.0], "num_labels": 3},
     "SphereVisionForFewShotClassification": {},
 }
-TEXT = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24, "vocab_size": 50}
+SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24}
+IMAGES = {"image_size": 6, "patch_size": 3, "num_channels": 1}
 WORDS = {word: number for number, word in enumerate(["<pad>", "<unk>", "<s>", "</s>", "<mask>", *"abcdefghij"])}
 BERT_WORDS = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij"])}
 
@@ -46,12 +54,16 @@ def build() -> dict[str, tuple[Any, Any]]:
             getattr(hf_sphere, name)(config),
             SphereVisionImageProcessor(size=6, num_channels=1, image_mean=[0.3], image_std=[0.2]),
         )
-    tokenizers = {"Bert": BertTokenizer(vocab=BERT_WORDS), "Roberta": RobertaTokenizer(vocab=WORDS, merges=[])}
-    for encoder in TEXT_ENCODERS:
-        for kind in ("Model", "ForMaskedLM", "ForSequenceClassification"):
-            name = f"Sphere{encoder.prefix}{kind}"
-            config = getattr(hf_sphere, f"Sphere{encoder.prefix}Config")(**TEXT)
-            built[name] = getattr(hf_sphere, name)(config), tokenizers[encoder.prefix]
+    tokenizers = {"Roberta": RobertaTokenizer(vocab=WORDS, merges=[])}
+    pixels = ViTImageProcessor(size={"height": 6, "width": 6}, image_mean=[0.3], image_std=[0.2])
+    for encoder in ENCODERS:
+        is_text = encoder.tasks != IMAGE_TASKS
+        options = SIZES | ({"vocab_size": 50, "pad_token_id": 0} if is_text else IMAGES)
+        processor = tokenizers.get(encoder.prefix, BertTokenizer(vocab=BERT_WORDS)) if is_text else pixels
+        for task in encoder.tasks:
+            config = getattr(hf_sphere, f"Sphere{encoder.prefix}Config")(**options)
+            name = f"Sphere{encoder.prefix}{task}"
+            built[name] = getattr(hf_sphere, name)(config), processor
     return built
 
 
