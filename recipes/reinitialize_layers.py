@@ -106,6 +106,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
     from hf_sphere.analysis.saved_results import SavedAccuracies
     from hf_sphere.training.output_dir import can_resume_results, check_results_dir, prepare_results_dir, write_settings
     from hf_sphere.utils.digest import digest_weights
+    from hf_sphere.utils.input_length import check_input_shape
     from hf_sphere.utils.snapshots import list_snapshots
 
     transformers.utils.logging.disable_progress_bar()  # only the bar of the layers is shown
@@ -139,6 +140,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
             f"--top_k {args.top_k} must be below the number of classes, {classifier.num_classes}; otherwise every "
             "image counts as correct."
         )
+    check_input_shape(classifier.model, [data_args.num_channels, data_args.image_size[0], data_args.image_size[-1]])
     num_images = min(args.max_samples or batches.examples_per_epoch, batches.examples_per_epoch)
     images = f"{num_images:,} images of {data_args.dataset_name}, {args.split}"
     print(f"measuring on {images}")

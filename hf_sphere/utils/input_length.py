@@ -1,6 +1,12 @@
-"""Maximum input length of text models."""
+"""Sizes of inputs that models support: the length of texts and the shape of images."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
+from torch import nn
+
+from hf_sphere.utils.arguments import error_text
 
 UNLIMITED = 10**6
 """A tokenizer whose `model_max_length` is at least this has no known limit."""
@@ -24,3 +30,20 @@ def longest_input(model: Any, tokenizer: Any) -> int | None:
         unused = [table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None]
         limits.append(positions - max((number + 1 for number in unused), default=0))
     return min(limits, default=None)
+
+
+@torch.no_grad()
+def check_input_shape(model: nn.Module, shape: Sequence[int]) -> None:
+    """Raise an error if a model cannot process images of a shape (channels, height, width), by trying it.
+
+    Raises:
+        ValueError: With torch's reason.
+    """
+    was_training, parameter = model.training, next(model.parameters())
+    try:
+        model.eval()(torch.zeros(1, *shape, device=parameter.device, dtype=parameter.dtype))
+    except RuntimeError as error:
+        size = " x ".join(map(str, shape))
+        raise ValueError(f"the model does not support images of {size}: {error_text(error)}") from error
+    finally:
+        model.train(was_training)

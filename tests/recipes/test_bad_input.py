@@ -191,6 +191,14 @@ def test_drop_must_be_a_number(refusal):
     assert "drop must be at least 0 and at most 1; got nan" in refusal("reinitialize_layers", "--drop", "nan")
 
 
+@pytest.mark.parametrize("recipe", ["reinitialize_layers", "train_image_classification"])
+def test_size_that_a_saved_model_does_not_support_is_refused(refusal, recipe):
+    words = ["--image_size", "2", "--model_name_or_path", "model"]
+    if recipe == "train_image_classification":  # as in the saved model
+        words += ["--crop_padding", "0", "--head_kwargs", "{}"]
+    assert "the model does not support images of 1 x 2 x 2: " in refusal(recipe, *words)
+
+
 def test_unknown_device_is_refused(refusal):
     assert "nothing" in refusal("place_prototypes", "--device", "nothing")
 

@@ -94,12 +94,15 @@ class ImageTask(Task):
         import torch
 
         from hf_sphere.training.evaluation import initialize_from_data
+        from hf_sphere.utils.input_length import check_input_shape
 
         if self.model_args.model_name_or_path is not None:
             self._adopt_image_settings(self.model_args.model_name_or_path)
         image_data = self.load_data(run.accelerator)
         # Convolutions are faster with the channels last, as the batches are; benchmarks/image_training.py measures it.
         model = self.build_model(image_data).to(run.accelerator.device, memory_format=torch.channels_last)
+        shape = image_data.shape
+        check_input_shape(model.base_model, (shape.channels, shape.height, shape.width))
         self.check_data(model, image_data)
         if self.args.resume_from_checkpoint is None:
             initialize_from_data(model, image_data.train)
