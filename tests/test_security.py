@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import functools
 import json
 import re
 import shutil
@@ -31,6 +32,7 @@ SOURCES = [
 TINY_BERT = ROOT / "tests" / "golden" / "analogy" / "tiny-bert"
 
 
+@functools.cache
 def calls() -> list[tuple[str, str, ast.Call]]:
     """Every call in the sources: where, the called name, and the call."""
     return [
