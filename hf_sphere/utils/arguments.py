@@ -110,7 +110,8 @@ def parse_arguments(types: Sequence[type], argv: Sequence[str] | None = None, de
             [w for path in _config_files(words) for w in _argv_of(path, names)] + words
         )
         if unknown:
-            parser.error(f"unknown argument {unknown[0]!r}.{_hint(unknown[0].lstrip('-').replace('-', '_'), names)}")
+            name = unknown[0].partition("=")[0]
+            parser.error(f"unknown argument {name!r}.{_hint(name.lstrip('-').replace('-', '_'), names)}")
         return tuple(cls(**{f.name: getattr(given, f.name) for f in dataclasses.fields(cls)}) for cls in types)
     except ValueError as error:
         parser.error(str(error))

@@ -455,9 +455,9 @@ class TestInvalidOptions:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"label_noise": -0.1}, r"--label_noise .* from 0 to 1; got -0\.1"),
-            ({"label_noise": 1.01}, r"from 0 to 1; got 1\.01"),
-            ({"label_noise": float("nan")}, "from 0 to 1; got nan"),
+            ({"label_noise": -0.1}, r"label_noise must be at least 0 and at most 1; got -0\.1"),
+            ({"label_noise": 1.01}, r"at most 1; got 1\.01"),
+            ({"label_noise": float("nan")}, "at most 1; got nan"),
             ({"label_noise": 0.2, "task": "regression"}, r"--label_noise 0\.2 draws classes, and regression has none"),
             ({"shuffled_pixels": "all"}, r"--shuffled_pixels is per_image .* or shared .*; got 'all'"),
             ({"sample_classes": 1}, "at least 2; got 1"),

@@ -89,7 +89,7 @@ def results_of(folder: Path) -> dict:
 def test_by_default_all_available_figures_are_drawn(draw, embeddings):
     folder = draw(embeddings)
     names = {path.name for path in folder.iterdir()}
-    assert names == {"sphere.png", "angles.png", "sphere.html", "all_results.json", "run.json"}
+    assert names == {"sphere.png", "angles.png", "sphere.html", "all_results.json", "run.json", ".local_paths.json"}
 
 
 def test_figures_are_written_next_to_the_embeddings_by_default(recipe, run_main, tmp_path):
@@ -283,7 +283,8 @@ def test_a_missing_extra_is_an_error_if_its_figure_is_requested(draw, tmp_path, 
 def test_a_missing_extra_is_noted_if_the_default_figures_are_drawn(draw, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     folder = draw(write(tmp_path / "own", *clusters(3)))
-    assert {path.name for path in folder.iterdir()} == {"sphere.png", "angles.png", "all_results.json", "run.json"}
+    assert {path.name for path in folder.iterdir() if path.suffix == ".png"} == {"sphere.png", "angles.png"}
+    assert not (folder / "sphere.html").exists()
     assert "Note: the interactive sphere requires plotly" in capsys.readouterr().out
 
 

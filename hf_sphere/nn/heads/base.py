@@ -375,7 +375,7 @@ def _has_type(value: Any, hint: Any) -> bool:
     if get_origin(hint) in (Union, types.UnionType):
         return any(_has_type(value, part) for part in get_args(hint))
     if get_origin(hint) is Literal:
-        return value in get_args(hint)
+        return type(value) in map(type, get_args(hint))  # the head says which values it has
     if not isinstance(hint, type) or hint is inspect.Parameter.empty:
         return True  # not a type that can be checked
     if isinstance(value, bool) and hint in (int, float):
@@ -405,6 +405,8 @@ def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) 
         raise ValueError(f"head {name!r} has no option {', '.join(unknown)}; its options are: {', '.join(valid)}.")
     for option, value in options.items():
         if not _has_type(value, valid[option]):
-            expected = valid[option].__name__ if isinstance(valid[option], type) else valid[option]
+            expected = (
+                valid[option].__name__ if isinstance(valid[option], type) else str(valid[option]).replace("typing.", "")
+            )
             raise ValueError(f"option {option} of head {name!r} must be of type {expected}; got {value!r}.")
     return head_class(embedding_dim, num_classes, **options)
