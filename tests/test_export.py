@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import hf_sphere
 from hf_sphere import (
     SphereVisionConfig,
     SphereVisionForFewShotClassification,
@@ -17,6 +18,8 @@ from hf_sphere import (
 from hf_sphere.export import export_onnx
 from hf_sphere.nn.heads import HEADS
 
+TEXTS = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24}
+TEXTS |= {"vocab_size": 50, "max_position_embeddings": 40, "type_vocab_size": 2}
 IMAGES = {"backbone": "lenet5", "num_channels": 1, "image_size": 28, "num_labels": 7, "embedding_dim": 11}
 
 
@@ -50,6 +53,35 @@ def test_onnx_file_of_each_head_equals_the_model_at_any_batch_size(head, tmp_pat
         model.head.prediction = "mean"  # as documented
     for size in (1, 7):
         assert_same(path, model, {"pixel_values": torch.randn(size, 1, 28, 28)})
+
+
+def text_model(name: str, **sizes: int) -> Any:
+    """A small spherized encoder, by the name of its class without `Sphere`."""
+    family = "Bert" if name.startswith("Bert") else "Roberta"
+    config = getattr(hf_sphere, f"Sphere{family}Config")(**TEXTS | sizes)
+    return getattr(hf_sphere, f"Sphere{name}")(config).eval()
+
+
+def texts(size: int, length: int, *names: str) -> dict[str, Tensor]:
+    """Token ids, a mask that excludes the end of the first text, and further inputs of zeros and ones by name."""
+    mask = torch.ones(size, length, dtype=torch.int64)
+    mask[0, length // 2 + 1 :] = 0
+    others = {name: torch.randint(2, (size, length)) for name in names}
+    return {"input_ids": torch.randint(5, 50, (size, length)), "attention_mask": mask, **others}
+
+
+@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM", "RobertaForSequenceClassification"])
+def test_onnx_file_of_a_text_model_equals_it_at_any_batch_size_and_length(name, tmp_path):
+    model = text_model(name)
+    export_onnx(model, tmp_path / "model.onnx")
+    for size, length in ((1, 5), (7, 30)):
+        assert_same(tmp_path / "model.onnx", model, texts(size, length, "token_type_ids"))
+
+
+def test_onnx_file_of_an_encoder_with_one_token_type_has_no_token_type_ids(tmp_path):
+    model = text_model("RobertaForMaskedLM", type_vocab_size=1)
+    export_onnx(model, tmp_path / "model.onnx")
+    assert_same(tmp_path / "model.onnx", model, texts(2, 9))
 
 
 def test_onnx_file_of_an_encoder_has_each_output_once(tmp_path):
