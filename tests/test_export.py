@@ -78,6 +78,13 @@ def test_onnx_file_of_a_text_model_equals_it_at_any_batch_size_and_length(name, 
         assert_same(tmp_path / "model.onnx", model, texts(size, length, "token_type_ids"))
 
 
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "RobertaForMaskedLM"])
+def test_exported_program_of_a_text_model_equals_it(name):
+    model, batch = text_model(name), texts(3, 9, "token_type_ids")
+    program = torch.export.export(model, (), batch)
+    torch.testing.assert_close(program.module()(**batch).logits, model(**batch).logits, rtol=1e-5, atol=1e-6)
+
+
 def test_onnx_file_of_an_encoder_with_one_token_type_has_no_token_type_ids(tmp_path):
     model = text_model("RobertaForMaskedLM", type_vocab_size=1)
     export_onnx(model, tmp_path / "model.onnx")
