@@ -307,7 +307,7 @@ class _Means(torch.autograd.Function):
         squares = torch.cat([part.square().sum(-1) for part in vectors])
         ratio = _ratio(squares, vectors[0].shape[-1])
         ctx.save_for_backward(squares, ratio, *vectors)
-        ctx.sizes = [len(part) for part in vectors]
+        ctx.sizes = [part.shape[0] for part in vectors]  # `len` would fix the batch size of an exported program
         parts = zip(ratio.split(ctx.sizes), vectors, strict=True)
         return tuple(share[:, None] * part for share, part in parts)
 

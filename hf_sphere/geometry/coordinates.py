@@ -45,6 +45,8 @@ def spherize(x: Tensor, scaling: float | Tensor = 1.0, radius: float | Tensor = 
         raise ValueError(f"delta must lie between 0 and 1 (exclusive); got {delta}. The usual value is 1e-6.")
     if not isinstance(radius, Tensor) and not radius > 0.0:
         raise ValueError(f"radius must be positive; got {radius}.")
+    if torch.compiler.is_exporting():
+        return _spherize_for_export(x, _scalar(scaling, x), _scalar(radius, x), _smallest_angle(x.shape[-1], delta))
     return _Spherize.apply(x, _scalar(scaling, x), _scalar(radius, x), delta)
 
 
@@ -142,6 +144,19 @@ def _spherize_in_blocks(x: Tensor, scaling: Tensor, radius: Tensor, low: float) 
         if product is not points:
             points.copy_(product)
     return result
+
+
+def _spherize_for_export(x: Tensor, scaling: Tensor, radius: Tensor, low: float) -> Tensor:
+    """Compute the points with sums of logarithms, because ONNX has a cumulative sum but no cumulative product.
+
+    The logarithms are accumulated in float64, in which their rounding errors are negligible for any number of axes.
+    """
+    logits = x.to(scaling.dtype) * scaling
+    cosine = torch.sin(torch.sigmoid(-logits) * (math.pi / 2 - low)).to(_accumulator(x))
+    # As in `_spherize_in_blocks`. A logarithm of sin^2 = 1 - cos^2 is accurate even where the sine is close to 1.
+    squares = 1 - cosine.square() if low > math.pi / 4 else _sine(logits, low).to(cosine.dtype).square()
+    product = F.pad((0.5 * squares.log().cumsum(-1)).exp(), (1, 0), value=1.0)
+    return (radius.abs() * product * F.pad(cosine, (0, 1), value=1.0)).to(x.dtype)
 
 
 def _gradient(

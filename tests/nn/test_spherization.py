@@ -150,6 +150,15 @@ def test_export_supports_a_dynamic_batch_size():
     torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("size", "delta"), [(1, 1e-6), (3, 0.5), (3072, 1e-6)])
+def test_exported_map_equals_the_layer_also_where_angles_are_saturated(size, delta):
+    layer = Spherization(size, scaling=5.0, radius=3.0, delta=delta)
+    x = torch.stack([scale * torch.randn(size) for scale in (0.1, 1.0, 100.0)] + [torch.full((size,), -1e4)])
+    program = torch.export.export(layer, (x,))
+    torch.testing.assert_close(program.module()(x), layer(x), rtol=1e-5, atol=1e-7)
+    assert not any("cumprod" in str(node.target) for node in program.graph.nodes)  # which ONNX lacks
+
+
 def test_per_example_gradients_match_a_loop():
     layer, x = SphericalLinear(6, 3), torch.randn(4, 6)
     parameters = dict(layer.named_parameters())

@@ -42,7 +42,7 @@ class VMFHead(TemperatureHead):
     images share one fixed set of random numbers, so the prediction for an image does not depend on its batch. With few
     samples, predictions close to a tie depend on these numbers; `num_samples` can be increased in the `head_kwargs` of
     a saved model. In training mode, and always with `prediction="mean"`, the logits are `beta` times the dot product
-    of the means.
+    of the means. So are those of a model exported to ONNX, which would otherwise contain the random numbers.
 
     The samples of the training loss are random. In the recipes they depend on the run's seed, the optimizer step and
     the place of the image in the global batch; in a loop that does not call `before_forward`, on torch's global
@@ -194,7 +194,7 @@ class VMFHead(TemperatureHead):
 
     @property
     def _predicts_by_mean(self) -> bool:
-        return self.training or self.prediction == "mean"
+        return self.training or self.prediction == "mean" or torch.onnx.is_in_onnx_export()
 
     def _logits_of_means(self, embeddings: Tensor, weight: Tensor) -> Tensor:
         """Return `beta E[x].E[y]`: (N, K)."""

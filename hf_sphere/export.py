@@ -1,0 +1,115 @@
+"""Export of the models to ONNX."""
+
+import inspect
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from hf_sphere.utils.files import atomic_files
+
+
+def export_onnx(model: PreTrainedModel, path: str | os.PathLike) -> None:
+    """Write an image or text model to an ONNX file.
+
+    The inputs are named as those of the model: `pixel_values`; or `input_ids`, `attention_mask` and, for an encoder
+    with more than one token type, `token_type_ids`. The outputs are the tensors of the model's output, such as
+    `logits`, `embeddings` and `concentration`. Batch size and text length are variable; the image size is that of the
+    configuration. The weights have the dtype of the model. Those of more than 1.5 GB are written to a second file,
+    `path` with the suffix `.data` appended.
+
+    The outputs equal those of the model in eval mode, except for the logits of the head `vmf`. These are the logits of
+    the means of embedding and classes, as with `prediction="mean"`, because the random numbers of the samples would be
+    constants in the file, hundreds of megabytes for a thousand classes.
+
+    The runtime needs float64, in which the spherization accumulates.
+
+    Args:
+        model: The model; its state and mode are not changed.
+        path: The file; its folder is created if necessary, and an existing file is replaced.
+
+    Raises:
+        ImportError: If onnx or onnxscript is missing.
+        ValueError: If the model has other inputs, or `path` is a folder.
+
+    Example:
+        >>> export_onnx(model, "digits.onnx")
+        >>> session = onnxruntime.InferenceSession("digits.onnx")
+        >>> logits, embeddings = session.run(["logits", "embeddings"], {"pixel_values": images.numpy()})
+    """
+    try:
+        import onnx  # noqa: F401  (import check only)
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError("exporting to ONNX requires onnx and onnxscript: pip install 'hf_sphere[onnx]'.") from error
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"path must be a file, but {path} is a folder. Use for instance {path / 'model.onnx'}.")
+    inputs = _example_inputs(model)
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            wrapped = _TupleOfTensors(model, inputs).eval()
+            program: Any = torch.onnx.export(
+                wrapped,
+                tuple(inputs.values()),
+                dynamo=True,
+                verbose=False,
+                input_names=list(inputs),
+                output_names=wrapped.output_names,
+                dynamic_shapes=(_variable_axes(inputs),),
+            )
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    with atomic_files(path.parent) as folder:
+        program.save(folder / path.name)
+
+
+class _TupleOfTensors(nn.Module):
+    """A model with positional inputs that returns the tensors of its output as a tuple."""
+
+    def __init__(self, model: PreTrainedModel, inputs: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self.input_names = list(inputs)
+        self.output_names: list[str] = []
+        seen: list[Any] = []  # an output can have two names
+        for name, value in model(**inputs, return_dict=True).items():
+            if isinstance(value, Tensor) and not any(value is other for other in seen):
+                seen.append(value)
+                self.output_names.append(name)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        output = self.model(**dict(zip(self.input_names, inputs, strict=True)), return_dict=True)
+        return tuple(output[name] for name in self.output_names)
+
+
+def _example_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return inputs of the model, by name; no axis of variable length is 0 or 1, which torch would treat as fixed."""
+    parameters = inspect.signature(model.forward).parameters
+    required = [name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    config: Any = model.config
+    if model.main_input_name == "pixel_values" and required == ["pixel_values"]:
+        return {"pixel_values": torch.zeros(2, config.num_channels, *config.input_size, device=model.device)}
+    if model.main_input_name == "input_ids" and not required:
+        names = ["input_ids", "attention_mask"]
+        if "token_type_ids" in parameters and getattr(config, "type_vocab_size", 0) > 1:
+            names.append("token_type_ids")
+        return {name: torch.ones(2, 8, dtype=torch.int64, device=model.device) for name in names}
+    raise ValueError(
+        f"export_onnx supports models whose only required input is pixel_values or input_ids; {type(model).__name__} "
+        f"requires {', '.join(required) or model.main_input_name}. Export its encoder, `model.base_model`, instead."
+    )
+
+
+def _variable_axes(inputs: dict[str, Tensor]) -> tuple[dict[int, Any], ...]:
+    """Return the names of the variable axes of each input: batch and, for token ids, length."""
+    count = 1 if "pixel_values" in inputs else 2
+    names: dict[int, Any] = dict(enumerate(["batch", "length"][:count]))
+    # The axes of the other inputs get the same names, since they must have the same lengths.
+    return (names, *(dict.fromkeys(names, torch.export.Dim.DYNAMIC) for _ in list(inputs)[1:]))

@@ -1,0 +1,126 @@
+"""Does a model compute the same in onnxruntime and as an exported program as in torch?"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hf_sphere
+from hf_sphere import (
+    SphereVisionConfig,
+    SphereVisionForFewShotClassification,
+    SphereVisionForImageClassification,
+    SphereVisionModel,
+)
+from hf_sphere.export import export_onnx
+from hf_sphere.nn.heads import HEADS
+
+TEXTS = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24}
+TEXTS |= {"vocab_size": 50, "max_position_embeddings": 40, "type_vocab_size": 2}
+IMAGES = {"backbone": "lenet5", "num_channels": 1, "image_size": 28, "num_labels": 7, "embedding_dim": 11}
+
+
+def image_model(**options: Any) -> SphereVisionForImageClassification:
+    return SphereVisionForImageClassification(SphereVisionConfig(**IMAGES | options)).eval()
+
+
+def run_onnx(path: Path, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Run a file in onnxruntime, with the batch as its only inputs; outputs by name."""
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    session = runtime.InferenceSession(path)
+    names = [output.name for output in session.get_outputs()]
+    assert [given.name for given in session.get_inputs()] == list(batch)
+    outputs = session.run(names, {name: tensor.numpy() for name, tensor in batch.items()})
+    return dict(zip(names, map(torch.from_numpy, outputs), strict=True))
+
+
+@torch.no_grad()
+def assert_same(path: Path, model: Any, batch: dict[str, Tensor]) -> None:
+    """Assert that outputs have the names of the model's and are within 1e-4."""
+    expected = {name: value for name, value in model(**batch).items() if isinstance(value, Tensor)}
+    torch.testing.assert_close(run_onnx(path, batch), expected, rtol=0.0, atol=1e-4)
+
+
+@pytest.mark.parametrize("head", sorted(HEADS))
+def test_onnx_file_of_each_head_equals_the_model_at_any_batch_size(head, tmp_path):
+    model, path = image_model(head=head), tmp_path / "new" / "model.onnx"
+    export_onnx(model, path)
+    if head == "vmf":
+        assert model.head.prediction == "samples"
+        model.head.prediction = "mean"  # as documented
+    for size in (1, 7):
+        assert_same(path, model, {"pixel_values": torch.randn(size, 1, 28, 28)})
+
+
+def text_model(name: str, **sizes: int) -> Any:
+    """A small spherized encoder, by the name of its class without `Sphere`."""
+    family = "Bert" if name.startswith("Bert") else "Roberta"
+    config = getattr(hf_sphere, f"Sphere{family}Config")(**TEXTS | sizes)
+    return getattr(hf_sphere, f"Sphere{name}")(config).eval()
+
+
+def texts(size: int, length: int, *names: str) -> dict[str, Tensor]:
+    """Token ids, a mask that excludes the end of the first text, and further inputs of zeros and ones by name."""
+    mask = torch.ones(size, length, dtype=torch.int64)
+    mask[0, length // 2 + 1 :] = 0
+    others = {name: torch.randint(2, (size, length)) for name in names}
+    return {"input_ids": torch.randint(5, 50, (size, length)), "attention_mask": mask, **others}
+
+
+@pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM", "RobertaForSequenceClassification"])
+def test_onnx_file_of_a_text_model_equals_it_at_any_batch_size_and_length(name, tmp_path):
+    model = text_model(name)
+    export_onnx(model, tmp_path / "model.onnx")
+    for size, length in ((1, 5), (7, 30)):
+        assert_same(tmp_path / "model.onnx", model, texts(size, length, "token_type_ids"))
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "RobertaForMaskedLM"])
+def test_exported_program_of_a_text_model_equals_it(name):
+    model, batch = text_model(name), texts(3, 9, "token_type_ids")
+    program = torch.export.export(model, (), batch)
+    torch.testing.assert_close(program.module()(**batch).logits, model(**batch).logits, rtol=1e-5, atol=1e-6)
+
+
+def test_onnx_file_of_an_encoder_with_one_token_type_has_no_token_type_ids(tmp_path):
+    model = text_model("RobertaForMaskedLM", type_vocab_size=1)
+    export_onnx(model, tmp_path / "model.onnx")
+    assert_same(tmp_path / "model.onnx", model, texts(2, 9))
+
+
+def test_onnx_file_of_an_encoder_has_each_output_once(tmp_path):
+    model = SphereVisionModel(SphereVisionConfig(**IMAGES, spherization={})).eval()
+    export_onnx(model, tmp_path / "model.onnx")
+    batch = {"pixel_values": torch.randn(3, 1, 28, 28)}
+    found = run_onnx(tmp_path / "model.onnx", batch)
+    assert list(found) == ["embeddings"]  # which the model also returns as pooler_output
+    torch.testing.assert_close(found["embeddings"], model(**batch).embeddings, rtol=0.0, atol=1e-4)
+
+
+def test_export_changes_neither_mode_nor_random_numbers(tmp_path):
+    model = image_model(head="cosine").train()
+    model.sphere_vision.backbone.eval()
+    modes, numbers = [module.training for module in model.modules()], torch.get_rng_state()
+    export_onnx(model, tmp_path / "model.onnx")
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), numbers)
+
+
+def test_missing_package_is_reported_with_the_extra_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[onnx\]'"):
+        export_onnx(image_model(), tmp_path / "model.onnx")
+
+
+def test_folder_as_path_is_rejected_before_the_export(tmp_path):
+    with pytest.raises(ValueError, match=r"is a folder. Use for instance .*model\.onnx"):
+        export_onnx(image_model(), tmp_path)
+
+
+def test_model_with_other_inputs_is_rejected(tmp_path):
+    config = SphereVisionConfig(backbone="conv4", image_size=28, num_channels=1, head=None)
+    with pytest.raises(ValueError, match=r"requires pixel_values, support_pixel_values.*Export its encoder"):
+        export_onnx(SphereVisionForFewShotClassification(config), tmp_path / "model.onnx")
