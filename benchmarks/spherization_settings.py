@@ -55,7 +55,7 @@ def main() -> None:
                 "varying_length": float(variances.sum()),
                 "directions": participation,
                 "gradient_first_to_last_fifth": float(gradients[:fifth].mean() / gradients[-fifth:].mean()),
-                "largest_weight": float((variances.max() / variances.min()).sqrt()),
+                "weight_range": float((variances.max() / variances.min()).sqrt()),
             }
             table.append(entry)
             name = f"scaling {scaling:g}, delta {delta:g}: "

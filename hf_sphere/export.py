@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_sphere.utils.files import atomic_files
+from hf_sphere.utils.modes import eval_mode
 
 
 def export_onnx(model: PreTrainedModel, path: str | os.PathLike) -> None:
@@ -49,23 +50,17 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike) -> None:
     if path.is_dir():
         raise ValueError(f"path must be a file, but {path} is a folder. Use for instance {path / 'model.onnx'}.")
     inputs = _example_inputs(model)
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            wrapped = _TupleOfTensors(model, inputs).eval()
-            program: Any = torch.onnx.export(
-                wrapped,
-                tuple(inputs.values()),
-                dynamo=True,
-                verbose=False,
-                input_names=list(inputs),
-                output_names=wrapped.output_names,
-                dynamic_shapes=(_variable_axes(inputs),),
-            )
-    finally:
-        for module, training in modes.items():
-            module.training = training
+    with eval_mode(model), torch.no_grad():
+        wrapped = _TupleOfTensors(model, inputs).eval()
+        program: Any = torch.onnx.export(
+            wrapped,
+            tuple(inputs.values()),
+            dynamo=True,
+            verbose=False,
+            input_names=list(inputs),
+            output_names=wrapped.output_names,
+            dynamic_shapes=(_variable_axes(inputs),),
+        )
     with atomic_files(path.parent) as folder:
         program.save(folder / path.name)
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hf_sphere.utils.digest import digest_weights
 from hf_sphere.utils.input_length import longest_input
 from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.utils.modes import eval_mode
 
 Kind = Literal["masked", "causal", "embedding"]
 
@@ -172,15 +173,8 @@ class LanguageModel:
 
         Other threads wait, so that none runs the model in the wrong mode or with the hooks of another thread.
         """
-        with _LOCKS.setdefault(self.model, threading.RLock()):
-            training = [module for module in self.model.modules() if module.training]
-            self.model.eval()
-            try:
-                with torch.inference_mode():
-                    yield
-            finally:
-                for module in training:
-                    module.training = True
+        with _LOCKS.setdefault(self.model, threading.RLock()), eval_mode(self.model), torch.inference_mode():
+            yield
 
     def forward(self, ids: Tensor, *, base: bool = False) -> Any:
         """Run the model, or only its base.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.utils.loading import load_model, load_pretrained
+from hf_sphere.utils.modes import eval_mode
 
 
 @torch.no_grad()  # unlike inference mode, it returns tensors that can be modified in place
@@ -48,19 +49,20 @@ def embed_class_names(
         model = load_model(AutoModel, model)
     elif tokenizer is None:
         raise ValueError("a loaded model needs its tokenizer: embed_class_names(names, model, tokenizer=tokenizer).")
-    was_training, original_device = model.training, next(model.parameters()).device
+    original_device = next(model.parameters()).device
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # decoders often have no padding token
     texts = [template.replace("{}", name) for name in names]
     vectors = []
     try:
-        model.eval().to(device)
-        for start in range(0, len(texts), batch_size):
-            batch = tokenizer(texts[start : start + batch_size], padding=True, truncation=True, return_tensors="pt")
-            batch = batch.to(device)
-            states = model(**batch).last_hidden_state.float()
-            mask = batch["attention_mask"][..., None].float()
-            vectors.append(((states * mask).sum(1) / mask.sum(1)).cpu())
+        with eval_mode(model):
+            model.to(device)
+            for start in range(0, len(texts), batch_size):
+                batch = tokenizer(texts[start : start + batch_size], padding=True, truncation=True, return_tensors="pt")
+                batch = batch.to(device)
+                states = model(**batch).last_hidden_state.float()
+                mask = batch["attention_mask"][..., None].float()
+                vectors.append(((states * mask).sum(1) / mask.sum(1)).cpu())
     finally:
-        model.train(was_training).to(original_device)
+        model.to(original_device)
     return torch.cat(vectors)

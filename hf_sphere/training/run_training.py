@@ -20,6 +20,7 @@ from hf_sphere.training.published import PUBLISHED, find_published, show_publish
 from hf_sphere.training.run import Run, start_run
 from hf_sphere.training.snapshots import Snapshots
 from hf_sphere.training.tasks.base import Prepared, Task
+from hf_sphere.utils.arguments import error_text
 from hf_sphere.utils.files import UNFINISHED
 from hf_sphere.utils.loading import load_model
 from hf_sphere.utils.manifest import find_damage, write_manifest
@@ -208,7 +209,7 @@ def _explain_failed_upload(run: Run) -> Iterator[None]:
         yield
     except Exception as error:  # huggingface_hub also raises the errors of its HTTP library
         raise ConnectionError(
-            f"the upload failed: {str(error).rstrip('.') or type(error).__name__}. The model is saved in "
+            f"the upload failed: {error_text(error).rstrip('.')}. The model is saved in "
             f"{run.output_dir}; to upload it, repeat the command with --resume_from_checkpoint latest."
         ) from error
 

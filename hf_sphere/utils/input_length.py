@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.modes import eval_mode
 
 UNLIMITED = 10**6
 """A tokenizer whose `model_max_length` is at least this has no known limit."""
@@ -39,11 +40,10 @@ def check_input_shape(model: nn.Module, shape: Sequence[int]) -> None:
     Raises:
         ValueError: With torch's reason.
     """
-    was_training, parameter = model.training, next(model.parameters())
+    parameter = next(model.parameters())
     try:
-        model.eval()(torch.zeros(1, *shape, device=parameter.device, dtype=parameter.dtype))
+        with eval_mode(model):
+            model(torch.zeros(1, *shape, device=parameter.device, dtype=parameter.dtype))
     except RuntimeError as error:
         size = " x ".join(map(str, shape))
         raise ValueError(f"the model does not support images of {size}: {error_text(error)}") from error
-    finally:
-        model.train(was_training)

@@ -126,15 +126,13 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
     Each name is imported when it is first used. The stub lists no class of the table: a row needs no other file.
     """
     from_stub, _, names = lazy_loader.attach_stub(package, file)
-    names += [f"Sphere{encoder.prefix}{part}" for encoder in ENCODERS for part in ("Config", *encoder.tasks)]
+    of_table = [f"Sphere{encoder.prefix}{part}" for encoder in ENCODERS for part in ("Config", *encoder.tasks)]
 
     def get(name: str) -> Any:
-        try:
+        if name in names or not name.startswith("Sphere"):
             return from_stub(name)
-        except AttributeError:
-            if not name.startswith("Sphere"):
-                raise
         kind = "configuration" if name.endswith("Config") else "modeling"
         return getattr(importlib.import_module(f"{__package__}.{kind}_sphere_text"), name)
 
-    return get, lambda: sorted(names), sorted(names)
+    every = sorted([*names, *of_table])
+    return get, lambda: every, every

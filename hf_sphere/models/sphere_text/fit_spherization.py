@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_sphere.models.sphere_text.encoders import Encoder
+from hf_sphere.utils.modes import eval_mode
 
 RIDGES = tuple(10.0**exponent for exponent in range(-9, 1))
 """Candidate ridges, relative to the mean square of each coordinate."""
@@ -114,7 +115,7 @@ def calibrate_spherization(
     fits = []
     parts = _split(batches)
     bar = tqdm(total=len(spherized) * sum(map(len, parts)), unit="batch", desc="Fitting", disable=not progress)
-    with bar, _in_eval_mode(model, reference):
+    with bar, eval_mode(model, reference):
         for index in spherized:
             layer, plain = layers[index], plain_layers[index]
             train, held_out = (_NormalEquations(), _NormalEquations())
@@ -249,18 +250,6 @@ def _record(module: nn.Module) -> Iterator[list[tuple[tuple[Tensor, ...], Tensor
         yield calls
     finally:
         hook.remove()
-
-
-@contextmanager
-def _in_eval_mode(*models: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for model in models for module in model.modules()]
-    for model in models:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:  # individually, since some may be frozen in eval mode
-            module.training = mode
 
 
 def _solver_device(tensor: Tensor) -> torch.device:
