@@ -55,7 +55,7 @@ def test_loss_for_fixed_samples_matches_the_reference(case, golden, monkeypatch)
 
     def loss_of(index: int, sample: int) -> float:
         drawn = given(samples[[index], sample], z[[index]])
-        monkeypatch.setattr(head, "_draw", lambda points: drawn)
+        monkeypatch.setattr(head, "_draw", lambda points, keys: drawn)
         return head(z[[index]], labels[[index]]).loss.item()
 
     count = samples.shape[1]

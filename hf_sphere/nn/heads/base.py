@@ -31,13 +31,14 @@ class HeadOutput:
     """Output of a head.
 
     Attributes:
-        logits: (B, K). `argmax` is the prediction and `softmax` the confidence of the head.
+        logits: (B, K). `argmax` is the prediction and `softmax` the confidence of the head. None in training with
+            labels if the head computes the loss in blocks of classes.
         loss: Scalar, if labels were given.
         embeddings: (B, d'), the transformed embeddings that the logits are computed from, for instance normalized.
         concentration: (B,), the certainty of the embeddings, for heads that have one.
     """
 
-    logits: Tensor
+    logits: Tensor | None
     loss: Tensor | None = None
     embeddings: Tensor | None = None
     concentration: Tensor | None = None
@@ -79,6 +80,8 @@ class Head(nn.Module):
     """Distance between transformed embeddings, one of those of `hf_sphere.metrics.retrieval_scores`."""
     needs_data_initialization: ClassVar[bool] = False
     """Whether `initialize_from_data` must be called before training; may be a property that depends on the state."""
+    in_blocks: bool = False
+    """Whether the loss is computed in blocks of classes, so that training with labels needs no logits."""
     reduction: str = "mean"
     """Whether the loss is the `mean` or the `sum` over a batch."""
 
@@ -149,7 +152,8 @@ class Head(nn.Module):
             self.check_labels(labels)
             if self.training:
                 self.observe(transformed, labels)
-        logits = self.compute_logits(transformed)
+        skips_logits = self.in_blocks and self.training and labels is not None
+        logits = None if skips_logits else self._predict(transformed)
         loss = None
         if labels is not None:
             loss = self._reduce_loss(transformed, logits, labels)
@@ -217,12 +221,21 @@ class Head(nn.Module):
         if is_readable(labels) and not ((labels >= 0) & (labels <= 1)).all():
             raise ValueError("labels of examples with several classes must be 0 or 1, or between them.")
 
-    def _reduce_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    def _predict(self, embeddings: Tensor) -> Tensor:
+        """Return the logits (B, K) of transformed embeddings."""
+        return self.compute_logits(embeddings)
+
+    def _losses(self, embeddings: Tensor, logits: Tensor | None, labels: Tensor) -> Tensor:
+        """Return the loss of each example: (B,)."""
+        assert logits is not None
+        return self.compute_loss(embeddings, logits, labels)
+
+    def _reduce_loss(self, embeddings: Tensor, logits: Tensor | None, labels: Tensor) -> Tensor:
         """Compute the mean or sum of the losses of examples without the label -100; 0 if there are none."""
         used = labels != IGNORED if labels.ndim == 1 else labels.new_ones(len(labels), dtype=torch.bool)
         labels = labels.masked_fill(~used, 0) if labels.ndim == 1 else labels
         # Masked instead of selected: the number of selected examples is not known without a device synchronization.
-        total = torch.where(used, self.compute_loss(embeddings, logits, labels), 0.0).sum()
+        total = torch.where(used, self._losses(embeddings, logits, labels), 0.0).sum()
         return total if self.reduction == "sum" else total / used.sum().clamp_min(1)
 
     def _warn_about_unused_loss(self) -> None:

@@ -6,16 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_sphere.nn.class_weights import ClassWeightHead
 from hf_sphere.nn.heads.base import TemperatureHead
 
 
-class CosineHead(TemperatureHead):
+class CosineHead(ClassWeightHead, TemperatureHead):
     """Cross-entropy of `scale * cosine` between embedding and class weights; the scale is learned by default.
 
     Args:
         embedding_dim: Length d of the embeddings.
         num_classes: Number of classes K.
-        **options: See `TemperatureHead`.
+        **options: See `ClassWeightHead` and `TemperatureHead`.
 
     Reference:
         Zhai and Wu, "Classification is a strong baseline for deep metric learning", BMVC 2019; the learned temperature
@@ -23,11 +24,13 @@ class CosineHead(TemperatureHead):
     """
 
     name = "cosine"
+    normalizes_classes = True
 
     def __init__(self, embedding_dim: int, num_classes: int, **options: Any) -> None:
         super().__init__(embedding_dim, num_classes, **options)
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         self.reset_parameters()
+        self.keep_own_classes()
 
     def reset_parameters(self) -> None:
         """Initialize class weights and temperature."""
@@ -42,6 +45,10 @@ class CosineHead(TemperatureHead):
         """Return `scale * cosine`, float32 or better."""
         with torch.autocast(embeddings.device.type, enabled=False):
             return self.inverse_temperature() * embeddings @ self.class_directions(embeddings).T
+
+    def logit_inputs(self, embeddings: Tensor) -> Tensor:
+        """Return `scale * embeddings`: (B, d) -> (B, d)."""
+        return self.inverse_temperature() * embeddings
 
     def class_directions(self, embeddings: Tensor) -> Tensor:
         """Return the normalized class weights (K, d) in the dtype of the embeddings."""
