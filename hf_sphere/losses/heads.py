@@ -33,6 +33,10 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):
 
     head_name: ClassVar[str | None] = None
 
+    def __init_subclass__(cls, *, head: str | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.head_name = head or cls.head_name
+
     def __init__(self, embedding_dim: int, num_classes: int, *, head: str | None = None, **options: Any) -> None:
         super().__init__()
         name = self.head_name or head
@@ -60,55 +64,37 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):
         return loss
 
 
-class CosineSoftmaxLoss(HeadLoss):
-    """Head `cosine` as a loss; see `HeadLoss` and `CosineHead`."""
-
-    head_name = "cosine"
+class CosineSoftmaxLoss(HeadLoss, head="cosine"):
+    """`CosineHead` as a loss."""
 
 
-class ArcFaceLoss(HeadLoss):
-    """Head `arcface` as a loss; see `HeadLoss` and `ArcFaceHead`."""
-
-    head_name = "arcface"
+class ArcFaceLoss(HeadLoss, head="arcface"):
+    """`ArcFaceHead` as a loss."""
 
 
-class CosFaceLoss(HeadLoss):
-    """Head `cosface` as a loss; see `HeadLoss` and `CosFaceHead`."""
-
-    head_name = "cosface"
+class CosFaceLoss(HeadLoss, head="cosface"):
+    """`CosFaceHead` as a loss."""
 
 
-class SubCenterArcFaceLoss(HeadLoss):
-    """Head `subcenter_arcface` as a loss; see `HeadLoss` and `SubCenterArcFaceHead`."""
-
-    head_name = "subcenter_arcface"
+class SubCenterArcFaceLoss(HeadLoss, head="subcenter_arcface"):
+    """`SubCenterArcFaceHead` as a loss."""
 
 
-class AdaFaceLoss(HeadLoss):
-    """Head `adaface` as a loss; see `HeadLoss` and `AdaFaceHead`."""
-
-    head_name = "adaface"
+class AdaFaceLoss(HeadLoss, head="adaface"):
+    """`AdaFaceHead` as a loss."""
 
 
-class ProxyAnchorLoss(HeadLoss):
-    """Head `proxy_anchor` as a loss; see `HeadLoss` and `ProxyAnchorHead`."""
-
-    head_name = "proxy_anchor"
+class ProxyAnchorLoss(HeadLoss, head="proxy_anchor"):
+    """`ProxyAnchorHead` as a loss."""
 
 
-class VMFSoftmaxLoss(HeadLoss):
-    """Head `vmf` as a loss; see `HeadLoss` and `VMFHead`."""
-
-    head_name = "vmf"
+class VMFSoftmaxLoss(HeadLoss, head="vmf"):
+    """`VMFHead` as a loss."""
 
 
-class PrototypeLoss(HeadLoss):
-    """Head `prototype` as a loss; see `HeadLoss` and `PrototypeHead`."""
-
-    head_name = "prototype"
+class PrototypeLoss(HeadLoss, head="prototype"):
+    """`PrototypeHead` as a loss."""
 
 
-class ETFLoss(HeadLoss):
-    """Head `etf` as a loss; see `HeadLoss` and `ETFHead`."""
-
-    head_name = "etf"
+class ETFLoss(HeadLoss, head="etf"):
+    """`ETFHead` as a loss."""
