@@ -14,6 +14,7 @@ from hf_sphere.nn.processes import (
     Rows,
     count_processes,
     log_sum_over_processes,
+    process_index,
     scale_gradient,
     share_of,
     sum_over_processes,
@@ -137,8 +138,9 @@ class ClassWeightHead(Head):
         exchange = Exchange(self, labels)
         parameters, local = self.select_classes(exchange.gather(labels))
         bias = parameters[1] if len(parameters) > 1 else None
+        inputs = self.logit_inputs(embeddings)
         others, total, own = sum_over_other_classes(
-            exchange.gather(self.logit_inputs(embeddings)),
+            exchange.gather(inputs),
             parameters[0],
             bias,
             local,
@@ -146,7 +148,10 @@ class ClassWeightHead(Head):
             sum_logits=self.label_smoothing > 0,
         )
         own = exchange.sum(own)
-        target = self.target_logits(embeddings, F.normalize(own, dim=-1) if self.normalizes_classes else own)
+        own = F.normalize(own, dim=-1) if self.normalizes_classes else own
+        if own.ndim == 3:  # the best center
+            own = own[torch.arange(len(own)), (own * inputs[:, None]).sum(-1).argmax(1)]
+        target = self.target_logits(embeddings, own)
         if bias is not None:
             target = target + exchange.sum(own_rows(bias, local).to(target.dtype))
         loss = -F.logsigmoid(target - exchange.log_sum(others))
@@ -202,6 +207,12 @@ class Exchange:
     """
 
     def __init__(self, head: ClassWeightHead, batch: Tensor) -> None:
+        if head.shard_classes and head.classes != share_of(head.num_classes):
+            raise RuntimeError(
+                f"the head has the classes {head.classes.start} to {head.classes.stop - 1}, but process "
+                f"{process_index()} of {count_processes()} must have others: it was built before the process group. "
+                "Create the group (for instance by an Accelerator) first, then the model."
+            )
         self.rows = Rows.of(batch) if head.is_sharded else None
 
     def gather(self, values: Tensor) -> Tensor:
@@ -221,13 +232,13 @@ class Exchange:
         return value if self.rows is None else scale_gradient(value, count_processes())
 
 
-def class_shards(model: nn.Module) -> dict[str, range]:
-    """Return the classes on this process of each parameter whose classes are on several, by parameter name."""
+def class_shards(model: nn.Module) -> dict[str, ClassWeightHead]:
+    """Return the head of each parameter that has only the classes of this process, by parameter name."""
     heads = {name: head for name, head in model.named_modules() if isinstance(head, ClassWeightHead)}
     return {
-        f"{name}.{parameter}".removeprefix("."): head.classes
+        f"{name}.{parameter}".removeprefix("."): head
         for name, head in heads.items()
-        if head.is_sharded
+        if head.shard_classes
         for parameter in head.class_parameters
     }
 

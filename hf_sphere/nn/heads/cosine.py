@@ -65,8 +65,8 @@ class CosineHead(ClassWeightHead, TemperatureHead):
         return self.inverse_temperature() * (embeddings * directions).sum(-1)
 
     def logit_inputs(self, embeddings: Tensor) -> Tensor:
-        """Return `scale * embeddings`: (B, d) -> (B, d)."""
-        return self.inverse_temperature() * embeddings
+        """Return the unit vectors times the scale: (B, d) -> (B, d)."""
+        return self.inverse_temperature() * self.unit_embeddings(embeddings)
 
     def class_directions(self, embeddings: Tensor) -> Tensor:
         """Return the normalized class weights (K, d) in the dtype of the embeddings."""

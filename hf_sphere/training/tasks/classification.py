@@ -36,6 +36,9 @@ class ModelArguments(EncoderArguments):
         None, f"Head: {', '.join(HEAD_NAMES)}; if not set, `spherized`, or `prototype` in joint prediction."
     )
     head_kwargs: Options = argument(Options, "Options of the head, a mapping.")
+    shard_classes: bool = argument(
+        False, "Spread the class weights over the processes; the head must have this option."
+    )
     prototypes_file: str | None = argument(
         None, "Prototypes of the head `prototype`, written by recipes/place_prototypes.py; computed if not set."
     )
@@ -101,8 +104,9 @@ class ImageClassification(ImageTask):
             _check_classes(saved, image_data, self.model_args.model_name_or_path)
             loss = self._loss_options(saved.head)
             if saved.head_kwargs or loss:
-                # Label smoothing is a setting of the run, so that of the saved model is not kept.
-                kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k != "label_smoothing"}
+                # Settings of a run, so those of the saved model are not kept.
+                of_run = ("label_smoothing", "shard_classes")
+                kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k not in of_run}
                 settings["head_kwargs"] = kept | loss
         else:
             head = self.model_args.head or self.default_head
@@ -161,6 +165,8 @@ class ImageClassification(ImageTask):
         options: dict[str, Any] = {}
         if self.args.label_smoothing_factor:
             options["label_smoothing"] = self.args.label_smoothing_factor
+        if self.model_args.shard_classes:
+            options["shard_classes"] = True
         if self.args.loss_reduction is not None and head in HEADS:
             if "reduction" in option_names(HEADS[head]):
                 options["reduction"] = self.args.loss_reduction
