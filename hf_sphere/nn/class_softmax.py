@@ -91,7 +91,7 @@ class _OtherClasses(torch.autograd.Function):
         normalize: bool,
         sum_logits: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        log_sums = []
+        log_sum = torch.full_like(embeddings[:, 0], -torch.inf)
         totals = torch.zeros_like(embeddings[:, 0]) if sum_logits else None
         for part in _blocks(embeddings, weight):
             logits = _block(embeddings, weight, bias, part, normalize)[0]
@@ -99,8 +99,8 @@ class _OtherClasses(torch.autograd.Function):
                 totals += _set_own(logits, labels, part, 0.0).sum(1)
             logits = _set_own(logits, labels, part, -torch.inf)
             peak = logits.amax(1, keepdim=True).clamp_min_(torch.finfo(logits.dtype).min)
-            log_sums.append(logits.sub_(peak).exp_().sum(1).log_().add_(peak[:, 0]))
-        log_sum = torch.stack(log_sums).logsumexp(0)
+            of_block = logits.sub_(peak).exp_().sum(1).log_().add_(peak[:, 0])
+            log_sum = torch.logaddexp(log_sum, of_block)
         ctx.normalize = normalize
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(embeddings, weight, bias, labels, log_sum)
