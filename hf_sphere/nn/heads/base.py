@@ -156,7 +156,7 @@ class Head(nn.Module):
         logits = None if skips_logits else self._predict(transformed)
         loss = None
         if labels is not None:
-            loss = self._reduce_loss(transformed, logits, labels)
+            loss = self.reduce_loss(transformed, logits, labels)
         concentration = self.compute_concentration(transformed)
         return HeadOutput(logits, loss, transformed.to(embeddings.dtype), concentration)
 
@@ -189,7 +189,7 @@ class Head(nn.Module):
     @classmethod
     def has_own_loss(cls) -> bool:
         """Whether the loss is not a cross-entropy of the logits but one for a single class per example."""
-        return cls.compute_loss is not Head.compute_loss
+        return cls.compute_loss is not Head.compute_loss or cls.reduce_loss is not Head.reduce_loss
 
     @classmethod
     def require_cross_entropy(cls, purpose: str) -> None:
@@ -230,8 +230,11 @@ class Head(nn.Module):
         assert logits is not None
         return self.compute_loss(embeddings, logits, labels)
 
-    def _reduce_loss(self, embeddings: Tensor, logits: Tensor | None, labels: Tensor) -> Tensor:
-        """Compute the mean or sum of the losses of examples without the label -100; 0 if there are none."""
+    def reduce_loss(self, embeddings: Tensor, logits: Tensor | None, labels: Tensor) -> Tensor:
+        """Compute the mean or sum of the losses of examples without the label -100; 0 if there are none.
+
+        A head whose loss is not one of single examples overrides it.
+        """
         used = labels != IGNORED if labels.ndim == 1 else labels.new_ones(len(labels), dtype=torch.bool)
         labels = labels.masked_fill(~used, 0) if labels.ndim == 1 else labels
         # Masked instead of selected: the number of selected examples is not known without a device synchronization.
@@ -304,9 +307,9 @@ class TemperatureHead(Head):
         embedding_dim: See `Head`.
         num_classes: See `Head`.
         log_temperature: Initial logarithm of a learned temperature, so that the initial scale is exp(-log_temperature);
-            -2.773 if None, a scale of 16.
-        scale: A positive number for a fixed scale; `learned` or None for a learned one. To learn it from another
-            initial value, set `log_temperature = -log(scale)` instead.
+            if None, that of `default_scale`, or -2.773, a scale of 16.
+        scale: A positive number for a fixed scale; `learned` for a learned one; `default_scale` if None. To learn it
+            from another initial value, set `log_temperature = -log(scale)` instead.
         temperature_lr: Learning rate of a learned `log_temperature`; that of the other parameters if None. The recipes
             and `SphereTrainer` train it without momentum and weight decay; the stock Trainer trains it like any other
             parameter.
@@ -318,6 +321,7 @@ class TemperatureHead(Head):
     """
 
     log_temperature: Tensor
+    default_scale: ClassVar[float | Literal["learned"]] = "learned"
 
     def __init__(
         self,
@@ -337,7 +341,12 @@ class TemperatureHead(Head):
             )
         if temperature_lr is not None and not temperature_lr >= 0.0:
             raise ValueError(f"temperature_lr must not be negative; got {temperature_lr}.")
-        self.initial_log_temperature = INITIAL_LOG_TEMPERATURE if log_temperature is None else float(log_temperature)
+        if log_temperature is None and scale is None:
+            scale = self.default_scale
+        if log_temperature is None:
+            has_default = self.default_scale != "learned"
+            log_temperature = -math.log(self.default_scale) if has_default else INITIAL_LOG_TEMPERATURE
+        self.initial_log_temperature = float(log_temperature)
         self.temperature_lr = temperature_lr
         if scale is None or scale == "learned":
             self.log_temperature = nn.Parameter(torch.tensor(self.initial_log_temperature))
