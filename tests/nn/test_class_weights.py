@@ -8,8 +8,9 @@ from torch.autograd import gradcheck
 from hf_sphere.nn import HEADS, Head, build_head, class_softmax, vmf_softmax
 from hf_sphere.nn.class_softmax import sum_over_other_classes
 from hf_sphere.nn.class_weights import ClassWeightHead
+from hf_sphere.nn.heads.base import option_names
 
-HEADS_IN_BLOCKS = [name for name, head in HEADS.items() if issubclass(head, ClassWeightHead)]
+HEADS_IN_BLOCKS = [name for name, head in HEADS.items() if "blockwise" in option_names(head)]
 SMOOTHED = ["softmax", "cosine", "arcface", "spherized"]
 
 
