@@ -16,6 +16,7 @@ SMALLEST_BLOCK = 32
 """Minimum number of classes per block, however large the batch."""
 
 
+@torch.compiler.disable  # a compiler would unroll the loop over the blocks
 def sum_over_other_classes(
     embeddings: Tensor,
     weight: Tensor,

@@ -33,8 +33,7 @@ class ClassWeightHead(Head):
         **options: See `Head`.
 
     Raises:
-        ValueError: If there are fewer classes than processes, the sample rate is out of range, or it is combined with
-            label smoothing.
+        ValueError: If there are fewer classes than processes, or the sample rate is out of range.
 
     Reference:
         An et al., "Partial FC: training 10 million identities on a single machine", ICCV workshops 2021.
@@ -58,11 +57,6 @@ class ClassWeightHead(Head):
         super().__init__(embedding_dim, num_classes, **options)
         if not 0.0 < sample_rate <= 1.0:
             raise ValueError(f"sample_rate is a fraction of the classes in (0, 1]; got {sample_rate}.")
-        if sample_rate < 1.0 and self.label_smoothing:
-            raise ValueError(
-                f"sample_rate {sample_rate} cannot be combined with label smoothing, which needs the logits of all "
-                "classes; leave out one of them."
-            )
         if shard_classes and num_classes < count_processes():
             raise ValueError(
                 f"{num_classes} classes cannot be spread over {count_processes()} processes: each needs at least one. "
@@ -93,7 +87,8 @@ class ClassWeightHead(Head):
             self.classes = share_of(self.num_classes)
             rows = parameter.detach()[self.classes.start : self.classes.stop].clone()
             kept = nn.Parameter(rows, parameter.requires_grad)
-            kept._is_hf_initialized = True  # transformers would initialize it as if it were all classes
+            # transformers would initialize it as if it were all classes
+            kept._is_hf_initialized = True  # type: ignore[attr-defined]
             setattr(self.get_submodule(module), own, kept)
 
     def exchange(self, batch: Tensor) -> Exchange:
@@ -175,6 +170,11 @@ class ClassWeightHead(Head):
         local, count = labels - self.classes.start, len(self.classes)
         if self.sample_rate == 1.0 or not self.training:
             return parameters, local
+        if self.label_smoothing:  # checked here, since a Trainer can set it
+            raise ValueError(
+                f"sample_rate {self.sample_rate} cannot be combined with label smoothing, which needs the logits of "
+                "all classes; leave out one of them."
+            )
         if self._seed is None:
             key = torch.randint(2**62, (), device=labels.device)
         else:
@@ -188,7 +188,7 @@ class ClassWeightHead(Head):
         rows = kept.cumsum(0) - 1
         return [part[kept] for part in parameters], torch.where(inside, rows[local.clamp(0, count - 1)], -1)
 
-    def _losses(self, embeddings: Tensor, logits: Tensor | None, labels: Tensor) -> Tensor:
+    def _losses(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         if not self.in_blocks:
             return super()._losses(embeddings, logits, labels)
         with torch.autocast(embeddings.device.type, enabled=False):

@@ -66,7 +66,7 @@ class Exchange:
 
     def copied(self, value: Tensor) -> Tensor:
         """Return a parameter that all processes have, for a result of which each computes a part."""
-        return value.detach() + count_processes() * (value - value.detach()) if self.shared else value
+        return scale_gradient(value, count_processes()) if self.shared else value
 
     def collect_columns(self, values: Tensor, num_columns: int) -> Tensor:
         """Collect all columns for the examples of this process: (N, share_of(num_columns)) -> (B, num_columns)."""
@@ -77,6 +77,11 @@ class Exchange:
         distributed.all_to_all_single(received, values.detach().flatten(), taken, sent)
         parts = zip(received.split(taken), widths, strict=True)
         return torch.cat([part.view(rows, width) for part, width in parts], dim=1)
+
+
+def scale_gradient(value: Tensor, factor: float) -> Tensor:
+    """Return a value, unchanged, whose gradient is multiplied by a factor."""
+    return value if factor == 1 else value.detach() + factor * (value - value.detach())
 
 
 def log_sum_over_processes(values: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ def test_an_invalid_sample_rate_is_rejected(rate):
 
 def test_sampling_with_label_smoothing_is_rejected():
     with pytest.raises(ValueError, match="cannot be combined with label smoothing"):
-        build_head("cosine", 6, 11, sample_rate=0.5, label_smoothing=0.1)
+        build_head("cosine", 6, 11, sample_rate=0.5, label_smoothing=0.1)(*example(torch.float32))
 
 
 def test_labels_out_of_range_are_rejected():
