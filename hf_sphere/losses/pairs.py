@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hf_sphere.nn.checks import IGNORED
 from hf_sphere.nn.class_softmax import sum_over_other_classes
 from hf_sphere.nn.heads.base import Head
-from hf_sphere.nn.processes import Rows, count_processes, scale_gradient
+from hf_sphere.nn.processes import Exchange, count_processes, scale_gradient
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class SupConLoss(PairLoss):
     def compute_loss(self, points: Tensor, labels: Tensor) -> Tensor:
         """Compute the mean over all examples that have positives."""
         others, own = _gather(points)
-        labels = labels if len(others) == len(points) else Rows.of(labels).gather(labels)
+        labels = Exchange(labels, shared=True).gather(labels)
         used = labels != IGNORED
         _, group, counts = labels.unique(return_inverse=True, return_counts=True)
         positives = torch.where(used, counts[group] - 1, 0)
@@ -157,7 +157,5 @@ def _gather(points: Tensor) -> tuple[Tensor, slice]:
 
     Their gradient is the sum of those on all processes.
     """
-    if count_processes() == 1:
-        return points, slice(0, len(points))
-    rows = Rows.of(points)
-    return scale_gradient(rows.gather(points), 1 / count_processes()), rows.own
+    exchange = Exchange(points, shared=True)
+    return scale_gradient(exchange.gather(points), 1 / count_processes()), exchange.own

@@ -16,6 +16,7 @@ SMALLEST_BLOCK = 32
 """Minimum number of classes per block, however large the batch."""
 
 
+@torch.compiler.disable  # a compiler would unroll the loop over the blocks
 def sum_over_other_classes(
     embeddings: Tensor,
     weight: Tensor,
@@ -99,7 +100,8 @@ class _OtherClasses(torch.autograd.Function):
                 totals += _set_own(logits, labels, part, 0.0).sum(1)
             logits = _set_own(logits, labels, part, -torch.inf)
             peak = logits.amax(1, keepdim=True).clamp_min_(torch.finfo(logits.dtype).min)
-            log_sum = torch.logaddexp(log_sum, logits.sub_(peak).exp_().sum(1).log_().add_(peak[:, 0]))
+            of_block = logits.sub_(peak).exp_().sum(1).log_().add_(peak[:, 0])
+            log_sum = torch.logaddexp(log_sum, of_block)
         ctx.normalize = normalize
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(embeddings, weight, bias, labels, log_sum)

@@ -10,15 +10,7 @@ from hf_sphere.geometry.keyed_random import keyed_uniforms
 from hf_sphere.nn.checks import is_readable
 from hf_sphere.nn.class_softmax import own_rows, sum_over_other_classes
 from hf_sphere.nn.heads.base import Head
-from hf_sphere.nn.processes import (
-    Rows,
-    count_processes,
-    log_sum_over_processes,
-    process_index,
-    scale_gradient,
-    share_of,
-    sum_over_processes,
-)
+from hf_sphere.nn.processes import Exchange, count_processes, process_index, share_of
 
 
 class ClassWeightHead(Head):
@@ -41,8 +33,7 @@ class ClassWeightHead(Head):
         **options: See `Head`.
 
     Raises:
-        ValueError: If there are fewer classes than processes, the sample rate is out of range, or it is combined with
-            label smoothing.
+        ValueError: If there are fewer classes than processes, or the sample rate is out of range.
 
     Reference:
         An et al., "Partial FC: training 10 million identities on a single machine", ICCV workshops 2021.
@@ -66,11 +57,6 @@ class ClassWeightHead(Head):
         super().__init__(embedding_dim, num_classes, **options)
         if not 0.0 < sample_rate <= 1.0:
             raise ValueError(f"sample_rate is a fraction of the classes in (0, 1]; got {sample_rate}.")
-        if sample_rate < 1.0 and self.label_smoothing:
-            raise ValueError(
-                f"sample_rate {sample_rate} cannot be combined with label smoothing, which needs the logits of all "
-                "classes; leave out one of them."
-            )
         if shard_classes and num_classes < count_processes():
             raise ValueError(
                 f"{num_classes} classes cannot be spread over {count_processes()} processes: each needs at least one. "
@@ -101,8 +87,23 @@ class ClassWeightHead(Head):
             self.classes = share_of(self.num_classes)
             rows = parameter.detach()[self.classes.start : self.classes.stop].clone()
             kept = nn.Parameter(rows, parameter.requires_grad)
-            kept._is_hf_initialized = True  # transformers would initialize it as if it were all classes
+            # transformers would initialize it as if it were all classes
+            kept._is_hf_initialized = True  # type: ignore[attr-defined]
             setattr(self.get_submodule(module), own, kept)
+
+    def exchange(self, batch: Tensor) -> Exchange:
+        """Return the exchange between processes for a batch whose first axis is that of the examples.
+
+        Raises:
+            RuntimeError: If the head was built before the process group.
+        """
+        if self.shard_classes and self.classes != share_of(self.num_classes):
+            raise RuntimeError(
+                f"process {process_index()} of {count_processes()} has the classes {self.classes.start} to "
+                f"{self.classes.stop - 1} of {self.num_classes}, since the head was built before the process group. "
+                "Create the group (for instance by an Accelerator) first, then the model."
+            )
+        return Exchange(batch, shared=self.shard_classes)
 
     def before_forward(self, seed: int, places: Tensor) -> None:
         """Determine the sampled classes of the next forward pass in training by `seed`."""
@@ -135,7 +136,7 @@ class ClassWeightHead(Head):
 
     def loss_in_blocks(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of each example without the logits of all classes: (B,)."""
-        exchange = Exchange(self, labels)
+        exchange = self.exchange(labels)
         parameters, local = self.select_classes(exchange.gather(labels))
         bias = parameters[1] if len(parameters) > 1 else None
         inputs = self.logit_inputs(embeddings)
@@ -169,6 +170,11 @@ class ClassWeightHead(Head):
         local, count = labels - self.classes.start, len(self.classes)
         if self.sample_rate == 1.0 or not self.training:
             return parameters, local
+        if self.label_smoothing:  # checked here, since a Trainer can set it
+            raise ValueError(
+                f"sample_rate {self.sample_rate} cannot be combined with label smoothing, which needs the logits of "
+                "all classes; leave out one of them."
+            )
         if self._seed is None:
             key = torch.randint(2**62, (), device=labels.device)
         else:
@@ -182,7 +188,7 @@ class ClassWeightHead(Head):
         rows = kept.cumsum(0) - 1
         return [part[kept] for part in parameters], torch.where(inside, rows[local.clamp(0, count - 1)], -1)
 
-    def _losses(self, embeddings: Tensor, logits: Tensor | None, labels: Tensor) -> Tensor:
+    def _losses(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         if not self.in_blocks:
             return super()._losses(embeddings, logits, labels)
         with torch.autocast(embeddings.device.type, enabled=False):
@@ -194,42 +200,8 @@ class ClassWeightHead(Head):
             return super()._predict(embeddings)
         if self.training and torch.is_grad_enabled():
             raise ValueError("a head with shard_classes has no logits in training; pass labels for its loss.")
-        rows = Rows.of(embeddings)
-        return rows.distribute_columns(super()._predict(rows.gather(embeddings)), self.num_classes)
-
-
-class Exchange:
-    """Exchanges what a loss needs between the processes of a head, and does nothing if it has all classes.
-
-    Args:
-        head: The head.
-        batch: A tensor whose first axis is that of the examples of this process.
-    """
-
-    def __init__(self, head: ClassWeightHead, batch: Tensor) -> None:
-        if head.shard_classes and head.classes != share_of(head.num_classes):
-            raise RuntimeError(
-                f"the head has the classes {head.classes.start} to {head.classes.stop - 1}, but process "
-                f"{process_index()} of {count_processes()} must have others: it was built before the process group. "
-                "Create the group (for instance by an Accelerator) first, then the model."
-            )
-        self.rows = Rows.of(batch) if head.is_sharded else None
-
-    def gather(self, values: Tensor) -> Tensor:
-        """Gather (B, ...) of the examples of all processes: (N, ...)."""
-        return values if self.rows is None else self.rows.gather(values)
-
-    def sum(self, values: Tensor) -> Tensor:
-        """Sum (N, ...) over processes, and return the rows of this process: (B, ...)."""
-        return values if self.rows is None else sum_over_processes(values)[self.rows.own]
-
-    def log_sum(self, values: Tensor) -> Tensor:
-        """Return the log-sum-exp of (N, ...) over processes, in the rows of this process: (B, ...)."""
-        return values if self.rows is None else log_sum_over_processes(values)[self.rows.own]
-
-    def copied(self, value: Tensor) -> Tensor:
-        """Return a parameter that each process has, for a loss of which each computes the part of its classes."""
-        return value if self.rows is None else scale_gradient(value, count_processes())
+        exchange = self.exchange(embeddings)
+        return exchange.collect_columns(super()._predict(exchange.gather(embeddings)), self.num_classes)
 
 
 def class_shards(model: nn.Module) -> dict[str, ClassWeightHead]:

@@ -1,6 +1,5 @@
-"""Sums and exchanges of tensors between processes, differentiable, for losses whose parts are on several processes."""
+"""Exchange of tensors between the processes of a loss whose classes are spread over them, with gradients."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,80 +25,72 @@ def share_of(count: int, process: int | None = None) -> range:
     return range(count * process // processes, count * (process + 1) // processes)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Numbers of rows of a tensor on all processes, which may differ."""
+class Exchange:
+    """Exchanges what losses need between processes, each with examples of its own and a part of the classes.
 
-    counts: list[int]
+    Each process computes the losses of its examples; data parallelism minimizes their mean over processes. So the
+    gradients of class weights, which have no copies, are those of this mean. Without a group, all methods return what
+    they are given.
 
-    @classmethod
-    def of(cls, values: Tensor) -> "Rows":
-        """Exchange the numbers of rows of a tensor."""
-        counts = torch.zeros(count_processes(), dtype=torch.int64, device=values.device)
-        counts[process_index()] = len(values)
-        distributed.all_reduce(counts)
-        return cls(counts.tolist())
+    Args:
+        batch: A tensor whose first axis is that of the examples of this process; their number B may differ from that of
+            another process, and their sum is N.
+        shared: Whether the classes are spread over the processes.
+    """
 
-    @property
-    def own(self) -> slice:
-        """The rows of this process among those of all."""
-        start = sum(self.counts[: process_index()])
-        return slice(start, start + self.counts[process_index()])
-
-    @property
-    def total(self) -> int:
-        """Number of rows over all processes."""
-        return sum(self.counts)
+    def __init__(self, batch: Tensor, *, shared: bool) -> None:
+        self.shared = shared and count_processes() > 1
+        self.counts = [len(batch)]
+        if self.shared:
+            counts = torch.zeros(count_processes(), dtype=torch.int64, device=batch.device)
+            counts[process_index()] = len(batch)
+            distributed.all_reduce(counts)
+            self.counts = counts.tolist()
+        start = sum(self.counts[: process_index()]) if self.shared else 0
+        self.own = slice(start, start + len(batch))
 
     def gather(self, values: Tensor) -> Tensor:
-        """Concatenate the rows of all processes; the gradient of a loss with parts on all of them is complete.
-
-        The parts are those of a loss whose sums come from `sum_over_processes`.
-        """
-        padding = (0, 0) * (values.ndim - 1) + (self.own.start, self.total - self.own.stop)
+        """Concatenate the rows of all processes: (B, ...) -> (N, ...)."""
+        if not self.shared:
+            return values
+        padding = (0, 0) * (values.ndim - 1) + (self.own.start, sum(self.counts) - self.own.stop)
         return _Sum.apply(F.pad(values, padding), count_processes())
 
-    def distribute_columns(self, values: Tensor, num_columns: int) -> Tensor:
-        """Collect all columns of the rows of this process, where each process has some columns of all rows.
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over processes, for the examples of this one: (N, ...) -> (B, ...)."""
+        return _Sum.apply(values, 1 / count_processes())[self.own] if self.shared else values
 
-        Args:
-            values: (N, k), the columns of this process in the order of the processes.
-            num_columns: Sum of k over the processes, which share them as `share_of` does.
+    def log_sum(self, values: Tensor) -> Tensor:
+        """Compute the log-sum-exp over processes, for the examples of this one: (N, ...) -> (B, ...)."""
+        return log_sum_over_processes(values)[self.own] if self.shared else values
 
-        Returns:
-            (B, num_columns), without a gradient.
-        """
-        own = self.counts[process_index()]
+    def copied(self, value: Tensor) -> Tensor:
+        """Return a parameter that all processes have, for a result of which each computes a part."""
+        return scale_gradient(value, count_processes()) if self.shared else value
+
+    def collect_columns(self, values: Tensor, num_columns: int) -> Tensor:
+        """Collect all columns for the examples of this process: (N, share_of(num_columns)) -> (B, num_columns)."""
+        rows = self.own.stop - self.own.start
         widths = [len(share_of(num_columns, process)) for process in range(len(self.counts))]
-        received = values.new_empty(own * num_columns)
-        sent, taken = [count * values.shape[1] for count in self.counts], [own * width for width in widths]
+        sent, taken = [count * values.shape[1] for count in self.counts], [rows * width for width in widths]
+        received = values.new_empty(rows * num_columns)
         distributed.all_to_all_single(received, values.detach().flatten(), taken, sent)
-        return torch.cat(
-            [part.view(own, width) for part, width in zip(received.split(taken), widths, strict=True)], dim=1
-        )
-
-
-def sum_over_processes(values: Tensor) -> Tensor:
-    """Sum a tensor over processes, where each uses the sum in a loss of its own, and the mean of these is minimized.
-
-    The gradient of a tensor is that of the mean of the losses of all processes, so that class weights on one process
-    are trained as if they had copies whose gradients data parallelism averages.
-    """
-    return _Sum.apply(values, 1 / count_processes())
-
-
-def log_sum_over_processes(values: Tensor) -> Tensor:
-    """Return the log-sum-exp over processes; see `sum_over_processes`."""
-    peak = values.detach().clone(memory_format=torch.contiguous_format)
-    distributed.all_reduce(peak, distributed.ReduceOp.MAX)
-    peak.clamp_min_(torch.finfo(peak.dtype).min)
-    total = sum_over_processes((values - peak).exp())
-    return total.clamp_min(torch.finfo(total.dtype).tiny).log() + peak  # 0 if there is no term at all
+        parts = zip(received.split(taken), widths, strict=True)
+        return torch.cat([part.view(rows, width) for part, width in parts], dim=1)
 
 
 def scale_gradient(value: Tensor, factor: float) -> Tensor:
     """Return a value, unchanged, whose gradient is multiplied by a factor."""
-    return value.detach() + factor * (value - value.detach())
+    return value if factor == 1 else value.detach() + factor * (value - value.detach())
+
+
+def log_sum_over_processes(values: Tensor) -> Tensor:
+    """Compute the log-sum-exp of a tensor over processes; the gradient is that of their mean loss."""
+    peak = values.detach().clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(peak, distributed.ReduceOp.MAX)
+    peak.clamp_min_(torch.finfo(peak.dtype).min)
+    total = _Sum.apply((values - peak).exp(), 1 / count_processes())
+    return total.clamp_min(torch.finfo(total.dtype).tiny).log() + peak  # 0 if there is no term at all
 
 
 class _Sum(torch.autograd.Function):

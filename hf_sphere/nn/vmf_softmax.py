@@ -76,7 +76,7 @@ class _LogClassSum(torch.autograd.Function):
         kept: list[Tensor] = []
         sums = []
         for part in _blocks(len(weights), cosine):
-            peak, terms, *others = _block(*inputs, part)
+            peak, terms, *others = _block(*inputs, part=part)
             sums.append(peak + terms.sum(-1).log())
             kept += [] if recompute else [peak, terms, *others]
         result = torch.stack(sums).logsumexp(0)
@@ -96,7 +96,7 @@ class _LogClassSum(torch.autograd.Function):
         by_direction, by_weights = torch.zeros_like(direction), torch.empty_like(weights)
         by_cosine, by_signed, total = torch.zeros_like(cosine), torch.zeros_like(cosine), torch.zeros_like(beta)
         for number, part in enumerate(_blocks(len(weights), cosine)):
-            peak, terms, ratio, along, across = kept[5 * number : 5 * number + 5] or _block(*inputs, part)
+            peak, terms, ratio, along, across = kept[5 * number : 5 * number + 5] or _block(*inputs, part=part)
             share = terms * (gradient * (peak - sums).exp())[..., None]
             at_own = share.sum((0, 1)) * own_ratio[part]
             by_square = share.mul_(ratio)  # twice the gradient with respect to u
@@ -128,6 +128,7 @@ def _block(
     weights: Tensor,
     beta: Tensor,
     log_partition: Tensor,
+    *,
     part: slice,
 ) -> tuple[Tensor, ...]:
     """Return the largest term of each sum over a block of classes, the others relative to it, and their factors."""

@@ -71,7 +71,8 @@ class ClassShardCheckpoint:
 
     def _save(self, models: list[nn.Module], weights: list[dict[str, Tensor]], folder: str) -> None:
         """Write the file of this process, and leave the other weights to Accelerate."""
-        weights[:] = [{name: value for name, value in self.model.state_dict().items() if name not in self.shards}]
+        others = {name: value for name, value in self.model.state_dict().items() if name not in self.shards}
+        weights[:] = [{name: value.contiguous() for name, value in others.items()}]
         tensors, rows = {}, {}
         for name, head in self.shards.items():
             parameter = self.model.get_parameter(name)

@@ -55,7 +55,7 @@ def evaluate(
     return {name: sum(share.get(name, 0.0) for share in shares) / total for name in max(shares, key=len)}
 
 
-def _in_step(batches: Batches, model: nn.Module) -> Iterator[tuple[Batch, bool]]:
+def _in_step(batches: Batches, model: nn.Module) -> Iterator[tuple[Any, bool]]:
     """Yield the batches of a split and whether they are new.
 
     If the class weights are spread over processes, these must call the model equally often, so the last batch of a

@@ -148,8 +148,8 @@ def _check_settings(args: Any, model: nn.Module, snapshots: Snapshots) -> None:
         )
     if PartialState().num_processes > 1 and class_shards(model):
         raise ValueError(
-            "the Trainer would save the class weights of the first process only; leave out shard_classes, or train with "
-            "the recipes or TrainingLoop."
+            "the Trainer would save only the class weights of the first process. Leave out shard_classes, or use "
+            "the recipes."
         )
     if PartialState().distributed_type not in (DistributedType.FSDP, DistributedType.DEEPSPEED):
         return

@@ -153,7 +153,7 @@ class Head(nn.Module):
             if self.training:
                 self.observe(transformed, labels)
         skips_logits = self.in_blocks and self.training and labels is not None
-        logits = None if skips_logits else self._predict(transformed)
+        logits: Any = None if skips_logits else self._predict(transformed)
         loss = None
         if labels is not None:
             loss = self.reduce_loss(transformed, logits, labels)
@@ -225,12 +225,11 @@ class Head(nn.Module):
         """Return the logits (B, K) of transformed embeddings."""
         return self.compute_logits(embeddings)
 
-    def _losses(self, embeddings: Tensor, logits: Tensor | None, labels: Tensor) -> Tensor:
+    def _losses(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of each example: (B,)."""
-        assert logits is not None
         return self.compute_loss(embeddings, logits, labels)
 
-    def reduce_loss(self, embeddings: Tensor, logits: Tensor | None, labels: Tensor) -> Tensor:
+    def reduce_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the mean or sum of the losses of examples without the label -100; 0 if there are none.
 
         A head whose loss is not one of single examples overrides it.

@@ -18,7 +18,7 @@ from hf_sphere.geometry.sampling import (
     sample_cosine,
     tangent_directions,
 )
-from hf_sphere.nn.class_weights import ClassWeightHead, Exchange
+from hf_sphere.nn.class_weights import ClassWeightHead
 from hf_sphere.nn.heads.base import INITIAL_LOG_TEMPERATURE, TemperatureHead
 from hf_sphere.nn.processes import log_sum_over_processes
 from hf_sphere.nn.vmf_softmax import log_class_sum
@@ -194,7 +194,7 @@ class VMFHead(ClassWeightHead, TemperatureHead):
 
     def loss_in_blocks(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of each example from those of its own class and the sum over all: (B,)."""
-        exchange, beta = Exchange(self, labels), self.inverse_temperature()
+        exchange, beta = self.exchange(labels), self.inverse_temperature()
         (weight,), local = self.select_classes(exchange.gather(labels))
         keys = exchange.gather(self._take_keys(embeddings)) if self.training else None
         samples = self._draw(exchange.gather(embeddings), keys)
