@@ -307,8 +307,8 @@ class TemperatureHead(Head):
         num_classes: See `Head`.
         log_temperature: Initial logarithm of a learned temperature, so that the initial scale is exp(-log_temperature);
             if None, that of `default_scale`, or -2.773, a scale of 16.
-        scale: A positive number for a fixed scale; `learned` for a learned one; `default_scale`, or a learned one, if None.
-            To learn it from another initial value, set `log_temperature = -log(scale)` instead.
+        scale: A positive number for a fixed scale; `learned` for a learned one; if None, `default_scale`, or a learned
+            one. To learn it from another initial value, set `log_temperature = -log(scale)` instead.
         temperature_lr: Learning rate of a learned `log_temperature`; that of the other parameters if None. The recipes
             and `SphereTrainer` train it without momentum and weight decay; the stock Trainer trains it like any other
             parameter.
