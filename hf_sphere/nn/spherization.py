@@ -8,6 +8,16 @@ from torch import Tensor, nn
 
 from hf_sphere.geometry import spherize
 
+SPHERIZATION_SETTINGS: dict[str, dict[str, float]] = {
+    "steep": {"scaling": 5.0, "delta": 1e-6},
+    "even": {"scaling": 0.5, "delta": 0.5},
+}
+"""Slopes and floors of `Spherization` by name, for instance `Spherization(64, **SPHERIZATION_SETTINGS["even"])`.
+
+`steep`, as published, puts most of the length into the first coordinates. `even` lets all coordinates vary by similar
+amounts. recipes/configs/spherization/README.md has what was measured with each.
+"""
+
 
 class Spherization(nn.Module):
     """Map each vector to a sphere, so that only its angles carry information.
@@ -19,7 +29,7 @@ class Spherization(nn.Module):
         in_features: Length n of the spherized axis.
         scaling: Slope of the sigmoid that turns values into angles, or its initial value if it is learned.
         radius: Norm of the result, or its initial value if it is learned.
-        delta: Lower bound of the product of all sines.
+        delta: Lower bound of the product of all sines. `SPHERIZATION_SETTINGS` has values of `scaling` and `delta`.
         learn_scaling: Whether `scaling` is a parameter; otherwise it is a buffer.
         learn_radius: Whether `radius` is a parameter; otherwise it is a buffer.
         dim: Axis to spherize; 1 for feature maps of shape (N, C, H, W).
