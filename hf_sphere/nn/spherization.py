@@ -10,13 +10,13 @@ from hf_sphere.geometry import spherize
 
 SPHERIZATION_SETTINGS: dict[str, dict[str, float]] = {
     "steep": {"scaling": 5.0, "delta": 1e-6},
-    "moderate": {"scaling": 1.0, "delta": 0.1},
-    "even": {"scaling": 0.5, "delta": 0.5},
+    "even": {"scaling": 1.0, "delta": 0.1},
+    "flat": {"scaling": 0.5, "delta": 0.5},
 }
 """Slopes and floors of `Spherization` by name, for instance `Spherization(64, **SPHERIZATION_SETTINGS["even"])`.
 
-`steep`, as published, puts most of the length into the first coordinates. `even` lets all coordinates vary by similar
-amounts, but little. `moderate` lies between them. recipes/configs/spherization/README.md compares them.
+`steep`, as published, puts most of the length into the first coordinates, `even` shares it out, and `flat` leaves most
+of it to the last coordinate. recipes/configs/spherization/README.md compares them.
 """
 
 
