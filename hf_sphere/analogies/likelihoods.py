@@ -19,9 +19,7 @@ from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import Sentence
 from hf_sphere.analogies.score_cache import Score, ScoreCache, SentenceKey
 
-BATCHES_IN_CHUNK = 8
-"""Approximate number of batches between writes of finished scores: seconds of work."""
-
+BATCHES_IN_CHUNK = 8  # approximate number of batches between writes of finished scores: seconds of work
 CPU_LOGITS = 2**26
 """Maximum number of logits per batch of a causal model on a CPU: 256 MiB in float32. On a GPU it is 16 times this."""
 
@@ -106,9 +104,6 @@ class Rows:
                 self.targets.setdefault(row.tobytes(), []).append((read, int(ids[position]), number))
             self.ends.append(len(self.targets))
             self.counts.append(len(scored))
-
-    def __len__(self) -> int:
-        return len(self.targets)
 
 
 def build_rows(language_model: LanguageModel, sentences: Sequence[Sentence]) -> Rows:

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from hf_sphere.utils.loading import load_dataset
 
-Pair = tuple[str, str]
-"""Two words in a relation."""
-
+Pair = tuple[str, str]  # two words in a relation
 COLUMNS = ("stem", "choice", "answer")
 """Required columns of a data set of questions; `prefix`, the group of a question, is optional."""
 

@@ -10,15 +10,9 @@ from typing import NamedTuple, Self
 
 from hf_sphere.analogies.prompts import Sentence
 
-APPLICATION_ID = 0x68667368
-"""Distinguishes our files from other SQLite files: `hfsh`."""
-
-VERSION = 1
-"""Changed when the tables or the definition of a score change."""
-
-TIMEOUT_S = 60.0
-"""Seconds to wait for another process that is writing."""
-
+APPLICATION_ID = 0x68667368  # distinguishes our files from other SQLite files: `hfsh`
+VERSION = 1  # changed when the tables or the definition of a score change
+TIMEOUT_S = 60.0  # seconds to wait for another process that is writing
 TABLES = """
 CREATE TABLE IF NOT EXISTS models (id INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL UNIQUE);
 CREATE TABLE IF NOT EXISTS scores (
@@ -29,15 +23,10 @@ CREATE TABLE IF NOT EXISTS scores (
 
 
 class SentenceKey(NamedTuple):
-    """Everything that a score depends on besides the model.
+    """Everything that a score depends on besides the model."""
 
-    Attributes:
-        text: The sentence.
-        hidden: Ranges of characters that are replaced by mask tokens, ascending.
-    """
-
-    text: str
-    hidden: tuple[tuple[int, int], ...] = ()
+    text: str  # the sentence
+    hidden: tuple[tuple[int, int], ...] = ()  # ranges of characters that are replaced by mask tokens, ascending
 
     @classmethod
     def of(cls, sentence: Sentence) -> Self:
@@ -46,15 +35,10 @@ class SentenceKey(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Likelihood of a sentence; its perplexity is `exp(loss / tokens)`.
+    """Likelihood of a sentence; its perplexity is `exp(loss / tokens)`."""
 
-    Attributes:
-        loss: Sum of the negative log-likelihoods of its tokens, in nats.
-        tokens: Number of scored tokens.
-    """
-
-    loss: float
-    tokens: int
+    loss: float  # sum of the negative log-likelihoods of its tokens, in nats
+    tokens: int  # number of scored tokens
 
 
 class ScoreCache:

@@ -95,10 +95,7 @@ class Selection:
 
 
 def search_configurations(
-    measurements: Measurements,
-    questions: Sequence[Question],
-    *,
-    grid: Mapping[str, Sequence[Any]] | None = None,
+    measurements: Measurements, questions: Sequence[Question], *, grid: Mapping[str, Sequence[Any]] | None = None
 ) -> SearchResult:
     """Answer questions with every configuration of a grid.
 

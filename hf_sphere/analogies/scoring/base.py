@@ -69,19 +69,12 @@ def check_finite(values: Tensor, question: Question) -> None:
 
 @dataclass(frozen=True)
 class Engine:
-    """A model and the options for running it.
+    """A model and the options for running it."""
 
-    Attributes:
-        language_model: The model.
-        batch_size: Sequences per batch; chosen for speed by default.
-        cache: Cache of perplexities; scorings by embeddings do not use it.
-        progress: Called with the number of questions finished since the last call.
-    """
-
-    language_model: LanguageModel
-    batch_size: int | None = None
-    cache: ScoreCache | None = None
-    progress: Callable[[int], Any] = lambda count: None
+    language_model: LanguageModel  # the model
+    batch_size: int | None = None  # sequences per batch; chosen for speed by default
+    cache: ScoreCache | None = None  # cache of perplexities; scorings by embeddings do not use it
+    progress: Callable[[int], Any] = lambda count: None  # called with the number of newly finished questions
 
 
 @dataclass(frozen=True, kw_only=True)
