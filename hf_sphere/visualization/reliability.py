@@ -11,11 +11,8 @@ from torch import Tensor
 from hf_sphere.metrics import ReliabilityBins
 from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure, style_axes, style_line
 
-_STRETCHED_UP_TO = 0.05
-"""Percent below 100 at which the stretch of an axis ends."""
-
-_MOST_POINTS = 4000
-"""Points of a curve; more are not visible and enlarge the file."""
+_STRETCHED_UP_TO = 0.05  # percent below 100 at which the stretch of an axis ends
+_MOST_POINTS = 4000  # points of a curve; more are not visible and enlarge the file
 
 
 @plain_text()
