@@ -12,17 +12,11 @@ from torch import Tensor, nn
 
 @dataclass
 class _Entry:
-    """Result of one call of an `nn.Sequential`.
+    """Result of one call of an `nn.Sequential`."""
 
-    Attributes:
-        given: Its input.
-        position: Number of modules applied to the input.
-        reached: Their output.
-    """
-
-    given: Tensor
-    position: int
-    reached: Tensor
+    given: Tensor  # its input
+    position: int  # number of modules applied to the input
+    reached: Tensor  # their output
 
 
 class ActivationReuse:

@@ -20,9 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, betainc
 from scipy.stats import binom, kstwo
 
-SIGNIFICANT = 0.05
-"""Significance level of the tests."""
-
+SIGNIFICANT = 0.05  # significance level of the tests
 Floats = NDArray[np.float64]
 
 

@@ -8,9 +8,7 @@ from typing import Any, Self
 
 from hf_sphere.analysis.saved_results import SavedResult
 
-WIDTH = 100
-"""Columns of the printed table."""
-
+WIDTH = 100  # columns of the printed table
 _CELL = 8
 
 

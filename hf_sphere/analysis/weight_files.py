@@ -46,15 +46,10 @@ CONVERT = (
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor that has not been read yet.
+    """A tensor that has not been read yet."""
 
-    Attributes:
-        shape: Its shape.
-        read: Function that reads it.
-    """
-
-    shape: tuple[int, ...]
-    read: Callable[[], Tensor]
+    shape: tuple[int, ...]  # its shape
+    read: Callable[[], Tensor]  # function that reads it
 
 
 def named_layers(

@@ -5,9 +5,7 @@ from torch import Tensor
 
 from hf_sphere.metrics.checks import check_classes, check_directions
 
-MAX_PAIRS = 500_000
-"""Default number of pairs, approximately all pairs of 1000 embeddings."""
-
+MAX_PAIRS = 500_000  # default number of pairs, approximately all pairs of 1000 embeddings
 _BLOCK_NUMEL = 2**22
 
 

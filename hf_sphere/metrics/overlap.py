@@ -10,18 +10,12 @@ from hf_sphere.metrics.checks import check_classes, check_correct, check_directi
 
 OverlapDistance = Literal["angular", "euclidean"]
 
-BYTES_IN_MEMORY = 2**27
-"""Approximate memory of a block of distances."""
+BYTES_IN_MEMORY = 2**27  # approximate memory of a block of distances
 
 
 @torch.no_grad()
 def class_overlap(
-    embeddings: Tensor,
-    labels: Tensor,
-    correct: Tensor,
-    *,
-    threshold: float,
-    distance: OverlapDistance = "angular",
+    embeddings: Tensor, labels: Tensor, correct: Tensor, *, threshold: float, distance: OverlapDistance = "angular"
 ) -> dict[str, float]:
     """Count the examples that overlap with another class, and the errors among them.
 
