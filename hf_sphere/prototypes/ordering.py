@@ -11,10 +11,8 @@ from torch import Tensor
 from hf_sphere.geometry.checks import check_integer, check_positive
 from hf_sphere.prototypes.objectives import cosines_to_others, row_blocks
 
-MAX_TRIPLETS = 100_000
-"""Maximum number of triplets in the ranking loss; more are sampled."""
-MAX_GRAM_CLASSES = 4096
-"""Maximum number of classes for which the full matrix of cosines is computed."""
+MAX_TRIPLETS = 100_000  # maximum number of triplets in the ranking loss; more are sampled
+MAX_GRAM_CLASSES = 4096  # maximum number of classes for which the full matrix of cosines is computed
 
 
 class TripletRanking:

@@ -30,17 +30,11 @@ from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 
 @dataclass(frozen=True)
 class Command:
-    """The command line of a run.
+    """The command line of a run."""
 
-    Attributes:
-        script: Path of the script in the repository.
-        argv: Command-line arguments without the program name.
-        root: Root of the repository.
-    """
-
-    script: str
-    argv: Sequence[str]
-    root: Path
+    script: str  # path of the script in the repository
+    argv: Sequence[str]  # command-line arguments without the program name
+    root: Path  # root of the repository
 
 
 def run_training(task: Task, command: Command) -> None:

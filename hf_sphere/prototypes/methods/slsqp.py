@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.prototypes.methods.base import Candidate, Method, Task, number_of_restarts
 
-MAX_COORDINATES = 400
-"""Maximum number K d of coordinates; the cost of the dense subproblems is cubic in it."""
+MAX_COORDINATES = 400  # maximum number K d of coordinates; the cost of the dense subproblems is cubic in it
 
 
 class SLSQP(Method):
