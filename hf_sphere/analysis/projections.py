@@ -280,7 +280,8 @@ def _line(name: str, row: Mapping[str, Any]) -> str:
         numbers = f"{'-':>8} {'-':>6} {'-':>11}"
     else:
         band = f"{row['null_mass_low']:.3f}-{row['null_mass_high']:.3f}"
-        numbers = f"{row['mean']:>8.{_decimals(row['mean'])}} {row['mass']:>6.3f} {band:>11}"
+        mean = f"{row['mean']:.4f}" if abs(row["mean"]) < 100 else f"{row['mean']:.3g}"
+        numbers = f"{mean:>8} {row['mass']:>6.3f} {band:>11}"
     p_values = [row["ks_p_value_adjusted"], row["sign_p_value_adjusted"]]
     star = " *" if any(map(is_significant, p_values)) else ""
     return (
@@ -319,7 +320,3 @@ def _p_value(value: float | None) -> str:
     if value < 1e-300:  # including underflow
         return "<1e-300"
     return f"{value:.3f}" if value >= 0.001 else f"{value:.0e}"
-
-
-def _decimals(value: float) -> str:
-    return "4f" if abs(value) < 100 else "3g"
