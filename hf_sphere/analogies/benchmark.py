@@ -123,11 +123,6 @@ def write_results(path: Path, results: Sequence[Mapping[str, Any]], benchmarks: 
     """Write accuracies as JSON to `path`, and `results.csv` and `predictions.json` to the same folder.
 
     The metrics of a single result are also at the top level.
-
-    Args:
-        path: The JSON file.
-        results: Results of `BenchmarkRun`.
-        benchmarks: Questions by name of the benchmark.
     """
     questions = {
         name: [asdict(question) | {"predictions": {}} for question in test] for name, (_, test) in benchmarks.items()

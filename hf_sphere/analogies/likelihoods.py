@@ -82,17 +82,13 @@ class Rows:
     Args:
         encodings: N sentences, whose plain tokens are scored.
         mask: Mask token of a masked model; None for a causal one, which cannot score the first token.
-
-    Attributes:
-        targets: Scored tokens by row: position of the logits, token and number of the sentence.
-        ends: Number of distinct rows of the sentences up to and including each sentence, N.
-        counts: Number of scored tokens per sentence, N.
     """
 
     def __init__(self, encodings: Sequence[Encoding], mask: int | None) -> None:
+        # Scored tokens by row: position of the logits, token and number of the sentence.
         self.targets: dict[bytes, list[tuple[int, int, int]]] = {}
-        self.ends: list[int] = []
-        self.counts: list[int] = []
+        self.ends: list[int] = []  # number of distinct rows of the sentences up to and including each sentence
+        self.counts: list[int] = []  # number of scored tokens per sentence
         for number, (ids, plain, _) in enumerate(encodings):
             scored = np.flatnonzero(plain) if mask is not None else np.flatnonzero(plain[1:]) + 1
             for position in scored.tolist():

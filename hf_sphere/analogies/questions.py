@@ -103,11 +103,7 @@ def make_questions(
 
 
 def check_questions(questions: Sequence[Question], *, answered: bool = False) -> None:
-    """Check that questions are valid.
-
-    Args:
-        questions: Questions.
-        answered: Whether all answers must be known.
+    """Check that questions are valid, and that their answers are known if they must be `answered`.
 
     Raises:
         ValueError: If there are none, a stem or a choice is not a pair, a word is empty, there are no choices, or an

@@ -66,15 +66,7 @@ class ScoreCache:
             return int(connection.execute("SELECT count(*) FROM scores").fetchone()[0])
 
     def read(self, fingerprint: str, keys: Sequence[SentenceKey]) -> dict[SentenceKey, Score]:
-        """Look up sentences.
-
-        Args:
-            fingerprint: Fingerprint of the model.
-            keys: The sentences.
-
-        Returns:
-            Scores of the cached sentences.
-        """
+        """Return the scores of the cached ones among these sentences, by the model with this fingerprint."""
         query = (
             "SELECT text, hidden, loss, tokens FROM scores JOIN models ON models.id = scores.model "
             "WHERE fingerprint = ? AND text IN (SELECT value FROM json_each(?))"
@@ -89,12 +81,7 @@ class ScoreCache:
             }
 
     def write(self, fingerprint: str, scores: Mapping[SentenceKey, Score]) -> None:
-        """Add scores in one transaction: if the process is killed, none of them is written.
-
-        Args:
-            fingerprint: Fingerprint of the model.
-            scores: Score of each sentence.
-        """
+        """Add scores in one transaction: if the process is killed, none of them is written."""
         with self._connect() as connection:
             connection.execute("INSERT OR IGNORE INTO models (fingerprint) VALUES (?)", (fingerprint,))
             (model,) = connection.execute("SELECT id FROM models WHERE fingerprint = ?", (fingerprint,)).fetchone()

@@ -99,13 +99,9 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def mass_band(count: int) -> tuple[float, float] | tuple[None, None]:
-    """Return the range of the fraction of projections <= 0 for a number of isotropic filters.
+    """Return a range of the fraction of projections <= 0 for a number of isotropic filters.
 
-    Args:
-        count: Number of filters.
-
-    Returns:
-        Binomial quantiles for a probability of at least 95 %, divided by the number; both None without filters.
+    It has a probability of at least 95 %: binomial quantiles, divided by the number; both None without filters.
     """
     if count == 0:
         return None, None

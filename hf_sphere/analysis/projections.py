@@ -12,17 +12,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from hf_sphere.analysis import null_distribution as null
 from hf_sphere.analysis.distances import Distances
 from hf_sphere.analysis.layers import LayerKind, LayerSelection
-from hf_sphere.analysis.null_distribution import (
-    Floats,
-    holm,
-    is_significant,
-    kolmogorov_smirnov,
-    mass_band,
-    projection_cdf,
-    sign_test,
-)
+from hf_sphere.analysis.null_distribution import Floats, is_significant
 from hf_sphere.analysis.saved_results import SavedResult
 from hf_sphere.analysis.sources import LayerWeight, Source, iterate_layers
 
@@ -197,7 +190,7 @@ def projection_statistics(
     raw, normalized, transforms = [], [], []
     for layer in iterate_layers(model, layers, include_1x1):
         sums, cosines, dead = _project(layer)
-        transform = projection_cdf(cosines, layer.dim) if layer.dim > 1 else np.empty(0)
+        transform = null.projection_cdf(cosines, layer.dim) if layer.dim > 1 else np.empty(0)
         described[layer.name] = LayerProjections(
             **_statistics(sums, cosines, transform, len(dead), normalize),
             kind=layer.kind,
@@ -209,8 +202,8 @@ def projection_statistics(
         raw.append(sums)
         normalized.append(cosines)
         transforms.append(transform)
-    ks_adjusted = holm([layer.ks_p_value for layer in described.values()])
-    sign_adjusted = holm([layer.sign_p_value for layer in described.values()])
+    ks_adjusted = null.holm([layer.ks_p_value for layer in described.values()])
+    sign_adjusted = null.holm([layer.sign_p_value for layer in described.values()])
     adjusted = {
         name: replace(layer, ks_p_value_adjusted=ks, sign_p_value_adjusted=sign)
         for (name, layer), ks, sign in zip(described.items(), ks_adjusted, sign_adjusted, strict=True)
@@ -244,9 +237,9 @@ def _statistics(raw: Floats, normalized: Floats, transform: Floats, num_dead: in
     """Return the fields of `Projections`; `transform` is the null distribution function at the projections."""
     projections = normalized if normalize else raw
     count = len(projections)
-    low, high = mass_band(count)
-    ks_statistic, ks_p_value = kolmogorov_smirnov(transform)
-    sign_p_value = sign_test(normalized)
+    low, high = null.mass_band(count)
+    ks_statistic, ks_p_value = null.kolmogorov_smirnov(transform)
+    sign_p_value = null.sign_test(normalized)
     return {
         "num_filters": count + num_dead,
         "num_dead": num_dead,

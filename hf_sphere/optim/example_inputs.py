@@ -15,9 +15,6 @@ def example_inputs(model: nn.Module) -> Iterator[Any]:
 
     Models of transformers have `main_input_name` and a configuration, models of timm `pretrained_cfg`; for others the
     first layer with weights determines the number of channels or features, and several sizes are tried.
-
-    Args:
-        model: Any module.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     config = getattr(model, "config", None)

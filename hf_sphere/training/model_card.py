@@ -45,17 +45,9 @@ def write_model_card(
     record: TrainingRecord,
     license: str = "unknown",
 ) -> ModelCard:
-    """Write the model card, `README.md`, to the folder of a model.
+    """Write the model card, `README.md`, from a Jinja template to the folder of a model.
 
-    Args:
-        folder: Where the model is saved.
-        template: Jinja template of the card.
-        model_id: Name to load the model by.
-        model_class: Name of the model's class.
-        pipeline_tag: The transformers pipeline for the model, if there is one.
-        description: Description of the model.
-        record: How it was trained.
-        license: License of the model.
+    `model_id` is the name to load the model by, and `pipeline_tag` the transformers pipeline for it, if there is one.
     """
     dataset = description.dataset
     data = ModelCardData(

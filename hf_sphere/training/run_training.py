@@ -38,12 +38,7 @@ class Command:
 
 
 def run_training(task: Task, command: Command) -> None:
-    """Train, evaluate and save the model of a task.
-
-    Args:
-        task: The task, with its arguments.
-        command: The command line, for the model card.
-    """
+    """Train, evaluate and save the model of a task; its card states the command line."""
     published = [] if task.args.published is None else find_published(command.root / PUBLISHED, task.args.published)
     others = [part for part in task.parts if part is not task.args]
     with start_run(task.args, *others, recipe=Path(command.script).stem) as run:

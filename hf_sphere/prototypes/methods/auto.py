@@ -19,7 +19,6 @@ class Auto(Method):
     loss only L-BFGS runs, since the other methods do not use class vectors.
 
     Args:
-        task: The placement task.
         restarts: Number of random starts of each search; see `LBFGS` and `SLSQP` for the defaults.
         max_iterations: See `LBFGS`.
     """

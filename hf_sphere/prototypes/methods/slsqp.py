@@ -19,7 +19,6 @@ class SLSQP(Method):
     Converges to machine precision, unlike the smoothed searches; the time grows with the cube of K d.
 
     Args:
-        task: The placement task.
         restarts: Number of random starts; None chooses as many as take about half a second, at least one.
         max_iterations: Maximum number of iterations per start.
 

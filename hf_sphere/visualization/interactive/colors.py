@@ -13,13 +13,7 @@ def class_colors(count: int) -> list[str]:
     """Choose a color per class: the ten of the other figures, then repeatedly the one farthest from all previous ones.
 
     Distances are those of Oklab, which is perceptually uniform. Colors that are too light or too dark for one of the
-    two themes are excluded.
-
-    Args:
-        count: Number of classes.
-
-    Returns:
-        `count` colors as "#rrggbb". Beyond about 2,000 they repeat.
+    two themes are excluded. The colors have the form "#rrggbb"; beyond about 2,000 they repeat.
     """
     chosen = np.array([[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in COLORS], dtype=float)
     if count > len(COLORS):
