@@ -59,14 +59,9 @@ class AnalogyEvaluation:
         return join_results([search_configurations(one, questions, grid=grid) for one in measured])
 
     def answer(self, questions: Sequence[Question], configuration: Mapping[str, Any]) -> Tensor:
-        """Answer questions with one configuration; only the permutations that it needs are scored.
+        """Return the choices of Q questions, (Q,) int64, by a configuration like those of `SearchResult`.
 
-        Args:
-            questions: Q questions.
-            configuration: `scoring` and its options, as in `SearchResult.configuration`.
-
-        Returns:
-            (Q,), int64, index of the choice.
+        Only the permutations that it needs are scored.
         """
         check_questions(questions)
         return build_scoring(**configuration).costs(questions, self.engine).argmin(dim=1)

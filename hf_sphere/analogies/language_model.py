@@ -175,12 +175,7 @@ class LanguageModel:
             yield
 
     def forward(self, ids: Tensor, *, base: bool = False) -> Any:
-        """Run the model, or only its base.
-
-        Args:
-            ids: (B, L), sequences without padding.
-            base: Skip the head.
-        """
+        """Run the model, or only its base without the head, on sequences (B, L) without padding."""
         model = self.model.base_model if base else self.model
         more = {"use_cache": False} if self.kind == "causal" else {}
         return model(input_ids=ids.to(self.device), **more)

@@ -69,10 +69,7 @@ def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> n
 def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -> Classifier:
     """Load an image classifier and the configuration of its preprocessing.
 
-    Args:
-        name: See the module docstring; `AutoModelForImageClassification` loads models on the Hub and in folders.
-        random_weights: Use the random initialization of a timm or torchvision model.
-        seed: Seed of the random initialization.
+    The arguments are those of `find_weights`; `AutoModelForImageClassification` loads models on the Hub and in folders.
 
     Raises:
         ValueError: If there is no such model.

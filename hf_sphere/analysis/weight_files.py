@@ -55,12 +55,7 @@ class StoredTensor:
 def named_layers(
     tensors: Mapping[str, StoredTensor], layers: LayerSelection, include_1x1: bool
 ) -> tuple[dict[str, Callable[[], Tensor]], dict[str, LayerKind]]:
-    """Find layers by the rules of this module.
-
-    Args:
-        tensors: All tensors by name.
-        layers: Kinds of layers; `all` means both.
-        include_1x1: Include pointwise (1x1) convolutions.
+    """Find layers among all tensors, given by name, by the rules of this module.
 
     Returns:
         Functions that read the filters, (F, N), of each selected layer; and the kinds of all layers.

@@ -55,11 +55,7 @@ def _draw_pairs(
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Sample pairs of embeddings that are sorted by class: indices (count,) and (count,) of each kind.
 
-    Args:
-        start: (N,), index of the first member of each embedding's class.
-        size: (N,), number of members of that class.
-        count: Number of pairs within classes, and of pairs between classes.
-        seed: Seed of the generator.
+    `start` and `size` are the index of the first member of each embedding's class and their number, (N,) each.
     """
     generator = torch.Generator().manual_seed(seed)
 

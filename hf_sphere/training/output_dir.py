@@ -193,11 +193,7 @@ def can_resume_results(
 ) -> bool:
     """Return whether a directory contains unfinished results with these settings, which can be continued.
 
-    Args:
-        output_dir: The directory.
-        settings: All settings by name.
-        ignored: Names of settings that may differ because no result depends on them.
-        overwrite: Whether the contents will be replaced.
+    `ignored` are the names of settings that may differ because no result depends on them.
 
     Raises:
         FileExistsError: If it contains results with other settings that must not be replaced.

@@ -113,11 +113,8 @@ def place_names(
 def place_apart(places: Tensor, sizes: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Place boxes one after another, each as close to its place as possible without covering an earlier one.
 
-    Args:
-        places: (K, 2), where the centers belong, in pixels.
-        sizes: (K, 2), widths and heights.
-        low: (2,), lower left corner of the frame that the boxes stay in.
-        high: (2,), upper right corner.
+    All is in pixels: the places of the centers (K, 2), widths and heights (K, 2), and the lower left and upper right
+    corner (2,) of the frame that the boxes stay in.
 
     Returns:
         The centers (K, 2), and (K,) bool, whether there was room within `_FARTHEST`.

@@ -123,14 +123,10 @@ class Scene:
         return F.normalize(torch.stack([F.normalize(own, dim=1).mean(0) for own in self.members()]), dim=1)
 
     def describe(self, *before: str, marks: str, shown: int, whole: str, outside: Sequence[str] = ()) -> list[str]:
-        """Return the lines of the caption.
+        """Return the lines of the caption, those about the kind of figure `before` the others.
 
-        Args:
-            before: Lines about the kind of figure.
-            marks: Marks of the directions.
-            shown: Number of directions inside the figure.
-            whole: "circle" or "sphere", of which the figure may show a part.
-            outside: Other items outside the figure.
+        `marks` are the marks of the directions, `shown` is the number of directions inside the figure, which may show a
+        part of the `whole` circle or sphere, and `outside` are other items outside the figure.
         """
         count, classes = len(self.drawn_directions), len(self.present)
         lines = [self.note, *before]

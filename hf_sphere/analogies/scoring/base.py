@@ -108,16 +108,12 @@ class Scoring(ABC):
 class Measurements:
     """Everything that a scoring requires from a model, for all weights and aggregations.
 
-    Attributes:
-        scoring: The scoring.
-        terms: (T, Q, 24, K), float64, permutations as in `PERMUTATIONS`; NaN for permutations that were not measured
-            and choices that a question does not have.
-        num_choices: (Q,), number of choices per question.
+    The terms are NaN for permutations that were not measured and for choices that a question does not have.
     """
 
     scoring: "PermutedScoring"
-    terms: Tensor
-    num_choices: Tensor
+    terms: Tensor  # (T, Q, 24, K), float64, permutations as in `PERMUTATIONS`
+    num_choices: Tensor  # (Q,), number of choices per question
 
     @property
     def exists(self) -> Tensor:

@@ -18,16 +18,12 @@ if TYPE_CHECKING:
 class Prepared:
     """The data and model of a task when training starts.
 
-    Attributes:
-        model: A transformers model, on its device.
-        data: `train`, `evaluation` and `validation` (or None): batches with `epoch()`; and `eval_split`, the name of
-            the evaluation split.
-        processor: Image processor or tokenizer, which converts raw data to inputs; saved with the model.
+    The data has `train`, `evaluation` and `validation` (or None), batches with `epoch()`, and the name `eval_split`.
     """
 
-    model: Any
+    model: Any  # a transformers model, on its device
     data: Any
-    processor: Any
+    processor: Any  # image processor or tokenizer, which converts raw data to inputs; saved with the model
 
 
 @dataclass(frozen=True)
