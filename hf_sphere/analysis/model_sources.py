@@ -27,25 +27,15 @@ _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Classifier:
-    """An image classifier and the format of its input images.
+    """An image classifier and the format of its input images."""
 
-    Attributes:
-        model: Maps pixel values (B, C, H, W) to logits (B, K), or to an output with `logits`; in evaluation mode.
-        fresh: Builds the same model with new random weights.
-        num_classes: K.
-        image_size: Height and width, pixels.
-        num_channels: C.
-        mean: Mean per channel, on the scale 0 to 1.
-        std: Standard deviation per channel.
-    """
-
-    model: nn.Module
-    fresh: Callable[[], nn.Module]
-    num_classes: int
-    image_size: tuple[int, int]
-    num_channels: int
-    mean: list[float]
-    std: list[float]
+    model: nn.Module  # maps pixel values (B, C, H, W) to logits (B, K) or an output with `logits`; in evaluation mode
+    fresh: Callable[[], nn.Module]  # builds the same model with new random weights
+    num_classes: int  # K
+    image_size: tuple[int, int]  # height and width, pixels
+    num_channels: int  # C
+    mean: list[float]  # mean per channel, on the scale 0 to 1
+    std: list[float]  # standard deviation per channel
 
 
 def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> nn.Module | Path:
@@ -79,10 +69,7 @@ def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> n
 def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -> Classifier:
     """Load an image classifier and the configuration of its preprocessing.
 
-    Args:
-        name: See the module docstring; `AutoModelForImageClassification` loads models on the Hub and in folders.
-        random_weights: Use the random initialization of a timm or torchvision model.
-        seed: Seed of the random initialization.
+    The arguments are those of `find_weights`; `AutoModelForImageClassification` loads models on the Hub and in folders.
 
     Raises:
         ValueError: If there is no such model.

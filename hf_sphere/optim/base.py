@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 
 from hf_sphere.optim.blocks import Block, portions
 from hf_sphere.optim.channels import check_shards, group_size, local, resolve_channel_dims, zeros_per_group
-from hf_sphere.optim.open_parameter import OpenParameter
-from hf_sphere.optim.precision import LOW_PRECISION, at_least_float32, is_low
+from hf_sphere.optim.open_parameter import LOW_PRECISION, OpenParameter, at_least_float32, is_low
 from hf_sphere.optim.rules import Number
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hf_sphere.optim.channels import ChannelDims, Layout, group_size
-from hf_sphere.optim.example_inputs import example_inputs
-from hf_sphere.optim.trial import call, exact, make_trial, move, quiet
+from hf_sphere.optim.trial import call, exact, example_inputs, make_trial, move, quiet
 
 Loss = Callable[[Any, Any], Tensor]
 

@@ -14,10 +14,7 @@ from hf_sphere.optim.names import optimizer_class
 
 
 def optimizer_for_trainer(context: Any) -> tuple[type[SphereOptimizer], dict[str, Any]]:
-    """Return the class and the arguments of an optimizer, with parameter groups found in the model.
-
-    Args:
-        context: transformers' `OptimizerContext`.
+    """Return class and arguments of an optimizer from transformers' `OptimizerContext`, with groups found in the model.
 
     Raises:
         ValueError: If `optim_args` has an unknown key or a value that cannot be parsed, or if the radially invariant

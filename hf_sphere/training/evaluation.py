@@ -18,8 +18,7 @@ if TYPE_CHECKING:  # text tasks do not import the dependencies of image tasks
     from hf_sphere.data.batches import ImageBatches
     from hf_sphere.data.few_shot import FewShotBatches
 
-_NUMBERS_AT_ONCE = 1 << 24
-"""Maximum number of elements of query-prototype differences computed at once: 64 MB."""
+_NUMBERS_AT_ONCE = 1 << 24  # maximum number of elements of query-prototype differences computed at once: 64 MB
 
 
 @torch.inference_mode()

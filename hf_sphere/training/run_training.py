@@ -30,26 +30,15 @@ from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 
 @dataclass(frozen=True)
 class Command:
-    """The command line of a run.
+    """The command line of a run."""
 
-    Attributes:
-        script: Path of the script in the repository.
-        argv: Command-line arguments without the program name.
-        root: Root of the repository.
-    """
-
-    script: str
-    argv: Sequence[str]
-    root: Path
+    script: str  # path of the script in the repository
+    argv: Sequence[str]  # command-line arguments without the program name
+    root: Path  # root of the repository
 
 
 def run_training(task: Task, command: Command) -> None:
-    """Train, evaluate and save the model of a task.
-
-    Args:
-        task: The task, with its arguments.
-        command: The command line, for the model card.
-    """
+    """Train, evaluate and save the model of a task; its card states the command line."""
     published = [] if task.args.published is None else find_published(command.root / PUBLISHED, task.args.published)
     others = [part for part in task.parts if part is not task.args]
     with start_run(task.args, *others, recipe=Path(command.script).stem) as run:

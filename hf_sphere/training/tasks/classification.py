@@ -81,17 +81,13 @@ class ImageClassification(ImageTask):
 
     name = "classification"
     data_task: ClassVar[DataTask] = "classification"
-    arguments: ClassVar[tuple[type, ...]] = (
-        ModelArguments,
-        ImageDataArguments,
-        TrainingArguments,
-        EvaluationArguments,
-    )
+    arguments: ClassVar[tuple[type, ...]] = (ModelArguments, ImageDataArguments, TrainingArguments, EvaluationArguments)
     model_name = "SphereVisionForImageClassification"
     metric = "accuracy"
     higher_is_better = True
     headline: ClassVar[tuple[str, ...]] = ("accuracy",)
     pipeline_tag: ClassVar[str | None] = "image-classification"
+    measure = staticmethod(measure_classification)
     default_head: ClassVar[str] = "spherized"
 
     def model_settings(self, image_data: "ImageData", saved: "SphereVisionConfig | None" = None) -> dict[str, Any]:
@@ -116,10 +112,6 @@ class ImageClassification(ImageTask):
         if self.model_args.prototypes_file is not None:
             _set_prototypes(model, self.model_args.prototypes_file, image_data.class_names)
         return model
-
-    def measure(self, output: Any, batch: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-        """Return the accuracy."""
-        return measure_classification(output, batch)
 
     def evaluate(self, model: "nn.Module", batches: Any, accelerator: "Accelerator") -> dict[str, float]:
         """Evaluate a model on a split, also with mirrored images if requested."""
