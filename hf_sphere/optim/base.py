@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 Group = dict[str, Any]
 
+
 class SphereOptimizer(NamedOptimizer):
     """Base of the optimizers: torch's step for ordinary parameters, an update rule on the sphere for radial ones.
 

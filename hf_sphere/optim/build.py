@@ -57,9 +57,7 @@ def build_optimizer(model: nn.Module, name: str, batch: Any = None, **options: A
         groups = kind.form_groups(model, batch, **of_groups)
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     if "fused" in valid:  # a fused kernel per step where torch supports it; the update rule is the same
-        options.setdefault(
-            "fused", all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
-        )
+        options.setdefault("fused", all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters))
     nesterov = options.pop("nesterov", False) if name == "sgd" else False
     for group in groups:
         if "momentum" not in valid:

@@ -69,7 +69,7 @@ class Hyperball(NamedOptimizer):
         return loss
 
     @classmethod
-    def form_groups(
+    def form_groups(  # type: ignore[override]
         cls,
         model: nn.Module,
         batch: Any = None,
@@ -97,11 +97,12 @@ class Hyperball(NamedOptimizer):
         for name, tensor in model.named_parameters():
             if name in kinds:
                 hidden, invariant = kinds[name] == HIDDEN, name in radial.channel_dims
-                wanted = invariant if hyperball_on == "scale_invariant" else hidden
-                keeps = wanted and (hidden or of_matrices == "adamw") and bool(tensor.any())
+                keeps = hidden if hyperball_on == "matrices" else invariant and (hidden or of_matrices == "adamw")
+                at_zero = keeps and not tensor.any()
+                keeps = keeps and not at_zero
                 rule = kept if keeps else of_matrices if hidden else "adamw"
                 reason = "scale-invariant" if invariant else f"not scale-invariant: {radial.rejected[name]}"
-                reason = f"{kinds[name]}; {reason}" + ("" if keeps or not wanted else "; its norm is 0")
+                reason = f"{kinds[name]}; {reason}" + ("; its norm is 0" if at_zero else "")
                 found[name] = Rule(rule, reason, options[rule])
         apply_patterns(model, found, rules or {}, options)
         groups = form_groups(model, found, Rule("adamw", options=options["adamw"]))

@@ -8,8 +8,8 @@ from typing import Any
 
 from accelerate.utils import str_to_bool
 
-from hf_sphere.optim.names import optimizer_class
 from hf_sphere.optim.named import NamedOptimizer
+from hf_sphere.optim.names import optimizer_class
 
 
 def optimizer_for_trainer(context: Any) -> tuple[type[NamedOptimizer], dict[str, Any]]:

@@ -60,7 +60,9 @@ def test_the_optimizer_of_a_new_file_is_available_in_trainer_and_timm(folder):
 
 
 def test_the_error_for_an_unknown_name_lists_the_names():
-    with pytest.raises(ValueError, match="unknown optimizer 'adam_x'; the optimizers are: adam_g, adam_s, adam_srt, adamw_hyperball, "):
+    with pytest.raises(
+        ValueError, match="unknown optimizer 'adam_x'; the optimizers are: adam_g, adam_s, adam_srt, adamw_hyperball, "
+    ):
         optimizer_class("adam_x")
 
 

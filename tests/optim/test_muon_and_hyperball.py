@@ -102,7 +102,10 @@ def test_patterns_override_rules():
 @pytest.mark.parametrize(
     ("patterns", "message"),
     [
-        ({"attention.*": "adamw"}, r"pattern 'attention\.\*' matches no parameter; the names are like embedding\.weight"),
+        (
+            {"attention.*": "adamw"},
+            r"pattern 'attention\.\*' matches no parameter; the names are like embedding\.weight",
+        ),
         ({"*.bias": "muon"}, r"pattern '\*\.bias' matches no parameter with two or more axes"),
         ({"conv.*": "sgd"}, r"rule 'sgd' of pattern 'conv\.\*' is unknown; the rules are: muon, adamw"),
     ],
@@ -286,7 +289,10 @@ def test_a_weight_of_norm_zero_does_not_keep_it():
     ("call", "message"),
     [
         (lambda: build_optimizer(net(), "shampoo"), "unknown optimizer 'shampoo'; the optimizers are: adam, .*muon"),
-        (lambda: build_optimizer(net(), "muon", IDS, beta=1), "optimizer muon has no option beta; its options are: .*lr"),
+        (
+            lambda: build_optimizer(net(), "muon", IDS, beta=1),
+            "optimizer muon has no option beta; its options are: .*lr",
+        ),
         (lambda: build_optimizer(net(), "muon_hyperball", IDS, hyperball_on="all"), "scale_invariant or matrices; got"),
         (lambda: build_optimizer(net(), "muon", IDS, momentum=1.0), r"momentum must lie in \[0, 1\); got 1.0"),
     ],

@@ -144,7 +144,9 @@ class WithOptions(nn.Linear):
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
 def test_per_parameter_options_of_the_model_are_used(kind):
-    optimizer = optimizer_from_arguments(WithOptions(2, 3), arguments(optimizer=kind, learning_rate=1e-3, weight_decay=0.1))
+    optimizer = optimizer_from_arguments(
+        WithOptions(2, 3), arguments(optimizer=kind, learning_rate=1e-3, weight_decay=0.1)
+    )
     (own,) = [group for group in optimizer.param_groups if group["param_names"] == ["bias"]]
     assert (own["lr"], own["weight_decay"]) == (0.5, 0.25)
 
@@ -206,7 +208,9 @@ def test_other_parameters_use_the_momentum_of_the_arguments(head):
 @TEMPERATURES
 @pytest.mark.parametrize("name", ["adam", "adamw", "adam_srt"])
 def test_adam_variants_use_temperature_lr_and_have_no_momentum(head, name):
-    optimizer = optimizer_from_arguments(with_head(head, temperature_lr=1e-3), arguments(optimizer=name, learning_rate=0.5))
+    optimizer = optimizer_from_arguments(
+        with_head(head, temperature_lr=1e-3), arguments(optimizer=name, learning_rate=0.5)
+    )
     assert group_of(optimizer, "head.log_temperature")["lr"] == 1e-3
     assert not any("momentum" in group for group in optimizer.param_groups)
 
@@ -236,7 +240,9 @@ def test_every_optimizer_updates_class_weights_and_temperature(head, name):
 
 
 def test_temperature_lr_follows_the_schedule():
-    optimizer = optimizer_from_arguments(with_head("vmf", temperature_lr=1e-3), arguments(optimizer="sgd", learning_rate=0.5))
+    optimizer = optimizer_from_arguments(
+        with_head("vmf", temperature_lr=1e-3), arguments(optimizer="sgd", learning_rate=0.5)
+    )
     scheduler = build_scheduler(optimizer, arguments(lr_scheduler_type="plateau", lr_patience=0, lr_gamma=0.5), 4)
     for value in (0.5, 0.4):
         scheduler.step(value)

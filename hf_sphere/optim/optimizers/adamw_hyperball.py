@@ -1,6 +1,5 @@
 """AdamW with steps of fixed relative size on weights that keep their norm."""
 
-
 import torch
 
 from hf_sphere.optim.hyperball import Hyperball

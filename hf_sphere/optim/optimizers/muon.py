@@ -62,7 +62,7 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         super().add_param_group(param_group)
 
     @classmethod
-    def form_groups(
+    def form_groups(  # type: ignore[override]
         cls,
         model: nn.Module,
         batch: Any = None,
@@ -72,7 +72,10 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         rules: Mapping[str, str] | None = None,
     ) -> ParameterGroups:
         """Split parameters into hidden matrices and all others; see `find_hidden_matrices` and `build_optimizer`."""
-        options = {"muon": {"muon": True}, "adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale}}
+        options: dict[str, dict[str, Any]] = {
+            "muon": {"muon": True},
+            "adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale},
+        }
         kinds = find_hidden_matrices(model, batch)
         names = {name: "muon" if kind == HIDDEN else "adamw" for name, kind in kinds.items()}
         found = {name: Rule(rule, kinds[name], options[rule]) for name, rule in names.items()}
@@ -117,7 +120,7 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         matrices = [parameter.flatten(1) for parameter in parameters]  # views, or copies in channels_last
         muon(
             matrices,
-            [parameter.grad.flatten(1) for parameter in parameters],  # type: ignore[union-attr]
+            [parameter.grad.flatten(1) for parameter in parameters],
             [self.state[parameter]["momentum_buffer"] for parameter in parameters],
             ns_coefficients=(DEFAULT_A, DEFAULT_B, DEFAULT_C),
             eps=EPS,
