@@ -32,7 +32,7 @@ from hf_sphere.training.batches import (
 from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, newest_intact, save_checkpoint
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.measures import show_metric, show_metrics
-from hf_sphere.training.optimization import build_optimizer, build_scheduler, start_average
+from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average
 from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class TrainingLoop:
             self.total_steps = min(self.total_steps, args.max_steps)
         self._loss_is_sum = loss_is_sum(model)
         few = self._few_examples() if args.optimizer in optimizer_names() or args.radial_logging_steps else None
-        optimizer = build_optimizer(model, args, few)
+        optimizer = optimizer_from_arguments(model, args, few)
         self.average = None if args.ema_decay is None else start_average(model, args.ema_decay)
         if self.average is not None:
             accelerator.register_for_checkpointing(self.average)
