@@ -12,7 +12,7 @@ from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.batches import ImageBatches
 from hf_sphere.data.computed_values import CHANGED_BY, COMPUTED_VALUES
 from hf_sphere.data.corruption import Corruption
-from hf_sphere.data.decoding import EncodedImages, ImageShape
+from hf_sphere.data.decoding import EncodedImages, ImageShape, file_names
 from hf_sphere.data.episodes import Episodes, check_episodes
 from hf_sphere.data.open_set import first_classes, warn_of_shared_classes
 from hf_sphere.data.options import ImageDataOptions, ImageSourceOptions, OpenSetOptions, ValueOptions
@@ -80,12 +80,15 @@ class ImageSplit:
         class_names: Name of each class, by index; empty, and all labels -1, if the split has no labels.
         num_images: Number of images, over all processes.
         name: Name of the split, or `train+test` if both splits were pooled.
+        file_names: File of each row of the data set (`epoch_rows` counts these rows), relative to the folder of the
+            data set; empty if the data set names no files.
     """
 
     batches: ImageBatches
     class_names: list[str]
     num_images: int
     name: str
+    file_names: list[str] = field(default_factory=list)
 
 
 def load_image_data(
@@ -289,7 +292,8 @@ def load_image_split(
         process_index=process_index,
         num_processes=num_processes,
     )
-    return ImageSplit(batches, class_names, len(part), part.name)
+    files = file_names(rows, image_column, options.dataset_name)
+    return ImageSplit(batches, class_names, len(part), part.name, files)
 
 
 def _corruption(options: ImageSourceOptions, seed: int, task: str, noise: bool = True) -> Corruption:
