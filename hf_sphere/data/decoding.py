@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import torch
 from datasets import Dataset, Image
 from huggingface_hub.constants import HF_HOME
@@ -62,7 +63,8 @@ def file_names(dataset: Dataset, column: str, folder: str | os.PathLike = "") ->
         column: The image column.
         folder: The files below this folder are named relative to it.
     """
-    names = _encoded(dataset, column).flatten()[f"{column}.path"][:]
+    tables = _encoded(dataset, column).with_format("arrow").iter(1000)
+    names = [name for table in tables for name in pc.struct_field(table[column], "path").to_pylist()]
     root = os.path.join(os.path.abspath(folder), "") if folder else ""
     return [(name or "").removeprefix(root) for name in names] if any(names) else []
 

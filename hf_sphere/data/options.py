@@ -18,8 +18,19 @@ class ImageSourceOptions(Arguments):
 
     dataset_name: str = argument("digits", "Hub id, folder, or a bundled data set: `digits` or `two_clusters`.")
     dataset_config_name: str | None = argument(None, "Configuration of the data set.")
-    train_split: str = argument("train", "Training split.")
-    eval_split: str | None = argument(None, "Evaluation split; default: `test`, else `validation`.")
+    train_split: str = argument("train", "Training split, or a part of the data such as `train[:80%]` or `all`.")
+    eval_split: str | None = argument(
+        None,
+        "Evaluation split or part; default: `test`, else `validation`, else held out of the training split.",
+    )
+    eval_fraction: float = argument(
+        0.2,
+        "Fraction of the training split to hold out for evaluation, stratified by class, if there is no evaluation "
+        "split. For retrieval and few-shot, a fraction of the classes.",
+        gt=0,
+        lt=1,
+    )
+    eval_seed: int = argument(0, "Seed of the images held out for evaluation.", **SEED)
     validation_split: str | None = argument(None, "Split for choosing the best epoch and for early stopping.")
     validation_fraction: float = argument(
         0.0,

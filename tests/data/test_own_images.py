@@ -1,10 +1,13 @@
 """Images as people have them: folders of files, without a test split, with damaged files among them."""
 
+import logging
+
 import numpy as np
 import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from PIL import Image as PILImage
 
-from hf_sphere.data import CorruptImageError
+from hf_sphere.data import CorruptImageError, ImageDataOptions, load_image_data
 
 
 @pytest.fixture
@@ -70,3 +73,101 @@ class TestDamagedFiles:
         assert load_one(str(path), "train", skip_corrupt_images=True).num_images == 4
         assert "Left out 1 corrupt image(s) of 5: " in caplog.text
         assert "cats/9.gif." in caplog.text
+
+
+def labels_of(batches) -> list[int]:
+    return [label for batch in batches.epoch() for label in batch["labels"].tolist()]
+
+
+class TestHeldOutPart:
+    def test_it_is_stratified_and_reported(self, folder, load_named, caplog):
+        caplog.set_level(logging.INFO)
+        data = load_named(str(folder(cats=10, dogs=20)))
+        assert (labels_of(data.evaluation).count(0), labels_of(data.evaluation).count(1)) == (2, 4)
+        assert data.train.num_examples == 24
+        assert data.eval_split == "held_out(train, 0.2, seed=0)"
+        assert "20 % of the split train is held out, stratified by class, with seed 0" in caplog.text
+
+    def test_its_name_loads_the_same_images_later(self, folder, load_named, load_one):
+        path = str(folder(cats=10, dogs=20))
+        data = load_named(path, eval_fraction=0.3, eval_seed=4, seed=7, image_mean=[0.0], image_std=[1.0])
+        later = load_one(path, data.eval_split)
+        seen, again = next(data.evaluation.epoch())["pixel_values"], next(later.batches.epoch())["pixel_values"]
+        assert seen.equal(again)
+        kept = load_one(path, "kept(train, 0.3, seed=4)")
+        assert not set(kept.file_names) & set(later.file_names)
+        assert len(kept.file_names) + len(later.file_names) == 30
+
+    def test_it_does_not_depend_on_the_seed_of_the_run(self, folder, load_named):
+        path = str(folder(cats=10, dogs=20))
+        first, second = (load_named(path, seed=seed, image_mean=[0.0], image_std=[1.0]) for seed in (0, 1))
+        assert next(first.evaluation.epoch())["pixel_values"].equal(next(second.evaluation.epoch())["pixel_values"])
+
+    def test_one_image_of_a_class_is_an_error_that_names_the_class(self, folder, load_named):
+        with pytest.raises(ValueError, match=r"single image, which cannot be both in training and held out: dogs\."):
+            load_named(str(folder(cats=10, dogs=1)))
+
+    def test_open_sets_hold_out_classes(self, folder, load_named, caplog):
+        caplog.set_level(logging.INFO)
+        data = load_named(str(folder(a=3, b=3, c=3, d=3)), task="retrieval")
+        assert (data.class_names, data.eval_class_names) == (["a", "b", "c"], ["d"])
+        assert "--train_classes 3" in caplog.text
+
+    def test_images_with_values_are_held_out_at_random(self, folder, load_named):
+        path = str(folder(cats=10, dogs=10))
+        data = load_named(path, task="regression", computed_value="intensity")
+        assert (data.train.num_examples, data.evaluation.num_examples) == (16, 4)
+
+    def test_a_folder_without_images_is_an_error(self, tmp_path, load_named):
+        (tmp_path / "nothing").mkdir()
+        with pytest.raises((OSError, ValueError), match="nothing"):
+            load_named(str(tmp_path / "nothing"))
+
+
+class TestSplitExpressions:
+    def test_slices_and_unions_are_loaded(self, folder, load_named):
+        path = str(folder(cats=10, dogs=10))
+        data = load_named(path, train_split="train[:30%]+train[-6:]", eval_split="train[30%:70%]")
+        assert labels_of(data.evaluation) == [0] * 4 + [1] * 4
+        assert sorted(labels_of(data.train)) == [0] * 6 + [1] * 6
+
+    def test_all_images_of_all_splits_are_loaded(self, load_one):
+        assert load_one("digits", "all").num_images == 1797
+
+    def test_classes_without_training_images_cause_a_warning(self, folder, load_named, caplog):
+        load_named(str(folder(cats=10, dogs=10)), train_split="train[:50%]", eval_split="train[50%:]")
+        assert "1 class(es) of the evaluation images have no training image: dogs." in caplog.text
+
+    @pytest.mark.parametrize("name", ["train[:200%]", "test[:5]", "train[", "held_out(train, 7, seed=0)"])
+    def test_an_invalid_expression_is_an_error_that_names_it_and_the_splits(self, name, folder, load_named):
+        with pytest.raises(ValueError, match=r"split '.* of train \(--eval_split\) cannot be read: "):
+            load_named(str(folder(cats=10, dogs=10)), eval_split=name)
+
+
+class TestDataSetsInPython:
+    @pytest.fixture
+    def rows(self) -> Dataset:
+        images = [PILImage.new("RGB", (6, 6), (index, 0, 0)) for index in range(40)]
+        features = Features({"image": Image(), "label": ClassLabel(names=["even", "odd"])})
+        return Dataset.from_dict({"image": images, "label": [i % 2 for i in range(40)]}, features=features)
+
+    def load(self, data, tmp_path, **options):
+        options = ImageDataOptions(cache_dir=str(tmp_path), **options)
+        return load_image_data(options, dataset=data, progress=False)
+
+    def test_a_data_set_is_divided(self, rows, tmp_path):
+        data = self.load(rows, tmp_path)
+        assert (data.train.num_examples, data.evaluation.num_examples) == (32, 8)
+
+    def test_splits_are_kept(self, rows, tmp_path):
+        data = self.load(DatasetDict(train=rows, test=rows.select(range(10))), tmp_path)
+        assert (data.train.num_examples, data.evaluation.num_examples) == (40, 10)
+
+    def test_streams_are_read_to_the_requested_number(self, rows, tmp_path):
+        data = self.load(rows.to_iterable_dataset(), tmp_path, max_train_samples=20)
+        assert (data.train.num_examples, data.evaluation.num_examples) == (16, 4)
+        assert sorted(labels_of(data.evaluation)) == [0, 0, 1, 1]
+
+    def test_something_else_is_an_error(self, tmp_path):
+        with pytest.raises(TypeError, match="must be one of `datasets` or a dictionary of these; got list"):
+            self.load([1, 2], tmp_path)
