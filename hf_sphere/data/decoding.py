@@ -18,11 +18,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torchvision.transforms.v2 import functional as tvF
 from tqdm.auto import tqdm
 
 from hf_sphere.utils.files import atomic_file
-from hf_sphere.utils.pixels import convert_image
+from hf_sphere.utils.pixels import convert_image, resize_image
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +35,15 @@ class CorruptImageError(ValueError):
 
 @dataclass(frozen=True)
 class ImageShape:
-    """Shape of the input images of a model: channels (1 or 3), height and width in pixels."""
+    """Shape of the input images of a model: channels (1 or 3), height and width in pixels.
+
+    With `crop_pct`, images are cropped at the center, see `hf_sphere.utils.pixels.resize_image`.
+    """
 
     channels: int
     height: int
     width: int
+    crop_pct: float | None = None
 
 
 def probe_shape(dataset: Dataset, column: str) -> ImageShape:
@@ -123,9 +126,7 @@ class EncodedImages(torch.utils.data.Dataset):
                 "--skip_corrupt_images to leave such images out."
             )
         tensor = torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1)
-        size = [self.shape.height, self.shape.width]
-        if list(tensor.shape[1:]) != size:  # resized as by the image processor, so that inference has the same pixels
-            tensor = tvF.resize(tensor, size, antialias=True)
+        tensor = resize_image(tensor, (self.shape.height, self.shape.width), self.shape.crop_pct)
         return tensor if self.transform is None else self.transform(tensor, row)
 
 
@@ -262,6 +263,7 @@ def _cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None) -> P
         used = used.select(images.rows.tolist())
     # Despite its private name, the fingerprint is documented by `datasets` as the key of its caches.
     name = f"{used._fingerprint}-{images.column}-{shape.channels}x{shape.height}x{shape.width}"
+    name += "" if shape.crop_pct is None else f"-{shape.crop_pct:g}"
     return folder / f"{name}.safetensors"
 
 

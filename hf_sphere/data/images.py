@@ -29,7 +29,7 @@ from hf_sphere.data.sources import (
     load_splits,
     usual_label_column,
 )
-from hf_sphere.data.split_names import as_splits
+from hf_sphere.data.split_names import as_splits, held_out_names
 from hf_sphere.data.splits import (
     Split,
     check_computable,
@@ -243,7 +243,8 @@ def load_image_split(
             are required; the image processor of a model has them. The split may have no labels. Other options are
             ignored.
         split: Name of the split, or a part of the data, see `hf_sphere.data.split_names.read_split`: `all`,
-            `train[:80%]`, `held_out(train, 0.2, seed=0)`. None for the split `test`, `validation` or the only one.
+            `train[:80%]`, `held_out(train, 0.2, seed=0)`. None for the evaluation split of
+            `load_image_data`, or if a part would be held out of images without labels, for all of them.
         dataset: See `load_image_data`.
         train_classes: Instead of the split, load the evaluation images of `load_image_data` for retrieval with this
             option: those of `options.train_split` and of this split, without the first `train_classes` classes.
@@ -264,8 +265,11 @@ def load_image_split(
         raise ValueError("image_mean and image_std are required to load a split as in evaluation.")
     corruption = _corruption(options, seed, "classification" if train_classes is None else "retrieval", noise=False)
     splits = _load_splits(options, dataset)
-    name = choose_eval_split(splits, split) or (next(iter(splits)) if len(splits) == 1 else "test")
-    rows = find_split(splits, name, "--split", options.label_column_name or usual_label_column(splits))
+    classes, train = options.label_column_name or usual_label_column(splits), options.train_split
+    name = choose_eval_split(splits, split)
+    if name is None:
+        name = train if classes is None else held_out_names(train, options.eval_fraction, options.eval_seed)[1]
+    rows = find_split(splits, name, "--split", classes)
     image_column = find_column(rows, options.image_column_name, IMAGE_COLUMNS, "image")
     label_column, class_names = options.label_column_name, []
     with_train = train_classes is not None or options.sample_classes is not None

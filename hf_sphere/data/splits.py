@@ -181,7 +181,7 @@ def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> Ima
         if len(size) not in (1, 2) or min(size) < 1:
             raise ValueError(f"image_size must be a side in pixels or (height, width); got {size}.")
         height, width = size[0], size[-1]
-    return ImageShape(options.num_channels or found.channels, height, width)
+    return ImageShape(options.num_channels or found.channels, height, width, options.crop_pct)
 
 
 def measure_pixels(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[list[float], list[float]]:

@@ -204,11 +204,8 @@ class ImageTask(Task):
     def _adopt_image_settings(self, saved: str) -> None:
         """Take the image settings of the saved model where the arguments set none."""
         processor = load_pretrained(models.SphereVisionImageProcessor, saved)
-        args = self.data_args
-        args.image_size = args.image_size or [processor.size["height"], processor.size["width"]]
-        args.num_channels = args.num_channels or processor.num_channels
-        args.image_mean = args.image_mean or list(processor.image_mean)
-        args.image_std = args.image_std or list(processor.image_std)
+        for name, value in processor.source_options().items():
+            setattr(self.data_args, name, getattr(self.data_args, name) or value)
 
     @staticmethod
     def build_processor(config: "SphereVisionConfig", image_data: "ImageData") -> Any:
@@ -218,6 +215,7 @@ class ImageTask(Task):
             size={"height": image_data.shape.height, "width": image_data.shape.width},
             image_mean=image_data.mean,
             image_std=image_data.std,
+            crop_pct=image_data.shape.crop_pct,
         )
 
     def _default_corruption_seed(self) -> int:
