@@ -13,8 +13,16 @@ from hf_sphere.models.backbones.base import (
     ends_in_activation,
     register_backbone,
 )
+from hf_sphere.models.backbones.pretrained import TransformersBackbone
 
-__all__ = ["BACKBONES", "EmbeddingNet", "create_backbone", "ends_in_activation", "register_backbone"]
+__all__ = [
+    "BACKBONES",
+    "EmbeddingNet",
+    "TransformersBackbone",
+    "create_backbone",
+    "ends_in_activation",
+    "register_backbone",
+]
 
 for _module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
     importlib.import_module(_module.name)
