@@ -153,6 +153,10 @@ def load_image_data(
     values = targets if isinstance(targets, ValueOptions) else ValueOptions()
     train_classes = targets.train_classes if isinstance(targets, OpenSetOptions) else None
     check_task(task, options.label_column_name, values, train_classes, episodes)
+    balanced = options.class_balanced_sampling
+    if balanced and (task == "regression" or episodes is not None):
+        what = "regression, which has no classes" if episodes is None else "episodes, which draw classes themselves"
+        raise ValueError(f"class_balanced_sampling does not apply to {what}; leave it out.")
     augmentation = Augmentation(
         options.crop_padding,
         options.horizontal_flip,
@@ -163,6 +167,7 @@ def load_image_data(
         color_jitter=options.color_jitter,
         crop_aspect_ratio=options.crop_aspect_ratio,
         occlusion=options.occlusion,
+        rand_augment=options.rand_augment,
     )
     corruption = _corruption(options, seed, task)
     splits = _load_splits(options, dataset)
@@ -206,7 +211,9 @@ def load_image_data(
         )
 
     return ImageData(
-        train=batches("train", batch_size, seed, augmentation=augmentation, shuffle=True),
+        train=batches(
+            "train", batch_size, seed, augmentation=augmentation, shuffle=True, balanced=options.class_balanced_sampling
+        ),
         # With the seed of training, the evaluation episodes would equal the training episodes.
         evaluation=batches("eval", eval_batch_size, mix_seed(seed, 1)),
         eval_split=parts["eval"].name,

@@ -78,6 +78,12 @@ class ImageSourceOptions(Arguments):
 class ImageDataOptions(ImageSourceOptions):
     """Images, and the augmentation of training images."""
 
+    class_balanced_sampling: bool = argument(
+        False, "Draw the training images of an epoch with replacement, each class equally often on average."
+    )
+    rand_augment: list[int] | None = argument(
+        None, "Number of operations and magnitude (0 to 30) of RandAugment on training images, for instance 2 9.", ge=0
+    )
     crop_padding: int = argument(0, "Padding in pixels before a random crop of training images.", ge=0, le=LARGEST_SIDE)
     crop_padding_mode: Literal["zeros", "reflect"] = argument("zeros", "Pad with zeros, or reflect the image.")
     horizontal_flip: bool = argument(False, "Flip training images horizontally with probability 1/2.")

@@ -30,6 +30,8 @@ def build_optimizer(
         batch: Keyword arguments of the model, for finding the radially invariant weights; generated if None.
     """
     groups = radial_parameter_groups(model, batch) if args.optimizer in optimizer_names() else parameter_groups(model)
+    if args.layer_decay is not None:
+        groups = _decay_by_layer(groups, model, args)
     # A fused kernel per step where torch supports it; the update rule is the same.
     parameters = [parameter for group in groups for _, parameter in group["params"]]
     fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
@@ -48,6 +50,30 @@ def build_optimizer(
             group.setdefault("nesterov", args.nesterov and group.get("momentum", args.momentum) > 0)
     kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
     return kinds[args.optimizer](groups, **options)
+
+
+def _decay_by_layer(groups: list[dict[str, Any]], model: Any, args: TrainingArguments) -> list[dict[str, Any]]:
+    """Divide parameter groups by layer of the backbone, with the learning rates of timm's layer-wise decay.
+
+    Reference:
+        Bao, Dong, Piao and Wei, "BEiT: BERT pre-training of image transformers", ICLR 2022.
+    """
+    backbone = getattr(getattr(model, "base_model", None), "backbone", None)
+    if backbone is None:
+        raise ValueError(f"layer_decay {args.layer_decay} is for image models with a backbone; leave it out.")
+    from timm.optim import param_groups_layer_decay
+
+    timm_groups = param_groups_layer_decay(backbone, layer_decay=args.layer_decay)
+    scales = {parameter: group["lr_scale"] for group in timm_groups for parameter in group["params"]}
+    divided: dict[tuple[int, float], dict[str, Any]] = {}
+    for number, group in enumerate(groups):
+        for name, parameter in group["params"]:
+            scale = scales.get(parameter, 1.0)
+            rate = group.get("lr", args.learning_rate) * scale
+            part = divided.setdefault((number, scale), {**group, "lr": rate, "params": []})
+            part["params"].append((name, parameter))
+    # The first group's rate is shown: that of the last layers.
+    return sorted(divided.values(), key=lambda group: group["lr"] != args.learning_rate)
 
 
 def build_scheduler(

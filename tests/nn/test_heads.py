@@ -10,7 +10,7 @@ from hf_sphere import nn as sphere_nn
 from hf_sphere.geometry import spherize
 from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.nn import HEADS, Head, HeadOutput, build_head
-from hf_sphere.nn.heads.base import TemperatureHead
+from hf_sphere.nn.temperature import TemperatureHead
 
 FEW_SAMPLES = {"vmf": {"num_samples": 2}}  # a graph grows with each sample
 
