@@ -110,7 +110,7 @@ class Augmentation:
             mirrored: bool, (B,), the images to flip, with `alternating_flip`.
         """
         if self.rand_augment is not None:
-            images = _rand_augment(images, *self.rand_augment, generator)
+            images = _rand_augment(images, self.rand_augment, generator)
         if self.color_jitter is not None:
             images = _jitter_colors(images, self.color_jitter, generator)
         if self.crop_padding:
@@ -130,9 +130,9 @@ class Augmentation:
         return images
 
 
-def _rand_augment(images: Tensor, count: int, magnitude: int, generator: torch.Generator) -> Tensor:
+def _rand_augment(images: Tensor, strengths: Sequence[int], generator: torch.Generator) -> Tensor:
     """Apply RandAugment to each image; its operations are drawn on the CPU, from torch's global generator."""
-    augment = RandAugment(count, magnitude)
+    augment = RandAugment(*strengths)
     seed = int(torch.randint(2**62, (1,), generator=generator))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -4,10 +4,11 @@ import logging
 
 import numpy as np
 import pytest
+import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from PIL import Image as PILImage
 
-from hf_sphere.data import CorruptImageError, ImageDataOptions, load_image_data
+from hf_sphere.data import Augmentation, CorruptImageError, Episodes, ImageDataOptions, load_image_data
 
 
 @pytest.fixture
@@ -171,3 +172,41 @@ class TestDataSetsInPython:
     def test_something_else_is_an_error(self, tmp_path):
         with pytest.raises(TypeError, match="must be one of `datasets` or a dictionary of these; got list"):
             self.load([1, 2], tmp_path)
+
+
+class TestClassBalancedSampling:
+    def test_each_class_is_drawn_equally_often_on_average(self, folder, load_named):
+        data = load_named(str(folder(cats=40, dogs=10)), class_balanced_sampling=True)
+        drawn = [
+            label for epoch in range(40) for batch in data.train.epoch(epoch) for label in batch["labels"].tolist()
+        ]
+        assert len(drawn) == 40 * 40
+        assert abs(np.mean(drawn) - 0.5) < 0.05  # four standard deviations
+        assert data.train.epoch_rows(1).equal(data.train.epoch_rows(1))
+
+    def test_it_is_refused_for_images_without_classes_and_with_episodes(self, folder, load_named):
+        path = str(folder(cats=4, dogs=4))
+        with pytest.raises(ValueError, match="does not apply to regression, which has no classes"):
+            load_named(path, task="regression", computed_value="intensity", class_balanced_sampling=True)
+        with pytest.raises(ValueError, match="does not apply to episodes, which draw classes themselves"):
+            load_named(path, class_balanced_sampling=True, episodes=Episodes(2, 2, 1))
+
+
+class TestRandAugment:
+    @pytest.mark.parametrize("channels", [1, 3])
+    def test_images_change_by_the_generator_and_nothing_else(self, channels):
+        images = torch.randint(0, 256, (6, channels, 12, 12), dtype=torch.uint8)
+        augment = Augmentation(rand_augment=(2, 9))
+        before = torch.get_rng_state()
+        first, again, other = (augment(images, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1))
+        assert torch.get_rng_state().equal(before)
+        assert first.equal(again)
+        assert not first.equal(other)
+        assert (first.shape, first.dtype) == (images.shape, torch.uint8)
+
+    @pytest.mark.parametrize("given", [(2,), (0, 9), (2, 31)])
+    def test_invalid_strengths_are_an_error(self, given):
+        with pytest.raises(
+            ValueError, match="rand_augment must be a number of operations, at least 1, and a magnitude"
+        ):
+            Augmentation(rand_augment=given)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -407,7 +408,7 @@ def test_balanced_class_weights_are_those_of_scikit_learn():
     data = replace(make_data(ImageClassification), train=batches(ImageClassification, *range(6)))
     data.train.labels = labels
     weights = build(ImageClassification, data=data, class_weights="balanced").head.class_weights
-    expected = compute_class_weight("balanced", classes=[0, 1, 2], y=labels.numpy())
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=labels.numpy())
     assert weights == pytest.approx(expected)
 
 

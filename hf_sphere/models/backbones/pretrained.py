@@ -50,7 +50,8 @@ class TransformersBackbone(nn.Module):
         pooler = getattr(encoder, "pooler", None)
         if pooler is not None and any(isinstance(layer, nn.Linear) for layer in pooler.modules()):
             encoder.pooler = None
-        self.encoder, self.num_features, self.pretrained_cfg = encoder, features, {}
+        self.encoder, self.num_features = encoder, features
+        self.pretrained_cfg: dict[str, Any] = {}
         interpolates = "interpolate_pos_encoding" in inspect.signature(encoder.forward).parameters
         self._options = {"interpolate_pos_encoding": True} if interpolates else {}
 
