@@ -206,7 +206,5 @@ class TestRandAugment:
 
     @pytest.mark.parametrize("given", [(2,), (0, 9), (2, 31)])
     def test_invalid_strengths_are_an_error(self, given):
-        with pytest.raises(
-            ValueError, match="rand_augment must be a number of operations, at least 1, and a magnitude"
-        ):
+        with pytest.raises(ValueError, match="rand_augment must be a number of operations, at least 1"):
             Augmentation(rand_augment=given)

@@ -45,7 +45,7 @@ def test_the_rate_shown_is_that_of_the_head(model):
 
 
 def test_layer_decay_without_a_backbone_is_an_error(make_model, make_args):
-    with pytest.raises(ValueError, match="layer_decay 0.5 is for image models with a backbone"):
+    with pytest.raises(ValueError, match=r"layer_decay 0\.5 is for image models with a backbone"):
         build_optimizer(make_model(), make_args(layer_decay=0.5))
 
 
@@ -83,7 +83,9 @@ def test_a_probed_network_stays_as_it_is_until_it_is_trained(make_loop, make_mod
 
 
 def test_two_sources_of_weights_are_an_error():
-    with pytest.raises(ValueError, match="pretrained_backbone and backbone_weights are sources of the same weights"):
+    with pytest.raises(
+        ValueError, match="pretrained_backbone and backbone_weights are two sources of the backbone.s weights"
+    ):
         ModelArguments(pretrained_backbone=True, backbone_weights="a.safetensors")
 
 
