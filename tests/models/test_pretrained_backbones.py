@@ -22,7 +22,7 @@ from transformers import (
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
 from hf_sphere.models.backbones import create_backbone
-from hf_sphere.models.backbones.pretrained import pretrained_preprocessing, stage_parameters
+from hf_sphere.models.pretrained_backbones import pretrained_preprocessing, stage_parameters
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 ENCODERS = {
@@ -157,8 +157,9 @@ class TestWeightFiles:
         _, file = weights("resnet10t")
         with pytest.raises(ValueError, match=r"does not fit the backbone resnet18; .* do not match: .* is missing"):
             create_backbone("resnet18", num_channels=3, image_size=32, pretrained=file)
-        with pytest.raises(ValueError, match=r"weight has the shape \(\d+, .*\) instead of "):
-            create_backbone("resnet10t", num_channels=3, image_size=32, pretrained=file, stem_width=48)
+        _, wide = weights("vit_tiny_patch16_224", img_size=32)
+        with pytest.raises(ValueError, match=r"has the shape \(.*192.*\) instead of \(.*96"):
+            create_backbone("vit_tiny_patch16_224", num_channels=3, image_size=32, pretrained=wide, embed_dim=96)
 
     def test_a_pickle_with_code_is_refused(self, tmp_path):
         torch.save(timm.create_model("resnet10t"), tmp_path / "model.pth")

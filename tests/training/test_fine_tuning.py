@@ -83,9 +83,7 @@ def test_a_probed_network_stays_as_it_is_until_it_is_trained(make_loop, make_mod
 
 
 def test_two_sources_of_weights_are_an_error():
-    with pytest.raises(
-        ValueError, match="pretrained_backbone and backbone_weights are two sources of the backbone.s weights"
-    ):
+    with pytest.raises(ValueError, match="pretrained_backbone and backbone_weights are two sources of the backbone's"):
         ModelArguments(pretrained_backbone=True, backbone_weights="a.safetensors")
 
 

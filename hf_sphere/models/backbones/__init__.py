@@ -13,12 +13,10 @@ from hf_sphere.models.backbones.base import (
     ends_in_activation,
     register_backbone,
 )
-from hf_sphere.models.backbones.pretrained import TransformersBackbone
 
 __all__ = [
     "BACKBONES",
     "EmbeddingNet",
-    "TransformersBackbone",
     "create_backbone",
     "ends_in_activation",
     "register_backbone",

@@ -201,7 +201,7 @@ def create_backbone(
     except TypeError as error:
         raise ValueError(f"backbone {name!r} does not accept the options {options}: {error}") from error
     if isinstance(pretrained, str):
-        from hf_sphere.models.backbones.pretrained import load_backbone_weights
+        from hf_sphere.models.pretrained_backbones import load_backbone_weights
 
         load_backbone_weights(net, name, pretrained)
     return net

@@ -79,7 +79,7 @@ class SphereVisionConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         """Copy the configuration of an encoder of transformers, so that the model does not depend on its source."""
         if self.backbone_config is None and ("/" in self.backbone or Path(self.backbone).is_dir()):
-            from hf_sphere.models.backbones.pretrained import is_transformers_name, transformers_settings
+            from hf_sphere.models.pretrained_backbones import is_transformers_name, transformers_settings
 
             if is_transformers_name(self.backbone):
                 self.backbone_config = transformers_settings(self.backbone)

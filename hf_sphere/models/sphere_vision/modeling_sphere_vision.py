@@ -316,13 +316,15 @@ def _mark_filled(tensor: Tensor, filled: bool) -> None:
 
 def _build_backbone(config: SphereVisionConfig, *, pretrained: bool | str = False) -> nn.Module:
     # Imports timm, which text models do not need.
-    from hf_sphere.models.backbones import TransformersBackbone, create_backbone
+    from hf_sphere.models.backbones import create_backbone
 
     if pretrained and config.initialization is not None:
         raise ValueError(
             "initialization would overwrite the pretrained weights of the backbone; use only one of the two."
         )
     if config.backbone_config is not None:
+        from hf_sphere.models.pretrained_backbones import TransformersBackbone
+
         source = config.backbone if pretrained is True else pretrained or None
         backbone: nn.Module = TransformersBackbone(config.backbone_config, config.num_channels, source)
     else:

@@ -96,10 +96,9 @@ class Head(nn.Module):
         class_weights: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        if class_weights is not None and (
-            len(class_weights) != num_classes or not all(weight > 0 for weight in class_weights)
-        ):
-            raise ValueError(f"class_weights must be {num_classes} positive numbers; got {list(class_weights)}.")
+        weights = [1.0] * num_classes if class_weights is None else class_weights
+        if len(weights) != num_classes or not all(weight > 0 for weight in weights):
+            raise ValueError(f"class_weights must be {num_classes} positive numbers; got {list(weights)}.")
         if not 0.0 <= label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must lie in [0, 1); got {label_smoothing}.")
         self.embedding_dim = embedding_dim

@@ -121,7 +121,7 @@ class ImageTask(Task):
             processor = load_pretrained(models.SphereVisionImageProcessor, self.model_args.model_name_or_path)
             self._adopt_preprocessing(processor.source_options())
         elif self.model_args.pretrained_backbone or self.model_args.backbone_weights is not None:
-            from hf_sphere.models.backbones.pretrained import pretrained_preprocessing
+            from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
 
             self._adopt_preprocessing(pretrained_preprocessing(self.model_args.backbone or self.default_backbone))
         image_data = self.load_data(run.accelerator)
@@ -173,7 +173,7 @@ class ImageTask(Task):
 
     def before_epoch(self, model: Any, epoch: int) -> None:
         """Freeze the backbone in the epochs of the linear probe, and its first stages in all epochs."""
-        from hf_sphere.models.backbones.pretrained import stage_parameters
+        from hf_sphere.models.pretrained_backbones import stage_parameters
 
         backbone, args = model.base_model.backbone, self.model_args
         frozen = stage_parameters(backbone, args.freeze_stages)
