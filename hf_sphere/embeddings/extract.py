@@ -1,6 +1,7 @@
 """Compute the predictions and embeddings of an image split with a saved model."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -102,13 +103,7 @@ def load_source_images(
         **loading: Keyword arguments of `hf_sphere.data.load_image_split`.
     """
     processor = load_image_processor(model_name, config, options.image_mean, options.image_std)
-    preprocessing: dict[str, Any] = {
-        "image_size": [processor.size["height"], processor.size["width"]],
-        "num_channels": processor.num_channels,
-        "image_mean": list(processor.image_mean),
-        "image_std": list(processor.image_std),
-    }
-    return load_image_split(replace(options, **preprocessing), split, **loading)
+    return load_image_split(replace(options, **processor.source_options()), split, **loading)
 
 
 @torch.inference_mode()
@@ -165,7 +160,7 @@ def extract_embeddings(
         if head.distance == "hyperbolic":
             about["curvature"] = float(head.curvature)
     names = {"class_names": images.class_names, "predicted_names": class_names(model)}
-    split = images.name.replace("+", "_")  # the name of a split must not contain a plus
+    split = re.sub(r"\W+", "_", images.name).strip("_")  # as `datasets` requires of the name of a split
     is_main = accelerator.is_main_process
     writer = embeddings_writer(folder, split, about, **names) if is_main else nullcontext(lambda columns: None)
     columns: Columns = {}

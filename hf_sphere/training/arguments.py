@@ -35,8 +35,16 @@ class TrainingArguments(Arguments):
     mixed_precision: Literal["no", "fp16", "bf16"] | None = argument(
         None, "Precision of the forward pass; that of `accelerate launch` if not set."
     )
+    compile: bool = argument(False, "Compile the model with torch.compile.")
     optimizer: str = argument("adam", OPTIMIZER_HELP, choices=optimizer_choices)
     learning_rate: float = argument(1e-3, "Peak learning rate.", ge=0)
+    layer_decay: float | None = argument(
+        None,
+        "Learning rate of each layer of the backbone relative to the next one, as timm groups them, for instance 0.75; "
+        "the same for all layers if not set.",
+        gt=0,
+        le=1,
+    )
     weight_decay: float = argument(0.0, "Weight decay; not applied to norms, biases and scalars.", ge=0)
     momentum: float = argument(0.9, "Momentum of sgd, sgd_mrt and muon.", ge=0, lt=1)
     nesterov: bool = argument(False, "Nesterov momentum of sgd.")

@@ -51,6 +51,7 @@ class TrainingLoop:
         save_best: Called with the model when `metric` has improved.
         measure: Returns further training metrics of one batch, each a scalar tensor, from the output and the batch.
         derive: Returns metrics computed from the means over an epoch, for instance the perplexity from the loss.
+        before_epoch: Called with the model and the number of the epoch, from 0, before each epoch.
         snapshot: Called with the model and the number of completed epochs, before training and after each full epoch.
         metric: Metric, of training or `evaluate`, for selecting the best epoch, early stopping and `plateau`.
         higher_is_better: Whether larger values of `metric` are better.
@@ -72,6 +73,7 @@ class TrainingLoop:
         save_best: Callable[[nn.Module], None] = lambda model: None,
         measure: Callable[[Any, Batch], Mapping[str, Tensor]] = lambda output, batch: {},
         derive: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda means: {},
+        before_epoch: Callable[[nn.Module, int], None] = lambda model, epoch: None,
         snapshot: Callable[[nn.Module, int], None] = lambda model, epoch: None,
         metric: str = "accuracy",
         higher_is_better: bool = True,
@@ -85,6 +87,7 @@ class TrainingLoop:
         self.save_best = save_best
         self.measure = measure
         self.derive = derive
+        self.before_epoch = before_epoch
         self.snapshot = snapshot
         self.metric = metric
         self.higher_is_better = higher_is_better
@@ -102,6 +105,8 @@ class TrainingLoop:
         self._radial = radial_channel_dims(model, optimizer, few) if args.radial_logging_steps else {}
         # Not prepared by Accelerate: the schedule counts optimizer steps, whatever the number of processes.
         self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=higher_is_better)
+        if args.compile:
+            model.compile()  # in place, so that the names of saved tensors remain
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         if accelerator.is_fsdp2 and args.optimizer == "sgd":  # torch has no fused SGD for sharded parameters
             for parameters in self.optimizer.param_groups:
@@ -157,6 +162,7 @@ class TrainingLoop:
     def _train_epoch(self, bar: tqdm) -> None:
         state = self.state
         started = time.perf_counter()
+        self.before_epoch(self.accelerator.unwrap_model(self.model), state.epoch)
         self.model.train()
         for module in {self.accelerator.unwrap_model(self.model), self.trained_model}:
             if hasattr(module, "set_epoch"):

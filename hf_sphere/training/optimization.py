@@ -29,9 +29,25 @@ def optimizer_from_arguments(
         **({"nesterov": args.nesterov} if args.optimizer == "sgd" else {}),
     }
     valid = option_defaults(args.optimizer)
-    return build_optimizer(
-        model, args.optimizer, batch, **{name: value for name, value in given.items() if name in valid}
-    )
+    scales = None if args.layer_decay is None else _layer_scales(model, args.layer_decay)
+    options = {name: value for name, value in given.items() if name in valid}
+    return build_optimizer(model, args.optimizer, batch, lr_scales=scales, **options)
+
+
+def _layer_scales(model: Any, layer_decay: float) -> dict[str, float]:
+    """Return the learning rates of timm's layer-wise decay by parameter, relative to that of the last layers.
+
+    Reference:
+        Bao, Dong, Piao and Wei, "BEiT: BERT pre-training of image transformers", ICLR 2022.
+    """
+    backbone = getattr(getattr(model, "base_model", None), "backbone", None)
+    if backbone is None:
+        raise ValueError(f"layer_decay {layer_decay} is for image models with a backbone; leave it out.")
+    from timm.optim import param_groups_layer_decay
+
+    groups = param_groups_layer_decay(backbone, layer_decay=layer_decay)
+    scales = {parameter: group["lr_scale"] for group in groups for parameter in group["params"]}
+    return {name: scales[parameter] for name, parameter in model.named_parameters() if parameter in scales}
 
 
 def build_scheduler(

@@ -62,6 +62,7 @@ def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[s
         save_best=functools.partial(_save, run, prepared, run.output_dir / BEST_FOLDER),
         measure=task.measure,
         derive=task.derive,
+        before_epoch=task.before_epoch,
         snapshot=snapshots.after_epoch,
         metric=metric,
         higher_is_better=higher_is_better,

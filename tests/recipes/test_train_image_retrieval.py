@@ -10,7 +10,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from PIL.Image import fromarray
 from safetensors.torch import load_file
 from training_runs import same, weights
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
 
 from hf_sphere.data import images as data_images
 from hf_sphere.data.sources import load_splits
@@ -237,9 +237,11 @@ def test_training_from_a_saved_model_keeps_its_scale(train, finished):
     assert torch.equal(weights(folder)["head.embedding_scale"], scale)
 
 
-def test_a_saved_model_with_different_classes_is_refused(train, finished):
-    with pytest.raises(ValueError, match=f"the data has 5 classes but {finished} has 6"):
-        train("--model_name_or_path", str(finished), "--train_classes", "5")
+def test_a_saved_model_gets_a_new_head_for_other_classes(train, finished, caplog):
+    caplog.set_level("INFO")
+    folder = train("--model_name_or_path", str(finished), "--train_classes", "5")
+    assert f"New head for 5 classes (0, 1, 2, 3, 4); {finished} was trained on 6 classes" in caplog.text
+    assert AutoConfig.from_pretrained(folder).num_labels == 5
 
 
 def test_frozen_batch_norms_keep_their_statistics_and_the_rest_is_trained(train):

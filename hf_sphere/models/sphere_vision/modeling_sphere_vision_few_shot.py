@@ -41,7 +41,7 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
 
     loss_reduction = "mean"
 
-    def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
+    def __init__(self, config: SphereVisionConfig, *, pretrained: bool | str = False) -> None:
         config = copy.deepcopy(config)  # changed below
         if config.architectures and not config.keeps_activation:
             config.final_activation = False  # a saved encoder must return the same embeddings without its head

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.nn.heads.base import TemperatureHead
+from hf_sphere.nn.temperature import TemperatureHead
 
 
 class CosineHead(TemperatureHead):

@@ -18,7 +18,7 @@ from hf_sphere.geometry.sampling import (
     sample_cosine,
     tangent_directions,
 )
-from hf_sphere.nn.heads.base import INITIAL_LOG_TEMPERATURE, TemperatureHead
+from hf_sphere.nn.temperature import INITIAL_LOG_TEMPERATURE, TemperatureHead
 from hf_sphere.nn.vmf_softmax import log_class_sum
 
 logger = logging.getLogger(__name__)

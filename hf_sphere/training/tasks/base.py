@@ -91,6 +91,9 @@ class Task(ABC):
     def prepare(self, run: "Run") -> Prepared:
         """Load the data and build the model."""
 
+    def before_epoch(self, model: Any, epoch: int) -> None:  # noqa: B027
+        """Change the model before epoch `epoch`, counted from 0; nothing by default."""
+
     @abstractmethod
     def measure(self, output: Any, batch: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
         """Return metrics of one batch besides the loss, each a scalar tensor and a mean over the batch."""
