@@ -89,8 +89,9 @@ def _example_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     parameters = inspect.signature(model.forward).parameters
     required = [name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     config: Any = model.config
-    if model.main_input_name == "pixel_values" and required == ["pixel_values"]:
-        return {"pixel_values": torch.zeros(2, config.num_channels, *config.input_size, device=model.device)}
+    if model.main_input_name == "pixel_values" and set(required) <= {"pixel_values"}:
+        size = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
+        return {"pixel_values": torch.zeros(2, config.num_channels, *size, device=model.device)}
     if model.main_input_name == "input_ids" and not required:
         names = ["input_ids", "attention_mask"]
         if "token_type_ids" in parameters and getattr(config, "type_vocab_size", 0) > 1:

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, conversion_mapping, 
 
 from hf_sphere.models.sphere_text import configuration_sphere_text as configurations
 from hf_sphere.models.sphere_text.encoders import Encoder, find_encoder
-from hf_sphere.nn.spherization import SphericalLinear, Spherization, spherical_linear_names
+from hf_sphere.nn.spherization import SphericalLinear, Spherization, names_kept_in_float32
 
 
 class SphericalMap(SphericalLinear):
@@ -87,7 +87,7 @@ class SphereEncoderPreTrainedModel(PreTrainedModel):
         else:  # built by the constructor, which knows only the plain class
             base.__class__ = _sphere_class(self.encoder_row, "Model")
             base.post_init()
-        spherical = spherical_linear_names(self)
+        spherical = names_kept_in_float32(self)
         if self.config.spherized_classifier and hasattr(self, "classifier"):
             plain = self.classifier  # a map of features, or a module on the hidden states of all tokens
             if not isinstance(plain, SpherizedClassificationHead):

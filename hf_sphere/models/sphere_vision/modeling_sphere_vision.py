@@ -15,7 +15,7 @@ from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVis
 from hf_sphere.models.sphere_vision.outputs_sphere_vision import SphereVisionClassifierOutput, SphereVisionModelOutput
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
 from hf_sphere.nn.heads.spherized import SpherizedHead
-from hf_sphere.nn.spherization import Spherization, spherical_linear_names
+from hf_sphere.nn.spherization import Spherization, names_kept_in_float32
 
 logger = logging.get_logger(__name__)
 
@@ -34,8 +34,8 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True  # timm's attention calls scaled_dot_product_attention itself
 
     def post_init(self) -> None:
-        """Finish the construction, and let quantizers skip spherical layers."""
-        self._keep_in_fp32_modules = spherical_linear_names(self)
+        """Finish the construction, and let quantizers skip spherical and angular layers."""
+        self._keep_in_fp32_modules = names_kept_in_float32(self)
         super().post_init()
 
     def initialize_weights(self) -> None:
