@@ -168,7 +168,7 @@ def _as_inner_products(
         return _for_cosines(embeddings)
     if distance == "euclidean":
         return *_for_euclidean_distances(embeddings), None
-    return *_for_hyperbolic_distances(embeddings, curvature), None
+    return *for_hyperbolic_distances(embeddings, curvature), None
 
 
 def _for_cosines(embeddings: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -197,7 +197,7 @@ def _for_euclidean_distances(embeddings: Tensor) -> tuple[Tensor, Tensor]:
     return F.pad(centered, (0, 1), value=1.0), torch.cat([centered, -squares / 2], dim=1)
 
 
-def _for_hyperbolic_distances(embeddings: Tensor, curvature: float) -> tuple[Tensor, Tensor]:
+def for_hyperbolic_distances(embeddings: Tensor, curvature: float) -> tuple[Tensor, Tensor]:
     # The distance is acosh(1 + 2 c |q - n|^2 / ((1 - c |q|^2) (1 - c |n|^2))) / sqrt(c), which grows with
     # |q - n|^2 / (1 - c |n|^2): the rest is the same for all n, and acosh near 1 would lose digits. In float64, because
     # points near the boundary of the ball can be far apart and have almost equal coordinates.
