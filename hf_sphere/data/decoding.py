@@ -26,7 +26,7 @@ from hf_sphere.utils.pixels import convert_image, resize_image
 logger = logging.getLogger(__name__)
 
 # Errors that PIL raises for corrupt files; SyntaxError for a corrupt PNG.
-_NOT_AN_IMAGE = (OSError, ValueError, SyntaxError, PILImage.DecompressionBombError)
+NOT_AN_IMAGE = (OSError, ValueError, SyntaxError, PILImage.DecompressionBombError)
 
 
 class CorruptImageError(ValueError):
@@ -50,10 +50,10 @@ def probe_shape(dataset: Dataset, column: str) -> ImageShape:
     """Return the shape of the first image that can be opened."""
     for record in _encoded(dataset, column):
         try:
-            with _open(record[column]) as image:
+            with open_image(record[column]) as image:
                 gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
                 return ImageShape(1 if gray else 3, image.height, image.width)
-        except _NOT_AN_IMAGE:
+        except NOT_AN_IMAGE:
             continue
     raise CorruptImageError(f"no image of column {column!r} can be decoded.")
 
@@ -117,9 +117,9 @@ class EncodedImages(torch.utils.data.Dataset):
 
     def _decode(self, row: Tensor, record: dict[str, Any] | None) -> Tensor | CorruptImageError:
         try:
-            with _open(record) as image:
+            with open_image(record) as image:
                 pixels = np.array(convert_image(image, self.shape.channels))
-        except _NOT_AN_IMAGE as error:
+        except NOT_AN_IMAGE as error:
             name = f" ({record['path']})" if record is not None and record["path"] else ""
             return CorruptImageError(
                 f"image {int(row)}{name} of the split cannot be decoded ({error}). Repair or remove it, or pass "
@@ -245,7 +245,8 @@ def _encoded(dataset: Dataset, column: str) -> Dataset:
     return dataset.select_columns([column]).cast_column(column, Image(decode=False))
 
 
-def _open(record: dict[str, Any] | None) -> PILImage.Image:
+def open_image(record: dict[str, Any] | None) -> PILImage.Image:
+    """Open an encoded image of `datasets`, rotated upright; raises one of the errors `NOT_AN_IMAGE`."""
     if record is None:
         raise ValueError("it is missing")
     image = PILImage.open(io.BytesIO(record["bytes"]) if record["bytes"] is not None else record["path"])

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoConfig
 
@@ -179,20 +180,34 @@ def _embed_batches(model: Any, batches: ImageBatches, accelerator: Accelerator, 
     for batch, rows in zip(batches.epoch(), batches.epoch_rows().split(batches.batch_size), strict=True):
         with accelerator.autocast():
             output = model(pixel_values=batch["pixel_values"])
-        columns = {"embedding": output.embeddings.float().cpu()}
+        columns = read_output(output, [f"image {row}" for row in rows.tolist()])
         if labeled:
             columns["label"] = batch["labels"].cpu()
-        if "logits" in output:
-            logits = output.logits.float().cpu()
-            confidence, prediction = logits.softmax(-1).max(-1)
-            columns |= {"prediction": prediction, "confidence": confidence, "logits": logits}
-        if output.get("concentration") is not None:
-            columns["concentration"] = output.concentration.float().cpu()
-        for name, values in columns.items():
-            finite = values.isfinite().reshape(len(rows), -1).all(-1)
-            if not finite.all():
-                raise ValueError(
-                    f"{name} of image {int(rows[~finite][0])} is not finite. Is the model trained? With "
-                    "--mixed_precision fp16 values may overflow: try bf16, or no."
-                )
         yield {**columns, "index": rows}
+
+
+def read_output(output: Any, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return the columns of a model's output: `embedding`, and those of its head, float32 on the CPU.
+
+    Args:
+        output: Output of a model from `load_embedding_model`.
+        names: Name of each image, for error messages.
+
+    Raises:
+        ValueError: If a value is not finite.
+    """
+    columns = {"embedding": output.embeddings.float().cpu()}
+    if "logits" in output:
+        logits = output.logits.float().cpu()
+        confidence, prediction = logits.softmax(-1).max(-1)
+        columns |= {"prediction": prediction, "confidence": confidence, "logits": logits}
+    if output.get("concentration") is not None:
+        columns["concentration"] = output.concentration.float().cpu()
+    for column, values in columns.items():
+        finite = values.isfinite().reshape(len(names), -1).all(-1)
+        if not finite.all():
+            raise ValueError(
+                f"{column} of {names[int(finite.logical_not().nonzero()[0])]} is not finite. Is the model trained? "
+                "With --mixed_precision fp16 values may overflow: try bf16, or no."
+            )
+    return columns

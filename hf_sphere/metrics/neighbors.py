@@ -198,6 +198,7 @@ def _for_euclidean_distances(embeddings: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def for_hyperbolic_distances(embeddings: Tensor, curvature: float) -> tuple[Tensor, Tensor]:
+    """Return points (N, d) as queries and as references, (N, d + 2) float64, to be compared by inner products."""
     # The distance is acosh(1 + 2 c |q - n|^2 / ((1 - c |q|^2) (1 - c |n|^2))) / sqrt(c), which grows with
     # |q - n|^2 / (1 - c |n|^2): the rest is the same for all n, and acosh near 1 would lose digits. In float64, because
     # points near the boundary of the ball can be far apart and have almost equal coordinates.

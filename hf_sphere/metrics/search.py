@@ -1,6 +1,7 @@
 """Nearest neighbors of queries among references: exact with torch or FAISS, approximate with an index of FAISS."""
 
 import importlib.util
+import logging
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from hf_sphere.metrics.checks import check_embeddings
 from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances
 from hf_sphere.utils.files import atomic_file
+
+logger = logging.getLogger(__name__)
 
 SearchKind = Literal["torch", "flat", "ivf", "hnsw"]
 """Exact search with torch or FAISS, or approximate search with an inverted file or a graph of FAISS."""
@@ -36,7 +39,10 @@ QUERIES, REFERENCES, GROUP = 512, 8192, 8
 
 def choose_kind(count: int, distance: Distance) -> SearchKind:
     """Return the kind of search for a number of references: approximate above `LARGEST_EXACT`, torch without FAISS."""
-    if distance == "hyperbolic" or importlib.util.find_spec("faiss") is None:
+    if distance == "hyperbolic":
+        return "torch"
+    if importlib.util.find_spec("faiss") is None:
+        logger.warning("FAISS is not installed, so the search is exact, with torch: pip install 'hf_sphere[faiss]'.")
         return "torch"
     return "flat" if count <= LARGEST_EXACT else "ivf"
 
@@ -44,9 +50,9 @@ def choose_kind(count: int, distance: Distance) -> SearchKind:
 class NeighborSearch:
     """References that are searched for the nearest neighbors of queries, on the CPU.
 
-    An approximate search looks into as many lists of the inverted file, or candidates of the graph, as reach a recall@10
-    of `TARGET_RECALL` for midpoints between references and their tenth neighbors; references themselves would be found
-    more easily than new queries.
+    An approximate search looks into as many lists of the inverted file, or candidates of the graph, as reach a
+    recall@10 of `TARGET_RECALL` for midpoints between references and their tenth neighbors; the references themselves
+    would be found more easily than new queries.
 
     Args:
         references: (N, d), finite, of any real dtype.
@@ -241,7 +247,9 @@ def _check_faiss(kind: SearchKind, distance: Distance) -> None:
     if distance == "hyperbolic":
         raise ValueError(f"FAISS does not support the hyperbolic distance; use kind='torch' instead of {kind!r}.")
     if importlib.util.find_spec("faiss") is None:
-        raise ImportError(f"a search of kind {kind!r} needs FAISS: pip install 'hf_sphere[faiss]', or use kind='torch'.")
+        raise ImportError(
+            f"a search of kind {kind!r} needs FAISS: pip install 'hf_sphere[faiss]', or use kind='torch'."
+        )
 
 
 def _read_index(file: Path, shape: torch.Size) -> Any:
