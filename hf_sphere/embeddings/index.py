@@ -211,8 +211,8 @@ class ImageIndex:
         encoder = _as_encoder(model or about["model"])
         if encoder.about["weights"] != about["weights"]:
             raise ValueError(
-                f"the index {folder} is of another model than {encoder.name}, or that one was trained further: the weights "
-                f"differ. Load the model of the index ({about['model']}), or build it again."
+                f"the index {folder} is of another model than {encoder.name}, or that one was trained further: the "
+                f"weights differ. Load the model of the index ({about['model']}), or build it again."
             )
         embeddings = load_file(folder / EMBEDDINGS_FILE)["embeddings"]
         images = pq.read_table(folder / IMAGES_FILE).to_pydict()

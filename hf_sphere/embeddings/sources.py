@@ -91,7 +91,7 @@ class ImageSource:
         if Path(name).is_dir() and not any(Path(name).rglob("*.*")):
             raise ValueError(f"{name} has no images.")
         splits = load_splits(name)
-        split = choose_eval_split(splits, split) if split or len(splits) > 1 else next(iter(splits))
+        split = choose_eval_split(splits, split) or next(iter(splits))
         rows = find_split(splits, split, "--split")
         column = find_column(rows, None, IMAGE_COLUMNS, "image")
         labels: list[str] = []

@@ -12,8 +12,10 @@ from hf_sphere.metrics.overlap import class_overlap as class_overlap
 from hf_sphere.metrics.retrieval import (
     retrieval_scores as retrieval_scores,
     sampled_retrieval_scores as sampled_retrieval_scores,
+    score_queries as score_queries,
 )
 from hf_sphere.metrics.selective import (
+    accuracy_by_certainty as accuracy_by_certainty,
     area_under_risk_coverage as area_under_risk_coverage,
     risk_coverage as risk_coverage,
 )

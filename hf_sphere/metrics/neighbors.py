@@ -36,6 +36,7 @@ class Gallery:
             instead of a larger inner product; otherwise None.
         first: (N,), index of the first member of each embedding's class, int64.
         end: (N,), index after its last member, int64.
+        order: (N,), index of each embedding before the sorting, int64.
     """
 
     queries: Tensor
@@ -43,6 +44,7 @@ class Gallery:
     squares: Tensor | None
     first: Tensor
     end: Tensor
+    order: Tensor
 
     @property
     def relevant(self) -> Tensor:
@@ -60,7 +62,7 @@ class Gallery:
         ends = sizes.cumsum(0).repeat_interleave(sizes)
         if squares is not None:
             squares = F.pad(squares, (0, -len(squares) % TILE), value=1.0)
-        return cls(queries, _padded(references), squares, ends - sizes.repeat_interleave(sizes), ends)
+        return cls(queries, _padded(references), squares, ends - sizes.repeat_interleave(sizes), ends, order)
 
     def block_size(self, count: int) -> int:
         """Return the number of queries that fit into memory with their `count` neighbors and the largest class."""

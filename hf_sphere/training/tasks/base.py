@@ -118,5 +118,15 @@ class Task(ABC):
         means = evaluate(model, batches, accelerator, self.measure)
         return means | self.derive(means)
 
+    def compare(self, prepared: Prepared, run: "Run", results: Mapping[str, Any]) -> dict[str, Any]:
+        """Return further results of the final model, for `all_results.json`, and print them; nothing by default.
+
+        Args:
+            prepared: The data and the trained model.
+            run: The run.
+            results: Its results, such as `eval_<metric>`.
+        """
+        return {}
+
     def finish(self, prepared: Prepared, accelerator: "Accelerator") -> None:  # noqa: B027
         """Fit parts of the model after training and before the last evaluation; nothing by default."""
