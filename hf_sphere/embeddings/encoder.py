@@ -113,13 +113,18 @@ class ImageEncoder:
                     yield indices, self._embed(names, pixel_values=pixels)
                 bar.update(len(indices) + len(errors))
 
+    @property
+    def embeds_texts(self) -> bool:
+        """Whether the model embeds texts."""
+        return self._texts is not None
+
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
         """Return the embeddings of texts, (B, d), float32 on the CPU.
 
         Raises:
             ValueError: If the model embeds no texts.
         """
-        if self._texts is None:
+        if not self.embeds_texts:
             raise ValueError(f"{self.name} embeds no texts; search with images, or use a model such as CLIP.")
         tokens = self._texts(list(texts), padding=True, truncation=True, return_tensors="pt")
         return self._embed(list(texts), **tokens)["embedding"]
