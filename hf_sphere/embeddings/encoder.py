@@ -32,6 +32,7 @@ class ImageEncoder:
     Attributes:
         name: The name.
         model: The model, in eval mode.
+        processor: Its image processor.
         class_names: Names of the classes, by index; empty for a model without a head.
         about: Name and digest of the model, and distance and curvature of its embeddings.
 
@@ -49,7 +50,7 @@ class ImageEncoder:
                 f"{name} is a {type(model).__name__}; use a model of type sphere_vision, or one such as CLIP."
             )
         try:
-            processor = load_pretrained(SphereVisionImageProcessor if self._is_sphere else AutoProcessor, name)
+            loaded = load_pretrained(SphereVisionImageProcessor if self._is_sphere else AutoProcessor, name)
         except OSError as error:
             raise ValueError(
                 f"{name} has no image processor, so the preprocessing of its images is unknown. Save the one of its "
@@ -57,8 +58,8 @@ class ImageEncoder:
             ) from error
         self.model = model.to(device).eval()
         self.class_names = class_names(model) if self._is_sphere else []
-        self._images = getattr(processor, "image_processor", processor)
-        self._texts = getattr(processor, "tokenizer", None)
+        self.processor = getattr(loaded, "image_processor", loaded)
+        self._texts = getattr(loaded, "tokenizer", None)
         head = getattr(model, "head", None)
         self.about = {"model": name, "weights": digest_weights(model), "distance": getattr(head, "distance", "cosine")}
         if self.about["distance"] == "hyperbolic":
@@ -96,7 +97,7 @@ class ImageEncoder:
         if num_workers is None:
             num_workers = min(os.cpu_count() or 1, 16) if len(rows) > 500 else 0
         loader: DataLoader = DataLoader(
-            _Prepared(source, self._images),
+            _Prepared(source, self.processor),
             batch_sampler=[list(rows[at : at + batch_size]) for at in range(0, len(rows), batch_size)],
             num_workers=num_workers,
             collate_fn=_only,

@@ -189,6 +189,8 @@ class ImageIndex:
     def load(cls, folder: str | PathLike, model: str | ImageEncoder | None = None) -> "ImageIndex":
         """Read an index that `save` wrote; embeddings and an approximate search stay on disk, mapped into memory.
 
+        Without FAISS the search is exact.
+
         Args:
             folder: The folder.
             model: The model of the index, if it is not where it was when the index was built.
@@ -196,7 +198,6 @@ class ImageIndex:
         Raises:
             OSError: If the folder or the model does not exist.
             ValueError: If the folder is no index, a file is damaged, or the index is of another model.
-            ImportError: If an approximate search needs FAISS and it is not installed.
         """
         folder = Path(folder)
         if not folder.is_dir():
@@ -217,10 +218,11 @@ class ImageIndex:
         embeddings = load_file(folder / EMBEDDINGS_FILE)["embeddings"]
         images = pq.read_table(folder / IMAGES_FILE).to_pydict()
         index = cls(encoder, images, embeddings, [(name, split) for name, split in about["sources"]], about["kind"])
-        if about["search"] in APPROXIMATE and importlib.util.find_spec("faiss") is not None:
-            index._search = NeighborSearch(
-                embeddings, kind=about["search"], file=folder / SEARCH_FILE, **encoder.metric
-            )
+        if importlib.util.find_spec("faiss") is None:
+            index.kind = None  # with a message, exact
+        elif about["search"] in APPROXIMATE:
+            options = {"kind": about["search"], "file": folder / SEARCH_FILE, **encoder.metric}
+            index._search = NeighborSearch(embeddings, **options)
             index._search.recall = about["recall"]
         return index
 
@@ -241,7 +243,7 @@ class ImageIndex:
             for name in {"confidence", "concentration"} & set(columns):
                 cells.setdefault(name, []).extend(columns[name].tolist())
         if not embeddings:
-            raise ValueError(f"none of the {len(rows)} images {source.name} can be read.")
+            raise ValueError(f"none of the {len(rows)} images can be read.")
         return cells, torch.cat(embeddings)
 
     def _find(self, queries: dict[str, Any], embeddings: Tensor, k: int, classes: Sequence[str] | None) -> Neighbors:
@@ -250,7 +252,7 @@ class ImageIndex:
         chosen = torch.tensor([row for row, name in enumerate(self.classes()) if name in classes], dtype=torch.long)
         if len(chosen) == 0:
             raise ValueError(
-                f"no image has the class {' or '.join(classes)}; there are {', '.join(set(self.classes()))}."
+                f"no image has the class {' or '.join(classes)}; there are {', '.join(sorted(set(self.classes())))}."
             )
         exact = NeighborSearch(self.embeddings[chosen], kind="torch", **self.encoder.metric)
         distances, rows = exact.search(embeddings, k)
