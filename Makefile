@@ -42,6 +42,7 @@ bench: $(READY)  ## run the benchmarks; prints tables, writes JSON to benchmarks
 	$(RUN) benchmarks/prototypes.py
 	$(RUN) benchmarks/vmf.py
 	$(RUN) benchmarks/retrieval.py
+	$(RUN) benchmarks/search.py
 	$(RUN) benchmarks/analogy.py
 	$(RUN) benchmarks/projections.py
 	$(RUN) benchmarks/reinitialization.py

@@ -55,7 +55,7 @@ def held_out(run_in, tmp_path_factory) -> Path:
 
 
 @torch.no_grad()
-def scores_on_digits(folder: Path, classes: range) -> dict[str, float]:
+def scores_on_digits(folder: Path, classes: range, model: torch.nn.Module | None = None) -> dict[str, float]:
     """Retrieval scores on all images of the given digits, computed with public interfaces only."""
     images, labels = [], []
     for split in load_splits("digits").values():
@@ -63,7 +63,7 @@ def scores_on_digits(folder: Path, classes: range) -> dict[str, float]:
         images += chosen["image"][:]
         labels += chosen["label"][:]
     processor = AutoImageProcessor.from_pretrained(folder)
-    model = AutoModelForImageClassification.from_pretrained(folder)
+    model = model or AutoModelForImageClassification.from_pretrained(folder)
     embeddings = model(**processor(images, return_tensors="pt")).embeddings
     return retrieval_scores(embeddings, torch.tensor(labels))
 
@@ -300,6 +300,39 @@ def test_an_unused_argument_is_a_usage_error(train, capsys, words, expected):
 def test_evaluation_data_without_two_images_of_a_class_is_refused(train):
     with pytest.raises(ValueError, match="none of the 1 classes has two members"):
         train("--max_eval_samples", "1")
+
+
+# Comparison with the frozen model, and certainty
+
+
+def test_recall_by_decile_of_certainty_averages_to_recall(finished, results_of):
+    results = results_of(finished)
+    deciles = results["recall_at_1_by_decile"]
+    assert set(deciles) == {"concentration", "norm", "margin"}
+    for values in deciles.values():
+        assert len(values) == 10
+        assert np.mean(values) == pytest.approx(results["eval_recall_at_1"], abs=0.01)  # deciles differ by one image
+    assert "frozen_recall_at_1" not in results  # the backbone was not pretrained
+
+
+def test_a_saved_model_is_evaluated_before_training_and_worse_results_are_reported(train, finished, results_of, caplog):
+    start = ["--model_name_or_path", str(finished), "--head", "vmf", "--learning_rate", "50"]
+    results, before = results_of(train(*start)), results_of(finished)
+    for name in ("recall_at_1", "map_at_r"):
+        assert results[f"frozen_{name}"] == pytest.approx(before[f"eval_{name}"], abs=1e-6)
+    assert results["eval_map_at_r"] < results["frozen_map_at_r"]
+    assert "worse than that of the frozen, pretrained model" in caplog.text
+
+
+def test_a_pretrained_backbone_is_evaluated_by_its_features(train, finished, results_of, capsys):
+    results = results_of(train("--initial_weights", str(finished), "--head", "cosine"))
+    model = AutoModelForImageClassification.from_pretrained(finished).base_model
+    model.projection = torch.nn.Identity()
+    expected = scores_on_digits(finished, range(6, 10), model)
+    assert results["frozen_recall_at_1"] == pytest.approx(expected["recall_at_1"], abs=2e-3)
+    assert results["frozen_map_at_r"] == pytest.approx(expected["map_at_r"], abs=1e-3)
+    assert "recall_at_1_by_decile" not in results  # the head has no concentration
+    assert "frozen    frozen_recall_at_1" in capsys.readouterr().out
 
 
 # Real characters
