@@ -78,7 +78,7 @@ def predict(args: PredictionArguments, encoder: "ImageEncoder", source: "ImageSo
     import hashlib
 
     digest = hashlib.sha256("\0".join(source.names).encode("utf-8", "surrogatepass")).hexdigest()
-    settings = {"weights": encoder.about["weights"], "source": source.name, "split": source.split, "names": digest}
+    settings = {"weights": encoder.weights, "source": source.name, "split": source.split, "names": digest}
     settings |= {"top_k": args.top_k, "skip": args.skip_unreadable_images}
     start = find_start(unfinished, settings)
     if start:

@@ -1,6 +1,7 @@
 """Images of any source to embeddings and predictions, batch by batch, with a saved model and its image processor."""
 
 import logging
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -34,7 +35,9 @@ class ImageEncoder:
         model: The model, in eval mode.
         processor: Its image processor.
         class_names: Names of the classes, by index; empty for a model without a head.
-        about: Name and digest of the model, and distance and curvature of its embeddings.
+        embeds_texts: Whether the model embeds texts.
+        metric: Distance of the embeddings, as options of `NeighborSearch`.
+        weights: Digest of the weights, which identifies the model.
 
     Raises:
         ValueError: If the model is of another type, or has no image processor.
@@ -59,16 +62,12 @@ class ImageEncoder:
         self.model = model.to(device).eval()
         self.class_names = class_names(model) if self._is_sphere else []
         self.processor = getattr(loaded, "image_processor", loaded)
-        self._texts = getattr(loaded, "tokenizer", None)
-        head = getattr(model, "head", None)
-        self.about = {"model": name, "weights": digest_weights(model), "distance": getattr(head, "distance", "cosine")}
-        if self.about["distance"] == "hyperbolic":
-            self.about["curvature"] = float(model.head.curvature)
-
-    @property
-    def metric(self) -> dict[str, Any]:
-        """Distance of the embeddings, as options of `NeighborSearch`."""
-        return {name: self.about[name] for name in ("distance", "curvature") if name in self.about}
+        self._texts: Any = getattr(loaded, "tokenizer", None)
+        self.embeds_texts = self._texts is not None
+        self.metric: dict[str, Any] = {"distance": getattr(getattr(model, "head", None), "distance", "cosine")}
+        if self.metric["distance"] == "hyperbolic":
+            self.metric["curvature"] = float(model.head.curvature)
+        self.weights = digest_weights(model)
 
     def encode(
         self,
@@ -100,7 +99,7 @@ class ImageEncoder:
             _Prepared(source, self.processor),
             batch_sampler=[list(rows[at : at + batch_size]) for at in range(0, len(rows), batch_size)],
             num_workers=num_workers,
-            collate_fn=_only,
+            collate_fn=operator.itemgetter(0),
             generator=torch.Generator(),  # the loader draws a seed, which must not change the global random state
         )
         with tqdm(total=len(rows), desc="Embedding", unit="image", disable=not progress, leave=False) as bar:
@@ -114,11 +113,6 @@ class ImageEncoder:
                     yield indices, self._embed(names, pixel_values=pixels)
                 bar.update(len(indices) + len(errors))
 
-    @property
-    def embeds_texts(self) -> bool:
-        """Whether the model embeds texts."""
-        return self._texts is not None
-
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
         """Return the embeddings of texts, (B, d), float32 on the CPU.
 
@@ -127,7 +121,7 @@ class ImageEncoder:
         """
         if not self.embeds_texts:
             raise ValueError(f"{self.name} embeds no texts; search with images, or use a model such as CLIP.")
-        tokens = self._texts(list(texts), padding=True, truncation=True, return_tensors="pt")
+        tokens: Any = self._texts(list(texts), padding=True, truncation=True, return_tensors="pt")
         return self._embed(list(texts), **tokens)["embedding"]
 
     @torch.inference_mode()
@@ -156,7 +150,3 @@ class _Prepared(torch.utils.data.Dataset):
                 errors.append(str(error))
         pixels = self.processor(images, return_tensors="pt")["pixel_values"] if images else None
         return [(torch.tensor(good, dtype=torch.long), pixels, errors)]
-
-
-def _only(batch: list[Any]) -> Any:
-    return batch[0]

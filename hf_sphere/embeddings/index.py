@@ -27,8 +27,6 @@ ABOUT_FILE = "index.json"
 EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE = "embeddings.safetensors", "images.parquet", "search.faiss"
 """Embeddings; name, class, prediction and certainty of each image; and the index of an approximate search."""
 
-OWN_FILES = {ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE, MANIFEST_FILE}
-
 
 @dataclass(frozen=True)
 class Neighbors:
@@ -85,7 +83,7 @@ class ImageIndex:
         Raises:
             ValueError: If there are no images, or one cannot be read.
         """
-        index = cls(_as_encoder(model), {}, torch.empty(0, 0), [], kind)
+        index = cls(model if isinstance(model, ImageEncoder) else ImageEncoder(model), {}, torch.empty(0, 0), [], kind)
         index.add(images, **options)
         return index
 
@@ -98,7 +96,8 @@ class ImageIndex:
         key = (source.name, source.split)
         number = self.sources.index(key) if key in self.sources else len(self.sources)
         known = zip(self.images.get("source", []), self.images.get("file", []), strict=True)
-        present = {file for of, file in known if of == number}
+        # Images in memory have no name that identifies them.
+        present = {file for of, file in known if of == number and (source.name or Path(file).is_absolute())}
         new = [row for row, name in enumerate(source.names) if name not in present]
         if not new:
             return 0
@@ -170,19 +169,21 @@ class ImageIndex:
             FileExistsError: If the folder contains other files.
         """
         folder = Path(folder)
-        other = [path for path in folder.iterdir() if path.name not in OWN_FILES] if folder.exists() else []
+        own = {ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE, MANIFEST_FILE}
+        other = [path for path in folder.iterdir() if path.name not in own] if folder.exists() else []
         if other:
             raise FileExistsError(
                 f"{folder} is not replaced: {other[0]} is not part of an index; choose another folder."
             )
         search = self.neighbor_search
-        about = {**self.encoder.about, "sources": self.sources, "kind": self.kind, "recall": search.recall}
+        about = {"model": self.encoder.name, "weights": self.encoder.weights, **self.encoder.metric}
+        about |= {"sources": self.sources, "kind": self.kind, "search": search.kind, "recall": search.recall}
         with atomic_folder(folder) as unfinished:
             save_file({"embeddings": self.embeddings.contiguous()}, unfinished / EMBEDDINGS_FILE)
             pq.write_table(pa.table(self.images), unfinished / IMAGES_FILE)
             if search.kind in APPROXIMATE:
                 search.save(unfinished / SEARCH_FILE)
-            write_json(unfinished / ABOUT_FILE, {**about, "search": search.kind}, strict=True)
+            write_json(unfinished / ABOUT_FILE, about, strict=True)
             write_manifest(unfinished)
 
     @classmethod
@@ -209,8 +210,8 @@ class ImageIndex:
         if damage := find_damage(folder):
             raise ValueError(f"the index {folder} is damaged: {damage}. Build it again.")
         about = read_json(folder / ABOUT_FILE)
-        encoder = _as_encoder(model or about["model"])
-        if encoder.about["weights"] != about["weights"]:
+        encoder = model if isinstance(model, ImageEncoder) else ImageEncoder(model or about["model"])
+        if encoder.weights != about["weights"]:
             raise ValueError(
                 f"the index {folder} is of another model than {encoder.name}, or that one was trained further: the "
                 f"weights differ. Load the model of the index ({about['model']}), or build it again."
@@ -257,10 +258,6 @@ class ImageIndex:
         exact = NeighborSearch(self.embeddings[chosen], kind="torch", **self.encoder.metric)
         distances, rows = exact.search(embeddings, k)
         return Neighbors(queries, chosen[rows], distances)
-
-
-def _as_encoder(model: str | ImageEncoder) -> ImageEncoder:
-    return model if isinstance(model, ImageEncoder) else ImageEncoder(model)
 
 
 @lru_cache(maxsize=4)

@@ -88,8 +88,10 @@ class NeighborSearch:
         self.recall = 1.0
         if self.kind not in get_args(SearchKind):
             raise ValueError(f"unknown kind of search {kind!r}; choose one of {', '.join(get_args(SearchKind))}.")
-        if self.kind != "torch":
-            _check_faiss(self.kind, distance)
+        if self.kind != "torch" and distance == "hyperbolic":
+            raise ValueError(f"FAISS does not support the hyperbolic distance; use kind='torch' instead of {kind!r}.")
+        if self.kind != "torch" and importlib.util.find_spec("faiss") is None:
+            raise ImportError(f"kind {kind!r} needs FAISS: pip install 'hf_sphere[faiss]', or use kind='torch'.")
         # Only an exact search needs all references in memory; the other reads the candidates.
         self._vectors = self._prepare(self.references, as_query=False) if self.kind not in APPROXIMATE else None
         self._index: Any = None
@@ -241,15 +243,6 @@ def _largest_products(queries: Tensor, references: Tensor, count: int) -> Tensor
 def _scaled(points: Tensor) -> Tensor:
     """Divide points (..., d) by their largest coordinate, so that squares neither overflow nor underflow."""
     return points / points.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(points.dtype).tiny)
-
-
-def _check_faiss(kind: SearchKind, distance: Distance) -> None:
-    if distance == "hyperbolic":
-        raise ValueError(f"FAISS does not support the hyperbolic distance; use kind='torch' instead of {kind!r}.")
-    if importlib.util.find_spec("faiss") is None:
-        raise ImportError(
-            f"a search of kind {kind!r} needs FAISS: pip install 'hf_sphere[faiss]', or use kind='torch'."
-        )
 
 
 def _read_index(file: Path, shape: torch.Size) -> Any:

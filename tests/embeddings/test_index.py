@@ -77,6 +77,21 @@ def test_only_new_images_are_added(index, photos, digits, tmp_path):
     assert loaded.open_image(row).convert("L").tobytes() == digits[8].tobytes()
 
 
+def test_images_in_memory_are_added_though_their_names_are_equal(encoder, digits):
+    index = ImageIndex.build(encoder, digits[:2], **QUIET)
+    assert index.add(digits[2], **QUIET) == 1
+    assert index.search(digits[2], 1, **QUIET).rows.tolist() == [[2]]
+
+
+def test_a_loaded_index_can_be_saved(encoder, photos, tmp_path):
+    ImageIndex.build(encoder, photos, kind="ivf", **QUIET).save(tmp_path / "index")
+    for folder in (tmp_path / "copy", tmp_path / "index"):
+        loaded = ImageIndex.load(tmp_path / "index", encoder)
+        loaded.save(folder)
+        expected = loaded.search(photos, 2, **QUIET).rows
+        assert torch.equal(ImageIndex.load(folder, encoder).search(photos, 2, **QUIET).rows, expected)
+
+
 def test_search_within_classes(index, digits):
     assert set(index.search(digits[9], 3, classes=["odd"], **QUIET).rows[0].tolist()) <= {3, 4, 5, 6}
     with pytest.raises(ValueError, match="no image has the class cat; there are even, odd"):
