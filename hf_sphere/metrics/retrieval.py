@@ -66,7 +66,7 @@ def retrieval_scores(
             the input.
         ImportError: If `backend` is `faiss` and it is not installed.
     """
-    options = {"curvature": curvature, "device": device, "backend": backend, "block_size": block_size}
+    options: dict[str, Any] = {"curvature": curvature, "device": device, "backend": backend, "block_size": block_size}
     rows, scores = score_queries(embeddings, labels, distance=distance, ks=ks, **options)
     means = {name: float(values.double().mean()) for name, values in scores.items()}
     return {**means, "num_queries": len(rows), "num_excluded": len(labels) - len(rows)}

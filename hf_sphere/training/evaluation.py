@@ -75,7 +75,7 @@ def evaluate_retrieval(model: nn.Module, batches: "ImageBatches", accelerator: A
 @torch.inference_mode()
 def evaluate_frozen(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> dict[str, float]:
     """Compute retrieval metrics of the features of a model's backbone, with the cosine distance; see above."""
-    backbone: Any = model.eval().base_model.backbone  # type: ignore[union-attr, operator]
+    backbone: Any = model.eval().base_model.backbone  # type: ignore[union-attr]
     scores = retrieval_scores(*_gather(lambda pixels: backbone(pixels), batches, accelerator))
     return {name: float(scores[name]) for name in ("recall_at_1", "map_at_r")}
 
