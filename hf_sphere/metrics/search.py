@@ -51,8 +51,8 @@ class NeighborSearch:
     """References that are searched for the nearest neighbors of queries, on the CPU.
 
     An approximate search looks into as many lists of the inverted file, or candidates of the graph, as reach a
-    recall@10 of `TARGET_RECALL` for midpoints between references and their tenth neighbors; the references themselves
-    would be found more easily than new queries.
+    recall@10 of `TARGET_RECALL` for the mirror images of references' tenth neighbors, reflected at the references; the
+    references themselves would be found more easily than new queries.
 
     Args:
         references: (N, d), finite, of any real dtype.
@@ -207,7 +207,7 @@ class NeighborSearch:
         chosen = torch.arange(count)[:: max(1, count // TUNING_QUERIES)][:TUNING_QUERIES]
         partners = exact.search(self.references[chosen], k)[1][:, -1]
         points = vectors if self.distance == "cosine" else self.references
-        queries = (points[chosen] + points[partners]) / 2
+        queries = 2 * points[chosen] - points[partners]
         farthest = exact.search(queries, k)[0][:, -1:] * (1 + 1e-9)
         while True:
             faiss.ParameterSpace().set_index_parameter(self._index, parameter, effort)
