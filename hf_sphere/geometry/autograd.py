@@ -45,6 +45,6 @@ class _NoSecondDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
         raise RuntimeError(
-            "samples of a von Mises-Fisher distribution and its softmax loss can be differentiated once, but a "
-            "second derivative was requested (create_graph=True?)."
+            "samples of a von Mises-Fisher distribution, its softmax loss, and losses in blocks of classes can be "
+            "differentiated once, but a second derivative was requested (create_graph=True?)."
         )

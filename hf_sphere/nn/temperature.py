@@ -1,7 +1,7 @@
 """Base class of the heads with a temperature."""
 
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,9 @@ class TemperatureHead(Head):
         embedding_dim: See `Head`.
         num_classes: See `Head`.
         log_temperature: Initial logarithm of a learned temperature, so that the initial scale is exp(-log_temperature);
-            -2.773 if None, a scale of 16.
-        scale: A positive number for a fixed scale; `learned` or None for a learned one. To learn it from another
-            initial value, set `log_temperature = -log(scale)` instead.
+            if None, that of `default_scale`, or -2.773, a scale of 16.
+        scale: A positive number for a fixed scale; `learned` for a learned one; `default_scale` if None. To learn it
+            from another initial value, set `log_temperature = -log(scale)` instead.
         temperature_lr: Learning rate of a learned `log_temperature`; that of the other parameters if None. The recipes
             and `SphereTrainer` train it without momentum and weight decay; the stock Trainer trains it like any other
             parameter.
@@ -35,6 +35,7 @@ class TemperatureHead(Head):
     """
 
     log_temperature: Tensor
+    default_scale: ClassVar[float | Literal["learned"]] = "learned"
 
     def __init__(
         self,
@@ -54,7 +55,12 @@ class TemperatureHead(Head):
             )
         if temperature_lr is not None and not temperature_lr >= 0.0:
             raise ValueError(f"temperature_lr must not be negative; got {temperature_lr}.")
-        self.initial_log_temperature = INITIAL_LOG_TEMPERATURE if log_temperature is None else float(log_temperature)
+        if log_temperature is None and scale is None:
+            scale = self.default_scale
+        if log_temperature is None:
+            has_default = self.default_scale != "learned"
+            log_temperature = -math.log(self.default_scale) if has_default else INITIAL_LOG_TEMPERATURE
+        self.initial_log_temperature = float(log_temperature)
         self.temperature_lr = temperature_lr
         if scale is None or scale == "learned":
             self.log_temperature = nn.Parameter(torch.tensor(self.initial_log_temperature))

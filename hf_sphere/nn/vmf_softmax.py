@@ -1,4 +1,4 @@
-"""The sum over classes in the von Mises-Fisher softmax, with the memory of a few logit matrices."""
+"""The sum over classes in the von Mises-Fisher softmax."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hf_sphere.geometry.autograd import differentiable_once
 from hf_sphere.geometry.bessel import partition_and_ratio
+from hf_sphere.nn.class_softmax import add_to_own_rows, class_blocks, own_rows
 
 BLOCK = {"cpu": 2**18, "other": 2**24}
 """Values per block: on the CPU a block fits in the cache of a core; on other devices the size limits the memory."""
@@ -20,7 +21,10 @@ def log_class_sum(
     tangents: Tensor,
     class_weights: Tensor,
     inverse_temperature: Tensor,
-) -> Tensor:
+    labels: Tensor,
+    *,
+    recompute: bool = False,
+) -> tuple[Tensor, Tensor]:
     """Sum over the classes of the von Mises-Fisher softmax: `logsumexp_k [log C(|w_k|) - log C(|w_k + beta x|)]`.
 
     A term is the log-mean of exp(beta x.y) over samples y of class k. The samples x are given relative to the mean
@@ -36,16 +40,20 @@ def log_class_sum(
             samples and a negative one in the second.
         class_weights: Mean direction times concentration of each class, w: (K, d).
         inverse_temperature: beta, a scalar.
+        labels: Own class of each example, (B,), int64; outside 0..K-1 if it is none of these classes.
+        recompute: Whether the backward pass computes the blocks of classes again. Otherwise fewer than three matrices
+            (S B, K) are saved for it.
 
     Returns:
-        (S, B), once differentiable with respect to all but the tangents. Classes are processed in blocks; fewer than
-        three matrices (S B, K) are saved for the backward pass.
+        The sums, (S, B), and the weights of the own classes, (B, d), zero where there is none. Once differentiable with
+        respect to all but the tangents.
 
     Reference:
         Scott, Gallagher and Mozer, "von Mises-Fisher loss: an exploration of embedding geometries for supervised
         learning", ICCV 2021.
     """
-    return _LogClassSum.apply(direction, cosine, sine, tangents, class_weights, inverse_temperature)
+    inputs = direction, cosine, sine, tangents, class_weights, inverse_temperature
+    return _LogClassSum.apply(*inputs, labels, recompute)
 
 
 class _LogClassSum(torch.autograd.Function):
@@ -53,41 +61,42 @@ class _LogClassSum(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, direction: Tensor, cosine: Tensor, sine: Tensor, tangents: Tensor, weights: Tensor, beta: Tensor
-    ) -> Tensor:
-        squares = weights.square().sum(1)
-        own = partition_and_ratio(squares, weights.shape[1])
-        offsets = squares + beta.square()
-        half = len(tangents)
-        height, reach = (2 * beta * part[..., None] for part in (cosine, _signed(sine, half)))
+        ctx: Any,
+        direction: Tensor,
+        cosine: Tensor,
+        sine: Tensor,
+        tangents: Tensor,
+        weights: Tensor,
+        beta: Tensor,
+        labels: Tensor,
+        recompute: bool,
+    ) -> tuple[Tensor, Tensor]:
+        own = partition_and_ratio(weights.square().sum(1), weights.shape[1])
+        inputs = direction, cosine, sine, tangents, weights, beta, own.log_partition
         kept: list[Tensor] = []
         sums = []
         for part in _blocks(len(weights), cosine):
-            along, across = direction @ weights[part].T, tangents @ weights[part].T
-            lengths = torch.addcmul(offsets[part], height, along)
-            lengths[:half].addcmul_(reach[:half], across)
-            lengths[half:].addcmul_(reach[half:], across[: len(cosine) - half])
-            # Rounding must not make squares negative.
-            growth, ratio = partition_and_ratio(lengths.clamp_min_(0), weights.shape[1])
-            growth.sub_(own.log_partition[part])
-            peak = growth.amax(-1)
-            terms = growth.sub_(peak[..., None]).exp_()
+            peak, terms, *others = _block(*inputs, part=part)
             sums.append(peak + terms.sum(-1).log())
-            kept += [peak, terms, ratio, along, across]
+            kept += [] if recompute else [peak, terms, *others]
         result = torch.stack(sums).logsumexp(0)
-        ctx.save_for_backward(direction, cosine, sine, tangents, weights, beta, own.ratio, result, *kept)
-        return result
+        ctx.save_for_backward(*inputs, own.ratio, labels, result, *kept)
+        ctx.set_materialize_grads(False)
+        return result, own_rows(weights, labels)
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        direction, cosine, sine, tangents, weights, beta, own_ratio, sums, *kept = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor | None, by_own: Tensor | None) -> tuple[Tensor | None, ...]:
+        *inputs, own_ratio, labels, sums = ctx.saved_tensors[:10]
+        kept = ctx.saved_tensors[10:]
+        direction, cosine, sine, tangents, weights, beta, _ = inputs
+        gradient = torch.zeros_like(sums) if gradient is None else gradient
         half = len(tangents)
         signed = _signed(sine, half)
         by_direction, by_weights = torch.zeros_like(direction), torch.empty_like(weights)
         by_cosine, by_signed, total = torch.zeros_like(cosine), torch.zeros_like(cosine), torch.zeros_like(beta)
         for number, part in enumerate(_blocks(len(weights), cosine)):
-            peak, terms, ratio, along, across = kept[5 * number : 5 * number + 5]
+            peak, terms, ratio, along, across = kept[5 * number : 5 * number + 5] or _block(*inputs, part=part)
             share = terms * (gradient * (peak - sums).exp())[..., None]
             at_own = share.sum((0, 1)) * own_ratio[part]
             by_square = share.mul_(ratio)  # twice the gradient with respect to u
@@ -105,7 +114,35 @@ class _LogClassSum(torch.autograd.Function):
         # differentiating the construction of v from noise would only add noise of zero mean.
         by_direction -= (_fold(signed * by_cosine, half)[..., None] * tangents).sum(0)
         by_beta = beta * total + (by_cosine * cosine + by_signed * signed).sum()
-        return by_direction * beta, by_cosine * beta, _signed(by_signed, half) * beta, None, by_weights, by_beta
+        if by_own is not None:
+            add_to_own_rows(by_weights, labels, by_own)
+        by_sine = _signed(by_signed, half) * beta
+        return by_direction * beta, by_cosine * beta, by_sine, None, by_weights, by_beta, None, None
+
+
+def _block(
+    direction: Tensor,
+    cosine: Tensor,
+    sine: Tensor,
+    tangents: Tensor,
+    weights: Tensor,
+    beta: Tensor,
+    log_partition: Tensor,
+    *,
+    part: slice,
+) -> tuple[Tensor, ...]:
+    """Return the largest term of each sum over a block of classes, the others relative to it, and their factors."""
+    half, weights = len(tangents), weights[part]
+    height, reach = (2 * beta * part[..., None] for part in (cosine, _signed(sine, half)))
+    along, across = direction @ weights.T, tangents @ weights.T
+    lengths = torch.addcmul(weights.square().sum(1) + beta.square(), height, along)
+    lengths[:half].addcmul_(reach[:half], across)
+    lengths[half:].addcmul_(reach[half:], across[: len(cosine) - half])
+    # Rounding must not make squares negative.
+    growth, ratio = partition_and_ratio(lengths.clamp_min_(0), weights.shape[1])
+    growth.sub_(log_partition[part])
+    peak = growth.amax(-1)
+    return peak, growth.sub_(peak[..., None]).exp_(), ratio, along, across
 
 
 def _signed(sine: Tensor, half: int) -> Tensor:
@@ -120,8 +157,4 @@ def _fold(values: Tensor, half: int) -> Tensor:
 
 
 def _blocks(classes: int, samples: Tensor) -> Iterator[slice]:
-    """Yield slices of the classes with about `BLOCK` values each."""
-    size = BLOCK["cpu" if samples.device.type == "cpu" else "other"] // max(samples.numel(), 1)
-    size = min(max(size, 32), max(classes, 1))
-    for start in range(0, classes, size):
-        yield slice(start, start + size)
+    return class_blocks(classes, samples.numel(), samples.device, BLOCK)

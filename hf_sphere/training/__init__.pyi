@@ -1,5 +1,6 @@
 from .arguments import TrainingArguments as TrainingArguments
 from .checkpoints import RunState as RunState
+from .class_shards import gather_classes as gather_classes
 from .errors import (
     CheckpointError as CheckpointError,
     TrainingDivergedError as TrainingDivergedError,

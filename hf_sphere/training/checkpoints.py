@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 
+from hf_sphere.training.class_shards import total_norm
 from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.optimizer_state import check_state
 from hf_sphere.training.output_dir import CHECKPOINT_PREFIX, checkpoint_folders, list_checkpoints
@@ -132,7 +133,7 @@ def load_checkpoint(accelerator: Accelerator, checkpoint: Path) -> RunState:
         state = RunState(**json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8")))
         accelerator.load_state(str(checkpoint))
         for model in accelerator._models:
-            if not torch.nn.utils.get_total_norm(model.parameters()).isfinite():
+            if not total_norm(accelerator.unwrap_model(model)).isfinite():
                 raise ValueError("its weights are not finite")
     except Exception as error:  # a damaged file raises an error of pickle or safetensors
         text = error_text(error)

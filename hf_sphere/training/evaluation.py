@@ -11,6 +11,7 @@ from accelerate.utils import broadcast, gather_object
 from torch import Tensor, distributed, nn
 
 from hf_sphere.metrics import accuracy_by_certainty, retrieval_scores, score_queries
+from hf_sphere.nn.class_weights import class_shards
 from hf_sphere.training.batches import Batches, count_targets, loss_is_sum
 from hf_sphere.training.measures import Batch, Measure, measure_classification
 
@@ -39,11 +40,11 @@ def evaluate(
     model.eval()
     kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
     sums: dict[str, Any] = {"count": 0}
-    for batch in batches.epoch():
+    for batch, is_new in _in_step(batches, model):
         with accelerator.autocast():  # an averaged model was not prepared by Accelerate
             output = model(**batch)
-        count = count_targets(batches, batch)
-        loss = output.loss / count if loss_is_sum(model) else output.loss
+        count = count_targets(batches, batch) if is_new else 0
+        loss = output.loss / max(count, 1) if loss_is_sum(model) else output.loss
         for name, value in {**measure(output, batch), "loss": loss}.items():
             sums[name] = sums.get(name, 0) + value.to(kind) * count
         sums["count"] += count
@@ -51,6 +52,22 @@ def evaluate(
     shares = gather_object([{name: float(value) for name, value in sums.items()}])
     total = sum(share.pop("count") for share in shares)
     return {name: sum(share.get(name, 0.0) for share in shares) / total for name in max(shares, key=len)}
+
+
+def _in_step(batches: Batches, model: nn.Module) -> Iterator[tuple[Any, bool]]:
+    """Yield the batches of a split and whether they are new.
+
+    If the class weights are spread over processes, these must call the model equally often, so the last batch of a
+    process that has fewer is repeated.
+    """
+    counts = gather_object([len(batches)]) if class_shards(model) else [len(batches)]
+    if len(counts) > 1 and not min(counts):
+        raise ValueError("a process has no image to evaluate; with shard_classes, each needs at least one.")
+    batch: Any = None
+    for batch in batches.epoch():
+        yield batch, True
+    for _ in range(len(batches), max(counts)):
+        yield batch, False
 
 
 @torch.inference_mode()

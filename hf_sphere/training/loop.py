@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from tqdm.auto import tqdm
 
+from hf_sphere.nn.class_weights import class_shards, exclude_class_shards
 from hf_sphere.optim import as_metrics, radial_channel_dims, radial_diagnostics
 from hf_sphere.optim.names import optimizer_names
 from hf_sphere.training.arguments import TrainingArguments
@@ -30,6 +31,7 @@ from hf_sphere.training.batches import (
     loss_is_sum,
 )
 from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_checkpoint, newest_intact, save_checkpoint
+from hf_sphere.training.class_shards import ClassShardCheckpoint, total_norm
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.measures import show_metric, show_metrics
 from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average
@@ -105,6 +107,9 @@ class TrainingLoop:
         self._radial = radial_channel_dims(model, optimizer, few) if args.radial_logging_steps else {}
         # Not prepared by Accelerate: the schedule counts optimizer steps, whatever the number of processes.
         self.scheduler = build_scheduler(optimizer, args, self.steps_per_epoch, higher_is_better=higher_is_better)
+        if class_shards(model):
+            exclude_class_shards(model)
+            ClassShardCheckpoint(accelerator, model, optimizer)
         if args.compile:
             model.compile()  # in place, so that the names of saved tensors remain
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
@@ -216,7 +221,7 @@ class TrainingLoop:
                 loss = loss / size if self._loss_is_sum else loss
                 self._count({"loss": loss, **self.measure(output, batch)}, size)
         if self.args.max_grad_norm is not None:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), self.args.max_grad_norm)
+            self._clip_gradients(self.args.max_grad_norm)
         self.optimizer.step()
         if hasattr(inner, "after_step"):
             inner.after_step(lambda values: self.accelerator.reduce(values, "sum"))
@@ -229,6 +234,13 @@ class TrainingLoop:
         self.optimizer.zero_grad()
         if not isinstance(self.scheduler, ReduceLROnPlateau) and not self.accelerator.optimizer_step_was_skipped:
             self.scheduler.step()
+
+    def _clip_gradients(self, largest: float) -> None:
+        if not class_shards(self.trained_model):
+            self.accelerator.clip_grad_norm_(self.model.parameters(), largest)
+            return
+        norm = total_norm(self.accelerator.unwrap_model(self.model), of_gradients=True)
+        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), largest, norm)
 
     def _finish_epoch(self, started: float, bar: tqdm) -> None:
         state, reached_end = self.state, self.state.batch >= len(self.batches)
@@ -306,8 +318,7 @@ class TrainingLoop:
 
     def _check_weights(self) -> None:
         """Raise an error if the weights are not finite, before they are evaluated or saved."""
-        norm = torch.nn.utils.get_total_norm(self.model.parameters())
-        if not norm.isfinite():
+        if not total_norm(self.accelerator.unwrap_model(self.model)).isfinite():
             raise TrainingDivergedError(f"the weights are not finite after step {self.state.step}. {self._advice()}")
 
     def _share_buffers(self) -> None:

@@ -39,6 +39,8 @@ _FREE_TO_CHANGE = {
     *("published", "test_time_flips", "license"),
 }
 
+_SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED)
+
 
 class Run:
     """A training run: arguments, processes and output directory.
@@ -144,7 +146,7 @@ def start_run(args: TrainingArguments, *others: Any, recipe: str | None = None) 
     _check_trackers(accelerator, args.report_to or [])
     if args.push_to_hub or args.hub_model_id is not None:
         validate_repo_id(args.hub_model_id or Path(args.output_dir).name)
-    _check_sharding(accelerator, args)
+    _check_sharding(accelerator, args, shard_classes=any(getattr(part, "shard_classes", False) for part in others))
     output_dir, resume = Path(args.output_dir), args.resume_from_checkpoint
     check_output_dir(output_dir, overwrite=args.overwrite_output_dir, resume=resume is not None, recipe=recipe)
     if accelerator.is_main_process and output_dir.is_dir():
@@ -167,17 +169,20 @@ def _check_trackers(accelerator: Accelerator, requested: Sequence[str]) -> None:
         )
 
 
-def _check_sharding(accelerator: Accelerator, args: TrainingArguments) -> None:
+def _check_sharding(accelerator: Accelerator, args: TrainingArguments, *, shard_classes: bool) -> None:
     """Raise an error for arguments that the loop does not support on a sharded model."""
     used: dict[str, bool] = {}
-    if accelerator.distributed_type == DistributedType.FSDP:
+    if accelerator.distributed_type == DistributedType.FSDP or shard_classes:
         used = {"ema_decay": args.ema_decay is not None, "load_best_model_at_end": args.load_best_model_at_end}
         used |= {name: getattr(args, name) is not None for name in ("snapshot_epochs", "snapshot_until")}
     elif accelerator.distributed_type == DistributedType.DEEPSPEED:  # its engine takes a step after each backward pass
         used = {"gradient_accumulation_steps": args.gradient_accumulation_steps > 1}
         used |= {"max_grad_norm": args.max_grad_norm is not None}
+    if shard_classes:  # each process would choose another scale of its loss
+        used["mixed_precision fp16"] = accelerator.mixed_precision == "fp16"
+        used[accelerator.distributed_type.value] = accelerator.distributed_type in _SHARDED
     if unsupported := [name for name, is_used in used.items() if is_used]:
-        kind = accelerator.distributed_type.value
+        kind = "shard_classes" if shard_classes else accelerator.distributed_type.value
         raise ValueError(f"{' and '.join(unsupported)} cannot be combined with {kind}; leave it out or use DDP.")
 
 

@@ -10,7 +10,9 @@ from typing import Any
 from huggingface_hub import HfApi
 from torch import nn
 
+from hf_sphere.nn.class_weights import class_shards
 from hf_sphere.training.checkpoints import RunState, write_model_files
+from hf_sphere.training.class_shards import gather_classes
 from hf_sphere.training.errors import CheckpointError
 from hf_sphere.training.loop import TrainingLoop
 from hf_sphere.training.measures import INTERVAL, show_metrics
@@ -120,6 +122,7 @@ def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[s
 def _save(run: Run, prepared: Prepared, folder: Path, model: Any) -> None:
     """Save model and processor, on the main process."""
     gathered = run.accelerator.get_state_dict(model) if run.accelerator.is_fsdp2 else None
+    gathered = gather_classes(model) if class_shards(model) else gathered
     if run.accelerator.is_main_process:
         with write_model_files(folder) as unfinished:
             model.save_pretrained(unfinished, state_dict=gathered)

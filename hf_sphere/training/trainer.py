@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_sphere.data.batches import ImageBatches
+from hf_sphere.nn.class_weights import class_shards
 from hf_sphere.nn.heads.base import Head, option_names
 from hf_sphere.optim import RadialDiagnosticsCallback, parameter_groups
 from hf_sphere.optim.names import optimizer_names
@@ -144,6 +145,11 @@ def _check_settings(args: Any, model: nn.Module, snapshots: Snapshots) -> None:
         raise ValueError(
             f"the loss of the model is the sum over a batch, but the Trainer would average it over {parts} batches per "
             "step. Use one device and gradient_accumulation_steps=1, or a head with reduction='mean'."
+        )
+    if PartialState().num_processes > 1 and class_shards(model):
+        raise ValueError(
+            "the Trainer would save only the class weights of the first process. Leave out shard_classes, or use "
+            "the recipes."
         )
     if PartialState().distributed_type not in (DistributedType.FSDP, DistributedType.DEEPSPEED):
         return

@@ -336,7 +336,7 @@ def test_statistics_are_summed_over_processes(head):
     single, (x, labels) = build_head("prototype", 4, 7).double(), noisy(head, 9, 0.4)
     in_parts(head.double(), x[:6].double(), labels[:6], 6)
     in_parts(single, x[6:].double(), labels[6:], 3)
-    elsewhere = single._statistics
+    elsewhere = single._sums
     in_parts(single, x[:6].double(), labels[:6], 6)
     head.after_step(lambda values: values + elsewhere)
     single.after_step(lambda values: values)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.geometry import log_vmf_normalizer, mean_resultant_length
+from hf_sphere.geometry.keyed_random import keyed_integers
 from hf_sphere.nn import Head, build_head
 
 LABELS = torch.tensor([0, 3, 1, 2, 3])
@@ -55,7 +56,7 @@ def test_loss_for_fixed_samples_matches_the_reference(case, golden, monkeypatch)
 
     def loss_of(index: int, sample: int) -> float:
         drawn = given(samples[[index], sample], z[[index]])
-        monkeypatch.setattr(head, "_draw", lambda points: drawn)
+        monkeypatch.setattr(head, "_draw", lambda points, keys: drawn)
         return head(z[[index]], labels[[index]]).loss.item()
 
     count = samples.shape[1]
@@ -176,7 +177,7 @@ def test_another_seed_or_place_gives_other_samples(other):
 
 def test_examples_at_different_places_have_different_samples():
     head = make()
-    _, cosine, _, tangents = head.before_forward(1, PLACES) or head._draw(spread(1, 6, 4.0).expand(5, 6))
+    _, cosine, _, tangents = head._draw(spread(1, 6, 4.0).expand(5, 6), keyed_integers(1, PLACES))
     assert len(cosine[0].unique()) == len(tangents[0, :, 0].unique()) == 5
 
 
@@ -207,10 +208,8 @@ def test_inductor_draws_the_same_samples():
     torch.compiler.reset()
     compiled = torch.compile(head._draw, fullgraph=True)
     for seed in range(2):
-        head.before_forward(seed, PLACES)
-        found = compiled(z)
-        head.before_forward(seed, PLACES)
-        torch.testing.assert_close(found, head._draw(z), rtol=1e-4, atol=1e-5)
+        keys = keyed_integers(seed, PLACES)
+        torch.testing.assert_close(compiled(z, keys), head._draw(z, keys), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("training", [True, False])

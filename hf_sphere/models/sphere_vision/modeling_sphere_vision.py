@@ -13,6 +13,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
 from hf_sphere.models.sphere_vision.outputs_sphere_vision import SphereVisionClassifierOutput, SphereVisionModelOutput
+from hf_sphere.nn.class_weights import ClassWeightHead, class_shards
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
 from hf_sphere.nn.heads.spherized import SpherizedHead
 from hf_sphere.nn.spherization import Spherization, names_kept_in_float32
@@ -172,6 +173,34 @@ class ModelWithHead(nn.Module):
     def parameter_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Per-parameter optimizer options of the head, by full parameter names."""
         return {f"head.{name}": options for name, options in self.head.parameter_options().items()}
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a model; with `shard_classes`, then keep the class weights of this process."""
+        loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]  # of PreTrainedModel
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        if isinstance(model.head, ClassWeightHead):
+            model.head.keep_own_classes()
+        return loaded
+
+    def save_pretrained(self, *args: Any, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any) -> None:
+        """Save the model; that its class weights were spread over processes is not saved.
+
+        Raises:
+            ValueError: If they are, and `state_dict` does not have those of all processes.
+        """
+        if class_shards(self) and state_dict is None:
+            raise ValueError(
+                "the class weights are spread over processes. Call hf_sphere.training.gather_classes(model) on all of "
+                "them, and pass its result as `state_dict` on the first."
+            )
+        options = self.config.head_kwargs
+        if options and "shard_classes" in options:
+            self.config.head_kwargs = {name: value for name, value in options.items() if name != "shard_classes"}
+        try:
+            super().save_pretrained(*args, state_dict=state_dict, **kwargs)  # type: ignore[misc]
+        finally:
+            self.config.head_kwargs = options
 
     def set_epoch(self, epoch: int) -> None:
         """Update the head's schedules at the start of epoch `epoch`, counted from 0."""

@@ -27,13 +27,14 @@ class HeadOutput:
     """Output of a head.
 
     Attributes:
-        logits: (B, K). `argmax` is the prediction and `softmax` the confidence of the head.
+        logits: (B, K). `argmax` is the prediction and `softmax` the confidence of the head. None in training with
+            labels if the head computes the loss in blocks of classes.
         loss: Scalar, if labels were given.
         embeddings: (B, d'), the transformed embeddings that the logits are computed from, for instance normalized.
         concentration: (B,), the certainty of the embeddings, for heads that have one.
     """
 
-    logits: Tensor
+    logits: Tensor | None
     loss: Tensor | None = None
     embeddings: Tensor | None = None
     concentration: Tensor | None = None
@@ -77,6 +78,8 @@ class Head(nn.Module):
     """Distance between transformed embeddings, one of those of `hf_sphere.metrics.retrieval_scores`."""
     needs_data_initialization: ClassVar[bool] = False
     """Whether `initialize_from_data` must be called before training; may be a property that depends on the state."""
+    in_blocks: bool = False
+    """Whether the loss is computed in blocks of classes, so that training with labels needs no logits."""
     reduction: str = "mean"
     """Whether the loss is the `mean` or the `sum` over a batch."""
 
@@ -158,10 +161,11 @@ class Head(nn.Module):
             self.check_labels(labels)
             if self.training:
                 self.observe(transformed, labels)
-        logits = self.compute_logits(transformed)
+        skips_logits = self.in_blocks and self.training and labels is not None
+        logits: Any = None if skips_logits else self._predict(transformed)
         loss = None
         if labels is not None:
-            loss = self._reduce_loss(transformed, logits, labels)
+            loss = self.reduce_loss(transformed, logits, labels)
         concentration = self.compute_concentration(transformed)
         return HeadOutput(logits, loss, transformed.to(embeddings.dtype), concentration)
 
@@ -194,7 +198,7 @@ class Head(nn.Module):
     @classmethod
     def has_own_loss(cls) -> bool:
         """Whether the loss is not a cross-entropy of the logits but one for a single class per example."""
-        return cls.compute_loss is not Head.compute_loss
+        return cls.compute_loss is not Head.compute_loss or cls.reduce_loss is not Head.reduce_loss
 
     @classmethod
     def require_cross_entropy(cls, purpose: str) -> None:
@@ -228,12 +232,23 @@ class Head(nn.Module):
         if is_readable(labels) and not ((labels >= 0) & (labels <= 1)).all():
             raise ValueError("labels of examples with several classes must be 0 or 1, or between them.")
 
-    def _reduce_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compute the mean or sum of the losses of examples without the label -100; 0 if there are none."""
+    def _predict(self, embeddings: Tensor) -> Tensor:
+        """Return the logits (B, K) of transformed embeddings."""
+        return self.compute_logits(embeddings)
+
+    def _losses(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of each example: (B,)."""
+        return self.compute_loss(embeddings, logits, labels)
+
+    def reduce_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Compute the mean or sum of the losses of examples without the label -100; 0 if there are none.
+
+        A head whose loss is not one of single examples overrides it.
+        """
         used = labels != IGNORED if labels.ndim == 1 else labels.new_ones(len(labels), dtype=torch.bool)
         labels = labels.masked_fill(~used, 0) if labels.ndim == 1 else labels
         # Masked instead of selected: the number of selected examples is not known without a device synchronization.
-        losses = self.compute_loss(embeddings, logits, labels)
+        losses = self._losses(embeddings, logits, labels)
         if self.class_weights is not None:
             losses = losses * losses.new_tensor(self.class_weights)[labels]
         total = torch.where(used, losses, 0.0).sum()

@@ -1,21 +1,23 @@
 """Classification by scaled cosines to class weights."""
 
-from typing import Any
+import math
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_sphere.nn.class_weights import ClassWeightHead
 from hf_sphere.nn.temperature import TemperatureHead
 
 
-class CosineHead(TemperatureHead):
+class CosineHead(ClassWeightHead, TemperatureHead):
     """Cross-entropy of `scale * cosine` between embedding and class weights; the scale is learned by default.
 
     Args:
         embedding_dim: Length d of the embeddings.
         num_classes: Number of classes K.
-        **options: See `TemperatureHead`.
+        **options: See `ClassWeightHead` and `TemperatureHead`.
 
     Reference:
         Zhai and Wu, "Classification is a strong baseline for deep metric learning", BMVC 2019; the learned temperature
@@ -23,11 +25,13 @@ class CosineHead(TemperatureHead):
     """
 
     name = "cosine"
+    normalizes_classes = True
 
     def __init__(self, embedding_dim: int, num_classes: int, **options: Any) -> None:
         super().__init__(embedding_dim, num_classes, **options)
         self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
         self.reset_parameters()
+        self.keep_own_classes()
 
     def reset_parameters(self) -> None:
         """Initialize class weights and temperature."""
@@ -41,7 +45,28 @@ class CosineHead(TemperatureHead):
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return `scale * cosine`, float32 or better."""
         with torch.autocast(embeddings.device.type, enabled=False):
-            return self.inverse_temperature() * embeddings @ self.class_directions(embeddings).T
+            return self.inverse_temperature() * self.unit_embeddings(embeddings) @ self.class_directions(embeddings).T
+
+    def unit_embeddings(self, embeddings: Tensor) -> Tensor:
+        """Return the unit vectors (B, d) of transformed embeddings, for heads that keep their norms."""
+        return embeddings
+
+    def target_directions(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Return the unit vectors (B, d) of the classes `labels` (B,) for transformed embeddings (B, d)."""
+        return F.normalize(self.weight[labels].to(embeddings.dtype), dim=-1)
+
+    def target_logits(self, embeddings: Tensor, directions: Tensor) -> Tensor:
+        """Compute the logits of the own classes in the loss, with the margin if there is one: (B,).
+
+        Args:
+            embeddings: Transformed embeddings (B, d).
+            directions: Unit vectors of their classes, (B, d), see `target_directions`.
+        """
+        return self.inverse_temperature() * (embeddings * directions).sum(-1)
+
+    def logit_inputs(self, embeddings: Tensor) -> Tensor:
+        """Return the unit vectors times the scale: (B, d) -> (B, d)."""
+        return self.inverse_temperature() * self.unit_embeddings(embeddings)
 
     def class_directions(self, embeddings: Tensor) -> Tensor:
         """Return the normalized class weights (K, d) in the dtype of the embeddings."""
@@ -54,3 +79,49 @@ class CosineHead(TemperatureHead):
     def directions(self) -> Tensor:
         """Return the normalized class weights."""
         return F.normalize(self.weight.detach(), dim=-1)
+
+
+class MarginHead(CosineHead):
+    """Base class of cosine heads with a margin in the loss; a subclass overrides `target_logits`.
+
+    The margin affects the loss only; the logits are those of the cosine head.
+
+    Args:
+        embedding_dim: Length d of the embeddings.
+        num_classes: Number of classes K.
+        margin: Margin m, from 0 to `max_margin`, in the unit of the subclass.
+        margin_warmup_epochs: Number of initial epochs without a margin, for training loops that call `set_epoch` (the
+            recipes do); without such calls the margin is active from the start.
+        **options: See `TemperatureHead`.
+    """
+
+    max_margin: ClassVar[float] = 1.0
+
+    def __init__(
+        self, embedding_dim: int, num_classes: int, *, margin: float, margin_warmup_epochs: int = 0, **options: Any
+    ) -> None:
+        if not 0.0 <= margin <= self.max_margin:
+            unit = "an angle in radians from 0 to pi / 2" if self.max_margin == math.pi / 2 else "a cosine from 0 to 1"
+            raise ValueError(f"margin is {unit}; got {margin}.")
+        super().__init__(embedding_dim, num_classes, **options)
+        self.margin = margin
+        self.margin_warmup_epochs = margin_warmup_epochs
+        self.set_epoch(margin_warmup_epochs)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Activate the margin once `margin_warmup_epochs` epochs have passed."""
+        self.active_margin = self.margin if epoch >= self.margin_warmup_epochs else 0.0
+
+    def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Compute the cross-entropy of each example, with the margin in the logit of the own class: (B,)."""
+        target = self.target_logits(embeddings, self.target_directions(embeddings, labels))
+        return super().compute_loss(embeddings, logits.scatter(1, labels[:, None], target[:, None]), labels)
+
+
+def cosine_and_sine(embeddings: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine (B,) of the angles between unit vectors (B, d).
+
+    The sine is the norm of the orthogonal component, so that its gradient is correct and finite even at angle 0.
+    """
+    cosine = (embeddings * directions).sum(-1)
+    return cosine, torch.linalg.vector_norm(embeddings - cosine[:, None] * directions, dim=-1)

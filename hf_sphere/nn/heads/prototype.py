@@ -1,15 +1,14 @@
 """Classification by the cosine to fixed class prototypes that are placed before training."""
 
 import functools
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.coordinates import is_batched
 from hf_sphere.nn.checks import IGNORED
 from hf_sphere.nn.heads.base import Head
+from hf_sphere.nn.running_statistics import RunningStatistics
 from hf_sphere.prototypes import Placement, place_prototypes
 
 INITIAL_CONCENTRATION = 10.0
@@ -18,7 +17,7 @@ RATE = 0.05
 """Damping of the updates of the concentration in training."""
 
 
-class PrototypeHead(Head):
+class PrototypeHead(RunningStatistics, Head):
     """Attracts embeddings to the prototype of their class: the loss of one image is (1 - cos(z, p_y))^2.
 
     The prototypes are a persistent buffer, saved with the model; the head has no trained parameters. The logits are
@@ -64,7 +63,6 @@ class PrototypeHead(Head):
         self.reduction = reduction
         self.register_buffer("prototypes", torch.empty(num_classes, embedding_dim))
         self.register_buffer("class_concentration", torch.empty(()))
-        self._statistics: Tensor | None = None  # no buffer: those of the first process would be copied to the others
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -104,32 +102,17 @@ class PrototypeHead(Head):
         for _ in range(200):
             self._step_concentration(self._measure(cosines, labels), rate=0.5)
 
+    def measure(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Return number, slope and curvature of the cross-entropies: (3,)."""
+        return self._measure(self._cosines(embeddings), labels)
+
+    def update_statistics(self, sums: Tensor) -> None:
+        """Update the concentration."""
+        self._step_concentration(sums, rate=RATE)
+
     def transform(self, embeddings: Tensor) -> Tensor:
         """Normalize: (B, d) -> (B, d), in float32 or better."""
         return self.normalize(embeddings)
-
-    @torch.no_grad()
-    def observe(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Update the concentration, or only its statistics if `after_step` will follow."""
-        if not torch.compiler.is_compiling() and is_batched(embeddings):
-            return
-        measured = self._measure(self._cosines(embeddings.detach()), labels)
-        if self._statistics is None:
-            self._step_concentration(measured, rate=RATE)
-        else:
-            self._statistics = self._statistics + measured
-
-    def before_forward(self, seed: int, places: Tensor) -> None:
-        """Accumulate statistics until `after_step`."""
-        if self._statistics is None:
-            self._statistics = torch.zeros(3, device=self.class_concentration.device)
-
-    @torch.no_grad()
-    def after_step(self, reduce: Callable[[Tensor], Tensor]) -> None:
-        """Update the concentration from the statistics of all batches since the last optimizer step."""
-        if self._statistics is not None:
-            self._step_concentration(reduce(self._statistics), rate=RATE)
-            self._statistics = None
 
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return the cosines to the prototypes, times the concentration; float32 or better."""

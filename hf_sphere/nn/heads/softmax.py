@@ -6,17 +6,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.nn.heads.base import Head
+from hf_sphere.nn.class_weights import ClassWeightHead
 
 
-class SoftmaxHead(Head):
+class SoftmaxHead(ClassWeightHead):
     """Linear classifier with cross-entropy: the baseline for the other heads.
 
     Args:
         embedding_dim: Length d of the embeddings.
         num_classes: Number of classes K.
         bias: Whether the classifier has a bias.
-        **options: See `Head`.
+        **options: See `ClassWeightHead`.
     """
 
     name = "softmax"
@@ -25,6 +25,8 @@ class SoftmaxHead(Head):
     def __init__(self, embedding_dim: int, num_classes: int, *, bias: bool = True, **options: Any) -> None:
         super().__init__(embedding_dim, num_classes, **options)
         self.linear = nn.Linear(embedding_dim, num_classes, bias=bias)
+        self.class_parameters = ("linear.weight", "linear.bias")[: 1 + bias]
+        self.keep_own_classes()
 
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return `W x + b`."""

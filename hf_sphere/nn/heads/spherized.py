@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.nn.heads.base import Head
+from hf_sphere.nn.class_weights import ClassWeightHead
 from hf_sphere.nn.spherization import SphericalLinear
 
 
-class SpherizedHead(Head):
+class SpherizedHead(ClassWeightHead):
     """Spherization of the embeddings, then a linear classifier without bias, with cross-entropy.
 
     Args:
@@ -21,7 +21,7 @@ class SpherizedHead(Head):
         delta: See `Spherization`.
         learn_scaling: See `Spherization`.
         learn_radius: See `Spherization`.
-        **options: See `Head`.
+        **options: See `ClassWeightHead`.
 
     Reference:
         Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022. Scaling 5 and radius 5 are
@@ -29,6 +29,7 @@ class SpherizedHead(Head):
     """
 
     name = "spherized"
+    class_parameters = ("classifier.linear.weight",)
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class SpherizedHead(Head):
             learn_scaling=learn_scaling,
             learn_radius=learn_radius,
         )
+        self.keep_own_classes()
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Map the embeddings to the sphere: (B, d) -> (B, d + 1)."""

@@ -18,13 +18,15 @@ from hf_sphere.geometry.sampling import (
     sample_cosine,
     tangent_directions,
 )
+from hf_sphere.nn.class_weights import ClassWeightHead
+from hf_sphere.nn.processes import log_sum_over_processes
 from hf_sphere.nn.temperature import INITIAL_LOG_TEMPERATURE, TemperatureHead
 from hf_sphere.nn.vmf_softmax import log_class_sum
 
 logger = logging.getLogger(__name__)
 
 
-class VMFHead(TemperatureHead):
+class VMFHead(ClassWeightHead, TemperatureHead):
     """Expected softmax over classes, where embedding and classes are von Mises-Fisher distributions.
 
     An embedding z represents the distribution with mean direction z / |z| and concentration |z|, and a class weight w
@@ -58,6 +60,9 @@ class VMFHead(TemperatureHead):
             and has a less accurate confidence.
         log_temperature: See `TemperatureHead`; -2.773 in the paper's runs on birds and products.
         temperature_lr: See `TemperatureHead`.
+        blockwise: See `ClassWeightHead`; memory for a third more time, since blocks of classes are computed twice.
+        shard_classes: See `ClassWeightHead`.
+        sample_rate: See `ClassWeightHead`.
 
     Raises:
         ValueError: If `embedding_dim`, `num_samples`, `kappa_confidence` or `prediction` is invalid.
@@ -81,8 +86,19 @@ class VMFHead(TemperatureHead):
         prediction: Literal["samples", "mean"] = "samples",
         log_temperature: float = INITIAL_LOG_TEMPERATURE,
         temperature_lr: float | None = None,
+        blockwise: bool = False,
+        shard_classes: bool = False,
+        sample_rate: float = 1.0,
     ) -> None:
-        super().__init__(embedding_dim, num_classes, log_temperature=log_temperature, temperature_lr=temperature_lr)
+        super().__init__(
+            embedding_dim,
+            num_classes,
+            log_temperature=log_temperature,
+            temperature_lr=temperature_lr,
+            blockwise=blockwise,
+            shard_classes=shard_classes,
+            sample_rate=sample_rate,
+        )
         if embedding_dim < 2:
             raise ValueError(f"head 'vmf' needs embeddings of at least 2 dimensions; got {embedding_dim}.")
         if num_samples < 1:
@@ -99,6 +115,7 @@ class VMFHead(TemperatureHead):
         self.register_buffer("embedding_scale", torch.empty(()))
         self.register_buffer("is_calibrated", torch.empty((), dtype=torch.bool))
         self.reset_parameters()
+        self.keep_own_classes()
 
     @property
     def initial_concentration(self) -> float:
@@ -142,6 +159,7 @@ class VMFHead(TemperatureHead):
 
     def before_forward(self, seed: int, places: Tensor) -> None:
         """Determine the samples of the next forward pass in training by `seed` and the `places` of its examples."""
+        super().before_forward(seed, places)
         self._keys = keyed_integers(seed, places)
 
     def transform(self, embeddings: Tensor) -> Tensor:
@@ -172,10 +190,19 @@ class VMFHead(TemperatureHead):
     def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute `mean_s log sum_k C(w_k) / C(w_k + beta s) - beta E[z].E[w_y]` of each example: (B,)."""
         with torch.autocast(embeddings.device.type, enabled=False):
-            weight = self.weight.to(embeddings.dtype)
-            total = log_class_sum(*self._draw(embeddings), weight, self.inverse_temperature())
-            of_means = logits if self._predicts_by_mean else self._logits_of_means(embeddings, weight)
-            return total.mean(dim=0) - of_means.gather(1, labels[:, None])[:, 0]
+            return self.loss_in_blocks(embeddings, labels)
+
+    def loss_in_blocks(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of each example from those of its own class and the sum over all: (B,)."""
+        exchange, beta = self.exchange(labels), self.inverse_temperature()
+        (weight,), local = self.select_classes(exchange.gather(labels))
+        keys = exchange.gather(self._take_keys(embeddings)) if self.training else None
+        samples = self._draw(exchange.gather(embeddings), keys)
+        total, own = log_class_sum(
+            *samples, weight.to(embeddings.dtype), exchange.copied(beta), local, recompute=self.in_blocks
+        )
+        of_embeddings, of_classes = means_from_natural_parameters(embeddings, exchange.sum(own))
+        return exchange.log_sum(total.T).mean(dim=1) - beta * (of_embeddings * of_classes).sum(-1)
 
     def directions(self) -> Tensor:
         """Return the mean directions of the classes."""
@@ -201,14 +228,13 @@ class VMFHead(TemperatureHead):
         of_embeddings, of_classes = means_from_natural_parameters(embeddings, weight)
         return self.inverse_temperature() * of_embeddings @ of_classes.T
 
-    def _draw(self, embeddings: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Draw S samples of each embedding, as arguments of `log_class_sum`; in eval mode the noise is fixed."""
+    def _draw(self, embeddings: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Draw S samples of each embedding by its key, or by fixed noise without keys: arguments of `log_class_sum`."""
         direction, concentration = _split(embeddings)
         half = (self.num_samples + 1) // 2
-        if self.training:
+        if keys is not None:
             streams = torch.arange(self.num_samples + half, device=embeddings.device)[:, None]
-            keys = keyed_integers(self._take_keys(embeddings), streams)
-            of_cosine, of_tangent = keys.split([self.num_samples, half])
+            of_cosine, of_tangent = keyed_integers(keys, streams).split([self.num_samples, half])
             cosine, sine = sample_cosine(concentration.expand_as(of_cosine), self.embedding_dim, keys=of_cosine)
             normals = keyed_normals(of_tangent, self.embedding_dim, embeddings.dtype)
         else:
@@ -236,9 +262,12 @@ class VMFHead(TemperatureHead):
         noise = self._fixed_noise((self.num_samples, 1), embeddings)
         for number, samples in enumerate(points_from_noise(*_split(embeddings), noise), 1):
             # One sample of each class at a time: S of them at once would take the memory of S weight matrices.
-            noise = self._fixed_noise((self.num_classes,), weight, seed=number)
-            classes = points_from_noise(direction, concentration, noise)
-            total = torch.logaddexp(total, (self.inverse_temperature() * samples @ classes.T).log_softmax(-1))
+            uniforms, normals = self._fixed_noise((self.num_classes,), weight, seed=number)
+            own = slice(self.classes.start, self.classes.stop)
+            classes = points_from_noise(direction, concentration, Noise(uniforms[..., own], normals[own]))
+            logits = self.inverse_temperature() * samples @ classes.T
+            log_sum = logits.logsumexp(-1, keepdim=True)
+            total = torch.logaddexp(total, logits - (log_sum_over_processes(log_sum) if self.is_sharded else log_sum))
         return total - math.log(self.num_samples)
 
     def _fixed_noise(self, shape: tuple[int, ...], like: Tensor, seed: int = 0) -> Noise:

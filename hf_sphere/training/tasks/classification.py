@@ -41,6 +41,9 @@ class ModelArguments(EncoderArguments):
     class_weights: Literal["balanced"] | None = argument(
         None, "Weight the loss of each class by the inverse of its number of training images; not weighted if not set."
     )
+    shard_classes: bool = argument(
+        False, "Spread the class weights over the processes; the head must have this option."
+    )
     prototypes_file: str | None = argument(
         None, "Prototypes of the head `prototype`, written by recipes/place_prototypes.py; computed if not set."
     )
@@ -102,7 +105,7 @@ class ImageClassification(ImageTask):
             loss = self._loss_options(saved.head, image_data)
             if saved.head_kwargs or loss:
                 # Settings of the run, so those of the saved model are not kept.
-                own = ("label_smoothing", "class_weights")
+                own = ("label_smoothing", "class_weights", "shard_classes")
                 kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k not in own}
                 settings["head_kwargs"] = kept | loss
         else:
@@ -182,6 +185,8 @@ class ImageClassification(ImageTask):
             # Their mean over the training images is 1, as in scikit-learn.
             mean_count = counts.sum() / (counts > 0).sum()
             options["class_weights"] = (mean_count / counts.clamp_min(1)).tolist()
+        if self.model_args.shard_classes:
+            options["shard_classes"] = True
         if self.args.loss_reduction is not None and head in HEADS:
             if "reduction" in option_names(HEADS[head]):
                 options["reduction"] = self.args.loss_reduction

@@ -1,0 +1,19 @@
+from .adapters import (
+    LossCheckpointCallback as LossCheckpointCallback,
+    MetricLearningLoss as MetricLearningLoss,
+    SentenceTransformerLoss as SentenceTransformerLoss,
+    trainer_loss as trainer_loss,
+)
+from .heads import (
+    AdaFaceLoss as AdaFaceLoss,
+    ArcFaceLoss as ArcFaceLoss,
+    CosFaceLoss as CosFaceLoss,
+    CosineSoftmaxLoss as CosineSoftmaxLoss,
+    ETFLoss as ETFLoss,
+    HeadLoss as HeadLoss,
+    PrototypeLoss as PrototypeLoss,
+    ProxyAnchorLoss as ProxyAnchorLoss,
+    SubCenterArcFaceLoss as SubCenterArcFaceLoss,
+    VMFSoftmaxLoss as VMFSoftmaxLoss,
+)
+from .pairs import InfoNCELoss as InfoNCELoss, SupConLoss as SupConLoss

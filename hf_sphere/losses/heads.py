@@ -1,0 +1,100 @@
+"""Heads as losses."""
+
+from typing import Any, ClassVar
+
+from huggingface_hub import PyTorchModelHubMixin
+from torch import Tensor, nn
+
+from hf_sphere.nn.heads import HEADS, build_head
+
+
+class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):
+    """Makes any head a loss: called with embeddings (B, d) and labels (B,), it returns a scalar.
+
+    The parameters of the loss are those of the head, such as class weights: they need an optimizer, and, on several
+    processes, the gradients averaged, for instance by `DistributedDataParallel`. `save_pretrained` and
+    `from_pretrained` save and load them with the arguments; `loss.head(embeddings)` predicts. A data-dependent
+    initialization is done from the first batch in training.
+
+    Args:
+        embedding_dim: Length d of the embeddings.
+        num_classes: Number of classes K.
+        head: Name of the head, one of `hf_sphere.nn.HEADS`; the subclasses have one.
+        **options: Options of the head.
+
+    Raises:
+        ValueError: If the head or an option is unknown or invalid, or the embeddings have another length.
+
+    Example:
+        >>> loss = ArcFaceLoss(128, 1000, scale=64.0, margin=0.5)
+        >>> optimizer = torch.optim.AdamW([*model.parameters(), *loss.parameters()])
+        >>> loss(model(images), labels).backward()
+    """
+
+    head_name: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, *, head: str | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.head_name = head or cls.head_name
+
+    def __init__(self, embedding_dim: int, num_classes: int, *, head: str | None = None, **options: Any) -> None:
+        super().__init__()
+        name = self.head_name or head
+        if name is None or (head is not None and head != name):
+            raise ValueError(f"head must be {name or 'one of ' + ', '.join(HEADS)}; got {head!r}.")
+        self.head = build_head(name, embedding_dim, num_classes, **options)
+        self._is_initialized = False
+
+    def forward(self, embeddings: Tensor, labels: Tensor, indices_tuple: None = None) -> Tensor:
+        """Compute the loss of embeddings (B, d) with labels (B,), where examples with -100 are ignored.
+
+        `indices_tuple` is for the trainers of pytorch-metric-learning, without a miner.
+        """
+        if indices_tuple is not None:
+            raise ValueError(f"{type(self).__name__} uses all examples of a batch; leave out the miner.")
+        if embeddings.shape[1:] != (self.head.embedding_dim,):
+            shape = tuple(embeddings.shape)
+            raise ValueError(f"embeddings must have the shape (B, {self.head.embedding_dim}); got {shape}.")
+        if self.training and not self._is_initialized:
+            self._is_initialized = True  # reading the head's state synchronizes the device: once per loss
+            if self.head.needs_data_initialization:
+                self.head.initialize_from_data(embeddings.detach())
+        loss = self.head(embeddings, labels).loss
+        assert loss is not None
+        return loss
+
+
+class CosineSoftmaxLoss(HeadLoss, head="cosine"):
+    """`CosineHead` as a loss."""
+
+
+class ArcFaceLoss(HeadLoss, head="arcface"):
+    """`ArcFaceHead` as a loss."""
+
+
+class CosFaceLoss(HeadLoss, head="cosface"):
+    """`CosFaceHead` as a loss."""
+
+
+class SubCenterArcFaceLoss(HeadLoss, head="subcenter_arcface"):
+    """`SubCenterArcFaceHead` as a loss."""
+
+
+class AdaFaceLoss(HeadLoss, head="adaface"):
+    """`AdaFaceHead` as a loss."""
+
+
+class ProxyAnchorLoss(HeadLoss, head="proxy_anchor"):
+    """`ProxyAnchorHead` as a loss."""
+
+
+class VMFSoftmaxLoss(HeadLoss, head="vmf"):
+    """`VMFHead` as a loss."""
+
+
+class PrototypeLoss(HeadLoss, head="prototype"):
+    """`PrototypeHead` as a loss."""
+
+
+class ETFLoss(HeadLoss, head="etf"):
+    """`ETFHead` as a loss."""

@@ -1,0 +1,161 @@
+"""Losses of pairs of embeddings, in blocks: exact, with memory linear in the batch size, and on several processes."""
+
+import logging
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hf_sphere.nn.checks import IGNORED
+from hf_sphere.nn.class_softmax import sum_over_other_classes
+from hf_sphere.nn.heads.base import Head
+from hf_sphere.nn.processes import Exchange, count_processes, scale_gradient
+
+logger = logging.getLogger(__name__)
+
+
+class PairLoss(nn.Module):
+    """Base class of losses of the cosines between normalized embeddings, divided by a temperature.
+
+    The embeddings are compared with those of all processes of the default group, which may have batches of different
+    sizes. The mean of the losses, and of the gradients, over the processes is that of one process with all examples.
+    Cosines are computed in blocks, again in the backward pass, in float32 or better.
+
+    Args:
+        temperature: Positive; the initial one if it is learned.
+        learn_temperature: Whether its logarithm is a parameter.
+
+    Raises:
+        ValueError: If the temperature is not positive, or shapes of embeddings and labels do not match.
+    """
+
+    log_temperature: Tensor
+
+    def __init__(self, temperature: float, learn_temperature: bool) -> None:
+        super().__init__()
+        if not 0.0 < temperature < math.inf:
+            raise ValueError(f"temperature must be positive; got {temperature}.")
+        value = torch.tensor(math.log(temperature))
+        if learn_temperature:
+            self.log_temperature = nn.Parameter(value)
+        else:
+            self.register_buffer("log_temperature", value)
+
+    def forward(self, embeddings: Tensor, labels: Tensor, indices_tuple: None = None) -> Tensor:
+        """Compute the scalar loss of embeddings (B, d) with labels (B,), where examples with -100 are ignored.
+
+        `indices_tuple` is for the trainers of pytorch-metric-learning, without a miner.
+        """
+        if indices_tuple is not None:
+            raise ValueError(f"{type(self).__name__} uses all pairs of a batch; leave out the miner.")
+        if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
+            shapes = f"{tuple(embeddings.shape)} and {tuple(labels.shape)}"
+            raise ValueError(f"embeddings and labels must have the shapes (B, d) and (B,); got {shapes}.")
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return self.compute_loss(Head.normalize(embeddings), labels)
+
+    def compute_loss(self, points: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of unit vectors (B, d), float32 or better, with labels (B,)."""
+        raise NotImplementedError
+
+    def scale(self, points: Tensor) -> Tensor:
+        """Divide unit vectors by the temperature."""
+        return points * Head.upcast(self.log_temperature).neg().exp()
+
+
+class SupConLoss(PairLoss):
+    """Supervised contrastive loss: the mean cross-entropy of an example's positives among all other examples.
+
+    Positives of an example are the others with its label. Examples without any have no loss of their own; a batch
+    without positives has the loss 0.
+
+    Args:
+        temperature: See `PairLoss`.
+        learn_temperature: See `PairLoss`.
+
+    Reference:
+        Khosla et al., "Supervised contrastive learning", NeurIPS 2020, equation 2.
+    """
+
+    def __init__(self, temperature: float = 0.1, *, learn_temperature: bool = False) -> None:
+        super().__init__(temperature, learn_temperature)
+        self._warn_if_without_positives = True
+
+    def compute_loss(self, points: Tensor, labels: Tensor) -> Tensor:
+        """Compute the mean over all examples that have positives."""
+        others, own = _gather(points)
+        labels = Exchange(labels, shared=True).gather(labels)
+        used = labels != IGNORED
+        _, group, counts = labels.unique(return_inverse=True, return_counts=True)
+        positives = torch.where(used, counts[group] - 1, 0)
+        total = (positives > 0).sum()
+        if self._warn_if_without_positives and not total:
+            self._warn_if_without_positives = False
+            logger.warning(
+                "A batch has no two examples with the same label, so its SupConLoss is 0; sample several examples per "
+                "class (P x K sampling)."
+            )
+        # The sum over positives follows from that over the class, so that only the log-sum-exp needs all pairs.
+        of_class = torch.zeros_like(others[: len(counts)]).index_add(0, group, others)
+        queries, positives = self.scale(points), positives[own]
+        attraction = (queries * (of_class[group[own]] - points)).sum(-1) / positives.clamp_min(1)
+        ignored = torch.where(used, 0.0, -torch.inf).to(points.dtype)
+        places = torch.arange(own.start, own.stop, device=points.device)
+        log_sum = sum_over_other_classes(queries, others, ignored, places)[0]
+        losses = torch.where(positives > 0, log_sum - attraction, 0.0)
+        return losses.sum() * (count_processes() / total.clamp_min(1))
+
+
+class InfoNCELoss(PairLoss):
+    """Symmetric cross-entropy of the partner of each example among the partners of all, as in CLIP.
+
+    A batch consists of pairs, two examples with the same label each, for instance two views of an image. Each example
+    is compared with the second ones of all pairs if it is the first of its own, and otherwise with the first ones. A
+    label on several processes means a different pair on each.
+
+    Args:
+        temperature: See `PairLoss`.
+        learn_temperature: See `PairLoss`.
+
+    Raises:
+        ValueError: If a label has not exactly two examples.
+
+    Reference:
+        van den Oord, Li and Vinyals, "Representation learning with contrastive predictive coding", 2018; symmetric and
+        with a learned temperature as in Radford et al., "Learning transferable visual models from natural language
+        supervision", ICML 2021.
+    """
+
+    def __init__(self, temperature: float = 0.07, *, learn_temperature: bool = True) -> None:
+        super().__init__(temperature, learn_temperature)
+
+    def compute_loss(self, points: Tensor, labels: Tensor) -> Tensor:
+        """Compute the mean over all examples."""
+        order = labels.argsort(stable=True)
+        order = order[labels[order] != IGNORED]
+        counts = labels[order].unique(return_counts=True)[1]
+        if (counts != 2).any():
+            raise ValueError(
+                f"InfoNCELoss needs exactly two examples of each label; got labels with {counts.unique().tolist()} "
+                "examples. Use SupConLoss for other numbers."
+            )
+        first, second = points[order].unflatten(0, (-1, 2)).unbind(1)
+        return (self._match(first, second) + self._match(second, first)) / 2
+
+    def _match(self, points: Tensor, partners: Tensor) -> Tensor:
+        """Compute the mean cross-entropy of the partners (N, d) of points (N, d) among those of all processes."""
+        all_partners, own = _gather(partners)
+        queries, places = self.scale(points), torch.arange(own.start, own.stop, device=points.device)
+        log_sum = sum_over_other_classes(queries, all_partners, None, places)[0]
+        losses = -F.logsigmoid((queries * partners).sum(-1) - log_sum)
+        return losses.sum() * (count_processes() / max(len(all_partners), 1))
+
+
+def _gather(points: Tensor) -> tuple[Tensor, slice]:
+    """Gather points (B, d) of all processes, and return the place of those of this process among them.
+
+    Their gradient is the sum of those on all processes.
+    """
+    exchange = Exchange(points, shared=True)
+    return scale_gradient(exchange.gather(points), 1 / count_processes()), exchange.own

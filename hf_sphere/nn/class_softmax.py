@@ -1,0 +1,166 @@
+"""Sums over the classes of a linear or cosine classifier, without the matrix of all logits."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_sphere.geometry.autograd import differentiable_once
+
+BLOCK = {"cpu": 2**20, "other": 2**24}
+"""Logits per block: on the CPU a block fits in the cache of a core; on other devices the size limits the memory."""
+
+SMALLEST_BLOCK = 32
+"""Minimum number of classes per block, however large the batch."""
+
+
+@torch.compiler.disable  # a compiler would unroll the loop over the blocks
+def sum_over_other_classes(
+    embeddings: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    *,
+    normalize: bool = False,
+    sum_logits: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Sum over all classes but an example's own, in blocks of classes.
+
+    The logit of a class is `w.x + b`. With several weights per class (centers) it is the largest of their products. The
+    memory, in addition to the inputs and their gradients, is that of a few blocks of logits and does not depend on the
+    number of classes; the backward pass computes each block again. The own class is masked instead of subtracted, so
+    that its loss stays accurate however large its logit is, and a margin can replace that logit.
+
+    Args:
+        embeddings: x, (B, d), float32 or float64.
+        weight: w, (K, d), or (K, C, d) with C centers per class; may have a smaller dtype, then blocks are upcast.
+        bias: b, (K,), or None.
+        labels: Own class of each example, (B,), int64. For one outside 0..K-1, nothing is masked.
+        normalize: Whether to divide each w by its norm.
+        sum_logits: Whether to compute the sum of the logits.
+
+    Returns:
+        Log-sum-exp of the logits, (B,), -inf if there is no other class; the sum of the logits, (B,), if requested; and
+        the weights of the own class, (B, d) or (B, C, d), not normalized, zero where there is none. Once
+        differentiable.
+
+    Reference:
+        Blocks that the backward pass computes again are those of Chen et al., "Training deep nets with sublinear memory
+        cost", 2016.
+    """
+    with torch.autocast(embeddings.device.type, enabled=False):
+        return _OtherClasses.apply(embeddings, weight, bias, labels, normalize, sum_logits)
+
+
+def class_blocks(
+    num_classes: int, values_per_class: int, device: torch.device, sizes: dict[str, int]
+) -> Iterator[slice]:
+    """Yield slices of the classes with about as many values each as `sizes` allows on a device."""
+    size = sizes["cpu" if device.type == "cpu" else "other"] // max(values_per_class, 1)
+    size = min(max(size, SMALLEST_BLOCK), max(num_classes, 1))
+    for start in range(0, num_classes, size):
+        yield slice(start, min(start + size, num_classes))
+
+
+def own_rows(weight: Tensor, labels: Tensor) -> Tensor:
+    """Return the rows of a tensor (K, ...) at labels (B,), zero for labels outside 0..K-1."""
+    return weight[labels.clamp(0, len(weight) - 1)] * _is_inside(weight, labels)
+
+
+def add_to_own_rows(weight: Tensor, labels: Tensor, values: Tensor) -> None:
+    """Add values (B, ...) in place to the rows of a tensor (K, ...) at labels (B,); not for labels outside 0..K-1."""
+    values = values * _is_inside(weight, labels)
+    weight.index_add_(0, labels.clamp(0, len(weight) - 1), values.to(weight.dtype))
+
+
+def _is_inside(weight: Tensor, labels: Tensor) -> Tensor:
+    """Return 1 where a label is a row of a tensor and 0 elsewhere, with axes that broadcast with the rows."""
+    inside = (labels >= 0) & (labels < len(weight))
+    return inside.view(-1, *(1,) * (weight.ndim - 1))
+
+
+class _OtherClasses(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        embeddings: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        normalize: bool,
+        sum_logits: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        log_sum = torch.full_like(embeddings[:, 0], -torch.inf)
+        totals = torch.zeros_like(embeddings[:, 0]) if sum_logits else None
+        for part in _blocks(embeddings, weight):
+            logits = _block(embeddings, weight, bias, part, normalize)[0]
+            if totals is not None:
+                totals += _set_own(logits, labels, part, 0.0).sum(1)
+            logits = _set_own(logits, labels, part, -torch.inf)
+            peak = logits.amax(1, keepdim=True).clamp_min_(torch.finfo(logits.dtype).min)
+            of_block = logits.sub_(peak).exp_().sum(1).log_().add_(peak[:, 0])
+            log_sum = torch.logaddexp(log_sum, of_block)
+        ctx.normalize = normalize
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(embeddings, weight, bias, labels, log_sum)
+        return log_sum, totals, own_rows(weight, labels).to(embeddings.dtype)
+
+    @staticmethod
+    @differentiable_once
+    def backward(
+        ctx: Any, by_log_sum: Tensor | None, by_total: Tensor | None, by_own: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        embeddings, weight, bias, labels, log_sum = ctx.saved_tensors
+        log_sum = log_sum.clamp_min(torch.finfo(log_sum.dtype).min)[:, None]  # without another class there is no share
+        by_embeddings, by_weight = torch.zeros_like(embeddings), torch.empty_like(weight)
+        by_bias = None if bias is None else torch.empty_like(bias)
+        for part in _blocks(embeddings, weight):
+            logits, rows, lengths, best = _block(embeddings, weight, bias, part, ctx.normalize)
+            if by_log_sum is None:
+                share = logits.zero_()
+            else:
+                share = _set_own(logits, labels, part, -torch.inf).sub_(log_sum).exp_().mul_(by_log_sum[:, None])
+            if by_total is not None:
+                share = _set_own(share.add_(by_total[:, None]), labels, part, 0.0)
+            if by_bias is not None:
+                by_bias[part] = share.sum(0)
+            if best is not None:
+                share = share.new_zeros(*share.shape, weight.shape[1]).scatter_(2, best, share[..., None]).flatten(1)
+            by_embeddings.addmm_(share, rows)
+            by_rows = share.T @ embeddings
+            if lengths is not None:  # the component along a unit vector has no effect
+                by_rows.sub_(rows * (rows * by_rows).sum(1, keepdim=True)).div_(lengths)
+            by_weight[part] = by_rows.view_as(by_weight[part])
+        if by_own is not None:
+            add_to_own_rows(by_weight, labels, by_own)
+        return by_embeddings, by_weight, by_bias, None, None, None
+
+
+def _blocks(embeddings: Tensor, weight: Tensor) -> Iterator[slice]:
+    per_class = len(embeddings) * (weight.shape[1] if weight.ndim == 3 else 1)
+    return class_blocks(len(weight), per_class, embeddings.device, BLOCK)
+
+
+def _block(
+    embeddings: Tensor, weight: Tensor, bias: Tensor | None, part: slice, normalize: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return the logits of a block of classes, its weights and their norms, and the best center of each class."""
+    rows, lengths, best = weight[part].to(embeddings.dtype).flatten(0, -2), None, None
+    if normalize:
+        lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_min_(1e-12)  # as in F.normalize
+        rows = rows / lengths
+    logits = F.linear(embeddings, rows, None if bias is None else bias[part].to(rows.dtype))
+    if weight.ndim == 3:
+        logits, best = logits.view(len(embeddings), -1, weight.shape[1]).max(-1)
+        best = best[..., None]
+    return logits, rows, lengths, best
+
+
+def _set_own(values: Tensor, labels: Tensor, part: slice, value: float) -> Tensor:
+    """Set, in place, the values (B, n) of a block of classes at the own class of each example."""
+    columns = labels - part.start
+    inside = (columns >= 0) & (columns < values.shape[1])
+    at = columns.clamp_(0, values.shape[1] - 1)[:, None]
+    return values.scatter_(1, at, values.gather(1, at).masked_fill_(inside[:, None], value))

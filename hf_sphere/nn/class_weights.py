@@ -1,0 +1,223 @@
+"""Heads with weights for each class: their loss in blocks of classes, on one process or with classes on several."""
+
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hf_sphere.geometry.keyed_random import keyed_uniforms
+from hf_sphere.nn.checks import is_readable
+from hf_sphere.nn.class_softmax import own_rows, sum_over_other_classes
+from hf_sphere.nn.heads.base import Head
+from hf_sphere.nn.processes import Exchange, count_processes, process_index, share_of
+
+
+class ClassWeightHead(Head):
+    """Base class of heads with weights for each class and a cross-entropy loss, for any number of classes.
+
+    With any of the three options, the loss is computed in blocks of classes, and in training the output has no logits:
+    a batch of 1,024 and a million classes would need 4 GB for them, and as much for their gradient. Examples then have
+    one class each.
+
+    Args:
+        embedding_dim: Length d of the embeddings.
+        num_classes: Number of classes K.
+        blockwise: Whether to compute the loss in blocks of classes. It is the same up to rounding.
+        shard_classes: Whether each process of the default group holds the weights of only a part of the classes. The
+            group must exist when the head is built, all processes must call the head at the same time, and each gets
+            the loss of its own examples. `DistributedDataParallel` must not average these weights: the models of this
+            library exclude them; for another one, see `exclude_class_shards`.
+        sample_rate: Expected fraction of the classes, in (0, 1], in the sum over the classes of a training step: those
+            of the batch, and others at random.
+        **options: See `Head`.
+
+    Raises:
+        ValueError: If there are fewer classes than processes, or the sample rate is out of range.
+
+    Reference:
+        An et al., "Partial FC: training 10 million identities on a single machine", ICCV workshops 2021.
+    """
+
+    class_parameters: tuple[str, ...] = ("weight",)
+    """Parameters whose first axis is that of the classes: the weights, then a bias if there is one."""
+    normalizes_classes: ClassVar[bool] = False
+    """Whether class weights are normalized."""
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        num_classes: int,
+        *,
+        blockwise: bool = False,
+        shard_classes: bool = False,
+        sample_rate: float = 1.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(embedding_dim, num_classes, **options)
+        if not 0.0 < sample_rate <= 1.0:
+            raise ValueError(f"sample_rate is a fraction of the classes in (0, 1]; got {sample_rate}.")
+        if shard_classes and num_classes < count_processes():
+            raise ValueError(
+                f"{num_classes} classes cannot be spread over {count_processes()} processes: each needs at least one. "
+                "Leave out shard_classes, or use fewer processes."
+            )
+        self.shard_classes = shard_classes
+        self.classes = range(num_classes)
+        """The classes whose weights are on this process."""
+        self.sample_rate = sample_rate
+        self.in_blocks = blockwise or shard_classes or sample_rate < 1.0
+        self._seed: int | None = None
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the class weights are on several processes."""
+        return len(self.classes) < self.num_classes
+
+    def keep_own_classes(self) -> None:
+        """Reduce the parameters to the classes of this process, if `shard_classes` is set.
+
+        Constructors call it last. A model that `from_pretrained` builds without data calls it after loading.
+        """
+        for name in self.class_parameters if self.shard_classes else ():
+            module, _, own = name.rpartition(".")
+            parameter = self.get_parameter(name)
+            if parameter.is_meta or len(parameter) < self.num_classes:
+                continue
+            self.classes = share_of(self.num_classes)
+            rows = parameter.detach()[self.classes.start : self.classes.stop].clone()
+            kept = nn.Parameter(rows, parameter.requires_grad)
+            # transformers would initialize it as if it were all classes
+            kept._is_hf_initialized = True  # type: ignore[attr-defined]
+            setattr(self.get_submodule(module), own, kept)
+
+    def exchange(self, batch: Tensor) -> Exchange:
+        """Return the exchange between processes for a batch whose first axis is that of the examples.
+
+        Raises:
+            RuntimeError: If the head was built before the process group.
+        """
+        if self.shard_classes and self.classes != share_of(self.num_classes):
+            raise RuntimeError(
+                f"process {process_index()} of {count_processes()} has the classes {self.classes.start} to "
+                f"{self.classes.stop - 1} of {self.num_classes}, since the head was built before the process group. "
+                "Create the group (for instance by an Accelerator) first, then the model."
+            )
+        return Exchange(batch, shared=self.shard_classes)
+
+    def before_forward(self, seed: int, places: Tensor) -> None:
+        """Determine the sampled classes of the next forward pass in training by `seed`."""
+        super().before_forward(seed, places)
+        self._seed = seed
+
+    def check_labels(self, labels: Tensor) -> None:
+        """Raise an error also for labels of several classes per example if the loss is computed in blocks."""
+        if self.in_blocks and labels.ndim != 1:
+            raise ValueError(
+                "a loss in blocks of classes needs one class per example; leave out blockwise, shard_classes and "
+                f"sample_rate for labels of shape {tuple(labels.shape)}."
+            )
+        super().check_labels(labels)
+        if self.in_blocks and not is_readable(labels):  # elsewhere an invalid label would be a class that nobody has
+            torch._assert_async(((labels < self.num_classes) & ((labels >= 0) | (labels == -100))).all())
+
+    def logit_inputs(self, embeddings: Tensor) -> Tensor:
+        """Map transformed embeddings (B, d) to those whose products with class weights or directions are the logits."""
+        return self.upcast(embeddings)
+
+    def target_logits(self, embeddings: Tensor, weights: Tensor) -> Tensor:
+        """Compute the logits of the examples' own classes, without a bias and with a margin if there is one: (B,).
+
+        Args:
+            embeddings: Transformed embeddings (B, d).
+            weights: Weights of their classes, (B, d), normalized if the head does so.
+        """
+        return (self.logit_inputs(embeddings) * weights).sum(-1)
+
+    def loss_in_blocks(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of each example without the logits of all classes: (B,)."""
+        exchange = self.exchange(labels)
+        parameters, local = self.select_classes(exchange.gather(labels))
+        bias = parameters[1] if len(parameters) > 1 else None
+        inputs = self.logit_inputs(embeddings)
+        others, total, own = sum_over_other_classes(
+            exchange.gather(inputs),
+            parameters[0],
+            bias,
+            local,
+            normalize=self.normalizes_classes,
+            sum_logits=self.label_smoothing > 0,
+        )
+        own = exchange.sum(own)
+        own = F.normalize(own, dim=-1) if self.normalizes_classes else own
+        if own.ndim == 3:  # the best center
+            own = own[torch.arange(len(own)), (own * inputs[:, None]).sum(-1).argmax(1)]
+        target = self.target_logits(embeddings, own)
+        if bias is not None:
+            target = target + exchange.sum(own_rows(bias, local).to(target.dtype))
+        loss = -F.logsigmoid(target - exchange.log_sum(others))
+        if total is None:
+            return loss
+        return loss + self.label_smoothing * (target - (exchange.sum(total) + target) / self.num_classes)
+
+    def select_classes(self, labels: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return the class parameters of a step, and the rows of labels (B,) in them; outside for other processes.
+
+        In training with a `sample_rate` below 1, the classes are sampled. The sample is a function of the seed of
+        `before_forward`, thus the same on any number of processes.
+        """
+        parameters: list[Tensor] = [self.get_parameter(name) for name in self.class_parameters]
+        local, count = labels - self.classes.start, len(self.classes)
+        if self.sample_rate == 1.0 or not self.training:
+            return parameters, local
+        if self.label_smoothing:  # checked here, since a Trainer can set it
+            raise ValueError(
+                f"sample_rate {self.sample_rate} cannot be combined with label smoothing, which needs the logits of "
+                "all classes; leave out one of them."
+            )
+        if self._seed is None:
+            key = torch.randint(2**62, (), device=labels.device)
+        else:
+            key = torch.tensor(self._seed % 2**63, device=labels.device)
+        places = torch.arange(self.classes.start, self.classes.stop, device=labels.device)
+        drawn = keyed_uniforms(key, places, torch.float32)
+        kept = drawn < self.sample_rate
+        kept |= drawn == drawn.min()  # at least one
+        inside = (local >= 0) & (local < count)
+        kept[local[inside]] = True
+        rows = kept.cumsum(0) - 1
+        return [part[kept] for part in parameters], torch.where(inside, rows[local.clamp(0, count - 1)], -1)
+
+    def _losses(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        if not self.in_blocks:
+            return super()._losses(embeddings, logits, labels)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return self.loss_in_blocks(embeddings, labels)
+
+    def _predict(self, embeddings: Tensor) -> Tensor:
+        """Compute the logits; those of classes on other processes are sent by them."""
+        if not self.is_sharded:
+            return super()._predict(embeddings)
+        if self.training and torch.is_grad_enabled():
+            raise ValueError("a head with shard_classes has no logits in training; pass labels for its loss.")
+        exchange = self.exchange(embeddings)
+        return exchange.collect_columns(super()._predict(exchange.gather(embeddings)), self.num_classes)
+
+
+def class_shards(model: nn.Module) -> dict[str, ClassWeightHead]:
+    """Return the head of each parameter that has only the classes of this process, by parameter name."""
+    heads = {name: head for name, head in model.named_modules() if isinstance(head, ClassWeightHead)}
+    return {
+        f"{name}.{parameter}".removeprefix("."): head
+        for name, head in heads.items()
+        if head.shard_classes
+        for parameter in head.class_parameters
+    }
+
+
+def exclude_class_shards(model: nn.Module) -> None:
+    """Exclude the class weights of this process from the averages of `DistributedDataParallel(model)`.
+
+    Their gradients are already those of the mean loss over processes.
+    """
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(class_shards(model)))

@@ -1,0 +1,112 @@
+"""Cosine classification with a margin that depends on the quality of the image, measured by the embedding's norm."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_sphere.nn.checks import IGNORED
+from hf_sphere.nn.heads.cosine import MarginHead, cosine_and_sine
+from hf_sphere.nn.running_statistics import RunningStatistics
+
+
+class AdaFaceHead(RunningStatistics, MarginHead):
+    """Cosine head with an angular margin for embeddings of small norm and a margin in the cosine for large norms.
+
+    With the quality `q = (|z| - mean) / std * norm_factor`, limited to [-1, 1], the cosine of the own class becomes
+    `cos(theta - m q) - m (1 + q)`. So hard examples weigh less if their quality is low. Mean and standard deviation of
+    the norms are running averages over the training images. The output contains z as `embeddings` and |z| as
+    `concentration`. The norm has no gradient.
+
+    Args:
+        embedding_dim: Length d of the embeddings, at least 2.
+        num_classes: Number of classes K.
+        margin: m, from 0 to pi / 2.
+        norm_factor: Factor h of the standardized norm, positive; 1/3 limits it to three standard deviations.
+        norm_momentum: Factor of the running averages in each update, in [0, 1).
+        **options: See `MarginHead`; `scale` is 64 by default, as in the paper.
+
+    Raises:
+        ValueError: If an option is out of range.
+
+    Reference:
+        Kim, Jain and Liu, "AdaFace: quality adaptive margin for face recognition", CVPR 2022. The initial averages are
+        those of its published code. There, norms are limited to [0.001, 100], which depends on the architecture; here
+        they are not.
+    """
+
+    name = "adaface"
+    default_scale = 64.0
+    max_margin = math.pi / 2
+    norm_mean: Tensor
+    norm_std: Tensor
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        num_classes: int,
+        *,
+        margin: float = 0.4,
+        norm_factor: float = 0.333,
+        norm_momentum: float = 0.99,
+        **options: Any,
+    ) -> None:
+        if not 0.0 < norm_factor < math.inf:
+            raise ValueError(f"norm_factor must be positive; got {norm_factor}.")
+        if not 0.0 <= norm_momentum < 1.0:
+            raise ValueError(f"norm_momentum must lie in [0, 1); got {norm_momentum}.")
+        super().__init__(embedding_dim, num_classes, margin=margin, **options)
+        self.norm_factor = norm_factor
+        self.norm_momentum = norm_momentum
+        self.register_buffer("norm_mean", torch.tensor(20.0))
+        self.register_buffer("norm_std", torch.tensor(100.0))
+
+    def reset_parameters(self) -> None:
+        """Initialize class weights, temperature and averages."""
+        super().reset_parameters()
+        if hasattr(self, "norm_mean"):  # not yet in the constructor of the base class
+            self.norm_mean.fill_(20.0)
+            self.norm_std.fill_(100.0)
+
+    def transform(self, embeddings: Tensor) -> Tensor:
+        """Return the embeddings (B, d) in float32 or better, with the gradient of their direction only."""
+        norms = torch.linalg.vector_norm(self.upcast_embeddings(embeddings.detach()), dim=-1, keepdim=True)
+        return self.normalize(embeddings) * norms
+
+    def unit_embeddings(self, embeddings: Tensor) -> Tensor:
+        """Return the normalized embeddings."""
+        return F.normalize(embeddings, dim=-1)
+
+    def compute_concentration(self, embeddings: Tensor) -> Tensor:
+        """Return |z|: (B, d) -> (B,)."""
+        return torch.linalg.vector_norm(embeddings.detach(), dim=-1)
+
+    def measure(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Return number, sum and sum of squares of the deviations of the norms from their running mean: (3,)."""
+        deviations = self.compute_concentration(embeddings) - self.norm_mean
+        used = (labels != IGNORED) & deviations.isfinite()
+        deviations = torch.where(used, deviations, 0.0)
+        return torch.stack([used.sum().to(deviations.dtype), deviations.sum(), deviations.square().sum()])
+
+    def update_statistics(self, sums: Tensor) -> None:
+        """Move the running averages towards mean and standard deviation of a step, if it has at least two examples."""
+        count, total, squares = sums.unbind()
+        variance = (squares - total.square() / count) / (count - 1)
+        rate = torch.where((count > 1) & variance.isfinite(), 1 - self.norm_momentum, 0.0)
+        shift = torch.where(rate > 0, total / count, 0.0)
+        std = torch.where(rate > 0, variance.clamp_min(0.0).sqrt(), 0.0)
+        self.norm_mean.add_(rate * shift)
+        self.norm_std.add_(rate * (std - self.norm_std))
+
+    def target_logits(self, embeddings: Tensor, directions: Tensor) -> Tensor:
+        """Compute `scale * (cos(theta - m q) - m (1 + q))`, with the angle limited to [0, pi]: (B,)."""
+        deviations = self.compute_concentration(embeddings) - self.norm_mean
+        quality = (self.norm_factor * deviations / (self.norm_std + 1e-3)).clamp(-1.0, 1.0)
+        angle = -self.active_margin * quality
+        cosine, sine = cosine_and_sine(self.unit_embeddings(embeddings), directions)
+        rotated = cosine * angle.cos() - sine * angle.sin()
+        rotated = torch.where((angle < 0) & (cosine > angle.cos()), 1.0, rotated)
+        rotated = torch.where((angle > 0) & (cosine < -angle.cos()), -1.0, rotated)
+        return self.inverse_temperature() * (rotated - self.active_margin * (1 + quality))

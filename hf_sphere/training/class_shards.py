@@ -1,0 +1,153 @@
+"""Training and checkpoints of models whose class weights are spread over processes; see `ClassWeightHead`.
+
+In a checkpoint, each process writes the rows of its classes, of the weights and of the optimizer's state, to one file.
+Any number of processes can read them: each reads the rows of its classes.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, distributed, nn
+
+from hf_sphere.nn.class_weights import class_shards
+from hf_sphere.nn.processes import count_processes, process_index, share_of
+from hf_sphere.training.optimizer_state import check_state
+
+SHARD_FILE = "class_weights-{:05d}-of-{:05d}.safetensors"
+
+
+def total_norm(model: nn.Module, *, of_gradients: bool = False) -> Tensor:
+    """Return the norm of all parameters or their gradients, including the class weights of other processes."""
+    shards, norms = class_shards(model), []
+    for is_shard in (False, True):
+        parameters = [part for name, part in model.named_parameters() if (name in shards) == is_shard]
+        values = [part.grad for part in parameters if part.grad is not None] if of_gradients else parameters
+        norms.append(torch.nn.utils.get_total_norm(values))
+    squares = norms[1].square()
+    if shards and count_processes() > 1:
+        distributed.all_reduce(squares)
+    return (norms[0].square() + squares).sqrt() if shards else norms[0]
+
+
+def gather_classes(model: nn.Module) -> dict[str, Tensor] | None:
+    """Return the state of a model with all classes on the first process, None on the others; all must call it."""
+    is_main = process_index() == 0
+    state = {name: value.cpu() for name, value in model.state_dict().items()} if is_main else None
+    for name, head in class_shards(model).items():
+        part, rows = model.get_parameter(name).detach().contiguous(), []
+        for process in range(count_processes()):
+            count = len(share_of(head.num_classes, process))
+            received = part if process == process_index() else part.new_empty(count, *part.shape[1:])
+            if count_processes() > 1:
+                distributed.broadcast(received, process)
+            rows += [received.cpu()] if is_main else []
+        if state is not None:
+            state[name] = torch.cat(rows)
+    return state
+
+
+class ClassShardCheckpoint:
+    """Writes and reads the class weights of this process in the checkpoints of an accelerator.
+
+    Args:
+        accelerator: Has one model and one optimizer.
+        model: The model, not wrapped.
+        optimizer: Its optimizer, not wrapped.
+    """
+
+    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.shards = class_shards(model)
+        self._loaded: dict[str, dict[str, Tensor]] = {}
+        accelerator.register_save_state_pre_hook(self._save)
+        accelerator.register_load_state_pre_hook(self._load)
+        optimizer.register_state_dict_post_hook(self._without_shards)
+        optimizer.register_load_state_dict_post_hook(self._fill)
+
+    def _save(self, models: list[nn.Module], weights: list[dict[str, Tensor]], folder: str) -> None:
+        """Write the file of this process, and leave the other weights to Accelerate."""
+        others = {name: value for name, value in self.model.state_dict().items() if name not in self.shards}
+        weights[:] = [{name: value.contiguous() for name, value in others.items()}]
+        tensors, rows = {}, {}
+        for name, head in self.shards.items():
+            parameter = self.model.get_parameter(name)
+            state = {key: value for key, value in self.optimizer.state[parameter].items() if value is not None}
+            for key, value in {"": parameter.detach(), **state}.items():
+                tensors[f"{name}:{key}"] = value.contiguous()
+            rows[name] = f"{head.classes.start} {head.classes.stop} {head.num_classes}"
+        save_file(tensors, Path(folder, SHARD_FILE.format(process_index(), count_processes())), metadata=rows)
+
+    def _load(self, models: list[nn.Module], folder: str) -> None:
+        """Load the model with the rows of the classes of this process; its optimizer state is loaded by `_fill`."""
+        models.clear()
+        state = load_file(Path(folder, "model.safetensors"))
+        paths = _shard_files(Path(folder))
+        for name, head in self.shards.items():
+            read = {key: _read_rows(paths, name, key, head.classes, head.num_classes) for key in _keys(paths[0], name)}
+            state[name] = read.pop("")
+            self._loaded[name] = read
+        self.model.load_state_dict(state)
+
+    def _without_shards(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        for index, _ in self._indices():
+            state["state"].pop(index, None)
+
+    def _fill(self, optimizer: torch.optim.Optimizer) -> None:
+        """Add the optimizer state of the class weights to that of the others."""
+        state = {index: self._loaded.pop(name, {}) for index, name in self._indices()}
+        check_state(optimizer, {"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        for index, name in self._indices():
+            parameter = self.model.get_parameter(name)
+            # Steps are counted on the CPU, like those that torch loads.
+            moved = {k: v if v.ndim == 0 else v.to(parameter.device) for k, v in state[index].items()}
+            if moved:
+                optimizer.state[parameter] = moved
+
+    def _indices(self) -> Iterator[tuple[int, str]]:
+        """Yield the position of each class parameter in the optimizer, and its name."""
+        names = {self.model.get_parameter(name): name for name in self.shards}
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        yield from ((index, names[parameter]) for index, parameter in enumerate(parameters) if parameter in names)
+
+
+def _shard_files(folder: Path) -> list[Path]:
+    """Return the files of all processes that wrote a checkpoint."""
+    found = sorted(folder.glob("class_weights-*.safetensors"))
+    if not found:
+        raise ValueError(f"{folder} has no class weights of processes; it was written without shard_classes")
+    processes = int(found[0].stem.rpartition("-")[2])
+    paths = [folder / SHARD_FILE.format(process, processes) for process in range(processes)]
+    if missing := [path.name for path in paths if path not in found]:
+        raise ValueError(f"{missing[0]} is missing")
+    return paths
+
+
+def _keys(path: Path, name: str) -> list[str]:
+    """Return what a file has of a parameter: the weights as an empty name, and the parts of its optimizer state."""
+    with safe_open(path, "pt") as file:
+        return [key.rpartition(":")[2] for key in file.keys() if key.rpartition(":")[0] == name]  # noqa: SIM118
+
+
+def _read_rows(paths: list[Path], name: str, key: str, classes: range, num_classes: int) -> Tensor:
+    """Read the rows of classes from the files of several processes; the first file's value of what has no rows."""
+    parts, end = [], 0
+    for path in paths:
+        with safe_open(path, "pt") as file:
+            part = file.get_slice(f"{name}:{key}")
+            start, stop, total = map(int, file.metadata()[name].split())
+            shape = part.get_shape()
+            if not shape:
+                return file.get_tensor(f"{name}:{key}")
+            if (start, stop - start, total) != (end, shape[0], num_classes):
+                raise ValueError(
+                    f"{path.name} has {shape[0]} rows of {name} for the classes {start} to {stop - 1} of {total}; "
+                    f"expected classes from {end}, of {num_classes}"
+                )
+            parts.append(part[max(classes.start - start, 0) : max(min(classes.stop, stop) - start, 0)])
+            end = stop
+    return torch.cat([part for part in parts if len(part)])

@@ -1,0 +1,153 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from hf_sphere.nn import HEADS, Head, build_head, class_softmax, vmf_softmax
+from hf_sphere.nn.class_softmax import sum_over_other_classes
+from hf_sphere.nn.class_weights import ClassWeightHead
+from hf_sphere.nn.heads.base import option_names
+
+HEADS_IN_BLOCKS = [name for name, head in HEADS.items() if "blockwise" in option_names(head)]
+SMOOTHED = ["softmax", "cosine", "arcface", "spherized"]
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    for module in (class_softmax, vmf_softmax):
+        monkeypatch.setattr(module, "BLOCK", {"cpu": 0, "other": 0})
+    monkeypatch.setattr(class_softmax, "SMALLEST_BLOCK", 4)
+
+
+def make(name: str, num_classes: int = 11, **options) -> ClassWeightHead:
+    torch.manual_seed(1)
+    head = build_head(name, 6, num_classes, **options)
+    if head.needs_data_initialization:
+        head.initialize_from_data(torch.randn(20, 6))
+    return head
+
+
+def losses_and_gradients(head: Head, x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    x = x.clone().requires_grad_()
+    head.before_forward(3, torch.arange(len(x)))
+    loss = head(x, labels).loss
+    parameters = [each for each in head.parameters() if each.requires_grad]
+    return (loss.detach(), *torch.autograd.grad(loss, [x, *parameters]))
+
+
+def example(dtype: torch.dtype = torch.float64, batch: int = 5) -> tuple[Tensor, Tensor]:
+    """Return embeddings, always the same, and labels."""
+    x = torch.randn(batch, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    return (2 * x).to(dtype), torch.tensor([0, 10, 3, 3, 7, 9, -100])[:batch]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", HEADS_IN_BLOCKS)
+def test_blocks_give_the_loss_and_gradients_of_the_logits(name, training):
+    dense, blocks = (make(name, blockwise=flag).double().train(training) for flag in (False, True))
+    of_dense, of_blocks = (losses_and_gradients(head, *example(batch=7)) for head in (dense, blocks))
+    torch.testing.assert_close(of_blocks, of_dense, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", SMOOTHED)
+def test_blocks_smooth_labels_like_the_logits(name):
+    heads = [make(name, blockwise=flag, label_smoothing=0.2).double() for flag in (False, True)]
+    of_dense, of_blocks = (losses_and_gradients(head, *example()) for head in heads)
+    torch.testing.assert_close(of_blocks, of_dense, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("centers", [None, 3])
+def test_sum_over_other_classes_passes_gradcheck_with_own_classes_outside(normalize, centers):
+    weight = torch.randn(*((9, 4) if centers is None else (9, centers, 4)), dtype=torch.float64, requires_grad=True)
+    bias = None if centers else torch.randn(9, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 8, -3, 12])
+
+    def value(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+        return sum_over_other_classes(x, weight, bias, labels, normalize=normalize, sum_logits=True)
+
+    assert gradcheck(value, (x, weight, bias))
+
+
+@pytest.mark.parametrize("name", HEADS_IN_BLOCKS)
+def test_one_class_has_no_loss(name):
+    found = losses_and_gradients(make(name, num_classes=1, blockwise=True), example()[0].float(), torch.zeros(5).long())
+    expected = losses_and_gradients(make(name, num_classes=1), example()[0].float(), torch.zeros(5).long())
+    assert all(each.isfinite().all() for each in found)
+    if name != "vmf":
+        assert found[0] == expected[0] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", HEADS_IN_BLOCKS)
+def test_half_precision_is_computed_in_float32(name, dtype):
+    head, (x, labels) = make(name, blockwise=True).to(dtype), example(dtype)
+    x[0] = 0
+    with torch.no_grad():
+        x[1] = head.get_parameter(head.class_parameters[0]).flatten(0, -2)[10, :6]  # the cosine 1
+        x[2] = -head.get_parameter(head.class_parameters[0]).flatten(0, -2)[3, :6]
+    loss, *gradients = losses_and_gradients(head, x, labels)
+    assert loss.dtype == torch.float32
+    assert all(each.isfinite().all() for each in (loss, *gradients))
+
+
+def test_logits_are_left_out_only_in_training_with_labels():
+    head, (x, labels) = make("arcface", blockwise=True), example(torch.float32)
+    assert head(x, labels).logits is None
+    assert head(x).logits.shape == head.eval()(x, labels).logits.shape == (5, 11)
+
+
+class TestSampling:
+    @pytest.mark.parametrize("name", HEADS_IN_BLOCKS)
+    def test_a_sampled_loss_is_that_of_a_head_with_these_classes(self, name):
+        head, (x, labels) = make(name, sample_rate=0.4).double(), example()
+        head.before_forward(3, torch.arange(5))
+        kept = head.select_classes(labels)[0][0].detach()
+        rows = (head.get_parameter(head.class_parameters[0]).flatten(1)[:, None] == kept.flatten(1)).all(-1).any(1)
+        assert set(labels.tolist()) <= set(rows.nonzero()[:, 0].tolist())
+        assert len(kept) < 11
+        smaller = make(name, num_classes=len(kept)).double()
+        state = {n: v[rows] if n in head.class_parameters else v for n, v in head.state_dict().items()}
+        smaller.load_state_dict(state)
+        found = losses_and_gradients(head, x, labels)
+        expected = losses_and_gradients(smaller, x, (rows.cumsum(0) - 1)[labels])
+        torch.testing.assert_close(found[:2], expected[:2])
+
+    def test_another_step_has_another_sample(self):
+        head = make("cosine", num_classes=1000, sample_rate=0.3)
+        samples = []
+        for seed in (1, 1, 2):
+            head.before_forward(seed, torch.arange(1))
+            samples.append(head.select_classes(torch.tensor([0]))[0][0].detach())
+        assert torch.equal(samples[0], samples[1])
+        assert len(samples[0]) == pytest.approx(300, abs=60)
+        assert not torch.equal(samples[0][:100], samples[2][:100])
+
+    def test_all_classes_are_used_in_evaluation(self):
+        sampled, full = (make("cosine", sample_rate=rate).eval()(*example(torch.float32)).loss for rate in (0.4, 1.0))
+        torch.testing.assert_close(sampled, full)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.1, math.nan])
+def test_an_invalid_sample_rate_is_rejected(rate):
+    with pytest.raises(ValueError, match="sample_rate is a fraction"):
+        build_head("cosine", 6, 11, sample_rate=rate)
+
+
+def test_sampling_with_label_smoothing_is_rejected():
+    with pytest.raises(ValueError, match="cannot be combined with label smoothing"):
+        build_head("cosine", 6, 11, sample_rate=0.5, label_smoothing=0.1)(*example(torch.float32))
+
+
+def test_labels_out_of_range_are_rejected():
+    head = make("softmax", blockwise=True)
+    with pytest.raises(ValueError, match="labels run from 0 to 11"):
+        head(torch.randn(2, 6), torch.tensor([0, 11]))
+
+
+def test_several_classes_per_example_are_rejected():
+    with pytest.raises(ValueError, match="needs one class per example"):
+        make("softmax", blockwise=True)(torch.randn(2, 6), torch.zeros(2, 11))

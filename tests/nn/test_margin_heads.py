@@ -1,0 +1,219 @@
+"""Heads of face recognition and proxies: cosface, subcenter_arcface, adaface, proxy_anchor and etf."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hf_sphere.nn import Head, build_head
+
+LABELS = torch.tensor([0, 3, 1, 2, 3])
+MARGIN_HEADS = ["arcface", "cosface", "subcenter_arcface", "adaface"]
+COSINE_HEADS = [*MARGIN_HEADS, "proxy_anchor"]
+
+
+def unit(x: Tensor) -> Tensor:
+    return x.double() / x.double().norm(dim=-1, keepdim=True)
+
+
+def cross_entropy(cosines: Tensor, own: Tensor, scale: float) -> Tensor:
+    """Cross-entropy (B,) of scaled cosines whose entries of the own classes are replaced."""
+    logits = cosines.clone()
+    logits[torch.arange(len(own)), LABELS] = own
+    return F.cross_entropy(scale * logits, LABELS)
+
+
+def class_weights(head: Head) -> Tensor:
+    """Weights (K, d), the first ones of heads with several per class."""
+    weight = head.weight.detach()
+    return weight[:, 0] if weight.ndim == 3 else weight
+
+
+def near_classes(head: Head) -> Tensor:
+    """Embeddings near the weights of their classes, so that no angle with a margin exceeds pi."""
+    return 10 * (torch.randn(5, 6) + 2 * F.normalize(class_weights(head), dim=-1)[LABELS])
+
+
+def test_cosface_subtracts_the_margin_from_the_cosine():
+    head = build_head("cosface", 6, 4)
+    x = near_classes(head)
+    cosines = unit(x) @ unit(head.weight.detach()).T
+    expected = cross_entropy(cosines, cosines[range(5), LABELS] - 0.35, 64.0)
+    torch.testing.assert_close(head(x, LABELS).loss.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_subcenter_arcface_uses_the_nearest_weight_of_each_class():
+    head = build_head("subcenter_arcface", 6, 4, sub_centers=3, margin=0.3, scale=20.0)
+    x = near_classes(head)
+    cosines = torch.einsum("bd,kcd->bkc", unit(x), unit(head.weight.detach())).amax(-1)
+    expected = cross_entropy(cosines, (cosines[range(5), LABELS].acos() + 0.3).cos(), 20.0)
+    output = head(x, LABELS)
+    torch.testing.assert_close(output.logits.double(), 20 * cosines, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(output.loss.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def adaface_at(mean: float, std: float, **options) -> Head:
+    head = build_head("adaface", 6, 4, **options).eval()
+    head.norm_mean.fill_(mean)
+    head.norm_std.fill_(std)
+    return head
+
+
+@pytest.mark.parametrize(("mean", "std"), [(30.0, 10.0), (1.0, 1.0), (500.0, 1.0)])
+def test_adaface_has_the_margins_of_its_formula(mean, std):
+    head = adaface_at(mean, std, scale=20.0)
+    x = near_classes(head)
+    cosines = unit(x) @ unit(head.weight.detach()).T
+    quality = (0.333 * (x.double().norm(dim=-1) - mean) / (std + 1e-3)).clamp(-1, 1)
+    angles = (cosines[range(5), LABELS].acos() - 0.4 * quality).clamp(0, math.pi)
+    expected = cross_entropy(cosines, angles.cos() - 0.4 - 0.4 * quality, 20.0)
+    torch.testing.assert_close(head(x, LABELS).loss.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_adaface_limits_the_angle_at_both_ends():
+    for norm, sign in ((1000.0, 1.0), (1e-3, -1.0)):  # theta - m below 0, and theta + m above pi
+        head = adaface_at(20.0, 1.0, scale=1.0)
+        x = sign * norm * unit(head.weight.detach())[:1].float()
+        own = sign - 0.4 * (1 + sign)
+        others = (unit(x) @ unit(head.weight.detach()).T)[0, 1:]
+        expected = torch.cat([torch.tensor([own]).double(), others]).logsumexp(0) - own
+        torch.testing.assert_close(head(x, torch.tensor([0])).loss.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_adaface_has_no_gradient_along_the_embedding():
+    x = (20 * torch.randn(5, 6)).requires_grad_()
+    adaface_at(40.0, 10.0)(x, LABELS).loss.backward()
+    assert ((x.grad * x).sum(-1) / x.norm(dim=-1)).abs().max() < 1e-4 * x.grad.norm()
+
+
+def test_adaface_returns_embeddings_with_their_norms():
+    x = 20 * torch.randn(5, 6)
+    output = build_head("adaface", 6, 4)(x)
+    torch.testing.assert_close(output.embeddings, x)
+    torch.testing.assert_close(output.concentration, x.norm(dim=-1))
+
+
+def test_adaface_statistics_are_running_averages_of_the_norms():
+    head, x = build_head("adaface", 6, 4, norm_momentum=0.75), 20 * torch.randn(5, 6)
+    head(x, LABELS)
+    norms = x.norm(dim=-1)
+    torch.testing.assert_close(head.norm_mean, 0.75 * 20 + 0.25 * norms.mean())
+    torch.testing.assert_close(head.norm_std, 0.75 * 100 + 0.25 * norms.std())
+
+
+@pytest.mark.parametrize("labels", [[0, -100], [-100, -100]])
+def test_adaface_statistics_need_two_examples(labels):
+    head = build_head("adaface", 6, 4)
+    head(torch.randn(2, 6), torch.tensor(labels))
+    assert (head.norm_mean, head.norm_std) == (20.0, 100.0)
+
+
+def test_adaface_statistics_do_not_depend_on_how_a_step_is_divided():
+    x, labels, found = 20 * torch.randn(8, 6), torch.arange(8) % 4, []
+    for sizes in ([8], [3, 1, 4]):
+        head = build_head("adaface", 6, 4)
+        for part, own in zip(x.split(sizes), labels.split(sizes), strict=True):
+            head.before_forward(0, torch.arange(len(part)))
+            head(part, own)
+        assert head.norm_mean == 20.0  # until the end of the step
+        head.after_step(lambda values: values)
+        found.append((head.norm_mean, head.norm_std))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("name", MARGIN_HEADS)
+def test_without_a_margin_the_loss_is_the_cross_entropy_of_the_logits(name):
+    head, x = build_head(name, 6, 4, margin=0.0), torch.randn(5, 6)
+    output = head(x, LABELS)
+    torch.testing.assert_close(output.loss, F.cross_entropy(output.logits, LABELS))
+
+
+@pytest.mark.parametrize("name", MARGIN_HEADS)
+def test_loss_in_blocks_is_that_of_all_logits(name):
+    x = 20 * torch.randn(5, 6)
+    results = []
+    for blockwise in (False, True):
+        torch.manual_seed(0)
+        head, inputs = build_head(name, 6, 4, blockwise=blockwise), x.clone().requires_grad_()
+        loss = head(inputs, LABELS).loss
+        loss.backward()
+        results.append((loss.detach(), inputs.grad, head.weight.grad))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", COSINE_HEADS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("length", [1.0, -1.0, 0.0])
+def test_embeddings_at_a_class_its_antipode_or_zero_have_finite_gradients(name, dtype, length):
+    head = build_head(name, 6, 4)
+    x = (length * class_weights(head)).to(dtype).requires_grad_()
+    loss = head(x, torch.arange(4)).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert x.grad.isfinite().all()
+    assert head.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "scale"), [("cosface", 64), ("adaface", 64), ("proxy_anchor", 32)])
+def test_default_scale_is_that_of_the_paper_and_learned_if_requested(name, scale):
+    fixed, learned = build_head(name, 6, 4), build_head(name, 6, 4, scale="learned")
+    assert "log_temperature" not in dict(fixed.named_parameters())
+    assert "log_temperature" in dict(learned.named_parameters())
+    assert build_head(name, 6, 4, log_temperature=-1.0).inverse_temperature().item() == pytest.approx(math.e)
+    for head in (fixed, learned):
+        assert head.inverse_temperature().item() == pytest.approx(scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cosface", {"margin": 1.5}, "margin is a cosine from 0 to 1; got 1.5"),
+        ("proxy_anchor", {"margin": -0.1}, "margin is a cosine from 0 to 1; got -0.1"),
+        ("adaface", {"margin": 2.0}, "margin is an angle in radians from 0 to pi / 2; got 2.0"),
+        ("adaface", {"norm_factor": 0.0}, "norm_factor must be positive; got 0.0"),
+        ("adaface", {"norm_momentum": 1.0}, r"norm_momentum must lie in \[0, 1\); got 1.0"),
+        ("subcenter_arcface", {"sub_centers": 0}, "sub_centers must be at least 1; got 0"),
+        ("proxy_anchor", {"label_smoothing": 0.1}, "has no option label_smoothing"),
+        ("cosface", {"scale": -1.0}, "scale must be a positive number"),
+    ],
+)
+def test_options_out_of_range_are_rejected(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_head(name, 6, 4, **options)
+
+
+def plain_proxy_anchor(cosines: Tensor, labels: Tensor, margin: float, scale: float) -> Tensor:
+    """Loss by its formula, one proxy at a time."""
+    attraction, repulsion = [], []
+    for proxy in range(cosines.shape[1]):
+        own, others = cosines[labels == proxy, proxy], cosines[(labels != proxy) & (labels >= 0), proxy]
+        if len(own):
+            attraction.append((1 + (-scale * (own - margin)).exp().sum()).log())
+        repulsion.append((1 + (scale * (others + margin)).exp().sum()).log())
+    return torch.stack(attraction).mean() + torch.stack(repulsion).mean()
+
+
+@pytest.mark.parametrize("labels", [[0, 3, 1, 2, 3], [1, 1, 1, 1, 1], [0, -100, 2, 2, -100]])
+def test_proxy_anchor_loss_is_that_of_its_formula(labels):
+    head, x, labels = build_head("proxy_anchor", 6, 4), torch.randn(5, 6), torch.tensor(labels)
+    expected = plain_proxy_anchor(unit(x) @ unit(head.weight.detach()).T, labels, 0.1, 32.0)
+    torch.testing.assert_close(head(x, labels).loss.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_etf_classes_form_a_regular_simplex():
+    cosines = build_head("etf", 6, 7).directions() @ build_head("etf", 6, 7).directions().T
+    torch.testing.assert_close(cosines, 7 / 6 * torch.eye(7) - 1 / 6, rtol=0, atol=1e-6)
+
+
+def test_etf_loss_is_the_dot_regression_of_its_formula():
+    head, x = build_head("etf", 6, 4), torch.randn(5, 6)
+    own = (F.normalize(x, dim=-1) * head.prototypes[LABELS]).sum(-1)
+    torch.testing.assert_close(head(x, LABELS).loss, (0.5 * (own - 1) ** 2).mean())
+    assert not list(head.parameters())
+
+
+def test_etf_needs_enough_dimensions():
+    with pytest.raises(ValueError, match="a simplex of 8 classes needs embeddings of at least 7 dimensions; got 6"):
+        build_head("etf", 6, 8)

@@ -1,0 +1,162 @@
+"""Class weights on two processes: losses, weights, checkpoints and evaluation are those of one process."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from two_processes import join
+
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.data import ImagesInMemory
+from hf_sphere.nn import HEADS, build_head
+from hf_sphere.nn.heads.base import option_names
+from hf_sphere.training import TrainingArguments, TrainingLoop, evaluate, gather_classes, initialize_from_data
+from hf_sphere.training.class_shards import _read_rows, _shard_files
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "arcface": {"margin": 0.2, "sample_rate": 0.7},
+    "softmax": {"label_smoothing": 0.1},
+}
+RUNS = [name for name, head in HEADS.items() if "shard_classes" in option_names(head)]
+CLASSES = 5  # two classes on the first process and three on the second
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def images(count: int, **options: Any) -> ImagesInMemory:
+    pixels = torch.randint(0, 256, (count, 1, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return ImagesInMemory(pixels, torch.arange(count) % CLASSES, mean=[0.5], std=[0.3], **options)
+
+
+def train(head: str, folder: str, processes: int = 1, rank: int = 0, **arguments: Any) -> dict[str, Any]:
+    """Train for six steps with 12 images each, over all processes; return states, losses and metrics."""
+    torch.manual_seed(0)
+    config = SphereVisionConfig(
+        backbone="linear_embedding", backbone_kwargs={"width": 4}, num_channels=1, image_size=6, num_labels=CLASSES,
+        head=head, head_kwargs={"shard_classes": True, **OPTIONS.get(head, {})},
+    )  # fmt: skip
+    accelerator = Accelerator(cpu=True)  # first: it creates the process group
+    model = SphereVisionForImageClassification(config)
+    share = {"process_index": rank, "num_processes": processes}
+    batches = images(24, batch_size=12 // processes, shuffle=True, **share)
+    initialize_from_data(model, batches)
+    args = TrainingArguments(
+        output_dir=folder, num_train_epochs=3, optimizer="adam", learning_rate=0.02, max_grad_norm=0.5, save_epochs=2,
+        save_total_limit=9, disable_tqdm=True, **arguments,
+    )  # fmt: skip
+    loop = TrainingLoop(model, batches, args, accelerator, evaluate=lambda model: {"accuracy": 0.0})
+    loop.run()
+    # Four batches on the first process and three on the second.
+    metrics = evaluate(loop.trained_model, images(7, batch_size=1, **share), accelerator)
+    return {
+        "state": gather_classes(loop.trained_model),
+        "losses": [entry["train_loss"] for entry in loop.state.history],
+        "metrics": metrics,
+        "rows": len(loop.trained_model.get_parameter(f"head.{model.head.class_parameters[0]}")),
+    }
+
+
+def train_all(rank: int, port: int, folder: str) -> None:
+    join(rank, port)
+    results: dict[str, Any] = {head: train(head, f"{folder}/{head}", 2, rank) for head in RUNS}
+    try:
+        build_head("cosine", 4, 1, shard_classes=True)
+    except ValueError as error:
+        results["too few"] = str(error)
+    model = SphereVisionForImageClassification(
+        SphereVisionConfig(num_labels=CLASSES, head="cosine", head_kwargs={"shard_classes": True})
+    )
+    state = gather_classes(model)
+    if rank == 0:
+        results["saved"] = state["head.weight"]
+        model.save_pretrained(f"{folder}/saved", state_dict=state)
+    torch.distributed.barrier()
+    loaded = SphereVisionForImageClassification.from_pretrained(f"{folder}/saved", head_kwargs={"shard_classes": True})
+    results["loaded"] = loaded.head.weight.detach().clone()
+    torch.save(results, f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, free_port) -> Path:
+    """Results of two processes, and their checkpoints."""
+    folder: Path = tmp_path_factory.mktemp("class_shards")
+    mp.spawn(train_all, args=(free_port, str(folder)), nprocs=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(folder) -> list[dict[str, Any]]:
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("head", RUNS)
+class TestTwoProcesses:
+    def test_each_has_the_weights_of_its_classes(self, results, head):
+        assert [of[head]["rows"] for of in results] == [2, 3]
+
+    def test_losses_weights_and_metrics_match_one_process(self, results, head, tmp_path):
+        one = train(head, str(tmp_path))
+        two = results[0][head]
+        torch.testing.assert_close((two["losses"], two["metrics"]), (one["losses"], one["metrics"]), **TOLERANCE)
+        torch.testing.assert_close(two["state"], one["state"], **TOLERANCE)
+
+    def test_one_process_resumes_their_checkpoint(self, results, folder, head):
+        resumed = train(head, f"{folder}/{head}", resume_from_checkpoint=f"{folder}/{head}/checkpoint-4")
+        two = results[0][head]
+        torch.testing.assert_close(resumed["losses"], two["losses"], **TOLERANCE)
+        torch.testing.assert_close(resumed["state"], two["state"], **TOLERANCE)
+
+
+class TestCheckpointFiles:
+    @pytest.fixture
+    def rows(self, tmp_path) -> Tensor:
+        """Weights of five classes, written by three processes."""
+        weights = torch.randn(CLASSES, 4)
+        for number, (start, stop) in enumerate([(0, 1), (1, 3), (3, 5)]):
+            path = tmp_path / f"class_weights-{number:05d}-of-00003.safetensors"
+            save_file({"w:": weights[start:stop].clone()}, path, metadata={"w": f"{start} {stop} {CLASSES}"})
+        return weights
+
+    @pytest.mark.parametrize(("start", "stop"), [(0, 5), (0, 2), (2, 5), (1, 3), (4, 5)])
+    def test_any_range_of_classes_can_be_read(self, rows, tmp_path, start, stop):
+        found = _read_rows(_shard_files(tmp_path), "w", "", range(start, stop), CLASSES)
+        assert torch.equal(found, rows[start:stop])
+
+    def test_a_missing_file_is_named(self, rows, tmp_path):
+        (tmp_path / "class_weights-00001-of-00003.safetensors").unlink()
+        with pytest.raises(ValueError, match=r"class_weights-00001-of-00003[.]safetensors is missing"):
+            _shard_files(tmp_path)
+
+    def test_a_file_of_another_size_is_named(self, rows, tmp_path):
+        path = tmp_path / "class_weights-00001-of-00003.safetensors"
+        save_file({"w:": load_file(path)["w:"][:1].clone()}, path, metadata={"w": f"1 3 {CLASSES}"})
+        with pytest.raises(
+            ValueError, match=r"00001-of-00003[.]safetensors has 1 rows of w for the classes 1 to 2 of 5"
+        ):
+            _read_rows(_shard_files(tmp_path), "w", "", range(5), CLASSES)
+
+    def test_another_number_of_classes_is_named(self, rows, tmp_path):
+        with pytest.raises(ValueError, match=r"00000-of-00003[.]safetensors has 1 rows .* expected .* of 6"):
+            _read_rows(_shard_files(tmp_path), "w", "", range(6), 6)
+
+
+def test_fewer_classes_than_processes_are_rejected(results):
+    assert "1 classes cannot be spread over 2 processes" in results[0]["too few"]
+
+
+def test_a_saved_model_has_all_classes_and_is_read_by_any_number_of_processes(results, folder):
+    saved = SphereVisionForImageClassification.from_pretrained(folder / "saved")
+    assert not saved.head.shard_classes
+    assert torch.equal(saved.head.weight, results[0]["saved"])
+    assert torch.equal(torch.cat([of["loaded"] for of in results]), results[0]["saved"])
+
+
+def test_a_part_of_the_classes_is_not_saved_as_the_model(tmp_path):
+    config = SphereVisionConfig(num_labels=CLASSES, head="cosine", head_kwargs={"shard_classes": True})
+    with pytest.raises(ValueError, match="gather_classes"):
+        SphereVisionForImageClassification(config).save_pretrained(tmp_path)
