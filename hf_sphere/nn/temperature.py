@@ -35,7 +35,8 @@ class TemperatureHead(Head):
     """
 
     log_temperature: Tensor
-    default_scale: ClassVar[float | Literal["learned"]] = "learned"
+    default_scale: ClassVar[float | None] = None
+    """Fixed scale if neither `scale` nor `log_temperature` is given; None for a learned one."""
 
     def __init__(
         self,
@@ -58,8 +59,7 @@ class TemperatureHead(Head):
         if log_temperature is None and scale is None:
             scale = self.default_scale
         if log_temperature is None:
-            has_default = self.default_scale != "learned"
-            log_temperature = -math.log(self.default_scale) if has_default else INITIAL_LOG_TEMPERATURE
+            log_temperature = -math.log(self.default_scale) if self.default_scale else INITIAL_LOG_TEMPERATURE
         self.initial_log_temperature = float(log_temperature)
         self.temperature_lr = temperature_lr
         if scale is None or scale == "learned":
