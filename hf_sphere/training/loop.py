@@ -236,10 +236,11 @@ class TrainingLoop:
             self.scheduler.step()
 
     def _clip_gradients(self, largest: float) -> None:
-        if not class_shards(self.trained_model):
+        model = self.accelerator.unwrap_model(self.model)
+        if not class_shards(model):
             self.accelerator.clip_grad_norm_(self.model.parameters(), largest)
             return
-        norm = total_norm(self.accelerator.unwrap_model(self.model), of_gradients=True)
+        norm = total_norm(model, of_gradients=True)
         torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), largest, norm)
 
     def _finish_epoch(self, started: float, bar: tqdm) -> None:

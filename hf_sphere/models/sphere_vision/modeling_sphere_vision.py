@@ -13,7 +13,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
 from hf_sphere.models.sphere_vision.outputs_sphere_vision import SphereVisionClassifierOutput, SphereVisionModelOutput
-from hf_sphere.nn.class_weights import ClassWeightHead, class_shards
+from hf_sphere.nn.class_weights import ClassWeightHead
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
 from hf_sphere.nn.heads.spherized import SpherizedHead
 from hf_sphere.nn.spherization import Spherization, names_kept_in_float32
@@ -189,7 +189,7 @@ class ModelWithHead(nn.Module):
         Raises:
             ValueError: If they are, and `state_dict` does not have those of all processes.
         """
-        if class_shards(self) and state_dict is None:
+        if state_dict is None and isinstance(self.head, ClassWeightHead) and self.head.is_sharded:
             raise ValueError(
                 "the class weights are spread over processes. Call hf_sphere.training.gather_classes(model) on all of "
                 "them, and pass its result as `state_dict` on the first."

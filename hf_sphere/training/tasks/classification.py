@@ -48,6 +48,10 @@ class ModelArguments(EncoderArguments):
         None, "Prototypes of the head `prototype`, written by recipes/place_prototypes.py; computed if not set."
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.shard_classes |= bool(self.head_kwargs.get("shard_classes"))
+
 
 @dataclass
 class ImageDataArguments(ImageDataOptions):
