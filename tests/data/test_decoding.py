@@ -42,7 +42,7 @@ def forbid_decoding(monkeypatch):
     """Return a function that makes opening any further image fail the test."""
 
     def forbid():
-        monkeypatch.setattr(decoding, "_open", lambda _: pytest.fail("decoded although there is a cache"))
+        monkeypatch.setattr(decoding, "open_image", lambda _: pytest.fail("decoded although there is a cache"))
 
     return forbid
 
