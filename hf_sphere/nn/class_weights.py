@@ -175,10 +175,10 @@ class ClassWeightHead(Head):
                 f"sample_rate {self.sample_rate} cannot be combined with label smoothing, which needs the logits of "
                 "all classes; leave out one of them."
             )
-        if self._seed is None:
-            key = torch.randint(2**62, (), device=labels.device)
-        else:
-            key = torch.tensor(self._seed % 2**63, device=labels.device)
+        seed, self._seed = self._seed, None
+        if seed is None:
+            seed = int(torch.randint(2**62, ()))
+        key = torch.tensor(seed % 2**63, device=labels.device)
         places = torch.arange(self.classes.start, self.classes.stop, device=labels.device)
         drawn = keyed_uniforms(key, places, torch.float32)
         kept = drawn < self.sample_rate

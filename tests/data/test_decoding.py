@@ -42,7 +42,7 @@ def forbid_decoding(monkeypatch):
     """Return a function that makes opening any further image fail the test."""
 
     def forbid():
-        monkeypatch.setattr(decoding, "_open", lambda _: pytest.fail("decoded although there is a cache"))
+        monkeypatch.setattr(decoding, "open_image", lambda _: pytest.fail("decoded although there is a cache"))
 
     return forbid
 
@@ -177,7 +177,7 @@ class TestCorruptImages:
     def test_the_number_of_skipped_images_is_logged(self, make_dataset, decode, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             decode(make_dataset([flat(0), NOT_AN_IMAGE, NOT_AN_IMAGE]), skip_corrupt=True)
-        assert "Left out 2 corrupt image(s) of 3." in caplog.text
+        assert "Left out 2 corrupt image(s) of 3: " in caplog.text
 
     def test_nothing_is_logged_without_corrupt_images(self, make_dataset, decode, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):

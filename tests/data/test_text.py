@@ -224,7 +224,7 @@ def test_the_options_determine_the_masking(load, options, expected):
         ({"train": LINES, "test": [""]}, {}, "test has too little text for one block"),
         ({"train": LINES}, {}, "no split to report results on; the data has train"),
         (None, {"eval_split": "dev"}, "no split 'dev'; the data has"),
-        (None, {"train_split": "all"}, "no split 'all'; the data has"),
+        (None, {"train_split": "full"}, "no split 'full'; the data has"),
         (None, {"text_column_name": "txt"}, "no text column 'txt'.* Did you mean 'text'"),
         (None, {"block_length": 2}, "max_seq_length 2 leaves no room for text besides the special tokens"),
         (None, {"validation_fraction": 1.5}, "validation_fraction must be at least 0 and below 1; got 1.5"),
