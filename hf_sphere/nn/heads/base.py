@@ -307,8 +307,8 @@ class TemperatureHead(Head):
         num_classes: See `Head`.
         log_temperature: Initial logarithm of a learned temperature, so that the initial scale is exp(-log_temperature);
             if None, that of `default_scale`, or -2.773, a scale of 16.
-        scale: A positive number for a fixed scale; `learned` for a learned one; `default_scale` if None. To learn it
-            from another initial value, set `log_temperature = -log(scale)` instead.
+        scale: A positive number for a fixed scale; `learned` for a learned one; `default_scale`, or a learned one, if None.
+            To learn it from another initial value, set `log_temperature = -log(scale)` instead.
         temperature_lr: Learning rate of a learned `log_temperature`; that of the other parameters if None. The recipes
             and `SphereTrainer` train it without momentum and weight decay; the stock Trainer trains it like any other
             parameter.
@@ -320,7 +320,8 @@ class TemperatureHead(Head):
     """
 
     log_temperature: Tensor
-    default_scale: ClassVar[float | Literal["learned"]] = "learned"
+    default_scale: ClassVar[float | None] = None
+    """Fixed scale of a head without `scale` and `log_temperature`; None for a learned one."""
 
     def __init__(
         self,
@@ -340,11 +341,10 @@ class TemperatureHead(Head):
             )
         if temperature_lr is not None and not temperature_lr >= 0.0:
             raise ValueError(f"temperature_lr must not be negative; got {temperature_lr}.")
-        if log_temperature is None and scale is None:
-            scale = self.default_scale
         if log_temperature is None:
-            has_default = self.default_scale != "learned"
-            log_temperature = -math.log(self.default_scale) if has_default else INITIAL_LOG_TEMPERATURE
+            scale = self.default_scale if scale is None else scale
+            default = self.default_scale
+            log_temperature = INITIAL_LOG_TEMPERATURE if default is None else -math.log(default)
         self.initial_log_temperature = float(log_temperature)
         self.temperature_lr = temperature_lr
         if scale is None or scale == "learned":

@@ -50,14 +50,16 @@ class SubCenterArcFaceHead(ArcFaceHead):
     def compute_logits(self, embeddings: Tensor) -> Tensor:
         """Return `scale * cosine` to the nearest sub-center of each class, float32 or better."""
         with torch.autocast(embeddings.device.type, enabled=False):
-            cosines = embeddings @ self.class_directions(embeddings).flatten(0, 1).T
-            return self.inverse_temperature() * cosines.unflatten(1, (-1, self.weight.shape[1])).amax(-1)
+            logits = self.inverse_temperature() * embeddings @ self.class_directions(embeddings).flatten(0, 1).T
+            return logits.unflatten(1, (-1, self.weight.shape[1])).max(-1).values
 
     def target_directions(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Return the nearest sub-centers (B, d) of the classes `labels` (B,) to embeddings (B, d)."""
-        centers = F.normalize(self.weight[labels].to(embeddings.dtype), dim=-1)
-        nearest = (centers * embeddings[:, None]).sum(-1).argmax(-1)
-        return centers.take_along_dim(nearest[:, None, None], dim=1)[:, 0]
+        with torch.no_grad():
+            centers = self.weight[labels].to(embeddings.dtype)
+            norms = torch.linalg.vector_norm(centers, dim=-1).clamp_min(1e-12)
+            nearest = ((centers * embeddings[:, None]).sum(-1) / norms).argmax(-1)
+        return F.normalize(self.weight[labels, nearest].to(embeddings.dtype), dim=-1)
 
     def directions(self) -> None:  # type: ignore[override]  # one of the two types of the base class
         """Return None: a class has several directions."""

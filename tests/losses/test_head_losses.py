@@ -1,0 +1,222 @@
+"""Heads as losses: in loops, in pytorch-metric-learning and in sentence-transformers."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pytorch_metric_learning import losses as metric_losses, miners, trainers
+
+from hf_sphere import losses
+from hf_sphere.nn import HEADS, build_head
+
+LABELS = torch.tensor([0, 3, 1, 2, 3])
+NAMES = sorted(name for name in dir(losses) if name.endswith("Loss") and hasattr(getattr(losses, name), "head_name"))
+FEW_SAMPLES = {"VMFSoftmaxLoss": {"num_samples": 2}}
+
+
+def make(name, **options):
+    return getattr(losses, name)(6, 4, **FEW_SAMPLES.get(name, {}), **options)
+
+
+def test_there_is_a_loss_for_each_named_head():
+    named = {getattr(losses, name).head_name for name in NAMES} - {None}
+    assert named == {
+        *("cosine", "arcface", "cosface", "subcenter_arcface", "adaface", "proxy_anchor", "vmf", "prototype", "etf")
+    }
+
+
+@pytest.mark.parametrize("name", set(NAMES) - {"HeadLoss"})
+def test_saved_loss_has_the_same_value(name, tmp_path):
+    loss, x = make(name), torch.randn(5, 6)
+    loss(x, LABELS)  # initializes the head that needs data
+    loss.save_pretrained(tmp_path)
+    loaded = type(loss).from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded(x, LABELS), loss.eval()(x, LABELS))
+
+
+def test_options_are_saved(tmp_path):
+    losses.ArcFaceLoss(6, 4, margin=0.2, scale=20.0).save_pretrained(tmp_path)
+    head = losses.ArcFaceLoss.from_pretrained(tmp_path).head
+    assert head.margin == 0.2
+    assert head.inverse_temperature().item() == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize("name", sorted(set(HEADS) - {"vmf"}))
+def test_loss_of_any_head_is_that_of_the_head(name):
+    torch.manual_seed(1)
+    loss = losses.HeadLoss(6, 4, head=name)
+    torch.manual_seed(1)
+    head, x = build_head(name, 6, 4), torch.randn(5, 6)
+    torch.testing.assert_close(loss(x, LABELS), head(x, LABELS).loss)
+    assert [name for name, _ in loss.named_parameters()] == [f"head.{name}" for name, _ in head.named_parameters()]
+
+
+def test_head_that_needs_data_is_initialized_from_the_first_batch():
+    loss = make("VMFSoftmaxLoss")
+    loss(100 * torch.randn(5, 6), LABELS)
+    assert not loss.head.needs_data_initialization
+    scale = loss.head.embedding_scale.clone()
+    loss(torch.randn(5, 6), LABELS)
+    assert loss.head.embedding_scale == scale
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: losses.HeadLoss(6, 4), "head must be one of adaface, angular"),
+        (lambda: losses.HeadLoss(6, 4, head="arcfase"), "unknown head 'arcfase'"),
+        (lambda: losses.ArcFaceLoss(6, 4, head="cosine"), "head must be arcface; got 'cosine'"),
+        (lambda: losses.ArcFaceLoss(6, 4, margin=28.6), "margin is an angle in radians"),
+        (lambda: losses.ArcFaceLoss(6, 4)(torch.randn(5, 7), LABELS), r"shape \(B, 6\); got \(5, 7\)"),
+        (lambda: losses.ArcFaceLoss(6, 4)(torch.randn(5, 6), LABELS + 1), "labels run from 1 to 4"),
+        (lambda: losses.ArcFaceLoss(6, 4)(torch.randn(5, 6), LABELS, (LABELS,)), "leave out the miner"),
+    ],
+)
+def test_invalid_arguments_are_rejected(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+# pytorch-metric-learning
+
+
+def same_weights(name, theirs):
+    """Our loss with the class weights of theirs, at the same scale and margin."""
+    options = {} if name == "ProxyAnchorLoss" else {"scale": 64.0}
+    if "ArcFace" in name:
+        options["margin"] = torch.tensor(28.6).deg2rad().item()
+    loss = make(name, **options)
+    weight = theirs.proxies if name == "ProxyAnchorLoss" else theirs.W.T
+    loss.head.weight.data = weight.detach().reshape(loss.head.weight.shape).clone()
+    return loss
+
+
+@pytest.mark.parametrize("name", ["ArcFaceLoss", "CosFaceLoss", "SubCenterArcFaceLoss", "ProxyAnchorLoss"])
+def test_value_and_gradients_are_those_of_pytorch_metric_learning(name):
+    theirs = getattr(metric_losses, name)(num_classes=4, embedding_size=6)
+    ours, results = same_weights(name, theirs), []
+    x = torch.randn(5, 6)
+    for loss in (theirs, ours):
+        inputs = x.clone().requires_grad_()
+        value = loss(inputs, LABELS)
+        value.backward()
+        results.append((value.detach(), inputs.grad))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_loss_trains_in_a_trainer_of_pytorch_metric_learning():
+    x = F.one_hot(torch.arange(32) % 4, 6).float()
+    data = torch.utils.data.TensorDataset(x, torch.arange(32) % 4)
+    trunk, loss = torch.nn.Linear(6, 6), make("ArcFaceLoss")
+    before = loss(trunk(x), torch.arange(32) % 4).item()
+    optimizers = {
+        "trunk_optimizer": torch.optim.Adam(trunk.parameters(), lr=0.05),
+        "metric_loss_optimizer": torch.optim.Adam(loss.parameters(), lr=0.05),
+    }
+    trainer = trainers.MetricLossOnly(
+        models={"trunk": trunk}, optimizers=optimizers, batch_size=16, dataset=data, dataloader_num_workers=0,
+        loss_funcs={"metric_loss": loss},
+    )  # fmt: skip
+    trainer.train(num_epochs=3)
+    assert loss(trunk(x), torch.arange(32) % 4).item() < before
+
+
+def test_loss_and_miner_of_pytorch_metric_learning_skip_ignored_examples():
+    loss = losses.MetricLearningLoss(metric_losses.TripletMarginLoss(), miners.BatchHardMiner())
+    x, labels = torch.randn(6, 6).bfloat16(), torch.tensor([0, 0, 1, 1, -100, -100])
+    kept = x[:4].float()
+    plain = metric_losses.TripletMarginLoss()
+    expected = plain(kept, labels[:4], miners.BatchHardMiner()(kept, labels[:4]))
+    torch.testing.assert_close(loss(x, labels), expected)
+
+
+# SphereTrainer
+
+
+def test_sphere_trainer_minimizes_a_loss_of_embeddings(tmp_path):
+    from transformers import TrainingArguments
+
+    from hf_sphere import SphereTrainer, SphereVisionConfig, SphereVisionForImageClassification
+
+    config = SphereVisionConfig(backbone="linear_embedding", num_channels=1, image_size=6, head="cosine", num_labels=2)
+    model = SphereVisionForImageClassification(config)
+    data = [{"pixel_values": torch.randn(1, 6, 6), "labels": index % 2} for index in range(8)]
+    args = TrainingArguments(
+        str(tmp_path), max_steps=1, per_device_train_batch_size=4, gradient_accumulation_steps=2, report_to=[],
+        use_cpu=True, save_strategy="no", learning_rate=0.0, logging_steps=1,
+    )  # fmt: skip
+    loss = losses.SupConLoss()
+    trainer = SphereTrainer(model, args, train_dataset=data, compute_loss_func=losses.trainer_loss(loss))
+    values = []
+    loss.register_forward_hook(lambda module, inputs, output: values.append(output.item()))
+    found = trainer.train().training_loss
+    assert found == pytest.approx(sum(values) / 2, rel=1e-4)
+
+
+def test_trainer_rejects_a_loss_with_parameters():
+    with pytest.raises(ValueError, match=r"would not train the parameters log_temperature .*learn_temperature=False"):
+        losses.trainer_loss(losses.InfoNCELoss())
+
+
+# sentence-transformers
+
+TEXTS = ["the cat", "the mountain", "a story", "the lamp", "a picture", "the nurse", "a relation", "the cat is"]
+
+
+@pytest.fixture
+def sentence_model(root):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+    transformer = Transformer(str(root / "tests" / "golden" / "analogy" / "tiny-bert"))
+    modules = [transformer, Pooling(transformer.get_embedding_dimension())]
+    return sentence_transformers.SentenceTransformer(modules=modules, device="cpu")
+
+
+def sentence_trainer(model, loss, folder, steps):
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+
+    data = Dataset.from_dict({"sentence": TEXTS, "label": [0, 1, 2, 3] * 2})
+    args = SentenceTransformerTrainingArguments(
+        str(folder), max_steps=steps, per_device_train_batch_size=8, report_to=[], use_cpu=True, save_steps=2,
+        learning_rate=0.01, lr_scheduler_type="constant",
+    )  # fmt: skip
+    adapted = losses.SentenceTransformerLoss(model, loss)
+    callbacks = [losses.LossCheckpointCallback(loss)]
+    return SentenceTransformerTrainer(model, args, train_dataset=data, loss=adapted, callbacks=callbacks)
+
+
+def test_sentence_transformer_and_loss_are_trained_saved_and_loaded(sentence_model, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    loss = losses.ArcFaceLoss(sentence_model.get_embedding_dimension(), 4)
+    before = loss.head.weight.detach().clone()
+    sentence_trainer(sentence_model, loss, tmp_path, steps=2).train()
+    assert not torch.equal(loss.head.weight, before)
+    sentence_model.save_pretrained(str(tmp_path / "model"))
+    loaded = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    expected = sentence_model.encode(TEXTS, convert_to_tensor=True)
+    torch.testing.assert_close(loaded.encode(TEXTS, convert_to_tensor=True), expected)
+
+    other = losses.ArcFaceLoss(sentence_model.get_embedding_dimension(), 4)
+    sentence_trainer(loaded, other, tmp_path, steps=2).train(resume_from_checkpoint=True)  # no step is left
+    assert torch.equal(other.head.weight, loss.head.weight)
+
+
+def test_texts_of_a_row_share_its_label(sentence_model):
+    columns = [sentence_model.preprocess(TEXTS[:4]), sentence_model.preprocess(TEXTS[4:])]
+    loss = losses.SentenceTransformerLoss(sentence_model.eval(), losses.InfoNCELoss())
+    embeddings = torch.cat([sentence_model(column)["sentence_embedding"] for column in columns])
+    expected = losses.InfoNCELoss()(embeddings, torch.arange(4).repeat(2))
+    for labels in (None, torch.tensor([3, 9, 4, 7])):
+        torch.testing.assert_close(loss(columns, labels), expected)
+    with pytest.raises(ValueError, match=r"one label per row; got \(3,\) labels for 4 rows"):
+        loss(columns, torch.arange(3))
+
+
+def test_importing_the_losses_imports_no_other_library():
+    code = "import sys, hf_sphere.losses; print({'torch', 'sentence_transformers'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

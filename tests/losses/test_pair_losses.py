@@ -1,0 +1,177 @@
+"""Losses of pairs of embeddings."""
+
+import logging
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+from pytorch_metric_learning import losses as metric_losses
+from torch import Tensor, distributed
+from two_processes import join
+
+from hf_sphere.losses import InfoNCELoss, SupConLoss
+from hf_sphere.nn import class_softmax
+
+PAIRS = torch.tensor([4, 7, 4, 1, 7, 1])
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """Compute with several blocks also for small batches."""
+    monkeypatch.setattr(class_softmax, "SMALLEST_BLOCK", 2)
+    monkeypatch.setitem(class_softmax.BLOCK, "cpu", 8)
+
+
+def plain_supcon(x: Tensor, labels: list[int], temperature: float) -> Tensor:
+    """Equation 2 of the paper, one pair at a time, in float64."""
+    points, losses = F.normalize(x.double(), dim=-1), []
+    for i, label in enumerate(labels):
+        others = [j for j in range(len(labels)) if j != i and labels[j] != -100]
+        positives = [j for j in others if labels[j] == label != -100]
+        if positives:
+            logits = points[others] @ points[i] / temperature
+            terms = [points[j] @ points[i] / temperature - logits.logsumexp(0) for j in positives]
+            losses.append(-torch.stack(terms).mean())
+    return torch.stack(losses).mean() if losses else points.sum() * 0
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.sampled_from([-100, 0, 1, 2, 10**9]), min_size=1, max_size=9), st.sampled_from([0.05, 0.1, 1.0]))
+def test_supcon_loss_and_gradient_are_those_of_the_definition(labels, temperature):
+    x, results = torch.randn(len(labels), 4), []
+    ours = SupConLoss(temperature)
+    for loss in (lambda x: plain_supcon(x, labels, temperature), lambda x: ours(x, torch.tensor(labels))):
+        inputs = x.clone().requires_grad_()
+        value = loss(inputs)
+        value.backward()
+        results.append((value.detach().double(), inputs.grad))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", [SupConLoss(0.3, learn_temperature=True), InfoNCELoss(0.3)])
+def test_gradients_pass_gradcheck(loss):
+    loss, x = loss.double(), torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, _: loss(x, PAIRS), [x, loss.log_temperature])
+
+
+def plain_infonce(x: Tensor, first: list[int], second: list[int], temperature: float) -> Tensor:
+    points, own = F.normalize(x, dim=-1), torch.arange(len(first))
+    logits = points[first] @ points[second].T / temperature
+    return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_infonce_loss_is_the_symmetric_cross_entropy_of_the_pairs(ignored):
+    x, labels = torch.randn(6, 4), PAIRS
+    expected = plain_infonce(x, [3, 0, 1], [5, 2, 4], 0.07)
+    if ignored:
+        x, labels = torch.cat([torch.randn(1, 4), x]), torch.cat([torch.tensor([-100]), labels])
+    torch.testing.assert_close(InfoNCELoss()(x, labels), expected)
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 1], [0, 0, 0, 0], [0, 1]])
+def test_infonce_needs_two_examples_of_each_label(labels):
+    with pytest.raises(ValueError, match="needs exactly two examples of each label; got labels with"):
+        InfoNCELoss()(torch.randn(len(labels), 4), torch.tensor(labels))
+
+
+def test_supcon_is_that_of_pytorch_metric_learning_if_there_are_several_classes():
+    x, labels = torch.randn(40, 8), torch.arange(40) % 7
+    torch.testing.assert_close(SupConLoss()(x, labels), metric_losses.SupConLoss()(x, labels), rtol=1e-5, atol=1e-5)
+
+
+def test_supcon_of_a_single_class_is_that_of_the_definition():
+    """pytorch-metric-learning returns 0."""
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(SupConLoss()(x, torch.zeros(5).long()), plain_supcon(x, [0] * 5, 0.1).float())
+
+
+def test_batch_without_positives_has_no_loss_and_warns_once(caplog):
+    loss, x = SupConLoss(), torch.randn(4, 4, requires_grad=True)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            value = loss(x, torch.arange(4))
+            value.backward()
+    assert value == 0
+    assert not x.grad.any()
+    assert len([message for message in caplog.messages if "no two examples with the same label" in message]) == 1
+
+
+@pytest.mark.parametrize("kind", [SupConLoss, InfoNCELoss])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(kind, dtype):
+    x = torch.randn(6, 4).to(dtype)
+    x[0] = x[2]  # a cosine of 1
+    x[5] = 0
+    expected = kind()(x.float(), PAIRS)
+    inputs = x.clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = kind()(inputs, PAIRS)
+    value.backward()
+    assert torch.equal(value, expected)
+    assert inputs.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [SupConLoss, InfoNCELoss])
+def test_no_tensor_has_an_entry_per_pair(kind):
+    sizes = []
+
+    class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            sizes.extend(part.numel() for part in torch.utils._pytree.tree_leaves(result) if isinstance(part, Tensor))
+            return result
+
+    with Sizes():
+        kind()(torch.randn(256, 2, requires_grad=True), torch.arange(128).repeat(2)).backward()
+    assert max(sizes) < 256**2 / 8
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan"), float("inf")])
+def test_invalid_temperature_is_rejected(temperature):
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        SupConLoss(temperature)
+
+
+@pytest.mark.parametrize("loss", [SupConLoss(), InfoNCELoss()])
+def test_wrong_shapes_are_rejected(loss):
+    with pytest.raises(ValueError, match=r"shapes \(B, d\) and \(B,\); got \(6, 4\) and \(5,\)"):
+        loss(torch.randn(6, 4), torch.arange(5))
+    with pytest.raises(ValueError, match="leave out the miner"):
+        loss(torch.randn(6, 4), PAIRS, (PAIRS,))
+
+
+# Two processes, with batches of different sizes
+
+SIZES = [4, 6]
+DISTRIBUTED_LABELS = {SupConLoss: [0, 1, -100, 0, 5, 1, 0, 2, 2, 9], InfoNCELoss: [0, 1, 1, 0, 5, 7, 7, 9, 5, 9]}
+
+
+def _compute(rank: int, port: int, folder: str) -> None:
+    join(rank, port)
+    distributed.init_process_group("gloo")
+    results = {}
+    for kind, labels in DISTRIBUTED_LABELS.items():
+        x = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)).split(SIZES)[rank].requires_grad_()
+        loss = kind(0.3, learn_temperature=True)
+        value = loss(x, torch.tensor(labels).split(SIZES)[rank])
+        value.backward()
+        results[kind.__name__] = (value.detach(), x.grad, loss.log_temperature.grad)
+    torch.save(results, f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def test_mean_over_two_processes_is_the_loss_of_one_process(free_port, tmp_path):
+    mp.spawn(_compute, args=(free_port, str(tmp_path)), nprocs=2)
+    parts = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    for kind, labels in DISTRIBUTED_LABELS.items():
+        x = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        loss = kind(0.3, learn_temperature=True)
+        value = loss(x, torch.tensor(labels))
+        value.backward()
+        values, gradients, of_temperature = zip(*(part[kind.__name__] for part in parts), strict=True)
+        torch.testing.assert_close(sum(values) / 2, value.detach())
+        torch.testing.assert_close(torch.cat(gradients) / 2, x.grad)
+        torch.testing.assert_close(sum(of_temperature) / 2, loss.log_temperature.grad)
