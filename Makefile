@@ -35,12 +35,14 @@ format: $(READY)  ## format the code
 bench: $(READY)  ## run the benchmarks; prints tables, writes JSON to benchmarks/results
 	$(RUN) benchmarks/spherization.py
 	$(RUN) benchmarks/spherization_settings.py
+	$(RUN) benchmarks/runtimes.py
 	$(RUN) benchmarks/image_training.py
 	$(RUN) benchmarks/fast_cifar10.py
 	$(RUN) benchmarks/optimizers.py
 	$(RUN) benchmarks/prototypes.py
 	$(RUN) benchmarks/vmf.py
 	$(RUN) benchmarks/retrieval.py
+	$(RUN) benchmarks/search.py
 	$(RUN) benchmarks/analogy.py
 	$(RUN) benchmarks/projections.py
 	$(RUN) benchmarks/reinitialization.py

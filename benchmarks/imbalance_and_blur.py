@@ -3,8 +3,8 @@
 python benchmarks/imbalance_and_blur.py --data ../shared/data
 
 MNIST has an imbalance of 100: the number of training images falls exponentially from 5,000 of the digit 0 to 50 of the
-digit 9, and the accuracy is that of the last three digits. Omniglot is trained on 136 characters, with half of the images
-blurred at random. Blurred images of other characters are the queries for the sharp images of other drawers.
+digit 9, and the accuracy is that of the last three digits. Omniglot is trained on 136 characters, with half of the
+images blurred at random. Blurred images of other characters are the queries for the sharp images of other drawers.
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hf_sphere.utils.files import atomic_files
 from hf_sphere.utils.modes import eval_mode
 
 
-def export_onnx(model: PreTrainedModel, path: str | os.PathLike) -> None:
+def export_onnx(model: PreTrainedModel, path: str | os.PathLike, metadata: Mapping[str, str] | None = None) -> None:
     """Write an image or text model to an ONNX file.
 
     The inputs are named as those of the model: `pixel_values`; or `input_ids`, `attention_mask` and, for an encoder
@@ -31,6 +32,7 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike) -> None:
     Args:
         model: The model; its state and mode are not changed.
         path: The file; its folder is created if necessary, and an existing file is replaced.
+        metadata: Texts to store in the file's metadata, for instance the preprocessing of images.
 
     Raises:
         ImportError: If onnx or onnxscript is missing.
@@ -61,6 +63,7 @@ def export_onnx(model: PreTrainedModel, path: str | os.PathLike) -> None:
             output_names=wrapped.output_names,
             dynamic_shapes=(_variable_axes(inputs),),
         )
+    program.model.metadata_props.update(metadata or {})
     with atomic_files(path.parent) as folder:
         program.save(folder / path.name)
 
@@ -89,8 +92,9 @@ def _example_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     parameters = inspect.signature(model.forward).parameters
     required = [name for name, p in parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     config: Any = model.config
-    if model.main_input_name == "pixel_values" and required == ["pixel_values"]:
-        return {"pixel_values": torch.zeros(2, config.num_channels, *config.input_size, device=model.device)}
+    if model.main_input_name == "pixel_values" and set(required) <= {"pixel_values"}:
+        size = (config.image_size,) * 2 if isinstance(config.image_size, int) else config.image_size
+        return {"pixel_values": torch.zeros(2, config.num_channels, *size, device=model.device)}
     if model.main_input_name == "input_ids" and not required:
         names = ["input_ids", "attention_mask"]
         if "token_type_ids" in parameters and getattr(config, "type_vocab_size", 0) > 1:

@@ -121,8 +121,9 @@ def _register_optimizers_with_timm(factory: ModuleType) -> None:
     timm uses only the part of a name after the last underscore, so `adam_srt` is registered as `adamsrt`.
     """
     registry = factory.default_registry
-    classes = {name.replace("_", ""): optimizer_class(name) for name in optimizer_names()}
-    if classes.keys() <= registry._optimizers.keys():
+    kinds = {name.replace("_", ""): optimizer_class(name) for name in optimizer_names()}
+    classes = {name: kind for name, kind in kinds.items() if name not in registry._optimizers}  # timm has a muon
+    if not classes:
         return
     for name, kind in classes.items():
         has = {f"has_{option}": option in kind.option_defaults() for option in ("eps", "betas", "momentum")}
@@ -134,7 +135,8 @@ def _register_optimizers_with_timm(factory: ModuleType) -> None:
     def create_optimizer(model_or_params: Any, opt: str, *args: Any, **options: Any) -> Any:
         from torch import nn
 
-        if opt.lower().split("_")[-1] in classes and isinstance(model_or_params, nn.Module):
+        kind = classes.get(opt.lower().split("_")[-1])
+        if kind is not None and isinstance(model_or_params, nn.Module):
             if options.get("layer_decay") is not None:
                 raise ValueError(
                     f"{opt} does not support layer_decay: its parameter groups follow the scale-invariant weights. Set "
@@ -142,17 +144,15 @@ def _register_optimizers_with_timm(factory: ModuleType) -> None:
                 )
             if options.get("param_group_fn") is None:
                 decay_all = options.get("weight_decay_exclude_1d", True) is False
-                options["param_group_fn"] = functools.partial(_groups_for_timm, decay_all=decay_all)
+                options["param_group_fn"] = functools.partial(_groups_for_timm, kind, decay_all=decay_all)
         return create(model_or_params, opt, *args, **options)
 
     registry.create_optimizer = create_optimizer
 
 
-def _groups_for_timm(model: Any, decay_all: bool) -> list[dict[str, Any]]:
+def _groups_for_timm(kind: Any, model: Any, decay_all: bool) -> list[dict[str, Any]]:
     """Parameter groups of a model; timm's `filter_bias_and_bn=False` applies weight decay to norms and biases too."""
-    from hf_sphere.optim import radial_parameter_groups
-
-    groups = radial_parameter_groups(model)
+    groups = kind.form_groups(model)
     norms = {"params", "weight_decay"}  # and no per-parameter options
     return [{"params": group["params"]} if decay_all and set(group) == norms else group for group in groups]
 

@@ -198,6 +198,7 @@ def adopt_settings(
     data_args.num_channels = data_args.num_channels or classifier.num_channels
     data_args.image_mean = data_args.image_mean or classifier.mean
     data_args.image_std = data_args.image_std or classifier.std
+    data_args.crop_pct = data_args.crop_pct or classifier.crop_pct
     return settings.get("seed", args.seed)
 
 

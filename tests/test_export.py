@@ -16,10 +16,12 @@ from hf_sphere import (
     SphereVisionModel,
 )
 from hf_sphere.export import export_onnx
-from hf_sphere.nn.heads import HEADS
+from hf_sphere.models.sphere_text.encoders import find_encoder
+from hf_sphere.nn.heads import HEADS, build_head
 
 TEXTS = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24}
 TEXTS |= {"vocab_size": 50, "max_position_embeddings": 40, "type_vocab_size": 2}
+MORE = {"DistilBert": {"hidden_dim": 24}, "ModernBert": {"pad_token_id": 0}}
 IMAGES = {"backbone": "lenet5", "num_channels": 1, "image_size": 28, "num_labels": 7, "embedding_dim": 11}
 
 
@@ -55,10 +57,36 @@ def test_onnx_file_of_each_head_equals_the_model_at_any_batch_size(head, tmp_pat
         assert_same(path, model, {"pixel_values": torch.randn(size, 1, 28, 28)})
 
 
+VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("backbone", "options"), [("resnet10t", {}), ("vit_tiny_patch16_224", VIT)], ids=["convolutions", "transformer"]
+)
+def test_onnx_file_of_a_timm_backbone_equals_it_at_any_batch_size(backbone, options, tmp_path):
+    sizes = {"num_channels": 3, "image_size": 32, "embedding_dim": 8}
+    model = image_model(backbone=backbone, backbone_kwargs=options, **sizes)
+    export_onnx(model, tmp_path / "model.onnx")
+    for size in (1, 7):
+        assert_same(tmp_path / "model.onnx", model, {"pixel_values": torch.randn(size, 3, 32, 32)})
+
+
+@pytest.mark.parametrize("image_size", [8, (8, 12)], ids=["square", "rectangle"])
+def test_onnx_file_of_a_spherized_vit_equals_it_at_any_batch_size(image_size, tmp_path):
+    sizes = {name: TEXTS[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
+    images = {"image_size": image_size, "patch_size": 4, "num_channels": 1}
+    config = hf_sphere.SphereViTConfig(**sizes, **images, num_hidden_layers=1)
+    model = hf_sphere.SphereViTForImageClassification(config).eval()
+    export_onnx(model, tmp_path / "model.onnx")
+    sides = (image_size, image_size) if isinstance(image_size, int) else image_size
+    for size in (1, 7):
+        assert_same(tmp_path / "model.onnx", model, {"pixel_values": torch.randn(size, 1, *sides)})
+
+
 def text_model(name: str, **sizes: int) -> Any:
     """A small spherized encoder, by the name of its class without `Sphere`."""
-    family = "Bert" if name.startswith("Bert") else "Roberta"
-    config = getattr(hf_sphere, f"Sphere{family}Config")(**TEXTS | sizes)
+    row, _ = find_encoder(f"Sphere{name}")
+    config = getattr(hf_sphere, f"Sphere{row.prefix}Config")(**TEXTS | MORE.get(row.prefix, {}) | sizes)
     return getattr(hf_sphere, f"Sphere{name}")(config).eval()
 
 
@@ -78,6 +106,14 @@ def test_onnx_file_of_a_text_model_equals_it_at_any_batch_size_and_length(name, 
         assert_same(tmp_path / "model.onnx", model, texts(size, length, "token_type_ids"))
 
 
+@pytest.mark.parametrize("name", ["DistilBertForSequenceClassification", "ModernBertForMaskedLM"])
+def test_onnx_file_of_a_text_model_without_token_types_equals_it(name, tmp_path):
+    model = text_model(name, num_hidden_layers=1)
+    export_onnx(model, tmp_path / "model.onnx")
+    for size, length in ((1, 5), (7, 30)):
+        assert_same(tmp_path / "model.onnx", model, texts(size, length))
+
+
 @pytest.mark.parametrize("name", ["BertForMaskedLM", "RobertaForMaskedLM"])
 def test_exported_program_of_a_text_model_equals_it(name):
     model, batch = text_model(name), texts(3, 9, "token_type_ids")
@@ -89,6 +125,20 @@ def test_onnx_file_of_an_encoder_with_one_token_type_has_no_token_type_ids(tmp_p
     model = text_model("RobertaForMaskedLM", type_vocab_size=1)
     export_onnx(model, tmp_path / "model.onnx")
     assert_same(tmp_path / "model.onnx", model, texts(2, 9))
+
+
+@pytest.mark.parametrize("name", ["spherized", "vmf"])
+def test_compiled_head_has_the_loss_gradients_and_predictions_of_eager_mode(name):
+    head = build_head(name, 6, 4)
+    compiled, embeddings, labels = torch.compile(head), torch.randn(5, 6), torch.arange(5) % 4
+    results = []
+    for run in (head.train(), compiled):
+        head.before_forward(0, torch.arange(5))  # the same samples
+        loss = run(embeddings, labels).loss
+        results.append((loss, *torch.autograd.grad(loss, list(head.parameters()))))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+    head.eval()
+    torch.testing.assert_close(compiled(embeddings).logits, head(embeddings).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_onnx_file_of_an_encoder_has_each_output_once(tmp_path):

@@ -1,6 +1,6 @@
+import contextlib
+import io
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,9 +20,10 @@ def example(root: Path) -> Callable[[str], str]:
 
 
 def run(code: str, folder: Path) -> str:
-    result = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
+    """Run code as a script in a folder, with its own names, and return what it prints."""
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {"__name__": "__main__"})
+    return printed.getvalue().strip()
 
 
 def test_training_example_reaches_a_good_accuracy_and_saves_its_model(example, tmp_path):

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm.auto import tqdm
 
 from hf_sphere.analogies.evaluation import AnalogyEvaluation, can_score, report_accuracy, untuned_configuration
@@ -37,25 +36,15 @@ Splits = tuple[list[Question], list[Question]]
 
 @dataclass(frozen=True)
 class BenchmarkRun:
-    """Evaluation of a model on benchmarks, with several scorings. Finished results are kept in a folder.
+    """Evaluation of a model on benchmarks, with several scorings. Finished results are kept in a folder."""
 
-    Attributes:
-        evaluation: The model.
-        benchmarks: Questions by name of the benchmark.
-        templates: Templates by scoring, the untuned one first; None for the default of the scoring.
-        folder: Folder of finished results.
-        num_shuffles: See `report_accuracy`.
-        seed: See `report_accuracy`.
-        disable_tqdm: Show no progress bars.
-    """
-
-    evaluation: AnalogyEvaluation
-    benchmarks: Mapping[str, Splits]
-    templates: Mapping[str, Sequence[str | None]]
-    folder: Path
-    num_shuffles: int = 200
-    seed: int = 0
-    disable_tqdm: bool = False
+    evaluation: AnalogyEvaluation  # the model
+    benchmarks: Mapping[str, Splits]  # questions by name of the benchmark
+    templates: Mapping[str, Sequence[str | None]]  # by scoring, the untuned one first; None for its default
+    folder: Path  # folder of finished results
+    num_shuffles: int = 200  # see `report_accuracy`
+    seed: int = 0  # see `report_accuracy`
+    disable_tqdm: bool = False  # show no progress bars
 
     def path(self, benchmark: str, scoring: str) -> Path:
         """Return the file of a result, named by a digest of everything that the result depends on."""
@@ -64,20 +53,6 @@ class BenchmarkRun:
         fingerprint = self.evaluation.engine.language_model.fingerprint
         basis = [scoring, list(self.templates[scoring]), settings, questions, fingerprint]
         return self.folder / f"{hashlib.sha256(json.dumps(basis).encode()).hexdigest()[:32]}.json"
-
-    def describe_work(self) -> str:
-        """Estimate the work for unfinished results."""
-        search, answers = np.zeros(2), np.zeros(2)
-        missing = [key for key in itertools.product(self.benchmarks, self.templates) if not self.path(*key).is_file()]
-        if not missing:
-            return "all results are finished already"
-        for name, (validation, test) in self.benchmarks.items():
-            templates = {key: value for key, value in self.templates.items() if (name, key) in missing}
-            search += self.evaluation.estimate_search(validation, templates)
-            answers += self.evaluation.estimate_answers(test, templates)
-        work = (("validation search: about", search), ("test: at most about", answers))
-        lines = (f"{purpose} {count[0]:,.0f} sentences in {count[1]:,.0f} sequences" for purpose, count in work)
-        return "\n".join(lines) if answers.any() else "no sentences to score"
 
     def result(self, benchmark: str, scoring: str) -> dict[str, Any]:
         """Read a result, or compute and write it.
@@ -105,11 +80,10 @@ class BenchmarkRun:
             raise ValueError(f"{model.name} has kind {model.kind!r}, which supports none of: {skipped}.")
         if skipped:
             print(f"skipped, not supported by models of kind {model.kind!r}: {skipped}")
-        run = replace(self, templates=supported)
-        print(f"{run.describe_work()}\n{HEADER}", flush=True)
+        print(HEADER, flush=True)
         results = []
         for benchmark, scoring in itertools.product(self.benchmarks, supported):
-            results.append(run.result(benchmark, scoring))
+            results.append(self.result(benchmark, scoring))
             print(table_line(results[-1]), flush=True)
         for average in averages(results):
             print(table_line(average), flush=True)
@@ -149,11 +123,6 @@ def write_results(path: Path, results: Sequence[Mapping[str, Any]], benchmarks: 
     """Write accuracies as JSON to `path`, and `results.csv` and `predictions.json` to the same folder.
 
     The metrics of a single result are also at the top level.
-
-    Args:
-        path: The JSON file.
-        results: Results of `BenchmarkRun`.
-        benchmarks: Questions by name of the benchmark.
     """
     questions = {
         name: [asdict(question) | {"predictions": {}} for question in test] for name, (_, test) in benchmarks.items()

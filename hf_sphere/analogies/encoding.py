@@ -11,25 +11,15 @@ from hf_sphere.analogies.prompts import Sentence
 
 
 class Encoding(NamedTuple):
-    """Tokens of a sentence.
+    """Tokens of a sentence."""
 
-    Attributes:
-        ids: (L,), with special tokens; those of hidden words are replaced by the mask token.
-        plain: (L,), whether a token is neither special nor a mask.
-        words: (W, L), whether a token belongs to a word; no rows if words were not requested.
-    """
-
-    ids: NDArray[np.int64]
-    plain: NDArray[np.bool_]
-    words: NDArray[np.bool_]
+    ids: NDArray[np.int64]  # (L,), with special tokens; those of hidden words are replaced by the mask token
+    plain: NDArray[np.bool_]  # (L,), whether a token is neither special nor a mask
+    words: NDArray[np.bool_]  # (W, L), whether a token belongs to a word; no rows if words were not requested
 
 
 def encode(
-    language_model: LanguageModel,
-    sentences: Sequence[Sentence],
-    *,
-    words: bool = False,
-    start_token: int | None = None,
+    language_model: LanguageModel, sentences: Sequence[Sentence], *, words: bool = False, start_token: int | None = None
 ) -> list[Encoding]:
     """Tokenize sentences.
 

@@ -1,22 +1,16 @@
 """Accuracy of a model: configurations are searched on validation questions, and the best one is tested."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hf_sphere.analogies.language_model import LanguageModel
-from hf_sphere.analogies.likelihoods import build_rows
-from hf_sphere.analogies.prompts import PERMUTATIONS, Permutation, Sentence
 from hf_sphere.analogies.questions import Question, answers_of, chance_level, check_questions, choice_counts
-from hf_sphere.analogies.score_cache import SentenceKey
 from hf_sphere.analogies.scoring import build_scoring, scoring_class
-from hf_sphere.analogies.scoring.base import Engine, PermutedScoring, SentenceScoring
+from hf_sphere.analogies.scoring.base import Engine, PermutedScoring
 from hf_sphere.analogies.search import (
     PUBLISHED_GRID,
     SearchResult,
@@ -25,9 +19,6 @@ from hf_sphere.analogies.search import (
     select_configuration,
 )
 from hf_sphere.analogies.statistics import bootstrap_interval, guessing_quantile, selection_noise
-
-SAMPLED_QUESTIONS = 2
-"""Number of questions from which the work is extrapolated; each has hundreds of sentences to tokenize."""
 
 
 def can_score(language_model: LanguageModel, scoring: str) -> bool:
@@ -68,68 +59,12 @@ class AnalogyEvaluation:
         return join_results([search_configurations(one, questions, grid=grid) for one in measured])
 
     def answer(self, questions: Sequence[Question], configuration: Mapping[str, Any]) -> Tensor:
-        """Answer questions with one configuration; only the permutations that it needs are scored.
+        """Return the choices of Q questions, (Q,) int64, by a configuration like those of `SearchResult`.
 
-        Args:
-            questions: Q questions.
-            configuration: `scoring` and its options, as in `SearchResult.configuration`.
-
-        Returns:
-            (Q,), int64, index of the choice.
+        Only the permutations that it needs are scored.
         """
         check_questions(questions)
         return build_scoring(**configuration).costs(questions, self.engine).argmin(dim=1)
-
-    def estimate_search(
-        self, questions: Sequence[Question], templates: Mapping[str, Sequence[str | None]]
-    ) -> NDArray[np.float64]:
-        """Estimate how many sentences a search has to score, and how many sequences the model processes for them.
-
-        Sentences in the cache do not count. Both numbers are extrapolated from a few questions if there are more.
-
-        Args:
-            questions: The questions.
-            templates: Templates by scoring, one or more each; scorings that score no sentences do not count.
-
-        Returns:
-            (2,), numbers of sentences and sequences.
-        """
-        permutations = PERMUTATIONS[:1] if self.grid == "none" else PERMUTATIONS
-        work = [(scoring, template, permutations) for scoring, names in templates.items() for template in names]
-        return self._estimate(questions, work)
-
-    def estimate_answers(
-        self, questions: Sequence[Question], templates: Mapping[str, Sequence[str | None]]
-    ) -> NDArray[np.float64]:
-        """Estimate the work of `answer` with the selected and the untuned configuration of each scoring.
-
-        The selection is not known yet, so the numbers are upper bounds: all permutations with the last template and,
-        for the untuned configuration, one permutation with the first template.
-        """
-        permutations = PERMUTATIONS[:1] if self.grid == "none" else PERMUTATIONS
-        return sum(
-            (
-                self._estimate(questions, [(scoring, names[-1], permutations), (scoring, names[0], PERMUTATIONS[:1])])
-                for scoring, names in templates.items()
-            ),
-            np.zeros(2),
-        )
-
-    def _estimate(
-        self, questions: Sequence[Question], work: Sequence[tuple[str, str | None, Sequence[Permutation]]]
-    ) -> NDArray[np.float64]:
-        """Count new sentences of scorings with a template and permutations, and the sequences that they need."""
-        sample = questions[:: -(-len(questions) // SAMPLED_QUESTIONS)]
-        sentences: dict[SentenceKey, Sentence] = {}
-        for scoring, template, permutations in work:
-            built = build_scoring(**untuned_configuration(scoring, template))
-            if isinstance(built, SentenceScoring):
-                for question, permutation in itertools.product(sample, permutations):
-                    sentences |= {SentenceKey.of(one): one for one in built.sentences(question, permutation)}
-        model, cache = self.engine.language_model, self.engine.cache
-        known = {} if cache is None else cache.read(model.fingerprint, list(sentences))
-        new = [sentence for key, sentence in sentences.items() if key not in known]
-        return len(questions) / len(sample) * np.array([len(new), len(build_rows(model, new)) if new else 0])
 
 
 def untuned_configuration(scoring: str, template: str | None) -> dict[str, Any]:
@@ -154,7 +89,7 @@ def report_accuracy(
         answers: (Q,), predictions of the configuration that `select_configuration(validation)` selects.
         untuned: (Q,), predictions of the default configuration.
         num_shuffles: Number of searches on shuffled scores, for the noise level on validation questions.
-        seed: Seed of the interval and the noise level.
+        seed: Seed of the noise level.
 
     Returns:
         By name: `eval_accuracy` with its confidence interval; `chance_level`, which is also the expected accuracy of
@@ -166,7 +101,7 @@ def report_accuracy(
     selected = select_configuration(validation)
     noise = selection_noise(validation, num_repeats=num_shuffles, seed=seed)
     references = answers_of(test)
-    low, high = bootstrap_interval(answers == references, seed=seed)
+    low, high = bootstrap_interval(answers == references)
     return {
         "eval_accuracy": float((answers == references).double().mean()),
         "eval_accuracy_low": low,

@@ -51,14 +51,11 @@ class LanguageModel:
     Args:
         model: Masked or causal language model of transformers, or a bare text encoder or decoder.
         tokenizer: Its tokenizer.
-        name: Name of the model in messages.
+        name: Name of the model in messages; by default its name or folder, or its class.
 
     Attributes:
         kind: `masked` models predict masked tokens, `causal` models the next token, `embedding` models have hidden
             states only.
-        name: Name, folder or class of the model.
-        model: The model.
-        tokenizer: The tokenizer.
         max_length: Maximum number of tokens of an input, including special tokens; None if unlimited.
 
     Raises:
@@ -124,7 +121,8 @@ class LanguageModel:
         """
         if isinstance(model, str | os.PathLike):
             name = os.fspath(model)
-            target = _default_device() if device is None else torch.device(device)
+            accelerator = torch.accelerator.current_accelerator(check_available=True)
+            target = torch.device(device or accelerator or "cpu")
             loaded = _load_model(name, _default_dtype(target) if dtype is None else dtype).to(target)
             return cls(loaded, _load_tokenizer(tokenizer, name, name), name)
         if not isinstance(model, PreTrainedModel):
@@ -177,12 +175,7 @@ class LanguageModel:
             yield
 
     def forward(self, ids: Tensor, *, base: bool = False) -> Any:
-        """Run the model, or only its base.
-
-        Args:
-            ids: (B, L), sequences without padding.
-            base: Skip the head.
-        """
+        """Run the model, or only its base without the head, on sequences (B, L) without padding."""
         model = self.model.base_model if base else self.model
         more = {"use_cache": False} if self.kind == "causal" else {}
         return model(input_ids=ids.to(self.device), **more)
@@ -212,10 +205,6 @@ class LanguageModel:
             first, second = self.logits(ids)[:, :2].float()
         tolerance = min(1e-2, math.sqrt(torch.finfo(self.model.dtype).eps))
         return not torch.allclose(first, second, rtol=0, atol=tolerance * float(first.std()))
-
-
-def _default_device() -> torch.device:
-    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
 def _default_dtype(device: torch.device) -> torch.dtype:

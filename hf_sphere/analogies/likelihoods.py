@@ -19,9 +19,7 @@ from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import Sentence
 from hf_sphere.analogies.score_cache import Score, ScoreCache, SentenceKey
 
-BATCHES_IN_CHUNK = 8
-"""Approximate number of batches between writes of finished scores: seconds of work."""
-
+BATCHES_IN_CHUNK = 8  # approximate number of batches between writes of finished scores: seconds of work
 CPU_LOGITS = 2**26
 """Maximum number of logits per batch of a causal model on a CPU: 256 MiB in float32. On a GPU it is 16 times this."""
 
@@ -84,17 +82,13 @@ class Rows:
     Args:
         encodings: N sentences, whose plain tokens are scored.
         mask: Mask token of a masked model; None for a causal one, which cannot score the first token.
-
-    Attributes:
-        targets: Scored tokens by row: position of the logits, token and number of the sentence.
-        ends: Number of distinct rows of the sentences up to and including each sentence, N.
-        counts: Number of scored tokens per sentence, N.
     """
 
     def __init__(self, encodings: Sequence[Encoding], mask: int | None) -> None:
+        # Scored tokens by row: position of the logits, token and number of the sentence.
         self.targets: dict[bytes, list[tuple[int, int, int]]] = {}
-        self.ends: list[int] = []
-        self.counts: list[int] = []
+        self.ends: list[int] = []  # number of distinct rows of the sentences up to and including each sentence
+        self.counts: list[int] = []  # number of scored tokens per sentence
         for number, (ids, plain, _) in enumerate(encodings):
             scored = np.flatnonzero(plain) if mask is not None else np.flatnonzero(plain[1:]) + 1
             for position in scored.tolist():
@@ -106,9 +100,6 @@ class Rows:
                 self.targets.setdefault(row.tobytes(), []).append((read, int(ids[position]), number))
             self.ends.append(len(self.targets))
             self.counts.append(len(scored))
-
-    def __len__(self) -> int:
-        return len(self.targets)
 
 
 def build_rows(language_model: LanguageModel, sentences: Sequence[Sentence]) -> Rows:

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from hf_sphere.utils.loading import load_dataset
 
-Pair = tuple[str, str]
-"""Two words in a relation."""
-
+Pair = tuple[str, str]  # two words in a relation
 COLUMNS = ("stem", "choice", "answer")
 """Required columns of a data set of questions; `prefix`, the group of a question, is optional."""
 
@@ -105,11 +103,7 @@ def make_questions(
 
 
 def check_questions(questions: Sequence[Question], *, answered: bool = False) -> None:
-    """Check that questions are valid.
-
-    Args:
-        questions: Questions.
-        answered: Whether all answers must be known.
+    """Check that questions are valid, and that their answers are known if they must be `answered`.
 
     Raises:
         ValueError: If there are none, a stem or a choice is not a pair, a word is empty, there are no choices, or an

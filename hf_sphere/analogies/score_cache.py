@@ -10,15 +10,9 @@ from typing import NamedTuple, Self
 
 from hf_sphere.analogies.prompts import Sentence
 
-APPLICATION_ID = 0x68667368
-"""Distinguishes our files from other SQLite files: `hfsh`."""
-
-VERSION = 1
-"""Changed when the tables or the definition of a score change."""
-
-TIMEOUT_S = 60.0
-"""Seconds to wait for another process that is writing."""
-
+APPLICATION_ID = 0x68667368  # distinguishes our files from other SQLite files: `hfsh`
+VERSION = 1  # changed when the tables or the definition of a score change
+TIMEOUT_S = 60.0  # seconds to wait for another process that is writing
 TABLES = """
 CREATE TABLE IF NOT EXISTS models (id INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL UNIQUE);
 CREATE TABLE IF NOT EXISTS scores (
@@ -29,15 +23,10 @@ CREATE TABLE IF NOT EXISTS scores (
 
 
 class SentenceKey(NamedTuple):
-    """Everything that a score depends on besides the model.
+    """Everything that a score depends on besides the model."""
 
-    Attributes:
-        text: The sentence.
-        hidden: Ranges of characters that are replaced by mask tokens, ascending.
-    """
-
-    text: str
-    hidden: tuple[tuple[int, int], ...] = ()
+    text: str  # the sentence
+    hidden: tuple[tuple[int, int], ...] = ()  # ranges of characters that are replaced by mask tokens, ascending
 
     @classmethod
     def of(cls, sentence: Sentence) -> Self:
@@ -46,15 +35,10 @@ class SentenceKey(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Likelihood of a sentence; its perplexity is `exp(loss / tokens)`.
+    """Likelihood of a sentence; its perplexity is `exp(loss / tokens)`."""
 
-    Attributes:
-        loss: Sum of the negative log-likelihoods of its tokens, in nats.
-        tokens: Number of scored tokens.
-    """
-
-    loss: float
-    tokens: int
+    loss: float  # sum of the negative log-likelihoods of its tokens, in nats
+    tokens: int  # number of scored tokens
 
 
 class ScoreCache:
@@ -82,15 +66,7 @@ class ScoreCache:
             return int(connection.execute("SELECT count(*) FROM scores").fetchone()[0])
 
     def read(self, fingerprint: str, keys: Sequence[SentenceKey]) -> dict[SentenceKey, Score]:
-        """Look up sentences.
-
-        Args:
-            fingerprint: Fingerprint of the model.
-            keys: The sentences.
-
-        Returns:
-            Scores of the cached sentences.
-        """
+        """Return the scores of the cached ones among these sentences, by the model with this fingerprint."""
         query = (
             "SELECT text, hidden, loss, tokens FROM scores JOIN models ON models.id = scores.model "
             "WHERE fingerprint = ? AND text IN (SELECT value FROM json_each(?))"
@@ -105,12 +81,7 @@ class ScoreCache:
             }
 
     def write(self, fingerprint: str, scores: Mapping[SentenceKey, Score]) -> None:
-        """Add scores in one transaction: if the process is killed, none of them is written.
-
-        Args:
-            fingerprint: Fingerprint of the model.
-            scores: Score of each sentence.
-        """
+        """Add scores in one transaction: if the process is killed, none of them is written."""
         with self._connect() as connection:
             connection.execute("INSERT OR IGNORE INTO models (fingerprint) VALUES (?)", (fingerprint,))
             (model,) = connection.execute("SELECT id FROM models WHERE fingerprint = ?", (fingerprint,)).fetchone()

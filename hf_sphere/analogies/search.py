@@ -70,13 +70,9 @@ class SearchResult:
         values = {name: column[number] for name, column in self.columns.items()}
         return {name: value for name, value in values.items() if value is not None}
 
-    def best(self, accuracies: Tensor | None = None) -> int:
-        """Return the number of the most accurate configuration, the first one (the simplest) on a tie.
-
-        Args:
-            accuracies: (C,), for instance the mean over several sets of questions; `accuracy` by default.
-        """
-        return int((self.accuracy if accuracies is None else accuracies).argmax())
+    def best(self) -> int:
+        """Return the number of the most accurate configuration, the first one (the simplest) on a tie."""
+        return int(self.accuracy.argmax())
 
 
 @dataclass(frozen=True)
@@ -95,10 +91,7 @@ class Selection:
 
 
 def search_configurations(
-    measurements: Measurements,
-    questions: Sequence[Question],
-    *,
-    grid: Mapping[str, Sequence[Any]] | None = None,
+    measurements: Measurements, questions: Sequence[Question], *, grid: Mapping[str, Sequence[Any]] | None = None
 ) -> SearchResult:
     """Answer questions with every configuration of a grid.
 

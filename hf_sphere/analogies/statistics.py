@@ -3,49 +3,36 @@
 from dataclasses import dataclass
 
 import torch
+from scipy.stats import binom
 from torch import Tensor
 
 from hf_sphere.analogies.search import SearchResult
+from hf_sphere.metrics.checks import check_correct
 
-ROWS_AT_A_TIME = 2048
-"""Number of configurations compared with the answers at once: a few tens of MB."""
+ROWS_AT_A_TIME = 2048  # number of configurations compared with the answers at once: a few tens of MB
 
 
-def bootstrap_interval(
-    correct: Tensor, *, confidence: float = 0.95, num_resamples: int = 10_000, seed: int = 0
-) -> tuple[float, float]:
+def bootstrap_interval(correct: Tensor, *, confidence: float = 0.95) -> tuple[float, float]:
     """Compute the confidence interval of an accuracy by the percentile bootstrap (Efron, 1979).
 
-    The number of correct answers in a resample of N answers is binomially distributed, and is sampled directly.
+    The number of correct answers in a resample of N answers is binomially distributed, so no resamples are drawn.
 
     Args:
         correct: (N,), whether each answer is correct; boolean, or 0 and 1.
         confidence: Share of the resamples within the interval.
-        num_resamples: Number of resamples.
-        seed: Seed of the resamples.
 
     Returns:
         Lower and upper bound.
 
     Raises:
-        ValueError: If `correct` is not of the shape (N,) with N >= 1 or has values other than 0 and 1, the confidence
-            is not between 0 and 1, or there are no resamples.
+        ValueError: If `correct` is not of the shape (N,) with N >= 1 or has values other than 0 and 1, or the
+            confidence is not between 0 and 1.
     """
-    correct = torch.as_tensor(correct).detach().cpu().double()
-    if correct.ndim != 1 or len(correct) == 0 or not ((correct == 0) | (correct == 1)).all():
-        raise ValueError(
-            f"correct must have the shape (N,), N >= 1, and be boolean or 0 and 1; got the shape {tuple(correct.shape)}"
-            f" with values from {correct.tolist()[:5]}. Compute it as predictions == answers."
-        )
-    if not 0 < confidence < 1 or num_resamples < 1:
-        raise ValueError(
-            f"confidence must be between 0 and 1 and num_resamples at least 1; got {confidence} and {num_resamples}."
-        )
-    count = torch.full((num_resamples,), float(len(correct)), dtype=torch.float64)
-    drawn = torch.binomial(count, correct.mean().expand_as(count), generator=torch.Generator().manual_seed(seed))
-    tail = (1 - confidence) / 2
-    low, high = (drawn / len(correct)).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
-    return low, high
+    correct = check_correct(correct)
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be between 0 and 1; got {confidence}.")
+    low, high = binom.interval(confidence, len(correct), correct.mean().item())
+    return float(low) / len(correct), float(high) / len(correct)
 
 
 def guessing_quantile(num_choices: Tensor, *, share: float = 0.95) -> float:
@@ -75,9 +62,7 @@ def guessing_quantile(num_choices: Tensor, *, share: float = 0.95) -> float:
         )
     if not 0 < share < 1:
         raise ValueError(f"share must be between 0 and 1; got {share}.")
-    probabilities = torch.zeros(
-        len(num_choices) + 1, dtype=torch.float64
-    )  # probability of each number of correct answers
+    probabilities = torch.zeros(len(num_choices) + 1, dtype=torch.float64)  # of each number of correct answers
     probabilities[0] = 1
     for count in num_choices.tolist():
         right = probabilities / count

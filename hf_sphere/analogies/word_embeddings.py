@@ -37,17 +37,14 @@ def embed_words(language_model: LanguageModel, words: Sequence[str], *, batch_si
 
 
 def embed_words_in_context(
-    language_model: LanguageModel,
-    sentences: Sequence[Sentence],
-    *,
-    batch_size: int | None = None,
+    language_model: LanguageModel, sentences: Sequence[Sentence], *, batch_size: int | None = None
 ) -> Tensor:
     """Embed the words of sentences: the mean of the last hidden states of a word's tokens.
 
     Args:
-        language_model: A model of any kind; its head is not used.
+        language_model: See `embed_words`.
         sentences: N sentences with W `spans` each. Hidden words are embedded as mask tokens.
-        batch_size: Sentences per batch; chosen for speed by default.
+        batch_size: See `embed_words`.
 
     Returns:
         (N, W, hidden size), float32, on the CPU, in the order of `spans`.
@@ -65,11 +62,7 @@ def embed_words_in_context(
 
 
 def embed_relations(
-    language_model: LanguageModel,
-    pairs: Sequence[tuple[str, str]],
-    template: str,
-    *,
-    batch_size: int | None = None,
+    language_model: LanguageModel, pairs: Sequence[tuple[str, str]], template: str, *, batch_size: int | None = None
 ) -> Tensor:
     """Embed relations: the mean of the last hidden states of a sentence about a pair of words.
 

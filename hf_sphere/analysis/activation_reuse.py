@@ -12,17 +12,11 @@ from torch import Tensor, nn
 
 @dataclass
 class _Entry:
-    """Result of one call of an `nn.Sequential`.
+    """Result of one call of an `nn.Sequential`."""
 
-    Attributes:
-        given: Its input.
-        position: Number of modules applied to the input.
-        reached: Their output.
-    """
-
-    given: Tensor
-    position: int
-    reached: Tensor
+    given: Tensor  # its input
+    position: int  # number of modules applied to the input
+    reached: Tensor  # their output
 
 
 class ActivationReuse:
@@ -82,7 +76,7 @@ class ActivationReuse:
         if self._recording:
             return self._record(key, given)
         entry = self._entries.get(key)
-        if entry is None or not _is_equal(entry.given, given):
+        if entry is None or entry.given.dtype != given.dtype or not torch.equal(entry.given, given):
             return nn.Sequential.forward(sequential, given)
         modules, start = list(sequential), self._starts[sequential]
         position, output = (entry.position, entry.reached) if entry.position <= start else (0, entry.given)
@@ -121,10 +115,6 @@ def _is_plain(module: nn.Module) -> TypeGuard[nn.Sequential]:
         and "forward" not in vars(module)
         and not any(inner._forward_hooks or inner._forward_pre_hooks for inner in module.modules())
     )
-
-
-def _is_equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
 
 
 def _random_state(device: torch.device) -> Tensor:

@@ -27,25 +27,16 @@ _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Classifier:
-    """An image classifier and the format of its input images.
+    """An image classifier and the format of its input images."""
 
-    Attributes:
-        model: Maps pixel values (B, C, H, W) to logits (B, K), or to an output with `logits`; in evaluation mode.
-        fresh: Builds the same model with new random weights.
-        num_classes: K.
-        image_size: Height and width, pixels.
-        num_channels: C.
-        mean: Mean per channel, on the scale 0 to 1.
-        std: Standard deviation per channel.
-    """
-
-    model: nn.Module
-    fresh: Callable[[], nn.Module]
-    num_classes: int
-    image_size: tuple[int, int]
-    num_channels: int
-    mean: list[float]
-    std: list[float]
+    model: nn.Module  # maps pixel values (B, C, H, W) to logits (B, K) or an output with `logits`; in evaluation mode
+    fresh: Callable[[], nn.Module]  # builds the same model with new random weights
+    num_classes: int  # K
+    image_size: tuple[int, int]  # height and width, pixels
+    num_channels: int  # C
+    mean: list[float]  # mean per channel, on the scale 0 to 1
+    std: list[float]  # standard deviation per channel
+    crop_pct: float | None = None  # see `resize_image` of hf_sphere.utils.pixels; None if the whole image is stretched
 
 
 def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> nn.Module | Path:
@@ -79,10 +70,7 @@ def find_weights(name: str, *, random_weights: bool = False, seed: int = 0) -> n
 def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -> Classifier:
     """Load an image classifier and the configuration of its preprocessing.
 
-    Args:
-        name: See the module docstring; `AutoModelForImageClassification` loads models on the Hub and in folders.
-        random_weights: Use the random initialization of a timm or torchvision model.
-        seed: Seed of the random initialization.
+    The arguments are those of `find_weights`; `AutoModelForImageClassification` loads models on the Hub and in folders.
 
     Raises:
         ValueError: If there is no such model.
@@ -95,7 +83,11 @@ def load_classifier(name: str, *, random_weights: bool = False, seed: int = 0) -
 
     model = load_model(AutoModelForImageClassification, name, complete=True).eval()
     processor = load_pretrained(AutoImageProcessor, name)
-    about = _from_timm(processor.data_config) if hasattr(processor, "data_config") else _from_processor(processor)
+    about = (
+        timm_input_format(processor.data_config)
+        if hasattr(processor, "data_config")
+        else processor_input_format(processor)
+    )
     about["num_channels"] = getattr(model.config, "num_channels", about["num_channels"])
     return Classifier(model, lambda: type(model)(model.config), num_classes=model.config.num_labels, **about)
 
@@ -134,7 +126,7 @@ def _build_timm(name: str, pretrained: bool) -> tuple[nn.Module, dict[str, Any]]
     if not timm.is_model(name.split(".")[0]):
         raise _unknown("timm", name, timm.list_models())
     model = timm.create_model(name, pretrained=pretrained)
-    return model, {"num_classes": model.num_classes, **_from_timm(timm.data.resolve_model_data_config(model))}
+    return model, {"num_classes": model.num_classes, **timm_input_format(timm.data.resolve_model_data_config(model))}
 
 
 def _build_torchvision(name: str, pretrained: bool) -> tuple[nn.Module, dict[str, Any]]:
@@ -162,17 +154,20 @@ def _unknown(library: str, name: str, known: list[str]) -> ValueError:
     return ValueError(f"{library} has no model {name!r}; some of its models are {', '.join(close)}.")
 
 
-def _from_timm(config: Mapping[str, Any]) -> dict[str, Any]:
+def timm_input_format(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the input format of a data configuration of timm."""
     channels, *size = config["input_size"]
     mean, std = list(config["mean"]), list(config["std"])
-    return {"image_size": tuple(size), "num_channels": channels, "mean": mean, "std": std}
+    crop = config.get("crop_pct") if config.get("crop_mode", "center") == "center" else None
+    return {"image_size": tuple(size), "num_channels": channels, "mean": mean, "std": std, "crop_pct": crop}
 
 
-def _from_processor(processor: Any) -> dict[str, Any]:
+def processor_input_format(processor: Any) -> dict[str, Any]:
     """Return the input format of an image processor of transformers."""
     crop = getattr(processor, "crop_size", None) if getattr(processor, "do_center_crop", False) else None
-    size = dict(crop or processor.size)
+    size, crop_pct = dict(crop or processor.size), getattr(processor, "crop_pct", None)
+    if crop:
+        crop_pct = min(dict(crop).values()) / min(value for value in dict(processor.size).values() if value)
     side = size.get("shortest_edge")
     mean = list(processor.image_mean or [0.0])
     return {
@@ -180,4 +175,5 @@ def _from_processor(processor: Any) -> dict[str, Any]:
         "num_channels": getattr(processor, "num_channels", None) or len(mean),
         "mean": mean,
         "std": list(processor.image_std or [1.0]),
+        "crop_pct": crop_pct,
     }

@@ -60,9 +60,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[Callable[[], bool]]:
     The model works with copies of its buffers and of the tensors among its attributes, so a forward pass that updates
     statistics or stores features has no side effects. They are also restored after an exception.
 
-    Args:
-        model: Any module.
-
     Yields:
         A function that returns whether a buffer or an attribute has changed since then, as in a stateful module.
     """
@@ -104,11 +101,7 @@ def compiled_modules(model: nn.Module) -> set[nn.Module]:
 
 @contextlib.contextmanager
 def observed_batch_norms(model: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[dict[str, list[str]]]:
-    """Find the batch norms that follow layers directly, while the model is used.
-
-    Args:
-        model: Any module.
-        layers: Some of its modules by their paths.
+    """Find the batch norms that follow layers, given by their paths, directly while the model is used.
 
     Yields:
         For the path of each layer that ran, the paths of the batch norms whose input was the tensor object that the

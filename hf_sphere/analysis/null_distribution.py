@@ -18,11 +18,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, betainc
-from scipy.stats import binom, kstwo
+from scipy.stats import binom, kstest
 
-SIGNIFICANT = 0.05
-"""Significance level of the tests."""
-
+SIGNIFICANT = 0.05  # significance level of the tests
 Floats = NDArray[np.float64]
 
 
@@ -56,13 +54,10 @@ def kolmogorov_smirnov(uniform: Floats) -> tuple[float, float] | tuple[None, Non
         under the null hypothesis (exact; Simard & L'Ecuyer, "Computing the Two-Sided Kolmogorov-Smirnov Distribution",
         2011). Both are None without observations.
     """
-    count = len(uniform)
-    if count == 0:
+    if len(uniform) == 0:
         return None, None
-    ordered = np.sort(uniform)
-    steps = np.arange(count + 1) / count
-    distance = float(max((steps[1:] - ordered).max(), (ordered - steps[:-1]).max()))
-    return distance, float(kstwo.sf(distance, count))
+    found = kstest(uniform, "uniform", method="exact")
+    return float(found.statistic), float(found.pvalue)
 
 
 def sign_test(projections: Floats) -> float | None:
@@ -103,17 +98,12 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def mass_band(count: int, confidence: float = 0.95) -> tuple[float, float] | tuple[None, None]:
-    """Return the range of the fraction of projections <= 0 for a number of isotropic filters.
+def mass_band(count: int) -> tuple[float, float] | tuple[None, None]:
+    """Return a range of the fraction of projections <= 0 for a number of isotropic filters.
 
-    Args:
-        count: Number of filters.
-        confidence: Minimum probability of the range.
-
-    Returns:
-        Binomial quantiles, divided by the number; both None without filters.
+    It has a probability of at least 95 %: binomial quantiles, divided by the number; both None without filters.
     """
     if count == 0:
         return None, None
-    tail = (1 - confidence) / 2
-    return float(binom.ppf(tail, count, 0.5)) / count, float(binom.ppf(1 - tail, count, 0.5)) / count
+    low, high = binom.interval(0.95, count, 0.5)
+    return float(low) / count, float(high) / count

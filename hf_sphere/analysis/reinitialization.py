@@ -9,24 +9,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from tqdm.auto import tqdm
 
+from hf_sphere.analysis import model_state, replacements
 from hf_sphere.analysis.activation_reuse import ActivationReuse
 from hf_sphere.analysis.layers import LayerSelection, filters, find_layers
-from hf_sphere.analysis.model_state import (
-    compiled_modules,
-    evaluate_with,
-    evaluation_mode,
-    named_tensors,
-    observed_batch_norms,
-)
-from hf_sphere.analysis.replacements import (
-    RandomWeights,
-    SnapshotLike,
-    check_architecture,
-    check_names,
-    open_snapshots,
-    read_tensors,
-    tensor_names,
-)
 from hf_sphere.analysis.robustness import LayerRobustness, ReinitializationRobustness
 
 _NOT_OBSERVED = (
@@ -37,7 +22,7 @@ _NOT_OBSERVED = (
 
 def reinitialization_robustness(
     model: nn.Module,
-    snapshots: Sequence[SnapshotLike],
+    snapshots: Sequence[replacements.SnapshotLike],
     evaluate: Callable[[Any], float],
     *,
     layers: LayerSelection = "all",
@@ -103,20 +88,20 @@ def reinitialization_robustness(
             f"num_random and max_cached_bytes cannot be negative; got num_random={num_random} and "
             f"max_cached_bytes={max_cached_bytes}."
         )
-    found, missing = open_snapshots(snapshots)
+    found, missing = replacements.open_snapshots(snapshots)
     if missing:
         warnings.warn(f"{len(missing)} snapshots are missing and skipped: {', '.join(missing)}.", stacklevel=2)
     if not found and not num_random:
         raise ValueError("there are no weights to reset the layers to; pass existing snapshots, or num_random.")
-    state = named_tensors(model)
+    state = model_state.named_tensors(model)
     norms = {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
     norms = norms if include_batch_norm else {}
-    check_names(state, modules | norms)
+    replacements.check_names(state, modules | norms)
     for label, tensors in found.items():
-        check_architecture(state, label, tensors, modules | norms)
-    random = RandomWeights(model, seed, fresh, modules) if num_random else None
+        replacements.check_architecture(state, label, tensors, modules | norms)
+    random = replacements.RandomWeights(model, seed, fresh, modules) if num_random else None
     random_labels = {f"random{number}": number for number in range(num_random)}
-    compiled = compiled_modules(model)
+    compiled = model_state.compiled_modules(model)
     if norms and (inside := [path for path, module in modules.items() if module in compiled]):
         raise ValueError(_NOT_OBSERVED.format(f"the layer {inside[0]!r}"))
 
@@ -127,23 +112,23 @@ def reinitialization_robustness(
 
     def measure(values: Mapping[str, Tensor], record: bool = False) -> float:
         changed = [state[name] for name in values]
-        with evaluation_mode(model) as is_stateful:
+        with model_state.evaluation_mode(model) as is_stateful:
             if reuse is not None:
                 reuse.install(changed, record=record)
-            accuracy = _check_accuracy(evaluate_with(model, evaluate, values))
+            accuracy = _check_accuracy(model_state.evaluate_with(model, evaluate, values))
             if reuse is not None and record and is_stateful():
                 reuse.clear()
         return accuracy
 
     def replacement(layer: str, label: str, following: Sequence[str]) -> dict[str, Tensor]:
         paths = [layer, *following]
-        names = dict.fromkeys(name for path in paths for name in tensor_names(state, path))
+        names = dict.fromkeys(name for path in paths for name in replacements.tensor_names(state, path))
         weights = found[label] if random is None or label in found else random.sample(random_labels[label], paths)
-        return read_tensors(state, weights, names)
+        return replacements.read_tensors(state, weights, names)
 
     if left or "baseline" not in known:
         with tqdm(total=1 + len(left), desc="baseline", disable=not progress) as bar:
-            with observed_batch_norms(model, modules if norms else {}) as following:
+            with model_state.observed_batch_norms(model, modules if norms else {}) as following:
                 known["baseline"] = measure({}, record=bool(left))
             if norms and not following:
                 raise ValueError(_NOT_OBSERVED.format("every layer"))

@@ -70,10 +70,6 @@ def tensor_names(state: Mapping[str, Any], path: str) -> list[str]:
 def check_names(state: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
     """Check that the names in the state dict match the module paths; other tensors would not be replaced.
 
-    Args:
-        state: The tensors of the model by name.
-        modules: Modules of the model by path.
-
     Raises:
         ValueError: If the name of a tensor does not match the path of its module.
     """
@@ -88,13 +84,7 @@ def check_names(state: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -
 
 
 def check_architecture(state: Mapping[str, Tensor], label: str, tensors: StoredTensors, paths: Iterable[str]) -> None:
-    """Check that a snapshot has the architecture of the model.
-
-    Args:
-        state: The tensors of the model by name.
-        label: Label of the snapshot.
-        tensors: Its tensors.
-        paths: Paths of the modules that will be replaced.
+    """Check that the tensors of a snapshot fit those of the model in the modules that will be replaced.
 
     Raises:
         ValueError: If a tensor of these modules is missing, or has another shape.

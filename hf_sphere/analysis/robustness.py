@@ -8,9 +8,7 @@ from typing import Any, Self
 
 from hf_sphere.analysis.saved_results import SavedResult
 
-WIDTH = 100
-"""Columns of the printed table."""
-
+WIDTH = 100  # columns of the printed table
 _CELL = 8
 
 
@@ -86,12 +84,9 @@ class ReinitializationRobustness(SavedResult):
         return self.table()
 
     def table(self, drop: float = 0.05) -> str:
-        """Return a line per layer, a column per snapshot, and the names of the critical layers.
+        """Return a line per layer, a column per snapshot, and the names of the `critical_layers(drop)`.
 
         If there are too many snapshots for the width, some are omitted, but never the first or the last.
-
-        Args:
-            drop: See `critical_layers`.
         """
         labels = list(next(iter(self.layers.values())).snapshots)
         random = any(layer.random for layer in self.layers.values())

@@ -15,8 +15,7 @@ from hf_sphere.utils.snapshots import Snapshot
 Source = nn.Module | Mapping[str, Tensor] | str | PathLike | Snapshot
 """A model, its state dict, or safetensors files."""
 
-NUMBERS_AT_A_TIME = 2**17
-"""Weights converted to float64 at a time: 1 MB, which fits the cache."""
+NUMBERS_AT_A_TIME = 2**17  # weights converted to float64 at a time: 1 MB, which fits the cache
 
 
 @dataclass(frozen=True, eq=False)  # comparing tensors does not return a bool

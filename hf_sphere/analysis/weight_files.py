@@ -46,26 +46,16 @@ CONVERT = (
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor that has not been read yet.
+    """A tensor that has not been read yet."""
 
-    Attributes:
-        shape: Its shape.
-        read: Function that reads it.
-    """
-
-    shape: tuple[int, ...]
-    read: Callable[[], Tensor]
+    shape: tuple[int, ...]  # its shape
+    read: Callable[[], Tensor]  # function that reads it
 
 
 def named_layers(
     tensors: Mapping[str, StoredTensor], layers: LayerSelection, include_1x1: bool
 ) -> tuple[dict[str, Callable[[], Tensor]], dict[str, LayerKind]]:
-    """Find layers by the rules of this module.
-
-    Args:
-        tensors: All tensors by name.
-        layers: Kinds of layers; `all` means both.
-        include_1x1: Include pointwise (1x1) convolutions.
+    """Find layers among all tensors, given by name, by the rules of this module.
 
     Returns:
         Functions that read the filters, (F, N), of each selected layer; and the kinds of all layers.

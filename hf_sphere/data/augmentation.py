@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.transforms.v2 import functional as tvF
+from torchvision.transforms.v2 import RandAugment, functional as tvF
 
 _DRAWS = 10
 """Attempts at a random resized crop before the full image is used."""
@@ -36,6 +36,8 @@ class Augmentation:
         color_jitter: Strengths of random changes of brightness, contrast, saturation (each a factor of up to one plus
             or minus its strength, from 0 to 1) and hue (a rotation by up to this fraction of the color circle, at most
             0.5), applied to each image in random order before it is cropped. None for no change.
+        rand_augment: Number of operations and magnitude, from 0 to 30, of torchvision's RandAugment
+            (Cubuk et al., 2019, arXiv:1909.13719), applied to each image before it is cropped. None for no change.
         occlusion: Side in pixels of a square that is covered by `occlusion_color`, at a uniform position inside the
             image; 0 for none.
         occlusion_color: Value per channel, from 0 to 255.
@@ -51,6 +53,7 @@ class Augmentation:
     color_jitter: Sequence[float] | None = None
     occlusion: int = 0
     occlusion_color: Sequence[float] = (0.0,)
+    rand_augment: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if self.horizontal_flip and self.alternating_flip:
@@ -80,6 +83,13 @@ class Augmentation:
                     "color_jitter must be the strengths of brightness, contrast, saturation (each from 0 to 1) and hue "
                     f"(from 0 to 0.5); got {strengths}."
                 )
+        if self.rand_augment is not None:
+            given = list(self.rand_augment)
+            if len(given) != 2 or given[0] < 1 or not 0 <= given[1] <= 30:
+                raise ValueError(
+                    "rand_augment must be a number of operations, at least 1, and a magnitude from 0 to 30; got "
+                    f"{given}."
+                )
         if self.occlusion < 0:
             raise ValueError(f"occlusion must not be negative; got {self.occlusion}.")
 
@@ -99,6 +109,8 @@ class Augmentation:
             generator: On the CPU.
             mirrored: bool, (B,), the images to flip, with `alternating_flip`.
         """
+        if self.rand_augment is not None:
+            images = _rand_augment(images, self.rand_augment, generator)
         if self.color_jitter is not None:
             images = _jitter_colors(images, self.color_jitter, generator)
         if self.crop_padding:
@@ -116,6 +128,15 @@ class Augmentation:
         if self.occlusion:
             images = _occlude(images, self.occlusion, self.occlusion_color, generator)
         return images
+
+
+def _rand_augment(images: Tensor, strengths: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Apply RandAugment to each image; its operations are drawn on the CPU, from torch's global generator."""
+    augment = RandAugment(*strengths)
+    seed = int(torch.randint(2**62, (1,), generator=generator))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return torch.stack([augment(image) for image in images])
 
 
 def _random_crop(images: Tensor, padding: int, mode: str, generator: torch.Generator) -> Tensor:

@@ -36,6 +36,7 @@ class ImageBatches:
         device: Device of the batches.
         augmentation: Random augmentation; None for evaluation.
         shuffle: Whether to shuffle in each epoch, as in training.
+        balanced: Whether to draw an epoch's images with replacement, each class with the same probability.
         episodes: Form epochs from these episodes, sampled with `seed`, instead of from all images.
         seed: Seed of order and augmentation.
         process_index: Index of this process.
@@ -57,6 +58,7 @@ class ImageBatches:
         device: torch.device | str = "cpu",
         augmentation: Augmentation | None = None,
         shuffle: bool = False,
+        balanced: bool = False,
         episodes: Episodes | None = None,
         seed: int = 0,
         process_index: int = 0,
@@ -75,6 +77,10 @@ class ImageBatches:
         self.process_index = process_index
         self.num_processes = num_processes
         self._rows = torch.arange(len(labels)) if rows is None else rows
+        self._weights = None
+        if balanced:
+            _, inverse, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
+            self._weights = 1 / counts[inverse].double()
         flips = torch.Generator().manual_seed(mix_seed(seed, -1))
         self._flips = torch.randint(2, (len(labels),), generator=flips)
         self._episodes: EpisodeSampler | None = None
@@ -180,7 +186,7 @@ class ImageBatches:
             return self._episodes.indices(epoch).flatten()
         order = torch.arange(len(self.labels))
         if self.shuffle:
-            order = shuffled(len(order), mix_seed(self.seed, epoch), self.num_processes)
+            order = shuffled(len(order), mix_seed(self.seed, epoch), self.num_processes, self._weights)
         return order[self.process_index :: self.num_processes]
 
     def _generator(self, epoch: int, number: int) -> torch.Generator:

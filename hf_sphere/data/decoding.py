@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import torch
 from datasets import Dataset, Image
 from huggingface_hub.constants import HF_HOME
@@ -17,16 +18,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torchvision.transforms.v2 import functional as tvF
 from tqdm.auto import tqdm
 
 from hf_sphere.utils.files import atomic_file
-from hf_sphere.utils.pixels import convert_image
+from hf_sphere.utils.pixels import convert_image, resize_image
 
 logger = logging.getLogger(__name__)
 
 # Errors that PIL raises for corrupt files; SyntaxError for a corrupt PNG.
-_NOT_AN_IMAGE = (OSError, ValueError, SyntaxError, PILImage.DecompressionBombError)
+NOT_AN_IMAGE = (OSError, ValueError, SyntaxError, PILImage.DecompressionBombError)
 
 
 class CorruptImageError(ValueError):
@@ -35,23 +35,41 @@ class CorruptImageError(ValueError):
 
 @dataclass(frozen=True)
 class ImageShape:
-    """Shape of the input images of a model: channels (1 or 3), height and width in pixels."""
+    """Shape of the input images of a model: channels (1 or 3), height and width in pixels.
+
+    With `crop_pct`, images are cropped at the center, see `hf_sphere.utils.pixels.resize_image`.
+    """
 
     channels: int
     height: int
     width: int
+    crop_pct: float | None = None
 
 
 def probe_shape(dataset: Dataset, column: str) -> ImageShape:
     """Return the shape of the first image that can be opened."""
     for record in _encoded(dataset, column):
         try:
-            with _open(record[column]) as image:
+            with open_image(record[column]) as image:
                 gray = image.mode in ("1", "L", "LA") or image.mode.startswith("I;16")
                 return ImageShape(1 if gray else 3, image.height, image.width)
-        except _NOT_AN_IMAGE:
+        except NOT_AN_IMAGE:
             continue
     raise CorruptImageError(f"no image of column {column!r} can be decoded.")
+
+
+def file_names(dataset: Dataset, column: str, folder: str | os.PathLike = "") -> list[str]:
+    """Return the file of each image of a split, or an empty list if the data set names none.
+
+    Args:
+        dataset: The split.
+        column: The image column.
+        folder: The files below this folder are named relative to it.
+    """
+    tables = _encoded(dataset, column).with_format("arrow").iter(1000)
+    names = [name for table in tables for name in pc.struct_field(table[column], "path").to_pylist()]
+    root = os.path.join(os.path.abspath(folder), "") if folder else ""
+    return [(name or "").removeprefix(root) for name in names] if any(names) else []
 
 
 class EncodedImages(torch.utils.data.Dataset):
@@ -99,17 +117,16 @@ class EncodedImages(torch.utils.data.Dataset):
 
     def _decode(self, row: Tensor, record: dict[str, Any] | None) -> Tensor | CorruptImageError:
         try:
-            with _open(record) as image:
+            with open_image(record) as image:
                 pixels = np.array(convert_image(image, self.shape.channels))
-        except _NOT_AN_IMAGE as error:
+        except NOT_AN_IMAGE as error:
+            name = f" ({record['path']})" if record is not None and record["path"] else ""
             return CorruptImageError(
-                f"image {int(row)} of the split cannot be decoded ({error}). Repair or remove it, or pass "
+                f"image {int(row)}{name} of the split cannot be decoded ({error}). Repair or remove it, or pass "
                 "--skip_corrupt_images to leave such images out."
             )
         tensor = torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1)
-        size = [self.shape.height, self.shape.width]
-        if list(tensor.shape[1:]) != size:  # resized as by the image processor, so that inference has the same pixels
-            tensor = tvF.resize(tensor, size, antialias=True)
+        tensor = resize_image(tensor, (self.shape.height, self.shape.width), self.shape.crop_pct)
         return tensor if self.transform is None else self.transform(tensor, row)
 
 
@@ -140,7 +157,7 @@ def decode_all(
     cache = _cache_file(images, cache_dir)
     stored = _read_cache(cache)
     if stored is not None and (skip_corrupt or len(stored["indices"]) == len(images)):
-        _report_left_out(len(images) - len(stored["indices"]), len(images))
+        _report_left_out(images, stored["indices"])
         return stored["images"], stored["indices"]
     shape = images.shape
     decoded = torch.empty((len(images), shape.channels, shape.height, shape.width), dtype=torch.uint8)
@@ -151,6 +168,7 @@ def decode_all(
             decoded[filled : filled + len(batch)] = batch
             filled += len(batch)
     indices = torch.cat(good).nonzero()[:, 0]
+    _report_left_out(images, indices)
     result = {"images": decoded[:filled].clone() if filled < len(decoded) else decoded, "indices": indices}
     _write_cache(cache, result)
     return result["images"], result["indices"]
@@ -159,7 +177,9 @@ def decode_all(
 def find_good(images: EncodedImages, *, num_workers: int | None = None, progress: bool = True) -> Tensor:
     """Decode every image once and return the indices of those that are not corrupt, int64 of shape (N,)."""
     passed = _pass_over(images, True, num_workers, progress, "Looking for corrupt images", collate=_only_mask)
-    return torch.cat([mask for mask, _ in passed]).nonzero()[:, 0]
+    good = torch.cat([mask for mask, _ in passed]).nonzero()[:, 0]
+    _report_left_out(images, good)
+    return good
 
 
 def stack_images(images: list[Tensor | CorruptImageError]) -> tuple[Tensor, Tensor | None, CorruptImageError | None]:
@@ -205,12 +225,18 @@ def _pass_over(
             yield mask, batch
     if count == 0:
         raise CorruptImageError("every image of the split is corrupt.")
-    _report_left_out(len(images) - count, len(images))
 
 
-def _report_left_out(count: int, total: int) -> None:
-    if count:
-        logger.warning("Left out %d corrupt image(s) of %d.", count, total)
+def _report_left_out(images: EncodedImages, kept: Tensor) -> None:
+    """Log the number and names of the images that are not among the `kept` ones, (N,)."""
+    if len(kept) == len(images):
+        return
+    left_out = torch.ones(len(images), dtype=torch.bool).index_fill_(0, kept, False)
+    names = file_names(images.dataset, images.column)
+    shown = [names[row] if names else f"image {row}" for row in images.rows[left_out][:10].tolist()]
+    more = ", ..." if left_out.sum() > len(shown) else ""
+    count = len(images) - len(kept)
+    logger.warning("Left out %d corrupt image(s) of %d: %s%s.", count, len(images), ", ".join(shown), more)
 
 
 def _encoded(dataset: Dataset, column: str) -> Dataset:
@@ -219,10 +245,14 @@ def _encoded(dataset: Dataset, column: str) -> Dataset:
     return dataset.select_columns([column]).cast_column(column, Image(decode=False))
 
 
-def _open(record: dict[str, Any] | None) -> PILImage.Image:
+def open_image(record: dict[str, Any] | None) -> PILImage.Image:
+    """Open an encoded image of `datasets`, rotated upright; raises one of the errors `NOT_AN_IMAGE`."""
     if record is None:
         raise ValueError("it is missing")
     image = PILImage.open(io.BytesIO(record["bytes"]) if record["bytes"] is not None else record["path"])
+    if getattr(image, "is_animated", False) and image.format != "MPO":  # MPO: a photo with its preview
+        image.close()
+        raise ValueError("it is animated; save one of its frames")
     # Rotated upright, as in `datasets` and the pipelines of transformers.
     return ImageOps.exif_transpose(image)
 
@@ -234,6 +264,7 @@ def _cache_file(images: EncodedImages, cache_dir: str | os.PathLike | None) -> P
         used = used.select(images.rows.tolist())
     # Despite its private name, the fingerprint is documented by `datasets` as the key of its caches.
     name = f"{used._fingerprint}-{images.column}-{shape.channels}x{shape.height}x{shape.width}"
+    name += "" if shape.crop_pct is None else f"-{shape.crop_pct:g}"
     return folder / f"{name}.safetensors"
 
 

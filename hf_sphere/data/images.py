@@ -6,25 +6,30 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset, DatasetDict, concatenate_datasets
 
 from hf_sphere.data.augmentation import Augmentation
 from hf_sphere.data.batches import ImageBatches
 from hf_sphere.data.computed_values import CHANGED_BY, COMPUTED_VALUES
 from hf_sphere.data.corruption import Corruption
-from hf_sphere.data.decoding import EncodedImages, ImageShape
+from hf_sphere.data.decoding import EncodedImages, ImageShape, file_names
 from hf_sphere.data.episodes import Episodes, check_episodes
-from hf_sphere.data.open_set import first_classes, warn_of_shared_classes
+from hf_sphere.data.open_set import first_classes, warn_of_shared_classes, warn_of_untrained_classes
 from hf_sphere.data.options import ImageDataOptions, ImageSourceOptions, OpenSetOptions, ValueOptions
 from hf_sphere.data.sources import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
     VALUE_COLUMNS,
     choose_eval_split,
+    choose_splits,
+    common_column,
+    count_training_classes,
     find_column,
     find_split,
     load_splits,
+    usual_label_column,
 )
+from hf_sphere.data.split_names import as_splits, held_out_names
 from hf_sphere.data.splits import (
     Split,
     check_computable,
@@ -80,18 +85,22 @@ class ImageSplit:
         class_names: Name of each class, by index; empty, and all labels -1, if the split has no labels.
         num_images: Number of images, over all processes.
         name: Name of the split, or `train+test` if both splits were pooled.
+        file_names: File of each row of the data set (`epoch_rows` counts these rows), relative to the folder of the
+            data set; empty if the data set names no files.
     """
 
     batches: ImageBatches
     class_names: list[str]
     num_images: int
     name: str
+    file_names: list[str] = field(default_factory=list)
 
 
 def load_image_data(
     options: ImageDataOptions,
     task: Task = "classification",
     *,
+    dataset: Any = None,
     targets: ValueOptions | OpenSetOptions | None = None,
     episodes: Episodes | None = None,
     validation_episodes: Episodes | None = None,
@@ -116,7 +125,10 @@ def load_image_data(
 
     Args:
         options: The data set, its columns and splits, the shape of the images, corruption and augmentation. The data
-            set is a bundled one, an id on the Hub or a folder; see `hf_sphere.data.sources.load_splits`.
+            set is a bundled one, an id on the Hub or a folder; see `hf_sphere.data.sources.load_splits`. One without
+            evaluation split is divided: `eval_fraction` of its images, or in an open set of its classes, is held out.
+        dataset: Use this data set of `datasets` instead: a `Dataset` (the split `train`), a `DatasetDict`, or a
+            streaming one, which is read to its end or to `max_train_samples` and `max_eval_samples`.
         task: `classification`: `labels` are class indices, int64; `regression`: `labels` are real values, float32;
             `joint`: class indices, with real values as `regression_labels`; `retrieval` and `few_shot`, the open sets:
             class indices, where the classes of evaluation and training images may differ, and those of each part are
@@ -141,6 +153,10 @@ def load_image_data(
     values = targets if isinstance(targets, ValueOptions) else ValueOptions()
     train_classes = targets.train_classes if isinstance(targets, OpenSetOptions) else None
     check_task(task, options.label_column_name, values, train_classes, episodes)
+    balanced = options.class_balanced_sampling
+    if balanced and (task == "regression" or episodes is not None):
+        what = "regression, which has no classes" if episodes is None else "episodes, which draw classes themselves"
+        raise ValueError(f"class_balanced_sampling does not apply to {what}; leave it out.")
     augmentation = Augmentation(
         options.crop_padding,
         options.horizontal_flip,
@@ -151,9 +167,11 @@ def load_image_data(
         color_jitter=options.color_jitter,
         crop_aspect_ratio=options.crop_aspect_ratio,
         occlusion=options.occlusion,
+        rand_augment=options.rand_augment,
     )
     corruption = _corruption(options, seed, task)
-    parts, class_names, shape = _open_parts(options, task, values, train_classes, corruption)
+    splits = _load_splits(options, dataset)
+    parts, class_names, shape = _open_parts(splits, options, task, values, train_classes, corruption)
     augmentation.check_size(shape.height, shape.width)
     _warn_of_augmentation(augmentation, class_names, values.computed_value)
     limits = {"train": options.max_train_samples, "eval": options.max_eval_samples}
@@ -193,7 +211,9 @@ def load_image_data(
         )
 
     return ImageData(
-        train=batches("train", batch_size, seed, augmentation=augmentation, shuffle=True),
+        train=batches(
+            "train", batch_size, seed, augmentation=augmentation, shuffle=True, balanced=options.class_balanced_sampling
+        ),
         # With the seed of training, the evaluation episodes would equal the training episodes.
         evaluation=batches("eval", eval_batch_size, mix_seed(seed, 1)),
         eval_split=parts["eval"].name,
@@ -211,6 +231,7 @@ def load_image_split(
     options: ImageSourceOptions,
     split: str | None = None,
     *,
+    dataset: Any = None,
     train_classes: int | None = None,
     select_class: Callable[[str], bool] | None = None,
     max_samples: int | None = None,
@@ -228,7 +249,10 @@ def load_image_split(
             `seed` or `corruption_seed`, classes and pixels are those of `load_image_data`. Mean and standard deviation
             are required; the image processor of a model has them. The split may have no labels. Other options are
             ignored.
-        split: Name of the split; None for the evaluation split of `load_image_data`.
+        split: Name of the split, or a part of the data, see `hf_sphere.data.split_names.read_split`: `all`,
+            `train[:80%]`, `held_out(train, 0.2, seed=0)`. None for the evaluation split of
+            `load_image_data`, or if a part would be held out of images without labels, for all of them.
+        dataset: See `load_image_data`.
         train_classes: Instead of the split, load the evaluation images of `load_image_data` for retrieval with this
             option: those of `options.train_split` and of this split, without the first `train_classes` classes.
         select_class: Keep only the images of the classes for whose name this is true.
@@ -247,9 +271,12 @@ def load_image_split(
     if options.image_mean is None or options.image_std is None:
         raise ValueError("image_mean and image_std are required to load a split as in evaluation.")
     corruption = _corruption(options, seed, "classification" if train_classes is None else "retrieval", noise=False)
-    splits = load_splits(options.dataset_name, options.dataset_config_name)
+    splits = _load_splits(options, dataset)
+    classes, train = options.label_column_name or usual_label_column(splits), options.train_split
     name = choose_eval_split(splits, split)
-    rows = find_split(splits, name, "--split")
+    if name is None:
+        name = train if classes is None else held_out_names(train, options.eval_fraction, options.eval_seed)[1]
+    rows = find_split(splits, name, "--split", classes)
     image_column = find_column(rows, options.image_column_name, IMAGE_COLUMNS, "image")
     label_column, class_names = options.label_column_name, []
     with_train = train_classes is not None or options.sample_classes is not None
@@ -289,7 +316,8 @@ def load_image_split(
         process_index=process_index,
         num_processes=num_processes,
     )
-    return ImageSplit(batches, class_names, len(part), part.name)
+    files = file_names(rows, image_column, options.dataset_name)
+    return ImageSplit(batches, class_names, len(part), part.name, files)
 
 
 def _corruption(options: ImageSourceOptions, seed: int, task: str, noise: bool = True) -> Corruption:
@@ -300,24 +328,39 @@ def _corruption(options: ImageSourceOptions, seed: int, task: str, noise: bool =
     return corruption
 
 
+def _load_splits(options: ImageSourceOptions, dataset: Any) -> DatasetDict:
+    if dataset is None:
+        return load_splits(options.dataset_name, options.dataset_config_name)
+    evaluation = options.eval_split or "test"
+    limits = {options.train_split: options.max_train_samples, evaluation: options.max_eval_samples}
+    return as_splits(dataset, {name: limit for name, limit in limits.items() if limit is not None})
+
+
 def _open_parts(
-    options: ImageSourceOptions, task: str, values: ValueOptions, train_classes: int | None, corruption: Corruption
+    splits: DatasetDict,
+    options: ImageSourceOptions,
+    task: str,
+    values: ValueOptions,
+    train_classes: int | None,
+    corruption: Corruption,
 ) -> tuple[dict[str, Split], list[str], ImageShape]:
     """Return the parts `train`, `eval` and possibly `validation`, the class names and the image shape."""
-    rows = _choose_splits(options, train_classes)
-    image_column = _common_column(rows, options.image_column_name, IMAGE_COLUMNS, "image")
+    rows = choose_splits(splits, options, task, train_classes)
+    image_column = common_column(rows, options.image_column_name, IMAGE_COLUMNS, "image")
     label_column, value_column, class_names = None, None, []
     if task != "regression":
-        label_column = _common_column(rows, options.label_column_name, LABEL_COLUMNS, "label")
+        label_column = common_column(rows, options.label_column_name, LABEL_COLUMNS, "label")
         _, with_classes = rows["train"]
         if task in OPEN_SETS:
             pooled = _pool(dict(rows.values()), [image_column, label_column])
-            rows = rows if train_classes is None else dict.fromkeys(rows, pooled)
             _, with_classes = pooled
+            if train_classes is None and rows["eval"][0] == rows["train"][0]:  # there is no evaluation split
+                train_classes = count_training_classes(with_classes, label_column, options)
+            rows = rows if train_classes is None else dict.fromkeys(rows, pooled)
         class_names = read_class_names(with_classes, label_column)
     if task in ("regression", "joint") and values.computed_value is None:
         instead = f", or compute a value with --computed_value ({', '.join(COMPUTED_VALUES)})"
-        value_column = _common_column(rows, values.value_column_name, VALUE_COLUMNS, "value", instead)
+        value_column = common_column(rows, values.value_column_name, VALUE_COLUMNS, "value", instead)
     shape = choose_shape(rows["train"][1], image_column, options)
     if values.computed_value is not None:
         check_computable(values.computed_value, shape)
@@ -328,6 +371,8 @@ def _open_parts(
     if train_classes is not None:
         trained = first_classes(parts["train"].known_classes, train_classes)
         parts = {"train": parts["train"].select(trained), "eval": parts["eval"].select(~trained)}
+    elif task not in OPEN_SETS and label_column is not None:
+        warn_of_untrained_classes(parts["train"].known_classes, parts["eval"].known_classes, class_names)
     elif task in OPEN_SETS:
         for key in list(parts)[1:]:
             which = "evaluation" if key == "eval" else key
@@ -337,42 +382,6 @@ def _open_parts(
         parts = {key: part.keep_classes(kept, class_names) for key, part in parts.items()}
         class_names = [class_names[index] for index in kept]
     return parts, class_names, shape
-
-
-def _choose_splits(options: ImageSourceOptions, train_classes: int | None) -> dict[str, tuple[str, Dataset]]:
-    """Return the name and rows of the splits `train`, `eval` and possibly `validation`."""
-    splits = load_splits(options.dataset_name, options.dataset_config_name)
-    names = {"train": options.train_split, "eval": choose_eval_split(splits, options.eval_split)}
-    if (name := options.validation_split) is not None:
-        if options.validation_fraction:
-            raise ValueError(
-                f"--validation_split {name} and --validation_fraction {options.validation_fraction} are two sources of "
-                "images to select the epoch on; use only one of them."
-            )
-        if train_classes is not None:
-            raise ValueError(
-                f"--train_classes {train_classes} divides the classes of all images, and --validation_split {name} "
-                "would contain classes of both sides; hold out training classes with --validation_fraction instead."
-            )
-        for key, other in names.items():
-            if other == name:
-                raise ValueError(
-                    f"--validation_split {name} is also the split of --{key}_split, so the epoch would not be "
-                    "selected on separate images; name another one, or hold out training images with "
-                    "--validation_fraction."
-                )
-        names["validation"] = name
-    return {key: (name, find_split(splits, name, f"--{key}_split")) for key, name in names.items()}
-
-
-def _common_column(
-    rows: dict[str, tuple[str, Dataset]], given: str | None, candidates: tuple[str, ...], what: str, instead: str = ""
-) -> str:
-    """Find a column in the training split, and check that the other splits have it."""
-    found = find_column(rows["train"][1], given, candidates, what, instead=instead)
-    for _, part_rows in rows.values():
-        find_column(part_rows, found, (), what)
-    return found
 
 
 def _pool(rows: dict[str, Dataset], columns: list[str]) -> tuple[str, Dataset]:

@@ -1,6 +1,7 @@
 """Splits by class, for evaluation on classes that are not in the training data."""
 
 import logging
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -66,4 +67,17 @@ def warn_of_shared_classes(train: Tensor, evaluation: Tensor, what: str = "evalu
             shared,
             len(evaluated),
             what,
+        )
+
+
+def warn_of_untrained_classes(train: Tensor, evaluation: Tensor, names: Sequence[str]) -> None:
+    """Warn if evaluation images, with class indices (M,), have classes without training images, (N,)."""
+    trained = set(train.unique().tolist())
+    untrained = [names[index] for index in evaluation.unique().tolist() if index not in trained]
+    if untrained:
+        logger.warning(
+            "%d class(es) of the evaluation images have no training image: %s. Slices such as train[:80%%] follow the "
+            "order of the data, which is often by class.",
+            len(untrained),
+            ", ".join(untrained[:10]),
         )

@@ -18,8 +18,19 @@ class ImageSourceOptions(Arguments):
 
     dataset_name: str = argument("digits", "Hub id, folder, or a bundled data set: `digits` or `two_clusters`.")
     dataset_config_name: str | None = argument(None, "Configuration of the data set.")
-    train_split: str = argument("train", "Training split.")
-    eval_split: str | None = argument(None, "Evaluation split; default: `test`, else `validation`.")
+    train_split: str = argument("train", "Training split, or a part of the data such as `train[:80%]` or `all`.")
+    eval_split: str | None = argument(
+        None,
+        "Evaluation split or part; default: `test`, else `validation`, else held out of the training split.",
+    )
+    eval_fraction: float = argument(
+        0.2,
+        "Fraction of the training split to hold out for evaluation, stratified by class, if there is no evaluation "
+        "split. For retrieval and few-shot, a fraction of the classes.",
+        gt=0,
+        lt=1,
+    )
+    eval_seed: int = argument(0, "Seed of the images held out for evaluation.", **SEED)
     validation_split: str | None = argument(None, "Split for choosing the best epoch and for early stopping.")
     validation_fraction: float = argument(
         0.0,
@@ -32,6 +43,9 @@ class ImageSourceOptions(Arguments):
     label_column_name: str | None = argument(None, "Label column; detected by name by default.")
     image_size: list[int] | None = argument(
         None, "Side in pixels, or height and width; default: the first image's.", ge=1, le=LARGEST_SIDE
+    )
+    crop_pct: float | None = argument(
+        None, "Crop the center, this fraction of a side, as timm does; default: stretch the whole image.", gt=0, le=1
     )
     num_channels: int | None = argument(None, "1 or 3; default: the first image's.", ge=1, le=3)
     image_mean: list[float] | None = argument(None, "Mean per channel, on the scale 0 to 1; default: measured.")
@@ -64,6 +78,12 @@ class ImageSourceOptions(Arguments):
 class ImageDataOptions(ImageSourceOptions):
     """Images, and the augmentation of training images."""
 
+    class_balanced_sampling: bool = argument(
+        False, "Draw the training images of an epoch with replacement, each class equally often on average."
+    )
+    rand_augment: list[int] | None = argument(
+        None, "Number of operations and magnitude (0 to 30) of RandAugment on training images, for instance 2 9.", ge=0
+    )
     crop_padding: int = argument(0, "Padding in pixels before a random crop of training images.", ge=0, le=LARGEST_SIDE)
     crop_padding_mode: Literal["zeros", "reflect"] = argument("zeros", "Pad with zeros, or reflect the image.")
     horizontal_flip: bool = argument(False, "Flip training images horizontally with probability 1/2.")

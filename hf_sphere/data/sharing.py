@@ -9,9 +9,16 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 
-def shuffled(count: int, seed: int, num_processes: int) -> Tensor:
-    """Return a random order of examples, repeated from its start so that it divides evenly among processes."""
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+def shuffled(count: int, seed: int, num_processes: int, weights: Tensor | None = None) -> Tensor:
+    """Return a random order of examples, repeated from its start so that it divides evenly among processes.
+
+    With `weights` (`count`,), as many examples are drawn with replacement, with probabilities proportional to these.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    if weights is None:
+        order = torch.randperm(count, generator=generator)
+    else:
+        order = weights.multinomial(count, replacement=True, generator=generator)
     total = math.ceil(count / num_processes) * num_processes
     return order.repeat(math.ceil(total / count))[:total]
 

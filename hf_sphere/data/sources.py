@@ -1,13 +1,19 @@
 """Sources of image data sets: the Hub, a folder, or the data bundled with the library."""
 
 import difflib
+import logging
 from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 
+from hf_sphere.data.options import ImageSourceOptions
+from hf_sphere.data.split_names import held_out_names, read_split
+from hf_sphere.data.targets import OPEN_SETS
 from hf_sphere.utils.loading import load_dataset
+
+logger = logging.getLogger(__name__)
 
 # Column names used on the Hub, the most common one first; fine labels before coarse ones.
 IMAGE_COLUMNS = ("image", "img")
@@ -59,18 +65,104 @@ def find_column(
     return found
 
 
-def choose_eval_split(splits: DatasetDict, name: str | None) -> str:
-    """Return the name of the evaluation split: `name`, else `test`, else `validation`."""
-    return name or next((split for split in ("test", "validation", "valid") if split in splits), "test")
+def choose_eval_split(splits: DatasetDict, name: str | None) -> str | None:
+    """Return the name of the evaluation split: `name`, else `test`, else `validation`, else None."""
+    return name or next((split for split in ("test", "validation", "valid") if split in splits), None)
 
 
-def find_split(splits: DatasetDict, name: str, option: str) -> Dataset:
-    """Return a split; raise an error that lists the splits if it does not exist or is empty."""
-    if name not in splits:
-        raise ValueError(f"no split {name!r}; the data has {', '.join(splits)}. Choose one with {option}.")
-    if len(splits[name]) == 0:
+def find_split(splits: DatasetDict, name: str, option: str, label_column: str | None = None) -> Dataset:
+    """Return a split or a part of the data; raise an error that lists the splits if it does not exist or is empty.
+
+    Args:
+        splits: All splits.
+        name: See `hf_sphere.data.split_names.read_split`.
+        option: Option that chooses it, for error messages.
+        label_column: Column of the classes, for parts that are held out.
+    """
+    try:
+        rows = read_split(splits, name, label_column)
+    except KeyError:
+        raise ValueError(f"no split {name!r}; the data has {', '.join(splits)}. Choose one with {option}.") from None
+    except (ValueError, AssertionError) as error:  # `datasets` asserts
+        raise ValueError(f"split {name!r} of {', '.join(splits)} ({option}) cannot be read: {error}") from error
+    if len(rows) == 0:
         raise ValueError(f"split {name!r} is empty; choose another one with {option}.")
-    return splits[name]
+    return rows
+
+
+def choose_splits(
+    splits: DatasetDict, options: ImageSourceOptions, task: str, train_classes: int | None
+) -> dict[str, tuple[str, Dataset]]:
+    """Return the name and rows of the splits `train`, `eval` and possibly `validation`.
+
+    Without an evaluation split, a part of the training split is held out; in an open set, whose classes are to be
+    divided, `eval` is then the training split.
+    """
+    train = options.train_split
+    names = {"train": train, "eval": choose_eval_split(splits, options.eval_split) or train}
+    label_column = None if task == "regression" else options.label_column_name or usual_label_column(splits)
+    is_divided = names["eval"] == train and options.eval_split is None
+    by_class = train_classes is not None or (is_divided and task in OPEN_SETS)
+    if is_divided and not by_class:
+        find_split(splits, train, "--train_split")
+        names["train"], names["eval"] = held_out_names(train, options.eval_fraction, options.eval_seed)
+        logger.info(
+            "The data has no evaluation split: %g %% of the split %s is held out%s with seed %d, as the split '%s'.",
+            100 * options.eval_fraction,
+            train,
+            ", stratified by class," if label_column else "",
+            options.eval_seed,
+            names["eval"],
+        )
+    if (name := options.validation_split) is not None:
+        if options.validation_fraction:
+            raise ValueError(
+                f"--validation_split {name} and --validation_fraction {options.validation_fraction} are two sources of "
+                "images to select the epoch on; use only one of them."
+            )
+        if by_class:
+            raise ValueError(
+                f"--train_classes divides the classes of all images, and --validation_split {name} would contain "
+                "classes of both sides; hold out training classes with --validation_fraction instead."
+            )
+        for key, other in names.items():
+            if other == name:
+                raise ValueError(
+                    f"--validation_split {name} is also the split of --{key}_split, so the epoch would not be "
+                    "selected on separate images; name another one, or hold out training images with "
+                    "--validation_fraction."
+                )
+        names["validation"] = name
+    return {key: (name, find_split(splits, name, f"--{key}_split", label_column)) for key, name in names.items()}
+
+
+def common_column(
+    rows: dict[str, tuple[str, Dataset]], given: str | None, candidates: tuple[str, ...], what: str, instead: str = ""
+) -> str:
+    """Find a column in the training split, and check that the other splits have it."""
+    found = find_column(rows["train"][1], given, candidates, what, instead=instead)
+    for _, part_rows in rows.values():
+        find_column(part_rows, found, (), what)
+    return found
+
+
+def usual_label_column(splits: DatasetDict) -> str | None:
+    """Return the label column that is detected by name, or None."""
+    columns = next(iter(splits.values())).column_names
+    return next((name for name in LABEL_COLUMNS if name in columns), None)
+
+
+def count_training_classes(rows: Dataset, label_column: str, options: ImageSourceOptions) -> int:
+    """Return the number of classes to train on, the first ones, if `eval_fraction` of the classes is held out."""
+    count = len(rows.unique(label_column))
+    train_classes = count - max(round(options.eval_fraction * count), 1)
+    logger.info(
+        "The data has no evaluation split: %g %% of the %d classes are held out, the last ones; --train_classes %d.",
+        100 * options.eval_fraction,
+        count,
+        train_classes,
+    )
+    return train_classes
 
 
 @cache

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from sklearn.model_selection import ShuffleSplit, StratifiedShuffleSplit
 from torch import Tensor
 
 from hf_sphere.data.batches import ImageBatches, ImagesFromDisk, ImagesInMemory
@@ -24,6 +23,7 @@ from hf_sphere.data.decoding import (
 )
 from hf_sphere.data.open_set import held_out_classes
 from hf_sphere.data.options import ImageSourceOptions
+from hf_sphere.data.split_names import draw_held_out
 
 LARGEST_SIDE_IN_MEMORY = 96
 """Images with sides up to this length are decoded once and kept on the device; larger ones are read from disk."""
@@ -142,13 +142,8 @@ def hold_out(split: Split, fraction: float, seed: int, *, by_class: bool) -> tup
     if by_class:
         chosen = held_out_classes(split.known_classes, fraction, seed)
         return split.select(~chosen), split.select(chosen)
-    kind = ShuffleSplit if split.classes is None else StratifiedShuffleSplit
-    splitter = kind(1, test_size=fraction, random_state=seed)
-    try:
-        kept, held_out = next(splitter.split(torch.arange(len(split)).numpy(), split.classes))
-    except ValueError as error:
-        raise ValueError(f"validation_fraction={fraction} does not split {len(split)} images: {error}") from error
-    return split.select(torch.as_tensor(kept).sort().values), split.select(torch.as_tensor(held_out).sort().values)
+    drawn = draw_held_out(len(split), fraction, seed, split.classes)
+    return split.select(~drawn), split.select(drawn)
 
 
 def find_range(values: Tensor) -> tuple[float, float]:
@@ -186,7 +181,7 @@ def choose_shape(rows: Dataset, column: str, options: ImageSourceOptions) -> Ima
         if len(size) not in (1, 2) or min(size) < 1:
             raise ValueError(f"image_size must be a side in pixels or (height, width); got {size}.")
         height, width = size[0], size[-1]
-    return ImageShape(options.num_channels or found.channels, height, width)
+    return ImageShape(options.num_channels or found.channels, height, width, options.crop_pct)
 
 
 def measure_pixels(images: Tensor | EncodedImages, sample: int = 2000) -> tuple[list[float], list[float]]:

@@ -1,6 +1,7 @@
 """Compute the predictions and embeddings of an image split with a saved model."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import AutoConfig
 
@@ -102,13 +104,7 @@ def load_source_images(
         **loading: Keyword arguments of `hf_sphere.data.load_image_split`.
     """
     processor = load_image_processor(model_name, config, options.image_mean, options.image_std)
-    preprocessing: dict[str, Any] = {
-        "image_size": [processor.size["height"], processor.size["width"]],
-        "num_channels": processor.num_channels,
-        "image_mean": list(processor.image_mean),
-        "image_std": list(processor.image_std),
-    }
-    return load_image_split(replace(options, **preprocessing), split, **loading)
+    return load_image_split(replace(options, **processor.source_options()), split, **loading)
 
 
 @torch.inference_mode()
@@ -165,7 +161,7 @@ def extract_embeddings(
         if head.distance == "hyperbolic":
             about["curvature"] = float(head.curvature)
     names = {"class_names": images.class_names, "predicted_names": class_names(model)}
-    split = images.name.replace("+", "_")  # the name of a split must not contain a plus
+    split = re.sub(r"\W+", "_", images.name).strip("_")  # as `datasets` requires of the name of a split
     is_main = accelerator.is_main_process
     writer = embeddings_writer(folder, split, about, **names) if is_main else nullcontext(lambda columns: None)
     columns: Columns = {}
@@ -184,20 +180,34 @@ def _embed_batches(model: Any, batches: ImageBatches, accelerator: Accelerator, 
     for batch, rows in zip(batches.epoch(), batches.epoch_rows().split(batches.batch_size), strict=True):
         with accelerator.autocast():
             output = model(pixel_values=batch["pixel_values"])
-        columns = {"embedding": output.embeddings.float().cpu()}
+        columns = read_output(output, [f"image {row}" for row in rows.tolist()])
         if labeled:
             columns["label"] = batch["labels"].cpu()
-        if "logits" in output:
-            logits = output.logits.float().cpu()
-            confidence, prediction = logits.softmax(-1).max(-1)
-            columns |= {"prediction": prediction, "confidence": confidence, "logits": logits}
-        if output.get("concentration") is not None:
-            columns["concentration"] = output.concentration.float().cpu()
-        for name, values in columns.items():
-            finite = values.isfinite().reshape(len(rows), -1).all(-1)
-            if not finite.all():
-                raise ValueError(
-                    f"{name} of image {int(rows[~finite][0])} is not finite. Is the model trained? With "
-                    "--mixed_precision fp16 values may overflow: try bf16, or no."
-                )
         yield {**columns, "index": rows}
+
+
+def read_output(output: Any, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return the columns of a model's output: `embedding`, and those of its head, float32 on the CPU.
+
+    Args:
+        output: Output of a model from `load_embedding_model`.
+        names: Name of each image, for error messages.
+
+    Raises:
+        ValueError: If a value is not finite.
+    """
+    columns = {"embedding": output.embeddings.float().cpu()}
+    if "logits" in output:
+        logits = output.logits.float().cpu()
+        confidence, prediction = logits.softmax(-1).max(-1)
+        columns |= {"prediction": prediction, "confidence": confidence, "logits": logits}
+    if output.get("concentration") is not None:
+        columns["concentration"] = output.concentration.float().cpu()
+    for column, values in columns.items():
+        finite = values.isfinite().reshape(len(names), -1).all(-1)
+        if not finite.all():
+            raise ValueError(
+                f"{column} of {names[int(finite.logical_not().nonzero()[0])]} is not finite. Is the model trained? "
+                "With --mixed_precision fp16 values may overflow: try bf16, or no."
+            )
+    return columns

@@ -126,17 +126,21 @@ def _spherize_in_blocks(x: Tensor, scaling: Tensor, radius: Tensor, low: float) 
     size, dtype = x.shape[-1], scaling.dtype
     result = x.new_empty(*x.shape[:-1], size + 1)
     memory: dict[str, Tensor] = {}
+    slope, one = -scaling, torch.ones((), dtype=_accumulator(x), device=x.device)
     for values, points in _row_blocks(x, result):
         cosine = _reuse(memory, "cosine", values, size, dtype)
-        cosine.copy_(values).mul_(-scaling).sigmoid_().mul_(math.pi / 2 - low).sin_()
+        torch.mul(values.to(dtype), slope, out=cosine)
+        cosine.sigmoid_().mul_(math.pi / 2 - low).sin_()
         # Squares of radius * (product of earlier sines). In float64 1 - cos^2 is accurate enough unless an angle is
         # close to 0, which is possible with few axes; then the sine is computed directly.
-        squares = _reuse(memory, "squares", values, size + 1, _accumulator(x))
+        squares = _reuse(memory, "squares", values, size + 1, one.dtype)
         squares[:, 0] = radius.square()
+        of_sines = squares[:, 1:]
         if low > math.pi / 4:
-            squares[:, 1:].copy_(cosine).square_().sub_(1).neg_()
+            of_sines.copy_(cosine)
+            torch.addcmul(one, of_sines, of_sines, value=-1, out=of_sines)
         else:
-            squares[:, 1:] = _sine(values.to(dtype) * scaling, low).square()
+            of_sines.copy_(_sine(values.to(dtype) * scaling, low)).square_()
         squares.cumprod_(-1)
         product = points if points.dtype == dtype else _reuse(memory, "product", values, size + 1, dtype)
         product.copy_(squares).sqrt_()
@@ -192,30 +196,35 @@ def _gradient_in_blocks(
     result = torch.empty_like(x, memory_format=torch.contiguous_format)
     grad_scaling, grad_radius = torch.zeros_like(scaling), torch.zeros_like(radius)
     memory: dict[str, Tensor] = {}
+    factor, slope, one = math.pi / 2 - low, -scaling, torch.ones_like(scaling)
+    smallest = torch.full_like(scaling, torch.finfo(dtype).tiny)  # keeps the cosine, a divisor, positive
     for values, points, grad_points, grad_values in _row_blocks(x, output, grad, result):
-        slope, cosine, tangent = (_reuse(memory, name, values, size, dtype) for name in ("slope", "cosine", "tangent"))
-        slope.copy_(values).mul_(scaling)
-        torch.neg(slope, out=cosine)
-        if low <= math.pi / 4:
-            tangent.copy_(_sine(slope, low))
-        slope.sigmoid_().mul_(cosine.sigmoid_())
-        cosine.mul_(math.pi / 2 - low).sin_().clamp_min_(torch.finfo(dtype).tiny)
+        falling, cosine, tangent = (
+            _reuse(memory, name, values, size, dtype) for name in ("falling", "cosine", "tangent")
+        )
+        values = values.to(dtype)
+        torch.mul(values, slope, out=falling).sigmoid_()
+        torch.add(smallest, falling, alpha=factor, out=cosine).sin_()
         if low > math.pi / 4:
-            torch.mul(cosine, cosine, out=tangent)
-            tangent.sub_(1).neg_().sqrt_()
+            torch.addcmul(one, cosine, cosine, value=-1, out=tangent).sqrt_()
+        else:
+            tangent.copy_(_sine(values * scaling, low))
         tangent.div_(cosine)
         weighted = _reuse(memory, "weighted", values, size + 1, dtype)
-        weighted.copy_(grad_points).mul_(points)
+        torch.mul(grad_points.to(dtype), points.to(dtype), out=weighted)
+        # Minus the sum of all comes first, so that each sum is minus that of the later ones.
         sums = _reuse(memory, "sums", values, size + 1, _accumulator(x))
-        sums.copy_(weighted).cumsum_(-1)
+        sums[:, 0], sums[:, 1:] = weighted[:, -1], weighted[:, :-1]
+        total = sums.sum(-1)
         if needs[2]:
-            grad_radius += (sums[:, -1].sum() / radius).to(dtype)
-        sums[:, :-1].sub_(sums[:, -1:]).neg_()
-        grad_logits = cosine.copy_(sums[:, :-1]).div_(tangent)
-        grad_logits.sub_(tangent.mul_(weighted[:, :-1])).mul_(slope).mul_(math.pi / 2 - low)
+            grad_radius += (total.sum() / radius).to(dtype)
+        sums[:, 0] = -total
+        grad_logits = cosine.copy_(sums.cumsum_(-1)[:, 1:]).div_(tangent)
+        grad_logits.addcmul_(tangent, weighted[:, :-1]).mul_(-factor)
+        torch.ops.aten.sigmoid_backward.grad_input(grad_logits, falling, grad_input=grad_logits)
         if needs[1]:
             grad_scaling += torch.mul(grad_logits, values, out=tangent).sum()
-        grad_values.copy_(grad_logits.mul_(scaling))
+        torch.mul(grad_logits, scaling, out=grad_values)
     return result, grad_scaling, grad_radius
 
 
@@ -326,7 +335,7 @@ def _row_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     if torch.compiler.is_compiling():
         yield tuple(tables)
         return
-    step = max(1, (2**18 if tensors[0].device.type == "cpu" else 2**24) // columns)
+    step = max(1, (2**17 if tensors[0].device.type == "cpu" else 2**24) // columns)
     for first in range(0, rows, step):
         yield tuple(table[first : first + step] for table in tables)
 

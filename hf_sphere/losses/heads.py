@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from hf_sphere.nn.heads import HEADS, build_head
 
 
-class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # type: ignore[call-arg]  # huggingface_hub is untyped here
+class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # type: ignore[call-arg]
     """Makes any head a loss: called with embeddings (B, d) and labels (B,), it returns a scalar.
 
     The parameters of the loss are those of the head, such as class weights: they need an optimizer, and, on several

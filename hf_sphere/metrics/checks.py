@@ -45,32 +45,32 @@ def mean_over_ties(confidences: Tensor, correct: Tensor) -> Tensor:
     return (torch.bincount(group, weights=correct) / count)[group]
 
 
-def check_embeddings(embeddings: Tensor, min_count: int = 1) -> Tensor:
+def check_embeddings(embeddings: Tensor, min_count: int = 1, what: str = "embeddings") -> Tensor:
     """Return valid embeddings (N, d), N >= `min_count`, d >= 1, in their dtype and on their device."""
     embeddings = torch.as_tensor(embeddings).detach()
     if embeddings.ndim != 2 or len(embeddings) < min_count or embeddings.shape[1] == 0:
         raise ValueError(
-            f"embeddings must have the shape (N, d) with N >= {min_count} and d >= 1; got {tuple(embeddings.shape)}."
+            f"{what} must have the shape (N, d) with N >= {min_count} and d >= 1; got {tuple(embeddings.shape)}."
         )
     if embeddings.is_complex():
-        raise TypeError(f"embeddings must be real; got {embeddings.dtype}.")
+        raise TypeError(f"{what} must be real; got {embeddings.dtype}.")
     finite = embeddings.isfinite().all(-1)
     if not finite.all():
         raise ValueError(
-            f"embeddings must be finite; {int((~finite).sum())} of {len(finite)} are not, the first at index "
+            f"{what} must be finite; {int((~finite).sum())} of {len(finite)} are not, the first at index "
             f"{int((~finite).nonzero()[0])}."
         )
     return embeddings
 
 
-def check_directions(embeddings: Tensor, min_count: int = 1) -> Tensor:
+def check_directions(embeddings: Tensor, min_count: int = 1, what: str = "embeddings") -> Tensor:
     """Return the directions of embeddings (N, d), unit vectors in float64 on the CPU."""
-    embeddings = check_embeddings(embeddings, min_count).cpu().double()
+    embeddings = check_embeddings(embeddings, min_count, what).cpu().double()
     largest = embeddings.abs().amax(-1, keepdim=True)
     if (largest == 0).any():
         zero = (largest == 0).squeeze(-1)
         raise ValueError(
-            f"a zero vector has no direction; {int(zero.sum())} of {len(zero)} embeddings are zero, the first at index "
+            f"a zero vector has no direction; {int(zero.sum())} of {len(zero)} {what} are zero, the first at index "
             f"{int(zero.nonzero()[0])}. Remove them."
         )
     # Without the scaling, squares of large numbers would overflow and those of small ones underflow.

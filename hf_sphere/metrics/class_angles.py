@@ -5,9 +5,7 @@ from torch import Tensor
 
 from hf_sphere.metrics.checks import check_classes, check_directions
 
-MAX_PAIRS = 500_000
-"""Default number of pairs, approximately all pairs of 1000 embeddings."""
-
+MAX_PAIRS = 500_000  # default number of pairs, approximately all pairs of 1000 embeddings
 _BLOCK_NUMEL = 2**22
 
 
@@ -57,11 +55,7 @@ def _draw_pairs(
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Sample pairs of embeddings that are sorted by class: indices (count,) and (count,) of each kind.
 
-    Args:
-        start: (N,), index of the first member of each embedding's class.
-        size: (N,), number of members of that class.
-        count: Number of pairs within classes, and of pairs between classes.
-        seed: Seed of the generator.
+    `start` and `size` are the index of the first member of each embedding's class and their number, (N,) each.
     """
     generator = torch.Generator().manual_seed(seed)
 

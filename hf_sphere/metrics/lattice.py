@@ -8,8 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-STEP = 2.0**-23
-"""Smallest step of a lattice, relative to the largest value."""
+STEP = 2.0**-23  # smallest step of a lattice, relative to the largest value
 
 
 def power_of_two(largest: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ class Gallery:
             instead of a larger inner product; otherwise None.
         first: (N,), index of the first member of each embedding's class, int64.
         end: (N,), index after its last member, int64.
+        order: (N,), index of each embedding before the sorting, int64.
     """
 
     queries: Tensor
@@ -43,6 +44,7 @@ class Gallery:
     squares: Tensor | None
     first: Tensor
     end: Tensor
+    order: Tensor
 
     @property
     def relevant(self) -> Tensor:
@@ -60,7 +62,7 @@ class Gallery:
         ends = sizes.cumsum(0).repeat_interleave(sizes)
         if squares is not None:
             squares = F.pad(squares, (0, -len(squares) % TILE), value=1.0)
-        return cls(queries, _padded(references), squares, ends - sizes.repeat_interleave(sizes), ends)
+        return cls(queries, _padded(references), squares, ends - sizes.repeat_interleave(sizes), ends, order)
 
     def block_size(self, count: int) -> int:
         """Return the number of queries that fit into memory with their `count` neighbors and the largest class."""
@@ -168,7 +170,7 @@ def _as_inner_products(
         return _for_cosines(embeddings)
     if distance == "euclidean":
         return *_for_euclidean_distances(embeddings), None
-    return *_for_hyperbolic_distances(embeddings, curvature), None
+    return *for_hyperbolic_distances(embeddings, curvature), None
 
 
 def _for_cosines(embeddings: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -197,7 +199,8 @@ def _for_euclidean_distances(embeddings: Tensor) -> tuple[Tensor, Tensor]:
     return F.pad(centered, (0, 1), value=1.0), torch.cat([centered, -squares / 2], dim=1)
 
 
-def _for_hyperbolic_distances(embeddings: Tensor, curvature: float) -> tuple[Tensor, Tensor]:
+def for_hyperbolic_distances(embeddings: Tensor, curvature: float) -> tuple[Tensor, Tensor]:
+    """Return points (N, d) as queries and as references, (N, d + 2) float64, to be compared by inner products."""
     # The distance is acosh(1 + 2 c |q - n|^2 / ((1 - c |q|^2) (1 - c |n|^2))) / sqrt(c), which grows with
     # |q - n|^2 / (1 - c |n|^2): the rest is the same for all n, and acosh near 1 would lose digits. In float64, because
     # points near the boundary of the ball can be far apart and have almost equal coordinates.

@@ -10,18 +10,12 @@ from hf_sphere.metrics.checks import check_classes, check_correct, check_directi
 
 OverlapDistance = Literal["angular", "euclidean"]
 
-BYTES_IN_MEMORY = 2**27
-"""Approximate memory of a block of distances."""
+BYTES_IN_MEMORY = 2**27  # approximate memory of a block of distances
 
 
 @torch.no_grad()
 def class_overlap(
-    embeddings: Tensor,
-    labels: Tensor,
-    correct: Tensor,
-    *,
-    threshold: float,
-    distance: OverlapDistance = "angular",
+    embeddings: Tensor, labels: Tensor, correct: Tensor, *, threshold: float, distance: OverlapDistance = "angular"
 ) -> dict[str, float]:
     """Count the examples that overlap with another class, and the errors among them.
 
@@ -71,8 +65,9 @@ def class_overlap(
     step = max(1, BYTES_IN_MEMORY // (32 * len(points)))
     for first in range(0, len(points), step):
         last = first + step
-        near = _near(points[first:last], points[first:], threshold)
-        near &= labels[first:last, None] != labels[first:]
+        # Computed from differences: products lose the digits of small distances.
+        distances = torch.cdist(points[first:last], points[first:], compute_mode="donot_use_mm_for_euclid_dist")
+        near = (distances < threshold) & (labels[first:last, None] != labels[first:])
         near.triu_()  # each pair once
         num_pairs += int(near.sum())
         overlaps[first:last] |= near.any(1)
@@ -84,16 +79,3 @@ def class_overlap(
         "num_errors": num_errors,
         "ratio": num_errors / num_overlaps if num_overlaps else 0.0,
     }
-
-
-def _near(rows: Tensor, columns: Tensor, threshold: float) -> Tensor:
-    """Return which pairs of two sets of points, (R, d) and (C, d), are nearer than the threshold: bool, (R, C)."""
-    products = rows @ columns.T
-    sizes = rows.square().sum(1)[:, None] + columns.square().sum(1)
-    excess = sizes - 2 * products - threshold**2
-    near = excess < 0
-    # For these few pairs the comparison of squares depends on rounding; the norm of the difference is accurate.
-    doubtful = (excess.abs() <= 4 * rows.shape[1] * torch.finfo(rows.dtype).eps * (sizes + threshold**2)).nonzero()
-    for row, column in (pairs.T for pairs in doubtful.split(max(1, BYTES_IN_MEMORY // (16 * rows.shape[1])))):
-        near[row, column] = torch.linalg.vector_norm(rows[row] - columns[column], dim=1) < threshold
-    return near

@@ -66,6 +66,25 @@ def retrieval_scores(
             the input.
         ImportError: If `backend` is `faiss` and it is not installed.
     """
+    options: dict[str, Any] = {"curvature": curvature, "device": device, "backend": backend, "block_size": block_size}
+    rows, scores = score_queries(embeddings, labels, distance=distance, ks=ks, **options)
+    means = {name: float(values.double().mean()) for name, values in scores.items()}
+    return {**means, "num_queries": len(rows), "num_excluded": len(labels) - len(rows)}
+
+
+@torch.no_grad()
+def score_queries(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    distance: Distance = "cosine",
+    ks: Sequence[int] = (1,),
+    curvature: float = 1e-5,
+    device: torch.device | str | None = None,
+    backend: Backend | None = None,
+    block_size: int | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the index of each query, (Q,) on the CPU, and its scores, (Q,) each; see `retrieval_scores`."""
     if distance not in get_args(Distance):
         raise ValueError(f"unknown distance {distance!r}; choose one of {', '.join(get_args(Distance))}.")
     if not isinstance(ks, Sequence):
@@ -91,8 +110,7 @@ def retrieval_scores(
         blocks = rows.split(block_size or gallery.block_size(count))
         scores = torch.cat([_scores(gallery, block, ks, backend) for block in blocks])
     names = [*(f"recall_at_{k}" for k in ks), "r_precision", "map_at_r"]
-    means = dict(zip(names, scores.double().mean(0).tolist(), strict=True))
-    return {**means, "num_queries": len(rows), "num_excluded": excluded}
+    return gallery.order[rows].cpu(), dict(zip(names, scores.unbind(1), strict=True))
 
 
 @torch.no_grad()

@@ -46,3 +46,23 @@ def area_under_risk_coverage(confidences: Tensor, correct: Tensor) -> float:
         ValueError: For the same reasons as `risk_coverage`.
     """
     return float(risk_coverage(confidences, correct)[1].mean())
+
+
+def accuracy_by_certainty(confidences: Tensor, correct: Tensor, num_groups: int = 10) -> list[float]:
+    """Compute the accuracy of groups of equal size (up to one) in increasing order of confidence, such as deciles.
+
+    Tied predictions count with the mean over all their orders, as in `risk_coverage`.
+
+    Args:
+        confidences: (N,), higher for more certain predictions.
+        correct: (N,), whether each prediction is correct; boolean, or 0 and 1.
+        num_groups: Number of groups; at most one per prediction.
+
+    Raises:
+        ValueError: For the same reasons as `risk_coverage`, or if `num_groups` is not positive.
+    """
+    confidences, correct = check_confidences(confidences, correct)
+    if num_groups < 1:
+        raise ValueError(f"num_groups must be at least 1; got {num_groups}.")
+    right = mean_over_ties(confidences, correct)[confidences.argsort()]
+    return [float(part.mean()) for part in right.tensor_split(min(num_groups, len(right)))]

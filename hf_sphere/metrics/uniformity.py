@@ -1,11 +1,11 @@
-"""Alignment and uniformity of embeddings on the unit sphere (Wang and Isola, ICML 2020)."""
+"""Alignment and uniformity on the unit sphere (Wang and Isola, ICML 2020), and the effective dimension."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from hf_sphere.metrics.checks import check_classes, check_directions
+from hf_sphere.metrics.checks import check_classes, check_directions, check_embeddings
 
 _BLOCK_NUMEL = 2**22
 
@@ -86,6 +86,37 @@ def uniformity(embeddings: Tensor, *, t: float = 2.0) -> float:
         counted = torch.ones_like(exponents, dtype=torch.bool).tril()  # each pair once
         total = torch.logaddexp(total, exponents.masked_fill(counted, -math.inf).flatten().logsumexp(0))
     return total.item() - math.log(count * (count - 1) / 2)
+
+
+def effective_dimension(embeddings: Tensor) -> float:
+    """Compute the participation ratio (sum l)^2 / sum l^2 of the eigenvalues l of the embeddings' covariance.
+
+    It is d if the variance is the same in all d directions, 1 if all embeddings lie on a line, and 0 if they are equal.
+    Embeddings are not normalized; normalize them first if only directions matter.
+
+    Args:
+        embeddings: (N, d). A tensor, an array or lists.
+
+    Returns:
+        0, or from 1 to min(N - 1, d).
+
+    Raises:
+        TypeError: If the embeddings are complex.
+        ValueError: If the shape is wrong or an embedding is not finite.
+
+    Reference:
+        Gao et al., "A theory of multineuronal dimensionality, dynamics and measurement", bioRxiv 214262, 2017.
+    """
+    embeddings = check_embeddings(embeddings).cpu().double()
+    if (embeddings == embeddings[0]).all():
+        return 0.0
+    # The ratio does not depend on the scale; this scale avoids overflow and underflow in float64.
+    centered = embeddings / embeddings.abs().max()
+    centered = centered - centered.mean(0)
+    centered = centered / centered.abs().max()
+    # The covariance and the smaller Gram matrix have the same trace, and so have their squares.
+    gram = centered.T @ centered if embeddings.shape[0] > embeddings.shape[1] else centered @ centered.T
+    return (gram.trace().square() / gram.square().sum()).item()
 
 
 def _blocks(points: Tensor) -> list[tuple[int, int]]:

@@ -112,20 +112,9 @@ class AngularConv2d(nn.Conv2d):
 
     def _patch_norms(self, x: Tensor) -> Tensor:
         """Return the norm of each patch, (..., 1, H', W'), with infinity for 0."""
-        sums = F.pad(_sum_of_squares(x, dims=-3), self._margins())
-        for dim in (-2, -1):  # window sums are separable
-            size, stride, dilation = self.kernel_size[dim], self.stride[dim], self.dilation[dim]
-            sums = sums.unfold(dim, dilation * (size - 1) + 1, stride)[..., ::dilation].sum(-1)
-        return _divisor(sums)
-
-    def _margins(self) -> list[int]:
-        """Return the padding in pixels as left, right, top, bottom."""
-        if self.padding == "valid":
-            return [0, 0, 0, 0]
-        if isinstance(self.padding, str):
-            spans = [dilation * (size - 1) for dilation, size in zip(self.dilation, self.kernel_size, strict=True)]
-            return [margin for span in reversed(spans) for margin in (span // 2, span - span // 2)]
-        return [margin for margin in reversed(self.padding) for _ in range(2)]
+        squares = _sum_of_squares(x, dims=-3)
+        window = squares.new_ones(1, 1, *self.kernel_size)
+        return _divisor(F.conv2d(squares, window, None, self.stride, self.padding, self.dilation))
 
     def extra_repr(self) -> str:
         """Describe the layer with its operator."""

@@ -7,6 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from hf_sphere.geometry import spherize
+from hf_sphere.nn.angular import AngularLinear
+
+SPHERIZATION_SETTINGS: dict[str, dict[str, float]] = {
+    "steep": {"scaling": 5.0, "delta": 1e-6},
+    "even": {"scaling": 1.0, "delta": 0.1},
+    "flat": {"scaling": 0.5, "delta": 0.5},
+}
+"""Slopes and floors of `Spherization` by name, for instance `Spherization(64, **SPHERIZATION_SETTINGS["even"])`.
+
+`steep`, as published, puts most of the length into the first coordinates, `even` shares it out, and `flat` leaves most
+of it to the last coordinate. recipes/configs/spherization/README.md compares them.
+"""
 
 
 class Spherization(nn.Module):
@@ -19,7 +31,7 @@ class Spherization(nn.Module):
         in_features: Length n of the spherized axis.
         scaling: Slope of the sigmoid that turns values into angles, or its initial value if it is learned.
         radius: Norm of the result, or its initial value if it is learned.
-        delta: Lower bound of the product of all sines.
+        delta: Lower bound of the product of all sines. `SPHERIZATION_SETTINGS` has values of `scaling` and `delta`.
         learn_scaling: Whether `scaling` is a parameter; otherwise it is a buffer.
         learn_radius: Whether `radius` is a parameter; otherwise it is a buffer.
         dim: Axis to spherize; 1 for feature maps of shape (N, C, H, W).
@@ -119,20 +131,20 @@ class SphericalLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Spherize the last axis, then apply the linear map."""
-        # transformers keeps this module in float32 if it loads a model in float16; see `spherical_linear_names`.
+        # transformers keeps this module in float32 if it loads a model in float16; see `names_kept_in_float32`.
         wide = x.to(torch.promote_types(x.dtype, self.spherization.scaling.dtype))
         result = self.linear(self.spherization(wide))
         return result if wide is x else result.to(x.dtype)
 
 
-def spherical_linear_names(model: nn.Module) -> set[str]:
-    """Return the names of the modules in which a linear map follows a spherization.
+def names_kept_in_float32(model: nn.Module) -> set[str]:
+    """Return the names of the modules in which a linear map follows a spherization, and of angular linear layers.
 
     Spherized values differ in size by orders of magnitude, and so do the weights of a map that was fitted to them, so
-    quantization to 8 or 4 bits would destroy these maps. transformers' quantizers skip the names that a model lists in
-    `_keep_in_fp32_modules`.
+    quantization to 8 or 4 bits would destroy these maps. An `AngularLinear` would be replaced by a layer that computes
+    dot products, or fail. transformers' quantizers skip the names that a model lists in `_keep_in_fp32_modules`.
     """
-    return {name for name, module in model.named_modules() if isinstance(module, SphericalLinear)}
+    return {name for name, module in model.named_modules() if isinstance(module, (SphericalLinear, AngularLinear))}
 
 
 class SphericalConv2d(nn.Module):

@@ -1,3 +1,4 @@
+from .build import build_optimizer as build_optimizer
 from .diagnostics import (
     EffectiveStep as EffectiveStep,
     RadialDiagnosticsCallback as RadialDiagnosticsCallback,
@@ -11,4 +12,7 @@ from .invariance import RadialWeights as RadialWeights, find_radial_weights as f
 from .optimizers.adam_g import AdamG as AdamG
 from .optimizers.adam_s import AdamS as AdamS
 from .optimizers.adam_srt import AdamSRT as AdamSRT
+from .optimizers.adamw_hyperball import AdamWHyperball as AdamWHyperball
+from .optimizers.muon import Muon as Muon
+from .optimizers.muon_hyperball import MuonHyperball as MuonHyperball
 from .optimizers.sgd_mrt import SGDMRT as SGDMRT

@@ -1,6 +1,5 @@
 """Base class of the optimizers: parameter groups with `channel_dims`, their state, and the flow of a step."""
 
-import inspect
 import itertools
 import logging
 from collections import defaultdict
@@ -8,25 +7,22 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from hf_sphere.optim.blocks import Block, portions
 from hf_sphere.optim.channels import check_shards, group_size, local, resolve_channel_dims, zeros_per_group
-from hf_sphere.optim.open_parameter import OpenParameter
-from hf_sphere.optim.precision import LOW_PRECISION, at_least_float32, is_low
+from hf_sphere.optim.groups import ParameterGroups, radial_parameter_groups
+from hf_sphere.optim.named import NamedOptimizer
+from hf_sphere.optim.open_parameter import LOW_PRECISION, OpenParameter, at_least_float32, is_low
 from hf_sphere.optim.rules import Number
 
 logger = logging.getLogger(__name__)
 
 Group = dict[str, Any]
 
-UNSUPPORTED = ("nesterov", "amsgrad", "differentiable")
-"""Options of torch's optimizers that the optimizers on the sphere do not have."""
 
-
-class SphereOptimizer(Optimizer):
+class SphereOptimizer(NamedOptimizer):
     """Base of the optimizers: torch's step for ordinary parameters, an update rule on the sphere for radial ones.
 
     A subclass inherits from this class and from the torch optimizer that it generalizes. It sets `momentum_key` and
@@ -41,8 +37,8 @@ class SphereOptimizer(Optimizer):
     """Key of the momentum in the state."""
     has_second_moment: ClassVar[bool]
     """Whether the state has a second moment `exp_avg_sq`."""
-    own_defaults: ClassVar[dict[str, Any]] = {"channel_dims": None, "channel_wise": False, "low_precision": "nearest"}
-    """Options that torch's optimizer lacks, with their defaults."""
+    own_defaults = {"channel_dims": None, "channel_wise": False, "low_precision": "nearest"}
+    unsupported = ("nesterov", "amsgrad", "differentiable")
 
     def __init__(self, params: Any, **options: Any) -> None:
         own = {name: options.pop(name, default) for name, default in self.own_defaults.items()}
@@ -61,13 +57,9 @@ class SphereOptimizer(Optimizer):
         self._step_supports_amp_scaling = False
 
     @classmethod
-    def option_defaults(cls) -> dict[str, Any]:
-        """Return the options of the constructor with their defaults, including those of torch's optimizer."""
-        found: dict[str, Any] = dict(cls.own_defaults)
-        for parent in reversed(cls.__mro__):
-            options = inspect.signature(parent).parameters.values() if issubclass(parent, Optimizer) else ()
-            found |= {option.name: option.default for option in options if option.default is not option.empty}
-        return {name: default for name, default in found.items() if name not in UNSUPPORTED}
+    def form_groups(cls, model: nn.Module, batch: Any = None, **options: Any) -> ParameterGroups:
+        """Split the parameters of a model; see `radial_parameter_groups`."""
+        return radial_parameter_groups(model, batch, **options)
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a group of parameters.
@@ -120,7 +112,7 @@ class SphereOptimizer(Optimizer):
                 f"decoupled weight decay of {options['weight_decay']} at lr {options['lr']} would remove the "
                 "weights in one step; lr * weight_decay must be below 1."
             )
-        for name in UNSUPPORTED:
+        for name in self.unsupported:
             if options.get(name):
                 raise ValueError(f"{type(self).__name__} does not support {name}; omit it.")
         if options["low_precision"] not in LOW_PRECISION:

@@ -15,23 +15,14 @@ CPU_PORTION = 3 << 18
 
 @dataclass(slots=True)
 class Block:
-    """Groups of one parameter.
+    """Groups of one parameter."""
 
-    Attributes:
-        weight: (K, D); changed by the step.
-        gradient: (K, D); only read.
-        momentum: (K, D); changed by the step.
-        second_moment: (K,), changed by the step; empty for rules without one.
-        step: Number of steps that the parameter has taken, including this one.
-        scratch: Temporary memory for a matrix (K, D); None if functions allocate it.
-    """
-
-    weight: Tensor
-    gradient: Tensor
-    momentum: Tensor
-    second_moment: Tensor
-    step: Number
-    scratch: Tensor | None = None
+    weight: Tensor  # (K, D); changed by the step
+    gradient: Tensor  # (K, D); only read
+    momentum: Tensor  # (K, D); changed by the step
+    second_moment: Tensor  # (K,), changed by the step; empty for rules without one
+    step: Number  # number of steps that the parameter has taken, including this one
+    scratch: Tensor | None = None  # temporary memory for a matrix (K, D); None if functions allocate it
 
     def rows(self, start: int, stop: int) -> "Block":
         """Return the groups from `start` to `stop`."""

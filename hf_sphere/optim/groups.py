@@ -1,8 +1,10 @@
-"""Parameter groups: radial parameters, weight decay, and per-parameter optimizer options."""
+"""Parameter groups: rules of single tensors, weight decay, and per-parameter optimizer options."""
 
+import fnmatch
 import logging
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate.utils import extract_model_from_parallel
@@ -14,9 +16,45 @@ from hf_sphere.optim.invariance import Loss, find_radial_weights
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Rule:
+    """The update rule of a tensor.
+
+    Attributes:
+        name: What is printed.
+        reason: Why the tensor has this rule.
+        options: Options of its parameter group.
+    """
+
+    name: str
+    reason: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ParameterGroups(list[dict[str, Any]]):
+    """Parameter groups for an optimizer; printed, they are a table of every tensor with its rule and the reason.
+
+    Attributes:
+        rules: Rule by the name of the tensor.
+    """
+
+    rules: dict[str, Rule]
+
+    def __str__(self) -> str:
+        """Return one line per tensor."""
+        shapes = {name: " x ".join(map(str, tensor.shape)) for group in self for name, tensor in group["params"]}
+        columns = [max(map(len, texts), default=0) for texts in (shapes, shapes.values())]
+        columns.append(max((len(rule.name) for rule in self.rules.values()), default=0))
+        return "\n".join(
+            f"{name:<{columns[0]}}  {shape:>{columns[1]}}  {self.rules[name].name:<{columns[2]}}  {rule.reason}"
+            for name, shape in shapes.items()
+            for rule in [self.rules[name]]
+        )
+
+
 def radial_parameter_groups(
     model: nn.Module, batch: Any = None, loss: Loss | None = None, *, tolerance: float = 1e-3
-) -> list[dict[str, Any]]:
+) -> ParameterGroups:
     """Split a model's trainable parameters into groups for the optimizers of this library.
 
     Radially invariant weights get the `channel_dims` of their groups; other weights are ordinary. Norms, biases,
@@ -52,10 +90,14 @@ def radial_parameter_groups(
             f"Checked weights:\n{found}",
             stacklevel=2,
         )
-    return parameter_groups(model, found.channel_dims)
+    groups = parameter_groups(model, found.channel_dims)
+    for name, reason in found.rejected.items():
+        if name in groups.rules and groups.rules[name].reason == WEIGHT:
+            groups.rules[name] = Rule(groups.rules[name].name, f"not scale-invariant: {reason}")
+    return groups
 
 
-def parameter_groups(model: nn.Module, channel_dims: Mapping[str, ChannelDims] | None = None) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, channel_dims: Mapping[str, ChannelDims] | None = None) -> ParameterGroups:
     """Split trainable parameters into radial ones, other weights, those without decay, and those with separate options.
 
     Args:
@@ -65,31 +107,82 @@ def parameter_groups(model: nn.Module, channel_dims: Mapping[str, ChannelDims] |
     Raises:
         ValueError: If `parameter_options` names a parameter that the model lacks.
     """
-    channel_dims = channel_dims or {}
+    rules = {
+        name: Rule("on the sphere", "scale-invariant", {"channel_dims": dims})
+        for name, dims in (channel_dims or {}).items()
+    }
+    return form_groups(model, rules, Rule("ordinary"))
+
+
+WEIGHT, NO_DECAY, OWN = "weight", "bias, norm or scalar: no weight decay", "options of the model"
+
+
+def form_groups(model: nn.Module, rules: Mapping[str, Rule], ordinary: Rule) -> ParameterGroups:
+    """Form the groups of the rules, then ordinary weights, those without decay, and those with separate options.
+
+    Args:
+        model: See `parameter_groups`.
+        rules: Rules by name of the parameter. Those with the options of `ordinary` only give the reason. A parameter
+            with separate options is ordinary.
+        ordinary: Rule of all other parameters.
+    """
     own: Mapping[str, Mapping[str, Any]] = getattr(model, "parameter_options", dict)()
     kept = set(getattr(model, "no_weight_decay", set)())
     missing = set(own) - {name for name, _ in model.named_parameters()}
     if missing:
         raise ValueError(f"parameter_options names parameters that the model lacks: {', '.join(sorted(missing))}.")
-    radial: dict[ChannelDims, dict[str, Any]] = {}
-    weights: dict[str, Any] = {"params": []}
-    plain: dict[str, Any] = {"params": [], "weight_decay": 0.0}
-    special = []
+    by_rule: dict[str, dict[str, Any]] = {}
+    weights: dict[str, Any] = {"params": [], **ordinary.options}
+    plain: dict[str, Any] = {"params": [], **ordinary.options, "weight_decay": 0.0}
+    special, used = [], {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         if name in own:
-            special.append({"params": [(name, parameter)], "weight_decay": 0.0, **own[name]})
-        elif name in channel_dims:
-            dims = channel_dims[name]
-            radial.setdefault(dims, {"params": [], "channel_dims": dims})["params"].append((name, parameter))
+            used[name] = Rule(ordinary.name, OWN)
+            special.append({"params": [(name, parameter)], **ordinary.options, "weight_decay": 0.0, **own[name]})
+        elif name in rules and rules[name].options != ordinary.options:
+            used[name] = rules[name]
+            group = by_rule.setdefault(repr(rules[name].options), {"params": [], **rules[name].options})
+            group["params"].append((name, parameter))
         else:
-            (weights if _decays(name, parameter, kept) else plain)["params"].append((name, parameter))
-    ordered = [radial[dims] for dims in sorted(radial, reverse=True)]
-    return [group for group in (*ordered, weights, plain, *special) if group["params"]]
+            decays = is_matrix(name, parameter) and name not in kept
+            used[name] = rules.get(name) or Rule(ordinary.name, WEIGHT if decays else NO_DECAY)
+            (weights if decays else plain)["params"].append((name, parameter))
+    ordered = sorted(by_rule.values(), key=lambda group: group.get("channel_dims", ()), reverse=True)
+    groups = ParameterGroups(group for group in (*ordered, weights, plain, *special) if group["params"])
+    groups.rules = used
+    return groups
 
 
-def _decays(name: str, parameter: Tensor, kept: set[str]) -> bool:
+def apply_patterns(
+    model: nn.Module, rules: dict[str, Rule], patterns: Mapping[str, str], options: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Replace the rules of parameters whose names match a pattern, such as `*.attn.*`; later patterns prevail.
+
+    Rules other than `adamw` apply to those of the parameters that have two or more axes.
+
+    Args:
+        model: The model.
+        rules: Rules by name; changed.
+        patterns: Pattern to the name of a rule.
+        options: Group options by the name of a rule.
+
+    Raises:
+        ValueError: If a rule is unknown, or a pattern matches no parameter.
+    """
+    tensors = dict(model.named_parameters())
+    for pattern, rule in patterns.items():
+        if rule not in options:
+            raise ValueError(f"rule {rule!r} of pattern {pattern!r} is unknown; the rules are: {', '.join(options)}.")
+        matching = [name for name in fnmatch.filter(tensors, pattern) if rule == "adamw" or tensors[name].ndim > 1]
+        if not matching:
+            kind = "parameter" if rule == "adamw" else "parameter with two or more axes"
+            raise ValueError(f"pattern {pattern!r} matches no {kind}; the names are like {', '.join([*tensors][:3])}.")
+        rules.update({name: Rule(rule, f"matches {pattern}", options[rule]) for name in matching})
+
+
+def is_matrix(name: str, parameter: Tensor) -> bool:
     """Return whether a parameter is a matrix or kernel; gains and temperatures may have additional axes of length 1."""
     gain = name.endswith((".original0", "weight_g")) or (parameter.ndim > 2 and sum(n > 1 for n in parameter.shape) < 2)
-    return parameter.ndim > 1 and not gain and name not in kept
+    return parameter.ndim > 1 and not gain

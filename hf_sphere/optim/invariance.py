@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hf_sphere.optim.channels import ChannelDims, Layout, group_size
-from hf_sphere.optim.example_inputs import example_inputs
-from hf_sphere.optim.trial import call, exact, make_trial, move, quiet
+from hf_sphere.optim.trial import call, exact, example_inputs, make_trial, move, quiet
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -105,7 +104,7 @@ def find_radial_weights(
     with torch.random.fork_rng(devices=on_gpu), exact(devices), quiet():
         torch.manual_seed(0)
         trial = make_trial(model)
-        batch = _fitting_example(trial) if batch is None else batch
+        batch = fitting_example(trial) if batch is None else batch
         for _ in range(CHECKS):
             move(trial)
             found.rejected |= _check(trial, deviations, batch, loss, tolerance)
@@ -120,7 +119,7 @@ def _possible_groups(weight: Tensor) -> list[ChannelDims]:
     return [dims for dims in possible if group_size(weight, dims) > 1]
 
 
-def _fitting_example(trial: nn.Module) -> Any:
+def fitting_example(trial: nn.Module) -> Any:
     """Return the first generated input that the model accepts."""
     failure = "no layer determines the input shape"
     for example in example_inputs(trial):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hf_sphere.optim import optimizers
 
 if TYPE_CHECKING:
-    from hf_sphere.optim.base import SphereOptimizer
+    from hf_sphere.optim.named import NamedOptimizer
 
 
 def optimizer_names() -> list[str]:
@@ -15,18 +15,18 @@ def optimizer_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(optimizers.__path__))
 
 
-def optimizer_class(name: str) -> "type[SphereOptimizer]":
-    """Import the class of an optimizer: the first subclass of `SphereOptimizer` that its file defines.
+def optimizer_class(name: str) -> "type[NamedOptimizer]":
+    """Import the class of an optimizer: the first subclass of `NamedOptimizer` that its file defines.
 
     Raises:
         ValueError: If there is no optimizer of this name; the message lists the valid names.
     """
     if name not in optimizer_names():
         raise ValueError(f"unknown optimizer {name!r}; the optimizers are: {', '.join(optimizer_names())}.")
-    from hf_sphere.optim.base import SphereOptimizer
+    from hf_sphere.optim.named import NamedOptimizer
 
     module = importlib.import_module(f"{optimizers.__name__}.{name}")
     for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, SphereOptimizer) and value.__module__ == module.__name__:
+        if isinstance(value, type) and issubclass(value, NamedOptimizer) and value.__module__ == module.__name__:
             return value
-    raise ValueError(f"{module.__file__} defines no subclass of SphereOptimizer.")
+    raise ValueError(f"{module.__file__} defines no subclass of NamedOptimizer.")

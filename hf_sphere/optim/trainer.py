@@ -8,16 +8,12 @@ from typing import Any
 
 from accelerate.utils import str_to_bool
 
-from hf_sphere.optim.base import SphereOptimizer
-from hf_sphere.optim.groups import radial_parameter_groups
+from hf_sphere.optim.named import NamedOptimizer
 from hf_sphere.optim.names import optimizer_class
 
 
-def optimizer_for_trainer(context: Any) -> tuple[type[SphereOptimizer], dict[str, Any]]:
-    """Return the class and the arguments of an optimizer, with parameter groups found in the model.
-
-    Args:
-        context: transformers' `OptimizerContext`.
+def optimizer_for_trainer(context: Any) -> tuple[type[NamedOptimizer], dict[str, Any]]:
+    """Return class and arguments of an optimizer from transformers' `OptimizerContext`, with groups found in the model.
 
     Raises:
         ValueError: If `optim_args` has an unknown key or a value that cannot be parsed, or if the radially invariant
@@ -28,12 +24,15 @@ def optimizer_for_trainer(context: Any) -> tuple[type[SphereOptimizer], dict[str
     supported = kind.option_defaults()
     options = {**context.optimizer_kwargs, "weight_decay": context.args.weight_decay}
     options |= {key: value for key, value in context.adam_kwargs.items() if key in supported}
-    options |= _parse(name, context.optim_args, supported)
+    options |= _parse(name, context.optim_args, {**supported, **kind.group_options})
+    of_groups = {key: options.pop(key) for key in kind.group_options if key in options}
     if "betas" in supported:
         betas = options.pop("betas", supported["betas"])
         options["betas"] = (options.pop("beta1", betas[0]), options.pop("beta2", betas[1]))
     if context.model is not None:
-        options["params"] = radial_parameter_groups(context.model)
+        if "adamw_lr_scale" in kind.group_options:
+            of_groups["lr"] = options["lr"]
+        options["params"] = kind.form_groups(context.model, **of_groups)
     return kind, options
 
 

@@ -5,8 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-BLOCK_ENTRIES = 2**24
-"""Maximum number of cosines in memory at a time; 128 MiB in float64."""
+BLOCK_ENTRIES = 2**24  # maximum number of cosines in memory at a time; 128 MiB in float64
 
 
 def soft_separation(points: Tensor, sharpness: float) -> tuple[float, Tensor]:

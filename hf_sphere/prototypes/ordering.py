@@ -11,10 +11,8 @@ from torch import Tensor
 from hf_sphere.geometry.checks import check_integer, check_positive
 from hf_sphere.prototypes.objectives import cosines_to_others, row_blocks
 
-MAX_TRIPLETS = 100_000
-"""Maximum number of triplets in the ranking loss; more are sampled."""
-MAX_GRAM_CLASSES = 4096
-"""Maximum number of classes for which the full matrix of cosines is computed."""
+MAX_TRIPLETS = 100_000  # maximum number of triplets in the ranking loss; more are sampled
+MAX_GRAM_CLASSES = 4096  # maximum number of classes for which the full matrix of cosines is computed
 
 
 class TripletRanking:
@@ -126,7 +124,8 @@ def measure_order(prototypes: Tensor, class_vectors: Tensor, *, seed: int = 0) -
     anchor, second, third = _different(count, 3, generator).unbind(1)
 
     def closer(unit: Tensor) -> Tensor:
-        return _tied_sign(_cosines(unit, anchor, second) - _cosines(unit, anchor, third))
+        difference = _cosines(unit, anchor, second) - _cosines(unit, anchor, third)
+        return torch.where(difference.abs() < 1e-9, 0.0, difference.sign())  # 0 for ties
 
     agreement = 0.5 + 0.5 * closer(points) * closer(vectors)
     left, right = _different(count, 2, generator).unbind(1)
@@ -227,7 +226,3 @@ def _cosines(unit: Tensor, left: Tensor, right: Tensor) -> Tensor:
         return (unit @ unit.T)[left, right]
     chunks = zip(left.split(10_000), right.split(10_000), strict=True)
     return torch.cat([(unit[i] * unit[j]).sum(1) for i, j in chunks])
-
-
-def _tied_sign(values: Tensor) -> Tensor:
-    return torch.where(values.abs() < 1e-9, 0.0, values.sign())

@@ -30,8 +30,7 @@ from hf_sphere.utils.files import atomic_file
 
 logger = logging.getLogger(__name__)
 
-OPTIMALITY_TOLERANCE = 1e-6
-"""Maximum difference between separation and bound of an optimal placement."""
+OPTIMALITY_TOLERANCE = 1e-6  # maximum difference between separation and bound of an optimal placement
 
 
 @dataclass(frozen=True, eq=False)  # comparing tensors does not return a single bool

@@ -8,7 +8,7 @@ from typing import Literal
 from hf_sphere.optim.names import optimizer_names
 from hf_sphere.utils.arguments import SEED, Arguments, argument
 
-OPTIMIZER_HELP = "Optimizer; all except adam, adamw and sgd detect scale-invariant weights."
+OPTIMIZER_HELP = "Optimizer; all except adam, adamw and sgd find scale-invariant weights or hidden matrices."
 
 
 def optimizer_choices() -> Iterable[str]:
@@ -35,14 +35,25 @@ class TrainingArguments(Arguments):
     mixed_precision: Literal["no", "fp16", "bf16"] | None = argument(
         None, "Precision of the forward pass; that of `accelerate launch` if not set."
     )
+    compile: bool = argument(False, "Compile the model with torch.compile.")
     optimizer: str = argument("adam", OPTIMIZER_HELP, choices=optimizer_choices)
     learning_rate: float = argument(1e-3, "Peak learning rate.", ge=0)
+    layer_decay: float | None = argument(
+        None,
+        "Learning rate of each layer of the backbone relative to the next one, as timm groups them, for instance 0.75; "
+        "the same for all layers if not set.",
+        gt=0,
+        le=1,
+    )
     weight_decay: float = argument(0.0, "Weight decay; not applied to norms, biases and scalars.", ge=0)
-    momentum: float = argument(0.9, "Momentum of sgd and sgd_mrt.", ge=0, lt=1)
+    momentum: float = argument(0.9, "Momentum of sgd, sgd_mrt and muon.", ge=0, lt=1)
     nesterov: bool = argument(False, "Nesterov momentum of sgd.")
     adam_beta1: float = argument(0.9, "First beta of Adam and its variants.", ge=0, lt=1)
     adam_beta2: float = argument(0.999, "Second beta of Adam and its variants.", ge=0, lt=1)
     adam_epsilon: float = argument(1e-8, "Epsilon of Adam and its variants.", ge=0)
+    adamw_lr_scale: float = argument(
+        1.0, "Learning rate of AdamW relative to learning_rate, in muon and the hyperball optimizers.", ge=0
+    )
     max_grad_norm: float | None = argument(None, "Clip gradients to this norm.", gt=0)
     ema_decay: float | None = argument(
         None,

@@ -1,7 +1,7 @@
 """Evaluation of models, and fitting of heads to embeddings before and after training."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast, gather_object
 from torch import Tensor, distributed, nn
 
-from hf_sphere.metrics import retrieval_scores
+from hf_sphere.metrics import accuracy_by_certainty, retrieval_scores, score_queries
 from hf_sphere.nn.class_weights import class_shards
 from hf_sphere.training.batches import Batches, count_targets, loss_is_sum
 from hf_sphere.training.measures import Batch, Measure, measure_classification
@@ -19,8 +19,7 @@ if TYPE_CHECKING:  # text tasks do not import the dependencies of image tasks
     from hf_sphere.data.batches import ImageBatches
     from hf_sphere.data.few_shot import FewShotBatches
 
-_NUMBERS_AT_ONCE = 1 << 24
-"""Maximum number of elements of query-prototype differences computed at once: 64 MB."""
+_NUMBERS_AT_ONCE = 1 << 24  # maximum number of elements of query-prototype differences computed at once: 64 MB
 
 
 @torch.inference_mode()
@@ -86,9 +85,43 @@ def evaluate_retrieval(model: nn.Module, batches: "ImageBatches", accelerator: A
     any_model: Any = model.eval()
     embeddings, labels = _gather_embeddings(any_model, batches, accelerator)
     head = any_model.head
-    options = {"curvature": head.curvature} if head.distance == "hyperbolic" else {}
-    scores = retrieval_scores(head.transform(embeddings), labels, distance=head.distance, **options)
+    scores = retrieval_scores(head.transform(embeddings), labels, **_metric(head))
     return {name: float(value) for name, value in scores.items() if name != "num_queries"}
+
+
+@torch.inference_mode()
+def evaluate_frozen(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> dict[str, float]:
+    """Compute retrieval metrics of the features of a model's backbone, with the cosine distance; see above."""
+    backbone: Any = model.eval().base_model.backbone  # type: ignore[union-attr]
+    scores = retrieval_scores(*_gather(lambda pixels: backbone(pixels), batches, accelerator))
+    return {name: float(scores[name]) for name in ("recall_at_1", "map_at_r")}
+
+
+@torch.inference_mode()
+def evaluate_certainty(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> dict[str, list[float]]:
+    """Compute Recall@1 by decile of the queries' certainty, the least certain first, for heads with a concentration.
+
+    Beside the concentration, two measures without a distribution serve as baselines: the norm of the input of the head,
+    and the margin, the difference between the probabilities of the two most probable classes of the head.
+
+    Returns:
+        Recall@1 of each decile by measure; empty for a head without a concentration.
+    """
+    any_model: Any = model.eval()
+    embeddings, labels = _gather_embeddings(any_model, batches, accelerator)
+    output = any_model.head(embeddings)
+    if output.concentration is None:
+        return {}
+    two = output.logits.softmax(-1).topk(min(2, output.logits.shape[1])).values
+    measures = {"concentration": output.concentration, "norm": embeddings.norm(dim=1), "margin": two[:, 0] - two[:, -1]}
+    rows, scores = score_queries(any_model.head.transform(embeddings), labels, **_metric(any_model.head))
+    found = scores["recall_at_1"]
+    return {name: accuracy_by_certainty(values.cpu()[rows], found) for name, values in measures.items()}
+
+
+def _metric(head: Any) -> dict[str, Any]:
+    """Return the distance of a head, as options of the retrieval metrics."""
+    return {"distance": head.distance} | ({"curvature": head.curvature} if head.distance == "hyperbolic" else {})
 
 
 @torch.inference_mode()
@@ -140,10 +173,14 @@ def _gather_images(model: Any, batches: "FewShotBatches", indices: Tensor, accel
 
 def _gather_embeddings(model: Any, batches: "ImageBatches", accelerator: Accelerator) -> tuple[Tensor, Tensor]:
     """Return the inputs of the model's head for a split, (N, d), float32, and the labels (N,), over all processes."""
-    seen = []
-    for batch in batches.epoch():
-        embeddings = model.base_model(batch["pixel_values"]).embeddings
-        seen.append((model.head_inputs(embeddings).float().cpu(), batch["labels"].cpu()))
+    return _gather(lambda pixels: model.head_inputs(model.base_model(pixels).embeddings), batches, accelerator)
+
+
+def _gather(
+    embed: Callable[[Tensor], Tensor], batches: "ImageBatches", accelerator: Accelerator
+) -> tuple[Tensor, Tensor]:
+    """Return the embeddings of a split, (N, d), float32, and the labels (N,), over all processes."""
+    seen = [(embed(batch["pixel_values"]).float().cpu(), batch["labels"].cpu()) for batch in batches.epoch()]
     embeddings, labels = zip(*gather_object(seen), strict=True)
     return torch.cat(embeddings).to(accelerator.device), torch.cat(labels).to(accelerator.device)
 

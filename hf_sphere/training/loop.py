@@ -34,7 +34,7 @@ from hf_sphere.training.checkpoints import RunState, find_checkpoint, load_check
 from hf_sphere.training.class_shards import ClassShardCheckpoint, total_norm
 from hf_sphere.training.errors import CheckpointError, TrainingDivergedError, TrainingInterruptedError
 from hf_sphere.training.measures import show_metric, show_metrics
-from hf_sphere.training.optimization import build_optimizer, build_scheduler, start_average
+from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments, start_average
 from hf_sphere.utils.seeds import mix_seed
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class TrainingLoop:
         save_best: Called with the model when `metric` has improved.
         measure: Returns further training metrics of one batch, each a scalar tensor, from the output and the batch.
         derive: Returns metrics computed from the means over an epoch, for instance the perplexity from the loss.
+        before_epoch: Called with the model and the number of the epoch, from 0, before each epoch.
         snapshot: Called with the model and the number of completed epochs, before training and after each full epoch.
         metric: Metric, of training or `evaluate`, for selecting the best epoch, early stopping and `plateau`.
         higher_is_better: Whether larger values of `metric` are better.
@@ -74,6 +75,7 @@ class TrainingLoop:
         save_best: Callable[[nn.Module], None] = lambda model: None,
         measure: Callable[[Any, Batch], Mapping[str, Tensor]] = lambda output, batch: {},
         derive: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda means: {},
+        before_epoch: Callable[[nn.Module, int], None] = lambda model, epoch: None,
         snapshot: Callable[[nn.Module, int], None] = lambda model, epoch: None,
         metric: str = "accuracy",
         higher_is_better: bool = True,
@@ -87,6 +89,7 @@ class TrainingLoop:
         self.save_best = save_best
         self.measure = measure
         self.derive = derive
+        self.before_epoch = before_epoch
         self.snapshot = snapshot
         self.metric = metric
         self.higher_is_better = higher_is_better
@@ -97,7 +100,7 @@ class TrainingLoop:
             self.total_steps = min(self.total_steps, args.max_steps)
         self._loss_is_sum = loss_is_sum(model)
         few = self._few_examples() if args.optimizer in optimizer_names() or args.radial_logging_steps else None
-        optimizer = build_optimizer(model, args, few)
+        optimizer = optimizer_from_arguments(model, args, few)
         self.average = None if args.ema_decay is None else start_average(model, args.ema_decay)
         if self.average is not None:
             accelerator.register_for_checkpointing(self.average)
@@ -107,6 +110,8 @@ class TrainingLoop:
         if class_shards(model):
             exclude_class_shards(model)
             ClassShardCheckpoint(accelerator, model, optimizer)
+        if args.compile:
+            model.compile()  # in place, so that the names of saved tensors remain
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         if accelerator.is_fsdp2 and args.optimizer == "sgd":  # torch has no fused SGD for sharded parameters
             for parameters in self.optimizer.param_groups:
@@ -162,6 +167,7 @@ class TrainingLoop:
     def _train_epoch(self, bar: tqdm) -> None:
         state = self.state
         started = time.perf_counter()
+        self.before_epoch(self.accelerator.unwrap_model(self.model), state.epoch)
         self.model.train()
         for module in {self.accelerator.unwrap_model(self.model), self.trained_model}:
             if hasattr(module, "set_epoch"):

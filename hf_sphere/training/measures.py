@@ -22,14 +22,15 @@ def measure_classification(output: Any, batch: Batch) -> "dict[str, Tensor]":
     return {"accuracy": _mean(output.logits.argmax(dim=-1) == batch["labels"])}
 
 
-def measure_regression(output: Any, batch: Batch, values: str = "labels") -> "dict[str, Tensor]":
+def measure_regression(output: Any, batch: Batch) -> "dict[str, Tensor]":
     """Return the mean absolute error, in the unit of the values."""
-    return {"mean_absolute_error": _mean((output.predictions - batch[values]).abs())}
+    values = batch.get("regression_labels", batch["labels"])  # beside classes, in joint prediction
+    return {"mean_absolute_error": _mean((output.predictions - values).abs())}
 
 
 def measure_joint(output: Any, batch: Batch) -> "dict[str, Tensor]":
     """Return the accuracy of the classes and the mean absolute error of the values."""
-    return measure_classification(output, batch) | measure_regression(output, batch, "regression_labels")
+    return measure_classification(output, batch) | measure_regression(output, batch)
 
 
 def measure_tokens(output: Any, batch: Batch) -> "dict[str, Tensor]":

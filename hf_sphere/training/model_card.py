@@ -21,29 +21,17 @@ from hf_sphere.utils.files import atomic_file
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """How a model was trained and what was measured.
+    """How a model was trained and what was measured."""
 
-    Attributes:
-        metrics: Measured values by name.
-        headline: Names of the metrics, without `eval_`, that become the card's `model-index` entries.
-        eval_split: Split of the `eval_` metrics.
-        selection_note: How the reported epoch was chosen.
-        settings: Training settings that differ from their defaults.
-        command: The command that ran.
-        device: Device that the model was trained on.
-        seconds: Time spent in training.
-        published: Published results of the same configuration.
-    """
-
-    metrics: Mapping[str, float]
-    headline: Sequence[str]
-    eval_split: str
-    selection_note: str
-    settings: Mapping[str, Any]
-    command: Sequence[str]
-    device: torch.device
-    seconds: float
-    published: Sequence[str] = ()
+    metrics: Mapping[str, float]  # measured values by name
+    headline: Sequence[str]  # names of the metrics, without `eval_`, that become the card's `model-index` entries
+    eval_split: str  # split of the `eval_` metrics
+    selection_note: str  # how the reported epoch was chosen
+    settings: Mapping[str, Any]  # training settings that differ from their defaults
+    command: Sequence[str]  # the command that ran
+    device: torch.device  # device that the model was trained on
+    seconds: float  # time spent in training
+    published: Sequence[str] = ()  # published results of the same configuration
 
 
 def write_model_card(
@@ -57,17 +45,9 @@ def write_model_card(
     record: TrainingRecord,
     license: str = "unknown",
 ) -> ModelCard:
-    """Write the model card, `README.md`, to the folder of a model.
+    """Write the model card, `README.md`, from a Jinja template to the folder of a model.
 
-    Args:
-        folder: Where the model is saved.
-        template: Jinja template of the card.
-        model_id: Name to load the model by.
-        model_class: Name of the model's class.
-        pipeline_tag: The transformers pipeline for the model, if there is one.
-        description: Description of the model.
-        record: How it was trained.
-        license: License of the model.
+    `model_id` is the name to load the model by, and `pipeline_tag` the transformers pipeline for it, if there is one.
     """
     dataset = description.dataset
     data = ModelCardData(

@@ -10,44 +10,44 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from hf_sphere.optim import parameter_groups, radial_parameter_groups
-from hf_sphere.optim.names import optimizer_class, optimizer_names
+from hf_sphere.optim import build_optimizer
+from hf_sphere.optim.build import option_defaults
 from hf_sphere.training.arguments import TrainingArguments
 
 
-def build_optimizer(
+def optimizer_from_arguments(
     model: nn.Module, args: TrainingArguments, batch: Mapping[str, Any] | None = None
 ) -> torch.optim.Optimizer:
-    """Build the optimizer with its parameter groups.
+    """Build the optimizer of the arguments; see `hf_sphere.optim.build_optimizer`."""
+    given = {
+        "lr": args.learning_rate,
+        "weight_decay": args.weight_decay,
+        "momentum": args.momentum,
+        "betas": (args.adam_beta1, args.adam_beta2),
+        "eps": args.adam_epsilon,
+        "adamw_lr_scale": args.adamw_lr_scale,
+        **({"nesterov": args.nesterov} if args.optimizer == "sgd" else {}),
+    }
+    valid = option_defaults(args.optimizer)
+    scales = None if args.layer_decay is None else _layer_scales(model, args.layer_decay)
+    options = {name: value for name, value in given.items() if name in valid}
+    return build_optimizer(model, args.optimizer, batch, lr_scales=scales, **options)
 
-    Weight decay is applied to weights (two or more axes), not to norms, biases and scalars. Parameters with options in
-    the model's `parameter_options` form separate groups. The optimizers of this library detect the radially invariant
-    weights.
 
-    Args:
-        model: The model.
-        args: Training arguments.
-        batch: Keyword arguments of the model, for finding the radially invariant weights; generated if None.
+def _layer_scales(model: Any, layer_decay: float) -> dict[str, float]:
+    """Return the learning rates of timm's layer-wise decay by parameter, relative to that of the last layers.
+
+    Reference:
+        Bao, Dong, Piao and Wei, "BEiT: BERT pre-training of image transformers", ICLR 2022.
     """
-    groups = radial_parameter_groups(model, batch) if args.optimizer in optimizer_names() else parameter_groups(model)
-    # A fused kernel per step where torch supports it; the update rule is the same.
-    parameters = [parameter for group in groups for _, parameter in group["params"]]
-    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
-    options: dict[str, Any] = {"lr": args.learning_rate, "weight_decay": args.weight_decay, "fused": fused}
-    sphere = optimizer_class(args.optimizer) if args.optimizer in optimizer_names() else None
-    if args.optimizer == "sgd" or (sphere is not None and "betas" not in sphere.option_defaults()):
-        options["momentum"] = args.momentum
-    else:
-        options |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-        for group in groups:
-            group.pop("momentum", None)  # not supported by these optimizers
-    if sphere is not None:
-        return sphere(groups, **options)
-    for group in groups:
-        if args.optimizer == "sgd":
-            group.setdefault("nesterov", args.nesterov and group.get("momentum", args.momentum) > 0)
-    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-    return kinds[args.optimizer](groups, **options)
+    backbone = getattr(getattr(model, "base_model", None), "backbone", None)
+    if backbone is None:
+        raise ValueError(f"layer_decay {layer_decay} is for image models with a backbone; leave it out.")
+    from timm.optim import param_groups_layer_decay
+
+    groups = param_groups_layer_decay(backbone, layer_decay=layer_decay)
+    scales = {parameter: group["lr_scale"] for group in groups for parameter in group["params"]}
+    return {name: scales[parameter] for name, parameter in model.named_parameters() if parameter in scales}
 
 
 def build_scheduler(

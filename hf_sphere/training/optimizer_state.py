@@ -15,10 +15,6 @@ def check_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     The fused kernels of torch check neither shapes nor strides, and write beyond a tensor that is too small. Tensors
     are copied if their strides are not those of the parameter.
 
-    Args:
-        optimizer: The optimizer.
-        state_dict: A result of its `state_dict()`.
-
     Raises:
         ValueError: If a tensor does not fit its parameter; the message includes the name of both.
     """

@@ -77,18 +77,7 @@ def locked(output_dir: Path) -> Iterator[None]:
 def check_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recipe: str | None = None) -> None:
     """Raise an error if the directory contains anything that a training run must not replace.
 
-    Hidden files are ignored.
-
-    Args:
-        output_dir: The directory; it may be missing.
-        overwrite: Whether to replace its contents.
-        resume: Whether to resume the run in it.
-        recipe: Name of the recipe.
-
-    Raises:
-        FileExistsError: If the directory is not empty and neither overwriting nor resuming was requested, or if it is
-            not the run of the recipe to resume.
-        ValueError: If the settings of the run to resume are damaged.
+    Hidden files are ignored. Arguments and errors are those of `prepare_output_dir`.
     """
     _check_is_directory(output_dir)
     if overwrite or not output_dir.is_dir():
@@ -117,13 +106,15 @@ def prepare_output_dir(output_dir: Path, *, overwrite: bool, resume: bool, recip
     """Create the output directory of a training run, and remove the run that it replaces.
 
     Args:
-        output_dir: The directory.
+        output_dir: The directory; it may be missing.
         overwrite: Whether to replace its contents.
         resume: Whether to resume the run in it.
         recipe: Name of the recipe.
 
     Raises:
-        FileExistsError: See `check_output_dir`.
+        FileExistsError: If the directory is not empty and neither overwriting nor resuming was requested, or if it is
+            not the run of the recipe to resume.
+        ValueError: If the settings of the run to resume are damaged.
     """
     check_output_dir(output_dir, overwrite=overwrite, resume=resume, recipe=recipe)
     for folder in (output_dir, output_dir / SNAPSHOT_FOLDER, output_dir / BEST_FOLDER):
@@ -186,16 +177,9 @@ def check_results_dir(output_dir: Path, *, overwrite: bool, resume: bool = False
 
 
 def prepare_results_dir(output_dir: Path, names: Collection[str], *, overwrite: bool, resume: bool = False) -> None:
-    """Create a directory for results that are computed from models.
+    """Create a directory for results that are computed from models; see `check_results_dir`.
 
-    Args:
-        output_dir: The directory.
-        names: All files that the recipe may write; earlier ones are removed if they are to be replaced.
-        overwrite: Whether to replace earlier results.
-        resume: Whether to continue earlier results instead.
-
-    Raises:
-        FileExistsError: See `check_results_dir`.
+    Earlier files with one of the names, all that the recipe may write, are removed if they are to be replaced.
     """
     check_results_dir(output_dir, overwrite=overwrite, resume=resume)
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -209,11 +193,7 @@ def can_resume_results(
 ) -> bool:
     """Return whether a directory contains unfinished results with these settings, which can be continued.
 
-    Args:
-        output_dir: The directory.
-        settings: All settings by name.
-        ignored: Names of settings that may differ because no result depends on them.
-        overwrite: Whether the contents will be replaced.
+    `ignored` are the names of settings that may differ because no result depends on them.
 
     Raises:
         FileExistsError: If it contains results with other settings that must not be replaced.

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-PUBLISHED = "results/published"
-"""The folder, in the repository."""
+PUBLISHED = "results/published"  # the folder, in the repository
 
 
 def read_published(folder: Path) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, ProjectConfiguration, set_seed
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType, ProjectConfiguration, set_seed
 from huggingface_hub.utils import validate_repo_id
 from transformers.trainer_utils import enable_full_determinism
 
@@ -124,7 +124,10 @@ def start_run(args: TrainingArguments, *others: Any, recipe: str | None = None) 
     # Weights that decay towards zero become denormal, and CPUs are a hundred times slower with these. Set before torch
     # starts its threads, which inherit it.
     torch.set_flush_denormal(True)
+    # In the linear probe, the parameters of the backbone have no gradients.
+    unused = any(getattr(part, "linear_probe_epochs", 0) for part in others)
     accelerator = Accelerator(
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)] if unused else None,
         mixed_precision=args.mixed_precision,
         log_with=args.report_to,
         project_config=ProjectConfiguration(args.output_dir, logging_dir=str(Path(args.output_dir, "logs"))),

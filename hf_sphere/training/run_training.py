@@ -32,26 +32,15 @@ from hf_sphere.utils.snapshots import SNAPSHOT_FOLDER
 
 @dataclass(frozen=True)
 class Command:
-    """The command line of a run.
+    """The command line of a run."""
 
-    Attributes:
-        script: Path of the script in the repository.
-        argv: Command-line arguments without the program name.
-        root: Root of the repository.
-    """
-
-    script: str
-    argv: Sequence[str]
-    root: Path
+    script: str  # path of the script in the repository
+    argv: Sequence[str]  # command-line arguments without the program name
+    root: Path  # root of the repository
 
 
 def run_training(task: Task, command: Command) -> None:
-    """Train, evaluate and save the model of a task.
-
-    Args:
-        task: The task, with its arguments.
-        command: The command line, for the model card.
-    """
+    """Train, evaluate and save the model of a task; its card states the command line."""
     published = [] if task.args.published is None else find_published(command.root / PUBLISHED, task.args.published)
     others = [part for part in task.parts if part is not task.args]
     with start_run(task.args, *others, recipe=Path(command.script).stem) as run:
@@ -75,6 +64,7 @@ def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[s
         save_best=functools.partial(_save, run, prepared, run.output_dir / BEST_FOLDER),
         measure=task.measure,
         derive=task.derive,
+        before_epoch=task.before_epoch,
         snapshot=snapshots.after_epoch,
         metric=metric,
         higher_is_better=higher_is_better,
@@ -86,8 +76,10 @@ def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[s
         snapshots.at_end(trained, state.epoch)
     if task.args.load_best_model_at_end and state.best_epoch is not None:
         _load_best(trained, run)
-    task.finish(replace(prepared, model=trained), run.accelerator)
+    finished = replace(prepared, model=trained)
+    task.finish(finished, run.accelerator)
     results = _collect_results(task, trained, prepared, state, run)
+    results |= task.compare(finished, run, results)
     results |= {f"best_{metric.removeprefix(f'{prefix}_')}": state.best_metric, "best_epoch": state.best_epoch}
     _save(run, prepared, run.output_dir, trained)
     run.write_results(results)

@@ -1,7 +1,11 @@
-"""Conversion of images of any mode to 8-bit gray or color, the same in training and inference."""
+"""Conversion of images to 8-bit gray or color and to the size of a model, the same in training and inference."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
+from torchvision.transforms.v2 import InterpolationMode, functional as tvF
 
 
 def convert_image(image: Image.Image, channels: int) -> Image.Image:
@@ -19,3 +23,29 @@ def convert_image(image: Image.Image, channels: int) -> Image.Image:
     if image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image, dtype=np.uint16) >> 8).astype(np.uint8))
     return image.convert("L" if channels == 1 else "RGB")
+
+
+def resize_image(
+    image: Tensor,
+    size: Sequence[int],
+    crop_pct: float | None = None,
+    interpolation: InterpolationMode = InterpolationMode.BILINEAR,
+) -> Tensor:
+    """Resize images to a size, regardless of their aspect ratio or with a center crop.
+
+    Args:
+        image: (..., C, H, W).
+        size: Height and width, pixels.
+        crop_pct: As in timm, keep the aspect ratio, with sides that are at least `size` divided by this, rounded down,
+            and crop the center; None to stretch the whole image.
+        interpolation: Interpolation of pixels.
+    """
+    if crop_pct is None:
+        whole = list(size)
+    else:
+        least = [int(side / crop_pct + 1e-6) for side in size]
+        scale = max(side / own for side, own in zip(least, image.shape[-2:], strict=True))
+        whole = [max(side, int(own * scale)) for side, own in zip(least, image.shape[-2:], strict=True)]
+    if list(image.shape[-2:]) != whole:
+        image = tvF.resize(image, whole, interpolation=interpolation, antialias=True)
+    return image if crop_pct is None else tvF.center_crop(image, list(size))

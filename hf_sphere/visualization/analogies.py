@@ -6,9 +6,7 @@ from typing import Any
 
 from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure, style_axes
 
-GROUP_WIDTH = 0.8
-"""Width of the bars of a benchmark, relative to the distance between two benchmarks."""
-
+GROUP_WIDTH = 0.8  # width of the bars of a benchmark, relative to the distance between two benchmarks
 GUESSING, NOISE = "guessing", "noise level of the search"
 
 _NAMES = ("model", "benchmark", "scoring")

@@ -13,21 +13,11 @@ from hf_sphere.visualization.class_marks import draw_points, mark_of, place_name
 from hf_sphere.visualization.figures import Figure, plain_text, style_axes
 from hf_sphere.visualization.scene import Panel, Scene
 
-_BINS = 1440
-"""Bins of the full turn."""
-
-_BLUR = 1.2
-"""Degrees: the bandwidth of the densities, so that a single point is visible."""
-
-_HEIGHT = 0.55
-"""Height of the largest density, in radii."""
-
-_NAMES = 1.0 + _HEIGHT + 0.02
-"""Radius of the names."""
-
-_MARGIN = 0.12
-"""Margin beside the axes if only a quarter of the circle is drawn, in radii."""
-
+_BINS = 1440  # bins of the full turn
+_BLUR = 1.2  # degrees: the bandwidth of the densities, so that a single point is visible
+_HEIGHT = 0.55  # height of the largest density, in radii
+_NAMES = 1.0 + _HEIGHT + 0.02  # radius of the names
+_MARGIN = 0.12  # margin beside the axes if only a quarter of the circle is drawn, in radii
 ROSE_NOTE = "height of a class outside the circle: square root of its density"
 
 

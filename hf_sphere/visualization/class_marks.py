@@ -9,23 +9,12 @@ from torch import Tensor
 
 from hf_sphere.visualization.figures import COLORS, Figure
 
-MARKERS = "o^sDvPX*<>"
-"""Beyond ten classes the colors repeat with the next marker."""
-
-LARGEST_LEGEND = 20
-"""Number of classes; a longer legend is illegible, so only the names in the figure are drawn."""
-
-LONGEST_NAME = 24
-"""Characters; longer names are shortened."""
-
-_CONNECTED = 20.0
-"""Pixels: a name that is moved farther is connected to its place by a line."""
-
-_FARTHEST = 160.0
-"""Pixels: the largest distance between a name and its place."""
-
-_GAP = 5.0
-"""Pixels between a place and a name beside it."""
+MARKERS = "o^sDvPX*<>"  # beyond ten classes the colors repeat with the next marker
+LARGEST_LEGEND = 20  # number of classes; a longer legend is illegible, so only the names in the figure are drawn
+LONGEST_NAME = 24  # characters; longer names are shortened
+_CONNECTED = 20.0  # pixels: a name that is moved farther is connected to its place by a line
+_FARTHEST = 160.0  # pixels: the largest distance between a name and its place
+_GAP = 5.0  # pixels between a place and a name beside it
 
 
 def mark_of(index: int) -> tuple[str, str]:
@@ -124,11 +113,8 @@ def place_names(
 def place_apart(places: Tensor, sizes: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Place boxes one after another, each as close to its place as possible without covering an earlier one.
 
-    Args:
-        places: (K, 2), where the centers belong, in pixels.
-        sizes: (K, 2), widths and heights.
-        low: (2,), lower left corner of the frame that the boxes stay in.
-        high: (2,), upper right corner.
+    All is in pixels: the places of the centers (K, 2), widths and heights (K, 2), and the lower left and upper right
+    corner (2,) of the frame that the boxes stay in.
 
     Returns:
         The centers (K, 2), and (K,) bool, whether there was room within `_FARTHEST`.

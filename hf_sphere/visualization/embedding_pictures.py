@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 from hf_sphere.embeddings.provenance import embed_snapshots, find_directions, find_snapshots_of, find_thumbnails
 from hf_sphere.embeddings.store import Embeddings
 from hf_sphere.metrics import alignment, class_angles, effective_dimension, uniformity
+from hf_sphere.metrics.checks import check_directions, check_embeddings
 from hf_sphere.visualization.circle import plot_circle
 from hf_sphere.visualization.class_angles import plot_class_angles
 from hf_sphere.visualization.figures import Figure
@@ -54,14 +55,8 @@ class EmbeddingPictures:
             raise ValueError(f"{data.name} has embeddings of {width} coordinate(s); at least {dim or 2} are required.")
         if lengths and width != 2:
             raise ValueError(f"lengths can be drawn for 2 coordinates only; those of {data.name} have {width}.")
-        invalid = ~data.embeddings.isfinite().all(-1)
-        if not lengths:
-            invalid |= ~data.embeddings.any(-1)
-        if invalid.any():
-            raise ValueError(
-                f"{int(invalid.sum())} of {len(invalid)} embeddings of {data.name} are zero or not finite, so they "
-                f"have no direction, the first in row {int(invalid.nonzero()[0, 0])}; remove them."
-            )
+        check = check_embeddings if lengths else check_directions
+        check(data.embeddings, what=f"embeddings of {data.name}")
         self.data, self.lengths = data, lengths
         self.dim: Literal[2, 3] = dim or (2 if width == 2 else 3)
         self.labels = torch.zeros(len(data.embeddings), dtype=torch.long) if data.labels is None else data.labels

@@ -11,9 +11,7 @@ from hf_sphere.visualization.figures import Figure, add_caption, new_figure, pla
 from hf_sphere.visualization.scene import LARGEST_NAMED, Panel, Scene
 from hf_sphere.visualization.sphere import SphereScene
 
-_LARGEST_NAMED = 30
-"""Number of classes; a panel does not have room for more names."""
-
+_LARGEST_NAMED = 30  # number of classes; a panel does not have room for more names
 _SHARED_NOTES = ("height of", "lines")
 """Beginnings of the caption lines that explain marks; they are drawn once below all panels, not below each."""
 

@@ -1,7 +1,6 @@
 """Short layer names for the margins of figures, and a selection of layers."""
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import TypeVar
@@ -14,8 +13,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 def shorten_layer_names(names: Sequence[str], longest: int = 26) -> list[str]:
     """Shorten the module paths of a model consistently, as far as the longest path requires.
 
-    The first step removes the beginnings that are not needed to distinguish the paths, or the common parts at both
-    ends, whichever results in shorter names. The second step truncates the words. For example,
+    The first step removes the common parts at both ends, and the second step truncates the words. For example,
     `encoder.stages.0.layers.1` becomes `stages.0.layers.1` and then `sta.0.lay.1`. Numbers are kept because they
     distinguish layers.
 
@@ -29,8 +27,7 @@ def shorten_layer_names(names: Sequence[str], longest: int = 26) -> list[str]:
     """
     if max(map(len, names), default=0) <= longest:
         return list(names)
-    candidates = (_unique_ends(names), _without_common_ends(names))
-    names = min(candidates, key=lambda short: max(map(len, short)))
+    names = _without_common_ends(names)
     if max(map(len, names)) <= longest:
         return list(names)
     for letters in range(longest, 1, -1):
@@ -39,21 +36,6 @@ def shorten_layer_names(names: Sequence[str], longest: int = 26) -> list[str]:
             return short
     starts = [f"{number}…" for number in range(1, len(names) + 1)]
     return [start + name[-max(longest - len(start), 1) :] for start, name in zip(starts, names, strict=True)]
-
-
-def _unique_ends(names: Sequence[str]) -> list[str]:
-    """Return the shortest end of each path that no other path has, and that starts with a word, not with a number."""
-    paths = [name.split(".") for name in names]
-    ends = Counter(".".join(path[start:]) for path in paths for start in range(len(path)))
-
-    def unique_end(path: list[str]) -> str:
-        for start in range(len(path) - 2, 0, -1):  # the last part alone is not descriptive
-            end = ".".join(path[start:])
-            if ends[end] == 1 and not path[start].isdecimal():
-                return end
-        return ".".join(path)
-
-    return [unique_end(path) for path in paths]
 
 
 def _without_common_ends(names: Sequence[str]) -> list[str]:

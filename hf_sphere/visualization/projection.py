@@ -1,10 +1,12 @@
-"""Projection of embeddings of any dimension to a circle or a sphere, and validation of points and labels."""
+"""Projection of embeddings of any dimension to a circle or a sphere, and validation of labels."""
 
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from hf_sphere.metrics.checks import check_directions, check_labels
 
 
 def project_to_sphere(points: Tensor, dim: int = 3, *, basis: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -24,7 +26,7 @@ def project_to_sphere(points: Tensor, dim: int = 3, *, basis: Tensor | None = No
     Raises:
         ValueError: If `dim` exceeds d, a point is zero or not finite, or the basis does not fit.
     """
-    directions = normalize(check_points(points))
+    directions = check_directions(points, what="points")
     width = directions.shape[1]
     if dim > width:
         raise ValueError(f"points of {width} coordinates cannot be shown in {dim} dimensions.")
@@ -42,53 +44,18 @@ def project_to_sphere(points: Tensor, dim: int = 3, *, basis: Tensor | None = No
 
 def share_kept(points: Tensor, basis: Tensor) -> float:
     """Return the share, in [0, 1], of the second moment of the directions of points (N, d) kept by a basis (d, dim)."""
-    return min(1.0, (normalize(check_points(points)) @ basis).square().sum(1).mean().item())
+    return min(1.0, (check_directions(points, what="points") @ basis).square().sum(1).mean().item())
 
 
-def check_points(points: Tensor, what: str = "points") -> Tensor:
-    """Return points (N, d) as float64 on the CPU.
-
-    Raises:
-        ValueError: If they have another shape or are not finite.
-    """
-    points = torch.as_tensor(points).detach().cpu().double()
-    if points.ndim != 2 or 0 in points.shape:
-        raise ValueError(f"{what} must have the shape (N, d) with N >= 1 and d >= 1; got {tuple(points.shape)}.")
-    finite = points.isfinite().all(-1)
-    if not finite.all():
-        count, first = int((~finite).sum()), int((~finite).nonzero()[0])
-        raise ValueError(f"{what} must be finite; {count} of {len(points)} are not, the first at index {first}.")
-    return points
-
-
-def check_labels(labels: Tensor, count: int, class_names: Sequence[str]) -> Tensor:
-    """Return labels (count,) as int64 on the CPU.
+def check_class_labels(labels: Tensor, count: int, class_names: Sequence[str]) -> Tensor:
+    """Return labels (count,), each the index of a class name, as int64 on the CPU.
 
     Raises:
-        ValueError: If they have another shape, are not integers or have no class name.
+        TypeError: If they are not integers.
+        ValueError: If they have another shape or have no class name.
     """
-    labels = torch.as_tensor(labels).detach().cpu()
-    if labels.shape != (count,):
-        raise ValueError(f"labels must have the shape ({count},), one per point; got {tuple(labels.shape)}.")
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise ValueError(f"labels must be integers; got {labels.dtype}. Convert them with .long().")
+    labels = check_labels(labels, count).detach().cpu().long()
     low, high = labels.min().item(), labels.max().item()
     if low < 0 or high >= len(class_names):
         raise ValueError(f"labels must be from 0 to {len(class_names) - 1}, one per class name; got {low} to {high}.")
-    return labels.long()
-
-
-def normalize(points: Tensor, what: str = "point") -> Tensor:
-    """Normalize vectors (N, d); they are divided by their largest coordinate first, since squares can underflow.
-
-    Raises:
-        ValueError: If a vector is zero.
-    """
-    largest = points.abs().amax(-1, keepdim=True)
-    if (largest == 0).any():
-        count, first = int((largest == 0).sum()), int((largest == 0).nonzero()[0, 0])
-        raise ValueError(
-            f"a {what} at the origin has no direction; got {count} of {len(points)}, the first at index {first}. "
-            "Remove them."
-        )
-    return F.normalize(points / largest, dim=-1)
+    return labels

@@ -46,7 +46,8 @@ def plot_projection_histograms(
     columns = _columns(training)
     shown = _select("epochs", epochs, list(columns), MOST_EPOCHS)
     rows = _select("layers", layers, list(columns[shown[0]]), MOST_LAYERS)
-    cells = [[_standardize(columns[epoch][name]) for epoch in shown] for name in rows]
+    layers_of_rows = [[columns[epoch][name] for epoch in shown] for name in rows]
+    cells = [[layer["dim"] ** 0.5 * np.array(layer["projections"], float) for layer in row] for row in layers_of_rows]
     values = np.concatenate([cell for row in cells for cell in row])
     # A few outliers must not set the scale.
     end = max(3.5, np.quantile(np.abs(values), 0.995).item()) if values.size else 3.5
@@ -99,11 +100,6 @@ def _select(kind: str, given: Sequence[Any] | None, known: Sequence[Item], most:
         missing = ", ".join(map(str, unknown)) or "none"
         raise ValueError(f"{kind} {missing} cannot be drawn; available: {', '.join(map(str, known))}.")
     return list(given)
-
-
-def _standardize(layer: Mapping[str, Any]) -> np.ndarray:
-    """Scale the projections of a layer to variance 1 for random filters."""
-    return math.sqrt(layer["dim"]) * np.asarray(layer["projections"], dtype=np.float64)
 
 
 def _draw_histogram(axes: Any, values: np.ndarray, end: float) -> float:

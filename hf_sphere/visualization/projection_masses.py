@@ -9,14 +9,11 @@ import numpy as np
 from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure, style_axes
 from hf_sphere.visualization.layer_names import shorten_layer_names
 
-SIGNIFICANT = 0.05
-"""Level of the adjusted p-values."""
-
+SIGNIFICANT = 0.05  # level of the adjusted p-values
 DIFFERENT, ALIKE = f"unlike random filters (adjusted p < {SIGNIFICANT})", "no significant difference"
 BAND = "95 % range of random filters"
 
-_LETTER, _BAR = 0.075, 0.21
-"""Width of a letter and height of a horizontal bar, in inches."""
+_BAR = 0.21  # height of a bar, in inches
 
 
 @plain_text()
@@ -25,8 +22,7 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
 
     Behind each bar is the 95 % range of this share for the same number of random filters. Bars are filled if the sign
     test or the Kolmogorov-Smirnov test distinguishes the layer from random filters (p-value adjusted for the number of
-    layers), and hatched otherwise. Dead filters, which have no direction, are noted beside the bar. The bars are
-    horizontal if the names do not fit below them.
+    layers), and hatched otherwise. Dead filters, which have no direction, are noted beside the bar.
 
     Args:
         statistics: Returned by `ProjectionStatistics.to_dict` of `hf_sphere.analysis`: `layers` and `net`, each with
@@ -51,20 +47,12 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
         np.array([entry[name] for entry in entries], dtype=np.float64)  # null is nan
         for name in ("mass", "null_mass_low", "null_mass_high")
     )
-    horizontal = max(map(len, names)) * _LETTER > 6.4 / (places[-1] + 1)
-    figure = new_figure(7.2, 1.3 + _BAR * len(names) if horizontal else 3.8, title)
+    figure = new_figure(7.2, 1.3 + _BAR * max(len(names), 5), title)
     axes: Any = figure.subplots()
-    if horizontal:
-        draw_bars, start, draw_lines, draw_line = axes.barh, "left", axes.vlines, axes.axvline
-        along, across = axes.yaxis, axes.xaxis
-    else:
-        draw_bars, start, draw_lines, draw_line = axes.bar, "bottom", axes.hlines, axes.axhline
-        along, across = axes.xaxis, axes.yaxis
-
     known = ~np.isnan(low)
     if known.any():  # wider than the bars, which would hide it
-        band = {start: low[known], "color": "0.8", "label": BAND, "zorder": 1}
-        draw_bars(places[known], (high - low)[known], 0.94, **band)
+        width = (high - low)[known]
+        axes.barh(places[known], width, 0.94, left=low[known], color="0.8", label=BAND, zorder=1)
     differs = np.array([_differs(entry) for entry in entries])
     for chosen, style in (
         (differs, {"color": COLORS[0], "label": DIFFERENT}),
@@ -72,29 +60,23 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
     ):
         chosen = chosen & ~np.isnan(mass)
         if chosen.any():
-            draw_bars(places[chosen], mass[chosen], 0.52, zorder=2, **style)
+            axes.barh(places[chosen], mass[chosen], 0.52, zorder=2, **style)
             # A line at the end of each bar, so that a bar of length 0 is visible.
             ends = places[chosen] - 0.26, places[chosen] + 0.26
-            draw_lines(mass[chosen], *ends, color="0.2", linewidth=2.2, clip_on=False, zorder=4)
-    draw_line(0.5, color="0.2", linewidth=0.9, zorder=3)
+            axes.vlines(mass[chosen], *ends, color="0.2", linewidth=2.2, clip_on=False, zorder=4)
+    axes.axvline(0.5, color="0.2", linewidth=0.9, zorder=3)
     for place, entry in zip(places, entries, strict=True):
         dead, count = entry["num_dead"], entry["num_filters"]
-        if dead and horizontal:
+        if dead:
             axes.text(1.015, place, f"{dead} of {count} dead", va="center", fontsize=8, color="0.25")
-        elif dead:
-            axes.text(place, 1.015, f"{dead} dead\nof {count}", ha="center", va="bottom", fontsize=8, color="0.25")
 
-    along.set_ticks(places, names, fontsize=9)
-    along.set_tick_params(length=0)
-    along.get_ticklabels()[-1].set_fontweight("bold")
-    across.set_label_text("share of projections ≤ 0")
+    axes.set_yticks(places, names, fontsize=9)
+    axes.tick_params(axis="y", length=0)
+    axes.get_yticklabels()[-1].set_fontweight("bold")
     room = max(0.6, (5 - len(places)) / 2)  # a few bars should not be wide
-    limits = (places[0] - room, places[-1] + room)
-    if horizontal:
-        axes.set(xlim=(0, 1), ylim=limits[::-1])  # the first layer on top
-    else:
-        axes.set(xlim=limits, ylim=(0, 1))
-    style_axes(axes, grid="x" if horizontal else "y")
+    axes.set(xlim=(0, 1), ylim=(places[-1] + room, places[0] - room))  # the first layer on top
+    axes.set_xlabel("share of projections ≤ 0")
+    style_axes(axes, grid="x")
     figure.legend(loc="outside lower center", frameon=False, fontsize=9)  # side by side, the labels would not fit
     return save_figure(figure, path)
 

@@ -9,8 +9,7 @@ import numpy as np
 from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure, style_axes, style_line
 from hf_sphere.visualization.layer_names import choose_evenly, shorten_layer_names
 
-_MOST_NAMES = 9
-"""Layers in the legend; the colors of the others are between those of their neighbors."""
+_MOST_NAMES = 9  # layers in the legend; the colors of the others are between those of their neighbors
 
 
 @plain_text()

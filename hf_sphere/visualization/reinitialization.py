@@ -11,8 +11,7 @@ from hf_sphere.visualization.figures import Figure, new_figure, plain_text, save
 from hf_sphere.visualization.layer_names import shorten_layer_names
 
 _NUMBER_SIZE, _LABEL_SIZE = 8, 9  # points
-_DIGIT = 0.62
-"""Width of a digit relative to the font size."""
+_DIGIT = 0.62  # width of a digit relative to the font size
 
 
 @plain_text()

@@ -11,11 +11,8 @@ from torch import Tensor
 from hf_sphere.metrics import ReliabilityBins
 from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure, style_axes, style_line
 
-_STRETCHED_UP_TO = 0.05
-"""Percent below 100 at which the stretch of an axis ends."""
-
-_MOST_POINTS = 4000
-"""Points of a curve; more are not visible and enlarge the file."""
+_STRETCHED_UP_TO = 0.05  # percent below 100 at which the stretch of an axis ends
+_MOST_POINTS = 4000  # points of a curve; more are not visible and enlarge the file
 
 
 @plain_text()
@@ -56,7 +53,8 @@ def plot_reliability(
     axes, below = figure.subplots(2, height_ratios=(5, 1), sharex=True)
     start = _start_of_axis(min(confidence.min().item(), accuracy.min().item()))
     end = 100 + 0.02 * (100 - start)
-    if crowded := _are_crowded(confidence, accuracy, start):
+    in_corner = torch.minimum(confidence, accuracy) > 100 - 0.03 * (100 - start)
+    if crowded := in_corner.double().mean().item() > 0.5:
         end = 100 + _STRETCHED_UP_TO / 2
         _stretch_towards_100(axes, start)
     axes.plot((start, end), (start, end), "--", color="0.45", linewidth=1.2, zorder=1, label="perfect calibration")
@@ -122,11 +120,6 @@ def _start_of_axis(lowest: float) -> float:
     """Choose the start of an axis that ends at 100, in percent, a little below `lowest`."""
     room = 1.15 * (100 - lowest)
     return 100 - next((span for span in (0.5, 1, 2, 5, 10, 20, 30, 50, 70) if span >= room), 100)
-
-
-def _are_crowded(confidence: Tensor, accuracy: Tensor, start: float) -> bool:
-    """Return whether most points, in percent, are in the upper right corner of axes from `start` to 100."""
-    return (torch.minimum(confidence, accuracy) > 100 - 0.03 * (100 - start)).double().mean().item() > 0.5
 
 
 def _stretch_towards_100(axes: Any, start: float) -> None:

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_sphere.metrics.checks import check_directions, check_embeddings
 from hf_sphere.visualization.class_marks import add_legend
 from hf_sphere.visualization.figures import Figure, add_caption, new_figure, save_figure
-from hf_sphere.visualization.projection import check_labels, check_points, normalize, project_to_sphere, share_kept
+from hf_sphere.visualization.projection import check_class_labels, project_to_sphere, share_kept
 
 LARGEST_NAMED = 50
 """Number of classes; names and directions of more classes would cover the figure."""
@@ -55,29 +56,30 @@ class Scene:
         drawn_directions: Directions (dim,) of the classes that have points, by class; empty if there are too many.
 
     Raises:
+        TypeError: If the labels are not integers.
         ValueError: If the points have too few coordinates or, with lengths, not two; if a shape does not fit; if a
             label has no name; or if a vector is not finite or, unless it is a point with `lengths`, zero.
     """
 
     def __init__(self, panel: Panel, class_names: Sequence[str], dim: int, basis: Tensor | None = None) -> None:
-        points, directions, lengths = check_points(panel.points), panel.directions, panel.lengths
+        points = check_embeddings(panel.points, what="points").cpu().double()
+        directions, lengths = panel.directions, panel.lengths
         width = points.shape[1]
         if lengths and width != 2:
             raise ValueError(f"lengths can be drawn for points of 2 coordinates only; got {width}.")
         if width < dim:
             raise ValueError(f"the {'circle' if dim == 2 else 'sphere'} needs at least {dim} coordinates; got {width}.")
-        labels = check_labels(panel.labels, len(points), class_names)
+        labels = check_class_labels(panel.labels, len(points), class_names)
         if directions is not None:
-            directions = check_points(directions, "directions")
+            directions = check_directions(directions, what="directions")
             if directions.shape != (len(class_names), width):
                 raise ValueError(
                     f"directions must have the shape {(len(class_names), width)}, one per class; got "
                     f"{tuple(directions.shape)}."
                 )
-            directions = normalize(directions, "direction")
         note = ""
         if not lengths and width == dim and basis is None:
-            points = normalize(points)
+            points = check_directions(points, what="points")
         elif not lengths:
             number = "two" if dim == 2 else "three"
             which = f"the {number} leading principal" if basis is None else f"{number} given"
@@ -121,14 +123,10 @@ class Scene:
         return F.normalize(torch.stack([F.normalize(own, dim=1).mean(0) for own in self.members()]), dim=1)
 
     def describe(self, *before: str, marks: str, shown: int, whole: str, outside: Sequence[str] = ()) -> list[str]:
-        """Return the lines of the caption.
+        """Return the lines of the caption, those about the kind of figure `before` the others.
 
-        Args:
-            before: Lines about the kind of figure.
-            marks: Marks of the directions.
-            shown: Number of directions inside the figure.
-            whole: "circle" or "sphere", of which the figure may show a part.
-            outside: Other items outside the figure.
+        `marks` are the marks of the directions, `shown` is the number of directions inside the figure, which may show a
+        part of the `whole` circle or sphere, and `outside` are other items outside the figure.
         """
         count, classes = len(self.drawn_directions), len(self.present)
         lines = [self.note, *before]

@@ -14,9 +14,7 @@ from hf_sphere.visualization.class_marks import draw_points, mark_of, place_name
 from hf_sphere.visualization.figures import Figure, plain_text
 from hf_sphere.visualization.scene import Panel, Scene
 
-_APART = 2.16
-"""Distance between the centers of the two hemispheres, in radii."""
-
+_APART = 2.16  # distance between the centers of the two hemispheres, in radii
 _OCTANT = math.degrees(math.acos(3**-0.5))
 """Angle between the center of the positive octant and its corners, in degrees."""
 

@@ -32,20 +32,13 @@ def random_result(num_configurations, num_choices, generator=None):
 
 
 @pytest.mark.parametrize(("right", "total", "confidence"), [(30, 100, 0.95), (110, 337, 0.95), (5, 37, 0.8)])
-def test_the_bootstrap_interval_matches_the_binomial_quantiles(right, total, confidence):
+def test_the_bootstrap_interval_matches_the_quantiles_of_resamples(right, total, confidence):
     correct = torch.arange(total) < right
-    low, high = bootstrap_interval(correct, confidence=confidence, num_resamples=100_000)
-    expected = scipy.stats.binom(total, right / total).interval(confidence)
-    assert low * total == pytest.approx(expected[0], abs=1)
-    assert high * total == pytest.approx(expected[1], abs=1)
-
-
-def test_the_bootstrap_interval_depends_only_on_its_seed():
-    correct = torch.arange(337) < 100
-    first = bootstrap_interval(correct, num_resamples=100, seed=1)
-    torch.manual_seed(5)
-    assert bootstrap_interval(correct, num_resamples=100, seed=1) == first
-    assert bootstrap_interval(correct, num_resamples=100, seed=2) != first
+    generator = torch.Generator().manual_seed(0)
+    resampled = correct[torch.randint(total, (20_000, total), generator=generator)].double().mean(1)
+    tail = (1 - confidence) / 2
+    expected = resampled.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
+    assert bootstrap_interval(correct, confidence=confidence) == pytest.approx(expected, abs=1.01 / total)
 
 
 @pytest.mark.parametrize("right", [0.0, 1.0])
@@ -57,10 +50,9 @@ def test_the_interval_of_identical_outcomes_is_a_point(right):
     ("correct", "options", "message"),
     [
         (torch.zeros(0), {}, "must have the shape"),
-        (torch.zeros(2, 2), {}, r"got the shape \(2, 2\)"),
-        (torch.tensor([0.5]), {}, "boolean or 0 and 1"),
+        (torch.zeros(2, 2), {}, r"got \(2, 2\)"),
+        (torch.tensor([0.5]), {}, "boolean, or 0 and 1"),
         (torch.ones(3), {"confidence": 95}, "confidence must be between 0 and 1"),
-        (torch.ones(3), {"num_resamples": 0}, "num_resamples at least 1"),
     ],
 )
 def test_invalid_outcomes_are_rejected(correct, options, message):

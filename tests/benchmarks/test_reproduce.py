@@ -328,10 +328,9 @@ def arguments(path: Path, tmp_path: Path, name: str) -> list[str]:
 def test_an_interrupted_queue_resumes_and_gets_the_same_metrics(queue, tmp_path):
     steps = "evaluate_embeddings --embeddings {folder}/test --output_dir {folder}/scores"
     extraction = "extract_embeddings --model_name_or_path {model} --dataset_name digits --output_dir {folder}/test"
-    path = queue(
-        {"overrides": {"num_train_epochs": 15, "save_epochs": 1, "max_eval_samples": 60}, "after": [extraction, steps]}
-    )
-    subprocess.run(arguments(path, tmp_path, "whole"), check=True, timeout=600)
+    entry = {"overrides": {"num_train_epochs": 15, "save_epochs": 1, "max_eval_samples": 60}}
+    subprocess.run(arguments(queue(entry), tmp_path, "whole"), check=True, timeout=600)
+    path = queue(entry | {"after": [extraction, steps]})
     parts = arguments(path, tmp_path, "parts")
     model = tmp_path / "parts" / "work" / "digits-lenet5-plain-seed0" / "model"
     with subprocess.Popen(parts, stdout=subprocess.PIPE, text=True) as first:
@@ -347,6 +346,7 @@ def test_an_interrupted_queue_resumes_and_gets_the_same_metrics(queue, tmp_path)
         for name in ("whole", "parts")
     )
     del whole["metrics"]["train_runtime"], resumed["metrics"]["train_runtime"]
-    assert resumed["metrics"] == whole["metrics"]
-    assert set(whole["metrics"]) <= set(whole["definitions"])
-    assert {"eval_accuracy", "scores/eval_recall_at_1"} <= set(whole["metrics"])
+    assert "eval_accuracy" in whole["metrics"]
+    assert whole["metrics"].items() <= resumed["metrics"].items()
+    assert set(resumed["metrics"]) <= set(resumed["definitions"])
+    assert "scores/eval_recall_at_1" in resumed["metrics"]

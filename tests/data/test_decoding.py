@@ -177,7 +177,7 @@ class TestCorruptImages:
     def test_the_number_of_skipped_images_is_logged(self, make_dataset, decode, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):
             decode(make_dataset([flat(0), NOT_AN_IMAGE, NOT_AN_IMAGE]), skip_corrupt=True)
-        assert "Left out 2 corrupt image(s) of 3." in caplog.text
+        assert "Left out 2 corrupt image(s) of 3: " in caplog.text
 
     def test_nothing_is_logged_without_corrupt_images(self, make_dataset, decode, caplog):
         with caplog.at_level(logging.WARNING, logger="hf_sphere"):

@@ -101,7 +101,7 @@ class TestRegression:
             load(make_valued(range(10)), task="regression", validation_fraction=fraction)
 
     def test_splitting_a_single_image_is_an_error(self, make_valued, load):
-        with pytest.raises(ValueError, match=r"validation_fraction=0\.5 does not split 1 images"):
+        with pytest.raises(ValueError, match=r"a fraction of 0\.5 cannot be held out of 1 images"):
             load(make_valued([1.0]), make_valued([1.0, 2.0]), task="regression", validation_fraction=0.5)
 
     def test_a_column_of_labels_is_refused(self, make_valued, load):

@@ -45,7 +45,7 @@ BERT_WORDS = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[CL
 
 
 def build() -> dict[str, tuple[Any, Any]]:
-    """Build a model and its processor for every model class."""
+    """Build models and processors of every vision class, all classes of the first encoder, and one of each other."""
     torch.manual_seed(0)
     built: dict[str, tuple[Any, Any]] = {}
     for name, options in VISION_CLASSES.items():
@@ -60,7 +60,7 @@ def build() -> dict[str, tuple[Any, Any]]:
         is_text = encoder.tasks != IMAGE_TASKS
         options = SIZES | ({"vocab_size": 50, "pad_token_id": 0} if is_text else IMAGES)
         processor = tokenizers.get(encoder.prefix, BertTokenizer(vocab=BERT_WORDS)) if is_text else pixels
-        for task in encoder.tasks:
+        for task in encoder.tasks if encoder is ENCODERS[0] else encoder.tasks[-1:]:
             config = getattr(hf_sphere, f"Sphere{encoder.prefix}Config")(**options)
             name = f"Sphere{encoder.prefix}{task}"
             built[name] = getattr(hf_sphere, name)(config), processor

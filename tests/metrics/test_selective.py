@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from hf_sphere.metrics import area_under_risk_coverage, risk_coverage
+from hf_sphere.metrics import accuracy_by_certainty, area_under_risk_coverage, risk_coverage
 
 
 def test_risk_is_the_error_rate_of_the_most_confident_predictions():
@@ -56,3 +56,19 @@ def test_confidences_can_be_any_real_numbers():
 def test_invalid_predictions_are_rejected(confidences, correct, message):
     with pytest.raises(ValueError, match=message):
         risk_coverage(confidences, correct)
+
+
+def test_accuracy_by_certainty_begins_with_the_least_certain_group():
+    correct = torch.tensor([True, False, True, True, False])
+    groups = accuracy_by_certainty(torch.tensor([0.9, 0.1, 0.7, 0.5, 0.3]), correct, num_groups=2)
+    assert groups == pytest.approx([1 / 3, 1.0])  # groups of three and two
+
+
+def test_tied_certainties_share_their_accuracy():
+    assert accuracy_by_certainty(torch.ones(4), torch.tensor([1, 1, 1, 0]), num_groups=2) == [0.75, 0.75]
+
+
+def test_there_are_at_most_as_many_groups_as_predictions():
+    assert accuracy_by_certainty(torch.tensor([2.0, 1.0]), torch.tensor([1, 0])) == [0.0, 1.0]
+    with pytest.raises(ValueError, match="num_groups must be at least 1; got 0"):
+        accuracy_by_certainty(torch.ones(2), torch.ones(2), num_groups=0)

@@ -78,6 +78,13 @@ def image_model() -> SphereVisionForImageClassification:
     return SphereVisionForImageClassification(SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28))
 
 
+def test_quantizers_skip_an_angular_head():
+    config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=28, head="angular")
+    patterns = skipped(SphereVisionForImageClassification(config))
+    assert not should_convert_module("head.linear", patterns)
+    assert should_convert_module("sphere_vision.backbone.layers.7", patterns)
+
+
 def test_quantizers_skip_a_spherized_head_of_an_image_model():
     patterns = skipped(image_model(), given=[])
     assert not should_convert_module("head.classifier.linear", patterns)

@@ -46,6 +46,7 @@ from transformers import AutoConfig, AutoModelForImageClassification
 assert timm.is_model("lenet5")
 config = AutoConfig.for_model("sphere_vision", backbone="lenet5", num_channels=1, image_size=28)
 assert type(AutoModelForImageClassification.from_config(config)).__name__ == "SphereVisionForImageClassification"
+assert AutoConfig.for_model("sphere_vision").backbone == "resnet18_cifar"
 """
 
 ADAPTERS = """
@@ -63,6 +64,7 @@ CASES = {
     "AutoTokenizer": "from transformers import AutoTokenizer; import hf_sphere" + NAMES,
     "BertConfig": "from transformers import BertConfig; import hf_sphere" + NAMES,
     "pipeline": "from transformers import pipeline; import hf_sphere" + TEXT + IMAGES,
+    "timm": "import timm, hf_sphere" + IMAGES,
     "peft": "import peft, hf_sphere" + TEXT + ADAPTERS,
     "hf_sphere without timm": (
         "import sys; sys.modules['torchvision'] = sys.modules['timm'] = None; import hf_sphere" + TEXT

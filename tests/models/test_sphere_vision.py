@@ -483,17 +483,3 @@ def test_config_return_dict_false_returns_a_tuple():
 def test_importing_the_library_is_lazy():
     program = "import sys, hf_sphere; print([m for m in ('torch', 'transformers', 'timm') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip() == "[]"
-
-
-def test_models_are_registered_whichever_library_comes_first():
-    program = "{}; from transformers import AutoConfig; print(AutoConfig.for_model('sphere_vision').backbone)"
-    for imports in ("import hf_sphere, transformers", "import transformers, hf_sphere"):
-        result = subprocess.run([sys.executable, "-c", program.format(imports)], capture_output=True, text=True)
-        assert result.stdout.strip() == "resnet18_cifar", result.stderr
-
-
-def test_timm_finds_the_backbones_whichever_library_comes_first():
-    for imports in ("import hf_sphere, timm", "import timm, hf_sphere"):
-        program = f"{imports}; print(timm.is_model('lenet5'))"
-        result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        assert result.stdout.strip() == "True", result.stderr

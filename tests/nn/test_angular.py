@@ -190,7 +190,7 @@ def test_autocast_responses_match_float32(operator, layer_of):
     assert torch.equal(rounded, layer(x.bfloat16().float()).bfloat16())
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", ["cosine", "sigmoid", "w_linear"])  # without and with a function of the angle
 def test_layers_compile_with_fullgraph(operator):
     for layer, x in ((AngularLinear(6, 3, operator), torch.randn(4, 6)), (conv_of(operator), torch.randn(2, 2, 6, 6))):
         torch.compiler.reset()

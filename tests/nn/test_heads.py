@@ -10,7 +10,7 @@ from hf_sphere import nn as sphere_nn
 from hf_sphere.geometry import spherize
 from hf_sphere.metrics.neighbors import Distance
 from hf_sphere.nn import HEADS, Head, HeadOutput, build_head
-from hf_sphere.nn.heads.base import TemperatureHead
+from hf_sphere.nn.temperature import TemperatureHead
 
 FEW_SAMPLES = {"vmf": {"num_samples": 2}}  # a graph grows with each sample
 
@@ -184,3 +184,25 @@ def test_subclass_options_include_inherited_ones(monkeypatch):
 
     monkeypatch.setitem(HEADS, "margin", MarginHead)
     assert build_head("margin", 6, 4, margin=0.1, bias=False).linear.bias is None
+
+
+def test_class_weights_multiply_the_losses_of_the_examples():
+    torch.manual_seed(0)
+    head, embeddings, labels = build_head("softmax", 4, 3), torch.randn(5, 4), torch.tensor([0, 1, 2, -100, 1])
+    weights = [0.5, 2.0, 1.5]
+    weighted = build_head("softmax", 4, 3, class_weights=weights)
+    weighted.load_state_dict(head.state_dict())
+    losses = torch.nn.functional.cross_entropy(head(embeddings).logits, labels, torch.tensor(weights), reduction="none")
+    torch.testing.assert_close(weighted(embeddings, labels).loss, losses.sum() / 4)
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, 0.0, 1.0], [1.0, 1.0, float("nan")]])
+def test_invalid_class_weights_are_an_error(weights):
+    with pytest.raises(ValueError, match="class_weights must be 3 positive numbers"):
+        build_head("softmax", 4, 3, class_weights=weights)
+
+
+def test_class_weights_are_refused_for_examples_with_several_classes():
+    head = build_head("softmax", 4, 3, class_weights=[1.0, 1.0, 2.0])
+    with pytest.raises(ValueError, match="class_weights are for one class per example"):
+        head(torch.randn(2, 4), torch.ones(2, 3))

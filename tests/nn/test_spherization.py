@@ -9,8 +9,9 @@ from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn.parallel import DistributedDataParallel
 
+from hf_sphere import SphereVisionConfig
 from hf_sphere.geometry import spherize
-from hf_sphere.nn import SphericalConv2d, SphericalLinear, Spherization
+from hf_sphere.nn import SPHERIZATION_SETTINGS, SphericalConv2d, SphericalLinear, Spherization, build_head
 
 
 def test_module_matches_the_function():
@@ -218,3 +219,23 @@ def test_gradients_of_two_processes_match_the_full_batch(tmp_path, free_port):
 def test_invalid_numbers_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         Spherization(4, **options)
+
+
+@pytest.mark.parametrize("name", SPHERIZATION_SETTINGS)
+def test_settings_by_name_are_options_of_layer_head_and_image_models(name):
+    settings = SPHERIZATION_SETTINGS[name]
+    layers = [Spherization(4, **settings), build_head("spherized", 4, 3, **settings).classifier.spherization]
+    assert [(layer.initial_scaling, layer.delta) for layer in layers] == [(settings["scaling"], settings["delta"])] * 2
+    # A saved configuration has the numbers.
+    assert SphereVisionConfig(backbone="lenet5", spherization=settings).to_dict()["spherization"] == settings
+
+
+def test_settings_by_name_share_out_the_length_as_documented():
+    x = torch.randn(4000, 64, dtype=torch.float64)
+    share = {
+        name: Spherization(64, **settings).double()(x).detach().square().mean(0)
+        for name, settings in SPHERIZATION_SETTINGS.items()
+    }
+    assert share["steep"][:12].sum() > 0.8
+    assert 0.15 < share["even"][:12].sum() < 0.25  # a fifth of the coordinates
+    assert share["flat"][-1] > 0.6

@@ -15,7 +15,7 @@ from hf_sphere.data import ImageDataOptions, images as data_images, text as data
 from hf_sphere.data.sources import BUNDLED
 from hf_sphere.prototypes import place_prototypes
 from hf_sphere.training import find_task, initialize_from_data, start_run
-from hf_sphere.training.optimization import build_optimizer, build_scheduler
+from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments
 from hf_sphere.training.published import read_published
 from hf_sphere.training.tasks.classification import EvaluationArguments, ImageDataArguments
 from hf_sphere.training.tasks.few_shot import FewShotArguments, FewShotClassification
@@ -152,7 +152,7 @@ def test_a_configuration_builds_and_takes_two_steps(files, tmp_path, monkeypatch
     built.check_data(model, data)
     initialize_from_data(model, data.train)
     data = built.batches(data)
-    optimizer = build_optimizer(model, args, next(data.train.epoch()))
+    optimizer = optimizer_from_arguments(model, args, next(data.train.epoch()))
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train))
     before = [parameter.detach().clone() for parameter in model.parameters()]
     losses = []
@@ -514,7 +514,7 @@ def test_a_language_model_configuration_builds_and_takes_two_steps(run, tiny_mod
     task = MaskedLanguageModeling(model_args, data_args, args)
     data = task.load_data(start_run(args, model_args, data_args), model, tokenizer)
     assert type(model).__name__.startswith("Sphere") == ("-spherized" in run.stem)
-    optimizer = build_optimizer(model, args, next(data.train.epoch()))
+    optimizer = optimizer_from_arguments(model, args, next(data.train.epoch()))
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=len(data.train), higher_is_better=False)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     losses = []

@@ -1,5 +1,6 @@
 import json
 import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -337,7 +338,7 @@ def test_ctrl_c_in_a_new_process_keeps_finished_accuracies(start, trained, tmp_p
     process = start(root / "recipes" / "reinitialize_layers.py", *words)
     cells = tmp_path / "out" / "cells.jsonl"
     while process.poll() is None and not (cells.is_file() and cells.read_text()):
-        pass
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     shown, _ = process.communicate()
     assert process.returncode == 130

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +11,13 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
 from PIL.Image import fromarray
 from safetensors.torch import load_file
 from training_runs import same, weights
-from transformers import AutoImageProcessor, AutoModelForImageClassification
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageClassification
 
 from hf_sphere.data import images as data_images
 from hf_sphere.data.sources import load_splits
 from hf_sphere.metrics import retrieval_scores
 from hf_sphere.nn import HEADS
+from hf_sphere.training.tasks.retrieval import ImageRetrieval
 from hf_sphere.utils.snapshots import list_snapshots
 
 # Six digits for training and four for retrieval: 200 images per epoch in 10 steps.
@@ -55,7 +57,7 @@ def held_out(run_in, tmp_path_factory) -> Path:
 
 
 @torch.no_grad()
-def scores_on_digits(folder: Path, classes: range) -> dict[str, float]:
+def scores_on_digits(folder: Path, classes: range, model: torch.nn.Module | None = None) -> dict[str, float]:
     """Retrieval scores on all images of the given digits, computed with public interfaces only."""
     images, labels = [], []
     for split in load_splits("digits").values():
@@ -63,7 +65,7 @@ def scores_on_digits(folder: Path, classes: range) -> dict[str, float]:
         images += chosen["image"][:]
         labels += chosen["label"][:]
     processor = AutoImageProcessor.from_pretrained(folder)
-    model = AutoModelForImageClassification.from_pretrained(folder)
+    model = model or AutoModelForImageClassification.from_pretrained(folder)
     embeddings = model(**processor(images, return_tensors="pt")).embeddings
     return retrieval_scores(embeddings, torch.tensor(labels))
 
@@ -237,9 +239,11 @@ def test_training_from_a_saved_model_keeps_its_scale(train, finished):
     assert torch.equal(weights(folder)["head.embedding_scale"], scale)
 
 
-def test_a_saved_model_with_different_classes_is_refused(train, finished):
-    with pytest.raises(ValueError, match=f"the data has 5 classes but {finished} has 6"):
-        train("--model_name_or_path", str(finished), "--train_classes", "5")
+def test_a_saved_model_gets_a_new_head_for_other_classes(train, finished, caplog):
+    caplog.set_level("INFO")
+    folder = train("--model_name_or_path", str(finished), "--train_classes", "5")
+    assert f"New head for 5 classes (0, 1, 2, 3, 4); {finished} was trained on 6 classes" in caplog.text
+    assert AutoConfig.from_pretrained(folder).num_labels == 5
 
 
 def test_frozen_batch_norms_keep_their_statistics_and_the_rest_is_trained(train):
@@ -298,6 +302,49 @@ def test_an_unused_argument_is_a_usage_error(train, capsys, words, expected):
 def test_evaluation_data_without_two_images_of_a_class_is_refused(train):
     with pytest.raises(ValueError, match="none of the 1 classes has two members"):
         train("--max_eval_samples", "1")
+
+
+# Comparison with the frozen model, and certainty
+
+
+def test_recall_by_decile_of_certainty_averages_to_recall(finished, results_of):
+    results = results_of(finished)
+    deciles = results["recall_at_1_by_decile"]
+    assert set(deciles) == {"concentration", "norm", "margin"}
+    for values in deciles.values():
+        assert len(values) == 10
+        assert np.mean(values) == pytest.approx(results["eval_recall_at_1"], abs=0.01)  # deciles differ by one image
+    assert "frozen_recall_at_1" not in results  # the backbone was not pretrained
+
+
+def test_a_saved_model_is_evaluated_before_training(train, finished, results_of):
+    results = results_of(train("--model_name_or_path", str(finished), "--head", "vmf", "--num_train_epochs", "0"))
+    for name in ("recall_at_1", "map_at_r"):
+        assert results[f"frozen_{name}"] == pytest.approx(results_of(finished)[f"eval_{name}"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("map_at_r", "warns"), [(0.4, True), (0.5, False), (0.6, False)])
+def test_results_worse_than_those_of_the_frozen_model_cause_a_warning(map_at_r, warns, monkeypatch, caplog):
+    task, said = object.__new__(ImageRetrieval), []
+    task._frozen = {"frozen_recall_at_1": 0.5, "frozen_map_at_r": 0.5}
+    monkeypatch.setattr("hf_sphere.training.evaluation.evaluate_certainty", lambda *args: {})
+    run = SimpleNamespace(print=said.append, accelerator=None)
+    prepared = SimpleNamespace(model=None, data=SimpleNamespace(evaluation=None))
+    results = {"eval_recall_at_1": 0.7, "eval_map_at_r": map_at_r}
+    assert task.compare(prepared, run, results) == task._frozen
+    assert ("made map_at_r worse than that of the frozen, pretrained model" in caplog.text) == warns
+    assert "frozen_map_at_r 50.00 %" in said[0]
+
+
+def test_a_pretrained_backbone_is_evaluated_by_its_features(train, finished, results_of, capsys):
+    results = results_of(train("--initial_weights", str(finished), "--head", "cosine"))
+    model = AutoModelForImageClassification.from_pretrained(finished).base_model
+    model.projection = torch.nn.Identity()
+    expected = scores_on_digits(finished, range(6, 10), model)
+    assert results["frozen_recall_at_1"] == pytest.approx(expected["recall_at_1"], abs=2e-3)
+    assert results["frozen_map_at_r"] == pytest.approx(expected["map_at_r"], abs=1e-3)
+    assert "recall_at_1_by_decile" not in results  # the head has no concentration
+    assert "frozen    frozen_recall_at_1" in capsys.readouterr().out
 
 
 # Real characters

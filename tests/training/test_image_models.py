@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -369,10 +370,46 @@ def test_saved_model_keeps_value_settings_missing_from_the_arguments(saved):
     assert (model.regression.out_of_range, model.regression.reduction, model.head.reduction) == ("clip", "sum", "sum")
 
 
-def test_saved_model_with_different_classes_is_rejected(saved):
-    data = make_data(JointPrediction, names=["cat", "dog"])
-    with pytest.raises(ValueError, match=r"the data has 2 classes but .* has 3"):
-        build(JointPrediction, model_name_or_path=saved(JointPrediction), data=data)
+@pytest.mark.parametrize("names", [["cat", "dog"], ["owl", "dog", "cat"], ["a", "b", "c", "d"]], ids=len)
+@pytest.mark.parametrize("task", [ImageClassification, JointPrediction], ids=lambda task: task.name)
+def test_saved_model_gets_a_new_head_for_other_classes_and_keeps_its_encoder(task, names, saved, caplog):
+    caplog.set_level("INFO")
+    folder = saved(task, head="softmax")
+    model = build(task, model_name_or_path=folder, data=make_data(task, names=names))
+    before = load_file(f"{folder}/model.safetensors")
+    after = model.state_dict()
+    kept = [name for name in before if not name.startswith("head.")]
+    assert kept
+    assert all(torch.equal(before[name], after[name]) for name in kept)
+    assert after["head.linear.weight"].shape[0] == len(names)
+    assert len(names) != 3 or not torch.equal(after["head.linear.weight"], before["head.linear.weight"])
+    assert list(model.config.label2id) == names
+    assert f"New head for {len(names)} classes ({', '.join(names)})" in caplog.text
+
+
+def test_the_new_head_may_be_of_another_kind(saved):
+    folder, data = saved(ImageClassification, head="softmax"), make_data(ImageClassification, names=["x", "y"])
+    options = {"head": "cosine", "head_kwargs": {"scale": 4.0}}
+    model = build(ImageClassification, model_name_or_path=folder, data=data, **options)
+    assert (model.config.head, model.head.num_classes, model.config.head_kwargs) == ("cosine", 2, {"scale": 4.0})
+
+
+def test_evaluation_of_a_saved_model_on_other_classes_is_rejected(saved):
+    task = make_task(ImageClassification, model_name_or_path=saved(ImageClassification))
+    task.args.num_train_epochs = 0
+    with pytest.raises(ValueError, match=r"the data has 2 classes \(x, y\) but .* was trained on 3 classes"):
+        task.build_model(make_data(ImageClassification, names=["x", "y"]))
+
+
+def test_balanced_class_weights_are_those_of_scikit_learn():
+    from sklearn.utils.class_weight import compute_class_weight
+
+    labels = torch.tensor([0, 0, 0, 1, 2, 2])
+    data = replace(make_data(ImageClassification), train=batches(ImageClassification, *range(6)))
+    data.train.labels = labels
+    weights = build(ImageClassification, data=data, class_weights="balanced").head.class_weights
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=labels.numpy())
+    assert weights == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -384,6 +421,7 @@ def test_saved_model_with_different_classes_is_rejected(saved):
             {"prototypes_file": "some.safetensors"},
             "prototypes_file does not apply to a saved model",
         ),
+        ({"backbone_weights": "some.safetensors"}, "backbone_weights does not apply to a saved model"),
         ({"initial_weights": "some/model"}, "initial_weights does not apply to a saved model"),
         ({"initialization": "xavier"}, "initialization does not apply to a saved model"),
     ],

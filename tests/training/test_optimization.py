@@ -8,7 +8,7 @@ from torch import nn
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
 from hf_sphere.training import TrainingArguments
-from hf_sphere.training.optimization import build_optimizer, build_scheduler, learning_rate_factor
+from hf_sphere.training.optimization import build_scheduler, learning_rate_factor, optimizer_from_arguments
 
 
 def arguments(**options) -> TrainingArguments:
@@ -144,7 +144,9 @@ class WithOptions(nn.Linear):
 
 @pytest.mark.parametrize("kind", ["adam", "adamw", "sgd"])
 def test_per_parameter_options_of_the_model_are_used(kind):
-    optimizer = build_optimizer(WithOptions(2, 3), arguments(optimizer=kind, learning_rate=1e-3, weight_decay=0.1))
+    optimizer = optimizer_from_arguments(
+        WithOptions(2, 3), arguments(optimizer=kind, learning_rate=1e-3, weight_decay=0.1)
+    )
     (own,) = [group for group in optimizer.param_groups if group["param_names"] == ["bias"]]
     assert (own["lr"], own["weight_decay"]) == (0.5, 0.25)
 
@@ -171,7 +173,7 @@ TEMPERATURES = pytest.mark.parametrize("head", ["vmf", "cosine", "arcface"])
 @TEMPERATURES
 def test_sgd_uses_temperature_lr_without_momentum_and_weight_decay(head):
     args = arguments(optimizer="sgd", learning_rate=0.5, momentum=0.9, nesterov=True, weight_decay=0.1)
-    optimizer = build_optimizer(with_head(head, temperature_lr=1e-3), args)
+    optimizer = optimizer_from_arguments(with_head(head, temperature_lr=1e-3), args)
     group = group_of(optimizer, "head.log_temperature")
     assert group["param_names"] == ["head.log_temperature"]
     assert (group["lr"], group["momentum"], group["nesterov"], group["weight_decay"]) == (1e-3, 0.0, False, 0.0)
@@ -180,7 +182,7 @@ def test_sgd_uses_temperature_lr_without_momentum_and_weight_decay(head):
 @TEMPERATURES
 def test_plateau_also_decays_the_learning_rate_of_the_temperature(head):
     args = arguments(optimizer="sgd", learning_rate=0.5, lr_scheduler_type="plateau", lr_patience=0, lr_gamma=0.5)
-    optimizer = build_optimizer(with_head(head, temperature_lr=1e-3), args)
+    optimizer = optimizer_from_arguments(with_head(head, temperature_lr=1e-3), args)
     scheduler = build_scheduler(optimizer, args, steps_per_epoch=4)
     for value in (0.5, 0.4):
         scheduler.step(value)
@@ -190,7 +192,7 @@ def test_plateau_also_decays_the_learning_rate_of_the_temperature(head):
 
 @TEMPERATURES
 def test_temperature_uses_the_common_learning_rate_by_default(head):
-    optimizer = build_optimizer(with_head(head), arguments(optimizer="sgd", learning_rate=0.5))
+    optimizer = optimizer_from_arguments(with_head(head), arguments(optimizer="sgd", learning_rate=0.5))
     group = group_of(optimizer, "head.log_temperature")
     assert (group["lr"], group["momentum"]) == (0.5, 0.0)
 
@@ -198,7 +200,7 @@ def test_temperature_uses_the_common_learning_rate_by_default(head):
 @TEMPERATURES
 def test_other_parameters_use_the_momentum_of_the_arguments(head):
     args = arguments(optimizer="sgd", momentum=0.8, nesterov=True)
-    optimizer = build_optimizer(with_head(head), args)
+    optimizer = optimizer_from_arguments(with_head(head), args)
     others = [group for group in optimizer.param_groups if group["param_names"] != ["head.log_temperature"]]
     assert {(group["momentum"], group["nesterov"]) for group in others} == {(0.8, True)}
 
@@ -206,7 +208,9 @@ def test_other_parameters_use_the_momentum_of_the_arguments(head):
 @TEMPERATURES
 @pytest.mark.parametrize("name", ["adam", "adamw", "adam_srt"])
 def test_adam_variants_use_temperature_lr_and_have_no_momentum(head, name):
-    optimizer = build_optimizer(with_head(head, temperature_lr=1e-3), arguments(optimizer=name, learning_rate=0.5))
+    optimizer = optimizer_from_arguments(
+        with_head(head, temperature_lr=1e-3), arguments(optimizer=name, learning_rate=0.5)
+    )
     assert group_of(optimizer, "head.log_temperature")["lr"] == 1e-3
     assert not any("momentum" in group for group in optimizer.param_groups)
 
@@ -215,7 +219,7 @@ def test_adam_variants_use_temperature_lr_and_have_no_momentum(head, name):
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "adam_srt", "sgd_mrt"])
 def test_only_backbone_weights_have_weight_decay(head, name):
     model = with_head(head)
-    optimizer = build_optimizer(model, arguments(optimizer=name, weight_decay=0.1))
+    optimizer = optimizer_from_arguments(model, arguments(optimizer=name, weight_decay=0.1))
     decays = {n: group["weight_decay"] for group in optimizer.param_groups for n in group["param_names"]}
     assert set(decays) == {n for n, _ in model.named_parameters()}
     for parameter, decay in decays.items():
@@ -228,7 +232,7 @@ def test_only_backbone_weights_have_weight_decay(head, name):
 def test_every_optimizer_updates_class_weights_and_temperature(head, name):
     model = with_head(head)
     before = {n: value.clone() for n, value in model.head.state_dict().items()}
-    optimizer = build_optimizer(model, arguments(optimizer=name))
+    optimizer = optimizer_from_arguments(model, arguments(optimizer=name))
     for _ in range(2):
         model(torch.randn(8, 1, 8, 8), labels=torch.arange(8) % 4).loss.backward()
         optimizer.step()
@@ -236,7 +240,9 @@ def test_every_optimizer_updates_class_weights_and_temperature(head, name):
 
 
 def test_temperature_lr_follows_the_schedule():
-    optimizer = build_optimizer(with_head("vmf", temperature_lr=1e-3), arguments(optimizer="sgd", learning_rate=0.5))
+    optimizer = optimizer_from_arguments(
+        with_head("vmf", temperature_lr=1e-3), arguments(optimizer="sgd", learning_rate=0.5)
+    )
     scheduler = build_scheduler(optimizer, arguments(lr_scheduler_type="plateau", lr_patience=0, lr_gamma=0.5), 4)
     for value in (0.5, 0.4):
         scheduler.step(value)
@@ -252,7 +258,7 @@ def normalized() -> nn.Module:
 
 @pytest.mark.parametrize("name", SPHERE)
 def test_sphere_optimizers_find_the_radial_weights(name):
-    optimizer = build_optimizer(normalized(), arguments(optimizer=name))
+    optimizer = optimizer_from_arguments(normalized(), arguments(optimizer=name))
     assert type(optimizer) is SPHERE[name]
     assert [(g["channel_dims"], g["param_names"]) for g in optimizer.param_groups] == [
         ((0,), ["0.weight"]),
@@ -262,12 +268,12 @@ def test_sphere_optimizers_find_the_radial_weights(name):
 
 
 def test_adam_variants_use_betas_and_epsilon_of_the_arguments():
-    optimizer = build_optimizer(normalized(), arguments(optimizer="adam_srt", **ADAM))
+    optimizer = optimizer_from_arguments(normalized(), arguments(optimizer="adam_srt", **ADAM))
     assert all((g["betas"], g["eps"]) == ((0.8, 0.95), 1e-6) for g in optimizer.param_groups)
 
 
 def test_sgd_mrt_uses_momentum_and_weight_decay_of_the_arguments():
-    optimizer = build_optimizer(normalized(), arguments(optimizer="sgd_mrt", momentum=0.7, weight_decay=0.1))
+    optimizer = optimizer_from_arguments(normalized(), arguments(optimizer="sgd_mrt", momentum=0.7, weight_decay=0.1))
     assert [(g["momentum"], g["weight_decay"]) for g in optimizer.param_groups] == [(0.7, 0.1), (0.7, 0.1), (0.7, 0.0)]
 
 
@@ -295,7 +301,7 @@ def test_sgd_mrt_rejects_nesterov():
 def test_steps_match_torch_with_the_same_settings(options, reference):
     models = []
     for build in (
-        lambda m: build_optimizer(m, arguments(learning_rate=0.1, weight_decay=0.3, **options)),
+        lambda m: optimizer_from_arguments(m, arguments(learning_rate=0.1, weight_decay=0.3, **options)),
         lambda m: reference(
             [{"params": [m.weight], "weight_decay": 0.3}, {"params": [m.bias], "weight_decay": 0.0}],
         ),
@@ -312,7 +318,7 @@ def test_steps_match_torch_with_the_same_settings(options, reference):
 
 
 def test_nesterov_without_momentum_is_plain_sgd():
-    optimizer = build_optimizer(nn.Linear(2, 2), arguments(optimizer="sgd", momentum=0.0, nesterov=True))
+    optimizer = optimizer_from_arguments(nn.Linear(2, 2), arguments(optimizer="sgd", momentum=0.0, nesterov=True))
     assert not any(group["nesterov"] for group in optimizer.param_groups)
 
 

@@ -75,7 +75,7 @@ class TestProjection:
     @pytest.mark.parametrize(
         ("points", "message"),
         [
-            (torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0]]), "a point at the origin has no direction; got 1 of 2"),
+            (torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0]]), "a zero vector has no direction; 1 of 2 points"),
             (torch.tensor([[1.0, 0, 0, torch.nan]]), "points must be finite; 1 of 1 are not, the first at index 0"),
             (torch.empty(0, 4), r"points must have the shape \(N, d\)"),
             (torch.ones(4), r"points must have the shape \(N, d\)"),
@@ -322,13 +322,13 @@ class TestPicture:
         [
             (torch.tensor([0, 1, 3]), "labels must be from 0 to 2, one per class name; got 0 to 3"),
             (torch.tensor([-1, 1, 2]), "labels must be from 0 to 2, one per class name; got -1 to 2"),
-            (torch.tensor([0, 1]), r"labels must have the shape \(3,\), one per point; got \(2,\)"),
+            (torch.tensor([0, 1]), r"labels must have the shape \(3,\), one per embedding; got \(2,\)"),
             (torch.tensor([0.0, 1.0, 2.0]), r"labels must be integers; got torch.float32"),
         ],
         ids=["too large", "negative", "too few", "float"],
     )
     def test_mismatched_labels_are_rejected(self, labels, message):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((TypeError, ValueError), match=message):
             plot_sphere(torch.randn(3, 3), labels, ABC)
 
     @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ class TestPicture:
         [
             (torch.randn(3, 3), r"directions must have the shape \(3, 5\), one per class; got \(3, 3\)"),
             (torch.randn(2, 5), r"directions must have the shape \(3, 5\), one per class; got \(2, 5\)"),
-            (torch.zeros(3, 5), "a direction at the origin has no direction"),
+            (torch.zeros(3, 5), "a zero vector has no direction; 3 of 3 directions"),
         ],
         ids=["coordinates", "number", "zero"],
     )

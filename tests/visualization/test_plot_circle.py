@@ -132,7 +132,7 @@ class TestCircle:
             plot_circle(torch.randn(3, 1), torch.arange(3), ABC)
 
     def test_points_at_the_origin_are_rejected(self):
-        with pytest.raises(ValueError, match="a point at the origin has no direction; got 3 of 3"):
+        with pytest.raises(ValueError, match="a zero vector has no direction; 3 of 3"):
             plot_circle(torch.zeros(3, 2), torch.arange(3), ABC)
 
 

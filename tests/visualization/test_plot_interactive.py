@@ -178,10 +178,10 @@ def test_every_class_has_a_color(count):
         ({"points": torch.ones(4)}, "must have the shape"),
         ({"points": torch.ones(0, 3), "labels": torch.ones(0).long()}, "must have the shape"),
         ({"points": torch.full((4, 3), torch.nan)}, "must be finite"),
-        ({"points": torch.zeros(4, 3)}, "origin has no direction"),
+        ({"points": torch.zeros(4, 3)}, "zero vector has no direction"),
         ({"labels": torch.tensor([0, 1, 2, 0])}, "from 0 to 1"),
         ({"labels": torch.tensor([0, 1, -1, 0])}, "from 0 to 1"),
-        ({"labels": torch.tensor([0, 1])}, "one per point"),
+        ({"labels": torch.tensor([0, 1])}, "one per embedding"),
         ({"labels": torch.zeros(4)}, "must be integers"),
         ({"images": torch.zeros(3, 1, 8, 8, dtype=torch.uint8)}, "3 images for 4 points"),
         ({"images": torch.zeros(4, 1, 8, 8)}, "pass uint8"),
@@ -190,12 +190,12 @@ def test_every_class_has_a_color(count):
         ({"texts": ["a"]}, "1 texts for 4 points"),
         ({"directions": torch.ones(3, 3)}, r"shape \(2, 3\), one per class; got \(3, 3\)"),
         ({"directions": torch.ones(2, 4)}, r"shape \(2, 3\), one per class; got \(2, 4\)"),
-        ({"directions": torch.zeros(2, 3)}, "origin has no direction"),
+        ({"directions": torch.zeros(2, 3)}, "zero vector has no direction"),
     ],
 )
 def test_invalid_input_is_rejected_without_leaving_a_file(tmp_path, changed, message):
     given = {"points": torch.ones(4, 3), "labels": torch.tensor([0, 1, 1, 0]), "class_names": ["a", "b"]}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         write_interactive_sphere(tmp_path / "a.html", **(given | changed))
     assert list(tmp_path.iterdir()) == []
 

@@ -57,12 +57,9 @@ def legend_of(holder) -> list[str]:
 
 class TestMasses:
     def bars(self, figure, label: str) -> list[tuple[float, float, float]]:
-        """Center, start and end of the bars with this label, vertical or horizontal."""
+        """Center, start and end of the bars with this label."""
         (found,) = [bars for bars in figure.axes[0].containers if bars.get_label() == label]
-        boxes = [bar.get_bbox() for bar in found]
-        if found.orientation == "vertical":
-            return [((box.x0 + box.x1) / 2, box.y0, box.y1) for box in boxes]
-        return [((box.y0 + box.y1) / 2, box.x0, box.x1) for box in boxes]
+        return [((box.y0 + box.y1) / 2, box.x0, box.x1) for box in (bar.get_bbox() for bar in found)]
 
     def names(self, axis) -> list[str]:
         return [tick.get_text() for tick in axis.get_ticklabels()]
@@ -74,14 +71,15 @@ class TestMasses:
             pytest.approx((1, 0, 0.75)),
             pytest.approx((2.5, 0, 4 / 6)),
         ]
-        assert self.names(figure.axes[0].xaxis) == ["a", "b", "network"]
+        assert self.names(figure.axes[0].yaxis) == ["a", "b", "network"]
+        assert figure.axes[0].yaxis_inverted()  # from top to bottom
 
     def test_the_range_of_random_filters_is_behind_each_bar(self):
         figure = plot_projection_masses(statistics({"a": layer(-1, 1, null_mass_low=0.4, null_mass_high=0.6)}))
         ranges, bars = figure.axes[0].containers
         assert self.bars(figure, "95 % range of random filters")[0] == pytest.approx((0, 0.4, 0.6))
         assert ranges[0].get_zorder() < bars[0].get_zorder()
-        assert ranges[0].get_width() > bars[0].get_width()
+        assert ranges[0].get_height() > bars[0].get_height()
 
     @pytest.mark.parametrize("test", ["sign_p_value_adjusted", "ks_p_value_adjusted"])
     def test_layers_significant_in_either_test_differ_in_color_and_hatch(self, test):
@@ -95,32 +93,23 @@ class TestMasses:
 
     def test_the_mass_of_one_half_is_marked(self):
         lines = plot_projection_masses(statistics({"a": layer(-1, 1)})).axes[0].get_lines()
-        assert [set(line.get_ydata()) for line in lines] == [{0.5}]
+        assert [set(line.get_xdata()) for line in lines] == [{0.5}]
 
     def test_a_mass_of_zero_is_visible(self):
         axes = plot_projection_masses(statistics({"a": layer(1, 1)})).axes[0]
-        ends = [segment[:, 1].tolist() for lines in axes.collections for segment in lines.get_segments()]
+        ends = [segment[:, 0].tolist() for lines in axes.collections for segment in lines.get_segments()]
         assert ends == [[0, 0], [0, 0]]
 
     def test_dead_filters_are_noted_next_to_their_layer(self):
         layers = {"a": layer(-1, 1), "b": layer(-1, 1, num_filters=5, num_dead=3)}
         (note,) = plot_projection_masses(statistics(layers)).axes[0].texts
-        assert (note.get_position()[0], note.get_text()) == (1, "3 dead\nof 5")
+        assert (note.get_position()[1], note.get_text()) == (1, "3 of 5 dead")
 
     def test_a_layer_of_dead_filters_has_no_bar(self):
         dead = layer(num_filters=4, num_dead=4, sign_p_value_adjusted=None, ks_p_value_adjusted=None)
         figure = plot_projection_masses(statistics({"a": dead, "b": layer(-1, 1)}))
         assert [middle for middle, *_ in self.bars(figure, "no significant difference")] == [1, 2.5]
         assert [middle for middle, *_ in self.bars(figure, "95 % range of random filters")] == [1, 2.5]
-
-    @pytest.mark.parametrize(
-        "names", [["a" * 24, "b" * 24, "c" * 24, "d"], list(map(str, range(60)))], ids=["long", "many"]
-    )
-    def test_long_or_many_names_switch_to_horizontal_bars_from_top_to_bottom(self, names):
-        figure = plot_projection_masses(statistics({name: layer(-1, 1, num_dead=1) for name in names}))
-        assert self.names(figure.axes[0].yaxis) == [*names, "network"]
-        assert figure.axes[0].yaxis_inverted()
-        assert self.bars(figure, "no significant difference")[0] == pytest.approx((0, 0, 0.5))
 
     def test_sixty_names_do_not_overlap(self):
         figure = plot_projection_masses(statistics(numbered(60)))
@@ -131,7 +120,7 @@ class TestMasses:
     def test_statistics_of_a_network_can_be_drawn(self):
         network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 12, 3))
         figure = plot_projection_masses(projection_statistics(network).to_dict(), title="network")
-        assert self.names(figure.axes[0].xaxis) == ["0", "1", "network"]
+        assert self.names(figure.axes[0].yaxis) == ["0", "1", "network"]
         assert figure.get_suptitle() == "network"
 
     def test_empty_statistics_are_rejected(self):
@@ -342,10 +331,6 @@ class TestLayerNames:
         names = ["model.vision_tower.features.0", "model.vision_tower.features.13"]
         assert shorten_layer_names(names) == ["features.0", "features.13"]
 
-    def test_the_shortest_unique_path_suffix_is_kept(self):
-        names = ["model.backbone.conv1", "model.backbone.layer1.0.conv1", "model.backbone.layer2.0.conv1", "model.head"]
-        assert shorten_layer_names(names) == ["backbone.conv1", "layer1.0.conv1", "layer2.0.conv1", "model.head"]
-
     def test_words_are_shortened_but_numbers_are_kept(self):
         names = ["encoder.stages.0.layers.9.q_projection", "encoder.stages.0.layers.10.k_projection"]
         assert shorten_layer_names(names, 16) == ["layer.9.q_proje", "layer.10.k_proje"]
@@ -356,7 +341,7 @@ class TestLayerNames:
 
     def test_a_name_that_is_a_prefix_of_another_is_kept(self):
         names = ["backbone.stage_of_the_network", "backbone.stage_of_the_network.convolution"]
-        assert shorten_layer_names(names, 20) == ["bac.sta_of_the_net", "sta_of_the_net.con"]
+        assert shorten_layer_names(names, 20) == ["sta_of_the_net", "sta_of_the_net.con"]
 
     def test_names_that_cannot_be_shortened_are_numbered(self):
         names = ["y." * place + "x" + ".y" * (20 - place) for place in (0, 7, 14, 20)]

@@ -21,10 +21,7 @@ def scoring_names() -> list[str]:
 
 
 def scoring_class(name: str) -> type["Scoring"]:
-    """Return the class of a scoring.
-
-    Args:
-        name: One of `scoring_names()`.
+    """Return the class of a scoring, one of `scoring_names()`.
 
     Raises:
         ValueError: If there is no such scoring; the message lists the valid names.
@@ -40,11 +37,7 @@ def scoring_class(name: str) -> type["Scoring"]:
 
 
 def build_scoring(scoring: str, **options: Any) -> "Scoring":
-    """Build a scoring by its name.
-
-    Args:
-        scoring: One of `scoring_names()`.
-        **options: Options of the scoring.
+    """Build a scoring by its name, with its options.
 
     Raises:
         ValueError: If the name, an option or a value is unknown; the message lists the valid ones.

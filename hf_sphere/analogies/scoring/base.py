@@ -69,19 +69,12 @@ def check_finite(values: Tensor, question: Question) -> None:
 
 @dataclass(frozen=True)
 class Engine:
-    """A model and the options for running it.
+    """A model and the options for running it."""
 
-    Attributes:
-        language_model: The model.
-        batch_size: Sequences per batch; chosen for speed by default.
-        cache: Cache of perplexities; scorings by embeddings do not use it.
-        progress: Called with the number of questions finished since the last call.
-    """
-
-    language_model: LanguageModel
-    batch_size: int | None = None
-    cache: ScoreCache | None = None
-    progress: Callable[[int], Any] = lambda count: None
+    language_model: LanguageModel  # the model
+    batch_size: int | None = None  # sequences per batch; chosen for speed by default
+    cache: ScoreCache | None = None  # cache of perplexities; scorings by embeddings do not use it
+    progress: Callable[[int], Any] = lambda count: None  # called with the number of newly finished questions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,16 +108,12 @@ class Scoring(ABC):
 class Measurements:
     """Everything that a scoring requires from a model, for all weights and aggregations.
 
-    Attributes:
-        scoring: The scoring.
-        terms: (T, Q, 24, K), float64, permutations as in `PERMUTATIONS`; NaN for permutations that were not measured
-            and choices that a question does not have.
-        num_choices: (Q,), number of choices per question.
+    The terms are NaN for permutations that were not measured and for choices that a question does not have.
     """
 
     scoring: "PermutedScoring"
-    terms: Tensor
-    num_choices: Tensor
+    terms: Tensor  # (T, Q, 24, K), float64, permutations as in `PERMUTATIONS`
+    num_choices: Tensor  # (Q,), number of choices per question
 
     @property
     def exists(self) -> Tensor:

@@ -2,18 +2,46 @@
 
 import math
 from functools import lru_cache
+from typing import NamedTuple
 
 from hf_sphere.geometry.checks import check_integer
-from hf_sphere.geometry.codes.catalogue import CATALOGUE
+from hf_sphere.geometry.codes.catalogue import CATALOGUE, COHN
 from hf_sphere.geometry.codes.delsarte import delsarte_cosine
 from hf_sphere.geometry.codes.levenshtein import design_size, levenshtein_cosine
-from hf_sphere.geometry.codes.proved import PROVED_OPTIMA
 
 # Beyond these limits the linear program improves the bound by at most a few thousandths or is ill-conditioned.
 _PROGRAM_DIM, _PROGRAM_DEGREE, _PROGRAM_POINTS = 64, 14, 100_000
 # Levenshtein's polynomials of higher degree lose accuracy; they are needed only for more than 250,000 points.
 _LARGEST_DEGREE = 1000
 _ROUNDING = 1e-12
+
+
+class ProvedOptimum(NamedTuple):
+    """No `num_points` points in R^`dim` have a largest cosine below `cosine` (rounded down if not in closed form)."""
+
+    num_points: int
+    dim: int
+    cosine: float
+    source: str
+
+
+_SCHUETTE = (
+    "Schütte and van der Waerden, Auf welcher Kugel haben 5, 6, 7, 8 oder 9 Punkte mit Mindestabstand Eins Platz?, 1951"
+)
+_DANZER = "Danzer, Finite point-sets on S^2 with minimum distance as large as possible, 1963 (printed 1986)"
+
+PROVED_OPTIMA = (
+    ProvedOptimum(7, 3, 0.210138312730, _SCHUETTE),
+    ProvedOptimum(8, 3, 0.261203874963, _SCHUETTE),
+    ProvedOptimum(9, 3, 1 / 3, _SCHUETTE),
+    ProvedOptimum(10, 3, 0.404394325216, _DANZER),
+    ProvedOptimum(11, 3, 1 / math.sqrt(5), _DANZER),
+    ProvedOptimum(13, 3, 0.542636486829, "Musin and Tarasov, The strong thirteen spheres problem, 2012"),
+    ProvedOptimum(14, 3, 0.563950300360, "Musin and Tarasov, The Tammes problem for N = 14, 2015"),
+    ProvedOptimum(24, 3, 0.723078468333, "Robinson, Arrangement of 24 points on a sphere, 1961"),
+    ProvedOptimum(1024**2 + 2048, 1024, 1 / 32, COHN),
+)
+"""Optima increase with the number of points and decrease with the dimension, so each bounds many other cases."""
 
 
 @lru_cache(maxsize=4096)

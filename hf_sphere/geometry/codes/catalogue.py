@@ -68,7 +68,7 @@ def _kissing_chain(base: SphericalCode, *inner: int | tuple[int, str, str]) -> I
 _FEJES_TOTH = "Fejes Toth, 1943 (optimality, for 12 points)"
 _ANDREEV = "Andreev, A spherical code, 1999 (optimality)"
 _LEVENSHTEIN = "Levenshtein, Designs as maximum codes in polynomial metric spaces, 1992 (optimality)"
-_COHN = "Cohn, de Laat and Leijenhorst, Optimality of spherical codes via exact semidefinite programming bounds, 2024"
+COHN = "Cohn, de Laat and Leijenhorst, Optimality of spherical codes via exact semidefinite programming bounds, 2024"
 _KISSING = (
     "Levenshtein, On bounds for packings in n-dimensional Euclidean space, 1979; Odlyzko and Sloane, New bounds on the "
     "number of unit spheres that can touch a unit sphere in n dimensions, 1979 (optimality)"
@@ -81,12 +81,12 @@ _GOLD = "Gold, Maximal recursive sequences with 3-valued recursive cross-correla
 _E8 = SphericalCode("E8 roots", 8, 240, 1 / 2, True, _KISSING, lattices.e8_roots)
 _LEECH = SphericalCode("Leech lattice, shortest vectors", 24, 196560, 1 / 2, True, _KISSING, lattices.leech_vectors)
 _TWO_GRAPH = SphericalCode("Regular two-graph on 276 points", 23, 552, 1 / 5, True, _LEVENSHTEIN, derived.two_graph_276)
-_M22 = SphericalCode("M22 graph", 21, 77, 1 / 12, True, _COHN, graphs.m22_code)
-_GEWIRTZ = SphericalCode("Gewirtz graph", 20, 56, 1 / 15, True, _COHN, graphs.gewirtz_code)
-_HOFFMAN = SphericalCode("Hoffman-Singleton graph", 21, 50, 1 / 21, True, _COHN, graphs.hoffman_singleton_code)
+_M22 = SphericalCode("M22 graph", 21, 77, 1 / 12, True, COHN, graphs.m22_code)
+_GEWIRTZ = SphericalCode("Gewirtz graph", 20, 56, 1 / 15, True, COHN, graphs.gewirtz_code)
+_HOFFMAN = SphericalCode("Hoffman-Singleton graph", 21, 50, 1 / 21, True, COHN, graphs.hoffman_singleton_code)
 
 
-def _kerdock(log_dim: int, source: str = _COHN, name: str = "") -> SphericalCode:
+def _kerdock(log_dim: int, source: str = COHN, name: str = "") -> SphericalCode:
     dim = 2**log_dim
     name, builder = name or f"Kerdock set, d = {dim}", partial(kerdock.kerdock_set, log_dim)
     return SphericalCode(name, dim, dim**2 + 2 * dim, dim**-0.5, True, source, builder)

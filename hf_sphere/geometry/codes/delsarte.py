@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-DEGREE = 24
-"""Degree of the polynomials; a higher degree would improve the bounds by less than 1e-4."""
-
+DEGREE = 24  # degree of the polynomials; a higher degree would improve the bounds by less than 1e-4
 _GRID = 200
 _TRIALS = 18
 _SLACK = 1e-7

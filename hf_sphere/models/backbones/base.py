@@ -64,6 +64,10 @@ class EmbeddingNet(nn.Module):
         """Return the classifier."""
         return self.fc
 
+    def group_matcher(self, coarse: bool = False) -> dict[str, str]:
+        """Return patterns of the parameters of each layer, as timm's models do."""
+        return {"blocks": r"^layers\.(\d+)"}
+
     def forward_features(self, x: Tensor) -> Tensor:
         """Compute the last hidden layer before its activation: (B, num_features)."""
         return self.layers(x)
@@ -161,7 +165,7 @@ def register_backbone(build: Callable[..., nn.Module]) -> Callable[..., nn.Modul
 
 
 def create_backbone(
-    name: str, *, num_channels: int, image_size: ImageSize, pretrained: bool = False, **options: Any
+    name: str, *, num_channels: int, image_size: ImageSize, pretrained: bool | str = False, **options: Any
 ) -> nn.Module:
     """Create a timm model without its classifier.
 
@@ -169,7 +173,7 @@ def create_backbone(
         name: A name of timm's registry, which includes the backbones of this library.
         num_channels: Channels of the images.
         image_size: Side of the images in pixels, or (height, width), for backbones whose layers depend on it.
-        pretrained: Whether to load timm's weights, from its cache or the Hub.
+        pretrained: Whether to load timm's weights, from its cache or the Hub; or a file of weights.
         **options: Options of the model, as in `timm.create_model`.
 
     Returns:
@@ -193,9 +197,14 @@ def create_backbone(
     if has_fixed_size or "img_size" in inspect.signature(timm.model_entrypoint(architecture)).parameters:
         options.setdefault("img_size", image_size)
     try:
-        return timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=num_channels, **options)
+        net = timm.create_model(name, pretrained=pretrained is True, num_classes=0, in_chans=num_channels, **options)
     except TypeError as error:
         raise ValueError(f"backbone {name!r} does not accept the options {options}: {error}") from error
+    if isinstance(pretrained, str):
+        from hf_sphere.models.pretrained_backbones import load_backbone_weights
+
+        load_backbone_weights(net, name, pretrained)
+    return net
 
 
 def ends_in_activation(backbone: nn.Module) -> bool:

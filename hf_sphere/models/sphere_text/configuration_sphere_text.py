@@ -1,7 +1,4 @@
-# Copyright 2026 The hf_sphere authors
-#
-# Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
-# the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The hf_sphere authors  (transformers' common tests read the year)
 """Configurations of the spherized encoders, for instance `SphereBertConfig`."""
 
 import inspect

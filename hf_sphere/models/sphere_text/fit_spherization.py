@@ -1,7 +1,3 @@
-# Copyright 2026 The hf_sphere authors
-#
-# Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
-# the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
 """Fit the spherized layers of an encoder to the plain encoder it was initialized from, by ridge regression."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,3 @@
-# Copyright 2026 The hf_sphere authors
-#
-# Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
-# the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
 """Encoders in which the feed-forward of some layers is spherized; by default that of the last layer.
 
 `SphereBertForMaskedLM` inherits from `SphereEncoderPreTrainedModel` and `BertForMaskedLM`, in this order. The plain
@@ -24,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, conversion_mapping, 
 
 from hf_sphere.models.sphere_text import configuration_sphere_text as configurations
 from hf_sphere.models.sphere_text.encoders import Encoder, find_encoder
-from hf_sphere.nn.spherization import SphericalLinear, Spherization, spherical_linear_names
+from hf_sphere.nn.spherization import SphericalLinear, Spherization, names_kept_in_float32
 
 
 class SphericalMap(SphericalLinear):
@@ -91,7 +87,7 @@ class SphereEncoderPreTrainedModel(PreTrainedModel):
         else:  # built by the constructor, which knows only the plain class
             base.__class__ = _sphere_class(self.encoder_row, "Model")
             base.post_init()
-        spherical = spherical_linear_names(self)
+        spherical = names_kept_in_float32(self)
         if self.config.spherized_classifier and hasattr(self, "classifier"):
             plain = self.classifier  # a map of features, or a module on the hidden states of all tokens
             if not isinstance(plain, SpherizedClassificationHead):

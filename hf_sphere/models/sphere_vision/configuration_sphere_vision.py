@@ -1,10 +1,8 @@
-# Copyright 2026 The hf_sphere authors
-#
-# Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
-# the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
+# Copyright 2026 The hf_sphere authors  (transformers' common tests read the year)
 """Configuration of the image models."""
 
 import inspect
+from pathlib import Path
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
@@ -26,7 +24,9 @@ class SphereVisionConfig(PreTrainedConfig):
 
     Args:
         backbone: Name of a timm model; `import hf_sphere` adds `lenet5`, `vgg11_cifar`, `resnet18_cifar` and others.
+            Or an image encoder of transformers, by Hub id or folder, whose configuration is then copied.
         backbone_kwargs: Options of the backbone, as in `timm.create_model`.
+        backbone_config: Configuration of an encoder of transformers; None to load it by the name in `backbone`.
         num_channels: Channels of the images, 1 or 3.
         image_size: Side of the images in pixels, or [height, width].
         embedding_dim: Output size of the linear map to the embeddings; None for the features of the backbone.
@@ -58,6 +58,7 @@ class SphereVisionConfig(PreTrainedConfig):
 
     backbone: str = "resnet18_cifar"
     backbone_kwargs: dict[str, Any] | None = None
+    backbone_config: dict[str, Any] | None = None
     num_channels: int = 3
     image_size: int | list[int] | tuple[int, ...] = 32
     embedding_dim: int | None = None
@@ -71,6 +72,17 @@ class SphereVisionConfig(PreTrainedConfig):
     regression_kwargs: dict[str, Any] | None = None
     task_weight: float | int = 0.25
     few_shot_kwargs: dict[str, Any] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Copy the configuration of an encoder of transformers, so that the model does not depend on its source."""
+        if self.backbone_config is None and ("/" in self.backbone or Path(self.backbone).is_dir()):
+            from hf_sphere.models.pretrained_backbones import is_transformers_name, transformers_settings
+
+            if is_transformers_name(self.backbone):
+                self.backbone_config = transformers_settings(self.backbone)
+                if Path(self.backbone).is_dir():  # a local path is not published with the model
+                    self.backbone = Path(self.backbone).resolve().name
+        super().__post_init__(**kwargs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields, and a note on the package to install."""

@@ -1,28 +1,26 @@
-# Copyright 2026 The hf_sphere authors
-#
-# Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
-# the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
 """Image processor of the image models."""
 
 from typing import Any
 
 import torch
 from PIL import Image
-from torchvision.transforms.v2 import functional as tvF
+from torchvision.transforms.v2 import InterpolationMode, functional as tvF
 from transformers.image_processing_backends import TorchvisionBackend
-from transformers.image_utils import PILImageResampling
+from transformers.image_utils import PILImageResampling, pil_torch_interpolation_mapping
 from transformers.processing_utils import ImagesKwargs, Unpack
 
-from hf_sphere.utils.pixels import convert_image
+from hf_sphere.utils.pixels import convert_image, resize_image
 
 
 class SphereVisionImageProcessorKwargs(ImagesKwargs, total=False):  # type: ignore[call-arg]
     """Options of `SphereVisionImageProcessor` in addition to the usual ones.
 
     num_channels (`int`): Number of channels of the result: 1 converts to grayscale, 3 to color.
+    crop_pct (`float`, *optional*): Fraction of a side that a crop of the center keeps; None stretches the whole image.
     """
 
     num_channels: int
+    crop_pct: float | None
 
 
 class SphereVisionImageProcessor(TorchvisionBackend):
@@ -33,6 +31,7 @@ class SphereVisionImageProcessor(TorchvisionBackend):
         size: `{"height": ..., "width": ...}` in pixels.
         image_mean: Mean per channel, of values in [0, 1].
         image_std: Standard deviation per channel, of values in [0, 1].
+        crop_pct: Fraction of a side that a crop of the center keeps, as in timm; None stretches the whole image.
         **kwargs: The other options of transformers' image processors (`resample`, `do_normalize`, ...).
     """
 
@@ -43,6 +42,7 @@ class SphereVisionImageProcessor(TorchvisionBackend):
     image_mean = [0.5, 0.5, 0.5]
     image_std = [0.5, 0.5, 0.5]
     num_channels = 3
+    crop_pct = None
     do_resize = True
     do_rescale = True
     do_normalize = True
@@ -57,7 +57,28 @@ class SphereVisionImageProcessor(TorchvisionBackend):
             return tensor
         return tvF.rgb_to_grayscale(tensor[:3]) if channels == 1 else tvF.grayscale_to_rgb(tensor[:1])
 
+    def resize(self, image: torch.Tensor, size: Any, resample: Any = None, **kwargs: Any) -> torch.Tensor:
+        """Resize images (B, C, H, W), and crop their center if `crop_pct` is set."""
+        if self.crop_pct is None:
+            return super().resize(image, size, resample, **kwargs)
+        mode = resample if isinstance(resample, InterpolationMode) else pil_torch_interpolation_mapping[resample]
+        return resize_image(image, (size.height, size.width), self.crop_pct, mode)
+
+    def source_options(self) -> dict[str, Any]:
+        """Return this preprocessing as options of `hf_sphere.data.ImageSourceOptions`."""
+        return {
+            "image_size": [self.size["height"], self.size["width"]],
+            "num_channels": self.num_channels,
+            "image_mean": list(self.image_mean),
+            "image_std": list(self.image_std),
+            "crop_pct": self.crop_pct,
+        }
+
     def _preprocess(
-        self, images: list[torch.Tensor], num_channels: int | None = None, **kwargs: Unpack[ImagesKwargs]
+        self,
+        images: list[torch.Tensor],
+        num_channels: int | None = None,
+        crop_pct: float | None = None,
+        **kwargs: Unpack[ImagesKwargs],
     ) -> Any:
         return super()._preprocess(images, **kwargs)

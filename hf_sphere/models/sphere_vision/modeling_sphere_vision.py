@@ -1,7 +1,3 @@
-# Copyright 2026 The hf_sphere authors
-#
-# Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
-# the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
 """Image models: a timm backbone, an embedding and a head on the hypersphere."""
 
 from collections.abc import Callable, Mapping
@@ -20,7 +16,7 @@ from hf_sphere.models.sphere_vision.outputs_sphere_vision import SphereVisionCla
 from hf_sphere.nn.class_weights import ClassWeightHead
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
 from hf_sphere.nn.heads.spherized import SpherizedHead
-from hf_sphere.nn.spherization import Spherization, spherical_linear_names
+from hf_sphere.nn.spherization import Spherization, names_kept_in_float32
 
 logger = logging.get_logger(__name__)
 
@@ -39,8 +35,8 @@ class SphereVisionPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True  # timm's attention calls scaled_dot_product_attention itself
 
     def post_init(self) -> None:
-        """Finish the construction, and let quantizers skip spherical layers."""
-        self._keep_in_fp32_modules = spherical_linear_names(self)
+        """Finish the construction, and let quantizers skip spherical and angular layers."""
+        self._keep_in_fp32_modules = names_kept_in_float32(self)
         super().post_init()
 
     def initialize_weights(self) -> None:
@@ -66,14 +62,14 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
 
     Args:
         config: The configuration.
-        pretrained: Whether to load timm's pretrained weights of the backbone, from its cache or the Hub;
-            `from_pretrained` never does.
+        pretrained: Whether to load pretrained weights of the backbone, those of timm or transformers; or a file of
+            weights, or the folder of an encoder of transformers. `from_pretrained` never does.
 
     Attributes:
         embedding_dim: Length of the embeddings, including the additional coordinate of a spherization.
     """
 
-    def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
+    def __init__(self, config: SphereVisionConfig, *, pretrained: bool | str = False) -> None:
         super().__init__(config)
         keeps_activation = config.keeps_activation  # first, since this checks the head
         self.backbone = _build_backbone(config, pretrained=pretrained)
@@ -111,11 +107,12 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
             )
 
     def train(self, mode: bool = True) -> "SphereVisionModel":
-        """Set the mode; frozen batch norms stay in eval mode."""
+        """Set the mode; frozen batch norms, and those whose parameters are not trained, stay in eval mode."""
         super().train(mode)
-        if self.config.freeze_batch_norm:
-            for module in self.backbone.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        for module in self.backbone.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                untrained = module.affine and not module.weight.requires_grad
+                if self.config.freeze_batch_norm or untrained:
                     module.eval()
         return self
 
@@ -284,7 +281,7 @@ class SphereVisionForImageClassification(SphereVisionModelWithHead):
         torch.Size([2, 10])
     """
 
-    def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
+    def __init__(self, config: SphereVisionConfig, *, pretrained: bool | str = False) -> None:
         super().__init__(config)
         self.sphere_vision = SphereVisionModel(config, pretrained=pretrained)
         self.head = self._build_head(config, self.sphere_vision.embedding_dim)
@@ -342,20 +339,27 @@ def _mark_filled(tensor: Tensor, filled: bool) -> None:
     tensor._is_hf_initialized = filled  # type: ignore[attr-defined]  # the flag of transformers
 
 
-def _build_backbone(config: SphereVisionConfig, *, pretrained: bool = False) -> nn.Module:
-    from hf_sphere.models.backbones import create_backbone  # imports timm, which text models do not need
+def _build_backbone(config: SphereVisionConfig, *, pretrained: bool | str = False) -> nn.Module:
+    # Imports timm, which text models do not need.
+    from hf_sphere.models.backbones import create_backbone
 
     if pretrained and config.initialization is not None:
         raise ValueError(
             "initialization would overwrite the pretrained weights of the backbone; use only one of the two."
         )
-    backbone = create_backbone(
-        config.backbone,
-        num_channels=config.num_channels,
-        image_size=config.input_size,
-        pretrained=pretrained,
-        **(config.backbone_kwargs or {}),
-    )
+    if config.backbone_config is not None:
+        from hf_sphere.models.pretrained_backbones import TransformersBackbone
+
+        source = config.backbone if pretrained is True else pretrained or None
+        backbone: nn.Module = TransformersBackbone(config.backbone_config, config.num_channels, source)
+    else:
+        backbone = create_backbone(
+            config.backbone,
+            num_channels=config.num_channels,
+            image_size=config.input_size,
+            pretrained=pretrained,
+            **(config.backbone_kwargs or {}),
+        )
     if config.initialization == "xavier":
         _initialize_xavier(backbone)
     elif config.initialization == "torch":

@@ -1,7 +1,3 @@
-# Copyright 2026 The hf_sphere authors
-#
-# Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
-# the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
 """Few-shot classification of images: an encoder, and classes defined by a few examples each."""
 
 import copy
@@ -45,7 +41,7 @@ class SphereVisionForFewShotClassification(SphereVisionPreTrainedModel):
 
     loss_reduction = "mean"
 
-    def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
+    def __init__(self, config: SphereVisionConfig, *, pretrained: bool | str = False) -> None:
         config = copy.deepcopy(config)  # changed below
         if config.architectures and not config.keeps_activation:
             config.final_activation = False  # a saved encoder must return the same embeddings without its head

@@ -1,7 +1,3 @@
-# Copyright 2026 The hf_sphere authors
-#
-# Licensed under the Apache License, Version 2.0 (the "License"); you may not use this file except in compliance with
-# the License. You may obtain a copy of the License at http://www.apache.org/licenses/LICENSE-2.0
 """Image models that predict values: regression, alone or together with classification."""
 
 import copy
@@ -35,7 +31,7 @@ class SphereVisionForRegression(SphereVisionPreTrainedModel):
         torch.Size([3])
     """
 
-    def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
+    def __init__(self, config: SphereVisionConfig, *, pretrained: bool | str = False) -> None:
         config = copy.deepcopy(config)
         config.head = None  # so that the saved model is not mistaken for a classifier
         super().__init__(config)
@@ -80,7 +76,7 @@ class SphereVisionForJointPrediction(SphereVisionModelWithHead):
         Mettes, van der Pol and Snoek, "Hyperspherical prototype networks", NeurIPS 2019, section 2.3.
     """
 
-    def __init__(self, config: SphereVisionConfig, *, pretrained: bool = False) -> None:
+    def __init__(self, config: SphereVisionConfig, *, pretrained: bool | str = False) -> None:
         super().__init__(config)
         if config.embedding_dim is not None and config.embedding_dim < 3:
             raise ValueError(f"joint prediction needs an embedding_dim of at least 3; got {config.embedding_dim}.")
@@ -129,7 +125,7 @@ class SphereVisionForJointPrediction(SphereVisionModelWithHead):
         )
 
 
-def _build_regression(config: SphereVisionConfig, pretrained: bool) -> tuple[SphereVisionModel, PoleRegression]:
+def _build_regression(config: SphereVisionConfig, pretrained: bool | str) -> tuple[SphereVisionModel, PoleRegression]:
     if config.embedding_dim is None or config.value_range is None:
         raise ValueError(
             "regression on the sphere needs embedding_dim (the sphere's dimension plus one, for instance 2) and "

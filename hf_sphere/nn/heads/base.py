@@ -2,9 +2,8 @@
 
 import inspect
 import logging
-import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
@@ -15,9 +14,6 @@ from torch import Tensor, nn
 from hf_sphere.nn.checks import IGNORED, check_labels, is_readable
 
 logger = logging.getLogger(__name__)
-
-INITIAL_LOG_TEMPERATURE = -2.773
-"""Default initial value of a learned temperature: a scale of 16, which is the largest possible logit."""
 
 SMALL_NORM = 2.0**-7
 """Norm below which the gradient of normalization is limited in float16."""
@@ -57,6 +53,8 @@ class Head(nn.Module):
         num_classes: Number of classes K.
         label_smoothing: Fraction of the target probability spread evenly over the classes, or over the two outcomes of
             each class if an example can have several, in [0, 1).
+        class_weights: (K,), factors of the losses of the examples of each class; all 1 if None. The mean loss is over
+            the number of examples, so weights with a mean of 1 over the data keep its scale.
 
     Example:
         >>> class ScaledHead(Head):
@@ -92,13 +90,24 @@ class Head(nn.Module):
             HEADS.clear()
             HEADS.update(heads)
 
-    def __init__(self, embedding_dim: int, num_classes: int, *, label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self,
+        embedding_dim: int,
+        num_classes: int,
+        *,
+        label_smoothing: float = 0.0,
+        class_weights: Sequence[float] | None = None,
+    ) -> None:
         super().__init__()
+        weights = [1.0] * num_classes if class_weights is None else class_weights
+        if len(weights) != num_classes or not all(weight > 0 for weight in weights):
+            raise ValueError(f"class_weights must be {num_classes} positive numbers; got {list(weights)}.")
         if not 0.0 <= label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must lie in [0, 1); got {label_smoothing}.")
         self.embedding_dim = embedding_dim
         self.num_classes = num_classes
         self.label_smoothing = label_smoothing
+        self.class_weights = class_weights
         self._warn_if_unused = True
 
     def transform(self, embeddings: Tensor) -> Tensor:
@@ -213,6 +222,8 @@ class Head(nn.Module):
             check_labels(labels, self.num_classes, owner="model", advice=advice)
             return
         self.require_cross_entropy("an example with several classes")
+        if self.class_weights is not None:
+            raise ValueError("class_weights are for one class per example; leave them out.")
         if labels.shape[1:] != (self.num_classes,):
             raise ValueError(
                 f"labels must have the shape (B,), or (B, {self.num_classes}) if an example can have several classes; "
@@ -237,7 +248,10 @@ class Head(nn.Module):
         used = labels != IGNORED if labels.ndim == 1 else labels.new_ones(len(labels), dtype=torch.bool)
         labels = labels.masked_fill(~used, 0) if labels.ndim == 1 else labels
         # Masked instead of selected: the number of selected examples is not known without a device synchronization.
-        total = torch.where(used, self._losses(embeddings, logits, labels), 0.0).sum()
+        losses = self._losses(embeddings, logits, labels)
+        if self.class_weights is not None:
+            losses = losses * losses.new_tensor(self.class_weights)[labels]
+        total = torch.where(used, losses, 0.0).sum()
         return total if self.reduction == "sum" else total / used.sum().clamp_min(1)
 
     def _warn_about_unused_loss(self) -> None:
@@ -295,82 +309,6 @@ class Head(nn.Module):
     def directions(self) -> Tensor | None:
         """Return unit class vectors (K, d') in the space of the transformed embeddings, or None if there are none."""
         return None
-
-
-class TemperatureHead(Head):
-    """Base class of heads whose bounded logits are multiplied by a scale, the inverse of a temperature.
-
-    The scale is learned by default, through the logarithm of the temperature.
-
-    Args:
-        embedding_dim: See `Head`.
-        num_classes: See `Head`.
-        log_temperature: Initial logarithm of a learned temperature, so that the initial scale is exp(-log_temperature);
-            if None, that of `default_scale`, or -2.773, a scale of 16.
-        scale: A positive number for a fixed scale; `learned` for a learned one; `default_scale`, or a learned one, if None.
-            To learn it from another initial value, set `log_temperature = -log(scale)` instead.
-        temperature_lr: Learning rate of a learned `log_temperature`; that of the other parameters if None. The recipes
-            and `SphereTrainer` train it without momentum and weight decay; the stock Trainer trains it like any other
-            parameter.
-        **options: See `Head`.
-
-    Raises:
-        ValueError: If both `log_temperature` and `scale` are given, a fixed scale has a learning rate, or a value is
-            out of range.
-    """
-
-    log_temperature: Tensor
-    default_scale: ClassVar[float | None] = None
-    """Fixed scale of a head without `scale` and `log_temperature`; None for a learned one."""
-
-    def __init__(
-        self,
-        embedding_dim: int,
-        num_classes: int,
-        *,
-        log_temperature: float | None = None,
-        scale: float | Literal["learned"] | None = None,
-        temperature_lr: float | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(embedding_dim, num_classes, **options)
-        if log_temperature is not None and scale is not None:
-            raise ValueError(
-                f"log_temperature {log_temperature} and scale {scale!r} are mutually exclusive: the first is for a "
-                "learned scale with the initial value exp(-log_temperature). Set only one of them."
-            )
-        if temperature_lr is not None and not temperature_lr >= 0.0:
-            raise ValueError(f"temperature_lr must not be negative; got {temperature_lr}.")
-        if log_temperature is None:
-            scale = self.default_scale if scale is None else scale
-            default = self.default_scale
-            log_temperature = INITIAL_LOG_TEMPERATURE if default is None else -math.log(default)
-        self.initial_log_temperature = float(log_temperature)
-        self.temperature_lr = temperature_lr
-        if scale is None or scale == "learned":
-            self.log_temperature = nn.Parameter(torch.tensor(self.initial_log_temperature))
-            return
-        if isinstance(scale, str) or not 0.0 < scale < math.inf:
-            raise ValueError(f"scale must be a positive number, which fixes it, or 'learned'; got {scale!r}.")
-        if temperature_lr is not None:
-            raise ValueError(f"temperature_lr {temperature_lr} needs a learned scale, but scale {scale} is fixed.")
-        self.initial_log_temperature = -math.log(scale)
-        self.register_buffer("log_temperature", torch.tensor(self.initial_log_temperature))
-
-    def reset_parameters(self) -> None:
-        """Set the temperature to its initial value."""
-        nn.init.constant_(self.log_temperature, self.initial_log_temperature)
-
-    def inverse_temperature(self) -> Tensor:
-        """Return the scale `exp(-log_temperature)`, a scalar of float32 or better."""
-        return self.upcast(self.log_temperature).neg().exp()
-
-    def parameter_options(self) -> dict[str, dict[str, Any]]:
-        """A learned temperature has its own learning rate and no momentum."""
-        if not isinstance(self.log_temperature, nn.Parameter):
-            return {}
-        lr = {} if self.temperature_lr is None else {"lr": self.temperature_lr}
-        return {"log_temperature": {"momentum": 0.0, **lr}}
 
 
 def option_names(head_class: type[Head]) -> list[str]:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_sphere.nn.class_weights import ClassWeightHead
-from hf_sphere.nn.heads.base import TemperatureHead
+from hf_sphere.nn.temperature import TemperatureHead
 
 
 class CosineHead(ClassWeightHead, TemperatureHead):

@@ -19,8 +19,8 @@ from hf_sphere.geometry.sampling import (
     tangent_directions,
 )
 from hf_sphere.nn.class_weights import ClassWeightHead
-from hf_sphere.nn.heads.base import INITIAL_LOG_TEMPERATURE, TemperatureHead
 from hf_sphere.nn.processes import log_sum_over_processes
+from hf_sphere.nn.temperature import INITIAL_LOG_TEMPERATURE, TemperatureHead
 from hf_sphere.nn.vmf_softmax import log_class_sum
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,7 @@ from hf_sphere.prototypes.methods.closed_form import ClosedForm, has_closed_form
 from hf_sphere.prototypes.methods.lbfgs import LBFGS
 from hf_sphere.prototypes.methods.slsqp import SLSQP
 
-MAX_EXACT_COORDINATES = 110
-"""Maximum number K d of coordinates for which SLSQP takes a fraction of a second."""
+MAX_EXACT_COORDINATES = 110  # maximum number K d of coordinates for which SLSQP takes a fraction of a second
 
 
 class Auto(Method):
@@ -20,7 +19,6 @@ class Auto(Method):
     loss only L-BFGS runs, since the other methods do not use class vectors.
 
     Args:
-        task: The placement task.
         restarts: Number of random starts of each search; see `LBFGS` and `SLSQP` for the defaults.
         max_iterations: See `LBFGS`.
     """

@@ -19,25 +19,15 @@ Objective = Callable[[Tensor], tuple[float, Tensor]]
 
 @dataclass
 class Task:
-    """A placement task.
+    """A placement task."""
 
-    Attributes:
-        num_classes: Number K of points.
-        dim: Dimension d.
-        ranking: Ranking loss on the class vectors, if any.
-        seed: Seed of all random numbers.
-        device: Device of the search.
-        generator: CPU generator, seeded with `seed`.
-        latest: Current iterate of a search between two candidates, used if the search is interrupted.
-    """
-
-    num_classes: int
-    dim: int
-    ranking: TripletRanking | None = None
-    seed: int = 0
-    device: torch.device | str = "cpu"
-    generator: torch.Generator = field(init=False)
-    latest: "Candidate | None" = field(default=None, init=False)
+    num_classes: int  # number K of points
+    dim: int  # dimension d
+    ranking: TripletRanking | None = None  # ranking loss on the class vectors, if any
+    seed: int = 0  # seed of all random numbers
+    device: torch.device | str = "cpu"  # device of the search
+    generator: torch.Generator = field(init=False)  # CPU generator, seeded with `seed`
+    latest: "Candidate | None" = field(default=None, init=False)  # the iterate of a search, used if it is interrupted
 
     def __post_init__(self) -> None:
         try:

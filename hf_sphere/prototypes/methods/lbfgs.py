@@ -23,7 +23,6 @@ class LBFGS(Method):
     max_iterations=100`.
 
     Args:
-        task: The placement task.
         restarts: Number of random starts; None chooses as many as take about half a second, at least one.
         max_iterations: Maximum number of iterations at each of the fifteen sharpness values.
     """

@@ -14,7 +14,6 @@ class SGD(Method):
     """Projected gradient descent with momentum on the mean cosine of the points to their nearest neighbors.
 
     Args:
-        task: The placement task.
         learning_rate: Learning rate.
         momentum: Momentum factor, in [0, 1).
         max_iterations: Number of steps.

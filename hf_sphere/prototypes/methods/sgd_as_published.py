@@ -8,7 +8,6 @@ class SGDAsPublished(SGD):
     """The published program of the paper, which creates a new optimizer at each step, so momentum has no effect.
 
     Args:
-        task: The placement task.
         learning_rate: Learning rate.
         max_iterations: Number of steps.
     """

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.prototypes.methods.base import Candidate, Method, Task, number_of_restarts
 
-MAX_COORDINATES = 400
-"""Maximum number K d of coordinates; the cost of the dense subproblems is cubic in it."""
+MAX_COORDINATES = 400  # maximum number K d of coordinates; the cost of the dense subproblems is cubic in it
 
 
 class SLSQP(Method):
@@ -20,7 +19,6 @@ class SLSQP(Method):
     Converges to machine precision, unlike the smoothed searches; the time grows with the cube of K d.
 
     Args:
-        task: The placement task.
         restarts: Number of random starts; None chooses as many as take about half a second, at least one.
         max_iterations: Maximum number of iterations per start.
 

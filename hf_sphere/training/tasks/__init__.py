@@ -11,7 +11,8 @@ from hf_sphere.training.tasks.base import TASKS, Task
 
 def task_names() -> list[str]:
     """Return the names of the tasks."""
-    _import_tasks()
+    for module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
+        importlib.import_module(module.name)  # which adds its task to `TASKS`
     return list(TASKS)
 
 
@@ -29,9 +30,3 @@ def find_task(name: str) -> type[Task]:
     if name not in TASKS and name not in task_names():
         raise ValueError(f"unknown task {name!r}; the tasks are: {', '.join(task_names())}.")
     return TASKS[name]
-
-
-def _import_tasks() -> None:
-    """Import every file of this folder, which adds its task to `TASKS`."""
-    for module in pkgutil.iter_modules(__path__, prefix=f"{__name__}."):
-        importlib.import_module(module.name)

@@ -18,39 +18,25 @@ if TYPE_CHECKING:
 class Prepared:
     """The data and model of a task when training starts.
 
-    Attributes:
-        model: A transformers model, on its device.
-        data: `train`, `evaluation` and `validation` (or None): batches with `epoch()`; and `eval_split`, the name of
-            the evaluation split.
-        processor: Image processor or tokenizer, which converts raw data to inputs; saved with the model.
+    The data has `train`, `evaluation` and `validation` (or None), batches with `epoch()`, and the name `eval_split`.
     """
 
-    model: Any
+    model: Any  # a transformers model, on its device
     data: Any
-    processor: Any
+    processor: Any  # image processor or tokenizer, which converts raw data to inputs; saved with the model
 
 
 @dataclass(frozen=True)
 class Description:
-    """Content of a model card besides settings and results.
+    """Content of a model card besides settings and results."""
 
-    Attributes:
-        title: Heading.
-        summary: One paragraph.
-        model: Properties of the model by name.
-        dataset: Name of the data set as passed by the user.
-        held_out: Validation data, for the sentence on how the epoch was selected.
-        tags: Further tags of the card.
-        packages: Further packages whose versions are listed.
-    """
-
-    title: str
-    summary: str
-    model: Mapping[str, Any]
-    dataset: str
-    held_out: str = "a held-out part of the training split"
-    tags: Sequence[str] = ()
-    packages: Sequence[str] = ()
+    title: str  # heading
+    summary: str  # one paragraph
+    model: Mapping[str, Any]  # properties of the model by name
+    dataset: str  # name of the data set as passed by the user
+    held_out: str = "a held-out part of the training split"  # validation data, for the sentence on the selection
+    tags: Sequence[str] = ()  # further tags of the card
+    packages: Sequence[str] = ()  # further packages whose versions are listed
 
 
 TASKS: "dict[str, type[Task]]" = {}
@@ -105,6 +91,9 @@ class Task(ABC):
     def prepare(self, run: "Run") -> Prepared:
         """Load the data and build the model."""
 
+    def before_epoch(self, model: Any, epoch: int) -> None:  # noqa: B027
+        """Change the model before epoch `epoch`, counted from 0; nothing by default."""
+
     @abstractmethod
     def measure(self, output: Any, batch: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
         """Return metrics of one batch besides the loss, each a scalar tensor and a mean over the batch."""
@@ -128,6 +117,16 @@ class Task(ABC):
 
         means = evaluate(model, batches, accelerator, self.measure)
         return means | self.derive(means)
+
+    def compare(self, prepared: Prepared, run: "Run", results: Mapping[str, Any]) -> dict[str, Any]:
+        """Return further results of the final model, for `all_results.json`, and print them; nothing by default.
+
+        Args:
+            prepared: The data and the trained model.
+            run: The run.
+            results: Its results, such as `eval_<metric>`.
+        """
+        return {}
 
     def finish(self, prepared: Prepared, accelerator: "Accelerator") -> None:  # noqa: B027
         """Fit parts of the model after training and before the last evaluation; nothing by default."""

@@ -1,10 +1,11 @@
 """Image classification."""
 
+import logging
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import hf_sphere
 from hf_sphere import data
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hf_sphere.models import SphereVisionConfig
     from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
 
+logger = logging.getLogger(__name__)
 
 _HEADS_FOLDER = Path(hf_sphere.__file__).parent / "nn" / "heads"  # importing the heads would import torch
 HEAD_NAMES = sorted(module.name for module in pkgutil.iter_modules([str(_HEADS_FOLDER)]) if module.name != "base")
@@ -36,6 +38,9 @@ class ModelArguments(EncoderArguments):
         None, f"Head: {', '.join(HEAD_NAMES)}; if not set, `spherized`, or `prototype` in joint prediction."
     )
     head_kwargs: Options = argument(Options, "Options of the head, a mapping.")
+    class_weights: Literal["balanced"] | None = argument(
+        None, "Weight the loss of each class by the inverse of its number of training images; not weighted if not set."
+    )
     shard_classes: bool = argument(
         False, "Spread the class weights over the processes; the head must have this option."
     )
@@ -88,33 +93,31 @@ class ImageClassification(ImageTask):
 
     name = "classification"
     data_task: ClassVar[DataTask] = "classification"
-    arguments: ClassVar[tuple[type, ...]] = (
-        ModelArguments,
-        ImageDataArguments,
-        TrainingArguments,
-        EvaluationArguments,
-    )
+    arguments: ClassVar[tuple[type, ...]] = (ModelArguments, ImageDataArguments, TrainingArguments, EvaluationArguments)
     model_name = "SphereVisionForImageClassification"
     metric = "accuracy"
     higher_is_better = True
     headline: ClassVar[tuple[str, ...]] = ("accuracy",)
     pipeline_tag: ClassVar[str | None] = "image-classification"
+    measure = staticmethod(measure_classification)
     default_head: ClassVar[str] = "spherized"
 
     def model_settings(self, image_data: "ImageData", saved: "SphereVisionConfig | None" = None) -> dict[str, Any]:
         """Return head, its options and the names of the classes."""
         settings = super().model_settings(image_data, saved)
         if saved is not None:
-            _check_classes(saved, image_data, self.model_args.model_name_or_path)
-            loss = self._loss_options(saved.head)
+            loss = self._loss_options(saved.head, image_data)
             if saved.head_kwargs or loss:
-                # Settings of a run, so those of the saved model are not kept.
-                of_run = ("label_smoothing", "shard_classes")
-                kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k not in of_run}
+                # Settings of the run, so those of the saved model are not kept.
+                own = ("label_smoothing", "class_weights", "shard_classes")
+                kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k not in own}
                 settings["head_kwargs"] = kept | loss
         else:
             head = self.model_args.head or self.default_head
-            settings |= {"head": head, "head_kwargs": self.model_args.head_kwargs | self._loss_options(head)}
+            settings |= {
+                "head": head,
+                "head_kwargs": self.model_args.head_kwargs | self._loss_options(head, image_data),
+            }
         names = dict(enumerate(image_data.class_names))
         return settings | {"id2label": names, "label2id": {name: index for index, name in names.items()}}
 
@@ -124,10 +127,6 @@ class ImageClassification(ImageTask):
         if self.model_args.prototypes_file is not None:
             _set_prototypes(model, self.model_args.prototypes_file, image_data.class_names)
         return model
-
-    def measure(self, output: Any, batch: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-        """Return the accuracy."""
-        return measure_classification(output, batch)
 
     def evaluate(self, model: "nn.Module", batches: Any, accelerator: "Accelerator") -> dict[str, float]:
         """Evaluate a model on a split, also with mirrored images if requested."""
@@ -161,7 +160,23 @@ class ImageClassification(ImageTask):
         properties = {"head": f"`{config.head}` {config.head_kwargs or ''}"}
         return HeadDescription([f"{config.num_labels} classes"], f"{config.head} head", str(config.head), properties)
 
-    def _loss_options(self, head: str | None) -> dict[str, Any]:
+    def needs_new_head(self, saved: "SphereVisionConfig", image_data: "ImageData") -> bool:
+        """Return whether the data has other classes than a saved model, and log it."""
+        before, now = [saved.id2label[index] for index in range(saved.num_labels)], image_data.class_names
+        unnamed = before == [f"LABEL_{index}" for index in range(len(now))]
+        if before == now or unnamed:
+            return False
+        name, evaluates = self.model_args.model_name_or_path, self.args.num_train_epochs == 0
+        if evaluates and not self.is_open_set:
+            raise ValueError(
+                f"the data has {_shorten(now)} but {name} was trained on {_shorten(before)}, and num_train_epochs 0 "
+                "trains no new head for them; choose data with the model's classes, or train."
+            )
+        if not evaluates:
+            logger.info("New head for %s; %s was trained on %s.", _shorten(now), name, _shorten(before))
+        return not evaluates
+
+    def _loss_options(self, head: str | None, image_data: "ImageData") -> dict[str, Any]:
         """Return the options of a head that are set by training arguments."""
         from hf_sphere.nn.heads import HEADS
         from hf_sphere.nn.heads.base import option_names
@@ -169,6 +184,11 @@ class ImageClassification(ImageTask):
         options: dict[str, Any] = {}
         if self.args.label_smoothing_factor:
             options["label_smoothing"] = self.args.label_smoothing_factor
+        if self.model_args.class_weights == "balanced":
+            counts = image_data.train.labels.bincount(minlength=len(image_data.class_names))
+            # Their mean over the training images is 1, as in scikit-learn.
+            mean_count = counts.sum() / (counts > 0).sum()
+            options["class_weights"] = (mean_count / counts.clamp_min(1)).tolist()
         if self.model_args.shard_classes:
             options["shard_classes"] = True
         if self.args.loss_reduction is not None and head in HEADS:
@@ -179,13 +199,8 @@ class ImageClassification(ImageTask):
         return options
 
 
-def _check_classes(saved: "SphereVisionConfig", image_data: "ImageData", name: str) -> None:
-    """Raise an error if the data has another number of classes than the saved model."""
-    if saved.num_labels != len(image_data.class_names):
-        raise ValueError(
-            f"the data has {len(image_data.class_names)} classes but {name} has {saved.num_labels}. Train a new model, "
-            "or choose data with the model's classes."
-        )
+def _shorten(names: list[str]) -> str:
+    return f"{len(names)} classes ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
 
 
 def _set_prototypes(model: "SphereVisionPreTrainedModel", path: str, class_names: list[str]) -> None:

@@ -1,6 +1,6 @@
 """Few-shot classification: prototypical networks, plain or spherized, trained on episodes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +13,7 @@ from hf_sphere.utils.arguments import Options, argument
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from torch import Tensor, nn
+    from torch import nn
 
     from hf_sphere.data import Episodes, ImageData
     from hf_sphere.models import SphereVisionConfig
@@ -78,6 +78,7 @@ class FewShotClassification(ImageTask):
     headline = ("accuracy",)
     default_backbone = "conv4"
     is_open_set = True
+    measure = staticmethod(measure_classification)
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -143,10 +144,6 @@ class FewShotClassification(ImageTask):
     def check_saved(self, config: "SphereVisionConfig") -> None:
         """Check the architecture of the encoder; the saved image model may be of any class."""
         check_same_architecture(self.model_args, config)
-
-    def measure(self, output: Any, batch: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-        """Return the accuracy."""
-        return measure_classification(output, batch)
 
     def evaluate(self, model: "nn.Module", batches: Any, accelerator: "Accelerator") -> dict[str, float]:
         """Return the mean accuracy over the episodes of a split, with its interval."""

@@ -42,10 +42,21 @@ class EncoderArguments(Arguments):
         "tensors of the same name and shape are copied, the others are new.",
     )
     backbone: str | None = argument(
-        None, "Name of a timm model or of a backbone of this library; if not set, `lenet5`, or `conv4` for few-shot."
+        None,
+        "Name of a timm model or of a backbone of this library, or Hub id or folder of an image encoder of "
+        "transformers, for instance facebook/dinov2-small; if not set, `lenet5`, or `conv4` for few-shot.",
     )
     backbone_kwargs: Options = argument(Options, "Options of the backbone, a mapping.")
-    pretrained_backbone: bool = argument(False, "Start from timm's pretrained weights; needs the Hub.")
+    pretrained_backbone: bool = argument(
+        False,
+        "Start from pretrained weights of timm or transformers, with the size, crop, mean and standard deviation of "
+        "their images where no other is set; needs the Hub, or a folder of transformers.",
+    )
+    backbone_weights: str | None = argument(
+        None, "Start from this file of weights of the backbone (safetensors or state dict), likewise with its images."
+    )
+    freeze_stages: int = argument(0, "Do not train the stem and this many first stages of the backbone.", ge=0)
+    linear_probe_epochs: int = argument(0, "Train only the layers after the backbone in these first epochs.", ge=0)
     embedding_dim: int | None = argument(None, "Dimension of the embeddings; that of the backbone if not set.", ge=1)
     freeze_batch_norm: bool | None = argument(
         None, "Freeze the statistics of the backbone's batch norms, for instance of a pretrained one; false if not set."
@@ -55,6 +66,16 @@ class EncoderArguments(Arguments):
         "Initialize the backbone as torch does by default, or all convolutions and linear layers with Xavier-uniform "
         "weights and zero biases; if not set, the backbone's own initialization.",
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sources = [
+            name for name in ("pretrained_backbone", "backbone_weights", "initial_weights") if getattr(self, name)
+        ]
+        if len(sources) > 1:
+            raise ValueError(
+                f"{' and '.join(sources)} are two sources of the backbone's weights; use only one of them."
+            )
 
 
 class ImageTask(Task):
@@ -97,13 +118,23 @@ class ImageTask(Task):
         from hf_sphere.utils.input_length import check_input_shape
 
         if self.model_args.model_name_or_path is not None:
-            self._adopt_image_settings(self.model_args.model_name_or_path)
+            processor = load_pretrained(models.SphereVisionImageProcessor, self.model_args.model_name_or_path)
+            self._adopt_preprocessing(processor.source_options())
+        elif self.model_args.pretrained_backbone or self.model_args.backbone_weights is not None:
+            from hf_sphere.models.pretrained_backbones import pretrained_preprocessing
+
+            self._adopt_preprocessing(pretrained_preprocessing(self.model_args.backbone or self.default_backbone))
         image_data = self.load_data(run.accelerator)
         # Convolutions are faster with the channels last, as the batches are; benchmarks/image_training.py measures it.
         model = self.build_model(image_data).to(run.accelerator.device, memory_format=torch.channels_last)
         shape = image_data.shape
         check_input_shape(model.base_model, (shape.channels, shape.height, shape.width))
         self.check_data(model, image_data)
+        self.before_epoch(model, self.model_args.linear_probe_epochs)  # freezes stages
+        if self.model_args.linear_probe_epochs and len([*model.parameters()]) == len(
+            [*model.base_model.backbone.parameters()]
+        ):
+            raise ValueError("linear_probe_epochs needs layers after the backbone to train; set embedding_dim.")
         if self.args.resume_from_checkpoint is None:
             initialize_from_data(model, image_data.train)
         processor = self.build_processor(model.config, image_data)
@@ -139,6 +170,15 @@ class ImageTask(Task):
                 num_processes=accelerator.num_processes,
                 progress=accelerator.is_main_process and not args.disable_tqdm,
             )
+
+    def before_epoch(self, model: Any, epoch: int) -> None:
+        """Freeze the backbone in the epochs of the linear probe, and its first stages in all epochs."""
+        from hf_sphere.models.pretrained_backbones import stage_parameters
+
+        backbone, args = model.base_model.backbone, self.model_args
+        frozen = stage_parameters(backbone, args.freeze_stages)
+        for name, parameter in backbone.named_parameters():
+            parameter.requires_grad_(epoch >= args.linear_probe_epochs and name not in frozen)
 
     def check_data(self, model: Any, image_data: "ImageData") -> None:
         """Raise an error if the model cannot be trained on the data."""
@@ -177,7 +217,10 @@ class ImageTask(Task):
             initialization=args.initialization,
             **self.model_settings(image_data),
         )
-        model = self.model_class(config, pretrained=args.pretrained_backbone)
+        pretrained: bool | str = args.backbone_weights or args.pretrained_backbone
+        if pretrained is True and args.backbone is not None and Path(args.backbone).is_dir():
+            pretrained = args.backbone
+        model = self.model_class(config, pretrained=pretrained)
         if args.initial_weights is not None:
             _copy_backbone_weights(args.initial_weights, model)
         return model
@@ -194,21 +237,29 @@ class ImageTask(Task):
 
     def _load_model(self, saved: str, image_data: "ImageData") -> "SphereVisionPreTrainedModel":
         config = load_pretrained(models.SphereVisionConfig, saved)
+        new_head = self.needs_new_head(config, image_data)
+        if new_head and self.model_args.head is not None:
+            config.head, config.head_kwargs = self.model_args.head, dict(self.model_args.head_kwargs)
         self.check_saved(config)
         if self.model_args.freeze_batch_norm is not None:
             config.freeze_batch_norm = self.model_args.freeze_batch_norm
         for name, value in self.model_settings(image_data, config).items():
             setattr(config, name, value)
-        return load_model(self.model_class, saved, config=config)
+        if not new_head:
+            return load_model(self.model_class, saved, config=config)
+        model = load_model(self.model_class, saved, config=config, ignore_mismatched_sizes=True)
+        model.head.reset_parameters()
+        return model
 
-    def _adopt_image_settings(self, saved: str) -> None:
-        """Take the image settings of the saved model where the arguments set none."""
-        processor = load_pretrained(models.SphereVisionImageProcessor, saved)
-        args = self.data_args
-        args.image_size = args.image_size or [processor.size["height"], processor.size["width"]]
-        args.num_channels = args.num_channels or processor.num_channels
-        args.image_mean = args.image_mean or list(processor.image_mean)
-        args.image_std = args.image_std or list(processor.image_std)
+    def needs_new_head(self, saved: "SphereVisionConfig", image_data: "ImageData") -> bool:
+        """Return whether the head of a saved model is for other classes than the data; False without classes."""
+        return False
+
+    def _adopt_preprocessing(self, settings: Mapping[str, Any]) -> None:
+        """Prepare images as a saved model or a pretrained backbone does, where the arguments set nothing else."""
+        for name, value in settings.items():
+            if getattr(self.data_args, name) is None:
+                setattr(self.data_args, name, value)
 
     @staticmethod
     def build_processor(config: "SphereVisionConfig", image_data: "ImageData") -> Any:
@@ -218,6 +269,7 @@ class ImageTask(Task):
             size={"height": image_data.shape.height, "width": image_data.shape.width},
             image_mean=image_data.mean,
             image_std=image_data.std,
+            crop_pct=image_data.shape.crop_pct,
         )
 
     def _default_corruption_seed(self) -> int:
@@ -247,12 +299,19 @@ class ImageTask(Task):
             other = "other " if set(image_data.class_names).isdisjoint(image_data.eval_class_names) else ""
             targets.append(f"{len(image_data.eval_class_names)} {other}classes to evaluate on")
         parts = [model.config.backbone, f"{model.base_model.embedding_dim}-dimensional embeddings", *self.heads(model)]
+        frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+        untrained = f" ({frozen:,} frozen)" if frozen else ""
+        prepared = ""
+        if self.data_args.crop_pct is not None:
+            mean, std = (", ".join(f"{value:.3f}" for value in part) for part in (image_data.mean, image_data.std))
+            prepared = f"\nimages    crop of {shape.crop_pct:g} of a side, mean {mean}, standard deviation {std}"
         return (
             f"data      {image_data.train.num_examples:,} training images{held_out}, "
             f"{image_data.evaluation.num_examples:,} for evaluation, "
             f"{shape.channels} x {shape.height} x {shape.width}, {', '.join([*targets, *self.targets(model)])}\n"
             f"model     {', '.join(parts)}\n"
-            f"          {sum(p.numel() for p in model.parameters()):,} parameters on {model.device}"
+            f"          {sum(p.numel() for p in model.parameters()):,} parameters{untrained} on {model.device}"
+            f"{prepared}"
         )
 
     def describe(self, prepared: Prepared) -> Description:
@@ -307,7 +366,7 @@ def check_same_architecture(args: EncoderArguments, saved: "SphereVisionConfig")
             have := getattr(saved, name) or default[name],
         ):
             raise ValueError(f"{name} is {given} but {args.model_name_or_path} has {have}; leave {name} out.")
-    weights = ("pretrained_backbone", "initial_weights", "initialization")
+    weights = ("pretrained_backbone", "backbone_weights", "initial_weights", "initialization")
     for name, what in (*((name, "weights") for name in weights), ("prototypes_file", "prototypes")):
         if name in known and getattr(args, name):
             raise ValueError(f"{name} does not apply to a saved model, which has {what} already; leave {name} out.")

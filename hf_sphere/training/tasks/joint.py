@@ -1,8 +1,7 @@
 """Joint prediction: classes and a real value from one embedding."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.measures import measure_joint
@@ -12,8 +11,6 @@ from hf_sphere.training.tasks.regression import ImageRegression, RegressionArgum
 from hf_sphere.utils.arguments import argument
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hf_sphere.models import SphereVisionConfig
 
 
@@ -41,10 +38,7 @@ class JointPrediction(ImageRegression, ImageClassification):
     pipeline_tag = None
     has_classes = True
     default_head = "prototype"
-
-    def measure(self, output: Any, batch: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-        """Return the accuracy of the classes and the mean absolute error of the values."""
-        return measure_joint(output, batch)
+    measure = staticmethod(measure_joint)
 
     def describe_head(self, config: "SphereVisionConfig") -> HeadDescription:
         """Return the description of head and regression for the model card."""

@@ -1,6 +1,5 @@
 """Masked language modeling, with plain or spherized encoders."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,6 @@ from hf_sphere.utils.arguments import Arguments, Options, argument
 from hf_sphere.utils.loading import load_model, load_pretrained
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hf_sphere.data import TextData
     from hf_sphere.models import SpherizationFit
     from hf_sphere.training.run import Run
@@ -84,11 +81,7 @@ class TextTrainingArguments(TrainingArguments):
     num_train_epochs: int = argument(3, "Epochs to train; 0 only evaluates a saved model.", ge=0)
     per_device_train_batch_size: int = argument(8, "Blocks per training batch and process.", ge=1)
     per_device_eval_batch_size: int = argument(8, "Blocks per evaluation batch and process.", ge=1)
-    optimizer: str = argument(
-        "adamw",
-        OPTIMIZER_HELP,
-        choices=optimizer_choices,
-    )
+    optimizer: str = argument("adamw", OPTIMIZER_HELP, choices=optimizer_choices)
     learning_rate: float = argument(5e-5, "Peak learning rate.", ge=0)
 
     def __post_init__(self) -> None:
@@ -109,6 +102,8 @@ class MaskedLanguageModeling(Task):
     headline = ("perplexity", "accuracy")
     pipeline_tag = "fill-mask"
     numerics = 2
+    measure = staticmethod(measure_tokens)
+    derive = staticmethod(perplexity)
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -142,14 +137,6 @@ class MaskedLanguageModeling(Task):
                 num_processes=accelerator.num_processes,
                 progress=accelerator.is_main_process and not self.args.disable_tqdm,
             )
-
-    def measure(self, output: Any, batch: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-        """Return the accuracy of the masked tokens."""
-        return measure_tokens(output, batch)
-
-    def derive(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Return the perplexity."""
-        return perplexity(means)
 
     def describe(self, prepared: Prepared) -> Description:
         """Return the model's description for the model card."""

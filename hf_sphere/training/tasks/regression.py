@@ -1,6 +1,5 @@
 """Regression: a real value per image, computed from the angle to a pole."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -13,8 +12,6 @@ from hf_sphere.training.tasks.image import DataTask, HeadDescription, ImageTask
 from hf_sphere.utils.arguments import argument
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hf_sphere.data import ImageData
     from hf_sphere.models import SphereVisionConfig
 
@@ -50,6 +47,7 @@ class ImageRegression(ImageTask):
     headline: ClassVar[tuple[str, ...]] = ("mean_absolute_error",)
     has_classes = False
     has_values = True
+    measure = staticmethod(measure_regression)
 
     def model_settings(self, image_data: "ImageData", saved: "SphereVisionConfig | None" = None) -> dict[str, Any]:
         """Return the range of the values and the options of the regression.
@@ -109,10 +107,6 @@ class ImageRegression(ImageTask):
                     f"{regression.high:g}, for instance {values[outside][0].item():g}. Widen --value_range, or clip "
                     "them with --out_of_range clip."
                 )
-
-    def measure(self, output: Any, batch: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-        """Return the mean absolute error."""
-        return measure_regression(output, batch)
 
     def targets(self, model: Any) -> list[str]:
         """Return the range of the values."""

@@ -1,14 +1,22 @@
 """Image retrieval: embeddings trained on some classes and evaluated on others."""
 
+import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hf_sphere.data.options import OpenSetOptions
 from hf_sphere.training.arguments import TrainingArguments
+from hf_sphere.training.measures import show_metrics
+from hf_sphere.training.tasks.base import Prepared
 from hf_sphere.training.tasks.classification import ImageClassification, ImageDataArguments, ModelArguments
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch import nn
+
+    from hf_sphere.training.run import Run
+
+logger = logging.getLogger(__name__)
 
 
 class ImageRetrieval(ImageClassification):
@@ -21,6 +29,47 @@ class ImageRetrieval(ImageClassification):
     headline = ("recall_at_1", "map_at_r")
     pipeline_tag = "image-feature-extraction"
     is_open_set = True
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._frozen: dict[str, float] = {}
+
+    def prepare(self, run: "Run") -> Prepared:
+        """Load the data and build the model; evaluate a pretrained model before it is trained."""
+        from hf_sphere.training.evaluation import evaluate_frozen
+
+        prepared = super().prepare(run)
+        if self.starts_pretrained:
+            # A saved model of this task has trained embeddings; otherwise those of a new linear map would be random.
+            evaluate = evaluate_frozen if self.model_args.model_name_or_path is None else self.evaluate
+            scores = evaluate(prepared.model, prepared.data.evaluation, run.accelerator)
+            self._frozen = {f"frozen_{name}": scores[name] for name in self.headline}
+        return prepared
+
+    @property
+    def starts_pretrained(self) -> bool:
+        """Whether the backbone has pretrained weights before training."""
+        names = ("model_name_or_path", "initial_weights", "pretrained_backbone", "backbone_weights")
+        return any(getattr(self.model_args, name, None) for name in names)
+
+    def compare(self, prepared: Prepared, run: "Run", results: Mapping[str, Any]) -> dict[str, Any]:
+        """Compare with the frozen, pretrained model, and add Recall@1 by decile of certainty."""
+        from hf_sphere.training.evaluation import evaluate_certainty
+
+        if self._frozen:
+            run.print(f"frozen    {'  '.join(show_metrics(self._frozen))}  (pretrained, before training)")
+        worse = [name for name in self.headline if results[f"eval_{name}"] < self._frozen.get(f"frozen_{name}", 0.0)]
+        if worse:
+            logger.warning(
+                "Fine-tuning made %s worse than that of the frozen, pretrained model. Try a smaller learning rate, "
+                "fewer epochs, or use the pretrained model as it is.",
+                " and ".join(worse),
+            )
+        deciles = evaluate_certainty(prepared.model, prepared.data.evaluation, run.accelerator)
+        for name, values in deciles.items():
+            shown = " ".join(f"{100 * value:.1f}" for value in values)
+            run.print(f"certainty Recall@1 by decile of {name}, %: {shown}")
+        return self._frozen | ({"recall_at_1_by_decile": deciles} if deciles else {})
 
     @classmethod
     def selectable_metrics(cls, prefix: str) -> list[str]:

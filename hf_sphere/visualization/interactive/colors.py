@@ -6,21 +6,14 @@ from hf_sphere.visualization.figures import COLORS
 
 _TO_CONES = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
 _TO_LAB = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
-_LIGHTNESS = (0.45, 0.82)
-"""Range of lightness that is visible on both a black and a white page."""
+_LIGHTNESS = (0.45, 0.82)  # range of lightness that is visible on both a black and a white page
 
 
 def class_colors(count: int) -> list[str]:
     """Choose a color per class: the ten of the other figures, then repeatedly the one farthest from all previous ones.
 
     Distances are those of Oklab, which is perceptually uniform. Colors that are too light or too dark for one of the
-    two themes are excluded.
-
-    Args:
-        count: Number of classes.
-
-    Returns:
-        `count` colors as "#rrggbb". Beyond about 2,000 they repeat.
+    two themes are excluded. The colors have the form "#rrggbb"; beyond about 2,000 they repeat.
     """
     chosen = np.array([[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in COLORS], dtype=float)
     if count > len(COLORS):

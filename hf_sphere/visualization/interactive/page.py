@@ -18,8 +18,7 @@ from hf_sphere.visualization.interactive.colors import class_colors
 from hf_sphere.visualization.interactive.thumbnails import make_sheets
 from hf_sphere.visualization.scene import Panel, Scene
 
-_STEPS = 32767
-"""Coordinates are written as int16, in steps of less than 0.002 degrees."""
+_STEPS = 32767  # coordinates are written as int16, in steps of less than 0.002 degrees
 
 
 def write_interactive_sphere(

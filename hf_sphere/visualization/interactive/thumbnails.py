@@ -10,18 +10,10 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-LONGEST_SIDE = 128
-"""Pixels: the size at which the page shows thumbnails."""
-
-MOST_PIXELS = 10_240_000
-"""Pixels of all thumbnails together: 10,000 of 32 x 32."""
-
-MOST_BYTES = 2_500_000
-"""Bytes of all sheets together: a page with them, plotly.js and the points stays below 6 MB."""
-
-SHEET_SIDE = 1024
-"""Pixels: the page decodes a sheet when one of its images is first shown, which must be fast."""
-
+LONGEST_SIDE = 128  # pixels: the size at which the page shows thumbnails
+MOST_PIXELS = 10_240_000  # pixels of all thumbnails together: 10,000 of 32 x 32
+MOST_BYTES = 2_500_000  # bytes of all sheets together: a page with them, plotly.js and the points stays below 6 MB
+SHEET_SIDE = 1024  # pixels: the page decodes a sheet when one of its images is first shown, which must be fast
 _QUALITIES = (90, 75, 60, 45, 30, 15)
 _SHRINK = 0.8
 _SAMPLE = 500

@@ -1,0 +1,57 @@
+"""Classify images with a model exported by recipes/export_onnx.py, with onnxruntime, numpy and Pillow alone.
+
+python examples/onnx_without_torch.py outputs/birds.onnx bird.jpg another.jpg
+
+Preprocessing and class names are read from the metadata of the file.
+"""
+
+import argparse
+import json
+
+import numpy as np
+import onnxruntime
+from PIL import Image, ImageOps
+
+
+def prepare(file: str, options: dict) -> np.ndarray:
+    """Read an image, and resize and normalize it as in training: (channels, height, width), float32."""
+    with Image.open(file) as opened:
+        image = ImageOps.exif_transpose(opened).convert("L" if options["num_channels"] == 1 else "RGB")
+    height, width = options["size"]["height"], options["size"]["width"]
+    whole = (width, height)
+    if crop := options.get("crop_pct"):  # keep the aspect ratio, and cut out the center
+        least = (int(width / crop + 1e-6), int(height / crop + 1e-6))
+        scale = max(least[0] / image.width, least[1] / image.height)
+        whole = (max(least[0], int(image.width * scale)), max(least[1], int(image.height * scale)))
+    if image.size != whole:
+        image = image.resize(whole, Image.Resampling(options["resample"]))
+    left, top = round((whole[0] - width) / 2), round((whole[1] - height) / 2)
+    pixels = np.asarray(image.crop((left, top, left + width, top + height)), dtype=np.float32)
+    pixels = pixels.reshape(height, width, -1) * options["rescale_factor"]
+    pixels = (pixels - np.array(options["image_mean"])) / np.array(options["image_std"])
+    return pixels.astype(np.float32).transpose(2, 0, 1)
+
+
+def main() -> None:
+    """Print the most probable class of each image, its probability and the certainty of the embedding."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="ONNX file of an image classifier")
+    parser.add_argument("images", nargs="+", help="image files")
+    args = parser.parse_args()
+    session = onnxruntime.InferenceSession(args.model, providers=["CPUExecutionProvider"])
+    metadata = session.get_modelmeta().custom_metadata_map
+    options, names = json.loads(metadata["preprocessing"]), json.loads(metadata["class_names"])
+    outputs = [output.name for output in session.get_outputs()]
+    batch = np.stack([prepare(file, options) for file in args.images])
+    results = dict(zip(outputs, session.run(None, {"pixel_values": batch}), strict=True))
+    logits = results["logits"].astype(np.float64)
+    probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    for row, file in enumerate(args.images):
+        best = int(probabilities[row].argmax())
+        certainty = f"  concentration {results['concentration'][row]:.4g}" if "concentration" in results else ""
+        print(f"{file}  {names[best]}  {probabilities[row, best]:.4f}{certainty}")
+
+
+if __name__ == "__main__":
+    main()

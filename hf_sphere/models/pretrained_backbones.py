@@ -1,0 +1,190 @@
+"""Pretrained backbones: weights in files, preprocessing, and image encoders of transformers."""
+
+import inspect
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import timm
+from timm.models import adapt_input_conv, load_state_dict
+from torch import Tensor, nn
+from transformers import MODEL_MAPPING, AutoConfig, AutoImageProcessor, AutoModel
+
+from hf_sphere.analysis.model_sources import processor_input_format, timm_input_format
+from hf_sphere.utils.arguments import error_text
+from hf_sphere.utils.loading import load_model, load_pretrained
+
+logger = logging.getLogger(__name__)
+
+
+class TransformersBackbone(nn.Module):
+    """An image encoder of transformers with the interface of timm's models: images to pooled features (B, d).
+
+    The features are the encoder's pooled output, or without it the first token (DINOv2, ViT) or the mean over all
+    positions. Poolers of BERT's kind, a linear map and a tanh that pretrained weights often lack, are left out.
+
+    Args:
+        settings: The configuration of the encoder, as a dictionary.
+        num_channels: Channels of the images.
+        pretrained: Folder, Hub id or file of the weights; None for random ones.
+
+    Raises:
+        ValueError: If it is not an image encoder.
+    """
+
+    def __init__(self, settings: dict[str, Any], num_channels: int, pretrained: str | None = None) -> None:
+        super().__init__()
+        config = AutoConfig.for_model(**settings)
+        config.num_channels = num_channels
+        if pretrained is None:
+            encoder: Any = AutoModel.from_config(config)
+        elif Path(pretrained).is_file():
+            encoder = _load_encoder(config, pretrained)
+        else:
+            encoder = load_model(AutoModel, pretrained, config=config)
+        features = getattr(config, "hidden_size", None) or (getattr(config, "hidden_sizes", None) or [None])[-1]
+        if encoder.main_input_name != "pixel_values" or features is None:
+            raise ValueError(f"{type(encoder).__name__} of transformers is not an encoder of images; use another one.")
+        pooler = getattr(encoder, "pooler", None)
+        if pooler is not None and any(isinstance(layer, nn.Linear) for layer in pooler.modules()):
+            encoder.pooler = None
+        self.encoder, self.num_features = encoder, features
+        self.pretrained_cfg: dict[str, Any] = {}
+        interpolates = "interpolate_pos_encoding" in inspect.signature(encoder.forward).parameters
+        self._options = {"interpolate_pos_encoding": True} if interpolates else {}
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Compute the features."""
+        output = self.encoder(pixel_values=pixel_values, **self._options)
+        features = getattr(output, "pooler_output", None)
+        if features is None:
+            last = output.last_hidden_state
+            features = last[:, 0] if last.ndim == 3 else last.mean(dim=(2, 3))
+        return features.flatten(1)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Switch gradient checkpointing on or off."""
+        (self.encoder.gradient_checkpointing_enable if enable else self.encoder.gradient_checkpointing_disable)()
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Return patterns of the parameters of stem and blocks, as timm's models do."""
+        blocks = r"^encoder\.(?:\w+\.)*?(?:layers?|blocks|stages)\.(\d+)"
+        inner = r"\.(?:layers?|blocks)\.(\d+)"
+        fine = [] if coarse else [(blocks + inner, None)]
+        return {"stem": r"^encoder\.embed", "blocks": [*fine, (blocks, None), (r".*norm", (99999,))]}
+
+
+def is_transformers_name(name: str) -> bool:
+    """Whether a backbone is a folder or Hub id of transformers, and not a name of timm."""
+    return Path(name, "config.json").is_file() or (name.count("/") == 1 and not name.startswith(("hf-hub:", "hf_hub:")))
+
+
+def transformers_settings(name: str) -> dict[str, Any]:
+    """Return the configuration of a model of transformers without its source."""
+    settings = load_pretrained(AutoConfig, name).to_diff_dict()
+    return {key: value for key, value in settings.items() if not key.startswith("_") and key != "architectures"}
+
+
+def pretrained_preprocessing(name: str) -> dict[str, Any]:
+    """Return the preprocessing that a backbone was pretrained with, as options of `hf_sphere.data.ImageSourceOptions`.
+
+    Args:
+        name: Name of timm, or folder or Hub id of transformers.
+
+    Returns:
+        Empty if it is unknown.
+    """
+    if is_transformers_name(name):
+        try:
+            found = processor_input_format(load_pretrained(AutoImageProcessor, name))
+        except OSError:
+            return {}
+    else:
+        known = timm.get_pretrained_cfg(name) if timm.is_model(name.split(".")[0]) else None
+        if known is None:
+            return {}
+        found = timm_input_format(timm.data.resolve_data_config(pretrained_cfg=known.to_dict()))
+    found = {{"mean": "image_mean", "std": "image_std"}.get(key, key): value for key, value in found.items()}
+    return found | {"image_size": list(found["image_size"])}
+
+
+def _load_encoder(config: Any, file: str) -> Any:
+    """Build an encoder of transformers with the weights of a file."""
+    try:
+        kind = MODEL_MAPPING[type(config)]
+        encoder, report = kind.from_pretrained(
+            None, config=config, state_dict=load_state_dict(file), output_loading_info=True
+        )
+    except Exception as error:  # of safetensors, pickle, torch or transformers
+        raise ValueError(f"{file} cannot be read as weights of {type(config).__name__}: {error_text(error)}") from error
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    _report_weights(file, config.model_type, len(encoder.state_dict()), [f"{key} is missing" for key in missing])
+    return encoder
+
+
+def load_backbone_weights(backbone: nn.Module, name: str, file: str) -> None:
+    """Load the weights of a backbone from a file, as timm does: converted, and adapted to the number of channels.
+
+    Args:
+        backbone: A backbone of `create_backbone`.
+        name: Its name, for messages.
+        file: Safetensors, or a state dict that torch loads with `weights_only`. A classifier in it is not used.
+
+    Raises:
+        FileNotFoundError: If the file does not exist.
+        ValueError: If it cannot be read, or tensors are missing or have another shape; the message names them.
+    """
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"backbone_weights {file} is not a file.")
+    try:
+        state = load_state_dict(file)
+        if convert := getattr(sys.modules[type(backbone).__module__], "checkpoint_filter_fn", None):
+            state = convert(state, backbone)
+        own, traits = backbone.state_dict(), getattr(backbone, "pretrained_cfg", {})
+        stem = f"{traits.get('first_conv')}.weight"
+        if stem in state and state[stem].shape[1] != own[stem].shape[1]:
+            state[stem] = adapt_input_conv(own[stem].shape[1], state[stem])
+        shapes = {key: tuple(value.shape) for key, value in state.items()}
+    except Exception as error:  # of safetensors, pickle, torch, or the conversion of another architecture
+        raise ValueError(f"{file} cannot be read as weights of the backbone {name}: {error_text(error)}") from error
+    wrong = [f"{key} is missing" for key in own if key not in shapes and not key.endswith("num_batches_tracked")]
+    wrong += [
+        f"{key} has the shape {shapes[key]} instead of {tuple(value.shape)}"
+        for key, value in own.items()
+        if shapes.get(key, tuple(value.shape)) != tuple(value.shape)
+    ]
+    _report_weights(file, name, len(own), wrong, [key for key in state if key not in own])
+    backbone.load_state_dict(state, strict=False)
+
+
+def _report_weights(file: str, name: str, count: int, wrong: list[str], unused: Sequence[str] = ()) -> None:
+    """Raise an error that names the tensors that do not match, or log how many were loaded."""
+    if wrong:
+        more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise ValueError(
+            f"{file} does not fit the backbone {name}; of its {count} tensors, {len(wrong)} do not match: "
+            f"{', '.join(wrong[:5])}{more}. Use weights of this architecture."
+        )
+    rest = f"; not used: {', '.join(unused[:10])}{', ...' if len(unused) > 10 else ''}" if unused else ""
+    logger.info("Loaded the %d tensors of the backbone %s from %s%s.", count, name, Path(file).name, rest)
+
+
+def stage_parameters(backbone: nn.Module, count: int) -> set[str]:
+    """Return the names of the parameters of the stem and the first stages, or blocks, as timm groups them.
+
+    Args:
+        backbone: A backbone of `create_backbone`.
+        count: Number of stages; 0 for no parameters.
+
+    Raises:
+        ValueError: If the backbone has fewer stages, or they are unknown.
+    """
+    if count == 0:
+        return set()
+    matcher: Any = getattr(backbone, "group_matcher", None)
+    groups = {} if matcher is None else timm.models.group_parameters(backbone, matcher(coarse=True))
+    if not 0 < count < len(groups):
+        raise ValueError(f"freeze_stages must be at most {max(len(groups) - 1, 0)} for this backbone; got {count}.")
+    return {name for number in range(count + 1) for name in groups[number]}

@@ -1,0 +1,102 @@
+"""Optimizers by name, with the parameter groups that suit them."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_sphere.optim.groups import parameter_groups
+from hf_sphere.optim.names import optimizer_class, optimizer_names
+
+TORCH: dict[str, type[torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": torch.optim.SGD,
+}
+
+
+def build_optimizer(
+    model: nn.Module,
+    name: str,
+    batch: Any = None,
+    *,
+    lr_scales: Mapping[str, float] | None = None,
+    **options: Any,
+) -> torch.optim.Optimizer:
+    """Build an optimizer with its parameter groups.
+
+    Weight decay applies to weights with two or more axes, not to norms, biases and scalars. Parameters with options in
+    the model's `parameter_options() -> {name: options}`, if it has this method, form separate groups. The optimizers of
+    this library find the scale-invariant weights or the hidden matrices; `print(optimizer_class(name).form_groups(
+    model))` shows the rule of each tensor and why.
+
+    Args:
+        model: Any module, before it is sharded.
+        name: `adam`, `adamw` or `sgd` of torch, or an optimizer of this library: `adam_s`, `adam_srt`, `adam_g`,
+            `sgd_mrt`, `muon`, `muon_hyperball`, `adamw_hyperball`.
+        batch: Input of the model, for finding those weights; generated if None. See `find_radial_weights`.
+        lr_scales: Learning rates of parameters relative to those of their groups, by name; 1 for others.
+        **options: Options of the optimizer, such as `lr` and `weight_decay`, and of its groups. These are, for `muon`
+            and the `_hyperball` ones, `adamw_lr_scale`, the learning rate of AdamW relative to `lr`, and `rules`, a
+            mapping from patterns of parameter names to rules, such as `{"*.embed*": "adamw"}`; and `hyperball_on`,
+            whether `scale_invariant` weights or all hidden `matrices` keep their norm.
+
+    Raises:
+        ValueError: If the name or an option is unknown, a pattern matches no parameter, or no input of the model could
+            be generated.
+
+    Example:
+        >>> optimizer = build_optimizer(model, "muon", lr=2e-3, weight_decay=0.01)
+    """
+    if name not in (*TORCH, *optimizer_names()):
+        raise ValueError(f"unknown optimizer {name!r}; the optimizers are: {', '.join((*TORCH, *optimizer_names()))}.")
+    kind: Any = TORCH.get(name) or optimizer_class(name)
+    valid = option_defaults(name)
+    unknown = sorted(set(options) - set(valid) - {"rules"})
+    if unknown:
+        raise ValueError(f"optimizer {name} has no option {', '.join(unknown)}; its options are: {', '.join(valid)}.")
+    if name in TORCH:
+        groups: list[dict[str, Any]] = parameter_groups(model)
+    else:
+        of_groups = {key: options.pop(key) for key in ("rules", *kind.group_options) if key in options}
+        if "adamw_lr_scale" in kind.group_options:
+            of_groups["lr"] = options.get("lr", valid["lr"])
+        groups = kind.form_groups(model, batch, **of_groups)
+    if lr_scales is not None:
+        groups = _scale_rates(groups, lr_scales, options.get("lr", valid["lr"]))
+    parameters = [parameter for group in groups for _, parameter in group["params"]]
+    if "fused" in valid:  # a fused kernel per step where torch supports it; the update rule is the same
+        options.setdefault("fused", all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters))
+    nesterov = options.pop("nesterov", False) if name == "sgd" else False
+    for group in groups:
+        if "momentum" not in valid:
+            group.pop("momentum", None)
+        elif name == "sgd":  # torch does not accept Nesterov momentum of 0
+            group.setdefault("nesterov", nesterov and group.get("momentum", options.get("momentum", 0.0)) > 0)
+    return kind(groups, **options)
+
+
+def option_defaults(name: str) -> dict[str, Any]:
+    """Return the options of an optimizer and of its groups with their defaults.
+
+    Raises:
+        ValueError: If the name is unknown.
+    """
+    if name in TORCH:
+        parameters = inspect.signature(TORCH[name]).parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not p.empty}
+    kind = optimizer_class(name)
+    return {**kind.option_defaults(), **kind.group_options}
+
+
+def _scale_rates(groups: list[dict[str, Any]], scales: Mapping[str, float], lr: float) -> list[dict[str, Any]]:
+    """Divide groups by learning rate; those with the rate `lr` come first, since the first group's rate is shown."""
+    divided: dict[tuple[int, float], dict[str, Any]] = {}
+    for number, group in enumerate(groups):
+        for name, parameter in group["params"]:
+            scale = scales.get(name, 1.0)
+            part = {**group, "lr": group.get("lr", lr) * scale, "params": []}
+            divided.setdefault((number, scale), part)["params"].append((name, parameter))
+    return sorted(divided.values(), key=lambda group: group["lr"] != lr)

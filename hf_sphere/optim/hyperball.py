@@ -1,0 +1,120 @@
+"""Weights that keep their norm, and whose steps are a fixed share of it."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from hf_sphere.optim.channels import local
+from hf_sphere.optim.groups import ParameterGroups, Rule, apply_patterns, form_groups
+from hf_sphere.optim.hidden_matrices import HIDDEN, find_hidden_matrices
+from hf_sphere.optim.invariance import find_radial_weights
+from hf_sphere.optim.named import NamedOptimizer
+from hf_sphere.optim.open_parameter import round_stochastically
+
+
+class Hyperball(NamedOptimizer):
+    """Base class which turns the update u of another optimizer into a step on the sphere of the initial radius.
+
+    For the weights of groups with `hyperball`: x = R (x + lr R u / |u|) / |x + lr R u / |u||, where |.| is the
+    Frobenius norm of the entire tensor and R = |x| before the first step. So `lr` is the length of a step relative to
+    the weights, whatever the size of the gradient, and weight decay has no effect on them. Weights in bfloat16 are
+    rounded stochastically.
+
+    A subclass inherits from this class and from the optimizer, whose update must not depend on the weights except by
+    decoupled weight decay.
+    """
+
+    rules_of: ClassVar[tuple[tuple[str, dict[str, Any]], ...]]
+    """Name and group options of the rule that keeps the norm, and of that for other hidden matrices, if any."""
+    group_options = {"adamw_lr_scale": 1.0, "hyperball_on": "scale_invariant"}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step; see `torch.optim.Optimizer.step`."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        kept = [
+            (parameter, parameter.clone(), group["lr"])
+            for group in self.param_groups
+            for parameter in group["params"]
+            if group.get("hyperball", False) and parameter.grad is not None
+        ]
+        try:
+            for parameter, _, _ in kept:
+                parameter.zero_()  # what the step of the other optimizer leaves here is its update
+            super().step()
+        except BaseException:
+            for parameter, before, _ in kept:
+                parameter.copy_(before)
+            raise
+        for place, (parameter, before, lr) in enumerate(kept):
+            state = self.state[parameter]
+            if "radius" not in state:
+                state["radius"], state["hyperball_steps"] = float(_norm(before)), 0
+            state["hyperball_steps"] += 1
+            update = parameter.to(torch.promote_types(parameter.dtype, torch.float32))
+            size = _norm(update)
+            moved = update * (lr * state["radius"] / size.clamp_min(torch.finfo(size.dtype).tiny)) + before
+            moved = local(moved * (state["radius"] / _norm(moved)))
+            if parameter.dtype == torch.bfloat16:
+                seed = state["hyperball_steps"] * 1_000_003 + place  # equal on all processes and in resumed runs
+                moved = round_stochastically(moved, torch.Generator(parameter.device).manual_seed(seed))
+            local(parameter).copy_(moved)
+        return loss
+
+    @classmethod
+    def form_groups(  # type: ignore[override]
+        cls,
+        model: nn.Module,
+        batch: Any = None,
+        *,
+        lr: float = 1e-3,
+        adamw_lr_scale: float = 1.0,
+        hyperball_on: str = "scale_invariant",
+        rules: Mapping[str, str] | None = None,
+    ) -> ParameterGroups:
+        """Split parameters into weights that keep their norm and all others; see `build_optimizer`.
+
+        Raises:
+            ValueError: If `hyperball_on` is unknown; see also `find_radial_weights`.
+
+        Warns:
+            UserWarning: If no weight keeps its norm.
+        """
+        if hyperball_on not in ("scale_invariant", "matrices"):
+            raise ValueError(f"hyperball_on must be scale_invariant or matrices; got {hyperball_on!r}.")
+        options = dict(cls.rules_of) | {"adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale}}
+        kept, *others = options
+        of_matrices = others[0]
+        kinds, radial = find_hidden_matrices(model, batch), find_radial_weights(model, batch)
+        found = {}
+        for name, tensor in model.named_parameters():
+            if name in kinds:
+                hidden, invariant = kinds[name] == HIDDEN, name in radial.channel_dims
+                keeps = hidden if hyperball_on == "matrices" else invariant and (hidden or of_matrices == "adamw")
+                at_zero = keeps and not tensor.any()
+                keeps = keeps and not at_zero
+                rule = kept if keeps else of_matrices if hidden else "adamw"
+                reason = "scale-invariant" if invariant else f"not scale-invariant: {radial.rejected[name]}"
+                reason = f"{kinds[name]}; {reason}" + ("; its norm is 0" if at_zero else "")
+                found[name] = Rule(rule, reason, options[rule])
+        apply_patterns(model, found, rules or {}, options)
+        groups = form_groups(model, found, Rule("adamw", options=options["adamw"]))
+        if all(rule.name != kept for rule in groups.rules.values()):
+            warnings.warn(
+                f"no weight of {type(model).__name__} keeps its norm, so the optimizer is {' and '.join(others)}. "
+                f"The rules of its weights:\n{groups}",
+                stacklevel=3,
+            )
+        return groups
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    norm = torch.linalg.vector_norm(tensor.to(torch.promote_types(tensor.dtype, torch.float32)))
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

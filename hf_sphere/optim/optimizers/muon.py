@@ -1,0 +1,133 @@
+"""Muon for hidden matrices, AdamW for all other parameters."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, EPS, muon  # torch.optim.Muon accepts no kernels
+
+from hf_sphere.optim.groups import ParameterGroups, Rule, apply_patterns, form_groups
+from hf_sphere.optim.hidden_matrices import HIDDEN, find_hidden_matrices
+from hf_sphere.optim.named import NamedOptimizer
+
+
+class Muon(NamedOptimizer, torch.optim.AdamW):
+    """Momentum orthogonalized by Newton-Schulz iterations, for hidden matrices; AdamW for all other parameters.
+
+    The step of a matrix has the root mean square 0.2, so that learning rates are those of AdamW. Kernels of
+    convolutions (m, c, h, w) are matrices (m, c h w). Steps equal those of `torch.optim.Muon` with
+    `adjust_lr_fn="match_rms_adamw"`, and of `torch.optim.AdamW`.
+
+    Args:
+        params: Parameter groups of `form_groups`, of which those with `muon` contain the hidden matrices.
+        lr: Learning rate.
+        momentum: Momentum of hidden matrices.
+        nesterov: Whether it is Nesterov's.
+        ns_steps: Number of iterations.
+        **options: Options of `torch.optim.AdamW`. `weight_decay` is decoupled and applies to all weights.
+
+    Raises:
+        RuntimeError: In a step, if a hidden matrix is sharded, since each shard would be orthogonalized separately.
+
+    Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; the size of the step: Liu
+    et al., "Muon is scalable for LLM training", arXiv:2502.16982.
+
+    Example:
+        >>> optimizer = build_optimizer(model, "muon", lr=2e-3, weight_decay=0.01)
+    """
+
+    group_options = {"adamw_lr_scale": 1.0}
+    unsupported = ("amsgrad", "differentiable", "maximize")
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        **options: Any,
+    ) -> None:
+        if not 0.0 <= momentum < 1.0:
+            raise ValueError(f"momentum must lie in [0, 1); got {momentum}.")
+        self._own = {"momentum": momentum, "nesterov": nesterov, "ns_steps": ns_steps, "muon": False}
+        super().__init__(params, lr=lr, **options)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters; see `torch.optim.Optimizer.add_param_group`."""
+        self.defaults.update(self.__dict__.pop("_own", {}))  # torch's __init__ calls this method for the first group
+        super().add_param_group(param_group)
+
+    @classmethod
+    def form_groups(  # type: ignore[override]
+        cls,
+        model: nn.Module,
+        batch: Any = None,
+        *,
+        lr: float = 1e-3,
+        adamw_lr_scale: float = 1.0,
+        rules: Mapping[str, str] | None = None,
+    ) -> ParameterGroups:
+        """Split parameters into hidden matrices and all others; see `find_hidden_matrices` and `build_optimizer`."""
+        options: dict[str, dict[str, Any]] = {
+            "muon": {"muon": True},
+            "adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale},
+        }
+        kinds = find_hidden_matrices(model, batch)
+        names = {name: "muon" if kind == HIDDEN else "adamw" for name, kind in kinds.items()}
+        found = {name: Rule(rule, kinds[name], options[rule]) for name, rule in names.items()}
+        apply_patterns(model, found, rules or {}, options)
+        groups = form_groups(model, found, Rule("adamw", options=options["adamw"]))
+        if all(rule.name == "adamw" for rule in groups.rules.values()):
+            warnings.warn(f"{type(model).__name__} has no hidden matrix, so the optimizer is AdamW.", stacklevel=3)
+        return groups
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step; see `torch.optim.Optimizer.step`."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        groups = self.param_groups
+        for group in groups:
+            if group["muon"]:
+                self._step_muon(group)
+        self.param_groups = [group for group in groups if not group["muon"]]
+        try:
+            super().step()
+        finally:
+            self.param_groups = groups
+        return loss
+
+    def _step_muon(self, group: dict[str, Any]) -> None:
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        for parameter in parameters:
+            if isinstance(parameter, DTensor):
+                raise RuntimeError(
+                    f"Muon cannot update a matrix {list(parameter.shape)} that is sharded as "
+                    f"{list(parameter.placements)}: each shard would be orthogonalized separately. Train without "
+                    "sharding, or with the optimizer adamw_hyperball or adamw."
+                )
+            state = self.state[parameter]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(parameter.flatten(1))
+                state["step"] = torch.zeros(())  # torch's AdamW expects it when it loads a state
+            state["step"] += 1
+        matrices = [parameter.flatten(1) for parameter in parameters]  # views, or copies in channels_last
+        muon(
+            matrices,
+            [parameter.grad.flatten(1) for parameter in parameters],
+            [self.state[parameter]["momentum_buffer"] for parameter in parameters],
+            ns_coefficients=(DEFAULT_A, DEFAULT_B, DEFAULT_C),
+            eps=EPS,
+            adjust_lr_fn="match_rms_adamw",
+            has_complex=False,
+            **{name: group[name] for name in ("lr", "weight_decay", "momentum", "nesterov", "ns_steps")},
+        )
+        for parameter, matrix in zip(parameters, matrices, strict=True):
+            if matrix.data_ptr() != parameter.data_ptr():
+                parameter.copy_(matrix.view_as(parameter))

@@ -1,0 +1,79 @@
+"""Embed the images of a folder or data set for search, or add images to an index.
+
+python recipes/build_index.py --model_name_or_path outputs/birds --images photos --output_dir outputs/index
+python recipes/build_index.py --images more-photos --add_to outputs/index
+
+The index is a folder: embeddings (safetensors), names, classes and predictions (parquet), the index of an approximate
+search for many images (FAISS), and a manifest. `recipes/search_images.py` and `recipes/search_page.py` search in it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hf_sphere.training.command_line import run_recipe
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+
+
+@dataclass
+class IndexArguments(Arguments):
+    """Model, images and index."""
+
+    images: str = argument(help="Folder of images (at any depth), image file, or name of a data set.")
+    model_name_or_path: str | None = argument(
+        None, "Saved model of type sphere_vision, or such as CLIP: folder or Hub id. Required for a new index."
+    )
+    output_dir: str | None = argument(None, "Folder of a new index; one that is there is replaced.")
+    add_to: str | None = argument(None, "Instead, folder of an index to which the images are added.")
+    split: str | None = argument(None, "Split of a data set; the evaluation split if not set.")
+    kind: Literal["torch", "flat", "ivf", "hnsw"] | None = argument(
+        None,
+        "Search: exact with torch or FAISS, or approximate with an inverted file or graph of FAISS. If not set, exact "
+        "up to 200,000 images, else ivf.",
+    )
+    batch_size: int = argument(64, "Images per batch.", ge=1)
+    num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
+    skip_unreadable_images: bool = argument(False, "Leave out images that cannot be read.")
+    disable_tqdm: bool = argument(False, "Disable the progress bar.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.output_dir is None) == (self.add_to is None):
+            raise ValueError("give either --output_dir for a new index, or --add_to.")
+        if self.output_dir is not None and self.model_name_or_path is None:
+            raise ValueError("a new index needs --model_name_or_path.")
+        if self.add_to is not None and self.kind is not None:
+            raise ValueError(f"--kind {self.kind} is for a new index; that of --add_to has its own. Leave it out.")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line and build the index."""
+    (args,) = parse_arguments((IndexArguments,), argv, "Embed images for search.")
+    from transformers.utils import logging
+
+    from hf_sphere.embeddings import ImageIndex, ImageSource
+
+    logging.disable_progress_bar()  # only the bar of the images is shown
+    source = ImageSource.of(args.images, args.split)
+    options = {"batch_size": args.batch_size, "num_workers": args.num_workers, "progress": not args.disable_tqdm}
+    options["skip_unreadable"] = args.skip_unreadable_images
+    if args.add_to is None:
+        index = ImageIndex.build(args.model_name_or_path, source, kind=args.kind, **options)
+        added = len(index)
+    else:
+        index = ImageIndex.load(args.add_to, args.model_name_or_path)
+        added = index.add(source, **options)
+    folder = args.output_dir or args.add_to
+    index.save(folder)
+    search = index.neighbor_search
+    recall = f", recall@10 of {search.recall:.3f}" if search.kind in ("ivf", "hnsw") else ", exact"
+    print(
+        f"added     {added:,} of {len(source):,} images of {args.images}\n"
+        f"wrote     {folder}: {len(index):,} images, {search.references.shape[1]}-dimensional embeddings\n"
+        f"search    {search.kind}{recall}, {search.distance} distance\n"
+        f"next step python recipes/search_images.py --index {folder} --query <image>"
+    )
+
+
+if __name__ == "__main__":
+    run_recipe(main)

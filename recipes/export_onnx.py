@@ -1,0 +1,56 @@
+"""Export a saved image or text model to an ONNX file, with the preprocessing of its images in the file's metadata.
+
+python recipes/export_onnx.py --model_name_or_path outputs/birds --output outputs/birds.onnx
+
+The batch size is variable. The metadata contains `preprocessing`, the options of the image processor as JSON, and
+`class_names`, a JSON list. `examples/onnx_without_torch.py` classifies images with the file, without torch.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hf_sphere.training.command_line import run_recipe
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+
+
+@dataclass
+class ExportArguments(Arguments):
+    """Model and file."""
+
+    model_name_or_path: str = argument(help="Saved model: folder or Hub id.")
+    output: str = argument(help="ONNX file.")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line and export."""
+    (args,) = parse_arguments((ExportArguments,), argv, "Export a saved model to ONNX.")
+    import transformers
+    from transformers import AutoConfig
+    from transformers.utils import logging
+
+    import hf_sphere
+    from hf_sphere.export import export_onnx
+    from hf_sphere.models import SphereVisionImageProcessor
+    from hf_sphere.utils.loading import load_model, load_pretrained
+
+    logging.disable_progress_bar()
+    config = load_pretrained(AutoConfig, args.model_name_or_path)
+    saved = (config.architectures or ["AutoModel"])[0]
+    kind = getattr(hf_sphere.models, saved, None) or getattr(transformers, saved, transformers.AutoModel)
+    model = load_model(kind, args.model_name_or_path, complete=True)
+    metadata = {"model": type(model).__name__}
+    if config.model_type == "sphere_vision":
+        processor = load_pretrained(SphereVisionImageProcessor, args.model_name_or_path).to_dict()
+        names = ("num_channels", "size", "crop_pct", "resample", "rescale_factor", "image_mean", "image_std")
+        used = {name: processor[name] for name in names if processor.get(name) is not None}
+        metadata["preprocessing"] = json.dumps(used, default=dict)
+    if hasattr(model, "head"):
+        metadata["class_names"] = json.dumps([config.id2label[index] for index in range(config.num_labels)])
+        metadata["distance"] = model.head.distance
+    export_onnx(model, args.output, metadata)
+    print(f"wrote     {args.output}: {metadata}")
+
+
+if __name__ == "__main__":
+    run_recipe(main)

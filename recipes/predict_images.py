@@ -1,0 +1,161 @@
+"""Classify the images of a folder or data set, and write a CSV or parquet file.
+
+python recipes/predict_images.py --model_name_or_path outputs/birds --images photos --output photos.csv
+python recipes/predict_images.py --model_name_or_path outputs/digits --images digits --output digits.parquet
+
+The columns: `file`; `label`, if the images are in class folders or labeled; `prediction` and `confidence`, its softmax
+probability; `concentration`, if the head has one; and `prediction_2`, `confidence_2` and so on. An interrupted run
+continues where it stopped when the command is repeated.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_sphere.training.command_line import run_recipe
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+
+if TYPE_CHECKING:
+    from hf_sphere.embeddings import ImageEncoder, ImageSource
+
+SUFFIXES = (".csv", ".parquet")
+
+
+@dataclass
+class PredictionArguments(Arguments):
+    """Model, images and file."""
+
+    model_name_or_path: str = argument(help="Saved classifier of type sphere_vision: folder or Hub id.")
+    images: str = argument(help="Folder of images (at any depth), image file, or name of a data set.")
+    output: str = argument(help="File to write, with the suffix .csv or .parquet.")
+    split: str | None = argument(None, "Split of a data set; the evaluation split if not set.")
+    top_k: int = argument(5, "Number of predictions per image, at most that of the classes.", ge=1)
+    batch_size: int = argument(64, "Images per batch.", ge=1)
+    num_workers: int | None = argument(None, "Number of decoding processes; one per core if not set.", ge=0, le=1024)
+    skip_unreadable_images: bool = argument(False, "Leave out images that cannot be read.")
+    overwrite_output: bool = argument(False, "Replace the file.")
+    disable_tqdm: bool = argument(False, "Disable the progress bar.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if Path(self.output).suffix not in SUFFIXES:
+            raise ValueError(f"--output must end in {' or '.join(SUFFIXES)}; got {self.output}.")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line and predict."""
+    (args,) = parse_arguments((PredictionArguments,), argv, "Classify images, and write a CSV or parquet file.")
+    output = Path(args.output)
+    if output.exists() and not args.overwrite_output:
+        raise FileExistsError(f"{output} exists. Choose another --output, or replace it with --overwrite_output.")
+
+    from transformers.utils import logging
+
+    from hf_sphere.embeddings import ImageEncoder, ImageSource
+
+    logging.disable_progress_bar()  # only the bar of the images is shown
+    source = ImageSource.of(args.images, args.split)
+    encoder = ImageEncoder(args.model_name_or_path)
+    if not encoder.class_names:
+        raise ValueError(f"{args.model_name_or_path} has no classes to predict; give a model with a head.")
+    unfinished = output.with_name(f".{output.name}.unfinished.jsonl")
+    try:
+        predict(args, encoder, source, unfinished)
+    except KeyboardInterrupt:
+        print("\nStopped; repeat the command to continue.", file=sys.stderr)
+        sys.exit(130)
+    count = write_table(read_rows(unfinished), output)
+    unfinished.unlink()
+    print(f"wrote     {output}: {count:,} of {len(source):,} images")
+
+
+def predict(args: PredictionArguments, encoder: "ImageEncoder", source: "ImageSource", unfinished: Path) -> None:
+    """Append the predictions of the images that are not in the unfinished file yet."""
+    import hashlib
+
+    digest = hashlib.sha256("\0".join(source.names).encode("utf-8", "surrogatepass")).hexdigest()
+    settings = {"weights": encoder.weights, "source": source.name, "split": source.split, "names": digest}
+    settings |= {"top_k": args.top_k, "skip": args.skip_unreadable_images}
+    start = find_start(unfinished, settings)
+    if start:
+        print(f"continue  after {start:,} of {len(source):,} images")
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    options: dict[str, Any] = {"batch_size": args.batch_size, "num_workers": args.num_workers}
+    options |= {"skip_unreadable": args.skip_unreadable_images, "progress": not args.disable_tqdm}
+    with unfinished.open("a" if start else "w", encoding="utf-8") as file:
+        if not start:
+            file.write(json.dumps(settings) + "\n")
+        for indices, columns in encoder.encode(source, range(start, len(source)), **options):
+            probabilities = columns["logits"].softmax(-1)
+            best = probabilities.topk(min(args.top_k, probabilities.shape[1]))
+            concentrations = columns["concentration"].tolist() if "concentration" in columns else [None] * len(indices)
+            rows = zip(indices.tolist(), best.indices.tolist(), best.values.tolist(), concentrations, strict=True)
+            for index, classes, confidences, concentration in rows:
+                row: dict[str, Any] = {"index": index, "file": source.names[index]}
+                if source.labels:
+                    row["label"] = source.labels[index]
+                for rank, (number, confidence) in enumerate(zip(classes, confidences, strict=True), start=1):
+                    suffix = "" if rank == 1 else f"_{rank}"
+                    row |= {f"prediction{suffix}": encoder.class_names[number], f"confidence{suffix}": confidence}
+                    if rank == 1 and concentration is not None:
+                        row["concentration"] = concentration
+                file.write(json.dumps(row) + "\n")
+            file.flush()
+
+
+def find_start(unfinished: Path, settings: dict[str, Any]) -> int:
+    """Return the index of the first image without a prediction; remove the incomplete last line, if there is one."""
+    if not unfinished.is_file():
+        return 0
+    content = unfinished.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    lines = whole.splitlines()
+    if not lines or json.loads(lines[0]) != settings:
+        print(f"restart   {unfinished.name} is of another model, other images or other options")
+        return 0
+    if len(whole) < len(content):
+        os.truncate(unfinished, len(whole))
+    return json.loads(lines[-1])["index"] + 1 if len(lines) > 1 else 0
+
+
+def read_rows(unfinished: Path) -> Iterator[dict[str, Any]]:
+    """Yield the predictions of the unfinished file."""
+    with unfinished.open(encoding="utf-8") as file:
+        next(file)
+        for line in file:
+            row = json.loads(line)
+            del row["index"]
+            yield row
+
+
+def write_table(rows: Iterator[dict[str, Any]], output: Path) -> int:
+    """Write the rows in the format of the suffix; return their number."""
+    from hf_sphere.utils.files import atomic_file
+
+    table = list(rows)
+    if not table:
+        raise ValueError("none of the images can be read, so there is nothing to write.")
+    for row in table:  # names that are no text, from other file systems
+        row["file"] = row["file"].encode("utf-8", "backslashreplace").decode()
+    with atomic_file(output) as unfinished:
+        if output.suffix == ".csv":
+            import csv
+
+            with unfinished.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, table[0])
+                writer.writeheader()
+                writer.writerows(table)
+        else:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+
+            pq.write_table(pa.Table.from_pylist(table), unfinished)
+    return len(table)
+
+
+if __name__ == "__main__":
+    run_recipe(main)

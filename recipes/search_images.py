@@ -1,0 +1,142 @@
+"""Find the most similar images of an index, print a table and draw a contact sheet.
+
+python recipes/search_images.py --index outputs/index --query bird.jpg --top_k 5 --contact_sheet found.png
+python recipes/search_images.py --index outputs/index --query photos --table found.csv
+python recipes/search_images.py --index outputs/clip-index --text "a red bird"
+
+`recipes/build_index.py` builds the index.
+"""
+
+import csv
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_sphere.training.command_line import run_recipe
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+
+if TYPE_CHECKING:
+    from hf_sphere.embeddings import ImageIndex, Neighbors
+
+CELL, TEXT = 128, 30
+"""Side of an image of the contact sheet and height of the text below it, pixels."""
+
+MOST_QUERIES = 50
+"""Rows of the contact sheet."""
+
+
+@dataclass
+class SearchArguments(Arguments):
+    """Index, query and output."""
+
+    index: str = argument(help="Folder of the index.")
+    query: str | None = argument(None, "Image file, folder of images, or name of a data set.")
+    text: str | None = argument(None, "Instead, a text, for a model such as CLIP.")
+    top_k: int = argument(5, "Number of neighbors.", ge=1)
+    classes: list[str] | None = argument(None, "Find only images of these classes.")
+    model_name_or_path: str | None = argument(None, "Model of the index, if it was moved.")
+    table: str | None = argument(None, "CSV file for the table; printed if not set.")
+    contact_sheet: str | None = argument(None, "PNG file for the images of up to 50 queries with their neighbors.")
+    skip_unreadable_images: bool = argument(False, "Leave out queries that cannot be read.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.query is None) == (self.text is None):
+            raise ValueError("give either --query or --text.")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line and search."""
+    (args,) = parse_arguments((SearchArguments,), argv, "Find the most similar images of an index.")
+    from transformers.utils import logging
+
+    from hf_sphere.embeddings import ImageIndex, ImageSource
+    from hf_sphere.utils.files import atomic_file
+
+    logging.disable_progress_bar()
+    index = ImageIndex.load(args.index, args.model_name_or_path)
+    source = None
+    if args.text is not None:
+        found = index.search_texts([args.text], args.top_k, classes=args.classes)
+    else:
+        source = ImageSource.of(args.query)
+        options: dict[str, Any] = {"skip_unreadable": args.skip_unreadable_images, "progress": len(source) > 500}
+        found = index.search(source, args.top_k, classes=args.classes, **options)
+    rows = make_table(index, found)
+    if args.table is None:
+        write_table(rows, sys.stdout)
+    else:
+        with atomic_file(args.table) as unfinished, unfinished.open("w", newline="", encoding="utf-8") as file:
+            write_table(rows, file)
+        print(f"wrote     {args.table}: {len(rows):,} rows")
+    if args.contact_sheet is not None:
+        queries = [source.open(row) if source else None for row in found.queries.get("row", [0])[:MOST_QUERIES]]
+        sheet = draw_contact_sheet(index, found, queries)
+        with atomic_file(args.contact_sheet) as unfinished:
+            sheet.save(unfinished, "PNG")
+        print(f"wrote     {args.contact_sheet}: {len(queries)} of {len(found.rows)} queries")
+
+
+def make_table(index: "ImageIndex", found: "Neighbors") -> list[dict[str, Any]]:
+    """Return one row per neighbor: query, rank, file, class, distance, and the certainty of query and neighbor."""
+    classes, rows = index.classes(), []
+    for query, (neighbors, distances) in enumerate(zip(found.rows.tolist(), found.distances.tolist(), strict=True)):
+        for rank, (row, distance) in enumerate(zip(neighbors, distances, strict=True), start=1):
+            if row < 0:
+                continue
+            cells = {"query": found.queries["file"][query], "rank": rank, "file": index.images["file"][row]}
+            cells |= {"class": classes[row], "distance": f"{distance:.6g}"}
+            for name in ("confidence", "concentration"):
+                if name in found.queries:
+                    certainty = index.images[name][row]
+                    cells |= {f"query_{name}": f"{found.queries[name][query]:.4g}", name: f"{certainty:.4g}"}
+            rows.append(cells)
+    return rows
+
+
+def write_table(rows: list[dict[str, Any]], file: Any) -> None:
+    """Write the table as CSV."""
+    writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def draw_contact_sheet(index: "ImageIndex", found: "Neighbors", queries: Sequence[Any]) -> Any:
+    """Draw a row of images per query: the query, and its neighbors with distance and class.
+
+    Args:
+        index: The index.
+        found: The neighbors.
+        queries: Image of each query, or None for a text.
+    """
+    from PIL import Image, ImageDraw
+
+    classes = index.classes()
+    sheet = Image.new("RGB", ((found.rows.shape[1] + 1) * CELL, len(queries) * (CELL + TEXT)), "white")
+    draw = ImageDraw.Draw(sheet)
+
+    def place(column: int, line: int, image: Any, text: str) -> None:
+        left, top = column * CELL, line * (CELL + TEXT)
+        if image is not None:
+            scale = (CELL - 6) / max(image.size)
+            size = tuple(max(1, round(side * scale)) for side in image.size)
+            sheet.paste(image.convert("RGB").resize(size), (left + 3, top + 3))
+        draw.multiline_text((left + 3, top + CELL), text, fill="black", font_size=10, spacing=1)
+
+    for line, image in enumerate(queries):
+        place(0, line, image, f"query\n{Path(found.queries['file'][line]).name[:22]}")
+        for column, row in enumerate(found.rows[line].tolist(), start=1):
+            if row < 0:
+                continue
+            try:
+                neighbor, note = index.open_image(row), classes[row][:22]
+            except (ValueError, OSError):
+                neighbor, note = None, "(file is missing)"
+            place(column, line, neighbor, f"{found.distances[line, column - 1]:.4g}\n{note}")
+    return sheet
+
+
+if __name__ == "__main__":
+    run_recipe(main)

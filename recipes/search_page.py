@@ -1,0 +1,119 @@
+"""Search page: drop an image, or type a text, and see the most similar images of an index (extra `app`).
+
+python recipes/search_page.py --index outputs/index
+
+`recipes/build_index.py` builds the index.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hf_sphere.training.command_line import run_recipe
+from hf_sphere.utils.arguments import Arguments, argument, parse_arguments
+
+if TYPE_CHECKING:
+    from hf_sphere.embeddings import ImageIndex, Neighbors
+
+
+@dataclass
+class PageArguments(Arguments):
+    """Index and address."""
+
+    index: str = argument(help="Folder of the index.")
+    model_name_or_path: str | None = argument(None, "Model of the index, if it was moved.")
+    host: str | None = argument(None, "Address to listen on; localhost if not set.")
+    port: int | None = argument(None, "Port; the first free one if not set.", ge=1, le=65535)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parse the command line and launch the page."""
+    (args,) = parse_arguments((PageArguments,), argv, "Search for images in the browser.")
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # before the import of gradio, which sends telemetry
+    try:
+        import gradio as gr
+    except ImportError as error:
+        raise ImportError("the search page requires gradio: pip install 'hf_sphere[app]'.") from error
+    from hf_sphere.embeddings import ImageIndex
+
+    page = build_page(ImageIndex.load(args.index, args.model_name_or_path))
+    # The default theme downloads its fonts.
+    theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
+    page.launch(server_name=args.host, server_port=args.port, theme=theme, ssr_mode=False)
+
+
+def build_page(index: "ImageIndex") -> Any:
+    """Build the page."""
+    import gradio as gr
+
+    classes = sorted(set(index.classes()) - {""})
+    search = index.neighbor_search
+    with gr.Blocks(title="Image search", analytics_enabled=False) as page:
+        gr.Markdown(
+            f"# Image search\n{len(index):,} images, {search.distance} distance, search `{search.kind}`"
+            + (f" with a recall@10 of {search.recall:.3f}" if search.kind in ("ivf", "hnsw") else "")
+        )
+        with gr.Row():
+            with gr.Column(scale=1):
+                image = gr.Image(type="pil", label="Image", sources=["upload", "clipboard"], height=260)
+                text = gr.Textbox(label="Text", visible=index.encoder.embeds_texts, info="Instead of an image.")
+                chosen = gr.Dropdown(classes, multiselect=True, label="Classes", info="All if none is chosen.")
+                count = gr.Slider(1, min(50, len(index)), min(10, len(index)), step=1, label="Neighbors")
+                button = gr.Button("Search", variant="primary")
+            with gr.Column(scale=2):
+                note = gr.Markdown()
+                gallery = gr.Gallery(label="Neighbors", columns=5, object_fit="contain", height="auto")
+
+        def find(*inputs: Any) -> Any:
+            return show(index, *inputs)
+
+        inputs = [image, text, chosen, count]
+        for event in (image.upload, text.submit, button.click):
+            event(find, inputs, [note, gallery])
+    return page
+
+
+def show(index: "ImageIndex", image: Any, text: str, classes: list[str], count: float) -> tuple[str, list[Any]]:
+    """Search, and return a note as Markdown and the neighbors with captions; errors are shown in the note."""
+    names = index.classes()
+    try:
+        k = min(int(count), sum(name in classes for name in names) if classes else len(index))
+        if image is None and not text:
+            raise ValueError("choose an image first.")
+        if image is None:
+            found = index.search_texts([text], k, classes=classes or None)
+        else:
+            found = index.search(image, k, classes=classes or None, progress=False)
+    except (ValueError, OSError) as error:
+        return f"**Error**: {error}", []
+    return describe(found.queries, 0, "Query"), list_neighbors(index, found)
+
+
+def list_neighbors(index: "ImageIndex", found: "Neighbors") -> list[Any]:
+    """Return the image and the caption of each neighbor of the first query."""
+    from PIL import Image
+
+    names, items = index.classes(), []
+    for row, distance in zip(found.rows[0].tolist(), found.distances[0].tolist(), strict=True):
+        if row < 0:
+            continue
+        try:
+            image = index.open_image(row)
+        except (ValueError, OSError):
+            image = Image.new("RGB", (64, 64), "lightgray")  # the file was removed
+        title = f"{index.images['file'][row]} {names[row]}".strip()
+        items.append((image, f"{title}, distance {distance:.4g}, {describe(index.images, row, 'certainty')}"))
+    return items
+
+
+def describe(columns: dict[str, list[Any]], row: int, title: str) -> str:
+    """Describe the prediction and the certainty of an image."""
+    known = [name for name in ("prediction", "confidence", "concentration") if name in columns]
+    values = [columns[name][row] for name in known]
+    shown = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
+    return f"{title}: " + (", ".join(f"{name} {value}" for name, value in zip(known, shown, strict=True)) or "unknown")
+
+
+if __name__ == "__main__":
+    run_recipe(main)

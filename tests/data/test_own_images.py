@@ -1,0 +1,210 @@
+"""Images as people have them: folders of files, without a test split, with damaged files among them."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+from PIL import Image as PILImage
+
+from hf_sphere.data import Augmentation, CorruptImageError, Episodes, ImageDataOptions, load_image_data
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Write images of given classes (none: directly into the folder) and return the folder."""
+
+    def write(**counts: int):
+        generator = np.random.default_rng(0)
+        for name, count in counts.items():
+            where = tmp_path / "pictures" / ("" if name == "unlabeled" else name)
+            where.mkdir(parents=True, exist_ok=True)
+            for index in range(count):
+                PILImage.fromarray(generator.integers(0, 255, (8, 8, 3), np.uint8)).save(where / f"{index}.png")
+        return tmp_path / "pictures"
+
+    return write
+
+
+class TestFileNames:
+    def test_images_of_a_class_folder_are_named_relative_to_it(self, folder, load_one):
+        images = load_one(str(folder(cats=2, dogs=1)), "train")
+        assert images.file_names == ["cats/0.png", "cats/1.png", "dogs/0.png"]
+
+    def test_names_are_indexed_by_row_if_classes_and_images_are_left_out(self, folder, load_one):
+        path = folder(cats=3, dogs=3)
+        (path / "dogs" / "1.png").write_bytes(b"")
+        images = load_one(str(path), "train", select_class=lambda name: name == "dogs", skip_corrupt_images=True)
+        rows = images.batches.epoch_rows().tolist()
+        assert [images.file_names[row] for row in rows] == ["dogs/0.png", "dogs/2.png"]
+
+    def test_an_unlabeled_folder_has_names_and_no_classes(self, folder, load_one):
+        images = load_one(str(folder(unlabeled=2)), "train")
+        assert (images.file_names, images.class_names) == (["0.png", "1.png"], [])
+
+    def test_images_without_files_have_no_names(self, load_one):
+        assert load_one("digits").file_names == []
+
+
+class TestDamagedFiles:
+    def damage(self, path, kind: str) -> None:
+        if kind == "animated":
+            frames = [PILImage.new("RGB", (8, 8), (shade, 0, 0)) for shade in (0, 255)]
+            frames[0].save(path / "cats" / "9.gif", save_all=True, append_images=frames[1:])
+        elif kind == "huge":
+            header = PILImage.new("1", (1, 1))
+            header.save(path / "cats" / "9.png")
+            data = bytearray((path / "cats" / "9.png").read_bytes())
+            data[16:24] = (100_000).to_bytes(4, "big") * 2  # the sides that the file claims
+            (path / "cats" / "9.png").write_bytes(bytes(data))
+        else:
+            (path / "cats" / "9.png").write_bytes(b"" if kind == "empty" else b"no image")
+
+    @pytest.mark.parametrize("kind", ["unreadable", "empty", "huge", "animated"])
+    def test_a_damaged_file_is_an_error_that_names_it(self, kind, folder, load_one):
+        path = folder(cats=2, dogs=2)
+        self.damage(path, kind)
+        with pytest.raises(CorruptImageError, match=r"cats/9\.(png|gif)\) of the split .*--skip_corrupt_images"):
+            load_one(str(path), "train")
+
+    def test_skipped_files_are_named(self, folder, load_one, caplog):
+        path = folder(cats=2, dogs=2)
+        self.damage(path, "animated")
+        assert load_one(str(path), "train", skip_corrupt_images=True).num_images == 4
+        assert "Left out 1 corrupt image(s) of 5: " in caplog.text
+        assert "cats/9.gif." in caplog.text
+
+
+def labels_of(batches) -> list[int]:
+    return [label for batch in batches.epoch() for label in batch["labels"].tolist()]
+
+
+class TestHeldOutPart:
+    def test_it_is_stratified_and_reported(self, folder, load_named, caplog):
+        caplog.set_level(logging.INFO)
+        data = load_named(str(folder(cats=10, dogs=20)))
+        assert (labels_of(data.evaluation).count(0), labels_of(data.evaluation).count(1)) == (2, 4)
+        assert data.train.num_examples == 24
+        assert data.eval_split == "held_out(train, 0.2, seed=0)"
+        assert "20 % of the split train is held out, stratified by class, with seed 0" in caplog.text
+
+    def test_its_name_loads_the_same_images_later(self, folder, load_named, load_one):
+        path = str(folder(cats=10, dogs=20))
+        data = load_named(path, eval_fraction=0.3, eval_seed=4, seed=7, image_mean=[0.0], image_std=[1.0])
+        later = load_one(path, data.eval_split)
+        seen, again = next(data.evaluation.epoch())["pixel_values"], next(later.batches.epoch())["pixel_values"]
+        assert seen.equal(again)
+        kept = load_one(path, "kept(train, 0.3, seed=4)")
+        assert not set(kept.file_names) & set(later.file_names)
+        assert len(kept.file_names) + len(later.file_names) == 30
+
+    def test_it_does_not_depend_on_the_seed_of_the_run(self, folder, load_named):
+        path = str(folder(cats=10, dogs=20))
+        first, second = (load_named(path, seed=seed, image_mean=[0.0], image_std=[1.0]) for seed in (0, 1))
+        assert next(first.evaluation.epoch())["pixel_values"].equal(next(second.evaluation.epoch())["pixel_values"])
+
+    def test_one_image_of_a_class_is_an_error_that_names_the_class(self, folder, load_named):
+        with pytest.raises(ValueError, match=r"single image, which cannot be both in training and held out: dogs\."):
+            load_named(str(folder(cats=10, dogs=1)))
+
+    def test_open_sets_hold_out_classes(self, folder, load_named, caplog):
+        caplog.set_level(logging.INFO)
+        data = load_named(str(folder(a=3, b=3, c=3, d=3)), task="retrieval")
+        assert (data.class_names, data.eval_class_names) == (["a", "b", "c"], ["d"])
+        assert "--train_classes 3" in caplog.text
+
+    def test_images_with_values_are_held_out_at_random(self, folder, load_named):
+        path = str(folder(cats=10, dogs=10))
+        data = load_named(path, task="regression", computed_value="intensity")
+        assert (data.train.num_examples, data.evaluation.num_examples) == (16, 4)
+
+    def test_a_folder_without_images_is_an_error(self, tmp_path, load_named):
+        (tmp_path / "nothing").mkdir()
+        with pytest.raises((OSError, ValueError), match="nothing"):
+            load_named(str(tmp_path / "nothing"))
+
+
+class TestSplitExpressions:
+    def test_slices_and_unions_are_loaded(self, folder, load_named):
+        path = str(folder(cats=10, dogs=10))
+        data = load_named(path, train_split="train[:30%]+train[-6:]", eval_split="train[30%:70%]")
+        assert labels_of(data.evaluation) == [0] * 4 + [1] * 4
+        assert sorted(labels_of(data.train)) == [0] * 6 + [1] * 6
+
+    def test_all_images_of_all_splits_are_loaded(self, load_one):
+        assert load_one("digits", "all").num_images == 1797
+
+    def test_classes_without_training_images_cause_a_warning(self, folder, load_named, caplog):
+        load_named(str(folder(cats=10, dogs=10)), train_split="train[:50%]", eval_split="train[50%:]")
+        assert "1 class(es) of the evaluation images have no training image: dogs." in caplog.text
+
+    @pytest.mark.parametrize("name", ["train[:200%]", "test[:5]", "train[", "held_out(train, 7, seed=0)"])
+    def test_an_invalid_expression_is_an_error_that_names_it_and_the_splits(self, name, folder, load_named):
+        with pytest.raises(ValueError, match=r"split '.* of train \(--eval_split\) cannot be read: "):
+            load_named(str(folder(cats=10, dogs=10)), eval_split=name)
+
+
+class TestDataSetsInPython:
+    @pytest.fixture
+    def rows(self) -> Dataset:
+        images = [PILImage.new("RGB", (6, 6), (index, 0, 0)) for index in range(40)]
+        features = Features({"image": Image(), "label": ClassLabel(names=["even", "odd"])})
+        return Dataset.from_dict({"image": images, "label": [i % 2 for i in range(40)]}, features=features)
+
+    def load(self, data, tmp_path, **options):
+        options = ImageDataOptions(cache_dir=str(tmp_path), **options)
+        return load_image_data(options, dataset=data, progress=False)
+
+    def test_a_data_set_is_divided(self, rows, tmp_path):
+        data = self.load(rows, tmp_path)
+        assert (data.train.num_examples, data.evaluation.num_examples) == (32, 8)
+
+    def test_splits_are_kept(self, rows, tmp_path):
+        data = self.load(DatasetDict(train=rows, test=rows.select(range(10))), tmp_path)
+        assert (data.train.num_examples, data.evaluation.num_examples) == (40, 10)
+
+    def test_streams_are_read_to_the_requested_number(self, rows, tmp_path):
+        data = self.load(rows.to_iterable_dataset(), tmp_path, max_train_samples=20)
+        assert (data.train.num_examples, data.evaluation.num_examples) == (16, 4)
+        assert sorted(labels_of(data.evaluation)) == [0, 0, 1, 1]
+
+    def test_something_else_is_an_error(self, tmp_path):
+        with pytest.raises(TypeError, match="must be one of `datasets` or a dictionary of these; got list"):
+            self.load([1, 2], tmp_path)
+
+
+class TestClassBalancedSampling:
+    def test_each_class_is_drawn_equally_often_on_average(self, folder, load_named):
+        data = load_named(str(folder(cats=40, dogs=10)), class_balanced_sampling=True)
+        drawn = [
+            label for epoch in range(40) for batch in data.train.epoch(epoch) for label in batch["labels"].tolist()
+        ]
+        assert len(drawn) == 40 * 40
+        assert abs(np.mean(drawn) - 0.5) < 0.05  # four standard deviations
+        assert data.train.epoch_rows(1).equal(data.train.epoch_rows(1))
+
+    def test_it_is_refused_for_images_without_classes_and_with_episodes(self, folder, load_named):
+        path = str(folder(cats=4, dogs=4))
+        with pytest.raises(ValueError, match="does not apply to regression, which has no classes"):
+            load_named(path, task="regression", computed_value="intensity", class_balanced_sampling=True)
+        with pytest.raises(ValueError, match="does not apply to episodes, which draw classes themselves"):
+            load_named(path, class_balanced_sampling=True, episodes=Episodes(2, 2, 1))
+
+
+class TestRandAugment:
+    @pytest.mark.parametrize("channels", [1, 3])
+    def test_images_change_by_the_generator_and_nothing_else(self, channels):
+        images = torch.randint(0, 256, (6, channels, 12, 12), dtype=torch.uint8)
+        augment = Augmentation(rand_augment=(2, 9))
+        before = torch.get_rng_state()
+        first, again, other = (augment(images, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1))
+        assert torch.get_rng_state().equal(before)
+        assert first.equal(again)
+        assert not first.equal(other)
+        assert (first.shape, first.dtype) == (images.shape, torch.uint8)
+
+    @pytest.mark.parametrize("given", [(2,), (0, 9), (2, 31)])
+    def test_invalid_strengths_are_an_error(self, given):
+        with pytest.raises(ValueError, match="rand_augment must be a number of operations, at least 1"):
+            Augmentation(rand_augment=given)

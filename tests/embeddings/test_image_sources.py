@@ -1,0 +1,79 @@
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hf_sphere.embeddings import ImageSource
+
+
+def test_a_folder_has_all_its_image_files_with_their_class_folders(photos):
+    (photos / ".hidden").mkdir()
+    Image.new("L", (2, 2)).save(photos / ".hidden" / "a.png")
+    source = ImageSource.of(photos)
+    assert source.names == [f"{'even/' * (n < 3)}{'odd/' * (2 < n < 6)}test_{n}.png" for n in range(7)]
+    assert source.labels == ["even"] * 3 + ["odd"] * 3 + [""]
+    assert (source.name, source.split, len(source)) == (str(photos), None, 7)
+
+
+def test_a_data_set_has_its_split_rows_and_classes():
+    source = ImageSource.of("digits")
+    assert (source.name, source.split) == ("digits", "test")
+    assert source.names[:2] == ["test/0", "test/1"]
+    assert source.labels[:3] == ["5", "0", "9"]
+    assert len(ImageSource.of("digits", "train")) > len(source)
+
+
+def test_files_and_images_are_accepted(photos, digits):
+    source = ImageSource.of([photos / "test_6.png", digits[2]])
+    assert source.names == [str(photos / "test_6.png"), "image 1"]
+    assert source.open(1, channels=1).tobytes() == digits[2].tobytes()
+    assert len(ImageSource.of(photos / "test_6.png")) == len(ImageSource.of(digits[0])) == 1
+    assert ImageSource.of(source) is source
+
+
+def test_photos_are_rotated_upright(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (4, 2)).save(tmp_path / "photo.jpg", exif=exif)
+    assert ImageSource.of(tmp_path).open(0).size == (2, 4)
+
+
+def animated(path: Path) -> None:
+    Image.new("L", (4, 4)).save(path, save_all=True, append_images=[Image.new("L", (4, 4), 255)])
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "message"),
+    [
+        ("empty.png", lambda path: path.write_bytes(b""), "cannot identify image file"),
+        ("text.jpg", lambda path: path.write_text("no image"), "cannot identify image file"),
+        ("film.gif", animated, "it is animated; save one of its frames"),
+        ("scan.tiff", lambda path: Image.new("F", (4, 4)).save(path), "have no known range"),
+    ],
+)
+def test_a_bad_image_is_named(tmp_path, name, write, message):
+    write(tmp_path / name)
+    with pytest.raises(ValueError, match=f"^{name} cannot be read as an image: .*{message}"):
+        ImageSource.of(tmp_path).open(0)
+
+
+def test_a_huge_image_is_named(photos, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(ValueError, match=r"^even/test_0.png cannot be read as an image: .*decompression bomb"):
+        ImageSource.of(photos).open(0)
+
+
+def test_folders_without_images_and_unknown_splits_are_rejected(tmp_path, photos):
+    with pytest.raises(ValueError, match="has no images"):
+        ImageSource.of(_empty(tmp_path))
+    with pytest.raises(ValueError, match="has no splits; leave out 'train'"):
+        ImageSource.of(photos, "train")
+    with pytest.raises(ValueError, match="no split 'nonsense'; the data has train, test"):
+        ImageSource.of("digits", "nonsense")
+    with pytest.raises(ValueError, match="no images are given"):
+        ImageSource.of([])
+
+
+def _empty(folder: Path) -> Path:
+    (folder / "empty").mkdir()
+    return folder / "empty"

@@ -1,0 +1,160 @@
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+
+from hf_sphere.metrics import search
+from hf_sphere.metrics.search import NeighborSearch, choose_kind
+
+pytest.importorskip("faiss")
+EXACT = [
+    ("torch", "cosine"),
+    ("torch", "euclidean"),
+    ("torch", "hyperbolic"),
+    ("flat", "cosine"),
+    ("flat", "euclidean"),
+]
+
+
+def points(count: int, dim: int, seed: int = 0) -> torch.Tensor:
+    """Points in the ball of radius 0.9."""
+    drawn = torch.randn(count, dim, generator=torch.Generator().manual_seed(seed))
+    return 0.9 * drawn / drawn.norm(dim=1).max()
+
+
+def formula(queries, references, distance: str) -> torch.Tensor:
+    """All distances, (Q, N), float64, by their definitions."""
+    queries, references = queries.double(), references.double()
+    if distance == "cosine":
+        return 1 - F.cosine_similarity(queries[:, None], references, dim=2)
+    gaps = (queries[:, None] - references).norm(dim=2)
+    if distance == "euclidean":
+        return gaps
+    inside = (1 - queries.square().sum(1))[:, None] * (1 - references.square().sum(1))
+    return torch.acosh(1 + 2 * gaps.square() / inside)
+
+
+@pytest.mark.parametrize(("kind", "distance"), EXACT)
+@pytest.mark.parametrize("count", [1, 30, 9001])
+def test_exact_search_matches_the_formula(kind, distance, count):
+    references, queries, k = points(count, 6), points(20, 6, seed=1), min(count, 5)
+    expected = formula(queries, references, distance).sort(dim=1)
+    distances, rows = NeighborSearch(references, distance=distance, curvature=1.0, kind=kind).search(queries, k)
+    assert torch.equal(rows, expected.indices[:, :k])
+    torch.testing.assert_close(distances, expected.values[:, :k], atol=1e-12, rtol=1e-9)
+
+
+@given(st.integers(1, 60), st.integers(1, 4), st.integers(0, 100))
+@settings(max_examples=40, deadline=None)
+def test_torch_and_faiss_find_the_same_neighbors(count, dim, seed):
+    references = points(count, dim, seed).mul(4).round()  # with many equal distances
+    k = min(count, 4)
+    found = [
+        NeighborSearch(references, distance="euclidean", kind=kind).search(references, k) for kind in ("torch", "flat")
+    ]
+    torch.testing.assert_close(found[0][0], found[1][0])
+
+
+def test_results_do_not_depend_on_the_blocks(monkeypatch):
+    references, queries = points(1003, 5), points(30, 5, seed=1)
+    expected = NeighborSearch(references, kind="torch").search(queries, 7)
+    monkeypatch.setattr(search, "QUERIES", 7)
+    monkeypatch.setattr(search, "REFERENCES", 101)
+    monkeypatch.setattr(search, "GROUP", 3)
+    found = NeighborSearch(references, kind="torch").search(queries, 7)
+    assert torch.equal(found[1], expected[1])
+
+
+def test_equal_references_are_in_their_order():
+    references = torch.ones(5, 3)
+    distances, rows = NeighborSearch(references, kind="torch").search(references[:1], 5)
+    assert rows.tolist() == [[0, 1, 2, 3, 4]]
+    assert distances.abs().max() < 1e-15
+
+
+@pytest.mark.parametrize("kind", ["torch", "flat"])
+def test_a_zero_vector_has_the_cosine_distance_one_from_all(kind):
+    found = NeighborSearch(torch.tensor([[1.0, 0], [0, 2], [0, 0]]), kind=kind).search(torch.zeros(1, 2), 3)
+    assert found[0].tolist() == [[1, 1, 1]]
+
+
+def test_large_and_small_numbers_neither_overflow_nor_underflow():
+    references = torch.tensor([[1e30, 1e30], [1e-30, 0.0], [0.0, 1e-30]])
+    _, rows = NeighborSearch(references, kind="torch").search(torch.tensor([[3.0, 3.0], [1e-35, 0.0]]), 1)
+    assert rows.tolist() == [[0], [1]]
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+@pytest.mark.parametrize("distance", ["cosine", "euclidean"])
+def test_approximate_search_finds_most_neighbors_and_is_saved(kind, distance, tmp_path):
+    references, queries = points(4000, 8), points(200, 8, seed=1)
+    built = NeighborSearch(references, distance=distance, kind=kind)
+    assert built.recall >= search.TARGET_RECALL
+    exact = NeighborSearch(references, distance=distance, kind="flat").search(queries, 10)
+    distances, rows = built.search(queries, 10)
+    assert (distances <= exact[0][:, -1:] + 1e-9).double().mean() > 0.93
+    built.save(tmp_path / "index")
+    loaded = NeighborSearch(references, distance=distance, kind=kind, file=tmp_path / "index")
+    assert torch.equal(loaded.search(queries, 10)[1], rows)
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+@pytest.mark.parametrize("count", [1, 2, 50])
+def test_approximate_search_of_few_references_finds_all(kind, count):
+    references = points(count, 3)
+    _, rows = NeighborSearch(references, kind=kind).search(references, count)
+    assert rows.sort(dim=1).values.tolist() == [list(range(count))] * count
+
+
+def test_missing_neighbors_are_marked():
+    searched = NeighborSearch(points(3, 2), kind="torch")
+    assert searched._distances(torch.ones(1, 2), torch.tensor([[0, -1]]))[0, 1] == torch.inf
+
+
+def test_the_kind_is_chosen_by_the_number_of_references(monkeypatch, caplog):
+    assert [choose_kind(count, "cosine") for count in (10, 200_000, 200_001)] == ["flat", "flat", "ivf"]
+    assert choose_kind(10**6, "hyperbolic") == "torch"
+    monkeypatch.setattr(search.importlib.util, "find_spec", lambda name: None)
+    with caplog.at_level(logging.WARNING):
+        assert choose_kind(10**6, "cosine") == "torch"
+    assert "FAISS is not installed, so the search is exact" in caplog.text
+    with pytest.raises(ImportError, match=r"pip install 'hf_sphere\[faiss\]'"):
+        NeighborSearch(points(3, 2), kind="flat")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"distance": "manhattan"}, "unknown distance 'manhattan'; choose one of cosine"),
+        ({"kind": "tree"}, "unknown kind of search 'tree'; choose one of torch, flat, ivf, hnsw"),
+        ({"kind": "ivf", "distance": "hyperbolic"}, "FAISS does not support the hyperbolic distance"),
+    ],
+)
+def test_unknown_options_are_rejected(options, message):
+    with pytest.raises(ValueError, match=message):
+        NeighborSearch(points(3, 2), **options)
+
+
+@pytest.mark.parametrize(
+    ("queries", "k", "message"),
+    [
+        (torch.ones(1, 3), 1, "queries must have 2 dimensions, as the references; got 3"),
+        (torch.ones(1, 2), 4, "k must be from 1 to the number of references, 3; got 4"),
+        (torch.ones(1, 2), 0, "k must be from 1"),
+        (torch.full((1, 2), torch.nan), 1, "must be finite"),
+    ],
+)
+def test_invalid_queries_are_rejected(queries, k, message):
+    with pytest.raises(ValueError, match=message):
+        NeighborSearch(points(3, 2)).search(queries, k)
+
+
+def test_a_file_of_another_index_is_rejected(tmp_path):
+    NeighborSearch(points(50, 2), kind="ivf").save(tmp_path / "index")
+    with pytest.raises(ValueError, match=r"has 50 x 2 numbers, but the embeddings are \(3, 2\)"):
+        NeighborSearch(points(3, 2), kind="ivf", file=tmp_path / "index")
+    (tmp_path / "index").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="is damaged: FAISS cannot read it"):
+        NeighborSearch(points(50, 2), kind="ivf", file=tmp_path / "index")

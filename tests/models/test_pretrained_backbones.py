@@ -1,0 +1,191 @@
+"""Pretrained backbones: weights from files, encoders of transformers, preprocessing."""
+
+import json
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from transformers import (
+    BertConfig,
+    BertModel,
+    BitImageProcessor,
+    ConvNextConfig,
+    ConvNextModel,
+    Dinov2Config,
+    Dinov2Model,
+    SwinConfig,
+    SwinModel,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionModel
+from hf_sphere.models.backbones import create_backbone
+from hf_sphere.models.pretrained_backbones import pretrained_preprocessing, stage_parameters
+
+TINY = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+ENCODERS = {
+    "dinov2": lambda: Dinov2Model(Dinov2Config(**TINY)),
+    "vit": lambda: ViTForImageClassification(ViTConfig(**TINY, intermediate_size=32)),
+    "swin": lambda: SwinModel(
+        SwinConfig(embed_dim=8, depths=[1, 1], num_heads=[1, 1], window_size=4, image_size=32, drop_path_rate=0.0)
+    ),
+    "convnext": lambda: ConvNextModel(ConvNextConfig(num_stages=3, hidden_sizes=[4, 8, 16], depths=[1, 1, 1])),
+}
+
+
+@pytest.fixture(params=ENCODERS)
+def encoder(request, tmp_path):
+    """A tiny encoder of transformers, and the folder that it is saved in."""
+    torch.manual_seed(0)
+    model = ENCODERS[request.param]().eval()
+    model.save_pretrained(tmp_path / "own" / "tiny")
+    return model, str(tmp_path / "own" / "tiny")
+
+
+@torch.no_grad()
+def expected_features(model, pixels):
+    output = model.base_model(pixels)
+    pooled = None if isinstance(model, ViTForImageClassification) else output.get("pooler_output")
+    return output.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
+
+
+class TestTransformers:
+    @torch.no_grad()
+    def test_features_are_those_of_the_encoder_and_survive_saving(self, encoder, tmp_path):
+        model, folder = encoder
+        config = SphereVisionConfig(backbone=folder, image_size=28, head="cosine", num_labels=3)
+        own = SphereVisionForImageClassification(config, pretrained=folder).eval()
+        pixels = torch.randn(2, 3, 28, 28)
+        features = own.base_model(pixels).embeddings
+        torch.testing.assert_close(features, expected_features(model, pixels))
+        own.save_pretrained(tmp_path / "saved")
+        again = SphereVisionForImageClassification.from_pretrained(tmp_path / "saved").eval()
+        assert torch.equal(again.base_model(pixels).embeddings, features)
+
+    def test_no_local_path_is_saved(self, encoder, tmp_path):
+        _, folder = encoder
+        model = SphereVisionModel(SphereVisionConfig(backbone=folder, image_size=28), pretrained=folder)
+        model.save_pretrained(tmp_path / "saved")
+        text = (tmp_path / "saved" / "config.json").read_text()
+        assert str(tmp_path) not in text
+        assert json.loads(text)["backbone"] == "tiny"
+
+    def test_a_file_of_weights_is_loaded_and_another_one_refused(self, encoder, tmp_path):
+        model, folder = encoder
+        config = SphereVisionConfig(backbone=folder, image_size=28)
+        loaded = SphereVisionModel(config, pretrained=f"{folder}/model.safetensors").backbone.encoder
+        own = model.base_model.state_dict()
+        assert all(torch.equal(own[name], value) for name, value in loaded.state_dict().items())
+        save_file({"a": torch.zeros(1)}, tmp_path / "foreign.safetensors")
+        with pytest.raises(ValueError, match=r"foreign.safetensors does not fit the backbone .* is missing"):
+            SphereVisionModel(config, pretrained=str(tmp_path / "foreign.safetensors"))
+
+    def test_blocks_are_the_layers_to_decay_and_freeze(self, encoder):
+        _, folder = encoder
+        backbone = SphereVisionModel(SphereVisionConfig(backbone=folder, image_size=28)).backbone
+        groups = timm.models.group_parameters(backbone, backbone.group_matcher(coarse=True))
+        assert len(groups) == {"dinov2": 4, "vit": 4, "swin": 3, "convnext": 4}[backbone.encoder.config.model_type]
+        assert stage_parameters(backbone, 1) == {*groups[0], *groups[1]}
+
+    def test_images_of_another_size_are_accepted(self, tmp_path):
+        ENCODERS["vit"]().save_pretrained(tmp_path)
+        model = SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path), image_size=56))
+        assert model(torch.randn(1, 3, 56, 56)).embeddings.shape == (1, 16)
+
+    def test_a_text_encoder_is_refused(self, tmp_path):
+        sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+        BertModel(BertConfig(**sizes)).save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match="BertModel of transformers is not an encoder of images"):
+            SphereVisionModel(SphereVisionConfig(backbone=str(tmp_path)))
+
+    def test_preprocessing_is_that_of_the_image_processor(self, encoder):
+        _, folder = encoder
+        assert pretrained_preprocessing(folder) == {}
+        BitImageProcessor(
+            size={"shortest_edge": 32}, crop_size={"height": 28, "width": 28}, image_mean=[0.1] * 3, image_std=[0.2] * 3
+        ).save_pretrained(folder)
+        found = pretrained_preprocessing(folder)
+        assert found["crop_pct"] == 0.875
+        assert found["image_size"] == [28, 28]
+        assert (found["image_mean"], found["image_std"], found["num_channels"]) == ([0.1] * 3, [0.2] * 3, 3)
+
+
+class TestWeightFiles:
+    @pytest.fixture
+    def weights(self, tmp_path):
+        """Save the weights of a timm model with its classifier, and return them and the file."""
+
+        def write(name: str = "resnet10t", kind: str = "safetensors", **options):
+            state = timm.create_model(name, num_classes=5, **options).state_dict()
+            file = tmp_path / f"weights.{kind}"
+            if kind == "safetensors":
+                save_file(state, file)
+            else:  # as data-parallel training saves them
+                torch.save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, file)
+            return state, str(file)
+
+        return write
+
+    @pytest.mark.parametrize("kind", ["safetensors", "pth"])
+    def test_all_tensors_but_the_classifier_are_loaded(self, kind, weights, caplog):
+        caplog.set_level("INFO")
+        state, file = weights(kind=kind)
+        own = create_backbone("resnet10t", num_channels=3, image_size=32, pretrained=file).state_dict()
+        assert all(torch.equal(state[name], value) for name, value in own.items())
+        assert "not used: fc.weight, fc.bias" in caplog.text or "not used: fc.bias, fc.weight" in caplog.text
+
+    def test_gray_images_use_the_summed_filters(self, weights):
+        state, file = weights("vit_tiny_patch16_224", img_size=32)
+        own = create_backbone("vit_tiny_patch16_224", num_channels=1, image_size=32, pretrained=file)
+        expected = state["patch_embed.proj.weight"].sum(dim=1, keepdim=True)
+        torch.testing.assert_close(own.patch_embed.proj.weight, expected)
+
+    def test_position_embeddings_are_resampled_for_another_image_size(self, weights):
+        _, file = weights("vit_tiny_patch16_224", img_size=32)
+        own = create_backbone("vit_tiny_patch16_224", num_channels=3, image_size=64, pretrained=file)
+        assert own.pos_embed.shape[1] == 17
+
+    def test_backbones_of_this_library_are_loaded(self, tmp_path):
+        net = create_backbone("lenet5", num_channels=1, image_size=28)
+        save_file(net.state_dict(), tmp_path / "lenet.safetensors")
+        again = create_backbone("lenet5", num_channels=1, image_size=28, pretrained=str(tmp_path / "lenet.safetensors"))
+        assert all(torch.equal(again.state_dict()[name], value) for name, value in net.state_dict().items())
+
+    def test_weights_of_another_architecture_are_an_error_that_names_tensors(self, weights):
+        _, file = weights("resnet10t")
+        with pytest.raises(ValueError, match=r"does not fit the backbone resnet18; .* do not match: .* is missing"):
+            create_backbone("resnet18", num_channels=3, image_size=32, pretrained=file)
+        _, wide = weights("vit_tiny_patch16_224", img_size=32)
+        with pytest.raises(ValueError, match=r"has the shape \(.*192.*\) instead of \(.*96"):
+            create_backbone("vit_tiny_patch16_224", num_channels=3, image_size=32, pretrained=wide, embed_dim=96)
+
+    def test_a_pickle_with_code_is_refused(self, tmp_path):
+        torch.save(timm.create_model("resnet10t"), tmp_path / "model.pth")
+        with pytest.raises(ValueError, match="cannot be read as weights of the backbone resnet10t: weights_only=True"):
+            create_backbone("resnet10t", num_channels=3, image_size=32, pretrained=str(tmp_path / "model.pth"))
+
+    def test_a_damaged_file_is_an_error_that_names_it(self, tmp_path):
+        (tmp_path / "a.safetensors").write_bytes(b"nothing")
+        with pytest.raises(ValueError, match=r"a\.safetensors cannot be read as weights of the backbone resnet10t"):
+            create_backbone("resnet10t", num_channels=3, image_size=32, pretrained=str(tmp_path / "a.safetensors"))
+
+    def test_a_missing_file_is_an_error(self):
+        with pytest.raises(FileNotFoundError, match=r"backbone_weights nowhere\.pth is not a file"):
+            create_backbone("resnet10t", num_channels=3, image_size=32, pretrained="nowhere.pth")
+
+
+def test_preprocessing_of_a_timm_model_is_that_of_its_weights():
+    found = pretrained_preprocessing("vit_tiny_patch16_224")
+    assert found["crop_pct"] == 0.9
+    assert (found["image_size"], found["image_mean"], found["num_channels"]) == ([224, 224], [0.5] * 3, 3)
+
+
+def test_preprocessing_of_a_backbone_of_this_library_is_unknown():
+    assert pretrained_preprocessing("lenet5") == {}
+
+
+def test_more_stages_than_the_backbone_has_are_an_error():
+    with pytest.raises(ValueError, match="freeze_stages must be at most 4 for this backbone; got 5"):
+        stage_parameters(timm.create_model("resnet10t", num_classes=0), 5)

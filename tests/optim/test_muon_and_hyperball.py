@@ -1,0 +1,302 @@
+"""Muon and the optimizers whose steps are a fixed share of the norm of a weight."""
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import pytest
+import timm.optim.muon
+import torch
+from torch import Tensor, nn
+
+from hf_sphere.optim import AdamWHyperball, Muon, MuonHyperball, build_optimizer
+from hf_sphere.optim.hidden_matrices import HIDDEN, find_hidden_matrices
+
+HYPERBALL = ["muon_hyperball", "adamw_hyperball"]
+
+
+class Net(nn.Module):
+    """A scale-invariant convolution, a hidden matrix that is not scale-invariant, an embedding, an output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+        self.conv = nn.Conv1d(6, 8, 3, bias=False)
+        self.norm = nn.BatchNorm1d(8)
+        self.hidden = nn.Linear(8, 8)
+        self.output = nn.Linear(8, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        maps = self.norm(self.conv(self.embedding(ids).mT)).mean(-1)
+        return self.output(torch.tanh(self.hidden(maps)))
+
+
+def net(seed: int = 0) -> Net:
+    torch.manual_seed(seed)
+    return Net()
+
+
+IDS = torch.randint(0, 7, (5, 6), generator=torch.Generator().manual_seed(0))
+
+
+def take_steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
+    for _ in range(count):
+        optimizer.zero_grad()
+        model(IDS).square().mean().backward()
+        optimizer.step()
+
+
+def rules(model: nn.Module, kind: type, **options: object) -> dict[str, str]:
+    groups = kind.form_groups(model, IDS, **options)
+    return {name: rule.name for name, rule in groups.rules.items()}
+
+
+def test_embeddings_and_the_last_layer_are_no_hidden_matrices():
+    found = find_hidden_matrices(net(), IDS)
+    assert found == {
+        "embedding.weight": "embedding",
+        "conv.weight": HIDDEN,
+        "hidden.weight": HIDDEN,
+        "output.weight": "output layer",
+    }
+
+
+def test_the_last_layer_is_found_by_a_forward_pass_not_by_its_place_in_the_model():
+    model = net()
+    model._modules = {name: model._modules[name] for name in ("output", "hidden", "norm", "conv", "embedding")}
+    assert find_hidden_matrices(model, IDS)["output.weight"] == "output layer"
+
+
+def test_every_tensor_has_the_rule_of_muon_that_suits_it():
+    found = rules(net(), Muon)
+    assert {name for name, rule in found.items() if rule == "muon"} == {"conv.weight", "hidden.weight"}
+    assert set(found.values()) == {"muon", "adamw"}
+    assert set(found) == {name for name, _ in net().named_parameters()}
+
+
+def test_scale_invariant_matrices_keep_their_norm_and_other_hidden_ones_take_muon():
+    found = rules(net(), MuonHyperball)
+    assert (found["conv.weight"], found["hidden.weight"]) == ("muon_hyperball", "muon")
+    assert found["embedding.weight"] == found["output.weight"] == "adamw"
+
+
+def test_all_hidden_matrices_keep_their_norm_on_request():
+    found = rules(net(), AdamWHyperball, hyperball_on="matrices")
+    assert {name for name, rule in found.items() if rule == "adamw_hyperball"} == {"conv.weight", "hidden.weight"}
+
+
+def test_the_printed_groups_name_rule_and_reason_of_every_tensor():
+    lines = str(MuonHyperball.form_groups(net(), IDS)).splitlines()
+    by_name = {line.split()[0]: line for line in lines}
+    assert len(lines) == len(list(net().parameters()))
+    assert by_name["conv.weight"].endswith("8 x 6 x 3  muon_hyperball  hidden matrix; scale-invariant")
+    assert "muon            hidden matrix; not scale-invariant: <w, dL/dw> is" in by_name["hidden.weight"]
+    assert by_name["norm.bias"].endswith("adamw           bias, norm or scalar: no weight decay")
+
+
+def test_patterns_override_rules():
+    found = rules(net(), Muon, rules={"*.weight": "adamw", "hidden.*": "muon"})
+    assert (found["conv.weight"], found["hidden.weight"], found["hidden.bias"]) == ("adamw", "muon", "adamw")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (
+            {"attention.*": "adamw"},
+            r"pattern 'attention\.\*' matches no parameter; the names are like embedding\.weight",
+        ),
+        ({"*.bias": "muon"}, r"pattern '\*\.bias' matches no parameter with two or more axes"),
+        ({"conv.*": "sgd"}, r"rule 'sgd' of pattern 'conv\.\*' is unknown; the rules are: muon, adamw"),
+    ],
+)
+def test_a_useless_pattern_is_an_error(patterns, message):
+    with pytest.raises(ValueError, match=message):
+        build_optimizer(net(), "muon", IDS, rules=patterns)
+
+
+def test_muon_equals_the_muon_and_adamw_of_torch():
+    ours, theirs = nn.Linear(6, 9), nn.Linear(6, 9)
+    theirs.load_state_dict(ours.state_dict())
+    options = {"lr": 0.02, "weight_decay": 0.1}
+    muon = Muon([{"params": [ours.weight], "muon": True}, {"params": [ours.bias]}], **options)
+    references = [
+        torch.optim.Muon([theirs.weight], adjust_lr_fn="match_rms_adamw", **options),
+        torch.optim.AdamW([theirs.bias], **options),
+    ]
+    for step in range(20):
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            a.grad = torch.randn(a.shape, generator=torch.Generator().manual_seed(step))
+            b.grad = a.grad.clone()
+        muon.step()
+        for reference in references:
+            reference.step()
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_muon_updates_kernels_as_matrices_like_timm(layout):
+    ours = nn.Conv2d(5, 8, 3, bias=False).to(memory_format=layout)
+    theirs = copy.deepcopy(ours)
+    muon = Muon([{"params": [ours.weight], "muon": True}], lr=0.02, weight_decay=0.1)
+    reference = timm.optim.muon.Muon(
+        [theirs.weight], lr=0.02, weight_decay=0.1, nesterov=True, ns_coefficients="original"
+    )
+    for step in range(10):
+        ours.weight.grad = torch.randn(ours.weight.shape, generator=torch.Generator().manual_seed(step))
+        theirs.weight.grad = ours.weight.grad.clone()
+        muon.step()
+        reference.step()
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=0, atol=1e-6)
+
+
+def test_muon_updates_tensors_with_more_than_four_axes():
+    conv = nn.Conv3d(2, 4, 3, bias=False)
+    before = conv.weight.clone()
+    conv.weight.grad = torch.randn_like(conv.weight)
+    Muon([{"params": [conv.weight], "muon": True}], lr=0.1).step()
+    step = (conv.weight - before).flatten(1)
+    assert torch.linalg.matrix_rank(step) == 4
+    assert step.detach().square().mean().sqrt().item() == pytest.approx(0.1 * 0.2, rel=0.3)
+
+
+@pytest.mark.parametrize("name", HYPERBALL)
+def test_a_step_is_a_fixed_share_of_a_constant_norm(name):
+    model = net()
+    optimizer = build_optimizer(model, name, IDS, lr=0.01, weight_decay=0.1)
+    first = model.conv.weight.detach().clone()
+    for _ in range(100):
+        before = model.conv.weight.detach().clone()
+        take_steps(model, optimizer, 1)
+        # A step of length lr R before the weight returns to the sphere is an angle of at most asin(lr).
+        share = (model.conv.weight - before).norm() / first.norm()
+        assert 0.005 < share < 0.0101
+    assert model.conv.weight.norm().item() == pytest.approx(first.norm().item(), rel=1e-5)
+
+
+def test_the_step_is_that_of_the_formula():
+    weight = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    gradient = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    before, weight.grad = weight.detach().clone(), gradient
+    AdamWHyperball([{"params": [weight], "hyperball": True}], lr=0.3).step()
+    update = -gradient / (gradient.abs() + 1e-8)  # the first step of Adam
+    moved = before + 0.3 * before.norm() * update / update.norm()
+    torch.testing.assert_close(weight.detach(), before.norm() * moved / moved.norm(), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("name", HYPERBALL)
+def test_the_norm_is_constant_in_bfloat16_and_small_steps_are_not_lost(name):
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(32, 64, dtype=torch.bfloat16))
+    kind = {"muon_hyperball": MuonHyperball, "adamw_hyperball": AdamWHyperball}[name]
+    group = {"params": [weight], "hyperball": True, **({"muon": True} if name == "muon_hyperball" else {})}
+    optimizer = kind([group], lr=5e-4)
+    first, gradient = weight.detach().float(), torch.randn(32, 64).bfloat16()
+    for _ in range(200):
+        weight.grad = gradient.clone()
+        optimizer.step()
+    assert weight.float().norm().item() == pytest.approx(first.norm().item(), rel=1e-2)
+    angle = torch.cosine_similarity(weight.detach().float().flatten(), first.flatten(), dim=0).arccos()
+    assert angle == pytest.approx(200 * 5e-4, rel=0.2)  # round to nearest would lose every step
+
+
+@pytest.mark.parametrize("name", ["muon", *HYPERBALL])
+def test_a_resumed_run_equals_the_uninterrupted_one(name, tmp_path):
+    whole, model = net(), net()
+    take_steps(whole, build_optimizer(whole, name, IDS), 6)
+    optimizer = build_optimizer(model, name, IDS)
+    take_steps(model, optimizer, 3)
+    torch.save([model.state_dict(), optimizer.state_dict()], tmp_path / "state")
+    resumed = net(1)
+    optimizer = build_optimizer(resumed, name, IDS)
+    weights, state = torch.load(tmp_path / "state", weights_only=True)
+    resumed.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    take_steps(resumed, optimizer, 3)
+    for expected, value in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(expected, value)
+
+
+@pytest.mark.parametrize("name", ["muon", *HYPERBALL])
+def test_the_other_parameters_have_the_scaled_learning_rate(name):
+    optimizer = build_optimizer(net(), name, IDS, lr=0.01, adamw_lr_scale=0.1)
+    rates = {name: g["lr"] for g in optimizer.param_groups for name in g["param_names"]}
+    assert rates["output.weight"] == rates["norm.bias"] == pytest.approx(0.001)
+    assert rates["conv.weight"] == 0.01
+
+
+def test_a_scheduler_changes_the_relative_step():
+    model = net()
+    optimizer = build_optimizer(model, "adamw_hyperball", IDS, lr=0.5)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.0)
+    before = model.conv.weight.detach().clone()
+    take_steps(model, optimizer, 1)
+    torch.testing.assert_close(model.conv.weight.detach(), before)
+
+
+def test_a_failing_step_leaves_the_weights(monkeypatch):
+    model = net()
+    optimizer = build_optimizer(model, "adamw_hyperball", IDS)
+    before = copy.deepcopy(model.state_dict())
+    monkeypatch.setattr(torch.optim.AdamW, "step", _fail)
+    with pytest.raises(KeyboardInterrupt):
+        take_steps(model, optimizer, 1)
+    assert torch.equal(model.conv.weight, before["conv.weight"])
+
+
+def _fail(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_closure_is_called_once_and_its_loss_returned():
+    model, calls = net(), []
+    optimizer = build_optimizer(model, "muon_hyperball", IDS)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = model(IDS).square().mean()
+        loss.backward()
+        calls.append(loss)
+        return loss
+
+    assert optimizer.step(closure) is calls[0]
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("name", HYPERBALL)
+def test_a_model_without_scale_invariant_weights_is_warned_about(name):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    with pytest.warns(UserWarning, match=r"no weight of Sequential keeps its norm, so the optimizer is .*adamw"):
+        build_optimizer(model, name)
+
+
+def test_a_model_without_hidden_matrices_is_warned_about():
+    with pytest.warns(UserWarning, match="Linear has no hidden matrix, so the optimizer is AdamW"):
+        build_optimizer(nn.Linear(3, 2), "muon")
+
+
+def test_a_weight_of_norm_zero_does_not_keep_it():
+    model = net()
+    nn.init.zeros_(model.conv.weight)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        groups = MuonHyperball.form_groups(model, IDS)
+    assert groups.rules["conv.weight"].name == "muon"
+    assert groups.rules["conv.weight"].reason.endswith("its norm is 0")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: build_optimizer(net(), "shampoo"), "unknown optimizer 'shampoo'; the optimizers are: adam, .*muon"),
+        (
+            lambda: build_optimizer(net(), "muon", IDS, beta=1),
+            "optimizer muon has no option beta; its options are: .*lr",
+        ),
+        (lambda: build_optimizer(net(), "muon_hyperball", IDS, hyperball_on="all"), "scale_invariant or matrices; got"),
+        (lambda: build_optimizer(net(), "muon", IDS, momentum=1.0), r"momentum must lie in \[0, 1\); got 1.0"),
+    ],
+)
+def test_wrong_names_and_options_are_errors(call: Callable, message):
+    with pytest.raises(ValueError, match=message):
+        call()

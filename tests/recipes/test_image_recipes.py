@@ -1,0 +1,270 @@
+"""From a folder of images to predictions, an index, a search and an ONNX file, from the command line."""
+
+import csv
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from transformers import pipeline
+
+from hf_sphere.embeddings import ImageEncoder, ImageIndex, ImageSource
+from hf_sphere.models import SphereVisionConfig, SphereVisionForImageClassification, SphereVisionImageProcessor
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    """A small untrained classifier of digits with a concentration."""
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    options = {"backbone": "linear_embedding", "backbone_kwargs": {"width": 16}, "num_channels": 1, "image_size": 8}
+    config = SphereVisionConfig(**options, embedding_dim=6, head="vmf", id2label={0: "low", 1: "middle", 2: "high"})
+    model = SphereVisionForImageClassification(config).eval()
+    model.head.initialize_from_data(torch.randn(20, 6))
+    model.save_pretrained(folder)
+    size = {"height": 8, "width": 8}
+    SphereVisionImageProcessor(num_channels=1, size=size, image_mean=[0.5], image_std=[0.5]).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """A folder of nine images in two class folders."""
+    folder, digits = tmp_path_factory.mktemp("photos"), ImageSource.of("digits")
+    for index in range(9):
+        file = folder / ("a" if index < 4 else "b") / f"{index}.png"
+        file.parent.mkdir(exist_ok=True)
+        digits.open(index).save(file)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(load_recipe, run_main, model, photos, tmp_path_factory) -> Path:
+    """The folder of an index of the photos."""
+    folder = tmp_path_factory.mktemp("index") / "index"
+    words = ["--model_name_or_path", model, "--images", str(photos), "--output_dir", str(folder), "--disable_tqdm"]
+    run_main(load_recipe("build_index"), words)
+    return folder
+
+
+@pytest.fixture
+def predict(load_recipe, run_main, model, photos, tmp_path):
+    """Run the recipe on the photos, and return the path of its output."""
+
+    def run(name: str, *words: str) -> Path:
+        given = ["--model_name_or_path", model, "--images", str(photos), "--output", str(tmp_path / name)]
+        run_main(load_recipe("predict_images"), [*given, "--disable_tqdm", *words])
+        return tmp_path / name
+
+    return run
+
+
+# Predictions
+
+
+def test_predictions_match_the_pipeline(predict, model, photos):
+    table = pd.read_csv(predict("table.csv", "--top_k", "2"))
+    columns = "file label prediction confidence concentration prediction_2 confidence_2"
+    assert list(table) == columns.split()
+    assert table["label"].tolist() == ["a"] * 4 + ["b"] * 5
+    for row, best in zip(table.itertuples(), pipeline("image-classification", model)(_files(photos)), strict=True):
+        assert (row.prediction, row.prediction_2) == (best[0]["label"], best[1]["label"])
+        assert (row.confidence, row.confidence_2) == pytest.approx((best[0]["score"], best[1]["score"]), abs=1e-5)
+
+
+def _files(photos: Path) -> list[str]:
+    return [str(photos / name) for name in ImageSource.of(photos).names]
+
+
+def test_parquet_has_the_same_rows_as_csv(predict):
+    by_suffix = [pd.read_csv(predict("table.csv")), pd.read_parquet(predict("table.parquet"))]
+    pd.testing.assert_frame_equal(*by_suffix, check_dtype=False)
+    assert "prediction_3" in by_suffix[0]
+    assert "prediction_4" not in by_suffix[0]  # there are three classes
+
+
+def test_an_interrupted_run_continues(predict, monkeypatch, capsys, tmp_path):
+    expected = predict("whole.csv", "--batch_size", "2").read_text()
+    original, embedded = ImageEncoder._embed, []
+
+    def interrupt(self, names, **inputs):
+        if len(embedded) == 4:
+            raise KeyboardInterrupt
+        embedded.extend(names)
+        return original(self, names, **inputs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageEncoder, "_embed", interrupt)
+        with pytest.raises(SystemExit):
+            predict("table.csv", "--batch_size", "2")
+    unfinished = tmp_path / ".table.csv.unfinished.jsonl"
+    with unfinished.open("a") as file:
+        file.write('{"index": 4, "fi')  # as if the process was killed while writing
+    assert predict("table.csv", "--batch_size", "2").read_text() == expected
+    assert "continue  after 4 of 9 images" in capsys.readouterr().out
+    assert not unfinished.exists()
+
+
+def test_predictions_of_other_options_are_not_continued(predict, tmp_path, capsys):
+    unfinished = tmp_path / ".table.csv.unfinished.jsonl"
+    unfinished.write_text('{"weights": "other"}\n{"index": 7}\n')
+    assert len(pd.read_csv(predict("table.csv"))) == 9
+    assert "is of another model, other images or other options" in capsys.readouterr().out
+
+
+def test_predictions_of_unreadable_images_are_left_out_if_requested(predict, photos, tmp_path):
+    (photos / "b" / "bad.png").write_bytes(b"")
+    try:
+        with pytest.raises(ValueError, match=r"b/bad.png cannot be read as an image"):
+            predict("table.csv")
+        assert len(pd.read_csv(predict("table.csv", "--skip_unreadable_images"))) == 9
+    finally:
+        (photos / "b" / "bad.png").unlink()
+
+
+def test_an_existing_file_and_another_suffix_are_rejected(predict, tmp_path):
+    (tmp_path / "table.csv").write_text("mine")
+    with pytest.raises(FileExistsError, match="--overwrite_output"):
+        predict("table.csv")
+    with pytest.raises((ValueError, SystemExit)):
+        predict("table.txt")
+    assert len(pd.read_csv(predict("table.csv", "--overwrite_output"))) == 9
+
+
+# Search
+
+
+def test_search_writes_a_table_and_a_contact_sheet(load_recipe, run_main, folder, photos, tmp_path, capsys):
+    words = ["--index", str(folder), "--query", str(photos / "b"), "--top_k", "3", "--classes", "b"]
+    words += ["--table", str(tmp_path / "found.csv"), "--contact_sheet", str(tmp_path / "found.png")]
+    run_main(load_recipe("search_images"), words)
+    rows = list(csv.DictReader((tmp_path / "found.csv").open()))
+    assert len(rows) == 15
+    assert [row["file"] for row in rows[::3]] == [f"b/{index}.png" for index in range(4, 9)]
+    assert {row["class"] for row in rows} == {"b"}
+    assert set(rows[0]) >= {"distance", "query_concentration", "concentration", "confidence"}
+    sheet = Image.open(tmp_path / "found.png")
+    assert sheet.size == (4 * 128, 5 * 158)
+    cells = [np.asarray(sheet.crop((3 + 128 * n, 3, 125 + 128 * n, 125))) for n in range(4)]
+    assert np.array_equal(cells[0], cells[1])  # the query is its own nearest neighbor
+    assert not np.array_equal(cells[0], cells[2])
+
+
+def test_images_are_added_to_an_index(load_recipe, run_main, folder, tmp_path, capsys):
+    copy = shutil.copytree(folder, tmp_path / "index")
+    run_main(load_recipe("build_index"), ["--images", "digits", "--add_to", str(copy), "--disable_tqdm"])
+    assert "added     355 of 355 images" in capsys.readouterr().out
+    assert len(ImageIndex.load(copy)) == 364
+
+
+def test_an_index_needs_one_folder_and_a_search_one_query(load_recipe, run_main, folder):
+    for recipe, words in {
+        "build_index": ["--images", "digits"],
+        "search_images": ["--index", str(folder)],
+    }.items():
+        with pytest.raises((ValueError, SystemExit)):
+            run_main(load_recipe(recipe), words)
+
+
+# ONNX
+
+
+@pytest.fixture(scope="module")
+def exported(load_recipe, run_main, model, tmp_path_factory) -> Path:
+    """The exported classifier."""
+    pytest.importorskip("onnxruntime")
+    file = tmp_path_factory.mktemp("onnx") / "model.onnx"
+    run_main(load_recipe("export_onnx"), ["--model_name_or_path", model, "--output", str(file)])
+    return file
+
+
+def test_an_exported_file_classifies_without_torch(exported, model, photos, tmp_path, root):
+    (tmp_path / "torch.py").write_text("raise ImportError('torch is not needed')")
+    result = subprocess.run(
+        [sys.executable, str(root / "examples" / "onnx_without_torch.py"), str(exported), *_files(photos)],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [line.split() for line in result.stdout.splitlines()]
+    reference = SphereVisionForImageClassification.from_pretrained(model)
+    reference.head.prediction = "mean"  # as exported
+    processor = SphereVisionImageProcessor.from_pretrained(model)
+    with torch.no_grad():
+        output = reference(**processor([Image.open(path) for path in _files(photos)], return_tensors="pt"))
+    confidences, classes = output.logits.softmax(1).max(1)
+    assert [line[1] for line in lines] == [reference.config.id2label[index] for index in classes.tolist()]
+    assert [float(line[2]) for line in lines] == pytest.approx(confidences.tolist(), abs=1e-4)
+    assert [float(line[4]) for line in lines] == pytest.approx(output.concentration.tolist(), rel=1e-3)
+
+
+def test_the_metadata_states_the_preprocessing(exported):
+    onnx = pytest.importorskip("onnx")
+    metadata = {entry.key: entry.value for entry in onnx.load(exported).metadata_props}
+    preprocessing = json.loads(metadata["preprocessing"])
+    assert preprocessing["size"] == {"height": 8, "width": 8}
+    assert (preprocessing["image_mean"], preprocessing["num_channels"]) == ([0.5], 1)
+    assert json.loads(metadata["class_names"]) == ["low", "middle", "high"]
+    assert metadata["distance"] == "cosine"
+
+
+# The page
+
+
+@pytest.fixture
+def address(root, folder, start):
+    """URL of the search page, served by a separate process."""
+    pytest.importorskip("gradio")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    process = start(root / "recipes" / "search_page.py", "--index", folder, "--port", port)
+    said = ""
+    for line in process.stdout:
+        said += line
+        if "Running on local URL" in line:
+            break
+    assert process.poll() is None, said
+    return f"http://127.0.0.1:{port}"
+
+
+def test_the_page_shows_neighbors_errors_and_classes(address, photos):
+    playwright = pytest.importorskip("playwright.sync_api")
+    if BROWSER is None:
+        pytest.skip("needs Chromium or Chrome")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.set_default_timeout(60_000)
+        others: list[str] = []
+        page.on(
+            "request", lambda request: request.url.startswith((address, "data:", "blob:")) or others.append(request.url)
+        )
+        page.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
+        page.goto(address)
+        page.get_by_role("button", name="Search").click()
+        page.get_by_text("choose an image first").wait_for()
+        page.locator("input[type=file]").first.set_input_files(photos / "a" / "2.png")
+        page.get_by_text("Query: prediction").wait_for()
+        caption = page.get_by_text("a/2.png a, distance")
+        caption.first.wait_for()
+        assert page.get_by_text("b/7.png b, distance").count() >= 1
+        page.get_by_label("Classes").click()
+        page.get_by_role("option", name="b").click()
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Search").click()
+        caption.first.wait_for(state="detached")
+        page.get_by_text("b/7.png b, distance").first.wait_for()
+        browser.close()
+    assert others == []

@@ -1,0 +1,112 @@
+"""Fine-tuning of a backbone: rates by layer, frozen stages, a linear probe first, compilation."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.data.options import ImageDataOptions
+from hf_sphere.training import TrainingArguments
+from hf_sphere.training.optimization import build_scheduler, optimizer_from_arguments
+from hf_sphere.training.tasks.classification import ImageClassification, ModelArguments
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = SphereVisionConfig(backbone="resnet10t", image_size=32, head="cosine", num_labels=3)
+    return SphereVisionForImageClassification(config)
+
+
+def rates(model, **options) -> dict[str, float]:
+    """Learning rate by parameter."""
+    args = TrainingArguments(output_dir="run", learning_rate=0.1, **options)
+    optimizer = optimizer_from_arguments(model, args)
+    build_scheduler(optimizer, args, 10)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {names[p]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adam_srt"])
+def test_rates_decay_by_layer_as_in_timm(model, optimizer):
+    found = rates(model, layer_decay=0.5, optimizer=optimizer)
+    assert set(found) == {name for name, _ in model.named_parameters()}
+    blocks = {name.split("layer")[1][0]: rate for name, rate in found.items() if "backbone.layer" in name}
+    assert blocks == pytest.approx({"1": 0.0125, "2": 0.025, "3": 0.05, "4": 0.1})
+    assert found["sphere_vision.backbone.conv1.0.weight"] == pytest.approx(0.00625)
+    assert found["head.weight"] == 0.1
+
+
+def test_the_rate_shown_is_that_of_the_head(model):
+    args = TrainingArguments(output_dir="run", learning_rate=0.1, layer_decay=0.5)
+    assert optimizer_from_arguments(model, args).param_groups[0]["lr"] == 0.1
+
+
+def test_layer_decay_without_a_backbone_is_an_error(make_model, make_args):
+    with pytest.raises(ValueError, match=r"layer_decay 0\.5 is for image models with a backbone"):
+        optimizer_from_arguments(make_model(), make_args(layer_decay=0.5))
+
+
+def task(**options) -> ImageClassification:
+    parts = (ModelArguments(**options), ImageDataOptions(), TrainingArguments(output_dir="run"))
+    return ImageClassification(*parts)
+
+
+def test_stages_are_frozen_in_all_epochs_and_the_backbone_in_the_linear_probe(model):
+    model = copy.deepcopy(model)
+    fine_tuning = task(freeze_stages=2, linear_probe_epochs=1)
+    fine_tuning.before_epoch(model, 0)
+    model.train()
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == ["head.log_temperature", "head.weight"]
+    assert not any(module.training for module in model.modules() if isinstance(module, nn.BatchNorm2d))
+    fine_tuning.before_epoch(model, 1)
+    model.train()
+    frozen = {name.split(".")[2] for name, p in model.named_parameters() if not p.requires_grad}
+    assert frozen == {"conv1", "bn1", "layer1", "layer2"}
+    backbone = model.base_model.backbone
+    assert [backbone.layer2[0].bn1.training, backbone.layer3[0].bn1.training] == [False, True]
+
+
+def test_a_probed_network_stays_as_it_is_until_it_is_trained(make_loop, make_model):
+    weights = []
+
+    def before_epoch(model, epoch):
+        model.hidden.requires_grad_(epoch >= 2)
+        weights.append(model.hidden.weight.detach().clone())
+
+    loop = make_loop(make_model(), num_train_epochs=3, loop={"before_epoch": before_epoch})
+    loop.run()
+    assert torch.equal(weights[0], weights[2])
+    assert not torch.equal(weights[2], loop.trained_model.hidden.weight)
+
+
+def test_two_sources_of_weights_are_an_error():
+    with pytest.raises(ValueError, match="pretrained_backbone and backbone_weights are two sources of the backbone's"):
+        ModelArguments(pretrained_backbone=True, backbone_weights="a.safetensors")
+
+
+def test_the_preprocessing_of_a_backbone_applies_where_nothing_else_is_set():
+    fine_tuning = task()
+    fine_tuning.data_args = SimpleNamespace(image_size=[64], image_mean=None)
+    fine_tuning._adopt_preprocessing({"image_size": [224, 224], "image_mean": [0.5]})
+    assert vars(fine_tuning.data_args) == {"image_size": [64], "image_mean": [0.5]}
+
+
+def test_a_compiled_model_trains_and_resumes_like_an_uncompiled_one(make_loop, make_model, monkeypatch, tmp_path):
+    calls = []
+
+    def compile_quickly(module, **options):
+        calls.append(module)
+        module._compiled_call_impl = torch.compile(module._call_impl, backend="aot_eager")
+
+    monkeypatch.setattr(nn.Module, "compile", compile_quickly)
+    plain = make_loop(make_model(dropout=0.0), num_train_epochs=2, output_dir=str(tmp_path / "plain"))
+    plain.run()
+    make_loop(make_model(dropout=0.0), num_train_epochs=1, compile=True).run()
+    resumed = make_loop(make_model(seed=1, dropout=0.0), num_train_epochs=2, resume_from_checkpoint="latest")
+    resumed.run()
+    assert len(calls) == 1
+    for name, value in plain.trained_model.state_dict().items():
+        torch.testing.assert_close(resumed.trained_model.state_dict()[name], value, rtol=1e-4, atol=1e-5)
