@@ -35,7 +35,7 @@ from hf_sphere import SphereBertConfig, SphereBertForMaskedLM, SphereBertModel, 
 from hf_sphere.data.options import TextDataOptions
 from hf_sphere.data.text import load_text_data, load_text_splits
 from hf_sphere.models import SpherizationFit
-from hf_sphere.nn.spherization import spherical_linear_names
+from hf_sphere.nn.spherization import names_kept_in_float32
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data"
@@ -96,7 +96,7 @@ def measure_embeddings(args: argparse.Namespace, name: str) -> dict[str, Any]:
         expected = embed(reference, tokenizer, sentences)
         entry["explained_variance"] = fit.explained_variance
         entry["cosine_to_plain"] = summary(F.cosine_similarity(embed(model, tokenizer, sentences), expected))
-        maps = [model.get_submodule(spherical).linear for spherical in spherical_linear_names(model)]
+        maps = [model.get_submodule(spherical).linear for spherical in names_kept_in_float32(model)]
     model.save_pretrained(args.output_dir / folder_name(name))
     tokenizer.save_pretrained(args.output_dir / folder_name(name))
     entry["largest_weight"] = max(float(linear.weight.detach().abs().max()) for linear in maps)
@@ -145,7 +145,7 @@ def lower_precision(
     For int8 also with the maps after a spherization in float32, as the quantizers of transformers leave them.
     """
     expected = embed(model, tokenizer, sentences)
-    spherical = spherical_linear_names(model)
+    spherical = names_kept_in_float32(model)
     cases = {precision: (precision, set[str]()) for precision in PRECISIONS}
     if spherical:
         cases |= {f"{name}, others": (name, spherical) for name in PRECISIONS if name.startswith("int8")}

@@ -256,6 +256,11 @@ def measure(function: Callable[..., float], model: Any, draw: Callable[[int], Ba
 def main() -> None:
     """Measure all cells and write the table."""
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # a deprecation in torchao's import
+    import onnxruntime
+    import torchao
+
+    versions = f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, torchao {torchao.__version__}"
+    note = f"Measured with {versions}, by `python benchmarks/runtimes.py`.\n"
     torch.manual_seed(0)
     rows, lines = [], ["| model | " + " | ".join(COLUMNS) + " |", "|---" + "|---:" * len(COLUMNS) + "|"]
     for name, model, draw in cases():
@@ -268,12 +273,7 @@ def main() -> None:
         cells = [f"{values[c]:{'.4f' if c in PRECISIONS else '.1g'}}" if c in values else "" for c in COLUMNS]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
         print(lines[-1], flush=True)
-    import onnxruntime
-    import torchao
-
-    versions = f"torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, torchao {torchao.__version__}"
-    note = f"Measured with {versions}, by `python benchmarks/runtimes.py`.\n"
-    PAGE.write_text(TEXT + "\n".join(lines) + "\n\n" + note)
+        PAGE.write_text(TEXT + "\n".join(lines) + "\n\n" + note)
     report("runtimes", rows, torchao=torchao.__version__, onnxruntime=onnxruntime.__version__)
 
 
