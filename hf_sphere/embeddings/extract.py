@@ -181,9 +181,8 @@ def _embed_batches(model: Any, batches: ImageBatches, accelerator: Accelerator, 
         with accelerator.autocast():
             output = model(pixel_values=batch["pixel_values"])
         columns = read_output(output, [f"image {row}" for row in rows.tolist()])
-        if labeled:
-            columns["label"] = batch["labels"].cpu()
-        yield {**columns, "index": rows}
+        labels = {"label": batch["labels"].cpu()} if labeled else {}
+        yield {"embedding": columns.pop("embedding"), **labels, **columns, "index": rows}
 
 
 def read_output(output: Any, names: Sequence[str]) -> dict[str, Tensor]:

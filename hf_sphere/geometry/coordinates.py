@@ -137,8 +137,7 @@ def _spherize_in_blocks(x: Tensor, scaling: Tensor, radius: Tensor, low: float) 
         squares[:, 0] = radius.square()
         of_sines = squares[:, 1:]
         if low > math.pi / 4:
-            of_sines.copy_(cosine)
-            torch.addcmul(one, of_sines, of_sines, value=-1, out=of_sines)
+            of_sines.fill_(1.0).addcmul_(cosine, cosine, value=-1)
         else:
             of_sines.copy_(_sine(values.to(dtype) * scaling, low)).square_()
         squares.cumprod_(-1)

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 class TransformersBackbone(nn.Module):
     """An image encoder of transformers with the interface of timm's models: images to pooled features (B, d).
 
-    The features are the encoder's pooled output, or without it the first token (DINOv2, ViT) or the mean over all
+    The features are the encoder's pooled output, or without it the first token (DINOv2) or the mean over all
     positions. Poolers of BERT's kind, a linear map and a tanh that pretrained weights often lack, are left out.
 
     Args:
