@@ -157,7 +157,7 @@ def test_vectors_for_a_different_number_of_classes_are_refused(place, vectors):
         (["--dim", "3", "--dataset_name", "digits", "--num_classes", "9"], "--num_classes is 9, but digits has 10"),
         (["--dim", "1", "--num_classes", "5"], "dim must be an integer of at least 2; got 1"),
         (["--dim", "3", "--num_classes", "1"], "num_classes must be an integer of at least 2; got 1"),
-        (["--dim", "3", "--dataset_name", "digits", "--train_split", "all"], "the data has train, test"),
+        (["--dim", "3", "--dataset_name", "digits", "--train_split", "full"], "the data has train, test"),
         (["--dim", "3", "--dataset_name", "digits", "--label_column_name", "lable"], "Did you mean 'label'?"),
     ],
     ids=lambda value: " ".join(value[2:]) if isinstance(value, list) else "",

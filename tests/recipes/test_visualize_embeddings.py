@@ -198,11 +198,17 @@ def test_undefined_metrics_are_noted_and_the_rest_is_computed(labels, missing, d
     assert capsys.readouterr().out.count("Note: no ") == len(missing) + 1
 
 
-@pytest.mark.parametrize("value", [0.0, math.nan])
-def test_zero_or_nan_embeddings_are_refused_by_row_before_anything_is_written(value, draw, tmp_path):
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (0.0, "1 of 90 embeddings of .*own are zero, the first at index 4. Remove them"),
+        (math.nan, "own must be finite; 1 of 90 are not, the first at index 4"),
+    ],
+)
+def test_zero_or_nan_embeddings_are_refused_by_row_before_anything_is_written(value, message, draw, tmp_path):
     points, labels = clusters(3)
     points[4] = value
-    with pytest.raises(ValueError, match=r"1 of 90 embeddings of .*own are zero, the first at index 4. Remove them"):
+    with pytest.raises(ValueError, match=message):
         draw(write(tmp_path / "own", points, labels), "--pictures", "sphere")
     assert not (tmp_path / "pictures").exists()
 

@@ -56,7 +56,8 @@ def test_processes_share_batch_norm_statistics_but_not_dropout_masks(of_two_proc
 # Training does not depend on how the examples of a step are divided among processes and batches
 
 OPTIONS: dict[str, dict[str, Any]] = {"prototype summed": {"reduction": "sum"}}
-RUNS = [*HEADS, *OPTIONS, "vmf on episodes"]
+BY_BATCH = ["proxy_anchor"]  # its loss is no mean over examples, so it depends on how batches are divided
+RUNS = [*(name for name in HEADS if name not in BY_BATCH), *OPTIONS, "vmf on episodes"]
 """Heads, each followed by words for its options and data."""
 
 OPTIONS |= {"spherized fixed": {"learn_scaling": False}, "arcface fixed": {"scale": 16.0}}

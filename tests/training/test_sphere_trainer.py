@@ -132,7 +132,8 @@ def test_callback_and_optimizer_train_like_the_trainer(arguments):
     assert losses == train(SphereTrainer(models[1], arguments(**options), train_dataset=images()))
 
 
-@pytest.mark.parametrize("head", sorted(HEADS))
+# The loss of proxy_anchor is no mean over examples.
+@pytest.mark.parametrize("head", sorted(HEADS.keys() - {"proxy_anchor"}))
 def test_two_accumulated_batches_match_one_of_twice_the_size(head, arguments):
     """In the Trainer, which divides a mean loss by the number of accumulated batches."""
     states = []
