@@ -88,7 +88,8 @@ def geodesic_distance(point: Tensor, other: Tensor) -> Tensor:
     Reference:
         Kahan, "How futile are mindless assessments of roundoff in floating-point computation?", 2006, section 12.
     """
-    return 2 * torch.atan2(torch.linalg.vector_norm(point - other, dim=-1), torch.linalg.vector_norm(point + other, dim=-1))
+    chords = (torch.linalg.vector_norm(x, dim=-1) for x in (point - other, point + other))
+    return 2 * torch.atan2(*chords)
 
 
 @_upcast
@@ -151,11 +152,12 @@ def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: 
             if not (torch.linalg.vector_norm(step, dim=-1) > tolerance).any():
                 break
         else:
-            warnings.warn(f"the mean did not converge in {max_iterations} steps; the points are far apart.", stacklevel=3)
+            warnings.warn(f"the mean did not converge in {max_iterations} steps; the points are spread.", stacklevel=3)
         ambiguous = balanced[..., 0, 0] | (_smallest_curvature(mean, tangents, shares) <= 1e-6)
         if ambiguous.any():
             count = f"{int(ambiguous.sum())} of {ambiguous.numel()}"
-            warnings.warn(f"the mean of {count} sets of points may not be unique, as for antipodal points.", stacklevel=3)
+            message = f"the mean of {count} sets of points may not be unique, as for antipodal points."
+            warnings.warn(message, stacklevel=3)
     if torch.is_grad_enabled() and (points.requires_grad or weights.requires_grad):
         # A Newton step from the solution does not change it, and has its derivatives.
         step = (shares * log_map(mean, points)).sum(-2).unsqueeze(-1)
