@@ -1,0 +1,146 @@
+"""Validated input of the estimators: the directions of the rows of an array, a sparse matrix or a tensor."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from sklearn.utils.validation import _check_feature_names, _check_n_features, validate_data
+from torch import Tensor
+
+Block = Tensor | sp.csr_matrix
+"""Directions of some of the rows, (b, d)."""
+
+
+class Rows:
+    """The directions of the rows of a matrix, which are computed in blocks, so that the matrix is not copied.
+
+    Rows of zeros remain zero.
+
+    Args:
+        estimator: The estimator, whose number of features is set or checked.
+        X: Matrix (n, d): array-like, a scipy sparse matrix, or a tensor on any device.
+        reset: Whether to set the number of features of the estimator (in `fit`), instead of checking it.
+        dtype: Dtype of the directions; that of the matrix, at least float32, if None.
+        min_features: Minimum d.
+        accept_sparse: Whether the matrix may be sparse.
+
+    Raises:
+        ValueError: If the matrix is empty, does not have two axes or the right number of features, or is not finite.
+        TypeError: If a tensor is complex, or the matrix is sparse and must not be.
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        X: Any,
+        reset: bool,
+        *,
+        dtype: torch.dtype | None = None,
+        min_features: int = 1,
+        accept_sparse: bool = True,
+    ) -> None:
+        self.is_tensor = isinstance(X, Tensor)
+        self.matrix: Block
+        if isinstance(X, Tensor):
+            self.matrix = _check_tensor(estimator, X.detach(), reset, min_features)
+        else:
+            array = validate_data(
+                estimator,
+                X,
+                reset=reset,
+                accept_sparse="csr" if accept_sparse else False,
+                dtype=[np.float64, np.float32],
+                order="C",
+                ensure_min_features=min_features,
+            )
+            self.matrix = array if sp.issparse(array) else _from_numpy(array)
+        length, self.dim = self.matrix.shape
+        device = self.matrix.device if isinstance(self.matrix, Tensor) else torch.device("cpu")
+        self.device = device
+        own = self.matrix.dtype if isinstance(self.matrix, Tensor) else torch.from_numpy(self.matrix.data[:0]).dtype
+        self.dtype = dtype or own
+        self.scales = torch.ones(length, dtype=self.dtype, device=device)
+        for part in self.parts(self.dim):
+            norms = _norms(self[part])
+            self.scales[part] = torch.where(norms > 0, 1 / norms, 0.0)
+        self.is_zero = self.scales == 0
+        if self.is_zero.any():
+            count = f"{int(self.is_zero.sum())} of {length}"
+            warnings.warn(f"{count} rows of X are zero and have no direction; they get the label 0.", stacklevel=5)
+
+    def __len__(self) -> int:
+        return len(self.scales)
+
+    def parts(self, values_per_row: int) -> Iterator[slice]:
+        """Return slices of the rows, such that blocks with the given number of values per row fit into the cache."""
+        size = max(64, 2 ** (19 if self.device.type == "cpu" else 26) // max(values_per_row, 1))
+        return (slice(start, min(start + size, len(self))) for start in range(0, len(self), size))
+
+    def __getitem__(self, index: slice | np.ndarray) -> Block:
+        if isinstance(self.matrix, Tensor):
+            rows = self.matrix[index if isinstance(index, slice) else torch.from_numpy(index).to(self.device)]
+            scales = self.scales[index if isinstance(index, slice) else torch.from_numpy(index).to(self.device)]
+            return rows.to(self.dtype) * scales[:, None]
+        rows, scales = self.matrix[index], self.scales.numpy()[index]
+        data = rows.data.astype(scales.dtype) * np.repeat(scales, np.diff(rows.indptr))
+        return sp.csr_matrix((data, rows.indices, rows.indptr), shape=rows.shape)
+
+    def output(self, values: Tensor) -> Any:
+        """Return a result in the form of the input: as a tensor or a numpy array."""
+        return values if self.is_tensor else values.numpy()
+
+
+def to_dense(block: Block) -> Tensor:
+    """Return a block as a tensor."""
+    return block if isinstance(block, Tensor) else torch.from_numpy(block.toarray())
+
+
+def products(block: Block, centers: Tensor) -> Tensor:
+    """Return the inner products of the rows (b, d) with centers (k, d): (b, k)."""
+    return block @ centers.T if isinstance(block, Tensor) else torch.from_numpy(block @ centers.numpy().T)
+
+
+def sums_by_label(block: Block, labels: Tensor, count: int) -> Tensor:
+    """Return the sums of the rows (b, d) with each of `count` labels: (count, d)."""
+    if isinstance(block, Tensor) and block.device.type != "cpu":
+        return torch.nn.functional.one_hot(labels, count).to(block.dtype).T @ block  # deterministic
+    rows = block.numpy() if isinstance(block, Tensor) else block
+    ones, ends = np.ones(len(labels), rows.dtype), np.arange(len(labels) + 1)
+    sums = sp.csr_matrix((ones, labels.numpy(), ends), shape=(len(labels), count)).T @ rows
+    return torch.from_numpy(sums.toarray() if sp.issparse(sums) else sums)
+
+
+def _norms(block: Block) -> Tensor:
+    """Norms (b,) without overflow or underflow of squares."""
+    if isinstance(block, Tensor):
+        largest = block.abs().amax(1, keepdim=True)
+        scaled = block / torch.where(largest > 0, largest, 1.0)
+        return largest.squeeze(1) * torch.linalg.vector_norm(scaled, dim=1)
+    largest = np.asarray(abs(block).max(axis=1).todense()).ravel()
+    safe = np.where(largest > 0, largest, 1)
+    data = block.data / np.repeat(safe, np.diff(block.indptr))
+    squares = sp.csr_matrix((data**2, block.indices, block.indptr), shape=block.shape).sum(axis=1)
+    return torch.from_numpy(largest * np.sqrt(np.asarray(squares).ravel()))
+
+
+def _check_tensor(estimator: Any, X: Tensor, reset: bool, min_features: int) -> Tensor:
+    """Check a tensor as scikit-learn checks arrays."""
+    if X.is_complex():
+        raise TypeError(f"X must be real; got {X.dtype}.")
+    if X.ndim != 2 or X.shape[0] == 0 or X.shape[1] < min_features:
+        raise ValueError(f"X must have the shape (n, d) with n >= 1 and d >= {min_features}; got {tuple(X.shape)}.")
+    X = X.to(torch.promote_types(X.dtype, torch.float32))
+    if not X.isfinite().all():
+        raise ValueError(f"X must be finite; {int((~X.isfinite().all(1)).sum())} of {len(X)} rows are not.")
+    _check_feature_names(estimator, X, reset=reset)
+    _check_n_features(estimator, X, reset=reset)
+    return X
+
+
+def _from_numpy(array: np.ndarray) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # it is only read
+        return torch.from_numpy(array)
