@@ -13,7 +13,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from hf_sphere.cluster.rows import Rows, sums_by_label
+from hf_sphere.cluster.rows import Rows, all_sums_by_label
 from hf_sphere.cluster.spherical_k_means import POSITIVE_INTEGER, SphericalKMeans
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.geometry import bessel
@@ -181,7 +181,7 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         rows = self._rows(X, reset=False)
         parameters = Parameters(*(torch.as_tensor(part).to(rows.device, rows.dtype) for part in self._fitted()))
         parts = rows.parts(rows.dim + len(parameters.weights))
-        return rows, torch.cat([log_joint(rows[part], rows.is_zero[part], parameters) for part in parts])
+        return rows, torch.cat([log_joint(rows[part], rows.scales[part], parameters) for part in parts])
 
     def _start(self, rows: Rows, random: Any) -> Parameters:
         """Return the parameters of the clusters of spherical k-means."""
@@ -189,9 +189,7 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
             warnings.simplefilter("ignore")  # empty clusters, and rows of zeros, which have been reported
             k_means = SphericalKMeans(self.n_components, max_iter=20, random_state=random.randint(2**31))
             labels = torch.as_tensor(k_means.fit(rows.matrix).labels_)
-        sums = torch.zeros(self.n_components, rows.dim, dtype=rows.dtype, device=rows.device)
-        for part in rows.parts(rows.dim):
-            sums += sums_by_label(rows[part], labels[part], self.n_components)
+        sums = all_sums_by_label(rows, labels, self.n_components)
         return self._maximize(sums, torch.bincount(labels[~rows.is_zero], minlength=self.n_components).to(rows.dtype))
 
     def _maximize(self, sums: Tensor, counts: Tensor, squares: Tensor | None = None) -> Parameters:
@@ -250,22 +248,22 @@ def expect(rows: Rows, parameters: Parameters) -> Expectation:
     sums = torch.zeros_like(parameters.means)
     counts, squares = torch.zeros_like(parameters.weights), torch.zeros_like(parameters.weights)
     for part in rows.parts(rows.dim + len(counts)):
-        block, known = rows[part], ~rows.is_zero[part]
-        joint = log_joint(block, ~known, parameters)
-        likelihood += float(joint.logsumexp(1)[known].sum())
+        block, scales = rows[part], rows.scales[part]
+        joint = log_joint(block, scales, parameters)
+        likelihood += float(joint.logsumexp(1)[scales > 0].sum())
         labels.append(joint.argmax(1))
-        shares = joint.softmax(1) * known[:, None]
-        sums += shares.T @ block
+        shares = joint.softmax(1) * (scales > 0)[:, None]
+        sums += (shares * scales[:, None]).T @ block
         counts += shares.sum(0)
         squares += shares.square().sum(0)
     used = max(1, len(rows) - int(rows.is_zero.sum()))
     return Expectation(likelihood / used, torch.cat(labels), sums, counts, squares)
 
 
-def log_joint(block: Tensor, is_zero: Tensor, parameters: Parameters) -> Tensor:
+def log_joint(block: Tensor, scales: Tensor, parameters: Parameters) -> Tensor:
     """Return the log-densities of rows (b, d) in each component, plus the logarithms of its weight: (b, k)."""
     means, concentrations, weights = parameters
     uniform = bessel.log_uniform_density(block.shape[1])
     peaks = uniform + bessel.log_vmf_peak(concentrations, block.shape[1]) + weights.log()
-    joint = peaks + concentrations * (block @ means.T - 1)
-    return torch.where(is_zero[:, None], uniform - math.log(len(weights)), joint)
+    joint = peaks + concentrations * ((block @ means.T) * scales[:, None] - 1)
+    return torch.where((scales > 0)[:, None], joint, uniform - math.log(len(weights)))

@@ -11,19 +11,19 @@ from sklearn.utils.validation import _check_feature_names, _check_n_features, va
 from torch import Tensor
 
 Block = Tensor | sp.csr_matrix
-"""Directions of some of the rows, (b, d)."""
+"""Some of the rows, (b, d)."""
 
 
 class Rows:
-    """The directions of the rows of a matrix, which are computed in blocks, so that the matrix is not copied.
+    """The rows of a matrix, which is not copied, in blocks; and the factors that normalize them.
 
-    Rows of zeros remain zero.
+    `rows[index]` returns a block. `scales` (n,) has the inverse norms, and 0 for rows of zeros (`is_zero`).
 
     Args:
         estimator: The estimator, whose number of features is set or checked.
         X: Matrix (n, d): array-like, a scipy sparse matrix, or a tensor on any device.
         reset: Whether to set the number of features of the estimator (in `fit`), instead of checking it.
-        dtype: Dtype of the directions; that of the matrix, at least float32, if None.
+        dtype: Dtype of the blocks; that of the matrix, at least float32, if None.
         min_features: Minimum d.
         accept_sparse: Whether the matrix may be sparse.
 
@@ -81,41 +81,51 @@ class Rows:
 
     def __getitem__(self, index: slice | np.ndarray) -> Block:
         if isinstance(self.matrix, Tensor):
-            rows = self.matrix[index if isinstance(index, slice) else torch.from_numpy(index).to(self.device)]
-            scales = self.scales[index if isinstance(index, slice) else torch.from_numpy(index).to(self.device)]
-            return rows.to(self.dtype) * scales[:, None]
-        rows, scales = self.matrix[index], self.scales.numpy()[index]
-        data = rows.data.astype(scales.dtype) * np.repeat(scales, np.diff(rows.indptr))
-        return sp.csr_matrix((data, rows.indices, rows.indptr), shape=rows.shape)
+            index = index if isinstance(index, slice) else torch.from_numpy(index).to(self.device)
+        return self.matrix[index] if sp.issparse(self.matrix) else self.matrix[index].to(self.dtype)
+
+    def directions(self, index: np.ndarray) -> Tensor:
+        """Return unit vectors (b, d) of some rows, as a dense tensor."""
+        block = self[index]
+        dense = block if isinstance(block, Tensor) else torch.from_numpy(block.toarray())
+        return dense * self.scales[torch.from_numpy(index).to(self.device)][:, None]
 
     def output(self, values: Tensor) -> Any:
         """Return a result in the form of the input: as a tensor or a numpy array."""
         return values if self.is_tensor else values.numpy()
 
 
-def to_dense(block: Block) -> Tensor:
-    """Return a block as a tensor."""
-    return block if isinstance(block, Tensor) else torch.from_numpy(block.toarray())
+def products(block: Block, centers: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return the inner products of rows (b, d) with centers (k, d), (b, k), stored in `out` if the rows are dense."""
+    if isinstance(block, Tensor):
+        return torch.mm(block, centers.T, out=out)
+    return torch.from_numpy(block @ centers.numpy().T)
 
 
-def products(block: Block, centers: Tensor) -> Tensor:
-    """Return the inner products of the rows (b, d) with centers (k, d): (b, k)."""
-    return block @ centers.T if isinstance(block, Tensor) else torch.from_numpy(block @ centers.numpy().T)
-
-
-def sums_by_label(block: Block, labels: Tensor, count: int) -> Tensor:
-    """Return the sums of the rows (b, d) with each of `count` labels: (count, d)."""
+def sums_by_label(block: Block, scales: Tensor, labels: Tensor, count: int) -> Tensor:
+    """Return the sums of the scaled rows (b, d) with each of `count` labels: (count, d)."""
     if isinstance(block, Tensor) and block.device.type != "cpu":
-        return torch.nn.functional.one_hot(labels, count).to(block.dtype).T @ block  # deterministic
-    rows = block.numpy() if isinstance(block, Tensor) else block
-    ones, ends = np.ones(len(labels), rows.dtype), np.arange(len(labels) + 1)
-    sums = sp.csr_matrix((ones, labels.numpy(), ends), shape=(len(labels), count)).T @ rows
+        return (torch.nn.functional.one_hot(labels, count) * scales[:, None]).T @ block  # deterministic
+    rows, ends = block.numpy() if isinstance(block, Tensor) else block, np.arange(len(labels) + 1)
+    sums = sp.csr_matrix((scales.numpy(), labels.numpy(), ends), shape=(len(labels), count)).T @ rows
     return torch.from_numpy(sums.toarray() if sp.issparse(sums) else sums)
+
+
+def all_sums_by_label(rows: Rows, labels: Tensor, count: int) -> Tensor:
+    """Return the sums of the directions of all rows with each of `count` labels: (count, d)."""
+    sums = torch.zeros(count, rows.dim, dtype=rows.dtype, device=rows.device)
+    for part in rows.parts(8 if rows.device.type == "cpu" else count + rows.dim):  # large: each call has a cost
+        sums += sums_by_label(rows[part], rows.scales[part], labels[part], count)
+    return sums
 
 
 def _norms(block: Block) -> Tensor:
     """Norms (b,) without overflow or underflow of squares."""
     if isinstance(block, Tensor):
+        norms = torch.linalg.vector_norm(block, dim=1)
+        limits = torch.finfo(block.dtype)
+        if norms.min() > limits.tiny**0.25 and norms.max() < limits.max**0.25:
+            return norms
         largest = block.abs().amax(1, keepdim=True)
         scaled = block / torch.where(largest > 0, largest, 1.0)
         return largest.squeeze(1) * torch.linalg.vector_norm(scaled, dim=1)

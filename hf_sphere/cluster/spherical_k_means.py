@@ -13,7 +13,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from hf_sphere.cluster.rows import Rows, products, sums_by_label, to_dense
+from hf_sphere.cluster.rows import Rows, all_sums_by_label, products, sums_by_label
 from hf_sphere.geometry.manifold import project_to_sphere
 
 POSITIVE_INTEGER = Interval(numbers.Integral, 1, None, closed="left")
@@ -102,7 +102,7 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
             found = assign(rows, centers)
             if best is None or found.cosines.sum() > best.cosines.sum():
                 best, best_centers, self.n_iter_ = found, centers, count
-        used = len(best.labels.unique())
+        used = int(best.labels.bincount().count_nonzero())
         if used < self.n_clusters:
             warnings.warn(
                 f"only {used} of {self.n_clusters} clusters have rows; X may have fewer distinct directions.",
@@ -141,11 +141,11 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
         """Alternate assignments and updates; return the centers and the number of iterations."""
         labels = None
         for number in range(1, self.max_iter + 1):
-            found, sums = assign_and_sum(rows, centers)
-            if labels is not None and torch.equal(found.labels, labels):
-                return centers, number
-            labels, before = found.labels, centers
-            centers = _updated(centers, sums, rows, found)
+            previous, found, before = labels, assign(rows, centers), centers
+            labels = found.labels
+            if previous is not None and torch.equal(labels, previous):
+                break
+            centers = _updated(centers, all_sums_by_label(rows, labels, len(centers)), rows, found)
             if (centers - before).square().sum() <= self.tol:
                 break
         return centers, number
@@ -157,8 +157,9 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
             before = centers
             order = random.permutation(len(rows))
             for start in range(0, len(rows), self.batch_size):
-                block = rows[order[start : start + self.batch_size]]
-                totals += sums_by_label(block, nearest(products(block, centers))[1], len(centers))
+                index = order[start : start + self.batch_size]
+                block, scales = rows[index], rows.scales[torch.from_numpy(index).to(rows.device)]
+                totals += sums_by_label(block, scales, nearest(products(block, centers)), len(centers))
                 centers = torch.where((totals == 0).all(1, keepdim=True), centers, project_to_sphere(totals))
             if (totals == 0).all(1).any():
                 centers = _updated(centers, totals, rows, assign(rows, centers))
@@ -174,28 +175,23 @@ class Assignment(NamedTuple):
     cosines: Tensor
 
 
-def nearest(cosines: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest value of each row (b, k) and its first column, (b,)."""
-    if cosines.device.type != "cpu":
-        return cosines.max(1)
-    labels = torch.from_numpy(cosines.numpy().argmax(1))  # several times as fast as torch's
-    return cosines.gather(1, labels[:, None]).squeeze(1), labels
+def nearest(values: Tensor) -> Tensor:
+    """Return the first column of the largest value of each row of (b, k): (b,)."""
+    # On the CPU numpy is several times as fast as torch.
+    return values.argmax(1) if values.device.type != "cpu" else torch.from_numpy(values.numpy().argmax(1))
 
 
 def assign(rows: Rows, centers: Tensor) -> Assignment:
     """Assign each row to the center with the largest cosine, the first one if several are equal."""
-    best = [nearest(products(rows[part], centers)) for part in rows.parts(rows.dim + len(centers))]
-    return Assignment(torch.cat([labels for _, labels in best]), torch.cat([cosines for cosines, _ in best]))
-
-
-def assign_and_sum(rows: Rows, centers: Tensor) -> tuple[Assignment, Tensor]:
-    """Assign each row to a center, and sum the rows of each, (k, d), in one pass."""
-    best, sums = [], torch.zeros_like(centers)
+    labels, cosines = torch.empty(len(rows), dtype=torch.int64, device=rows.device), torch.empty_like(rows.scales)
+    memory: Tensor | None = None
     for part in rows.parts(rows.dim + len(centers)):
-        block = rows[part]
-        best.append(nearest(products(block, centers)))
-        sums += sums_by_label(block, best[-1][1], len(centers))
-    return Assignment(torch.cat([labels for _, labels in best]), torch.cat([cosines for cosines, _ in best])), sums
+        if memory is None or len(memory) != part.stop - part.start:
+            memory = centers.new_empty(part.stop - part.start, len(centers))  # reused: allocating takes longer
+        values = products(rows[part], centers, memory)
+        labels[part] = found = nearest(values)
+        cosines[part] = values.gather(1, found[:, None]).squeeze(1)
+    return Assignment(labels, cosines.mul_(rows.scales))
 
 
 def choose_centers(rows: Rows, count: int, random: np.random.RandomState) -> Tensor:
@@ -206,7 +202,7 @@ def choose_centers(rows: Rows, count: int, random: np.random.RandomState) -> Ten
     size = max(10_000, 100 * count)
     if len(candidates) > size:
         candidates = random.choice(candidates, size, replace=False)
-    block = rows[candidates]
+    block, scales = rows[candidates], rows.scales[torch.from_numpy(candidates).to(rows.device)]
     # In many dimensions most candidates are in clusters that have a center, because all distances are nearly equal.
     trials = min(2 + 2 * count, 64)
     chosen = [int(random.randint(len(candidates)))]
@@ -215,8 +211,8 @@ def choose_centers(rows: Rows, count: int, random: np.random.RandomState) -> Ten
         if number > 0:
             ends = gaps.double().cumsum(0).cpu().numpy()
             chosen = np.searchsorted(ends, random.uniform(size=trials) * ends[-1]).clip(max=len(ends) - 1).tolist()
-        tried = to_dense(block[chosen])
-        reduced = torch.minimum(gaps[:, None], (1 - products(block, tried)).clamp_min(0))
+        tried = rows.directions(candidates[chosen])
+        reduced = torch.minimum(gaps[:, None], (1 - products(block, tried) * scales[:, None]).clamp_min(0))
         best = int(reduced.sum(0).argmin())
         gaps, center = reduced[:, best], tried[best]
         centers = center[None] if number == 0 else torch.cat([centers, center[None]])
@@ -225,15 +221,13 @@ def choose_centers(rows: Rows, count: int, random: np.random.RandomState) -> Ten
 
 def _updated(centers: Tensor, sums: Tensor, rows: Rows, found: Assignment) -> Tensor:
     """Return the directions of the sums; empty clusters move to the rows that are farthest from their centers."""
-    centers = torch.where((sums == 0).all(1, keepdim=True), centers, project_to_sphere(sums))
-    counts = torch.bincount(found.labels[~rows.is_zero], minlength=len(centers))
-    empty = (counts == 0).nonzero().squeeze(1)
-    if len(empty) > 0:
+    is_empty = (sums == 0).all(1)
+    if is_empty.any():
         cosines = torch.where(rows.is_zero, 2.0, found.cosines)
-        farthest = cosines.topk(min(len(empty), len(rows)), largest=False).indices
-        moved = torch.where((rows.is_zero[farthest])[:, None], centers[empty], to_dense(rows[farthest.cpu().numpy()]))
-        centers = centers.index_copy(0, empty, moved)
-    return centers
+        empty = is_empty.nonzero().squeeze(1)[: int((~rows.is_zero).sum())]
+        moved = rows.directions(cosines.topk(len(empty), largest=False).indices.cpu().numpy())
+        return torch.where(is_empty[:, None], centers, project_to_sphere(sums)).index_copy(0, empty, moved)
+    return project_to_sphere(sums)
 
 
 def _inertia(rows: Rows, found: Assignment) -> float:
