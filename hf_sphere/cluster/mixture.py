@@ -65,8 +65,8 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         (1797, 10)
 
     Reference:
-        Banerjee, Dhillon, Ghosh and Sra, "Clustering on the unit hypersphere using von Mises-Fisher distributions", JMLR
-        2005.
+        Banerjee, Dhillon, Ghosh and Sra, "Clustering on the unit hypersphere using von Mises-Fisher distributions",
+        JMLR 2005.
     """
 
     _parameter_constraints: dict = {
@@ -219,14 +219,12 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         self, rows: Rows, parameters: Parameters
     ) -> tuple[Parameters, float, bool, int, Tensor]:
         """Iterate; return the parameters, their likelihood, whether it converged, the iterations and the labels."""
-        previous, converged = -math.inf, False
-        for number in range(1, self.max_iter + 1):
-            found = expect(rows, parameters)
-            converged = found.likelihood - previous < self.tol
-            if converged:
-                break
+        number, converged = 0, False
+        found = expect(rows, parameters)
+        while not converged and number < self.max_iter:
             previous, parameters = found.likelihood, self._maximize(found.sums, found.counts)
-        found = found if converged else expect(rows, parameters)
+            found = expect(rows, parameters)
+            number, converged = number + 1, found.likelihood - previous < self.tol
         parameters = self._maximize(found.sums, found.counts, found.squares)
         found = expect(rows, parameters)
         return parameters, found.likelihood, converged, number, found.labels

@@ -97,8 +97,10 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
         best, best_centers = None, None
         for _ in range(self.n_init if given is None else 1):
             centers = choose_centers(rows, self.n_clusters, random) if given is None else given
-            passes = self._pass_over_batches(rows, centers, random) if self.batch_size else self._lloyd(rows, centers)
-            centers, count = passes
+            if self.batch_size is None:
+                centers, count = self._lloyd(rows, centers)
+            else:
+                centers, count = self._pass_over_batches(rows, centers, random, self.batch_size)
             found = assign(rows, centers)
             if best is None or found.cosines.sum() > best.cosines.sum():
                 best, best_centers, self.n_iter_ = found, centers, count
@@ -144,28 +146,30 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
             previous, found, before = labels, assign(rows, centers), centers
             labels = found.labels
             if previous is not None and torch.equal(labels, previous):
-                break
+                return centers, number
             centers = _updated(centers, all_sums_by_label(rows, labels, len(centers)), rows, found)
             if (centers - before).square().sum() <= self.tol:
-                break
-        return centers, number
+                return centers, number
+        return centers, self.max_iter
 
-    def _pass_over_batches(self, rows: Rows, centers: Tensor, random: np.random.RandomState) -> tuple[Tensor, int]:
+    def _pass_over_batches(
+        self, rows: Rows, centers: Tensor, random: np.random.RandomState, size: int
+    ) -> tuple[Tensor, int]:
         """Move the centers after each batch to the mean of all rows that they were assigned."""
         totals = torch.zeros_like(centers)
         for number in range(1, self.max_iter + 1):
             before = centers
             order = random.permutation(len(rows))
-            for start in range(0, len(rows), self.batch_size):
-                index = order[start : start + self.batch_size]
+            for start in range(0, len(rows), size):
+                index = order[start : start + size]
                 block, scales = rows[index], rows.scales[torch.from_numpy(index).to(rows.device)]
                 totals += sums_by_label(block, scales, nearest(products(block, centers)), len(centers))
                 centers = torch.where((totals == 0).all(1, keepdim=True), centers, project_to_sphere(totals))
             if (totals == 0).all(1).any():
                 centers = _updated(centers, totals, rows, assign(rows, centers))
             if (centers - before).square().sum() <= self.tol:
-                break
-        return centers, number
+                return centers, number
+        return centers, self.max_iter
 
 
 class Assignment(NamedTuple):
@@ -205,18 +209,18 @@ def choose_centers(rows: Rows, count: int, random: np.random.RandomState) -> Ten
     block, scales = rows[candidates], rows.scales[torch.from_numpy(candidates).to(rows.device)]
     # In many dimensions most candidates are in clusters that have a center, because all distances are nearly equal.
     trials = min(2 + 2 * count, 64)
-    chosen = [int(random.randint(len(candidates)))]
+    chosen, centers = np.array([random.randint(len(candidates))]), []
     gaps = torch.full((len(candidates),), 4.0, dtype=rows.dtype, device=rows.device)
     for number in range(count):
         if number > 0:
             ends = gaps.double().cumsum(0).cpu().numpy()
-            chosen = np.searchsorted(ends, random.uniform(size=trials) * ends[-1]).clip(max=len(ends) - 1).tolist()
+            chosen = np.searchsorted(ends, random.uniform(size=trials) * ends[-1]).clip(max=len(ends) - 1)
         tried = rows.directions(candidates[chosen])
         reduced = torch.minimum(gaps[:, None], (1 - products(block, tried) * scales[:, None]).clamp_min(0))
         best = int(reduced.sum(0).argmin())
-        gaps, center = reduced[:, best], tried[best]
-        centers = center[None] if number == 0 else torch.cat([centers, center[None]])
-    return centers
+        gaps = reduced[:, best]
+        centers.append(tried[best])
+    return torch.stack(centers)
 
 
 def _updated(centers: Tensor, sums: Tensor, rows: Rows, found: Assignment) -> Tensor:
