@@ -102,13 +102,8 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         if len(rows) < self.n_components:
             raise ValueError(f"n_samples={len(rows)} must be at least n_components={self.n_components}.")
         random = check_random_state(self.random_state)
-        best: tuple | None = None
-        for _ in range(self.n_init):
-            result = self._expectation_maximization(rows, self._start(rows, random))
-            if best is None or result[1] > best[1]:
-                best = result
-        assert best is not None
-        parameters, self.lower_bound_, self.converged_, self.n_iter_, labels = best
+        runs = (self._expectation_maximization(rows, self._start(rows, random)) for _ in range(self.n_init))
+        parameters, self.lower_bound_, self.converged_, self.n_iter_, labels = max(runs, key=lambda run: run[1])
         if not self.converged_:
             warnings.warn(
                 f"the likelihood still increased after {self.n_iter_} iterations; increase max_iter or tol.",

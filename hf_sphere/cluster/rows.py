@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -10,8 +10,8 @@ import torch
 from sklearn.utils.validation import _check_feature_names, _check_n_features, validate_data
 from torch import Tensor
 
-Block = Tensor | sp.csr_matrix
-"""Some of the rows, (b, d)."""
+Block: TypeAlias = Tensor | Any
+"""Some of the rows, (b, d): a tensor or a `csr_matrix`, which has no type annotations."""
 
 
 class Rows:

@@ -94,16 +94,12 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
             raise ValueError(f"n_samples={len(rows)} must be at least n_clusters={self.n_clusters}.")
         random = check_random_state(self.random_state)
         given = None if isinstance(self.init, str) else self._given_centers(rows)
-        best, best_centers = None, None
-        for _ in range(self.n_init if given is None else 1):
-            centers = choose_centers(rows, self.n_clusters, random) if given is None else given
-            if self.batch_size is None:
-                centers, count = self._lloyd(rows, centers)
-            else:
-                centers, count = self._pass_over_batches(rows, centers, random, self.batch_size)
-            found = assign(rows, centers)
-            if best is None or found.cosines.sum() > best.cosines.sum():
-                best, best_centers, self.n_iter_ = found, centers, count
+        starts = range(self.n_init if given is None else 1)
+        runs = (
+            self._run(rows, choose_centers(rows, self.n_clusters, random) if given is None else given, random)
+            for _ in starts
+        )
+        best, centers, self.n_iter_ = max(runs, key=lambda run: float(run[0].cosines.sum()))
         used = int(best.labels.bincount().count_nonzero())
         if used < self.n_clusters:
             warnings.warn(
@@ -111,7 +107,7 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        self.cluster_centers_, self.labels_ = rows.output(best_centers), rows.output(best.labels)
+        self.cluster_centers_, self.labels_ = rows.output(centers), rows.output(best.labels)
         self.inertia_ = _inertia(rows, best)
         return self
 
@@ -138,6 +134,14 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
         if centers.shape != (self.n_clusters, rows.dim) or not centers.isfinite().all():
             raise ValueError(f"init must be finite, of shape {self.n_clusters, rows.dim}; got {tuple(centers.shape)}.")
         return project_to_sphere(centers)
+
+    def _run(self, rows: Rows, centers: Tensor, random: np.random.RandomState) -> tuple["Assignment", Tensor, int]:
+        """Improve initial centers; return the clusters, the centers and the number of passes."""
+        if self.batch_size is None:
+            centers, count = self._lloyd(rows, centers)
+        else:
+            centers, count = self._pass_over_batches(rows, centers, random, self.batch_size)
+        return assign(rows, centers), centers, count
 
     def _lloyd(self, rows: Rows, centers: Tensor) -> tuple[Tensor, int]:
         """Alternate assignments and updates; return the centers and the number of iterations."""
