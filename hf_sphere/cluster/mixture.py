@@ -167,16 +167,14 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         return count * (dim - 1) + (count if self.concentration_type == "own" else 1) + count - 1
 
     def _rows(self, X: Any, reset: bool) -> Rows:
-        on_mps = isinstance(X, Tensor) and X.device.type == "mps"
-        dtype = torch.float32 if on_mps else torch.float64
-        return Rows(self, X, reset, dtype=dtype, min_features=2 if reset else 1, accept_sparse=False)
+        return Rows(self, X, reset, for_density=True)
 
     def _log_joint(self, X: Any) -> tuple[Rows, Tensor]:
         check_is_fitted(self)
         rows = self._rows(X, reset=False)
         parameters = Parameters(*(torch.as_tensor(part).to(rows.device, rows.dtype) for part in self._fitted()))
         parts = rows.parts(rows.dim + len(parameters.weights))
-        return rows, torch.cat([log_joint(rows[part], rows.scales[part], parameters) for part in parts])
+        return rows, torch.cat([log_joint(*rows[part], parameters) for part in parts])
 
     def _start(self, rows: Rows, random: Any) -> Parameters:
         """Return the parameters of the clusters of spherical k-means."""
@@ -241,7 +239,7 @@ def expect(rows: Rows, parameters: Parameters) -> Expectation:
     sums = torch.zeros_like(parameters.means)
     counts, squares = torch.zeros_like(parameters.weights), torch.zeros_like(parameters.weights)
     for part in rows.parts(rows.dim + len(counts)):
-        block, scales = rows[part], rows.scales[part]
+        block, scales = rows[part]
         joint = log_joint(block, scales, parameters)
         likelihood += float(joint.logsumexp(1)[scales > 0].sum())
         labels.append(joint.argmax(1))

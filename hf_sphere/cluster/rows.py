@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import scipy.sparse as sp
 import torch
+from sklearn.utils.extmath import row_norms
 from sklearn.utils.validation import _check_feature_names, _check_n_features, validate_data
 from torch import Tensor
 
@@ -17,58 +18,53 @@ Block: TypeAlias = Tensor | Any
 class Rows:
     """The rows of a matrix, which is not copied, in blocks; and the factors that normalize them.
 
-    `rows[index]` returns a block. `scales` (n,) has the inverse norms, and 0 for rows of zeros (`is_zero`).
+    `rows[index]` returns a block and its factors. These are 0 for rows of zeros.
 
     Args:
         estimator: The estimator, whose number of features is set or checked.
         X: Matrix (n, d): array-like, a scipy sparse matrix, or a tensor on any device.
         reset: Whether to set the number of features of the estimator (in `fit`), instead of checking it.
-        dtype: Dtype of the blocks; that of the matrix, at least float32, if None.
-        min_features: Minimum d.
-        accept_sparse: Whether the matrix may be sparse.
+        for_density: Whether d must be at least 2, sparse matrices are errors, and blocks have the dtype float64 on
+            devices that support it. Otherwise they have that of the matrix, at least float32.
 
     Raises:
         ValueError: If the matrix is empty, does not have two axes or the right number of features, or is not finite.
         TypeError: If a tensor is complex, or the matrix is sparse and must not be.
     """
 
-    def __init__(
-        self,
-        estimator: Any,
-        X: Any,
-        reset: bool,
-        *,
-        dtype: torch.dtype | None = None,
-        min_features: int = 1,
-        accept_sparse: bool = True,
-    ) -> None:
+    def __init__(self, estimator: Any, X: Any, reset: bool, for_density: bool = False) -> None:
         self.is_tensor = isinstance(X, Tensor)
+        min_features = 2 if reset and for_density else 1
         self.matrix: Block
         if isinstance(X, Tensor):
             self.matrix = _check_tensor(estimator, X.detach(), reset, min_features)
         else:
-            array = validate_data(
+            self.matrix = validate_data(
                 estimator,
                 X,
                 reset=reset,
-                accept_sparse="csr" if accept_sparse else False,
+                accept_sparse=False if for_density else "csr",
                 dtype=[np.float64, np.float32],
                 order="C",
                 ensure_min_features=min_features,
             )
-            self.matrix = array if sp.issparse(array) else _from_numpy(array)
-        length, self.dim = self.matrix.shape
-        device = self.matrix.device if isinstance(self.matrix, Tensor) else torch.device("cpu")
-        self.device = device
-        own = self.matrix.dtype if isinstance(self.matrix, Tensor) else torch.from_numpy(self.matrix.data[:0]).dtype
-        self.dtype = dtype or own
-        self.scales = torch.ones(length, dtype=self.dtype, device=device)
+            if not sp.issparse(self.matrix):
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # only read
+                    self.matrix = torch.from_numpy(self.matrix)
+        self.dim = int(self.matrix.shape[1])
+        is_dense = isinstance(self.matrix, Tensor)
+        self.device = self.matrix.device if is_dense else torch.device("cpu")
+        self.dtype = self.matrix.dtype if is_dense else torch.from_numpy(self.matrix.data[:0]).dtype
+        if for_density and self.device.type != "mps":
+            self.dtype = torch.float64
+        self.scales = torch.ones(self.matrix.shape[0], dtype=self.dtype, device=self.device)
         for part in self.parts(self.dim):
-            norms = _norms(self[part])
+            norms = _norms(self[part][0])
             self.scales[part] = torch.where(norms > 0, 1 / norms, 0.0)
         self.is_zero = self.scales == 0
         if self.is_zero.any():
-            count = f"{int(self.is_zero.sum())} of {length}"
+            count = f"{int(self.is_zero.sum())} of {len(self)}"
             warnings.warn(f"{count} rows of X are zero and have no direction; they get the label 0.", stacklevel=5)
 
     def __len__(self) -> int:
@@ -79,16 +75,15 @@ class Rows:
         size = max(64, 2 ** (19 if self.device.type == "cpu" else 26) // max(values_per_row, 1))
         return (slice(start, min(start + size, len(self))) for start in range(0, len(self), size))
 
-    def __getitem__(self, index: slice | np.ndarray) -> Block:
-        if isinstance(self.matrix, Tensor):
-            index = index if isinstance(index, slice) else torch.from_numpy(index).to(self.device)
-        return self.matrix[index] if sp.issparse(self.matrix) else self.matrix[index].to(self.dtype)
+    def __getitem__(self, index: slice | np.ndarray) -> tuple[Block, Tensor]:
+        at: Any = index if isinstance(index, slice) else torch.from_numpy(index).to(self.device)
+        block = self.matrix[at].to(self.dtype) if isinstance(self.matrix, Tensor) else self.matrix[index]
+        return block, self.scales[at]
 
     def directions(self, index: np.ndarray) -> Tensor:
         """Return unit vectors (b, d) of some rows, as a dense tensor."""
-        block = self[index]
-        dense = block if isinstance(block, Tensor) else torch.from_numpy(block.toarray())
-        return dense * self.scales[torch.from_numpy(index).to(self.device)][:, None]
+        block, scales = self[index]
+        return (block if isinstance(block, Tensor) else torch.from_numpy(block.toarray())) * scales[:, None]
 
     def output(self, values: Tensor) -> Any:
         """Return a result in the form of the input: as a tensor or a numpy array."""
@@ -115,25 +110,19 @@ def all_sums_by_label(rows: Rows, labels: Tensor, count: int) -> Tensor:
     """Return the sums of the directions of all rows with each of `count` labels: (count, d)."""
     sums = torch.zeros(count, rows.dim, dtype=rows.dtype, device=rows.device)
     for part in rows.parts(8 if rows.device.type == "cpu" else count + rows.dim):  # large: each call has a cost
-        sums += sums_by_label(rows[part], rows.scales[part], labels[part], count)
+        sums += sums_by_label(*rows[part], labels[part], count)
     return sums
 
 
 def _norms(block: Block) -> Tensor:
-    """Norms (b,) without overflow or underflow of squares."""
-    if isinstance(block, Tensor):
-        norms = torch.linalg.vector_norm(block, dim=1)
-        limits = torch.finfo(block.dtype)
-        if norms.min() > limits.tiny**0.25 and norms.max() < limits.max**0.25:
-            return norms
-        largest = block.abs().amax(1, keepdim=True)
-        scaled = block / torch.where(largest > 0, largest, 1.0)
-        return largest.squeeze(1) * torch.linalg.vector_norm(scaled, dim=1)
-    largest = np.asarray(abs(block).max(axis=1).todense()).ravel()
-    safe = np.where(largest > 0, largest, 1)
-    data = block.data / np.repeat(safe, np.diff(block.indptr))
-    squares = sp.csr_matrix((data**2, block.indices, block.indptr), shape=block.shape).sum(axis=1)
-    return torch.from_numpy(largest * np.sqrt(np.asarray(squares).ravel()))
+    """Norms (b,), for dense rows without overflow or underflow of squares."""
+    if not isinstance(block, Tensor):
+        return torch.from_numpy(row_norms(block))
+    norms, limits = torch.linalg.vector_norm(block, dim=1), torch.finfo(block.dtype)
+    if norms.min() > limits.tiny**0.25 and norms.max() < limits.max**0.25:
+        return norms
+    largest = block.abs().amax(1, keepdim=True)
+    return largest.squeeze(1) * torch.linalg.vector_norm(block / torch.where(largest > 0, largest, 1.0), dim=1)
 
 
 def _check_tensor(estimator: Any, X: Tensor, reset: bool, min_features: int) -> Tensor:
@@ -148,9 +137,3 @@ def _check_tensor(estimator: Any, X: Tensor, reset: bool, min_features: int) -> 
     _check_feature_names(estimator, X, reset=reset)
     _check_n_features(estimator, X, reset=reset)
     return X
-
-
-def _from_numpy(array: np.ndarray) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # it is only read
-        return torch.from_numpy(array)

@@ -94,11 +94,7 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
             raise ValueError(f"n_samples={len(rows)} must be at least n_clusters={self.n_clusters}.")
         random = check_random_state(self.random_state)
         given = None if isinstance(self.init, str) else self._given_centers(rows)
-        starts = range(self.n_init if given is None else 1)
-        runs = (
-            self._run(rows, choose_centers(rows, self.n_clusters, random) if given is None else given, random)
-            for _ in starts
-        )
+        runs = (self._run(rows, given, random) for _ in range(self.n_init if given is None else 1))
         best, centers, self.n_iter_ = max(runs, key=lambda run: float(run[0].cosines.sum()))
         used = int(best.labels.bincount().count_nonzero())
         if used < self.n_clusters:
@@ -135,8 +131,9 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
             raise ValueError(f"init must be finite, of shape {self.n_clusters, rows.dim}; got {tuple(centers.shape)}.")
         return project_to_sphere(centers)
 
-    def _run(self, rows: Rows, centers: Tensor, random: np.random.RandomState) -> tuple["Assignment", Tensor, int]:
-        """Improve initial centers; return the clusters, the centers and the number of passes."""
+    def _run(self, rows: Rows, given: Tensor | None, random: np.random.RandomState) -> tuple["Assignment", Tensor, int]:
+        """Improve given or chosen centers; return the clusters, the centers and the number of passes."""
+        centers = choose_centers(rows, self.n_clusters, random) if given is None else given
         if self.batch_size is None:
             centers, count = self._lloyd(rows, centers)
         else:
@@ -165,8 +162,7 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
             before = centers
             order = random.permutation(len(rows))
             for start in range(0, len(rows), size):
-                index = order[start : start + size]
-                block, scales = rows[index], rows.scales[torch.from_numpy(index).to(rows.device)]
+                block, scales = rows[order[start : start + size]]
                 totals += sums_by_label(block, scales, nearest(products(block, centers)), len(centers))
                 centers = torch.where((totals == 0).all(1, keepdim=True), centers, project_to_sphere(totals))
             if (totals == 0).all(1).any():
@@ -196,7 +192,7 @@ def assign(rows: Rows, centers: Tensor) -> Assignment:
     for part in rows.parts(rows.dim + len(centers)):
         if memory is None or len(memory) != part.stop - part.start:
             memory = centers.new_empty(part.stop - part.start, len(centers))  # reused: allocating takes longer
-        values = products(rows[part], centers, memory)
+        values = products(rows[part][0], centers, memory)
         labels[part] = found = nearest(values)
         cosines[part] = values.gather(1, found[:, None]).squeeze(1)
     return Assignment(labels, cosines.mul_(rows.scales))
@@ -210,7 +206,7 @@ def choose_centers(rows: Rows, count: int, random: np.random.RandomState) -> Ten
     size = max(10_000, 100 * count)
     if len(candidates) > size:
         candidates = random.choice(candidates, size, replace=False)
-    block, scales = rows[candidates], rows.scales[torch.from_numpy(candidates).to(rows.device)]
+    block, scales = rows[candidates]
     # In many dimensions most candidates are in clusters that have a center, because all distances are nearly equal.
     trials = min(2 + 2 * count, 64)
     chosen, centers = np.array([random.randint(len(candidates))]), []

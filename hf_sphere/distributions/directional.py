@@ -13,18 +13,7 @@ from hf_sphere.geometry.sampling import points_around
 
 
 class DirectionalDistribution(Distribution):
-    """A distribution around a mean direction mu, whose density depends only on the cosine w = mu.x.
-
-    Args:
-        loc: Mean direction mu, (..., d), of unit norm.
-        concentration: Concentration kappa, (...), at least 0 and finite; batch shapes broadcast.
-        validate_args: Whether to validate arguments and values; see `torch.distributions.Distribution`.
-
-    Raises:
-        TypeError: If `loc` does not have a floating-point dtype.
-        ValueError: If the last axis of `loc` is shorter than 2, if the batch shapes do not broadcast, or, with
-            validation, if an argument violates its constraint.
-    """
+    """A distribution around a mean direction mu, whose density depends only on the cosine w = mu.x."""
 
     arg_constraints = {"loc": unit_vector, "concentration": constraints.nonnegative}
     support = unit_vector
