@@ -59,7 +59,6 @@ class VonMisesFisher(DirectionalDistribution):
             Distribution with the batch shape (...).
 
         Raises:
-            TypeError: If `points` does not have a floating-point dtype.
             ValueError: If there are no points, a point is zero or not finite, or the weights are invalid.
         """
         if points.ndim < 2 or points.shape[-2] == 0 or points.shape[-1] < 2:
