@@ -41,6 +41,8 @@ bench: $(READY)  ## run the benchmarks; prints tables, writes JSON to benchmarks
 	$(RUN) benchmarks/optimizers.py
 	$(RUN) benchmarks/prototypes.py
 	$(RUN) benchmarks/vmf.py
+	$(RUN) benchmarks/vmf_accuracy.py
+	$(RUN) benchmarks/clustering.py
 	$(RUN) benchmarks/retrieval.py
 	$(RUN) benchmarks/search.py
 	$(RUN) benchmarks/analogy.py

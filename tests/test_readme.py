@@ -45,8 +45,9 @@ def test_prototype_example_prints_its_comments(example, tmp_path):
     assert [re.sub(seconds, "", line) for line in printed] == [re.sub(seconds, "", line) for line in shown]
 
 
-def test_distribution_example_prints_its_comments(example, tmp_path):
-    code = example("distributions")
+@pytest.mark.parametrize("name", ["distributions", "clustering", "geometry"])
+def test_examples_print_their_comments(example, tmp_path, name):
+    code = example(name)
     assert run(code, tmp_path).splitlines() == re.findall(r"# (.+)", code)
 
 

@@ -1,17 +1,17 @@
 """The von Mises-Fisher distribution, and its Kullback-Leibler divergences."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints, register_kl
+from torch.distributions import register_kl
 
-from hf_sphere.distributions.hyperspherical_uniform import HypersphericalUniform, check_same_sphere, unit_vector
+from hf_sphere.distributions.directional import DirectionalDistribution, upcast
+from hf_sphere.distributions.hyperspherical_uniform import HypersphericalUniform, check_same_sphere
 from hf_sphere.geometry import bessel
-from hf_sphere.geometry.sampling import sample_points
+from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.geometry.sampling import sample_cosine
 
 
-class VonMisesFisher(Distribution):
+class VonMisesFisher(DirectionalDistribution):
     """The von Mises-Fisher distribution, the analogue of the isotropic normal distribution on the unit sphere.
 
     Its density is `C_d(kappa) exp(kappa mu.x)`. A concentration of 0 gives the uniform distribution. Sampling is exact
@@ -33,47 +33,47 @@ class VonMisesFisher(Distribution):
         >>> VonMisesFisher(mean, torch.full((5,), 40.0)).rsample((10,)).shape
         torch.Size([10, 5, 128])
 
+        A mixture of the five, by torch:
+
+        >>> shares = torch.distributions.Categorical(torch.ones(5))
+        >>> mixture = torch.distributions.MixtureSameFamily(shares, VonMisesFisher(mean, torch.full((5,), 40.0)))
+        >>> mixture.log_prob(mixture.sample((10,))).shape
+        torch.Size([10])
+
     Reference:
         Mardia and Jupp, "Directional statistics", 2000, section 9.3.2.
     """
 
-    arg_constraints = {"loc": unit_vector, "concentration": constraints.nonnegative}
-    support = unit_vector
-    has_rsample = True
+    @classmethod
+    def fit(cls, points: Tensor, weights: Tensor | None = None) -> "VonMisesFisher":
+        """Return the distribution with the maximum likelihood of given points. Differentiable.
 
-    loc: Tensor
-    concentration: Tensor
+        The concentration of few points in many dimensions is biased upward, as all maximum-likelihood scales are. That
+        of identical points, whose likelihood has no maximum, is the largest one that float64 resolves.
 
-    def __init__(self, loc: Tensor, concentration: Tensor | float, validate_args: bool | None = None) -> None:
-        if loc.ndim < 1 or loc.shape[-1] < 2:
-            raise ValueError(f"loc must have the shape (..., d) with d of at least 2; got {tuple(loc.shape)}.")
-        if not loc.is_floating_point():
-            raise TypeError(f"loc must have a floating-point dtype; got {loc.dtype}.")
-        if isinstance(concentration, Tensor):
-            loc = loc.to(torch.promote_types(loc.dtype, concentration.dtype))
-        concentration = torch.as_tensor(concentration, dtype=loc.dtype, device=loc.device)
-        try:
-            batch_shape = torch.broadcast_shapes(loc.shape[:-1], concentration.shape)
-        except RuntimeError:
-            shapes = f"{tuple(loc.shape[:-1])} of loc; got the shape {tuple(concentration.shape)}"
-            raise ValueError(f"concentration must broadcast with the batch shape {shapes}.") from None
-        self.loc = loc.expand(*batch_shape, loc.shape[-1])
-        self.concentration = concentration.expand(batch_shape)
-        super().__init__(batch_shape, loc.shape[-1:], validate_args)
+        Args:
+            points: Points, (..., n, d) with n of at least 1; only their directions are used.
+            weights: Nonnegative weights with a positive sum, (..., n); equal if None.
 
-    def expand(self, batch_shape: Any, _instance: "VonMisesFisher | None" = None) -> "VonMisesFisher":
-        """Return a distribution expanded to `batch_shape`."""
-        new = self._get_checked_instance(VonMisesFisher, _instance)
-        new.loc = self.loc.expand(*batch_shape, self.dim)
-        new.concentration = self.concentration.expand(batch_shape)
-        super(VonMisesFisher, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
+        Returns:
+            Distribution with the batch shape (...).
 
-    @property
-    def dim(self) -> int:
-        """Number of coordinates d."""
-        return self.event_shape[0]
+        Raises:
+            ValueError: If there are no points, a point is zero or not finite, or the weights are invalid.
+        """
+        if points.ndim < 2 or points.shape[-2] == 0 or points.shape[-1] < 2:
+            raise ValueError(f"points must have the shape (..., n, d), n >= 1, d >= 2; got {tuple(points.shape)}.")
+        weights = points.new_ones(points.shape[-2]) if weights is None else weights
+        if not (weights.isfinite() & (weights >= 0)).all() or (weights.sum(-1) <= 0).any():
+            raise ValueError("weights must be finite and nonnegative, with a positive sum.")
+        if not points.isfinite().all() or (points == 0).all(-1).any():
+            raise ValueError("points must be finite and not zero: a zero vector has no direction. Remove such points.")
+        shares = upcast(weights) / upcast(weights).sum(-1, keepdim=True)
+        mean = (shares[..., None] * project_to_sphere(upcast(points))).sum(-2)
+        length = torch.linalg.vector_norm(mean, dim=-1).clamp(max=1 - torch.finfo(mean.dtype).eps)
+        concentration = bessel.concentration_from_mean_resultant_length(length, points.shape[-1])
+        dtype = torch.promote_types(points.dtype, torch.float32)  # half dtypes have too few digits for both
+        return cls(project_to_sphere(mean).to(dtype), concentration.to(dtype))
 
     @property
     def mean_resultant_length(self) -> Tensor:
@@ -81,33 +81,9 @@ class VonMisesFisher(Distribution):
         return bessel.mean_resultant_length(self.concentration, self.dim)
 
     @property
-    def mean(self) -> Tensor:
-        """Mean A_d(kappa) mu, which lies inside the sphere: (..., d)."""
-        return self.mean_resultant_length[..., None] * self.loc
-
-    @property
-    def mode(self) -> Tensor:
-        """The mean direction, (..., d)."""
-        return self.loc
-
-    @property
     def dispersion(self) -> Tensor:
         """Spherical variance 1 - A_d(kappa), (...): the mean of 1 - mu.x."""
         return bessel.mean_resultant_length_complement(self.concentration, self.dim)
-
-    @property
-    def variance(self) -> Tensor:
-        """Variance of each coordinate, (..., d); the variances sum to 1 - A^2."""
-        across, extra = self._variances()
-        return (across[..., None] + extra[..., None] * self.loc.square()).to(self.loc.dtype)
-
-    @property
-    def covariance_matrix(self) -> Tensor:
-        """Covariance matrix of the coordinates, (..., d, d)."""
-        across, extra = self._variances()
-        identity = torch.eye(self.dim, dtype=across.dtype, device=self.loc.device)
-        outer = self.loc[..., :, None] * self.loc[..., None, :]
-        return (across[..., None, None] * identity + extra[..., None, None] * outer).to(self.loc.dtype)
 
     def _variances(self) -> tuple[Tensor, Tensor]:
         """Variance A / kappa orthogonal to the mean direction, and the excess of the variance along it."""
@@ -128,57 +104,31 @@ class VonMisesFisher(Distribution):
         gap = (self.loc.to(wide) - value).square().sum(-1) / 2  # 1 - mu.x, without cancellation
         return (peak - concentration * gap).to(torch.promote_types(self.loc.dtype, value.dtype))
 
-    def entropy(self) -> Tensor:
-        """Differential entropy in nats: (...)."""
+    def _sample_cosine(self, concentration: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        return sample_cosine(concentration, self.dim, generator)
+
+    def _divergence_from_uniform(self) -> Tensor:
+        # Without the cancellation of `kappa A - G`.
         concentration = _upcast_concentration(self.concentration)
-        divergence = _divergence_from_uniform(concentration, self.dim)
-        return (-bessel.log_uniform_density(self.dim) - divergence).to(self.loc.dtype)
-
-    def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Draw reparameterized samples, differentiable with respect to both parameters: sample_shape + (..., d).
-
-        Args:
-            sample_shape: Leading axes of the result.
-            generator: Random number generator; torch's global one if None.
-        """
-        wide = torch.promote_types(self.loc.dtype, torch.float32)
-        concentration = self.concentration.to(wide).expand(torch.Size(sample_shape) + self.batch_shape)
-        return sample_points(self.loc.to(wide), concentration, generator).to(self.loc.dtype)
-
-
-def _upcast(values: Tensor) -> Tensor:
-    """Upcast to float64 where the device supports it, since terms computed from the values cancel."""
-    return values.to(torch.float32 if values.device.type == "mps" else torch.float64)
+        rest = bessel.mean_resultant_length_complement(concentration, self.dim)
+        return bessel.log_vmf_peak(concentration, self.dim) - concentration * rest
 
 
 def _upcast_concentration(concentration: Tensor) -> Tensor:
     """Upcast, after a reduction of concentrations whose products with 1 - mu.x, at most 2, would overflow."""
     wide = torch.promote_types(concentration.dtype, torch.float32)
-    return _upcast(concentration.to(wide).clamp(max=0.25 * torch.finfo(wide).max))
-
-
-def _divergence_from_uniform(concentration: Tensor, dim: int) -> Tensor:
-    """Kullback-Leibler divergence from the uniform distribution, without the cancellation of `kappa A - G`."""
-    rest = bessel.mean_resultant_length_complement(concentration, dim)
-    return bessel.log_vmf_peak(concentration, dim) - concentration * rest
+    return upcast(concentration.to(wide).clamp(max=0.25 * torch.finfo(wide).max))
 
 
 @register_kl(VonMisesFisher, VonMisesFisher)
 def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
     check_same_sphere(p, q)
     ours, theirs = _upcast_concentration(p.concentration), _upcast_concentration(q.concentration)
-    gap = (_upcast(p.loc) - _upcast(q.loc)).square().sum(-1) / 2  # 1 - mu_p.mu_q, without cancellation
+    gap = (upcast(p.loc) - upcast(q.loc)).square().sum(-1) / 2  # 1 - mu_p.mu_q, without cancellation
     peaks = bessel.log_vmf_peak(ours, p.dim) - bessel.log_vmf_peak(theirs, p.dim)
     rest = bessel.mean_resultant_length_complement(ours, p.dim)
     divergence = peaks + rest * (theirs - ours) + (1 - rest) * theirs * gap
     return divergence.to(torch.promote_types(p.loc.dtype, q.loc.dtype))
-
-
-@register_kl(VonMisesFisher, HypersphericalUniform)
-def _kl_vmf_uniform(p: VonMisesFisher, q: HypersphericalUniform) -> Tensor:
-    check_same_sphere(p, q)
-    divergence = _divergence_from_uniform(_upcast_concentration(p.concentration), p.dim).to(p.loc.dtype)
-    return divergence.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
 
 
 @register_kl(HypersphericalUniform, VonMisesFisher)

@@ -10,3 +10,14 @@ from .coordinates import (
     cartesian_to_angles as cartesian_to_angles,
     spherize as spherize,
 )
+from .manifold import (
+    exp_map as exp_map,
+    frechet_mean as frechet_mean,
+    geodesic_distance as geodesic_distance,
+    log_map as log_map,
+    parallel_transport as parallel_transport,
+    project_to_sphere as project_to_sphere,
+    project_to_tangent as project_to_tangent,
+    random_rotation as random_rotation,
+    slerp as slerp,
+)

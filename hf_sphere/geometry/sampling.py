@@ -31,10 +31,9 @@ NODES = {torch.float32: 14, torch.float64: 48}
 """Number of Gauss-Legendre nodes for the derivative with respect to the concentration."""
 
 
-def sample_points(loc: Tensor, concentration: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Draw one sample per concentration (...) around mean directions (..., d) that broadcast with it: (..., d)."""
-    cosine, sine = sample_cosine(concentration, loc.shape[-1], generator)
-    shape = (*concentration.shape, loc.shape[-1])
+def points_around(loc: Tensor, cosine: Tensor, sine: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Draw points in uniform directions around mean directions (..., d), at given cosines and sines (...): (..., d)."""
+    shape = (*cosine.shape, loc.shape[-1])
     normals = torch.randn(shape, generator=generator, dtype=loc.dtype, device=loc.device)
     return _Point.apply(loc, cosine, sine, normals)[0]
 
@@ -129,7 +128,7 @@ def _draw_fixed_numbers(shape: tuple[int, ...], dim: int, seed: int) -> tuple[np
 
 
 def points_from_noise(loc: Tensor, concentration: Tensor, noise: Noise) -> Tensor:
-    """Transform noise into samples, differentiable like those of `sample_points`.
+    """Transform noise into samples, differentiable like those of `points_around`.
 
     Args:
         loc: Mean directions, (..., d).

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from hf_sphere.geometry import sampling
 from hf_sphere.geometry.bessel import mean_resultant_length, mean_resultant_length_derivative
-from hf_sphere.geometry.sampling import fixed_noise, points_from_noise, propose, sample_cosine, sample_points
+from hf_sphere.geometry.sampling import fixed_noise, points_around, points_from_noise, propose, sample_cosine
 
 DRAWS = 50_000
 DTYPES = [torch.float32, torch.float64]
@@ -271,7 +271,7 @@ def unit(count: int, dim: int, dtype=torch.float32) -> torch.Tensor:
 
 
 def by_sampling(loc, concentration):
-    return sample_points(loc, concentration)
+    return points_around(loc, *sample_cosine(concentration, loc.shape[-1]))
 
 
 def noise_like(shape, loc):

@@ -1,0 +1,2 @@
+from .mixture import VonMisesFisherMixture as VonMisesFisherMixture
+from .spherical_k_means import SphericalKMeans as SphericalKMeans

@@ -1,0 +1,260 @@
+"""Mixtures of von Mises-Fisher distributions, fitted by expectation-maximization."""
+
+import math
+import numbers
+import warnings
+from typing import Any, NamedTuple, Self
+
+import torch
+from sklearn.base import BaseEstimator, DensityMixin, _fit_context
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from hf_sphere.cluster.rows import Rows, all_sums_by_label
+from hf_sphere.cluster.spherical_k_means import POSITIVE_INTEGER, SphericalKMeans
+from hf_sphere.distributions import VonMisesFisher
+from hf_sphere.geometry import bessel
+from hf_sphere.geometry.manifold import project_to_sphere
+
+LARGEST_CONCENTRATION = 1e8
+"""Bound of the concentrations, without which the likelihood of a component with a single point has no maximum."""
+
+
+class Parameters(NamedTuple):
+    """Mean directions (k, d), concentrations (k,) and weights (k,) of the components."""
+
+    means: Tensor
+    concentrations: Tensor
+    weights: Tensor
+
+
+class VonMisesFisherMixture(DensityMixin, BaseEstimator):
+    """A mixture of von Mises-Fisher distributions, the analogue of Gaussian mixtures for directions.
+
+    Fitted by expectation-maximization with exact concentrations, up to 1e8, from the clusters of `SphericalKMeans`. No
+    iteration decreases the likelihood. In the end the concentrations are corrected for the bias of maximum likelihood,
+    which is large for few rows in many dimensions: the squared length of a mean is replaced by the mean cosine of pairs
+    of different rows. Rows are used by their directions only. Rows of zeros have no direction: they
+    do not influence the fit, get equal probabilities and the label 0, with a warning. X may be a tensor, whose
+    device is used; results are tensors if X is one. Computed in float64 (on devices that support it), block by block.
+
+    Args:
+        n_components: Number of components.
+        concentration_type: `own` concentration of each component, or `shared`.
+        n_init: Number of starts, of which the one with the largest likelihood is kept.
+        max_iter: Maximum number of iterations.
+        tol: Iterations end if the mean log-likelihood increases by less than this.
+        random_state: Seed or `RandomState`, as in scikit-learn.
+
+    Attributes:
+        means_: Mean directions, unit vectors, (k, d).
+        concentrations_: Concentrations, (k,).
+        weights_: Shares of the components, (k,).
+        labels_: Most probable component of each row, (n,).
+        lower_bound_: Mean log-likelihood of the rows that are not zero, in nats.
+        converged_: Whether `tol` was reached.
+        n_iter_: Number of iterations.
+        n_features_in_: Number of columns d.
+
+    Example:
+        >>> mixture = VonMisesFisherMixture(n_components=10, random_state=0).fit(embeddings)
+        >>> mixture.predict_proba(embeddings).shape
+        (1797, 10)
+
+    Reference:
+        Banerjee, Dhillon, Ghosh and Sra, "Clustering on the unit hypersphere using von Mises-Fisher distributions",
+        JMLR 2005.
+    """
+
+    _parameter_constraints: dict = {
+        "n_components": [POSITIVE_INTEGER],
+        "concentration_type": [StrOptions({"own", "shared"})],
+        "n_init": [POSITIVE_INTEGER],
+        "max_iter": [POSITIVE_INTEGER],
+        "tol": [Interval(numbers.Real, 0, None, closed="left")],
+        "random_state": ["random_state"],
+    }
+
+    def __init__(
+        self,
+        n_components: int = 1,
+        *,
+        concentration_type: str = "own",
+        n_init: int = 1,
+        max_iter: int = 100,
+        tol: float = 1e-4,
+        random_state: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.concentration_type = concentration_type
+        self.n_init = n_init
+        self.max_iter = max_iter
+        self.tol = tol
+        self.random_state = random_state
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fit the mixture to the rows of X (n, d); y is ignored."""
+        rows = self._rows(X, reset=True)
+        if len(rows) < self.n_components:
+            raise ValueError(f"n_samples={len(rows)} must be at least n_components={self.n_components}.")
+        random = check_random_state(self.random_state)
+        runs = (self._expectation_maximization(rows, self._start(rows, random)) for _ in range(self.n_init))
+        parameters, self.lower_bound_, self.converged_, self.n_iter_, labels = max(runs, key=lambda run: run[1])
+        if not self.converged_:
+            warnings.warn(
+                f"the likelihood still increased after {self.n_iter_} iterations; increase max_iter or tol.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        self.means_, self.concentrations_, self.weights_ = (rows.output(part) for part in parameters)
+        self.labels_ = rows.output(labels)
+        return self
+
+    def fit_predict(self, X: Any, y: Any = None) -> Any:
+        """Fit the mixture and return the most probable component of each row of X: (n,)."""
+        return self.fit(X).labels_
+
+    def predict(self, X: Any) -> Any:
+        """Return the most probable component of each row of X: (n,)."""
+        rows, log_joint = self._log_joint(X)
+        return rows.output(log_joint.argmax(1))
+
+    def predict_proba(self, X: Any) -> Any:
+        """Return the probabilities of the components given each row of X: (n, k)."""
+        rows, log_joint = self._log_joint(X)
+        return rows.output(log_joint.softmax(1))
+
+    def score_samples(self, X: Any) -> Any:
+        """Return the log-density of each row of X with respect to the surface measure, in nats: (n,)."""
+        rows, log_joint = self._log_joint(X)
+        return rows.output(log_joint.logsumexp(1))
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Return the mean log-density of the rows of X, in nats; y is ignored."""
+        return float(self._log_joint(X)[1].logsumexp(1).mean())
+
+    def bic(self, X: Any) -> float:
+        """Return the Bayesian information criterion on X; lower is better."""
+        log_densities = self._log_joint(X)[1].logsumexp(1)
+        return float(-2 * log_densities.sum()) + self._parameter_count() * math.log(len(log_densities))
+
+    def aic(self, X: Any) -> float:
+        """Return the Akaike information criterion on X; lower is better."""
+        return float(-2 * self._log_joint(X)[1].logsumexp(1).sum()) + 2 * self._parameter_count()
+
+    def sample(self, n_samples: int = 1) -> tuple[Any, Any]:
+        """Draw unit vectors (n, d) from the mixture; return them and their components (n,), in order of components."""
+        check_is_fitted(self)
+        means, concentrations, weights = (torch.as_tensor(part) for part in self._fitted())
+        random = check_random_state(self.random_state)
+        generator = torch.Generator(means.device).manual_seed(int(random.randint(2**31)))
+        shares = weights.double().cpu().numpy()
+        labels = torch.as_tensor(random.multinomial(n_samples, shares / shares.sum())).to(means.device)
+        labels = torch.arange(len(means), device=means.device).repeat_interleave(labels)
+        points = VonMisesFisher(means[labels], concentrations[labels], validate_args=False).rsample((), generator)
+        is_tensor = isinstance(self.means_, Tensor)
+        return (points, labels) if is_tensor else (points.numpy(), labels.numpy())
+
+    def _fitted(self) -> Parameters:
+        return Parameters(self.means_, self.concentrations_, self.weights_)
+
+    def _parameter_count(self) -> int:
+        count, dim = self.means_.shape
+        return count * (dim - 1) + (count if self.concentration_type == "own" else 1) + count - 1
+
+    def _rows(self, X: Any, reset: bool) -> Rows:
+        return Rows(self, X, reset, for_density=True)
+
+    def _log_joint(self, X: Any) -> tuple[Rows, Tensor]:
+        check_is_fitted(self)
+        rows = self._rows(X, reset=False)
+        parameters = Parameters(*(torch.as_tensor(part).to(rows.device, rows.dtype) for part in self._fitted()))
+        parts = rows.parts(rows.dim + len(parameters.weights))
+        return rows, torch.cat([log_joint(*rows[part], parameters) for part in parts])
+
+    def _start(self, rows: Rows, random: Any) -> Parameters:
+        """Return the parameters of the clusters of spherical k-means."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # empty clusters, and rows of zeros, which have been reported
+            k_means = SphericalKMeans(self.n_components, max_iter=20, random_state=random.randint(2**31))
+            labels = torch.as_tensor(k_means.fit(rows.matrix).labels_)
+        sums = all_sums_by_label(rows, labels, self.n_components)
+        return self._maximize(sums, torch.bincount(labels[~rows.is_zero], minlength=self.n_components).to(rows.dtype))
+
+    def _maximize(self, sums: Tensor, counts: Tensor, squares: Tensor | None = None) -> Parameters:
+        """Return the parameters with the largest likelihood.
+
+        Args:
+            sums: Weighted sums of the rows of each component, (k, d).
+            counts: Sums of the weights, (k,).
+            squares: Sums of the squared weights, (k,), if the bias of the concentrations is to be corrected.
+        """
+        norms = torch.linalg.vector_norm(sums, dim=1)
+        lengths = (norms / torch.where(counts > 0, counts, 1.0)).clamp(max=1)
+        if squares is not None:
+            pairs = counts.square() - squares
+            cosines = (norms.square() - squares) / torch.where(pairs > 0, pairs, 1.0)
+            lengths = torch.where(pairs > 1e-9 * counts.square(), cosines.clamp(0, 1).sqrt(), lengths)
+        total = counts.sum()
+        if self.concentration_type == "shared":
+            lengths = ((lengths * counts).sum() / total.clamp_min(1)).expand(len(counts))
+        # A component without rows has the uniform distribution and the weight 0; its direction is arbitrary.
+        means = torch.where(norms[:, None] > 0, sums, torch.eye(1, sums.shape[1], dtype=sums.dtype, device=sums.device))
+        concentrations = bessel.concentration_from_mean_resultant_length(lengths, sums.shape[1])
+        weights = counts / total if total > 0 else torch.full_like(counts, 1 / len(counts))
+        return Parameters(project_to_sphere(means), concentrations.clamp(max=LARGEST_CONCENTRATION), weights)
+
+    def _expectation_maximization(
+        self, rows: Rows, parameters: Parameters
+    ) -> tuple[Parameters, float, bool, int, Tensor]:
+        """Iterate; return the parameters, their likelihood, whether it converged, the iterations and the labels."""
+        number, converged = 0, False
+        found = expect(rows, parameters)
+        while not converged and number < self.max_iter:
+            previous, parameters = found.likelihood, self._maximize(found.sums, found.counts)
+            found = expect(rows, parameters)
+            number, converged = number + 1, found.likelihood - previous < self.tol
+        parameters = self._maximize(found.sums, found.counts, found.squares)
+        found = expect(rows, parameters)
+        return parameters, found.likelihood, converged, number, found.labels
+
+
+class Expectation(NamedTuple):
+    """Mean log-likelihood, labels (n,), and weighted sums (k, d), weights (k,) and squared weights (k,) of the rows."""
+
+    likelihood: float
+    labels: Tensor
+    sums: Tensor
+    counts: Tensor
+    squares: Tensor
+
+
+def expect(rows: Rows, parameters: Parameters) -> Expectation:
+    """Compute the posterior probabilities of the components, and what the next parameters depend on."""
+    likelihood, labels = 0.0, []
+    sums = torch.zeros_like(parameters.means)
+    counts, squares = torch.zeros_like(parameters.weights), torch.zeros_like(parameters.weights)
+    for part in rows.parts(rows.dim + len(counts)):
+        block, scales = rows[part]
+        joint = log_joint(block, scales, parameters)
+        likelihood += float(joint.logsumexp(1)[scales > 0].sum())
+        labels.append(joint.argmax(1))
+        shares = joint.softmax(1) * (scales > 0)[:, None]
+        sums += (shares * scales[:, None]).T @ block
+        counts += shares.sum(0)
+        squares += shares.square().sum(0)
+    used = max(1, len(rows) - int(rows.is_zero.sum()))
+    return Expectation(likelihood / used, torch.cat(labels), sums, counts, squares)
+
+
+def log_joint(block: Tensor, scales: Tensor, parameters: Parameters) -> Tensor:
+    """Return the log-densities of rows (b, d) in each component, plus the logarithms of its weight: (b, k)."""
+    means, concentrations, weights = parameters
+    uniform = bessel.log_uniform_density(block.shape[1])
+    peaks = uniform + bessel.log_vmf_peak(concentrations, block.shape[1]) + weights.log()
+    joint = peaks + concentrations * ((block @ means.T) * scales[:, None] - 1)
+    return torch.where((scales > 0)[:, None], joint, uniform - math.log(len(weights)))

@@ -1,0 +1,238 @@
+"""Spherical k-means: clusters of directions around unit vectors."""
+
+import numbers
+import warnings
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClusterMixin, _fit_context
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from hf_sphere.cluster.rows import Rows, all_sums_by_label, products, sums_by_label
+from hf_sphere.geometry.manifold import project_to_sphere
+
+POSITIVE_INTEGER = Interval(numbers.Integral, 1, None, closed="left")
+
+
+class SphericalKMeans(ClusterMixin, BaseEstimator):
+    """k-means on the sphere, which maximizes the sum of the cosines between rows and the centers of their clusters.
+
+    Rows are used by their directions only; they need not be normalized. Rows of zeros have no direction: they do not
+    influence the centers and get the label 0, with a warning. X may be a dense or sparse matrix, or a tensor, whose
+    device is used; results are tensors if X is one.
+
+    Args:
+        n_clusters: Number of clusters.
+        init: `k-means++` (by cosine, on a sample of at least 100 rows per cluster), or initial centers (k, d).
+        n_init: Number of starts, of which the best is kept; 1 if initial centers are given.
+        max_iter: Maximum number of passes over the rows.
+        tol: Iterations end if the squared shifts of the centers sum to at most this, or if no label changes.
+        batch_size: Number of rows per update of the centers, which are then running means; all rows if None.
+        random_state: Seed or `RandomState`, as in scikit-learn.
+
+    Attributes:
+        cluster_centers_: Unit vectors, (k, d).
+        labels_: Cluster of each row, (n,).
+        inertia_: Sum of the squared Euclidean distances between directions and centers, 2 (1 - cosine) each.
+        n_iter_: Number of passes.
+        n_features_in_: Number of columns d.
+
+    Example:
+        >>> labels = SphericalKMeans(n_clusters=10, random_state=0).fit_predict(embeddings)
+
+    Reference:
+        Dhillon and Modha, "Concept decompositions for large sparse text data using clustering", Machine Learning 2001;
+        Arthur and Vassilvitskii, "k-means++: the advantages of careful seeding", SODA 2007; Sculley, "Web-scale k-means
+        clustering", WWW 2010 (batches).
+    """
+
+    _parameter_constraints: dict = {
+        "n_clusters": [POSITIVE_INTEGER],
+        "init": [StrOptions({"k-means++"}), "array-like", Tensor],
+        "n_init": [POSITIVE_INTEGER],
+        "max_iter": [POSITIVE_INTEGER],
+        "tol": [Interval(numbers.Real, 0, None, closed="left")],
+        "batch_size": [POSITIVE_INTEGER, None],
+        "random_state": ["random_state"],
+    }
+
+    def __init__(
+        self,
+        n_clusters: int = 8,
+        *,
+        init: Any = "k-means++",
+        n_init: int = 1,
+        max_iter: int = 300,
+        tol: float = 1e-4,
+        batch_size: int | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.n_clusters = n_clusters
+        self.init = init
+        self.n_init = n_init
+        self.max_iter = max_iter
+        self.tol = tol
+        self.batch_size = batch_size
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        """Return the tags of the estimator."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    @_fit_context(prefer_skip_nested_validation=True)
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Find the clusters of the rows of X (n, d); y is ignored."""
+        rows = self._rows(X, reset=True)
+        if len(rows) < self.n_clusters:
+            raise ValueError(f"n_samples={len(rows)} must be at least n_clusters={self.n_clusters}.")
+        random = check_random_state(self.random_state)
+        given = None if isinstance(self.init, str) else self._given_centers(rows)
+        runs = (self._run(rows, given, random) for _ in range(self.n_init if given is None else 1))
+        best, centers, self.n_iter_ = max(runs, key=lambda run: float(run[0].cosines.sum()))
+        used = int(best.labels.bincount().count_nonzero())
+        if used < self.n_clusters:
+            warnings.warn(
+                f"only {used} of {self.n_clusters} clusters have rows; X may have fewer distinct directions.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        self.cluster_centers_, self.labels_ = rows.output(centers), rows.output(best.labels)
+        self.inertia_ = _inertia(rows, best)
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """Return the cluster of each row of X: (n,)."""
+        rows, found = self._assign(X)
+        return rows.output(found.labels)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Return the negative inertia of X; y is ignored."""
+        return -_inertia(*self._assign(X))
+
+    def _rows(self, X: Any, reset: bool) -> Rows:
+        return Rows(self, X, reset)
+
+    def _assign(self, X: Any) -> tuple[Rows, "Assignment"]:
+        check_is_fitted(self)
+        rows = self._rows(X, reset=False)
+        centers = torch.as_tensor(self.cluster_centers_).to(rows.device, rows.dtype)
+        return rows, assign(rows, centers)
+
+    def _given_centers(self, rows: Rows) -> Tensor:
+        centers = torch.as_tensor(self.init).to(rows.device, rows.dtype)
+        if centers.shape != (self.n_clusters, rows.dim) or not centers.isfinite().all():
+            raise ValueError(f"init must be finite, of shape {self.n_clusters, rows.dim}; got {tuple(centers.shape)}.")
+        return project_to_sphere(centers)
+
+    def _run(self, rows: Rows, given: Tensor | None, random: np.random.RandomState) -> tuple["Assignment", Tensor, int]:
+        """Improve given or chosen centers; return the clusters, the centers and the number of passes."""
+        centers = choose_centers(rows, self.n_clusters, random) if given is None else given
+        if self.batch_size is None:
+            centers, count = self._lloyd(rows, centers)
+        else:
+            centers, count = self._pass_over_batches(rows, centers, random, self.batch_size)
+        return assign(rows, centers), centers, count
+
+    def _lloyd(self, rows: Rows, centers: Tensor) -> tuple[Tensor, int]:
+        """Alternate assignments and updates; return the centers and the number of iterations."""
+        labels = None
+        for number in range(1, self.max_iter + 1):
+            previous, found, before = labels, assign(rows, centers), centers
+            labels = found.labels
+            if previous is not None and torch.equal(labels, previous):
+                return centers, number
+            centers = _updated(centers, all_sums_by_label(rows, labels, len(centers)), rows, found)
+            if (centers - before).square().sum() <= self.tol:
+                return centers, number
+        return centers, self.max_iter
+
+    def _pass_over_batches(
+        self, rows: Rows, centers: Tensor, random: np.random.RandomState, size: int
+    ) -> tuple[Tensor, int]:
+        """Move the centers after each batch to the mean of all rows that they were assigned."""
+        totals = torch.zeros_like(centers)
+        for number in range(1, self.max_iter + 1):
+            before = centers
+            order = random.permutation(len(rows))
+            for start in range(0, len(rows), size):
+                block, scales = rows[order[start : start + size]]
+                totals += sums_by_label(block, scales, nearest(products(block, centers)), len(centers))
+                centers = torch.where((totals == 0).all(1, keepdim=True), centers, project_to_sphere(totals))
+            if (totals == 0).all(1).any():
+                centers = _updated(centers, totals, rows, assign(rows, centers))
+            if (centers - before).square().sum() <= self.tol:
+                return centers, number
+        return centers, self.max_iter
+
+
+class Assignment(NamedTuple):
+    """Cluster of each row, (n,), and the cosine with its center, (n,)."""
+
+    labels: Tensor
+    cosines: Tensor
+
+
+def nearest(values: Tensor) -> Tensor:
+    """Return the first column of the largest value of each row of (b, k): (b,)."""
+    # On the CPU numpy is several times as fast as torch.
+    return values.argmax(1) if values.device.type != "cpu" else torch.from_numpy(values.numpy().argmax(1))
+
+
+def assign(rows: Rows, centers: Tensor) -> Assignment:
+    """Assign each row to the center with the largest cosine, the first one if several are equal."""
+    labels, cosines = torch.empty(len(rows), dtype=torch.int64, device=rows.device), torch.empty_like(rows.scales)
+    memory: Tensor | None = None
+    for part in rows.parts(rows.dim + len(centers)):
+        if memory is None or len(memory) != part.stop - part.start:
+            memory = centers.new_empty(part.stop - part.start, len(centers))  # reused: allocating takes longer
+        values = products(rows[part][0], centers, memory)
+        labels[part] = found = nearest(values)
+        cosines[part] = values.gather(1, found[:, None]).squeeze(1)
+    return Assignment(labels, cosines.mul_(rows.scales))
+
+
+def choose_centers(rows: Rows, count: int, random: np.random.RandomState) -> Tensor:
+    """Choose initial centers among the rows by greedy k-means++, whose squared distances are 2 (1 - cosine)."""
+    candidates = np.flatnonzero(~rows.is_zero.cpu().numpy())
+    if len(candidates) == 0:
+        return torch.eye(1, rows.dim, dtype=rows.dtype, device=rows.device).repeat(count, 1)
+    size = max(10_000, 100 * count)
+    if len(candidates) > size:
+        candidates = random.choice(candidates, size, replace=False)
+    block, scales = rows[candidates]
+    # In many dimensions most candidates are in clusters that have a center, because all distances are nearly equal.
+    trials = min(2 + 2 * count, 64)
+    chosen, centers = np.array([random.randint(len(candidates))]), []
+    gaps = torch.full((len(candidates),), 4.0, dtype=rows.dtype, device=rows.device)
+    for number in range(count):
+        if number > 0:
+            ends = gaps.double().cumsum(0).cpu().numpy()
+            chosen = np.searchsorted(ends, random.uniform(size=trials) * ends[-1]).clip(max=len(ends) - 1)
+        tried = rows.directions(candidates[chosen])
+        reduced = torch.minimum(gaps[:, None], (1 - products(block, tried) * scales[:, None]).clamp_min(0))
+        best = int(reduced.sum(0).argmin())
+        gaps = reduced[:, best]
+        centers.append(tried[best])
+    return torch.stack(centers)
+
+
+def _updated(centers: Tensor, sums: Tensor, rows: Rows, found: Assignment) -> Tensor:
+    """Return the directions of the sums; empty clusters move to the rows that are farthest from their centers."""
+    is_empty = (sums == 0).all(1)
+    if is_empty.any():
+        cosines = torch.where(rows.is_zero, 2.0, found.cosines)
+        empty = is_empty.nonzero().squeeze(1)[: int((~rows.is_zero).sum())]
+        moved = rows.directions(cosines.topk(len(empty), largest=False).indices.cpu().numpy())
+        return torch.where(is_empty[:, None], centers, project_to_sphere(sums)).index_copy(0, empty, moved)
+    return project_to_sphere(sums)
+
+
+def _inertia(rows: Rows, found: Assignment) -> float:
+    return float(2 * (1 - found.cosines[~rows.is_zero].double()).clamp_min(0).sum())

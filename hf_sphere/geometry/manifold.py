@@ -1,0 +1,225 @@
+"""Geodesics of the unit sphere: distances, exponential and logarithmic maps, transport, means and rotations.
+
+Points are unit vectors along the last axis; leading axes broadcast. Distances are never arc cosines of inner products,
+which lose half of the digits near 0 and pi, and all maps are smooth at 0. Computed in at least float32 and returned in
+the dtype of the arguments. Between antipodal points the shortest path is not unique; one of them is used.
+"""
+
+import functools
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hf_sphere.geometry.checks import check_integer
+
+F = TypeVar("F", bound=Callable[..., Tensor])
+
+_COSINE = [(-1) ** k / math.factorial(2 * k) for k in range(8)]
+_SINC = [(-1) ** k / math.factorial(2 * k + 1) for k in range(8)]
+_ARCSINE = [math.comb(2 * k, k) / (4**k * (2 * k + 1)) for k in range(8)]
+"""Taylor coefficients of cos(a), sin(a) / a and asin(a) / a, in powers of a^2."""
+
+
+def _upcast(function: F) -> F:
+    """Check tensor arguments and pass them in a common dtype of at least float32; return the result in their dtype."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Tensor:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        for tensor in tensors:
+            if not tensor.is_floating_point():
+                raise TypeError(f"expected tensors of a floating-point dtype; got {tensor.dtype}.")
+        dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+        wide = torch.promote_types(dtype, torch.float32)
+        args = tuple(value.to(wide) if isinstance(value, Tensor) else value for value in args)
+        kwargs = {name: value.to(wide) if isinstance(value, Tensor) else value for name, value in kwargs.items()}
+        return function(*args, **kwargs).to(dtype)
+
+    return wrapper  # type: ignore[return-value]
+
+
+@_upcast
+def project_to_sphere(x: Tensor) -> Tensor:
+    """Return the directions x / |x| of vectors, (..., d). A zero vector has no direction and stays zero."""
+    largest = x.detach().abs().amax(-1, keepdim=True)  # otherwise squares may overflow or underflow
+    x = x / torch.where(largest > 0, largest, 1.0)
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / torch.where(norm > 0, norm, 1.0)
+
+
+@_upcast
+def project_to_tangent(point: Tensor, vector: Tensor) -> Tensor:
+    """Project vectors (..., d) orthogonally onto the tangent spaces at points (..., d)."""
+    return vector - (point * vector).sum(-1, keepdim=True) * point
+
+
+@_upcast
+def exp_map(point: Tensor, tangent: Tensor) -> Tensor:
+    """Return the ends of the geodesics that start at points with tangents (..., d), whose norms are the lengths."""
+    square = tangent.square().sum(-1, keepdim=True)
+    small = square < 1e-2
+    angle = torch.where(small, 1.0, square).sqrt()
+    cosine = torch.where(small, _polynomial(square, _COSINE), angle.cos())
+    sinc = torch.where(small, _polynomial(square, _SINC), angle.sin() / angle)
+    return cosine * point + sinc * tangent
+
+
+@_upcast
+def log_map(point: Tensor, other: Tensor) -> Tensor:
+    """Return the tangents at points that `exp_map` maps to other points, (..., d); the inverse of `exp_map`."""
+    cosine = (point * other).sum(-1, keepdim=True)
+    # A difference from the nearer pole is exact, unlike other - cosine * point.
+    tangent = project_to_tangent(point, other - torch.where(cosine < 0, -1.0, 1.0).to(point.dtype) * point)
+    square = tangent.square().sum(-1, keepdim=True)  # of the sine of the distance
+    small, antipodal = (square < 1e-3) & (cosine >= 0), (square == 0) & (cosine < 0)
+    sine = torch.where(small | antipodal, 1.0, square).sqrt()
+    scale = torch.where(small, _polynomial(square, _ARCSINE), torch.atan2(sine, cosine) / sine)
+    return torch.where(antipodal, math.pi * _any_tangent(point), scale * tangent)
+
+
+@_upcast
+def geodesic_distance(point: Tensor, other: Tensor) -> Tensor:
+    """Return the angles between points (..., d), in radians from 0 to pi: (...).
+
+    Reference:
+        Kahan, "How futile are mindless assessments of roundoff in floating-point computation?", 2006, section 12.
+    """
+    chords = (torch.linalg.vector_norm(x, dim=-1) for x in (point - other, point + other))
+    return 2 * torch.atan2(*chords)
+
+
+@_upcast
+def slerp(point: Tensor, other: Tensor, share: Tensor | float) -> Tensor:
+    """Return the point at a share of the way along the geodesic between two points, (..., d).
+
+    Args:
+        point: Start, (..., d).
+        other: End, (..., d).
+        share: 0 at the start and 1 at the end; a number, or a tensor (...).
+    """
+    return exp_map(point, (share[..., None] if isinstance(share, Tensor) else share) * log_map(point, other))
+
+
+@_upcast
+def parallel_transport(point: Tensor, other: Tensor, tangent: Tensor) -> Tensor:
+    """Transport tangents (..., d) at points to other points along the geodesics between them."""
+    # The reflection that maps a point to the negative of the other one is exact also near the antipode.
+    axis = point + other
+    square = axis.square().sum(-1, keepdim=True)
+    axis = torch.where(square == 0, _any_tangent(point), axis)
+    return tangent - 2 * (axis * tangent).sum(-1, keepdim=True) / torch.where(square == 0, 1.0, square) * axis
+
+
+@_upcast
+def frechet_mean(points: Tensor, weights: Tensor | None = None, max_iterations: int = 1000) -> Tensor:
+    """Return the point with the smallest weighted sum of squared geodesic distances to given points.
+
+    Riemannian gradient descent with unit steps, which never increases the sum, from the direction of the Euclidean
+    mean. Differentiable with respect to points and weights by the implicit function theorem. A warning reports a mean
+    that is not unique, such as that of antipodal points, and steps that do not converge.
+
+    Args:
+        points: Points, (..., n, d) with n >= 1.
+        weights: Nonnegative weights with a positive sum, (..., n); equal if None.
+        max_iterations: Maximum number of steps.
+
+    Returns:
+        Means, (..., d).
+
+    Raises:
+        TypeError: If a tensor does not have a floating-point dtype.
+        ValueError: If there are no points, a value is not finite, or weights are negative or sum to 0.
+    """
+    if points.ndim < 2 or points.shape[-2] == 0:
+        raise ValueError(f"points must have the shape (..., n, d) with n of at least 1; got {tuple(points.shape)}.")
+    weights = points.new_ones(points.shape[-2]) if weights is None else weights
+    if not points.isfinite().all() or not (weights.isfinite() & (weights >= 0)).all() or (weights.sum(-1) == 0).any():
+        raise ValueError("points must be finite, and weights finite and nonnegative with a positive sum.")
+    shares = (weights / weights.sum(-1, keepdim=True))[..., None]
+    with torch.no_grad():
+        resultant = (shares * points).sum(-2, keepdim=True)
+        tolerance = 100 * torch.finfo(points.dtype).eps
+        balanced = torch.linalg.vector_norm(resultant, dim=-1, keepdim=True) <= tolerance
+        mean = project_to_sphere(torch.where(balanced, points[..., :1, :], resultant))
+        for _ in range(max_iterations):
+            tangents = log_map(mean, points)
+            step = (shares * tangents).sum(-2, keepdim=True)
+            mean = project_to_sphere(exp_map(mean, step))
+            if not (torch.linalg.vector_norm(step, dim=-1) > tolerance).any():
+                break
+        else:
+            warnings.warn(f"the mean did not converge in {max_iterations} steps; the points are spread.", stacklevel=3)
+        ambiguous = balanced[..., 0, 0] | (_smallest_curvature(mean, tangents, shares) <= 1e-6)
+        if ambiguous.any():
+            count = f"{int(ambiguous.sum())} of {ambiguous.numel()}"
+            message = f"the mean of {count} sets of points may not be unique, as for antipodal points."
+            warnings.warn(message, stacklevel=3)
+    if torch.is_grad_enabled() and (points.requires_grad or weights.requires_grad):
+        # A Newton step from the solution does not change it, and has its derivatives.
+        step = (shares * log_map(mean, points)).sum(-2).unsqueeze(-1)
+        newton = torch.linalg.solve(_hessian(mean, tangents, shares), step).squeeze(-1)
+        return exp_map(mean.squeeze(-2), newton)
+    return mean.squeeze(-2)
+
+
+def random_rotation(
+    dim: int,
+    batch_shape: tuple[int, ...] = (),
+    *,
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """Draw rotation matrices uniformly (Haar measure), batch_shape + (dim, dim), with determinant 1.
+
+    Reference:
+        Mezzadri, "How to generate random matrices from the classical compact groups", Notices of the AMS 2007.
+    """
+    check_integer("dim", dim, 1)
+    dtype = dtype or torch.get_default_dtype()
+    wide = torch.promote_types(dtype, torch.float32)
+    q, r = torch.linalg.qr(torch.randn(*batch_shape, dim, dim, generator=generator, dtype=wide, device=device))
+    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(wide)
+    q = q * signs[..., None, :]
+    return torch.cat([q[..., :1] * torch.linalg.det(q).sign()[..., None, None], q[..., 1:]], dim=-1).to(dtype)
+
+
+def _polynomial(x: Tensor, coefficients: list[float]) -> Tensor:
+    value = torch.full_like(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        value = value * x + coefficient
+    return value
+
+
+def _any_tangent(point: Tensor) -> Tensor:
+    """Return unit tangents at points (..., d): the projections of the coordinate axes that are most orthogonal."""
+    axis = torch.nn.functional.one_hot(point.abs().argmin(-1), point.shape[-1]).to(point.dtype)
+    return project_to_sphere(project_to_tangent(point, axis))
+
+
+def _curvatures(tangents: Tensor) -> tuple[Tensor, Tensor]:
+    """Return distances, and the second derivatives a cot(a) of half their squares orthogonal to the geodesics."""
+    angle = torch.linalg.vector_norm(tangents, dim=-1, keepdim=True)
+    return angle, torch.where(angle < 1e-4, 1 - angle.square() / 3, angle / angle.clamp_min(1e-4).tan())
+
+
+def _hessian(mean: Tensor, tangents: Tensor, shares: Tensor) -> Tensor:
+    """Second derivative of half the weighted sum of squared distances, (..., d, d); 1 in the direction of the mean."""
+    angle, across = _curvatures(tangents)
+    directions = tangents / angle.clamp_min(torch.finfo(angle.dtype).tiny)
+    least = (shares * across).sum(-2, keepdim=True)
+    identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+    along = (shares * (1 - across) * directions).mT @ directions
+    return least * identity + along + (1 - least) * mean.mT @ mean
+
+
+def _smallest_curvature(mean: Tensor, tangents: Tensor, shares: Tensor) -> Tensor:
+    """Smallest eigenvalue of the Hessian, (...), or a positive lower bound of it, which takes linear time."""
+    bound = (shares * _curvatures(tangents)[1]).sum((-2, -1))
+    if (bound > 1e-6).all():
+        return bound
+    return torch.linalg.eigvalsh(_hessian(mean, tangents, shares))[..., 0]

@@ -1,0 +1,325 @@
+import math
+import pickle
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.metrics import adjusted_rand_score
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture
+from hf_sphere.cluster.mixture import expect
+from hf_sphere.cluster.rows import Rows
+from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher
+from hf_sphere.geometry import project_to_sphere
+
+ESTIMATORS = [lambda: SphericalKMeans(3, random_state=0), lambda: VonMisesFisherMixture(3, random_state=0)]
+
+
+def blobs(kappa: float = 50.0, dim: int = 8, count: int = 3, each: int = 100) -> tuple[np.ndarray, np.ndarray]:
+    means = project_to_sphere(torch.randn(count, dim, dtype=torch.float64))
+    labels = torch.arange(count).repeat(each)
+    points = VonMisesFisher(means, torch.full((count,), kappa).double()).sample((each,)).flatten(0, 1)
+    return points.numpy(), labels.numpy()
+
+
+@pytest.mark.parametrize(
+    ("estimator", "check"),
+    [case for make in (SphericalKMeans, VonMisesFisherMixture) for case in estimator_checks_generator(make())],
+    ids=lambda value: getattr(value, "func", value).__name__ if callable(getattr(value, "func", None)) else None,
+)
+def test_scikit_learn_accepts_the_estimators(estimator, check):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(estimator)
+
+
+@pytest.mark.parametrize("make", ESTIMATORS)
+class TestInput:
+    def test_clusters_are_found(self, make):
+        points, labels = blobs()
+        assert adjusted_rand_score(labels, make().fit_predict(points)) == 1
+
+    def test_norms_do_not_matter(self, make):
+        points, _ = blobs()
+        scales = np.random.default_rng(0).uniform(1e-3, 1e3, (len(points), 1))
+        np.testing.assert_array_equal(make().fit_predict(points), make().fit_predict(scales * points))
+
+    def test_tensors_in_give_tensors_out(self, make):
+        points = torch.from_numpy(blobs()[0]).float()
+        estimator = make().fit(points)
+        assert isinstance(estimator.labels_, torch.Tensor)
+        assert torch.equal(estimator.predict(points), estimator.labels_)
+        np.testing.assert_array_equal(estimator.predict(points.numpy()), estimator.labels_)
+        np.testing.assert_array_equal(make().fit(points.numpy()).labels_, estimator.labels_)
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+    def test_results_are_on_the_device_of_the_tensor(self, make):
+        points = torch.from_numpy(blobs()[0])
+        estimator = make().fit(points.cuda())
+        assert estimator.predict(points.cuda()).device.type == "cuda"
+        assert adjusted_rand_score(estimator.labels_.cpu(), make().fit(points).labels_) == 1
+        assert torch.equal(estimator.predict(points), estimator.labels_.cpu())
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
+    def test_half_and_integer_tensors_are_accepted(self, make, dtype):
+        points = torch.from_numpy(100 * blobs()[0]).to(dtype)
+        labels = make().fit(points).labels_
+        assert adjusted_rand_score(make().fit(points.double()).labels_, labels) == 1
+
+    def test_half_and_integer_arrays_are_accepted(self, make):
+        points = 100 * blobs()[0]
+        for dtype in (np.float16, np.int64):
+            assert len(make().fit(points.astype(dtype)).labels_) == len(points)
+
+    def test_zero_rows_warn_and_get_the_lowest_label(self, make):
+        points, _ = blobs()
+        points[[3, 7]] = 0
+        with pytest.warns(UserWarning, match="2 of 300 rows of X are zero"):
+            estimator = make().fit(points)
+        assert (estimator.labels_[[3, 7]] == 0).all()
+        with pytest.warns(UserWarning, match="1 of 1 rows"):
+            assert estimator.predict(points[[3]]) == 0
+
+    def test_only_zero_rows_do_not_fail(self, make):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert (make().fit(np.zeros((5, 4))).labels_ == 0).all()
+
+    def test_duplicates_only_do_not_fail(self, make):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            estimator = make().fit(np.ones((10, 4)))
+        assert len(set(estimator.labels_)) == 1
+
+    def test_more_clusters_than_rows_are_an_error(self, make):
+        with pytest.raises(ValueError, match="n_samples=2 must be at least"):
+            make().fit(np.eye(2))
+
+    def test_one_row_is_one_cluster(self, make):
+        estimator = make()
+        name = "n_clusters" if isinstance(estimator, SphericalKMeans) else "n_components"
+        assert estimator.set_params(**{name: 1}).fit(np.ones((1, 4))).labels_.tolist() == [0]
+
+    @pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy])
+    def test_nan_is_an_error(self, make, convert):
+        points = blobs()[0]
+        points[5, 2] = math.nan
+        with pytest.raises(ValueError, match=r"NaN|finite"):
+            make().fit(convert(points))
+
+    def test_tensors_of_other_shapes_are_an_error(self, make):
+        for wrong in (torch.ones(5), torch.ones(0, 4), torch.ones(2, 3, 4)):
+            with pytest.raises(ValueError, match=r"shape \(n, d\)"):
+                make().fit(wrong)
+        with pytest.raises(ValueError, match="features"):
+            make().fit(torch.randn(9, 4)).predict(torch.randn(9, 5))
+
+    def test_unfitted_estimators_raise_not_fitted_error(self, make):
+        with pytest.raises(NotFittedError):
+            make().predict(np.eye(3))
+
+    def test_same_seed_gives_the_same_result(self, make):
+        points = np.random.default_rng(0).standard_normal((300, 5))
+        np.testing.assert_array_equal(make().fit(points).labels_, make().fit(points).labels_)
+        assert pickle.loads(pickle.dumps(make().fit(points))).predict(points).shape == (300,)
+
+    def test_works_as_the_clustering_step_of_bertopic(self, make):
+        """BERTopic clones nothing; it calls fit, reads `labels_`, and calls predict for new documents."""
+        reduced, truth = blobs(dim=5)
+
+        class TopicModel:
+            def __init__(self, hdbscan_model):
+                self.hdbscan_model = hdbscan_model
+
+            def fit_transform(self, embeddings, y=None):
+                try:
+                    self.hdbscan_model.fit(embeddings, y=y)
+                except TypeError:
+                    self.hdbscan_model.fit(embeddings)
+                labels = self.hdbscan_model.labels_
+                documents: dict[int, list[int]] = {}
+                for number, topic in enumerate(labels):
+                    documents.setdefault(int(topic), []).append(number)
+                return sorted(documents), list(labels)
+
+            def transform(self, embeddings):
+                return self.hdbscan_model.predict(embeddings)
+
+        model = TopicModel(make())
+        topics, labels = model.fit_transform(reduced)
+        assert topics == [0, 1, 2]
+        assert adjusted_rand_score(truth, labels) == 1
+        np.testing.assert_array_equal(model.transform(reduced), labels)
+
+
+class TestSphericalKMeans:
+    def test_sparse_rows_give_the_clusters_of_dense_ones(self):
+        points = load_digits().data
+        dense = SphericalKMeans(10, random_state=0).fit(points)
+        for kind in (sp.csr_matrix, sp.csr_array, sp.coo_array):
+            sparse = SphericalKMeans(10, random_state=0).fit(kind(points))
+            np.testing.assert_array_equal(sparse.labels_, dense.labels_)
+            np.testing.assert_allclose(sparse.cluster_centers_, dense.cluster_centers_)
+            np.testing.assert_array_equal(sparse.predict(kind(points)), dense.labels_)
+
+    def test_the_result_is_a_fixed_point(self):
+        points = load_digits().data
+        k_means = SphericalKMeans(10, tol=0.0, random_state=0).fit(points)
+        units = points / np.linalg.norm(points, axis=1, keepdims=True)
+        cosines = units @ k_means.cluster_centers_.T
+        np.testing.assert_array_equal(cosines.argmax(1), k_means.labels_)
+        assert k_means.inertia_ == pytest.approx(2 * (1 - cosines.max(1)).sum())
+        for label, center in enumerate(k_means.cluster_centers_):
+            mean = units[k_means.labels_ == label].mean(0)
+            np.testing.assert_allclose(center, mean / np.linalg.norm(mean), atol=1e-12)
+
+    def test_more_starts_are_not_worse(self):
+        points = load_digits().data
+        one, five = (SphericalKMeans(10, n_init=n, random_state=0).fit(points).inertia_ for n in (1, 5))
+        assert five <= one
+
+    def test_batches_come_close_to_all_rows(self):
+        points = load_digits().data.astype(np.float32)
+        whole = SphericalKMeans(10, n_init=3, random_state=0).fit(points)
+        batches = SphericalKMeans(10, n_init=3, batch_size=256, max_iter=20, random_state=0).fit(points)
+        assert batches.inertia_ < 1.03 * whole.inertia_
+
+    @pytest.mark.parametrize("batch_size", [None, 32])
+    def test_empty_clusters_are_mended(self, batch_size):
+        points, labels = blobs(kappa=500.0)
+        first = points[labels == 0].mean(0)
+        init = np.stack([first, -first, -first])
+        k_means = SphericalKMeans(3, init=init, batch_size=batch_size).fit(points)
+        assert set(k_means.labels_) == {0, 1, 2}
+
+    def test_clusters_without_rows_are_reported(self):
+        with pytest.warns(ConvergenceWarning, match="only 2 of 3"):
+            SphericalKMeans(3, random_state=0).fit(np.repeat(np.eye(2), 5, axis=0))
+
+    def test_overflowing_norms_are_accepted(self):
+        points, labels = blobs()
+        found = SphericalKMeans(3, random_state=0).fit_predict(1e300 * points)
+        assert adjusted_rand_score(labels, found) == 1
+
+    @pytest.mark.parametrize("init", [np.ones((2, 8)), np.full((3, 8), np.nan)])
+    def test_wrong_initial_centers_are_an_error(self, init):
+        with pytest.raises(ValueError, match="init must be finite, of shape"):
+            SphericalKMeans(3, init=init).fit(blobs()[0])
+
+    @pytest.mark.parametrize("options", [{"n_clusters": 0}, {"init": "random"}, {"tol": -1.0}, {"batch_size": 0}])
+    def test_invalid_options_are_an_error(self, options):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            SphericalKMeans(**options).fit(blobs()[0])
+
+
+class TestMixture:
+    def test_parameters_are_recovered(self):
+        means = project_to_sphere(torch.randn(3, 32, dtype=torch.float64))
+        kappas, counts = torch.tensor([20.0, 100.0, 1e5]).double(), [6000, 3000, 1000]
+        parts = [VonMisesFisher(m, k).sample((n,)) for m, k, n in zip(means, kappas, counts, strict=True)]
+        mixture = VonMisesFisherMixture(3, random_state=0, n_init=2).fit(torch.cat(parts))
+        order = (means @ mixture.means_.T).argmax(1)
+        torch.testing.assert_close(mixture.concentrations_[order], kappas, rtol=0.02, atol=0)
+        torch.testing.assert_close(mixture.weights_[order], torch.tensor([0.6, 0.3, 0.1]).double(), rtol=0.03, atol=0)
+
+    def test_concentrations_of_few_rows_are_not_biased(self):
+        loc, kappa = torch.eye(1, 256)[0].double(), torch.tensor(60.0).double()
+        points = VonMisesFisher(loc, kappa).sample((20, 100))
+        found = torch.stack([VonMisesFisherMixture().fit(part).concentrations_ for part in points])
+        assert abs(found.mean() / kappa - 1) < 0.02
+        assert VonMisesFisher.fit(points).concentration.mean() / kappa > 1.05
+
+    @pytest.mark.parametrize("concentration_type", ["own", "shared"])
+    def test_no_iteration_decreases_the_likelihood(self, concentration_type):
+        points = load_digits().data
+        mixture = VonMisesFisherMixture(4, concentration_type=concentration_type, random_state=0)
+        rows = Rows(mixture, points, reset=True)
+        parameters = mixture._start(rows, np.random.RandomState(0))
+        likelihoods = []
+        for _ in range(20):
+            found = expect(rows, parameters)
+            likelihoods.append(found.likelihood)
+            parameters = mixture._maximize(found.sums, found.counts)
+        assert (np.diff(likelihoods) > -1e-10).all()
+        if concentration_type == "shared":
+            assert len(set(parameters.concentrations.tolist())) == 1
+
+    def test_densities_are_those_of_torch_mixtures(self):
+        points, _ = blobs()
+        mixture = VonMisesFisherMixture(3, random_state=0).fit(points)
+        means, kappas, weights = (
+            torch.from_numpy(part) for part in (mixture.means_, mixture.concentrations_, mixture.weights_)
+        )
+        joint = VonMisesFisher(means, kappas).log_prob(torch.from_numpy(points)[:, None]) + weights.log()
+        np.testing.assert_allclose(mixture.score_samples(points), joint.logsumexp(1), rtol=1e-9)
+        np.testing.assert_allclose(mixture.predict_proba(points), joint.softmax(1), atol=1e-9)
+        assert mixture.score(points) == pytest.approx(mixture.lower_bound_)
+        total = -2 * mixture.score_samples(points).sum()
+        assert mixture.aic(points) == pytest.approx(total + 2 * (3 * 7 + 3 + 2))
+        assert mixture.bic(points) == pytest.approx(total + (3 * 7 + 3 + 2) * math.log(300))
+
+    def test_bic_selects_the_number_of_components(self):
+        points, _ = blobs()
+        scores = [VonMisesFisherMixture(k, random_state=0).fit(points).bic(points) for k in (1, 2, 3, 4, 5)]
+        assert np.argmin(scores) == 2
+
+    def test_samples_follow_the_mixture(self):
+        mixture = VonMisesFisherMixture(3, random_state=0).fit(blobs()[0])
+        points, labels = mixture.sample(3000)
+        assert (points.shape, labels.shape) == ((3000, 8), (3000,))
+        assert (mixture.predict(points) == labels).mean() > 0.99
+        refit = clone(mixture).fit(points)
+        np.testing.assert_allclose(np.sort(refit.concentrations_), np.sort(mixture.concentrations_), rtol=0.1)
+
+    def test_zero_rows_have_the_uniform_density_and_equal_probabilities(self):
+        mixture = VonMisesFisherMixture(3, random_state=0).fit(blobs()[0])
+        with pytest.warns(UserWarning, match="zero"):
+            density, shares = mixture.score_samples(np.zeros((1, 8))), mixture.predict_proba(np.zeros((1, 8)))
+        assert density[0] == pytest.approx(-HypersphericalUniform(8, dtype=torch.float64).entropy().item())
+        np.testing.assert_allclose(shares, 1 / 3)
+
+    def test_single_point_components_and_high_concentrations_are_finite(self):
+        points = np.concatenate([blobs(kappa=1e5)[0], np.eye(8)[:2]])
+        mixture = VonMisesFisherMixture(5, random_state=0, n_init=3).fit(points)
+        assert sorted(np.bincount(mixture.labels_)) == [1, 1, 100, 100, 100]
+        for value in (mixture.concentrations_, mixture.score_samples(points), mixture.predict_proba(points)):
+            assert np.isfinite(value).all()
+
+    def test_stopping_early_is_reported(self):
+        with pytest.warns(ConvergenceWarning, match="still increased"):
+            VonMisesFisherMixture(5, max_iter=1, random_state=0).fit(load_digits().data)
+
+    def test_sparse_rows_are_an_error(self):
+        with pytest.raises(TypeError, match=r"dense data is required"):
+            VonMisesFisherMixture(2).fit(sp.csr_matrix(np.eye(3)))
+
+
+BLOCKED = ["transformers", "timm", "datasets", "accelerate", "torchvision", "huggingface_hub", "peft", "safetensors"]
+
+
+def test_only_torch_numpy_scipy_and_scikit_learn_are_needed(root):
+    program = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {BLOCKED}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Block())
+import torch
+from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture
+from hf_sphere.distributions import PowerSpherical, VonMisesFisher
+from hf_sphere.geometry import exp_map, log_vmf_normalizer, separation
+x = VonMisesFisher(torch.eye(3), torch.tensor(9.0)).sample((20,)).flatten(0, 1)
+print(SphericalKMeans(3).fit(x).labels_.shape, VonMisesFisherMixture(3).fit(x.numpy()).weights_.shape)
+"""
+    run = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split("\n")[0] == "torch.Size([60]) (3,)"

@@ -1,0 +1,165 @@
+import math
+
+import mpmath
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Categorical, MixtureSameFamily, kl_divergence
+
+from hf_sphere.distributions import HypersphericalUniform, PowerSpherical, VonMisesFisher
+from hf_sphere.geometry import project_to_sphere
+
+PLACES = [(2, 0.5), (3, 1e-3), (3, 2.0), (5, 40.0), (128, 40.0), (512, 1e4), (4096, 1e-3), (4096, 1e6)]
+
+
+def unit(*shape: int) -> Tensor:
+    return project_to_sphere(torch.randn(shape, dtype=torch.float64))
+
+
+def make(dim: int, kappa: float, *shape: int) -> PowerSpherical:
+    return PowerSpherical(unit(*shape, dim), torch.full(shape, kappa, dtype=torch.float64))
+
+
+def exact(dim: int, kappa: float) -> tuple[float, float]:
+    """Log-normalizer, and divergence from the uniform distribution, by 60-digit arithmetic."""
+    with mpmath.workdps(60):
+        beta, kappa = mpmath.mpf(dim - 1) / 2, mpmath.mpf(kappa)
+        alpha = beta + kappa
+        log_normalizer = (alpha + beta) * mpmath.log(2) + beta * mpmath.log(mpmath.pi)
+        log_normalizer += mpmath.loggamma(alpha) - mpmath.loggamma(alpha + beta)
+        area = mpmath.log(2) + mpmath.mpf(dim) / 2 * mpmath.log(mpmath.pi) - mpmath.loggamma(mpmath.mpf(dim) / 2)
+        mean = mpmath.log(2) + mpmath.digamma(alpha) - mpmath.digamma(alpha + beta)
+        return float(log_normalizer), float(kappa * mean - log_normalizer + area)
+
+
+@pytest.mark.parametrize(("dim", "kappa"), PLACES)
+class TestClosedForms:
+    def test_log_prob_equals_that_of_the_paper(self, dim, kappa):
+        distribution, x = make(dim, kappa), unit(5, dim)
+        expected = kappa * (distribution.loc * x).sum(-1).log1p() - exact(dim, kappa)[0]
+        torch.testing.assert_close(distribution.log_prob(x), expected, rtol=1e-10, atol=1e-8)
+
+    def test_divergence_from_uniform_keeps_its_digits(self, dim, kappa):
+        distribution = make(dim, kappa)
+        divergence = kl_divergence(distribution, HypersphericalUniform(dim)).item()
+        assert divergence == pytest.approx(exact(dim, kappa)[1], rel=1e-10)
+        uniform = HypersphericalUniform(dim, dtype=torch.float64).entropy().item()
+        assert distribution.entropy().item() == pytest.approx(uniform - divergence, rel=1e-12)
+
+    def test_samples_have_the_moments(self, dim, kappa):
+        if dim > 512:
+            pytest.skip("many large samples")
+        distribution = make(dim, kappa)
+        x = distribution.sample((20_000,))
+        torch.testing.assert_close(torch.linalg.vector_norm(x, dim=-1), torch.ones(20_000).double())
+        w = x @ distribution.loc
+        length = distribution.mean_resultant_length
+        assert abs(w.mean() - length) < 4 * w.std() / 20_000**0.5
+        variance = distribution.loc @ distribution.covariance_matrix @ distribution.loc
+        assert variance.item() == pytest.approx(w.var().item(), rel=0.1)
+        assert distribution.variance.sum().item() == pytest.approx(1 - length.item() ** 2, rel=1e-9)
+
+
+class TestGradients:
+    @pytest.mark.parametrize(("dim", "kappa"), [(3, 2.0), (5, 2.0), (128, 40.0)])
+    def test_of_samples_are_those_of_the_mean(self, dim, kappa):
+        concentration = torch.full((50_000,), kappa, dtype=torch.float64, requires_grad=True)
+        loc = unit(dim)
+        w = PowerSpherical(loc, concentration).rsample() @ loc
+        (slope,) = torch.autograd.grad(w.sum(), concentration)
+        expected = (dim - 1) / (kappa + dim - 1) ** 2
+        assert abs(slope.mean() - expected) < 4 * slope.std() / 50_000**0.5 + 1e-3 * expected
+
+    @pytest.mark.parametrize("kappa", [0.1, 5.0])
+    def test_of_densities_and_divergences_are_correct(self, kappa):
+        concentration = torch.full((3,), kappa, dtype=torch.float64, requires_grad=True)
+        loc, x, uniform = unit(3, 5).requires_grad_(), unit(3, 5), HypersphericalUniform(5)
+        assert torch.autograd.gradcheck(
+            lambda m, k: PowerSpherical(m, k, validate_args=False).log_prob(x), (loc, concentration)
+        )
+        assert torch.autograd.gradcheck(lambda k: kl_divergence(PowerSpherical(x, k), uniform), concentration)
+
+
+class TestLimits:
+    def test_density_integrates_to_one(self):
+        distribution = PowerSpherical(torch.tensor([1.0, 0.0]).double(), torch.tensor(7.5).double())
+        angles = torch.arange(1000).double() * (2 * math.pi / 1000)
+        density = distribution.log_prob(torch.stack([angles.cos(), angles.sin()], -1)).exp()
+        assert density.mean().item() * 2 * math.pi == pytest.approx(1)
+
+    def test_zero_concentration_is_uniform_also_at_the_antipode(self):
+        distribution = make(4, 0.0)
+        x = torch.stack([distribution.loc, -distribution.loc])
+        torch.testing.assert_close(distribution.log_prob(x), HypersphericalUniform(4).log_prob(x))
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+    def test_dtype_is_kept(self, dtype):
+        distribution = PowerSpherical(torch.tensor([1.0, 0.0, 0.0], dtype=dtype), torch.tensor(100.0, dtype=dtype))
+        x = distribution.rsample((3,))
+        assert x.dtype == distribution.log_prob(x).dtype == distribution.entropy().dtype == dtype
+
+    def test_float32_samples_at_high_concentration_are_unit_vectors(self):
+        x = PowerSpherical(torch.tensor([1.0, 0.0, 0.0]), torch.tensor(1e8)).sample((1000,))
+        assert (torch.linalg.vector_norm(x, dim=-1) - 1).abs().max() < 1e-6
+        assert 0 < x[:, 1].std() < 1e-3
+
+    def test_expand_keeps_the_type(self):
+        wide = make(4, 3.0, 3, 1).expand((2, 3, 5))
+        assert isinstance(wide, PowerSpherical)
+        assert wide.rsample().shape == (2, 3, 5, 4)
+
+
+@pytest.mark.parametrize("kind", [PowerSpherical, VonMisesFisher])
+def test_torch_mixtures_work(kind):
+    loc, kappa = unit(3, 5), torch.tensor([1.0, 10.0, 100.0]).double()
+    mixture = MixtureSameFamily(Categorical(torch.tensor([0.2, 0.3, 0.5]).double()), kind(loc, kappa))
+    x = mixture.sample((7,))
+    expected = (kind(loc, kappa).log_prob(x[:, None]) + torch.tensor([0.2, 0.3, 0.5]).log()).logsumexp(-1)
+    torch.testing.assert_close(mixture.log_prob(x), expected)
+    assert (mixture.mean.shape, mixture.variance.shape) == ((5,), (5,))
+
+
+class TestFit:
+    def test_recovers_the_parameters(self):
+        truth = VonMisesFisher(unit(3, 16), torch.tensor([5.0, 50.0, 1e5]).double())
+        fitted = VonMisesFisher.fit(truth.sample((20_000,)).movedim(0, 1))
+        assert (fitted.concentration / truth.concentration - 1).abs().max() < 0.03
+        assert (fitted.loc * truth.loc).sum(-1).min() > 0.999
+
+    def test_has_the_largest_likelihood(self):
+        x = VonMisesFisher(unit(4), torch.tensor(3.0).double()).sample((50,))
+        best = VonMisesFisher.fit(x)
+        for factor in (0.99, 1.01):
+            assert VonMisesFisher(best.loc, factor * best.concentration).log_prob(x).sum() < best.log_prob(x).sum()
+
+    def test_weights_are_repetitions(self):
+        x = unit(4, 3)
+        weighted = VonMisesFisher.fit(x, torch.tensor([0, 1, 2, 3]))
+        repeated = VonMisesFisher.fit(x[[1, 2, 2, 3, 3, 3]])
+        torch.testing.assert_close(weighted.loc, repeated.loc)
+        torch.testing.assert_close(weighted.concentration, repeated.concentration)
+
+    def test_identical_points_give_a_finite_concentration(self):
+        x = unit(1, 6).expand(3, 6)
+        fitted = VonMisesFisher.fit(x)
+        assert fitted.concentration.isfinite()
+        assert fitted.log_prob(x).isfinite().all()
+
+    def test_half_dtypes_and_any_norms_are_accepted(self):
+        x = VonMisesFisher(unit(8), torch.tensor(100.0).double()).sample((100,))
+        fitted, exact_ = VonMisesFisher.fit((3 * x).half()), VonMisesFisher.fit(x)
+        assert fitted.concentration.item() == pytest.approx(exact_.concentration.item(), rel=1e-3)
+
+    @pytest.mark.parametrize(
+        ("points", "weights", "message"),
+        [
+            (torch.empty(0, 3), None, "n >= 1"),
+            (torch.zeros(2, 3), None, "no direction"),
+            (torch.tensor([[math.nan, 1.0]]), None, "finite"),
+            (torch.ones(2, 3), torch.tensor([1.0, -1.0]), "nonnegative"),
+            (torch.ones(2, 3), torch.zeros(2), "positive sum"),
+        ],
+    )
+    def test_invalid_input_is_an_error(self, points, weights, message):
+        with pytest.raises(ValueError, match=message):
+            VonMisesFisher.fit(points, weights)

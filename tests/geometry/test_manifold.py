@@ -1,0 +1,224 @@
+import math
+import warnings
+
+import mpmath
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from hf_sphere.geometry import (
+    exp_map,
+    frechet_mean,
+    geodesic_distance,
+    log_map,
+    parallel_transport,
+    project_to_sphere,
+    project_to_tangent,
+    random_rotation,
+    slerp,
+)
+
+ANGLES = [1e-6, 1e-4, 1e-2, 0.03, 0.1, 1.0, math.pi / 2, 3.0, math.pi - 1e-3, math.pi - 1e-6]
+
+
+def unit(*shape: int) -> Tensor:
+    return project_to_sphere(torch.randn(shape, dtype=torch.float64))
+
+
+def pair(angle: float, dim: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    """A point, a unit tangent, and the point at a distance, rounded once from 40 digits."""
+    point = unit(dim)
+    tangent = project_to_sphere(project_to_tangent(point, unit(dim)))
+    with mpmath.workdps(40):
+        cosine, sine = mpmath.cos(angle), mpmath.sin(angle)
+        other = [float(cosine * p + sine * t) for p, t in zip(point.tolist(), tangent.tolist(), strict=True)]
+    return point, tangent, torch.tensor(other, dtype=torch.float64)
+
+
+def exact_distance(x: Tensor, y: Tensor) -> float:
+    with mpmath.workdps(40):
+        a, b = ([mpmath.mpf(v) for v in z.tolist()] for z in (x, y))
+        norm = mpmath.sqrt(mpmath.fdot(a, a) * mpmath.fdot(b, b))
+        return float(mpmath.acos(mpmath.fdot(a, b) / norm))
+
+
+@pytest.mark.parametrize("angle", ANGLES)
+class TestAccuracy:
+    def test_distance_equals_that_of_40_digits(self, angle):
+        x, _, y = pair(angle)
+        found, exact = geodesic_distance(x, y).item(), exact_distance(x, y)
+        assert found == pytest.approx(exact, rel=1e-9)
+        assert math.pi - found == pytest.approx(math.pi - exact, rel=1e-9)
+
+    def test_exp_map_ends_at_the_exact_point(self, angle):
+        x, tangent, y = pair(angle)
+        end = exp_map(x, angle * tangent)
+        torch.testing.assert_close(end, y, rtol=0, atol=1e-15)
+        torch.testing.assert_close(end - x, y - x, rtol=1e-6, atol=1e-15)
+
+    def test_log_map_is_the_tangent_of_the_geodesic(self, angle):
+        x, tangent, y = pair(angle)
+        torch.testing.assert_close(log_map(x, y), angle * tangent, rtol=1e-6, atol=1e-9 * angle)
+        assert torch.linalg.vector_norm(log_map(x, y)).item() == pytest.approx(angle, rel=1e-9)
+
+    def test_slerp_divides_the_distance(self, angle):
+        x, _, y = pair(angle)
+        share = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)
+        points = slerp(x, y, share)
+        torch.testing.assert_close(geodesic_distance(x, points), share * angle, rtol=1e-6, atol=1e-14)
+        torch.testing.assert_close(points[2], y, rtol=0, atol=1e-14)
+
+    def test_parallel_transport_rotates_the_tangent_along(self, angle):
+        x, tangent, y = pair(angle)
+        across = project_to_tangent(tangent, project_to_tangent(x, unit(5)))
+        across = project_to_tangent(x, across)
+        moved = parallel_transport(x, y, across + 2 * tangent)
+        expected = across + 2 * (math.cos(angle) * tangent - math.sin(angle) * x)
+        torch.testing.assert_close(moved, expected, rtol=1e-6, atol=1e-9)
+
+    def test_geoopt_agrees(self, angle):
+        geoopt = pytest.importorskip("geoopt", reason="compares with geoopt")
+        sphere = geoopt.Sphere()
+        x, tangent, y = pair(angle)
+        step = angle * tangent
+        torch.testing.assert_close(exp_map(x, step), sphere.expmap(x, step), rtol=1e-6, atol=1e-14)
+        torch.testing.assert_close(project_to_tangent(x, y), sphere.proju(x, y), rtol=1e-6, atol=1e-14)
+        torch.testing.assert_close(project_to_sphere(3 * y), sphere.projx(3 * y), rtol=1e-6, atol=1e-14)
+        if 1e-2 <= angle <= 3.1:  # elsewhere its clamped cosine has errors of up to 5e-4
+            torch.testing.assert_close(geodesic_distance(x, y), sphere.dist(x, y), rtol=1e-6, atol=0)
+            torch.testing.assert_close(log_map(x, y), sphere.logmap(x, y), rtol=1e-6, atol=1e-9)
+
+
+class TestGradients:
+    @pytest.mark.parametrize("angle", [1e-3, 0.0316, 0.1, 1.5, 3.0])
+    def test_all_maps_pass_gradcheck(self, angle):
+        x, tangent, y = (t.requires_grad_() for t in pair(angle))
+        for function, inputs in (
+            (project_to_sphere, (x,)),
+            (project_to_tangent, (x, y)),
+            (exp_map, (x, (angle * tangent).detach().requires_grad_())),
+            (geodesic_distance, (x, y)),
+            (lambda a, b: slerp(a, b, 0.3), (x, y)),
+            (parallel_transport, (x, y, tangent)),
+        ):
+            assert gradcheck(function, inputs)
+
+    @pytest.mark.parametrize("angle", [0.0, 1e-3, 0.0316, 1.5])
+    def test_log_and_exp_are_smooth_also_at_zero(self, angle):
+        x, tangent, y = (t.requires_grad_() for t in pair(angle))
+        step = (angle * tangent).detach().requires_grad_()
+        assert gradcheck(log_map, (x, y))
+        assert gradcheck(exp_map, (x, step))
+        assert gradgradcheck(exp_map, (x, step))
+        assert gradgradcheck(log_map, (x, y), atol=1e-4)
+
+    def test_the_mean_is_differentiable_in_points_and_weights(self):
+        center = unit(4)
+        points = project_to_sphere(center + 0.5 * torch.randn(2, 6, 4, dtype=torch.float64)).requires_grad_()
+        weights = torch.rand(2, 6, dtype=torch.float64).add_(0.1).requires_grad_()
+        assert gradcheck(lambda p, w: frechet_mean(project_to_sphere(p), w), (points, weights), atol=1e-5)
+
+
+class TestAntipodes:
+    def test_one_of_the_shortest_paths_is_used_consistently(self):
+        x = unit(7, 4)
+        tangent = log_map(x, -x)
+        torch.testing.assert_close(torch.linalg.vector_norm(tangent, dim=-1), torch.full((7,), math.pi).double())
+        torch.testing.assert_close(exp_map(x, tangent), -x, rtol=0, atol=1e-15)
+        torch.testing.assert_close(parallel_transport(x, -x, tangent), -tangent, rtol=0, atol=1e-14)
+        torch.testing.assert_close(geodesic_distance(x, slerp(x, -x, 0.5)), torch.full((7,), math.pi / 2).double())
+        assert (geodesic_distance(x, -x) == math.pi).all()
+
+    @pytest.mark.parametrize("shares", [(0.5, 0.5), (0.6, 0.4)])
+    def test_the_mean_of_antipodal_points_is_reported(self, shares):
+        x = unit(4)
+        with pytest.warns(UserWarning, match="may not be unique"):
+            mean = frechet_mean(torch.stack([x, -x]), torch.tensor(shares, dtype=torch.float64))
+        assert geodesic_distance(x, mean).item() == pytest.approx(shares[1] * math.pi, abs=1e-9)
+
+    def test_only_the_ambiguous_sets_of_a_batch_are_counted(self):
+        x = unit(4)
+        sets = torch.stack([torch.stack([x, -x]), unit(2, 4), torch.stack([x, x])])
+        with pytest.warns(UserWarning, match="1 of 3"):
+            means = frechet_mean(sets)
+        torch.testing.assert_close(means[2], x)
+
+
+class TestFrechetMean:
+    def test_of_two_points_is_their_weighted_midpoint(self):
+        x, y = unit(3, 5), unit(3, 5)
+        weights = torch.tensor([0.25, 0.75], dtype=torch.float64)
+        mean = frechet_mean(torch.stack([x, y], -2), weights)
+        torch.testing.assert_close(mean, slerp(x, y, 0.75), rtol=0, atol=1e-12)
+
+    def test_the_gradient_vanishes_for_scattered_points(self):
+        points = unit(50, 16)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            mean = frechet_mean(points)
+        assert log_map(mean, points).mean(0).abs().max() < 1e-12
+
+    def test_does_not_depend_on_rotations(self):
+        points, rotation = unit(9, 4) + torch.tensor([2.0, 0, 0, 0]), random_rotation(4, dtype=torch.float64)
+        points = project_to_sphere(points)
+        torch.testing.assert_close(frechet_mean(points @ rotation.T), rotation @ frechet_mean(points))
+
+    def test_slow_convergence_is_reported(self):
+        with pytest.warns(UserWarning, match="did not converge"):
+            frechet_mean(unit(20, 3), max_iterations=2)
+
+    @pytest.mark.parametrize("weights", [[1.0, -1.0], [0.0, 0.0], [1.0, math.nan]])
+    def test_invalid_weights_are_errors(self, weights):
+        with pytest.raises(ValueError, match="nonnegative with a positive sum"):
+            frechet_mean(unit(2, 3), torch.tensor(weights, dtype=torch.float64))
+
+    def test_no_points_or_nan_are_errors(self):
+        with pytest.raises(ValueError, match="n of at least 1"):
+            frechet_mean(torch.empty(0, 3))
+        with pytest.raises(ValueError, match="must be finite"):
+            frechet_mean(torch.tensor([[math.nan, 0.0]]))
+
+
+def test_projection_survives_extreme_norms_and_keeps_zeros():
+    x = torch.tensor([[3e300, 4e300], [3e-300, 4e-300], [0.0, 0.0]], dtype=torch.float64)
+    expected = torch.tensor([[0.6, 0.8], [0.6, 0.8], [0.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(project_to_sphere(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_dtypes_are_computed_in_float32(dtype):
+    x, y = unit(5).to(dtype), unit(5).to(dtype)
+    for function in (geodesic_distance, log_map, exp_map):
+        assert function(x, y).dtype == dtype
+        torch.testing.assert_close(function(x, y), function(x.float(), y.float()).to(dtype))
+
+
+def test_integers_are_an_error():
+    with pytest.raises(TypeError, match="floating-point"):
+        log_map(torch.tensor([1, 0]), torch.tensor([0, 1]))
+
+
+def test_maps_compile_without_graph_breaks():
+    x, y = unit(3, 5), unit(3, 5)
+    compiled = torch.compile(slerp, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, y, 0.3), slerp(x, y, 0.3))
+
+
+class TestRandomRotation:
+    def test_is_a_rotation(self):
+        rotation = random_rotation(5, (20,), dtype=torch.float64)
+        identity = torch.eye(5, dtype=torch.float64).expand(20, 5, 5)
+        torch.testing.assert_close(rotation @ rotation.mT, identity)
+        torch.testing.assert_close(torch.linalg.det(rotation), torch.ones(20, dtype=torch.float64))
+
+    def test_angles_of_rotations_of_the_plane_are_uniform(self):
+        rotation = random_rotation(2, (20_000,), generator=torch.Generator().manual_seed(0))
+        angles = torch.atan2(rotation[:, 1, 0], rotation[:, 0, 0])
+        counts = torch.histc(angles, 10, -math.pi, math.pi)
+        assert ((counts - 2000).abs() < 5 * 2000**0.5).all()
+
+    def test_traces_in_three_dimensions_have_the_moments_of_haar_measure(self):
+        traces = random_rotation(3, (50_000,), dtype=torch.float64).diagonal(dim1=-2, dim2=-1).sum(-1)
+        assert abs(traces.mean()) < 0.03
+        assert abs(traces.square().mean() - 1) < 0.04
