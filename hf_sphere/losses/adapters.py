@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from hf_sphere.losses.heads import require_all_classes
 from hf_sphere.nn.checks import IGNORED
 from hf_sphere.nn.heads.base import Head
 from hf_sphere.utils.files import atomic_file
@@ -106,10 +107,12 @@ class LossCheckpointCallback(TrainerCallback):
         loss: The loss.
 
     Raises:
+        ValueError: If the class weights of the loss are spread over processes.
         FileNotFoundError: If training resumes from a checkpoint in `output_dir` that was saved without a loss.
     """
 
     def __init__(self, loss: nn.Module) -> None:
+        require_all_classes(loss)
         self.loss = loss
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -1,10 +1,12 @@
 """Heads as losses."""
 
+from pathlib import Path
 from typing import Any, ClassVar
 
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
+from hf_sphere.nn.class_weights import class_shards
 from hf_sphere.nn.heads import HEADS, build_head
 
 
@@ -62,6 +64,20 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
         loss = self.head(embeddings, labels).loss
         assert loss is not None
         return loss
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        """Save weights; called by `save_pretrained`."""
+        require_all_classes(self)
+        super()._save_pretrained(save_directory)
+
+
+def require_all_classes(loss: nn.Module) -> None:
+    """Raise a `ValueError` if this process has only some of the class weights of a loss."""
+    if any(head.is_sharded for head in class_shards(loss).values()):
+        raise ValueError(
+            "the loss cannot be saved: with shard_classes, each process has only a part of its class weights. Save the "
+            "`state_dict()` of each process yourself, or train a model with this head by the recipes."
+        )
 
 
 class CosineSoftmaxLoss(HeadLoss, head="cosine"):

@@ -53,6 +53,14 @@ def test_loss_of_any_head_is_that_of_the_head(name):
     assert [name for name, _ in loss.named_parameters()] == [f"head.{name}" for name, _ in head.named_parameters()]
 
 
+def test_loss_with_a_part_of_the_classes_is_not_saved(tmp_path):
+    loss = losses.ArcFaceLoss(6, 4)
+    loss.head.shard_classes, loss.head.classes = True, range(2)  # as on one of two processes
+    for save in (loss.save_pretrained, lambda _: losses.LossCheckpointCallback(loss)):
+        with pytest.raises(ValueError, match="with shard_classes, each process has only a part"):
+            save(tmp_path)
+
+
 def test_head_that_needs_data_is_initialized_from_the_first_batch():
     loss = make("VMFSoftmaxLoss")
     loss(100 * torch.randn(5, 6), LABELS)
