@@ -50,7 +50,7 @@ class ModelArguments(EncoderArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.shard_classes |= bool((self.head_kwargs or {}).get("shard_classes"))
+        self.shard_classes |= bool(self.head_kwargs and self.head_kwargs.get("shard_classes"))
 
 
 @dataclass
