@@ -127,13 +127,11 @@ def test_onnx_file_of_an_encoder_with_one_token_type_has_no_token_type_ids(tmp_p
     assert_same(tmp_path / "model.onnx", model, texts(2, 9))
 
 
-@pytest.mark.parametrize("name", ["spherized", "vmf"])
-def test_compiled_head_has_the_loss_gradients_and_predictions_of_eager_mode(name):
-    head = build_head(name, 6, 4)
+def test_compiled_head_has_the_loss_gradients_and_predictions_of_eager_mode():
+    head = build_head("spherized", 6, 4)
     compiled, embeddings, labels = torch.compile(head), torch.randn(5, 6), torch.arange(5) % 4
     results = []
     for run in (head.train(), compiled):
-        head.before_forward(0, torch.arange(5))  # the same samples
         loss = run(embeddings, labels).loss
         results.append((loss, *torch.autograd.grad(loss, list(head.parameters()))))
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)

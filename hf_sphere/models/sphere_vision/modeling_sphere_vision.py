@@ -179,8 +179,9 @@ class ModelWithHead(nn.Module):
         """Load a model; with `shard_classes`, then keep the class weights of this process."""
         loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]  # of PreTrainedModel
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        if isinstance(model.head, ClassWeightHead):
-            model.head.keep_own_classes()
+        head = getattr(model, "head", None)  # encoders of transformers may have their own classifier
+        if isinstance(head, ClassWeightHead):
+            head.keep_own_classes()
         return loaded
 
     def save_pretrained(self, *args: Any, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any) -> None:
@@ -189,7 +190,8 @@ class ModelWithHead(nn.Module):
         Raises:
             ValueError: If they are, and `state_dict` does not have those of all processes.
         """
-        if state_dict is None and isinstance(self.head, ClassWeightHead) and self.head.is_sharded:
+        head = getattr(self, "head", None)
+        if state_dict is None and isinstance(head, ClassWeightHead) and head.is_sharded:
             raise ValueError(
                 "the class weights are spread over processes. Call hf_sphere.training.gather_classes(model) on all of "
                 "them, and pass its result as `state_dict` on the first."
