@@ -144,11 +144,11 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
         """Alternate assignments and updates; return the centers and the number of iterations."""
         labels = None
         for number in range(1, self.max_iter + 1):
-            previous, found, before = labels, assign(rows, centers), centers
-            labels = found.labels
+            previous, before = labels, centers
+            labels = assign(rows, centers, with_cosines=False).labels
             if previous is not None and torch.equal(labels, previous):
                 return centers, number
-            centers = _updated(centers, all_sums_by_label(rows, labels, len(centers)), rows, found)
+            centers = _updated(centers, all_sums_by_label(rows, labels, len(centers)), rows)
             if (centers - before).square().sum() <= self.tol:
                 return centers, number
         return centers, self.max_iter
@@ -166,7 +166,7 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
                 totals += sums_by_label(block, scales, nearest(products(block, centers)), len(centers))
                 centers = torch.where((totals == 0).all(1, keepdim=True), centers, project_to_sphere(totals))
             if (totals == 0).all(1).any():
-                centers = _updated(centers, totals, rows, assign(rows, centers))
+                centers = _updated(centers, totals, rows)
             if (centers - before).square().sum() <= self.tol:
                 return centers, number
         return centers, self.max_iter
@@ -185,8 +185,11 @@ def nearest(values: Tensor) -> Tensor:
     return values.argmax(1) if values.device.type != "cpu" else torch.from_numpy(values.numpy().argmax(1))
 
 
-def assign(rows: Rows, centers: Tensor) -> Assignment:
-    """Assign each row to the center with the largest cosine, the first one if several are equal."""
+def assign(rows: Rows, centers: Tensor, with_cosines: bool = True) -> Assignment:
+    """Assign each row to the center with the largest cosine, the first one if several are equal.
+
+    Without the cosines, which are then undefined, it takes less time.
+    """
     labels, cosines = torch.empty(len(rows), dtype=torch.int64, device=rows.device), torch.empty_like(rows.scales)
     memory: Tensor | None = None
     for part in rows.parts(rows.dim + len(centers)):
@@ -194,7 +197,8 @@ def assign(rows: Rows, centers: Tensor) -> Assignment:
             memory = centers.new_empty(part.stop - part.start, len(centers))  # reused: allocating takes longer
         values = products(rows[part][0], centers, memory)
         labels[part] = found = nearest(values)
-        cosines[part] = values.gather(1, found[:, None]).squeeze(1)
+        if with_cosines:
+            cosines[part] = values.gather(1, found[:, None]).squeeze(1)
     return Assignment(labels, cosines.mul_(rows.scales))
 
 
@@ -223,11 +227,11 @@ def choose_centers(rows: Rows, count: int, random: np.random.RandomState) -> Ten
     return torch.stack(centers)
 
 
-def _updated(centers: Tensor, sums: Tensor, rows: Rows, found: Assignment) -> Tensor:
+def _updated(centers: Tensor, sums: Tensor, rows: Rows) -> Tensor:
     """Return the directions of the sums; empty clusters move to the rows that are farthest from their centers."""
     is_empty = (sums == 0).all(1)
     if is_empty.any():
-        cosines = torch.where(rows.is_zero, 2.0, found.cosines)
+        cosines = torch.where(rows.is_zero, 2.0, assign(rows, centers).cosines)
         empty = is_empty.nonzero().squeeze(1)[: int((~rows.is_zero).sum())]
         moved = rows.directions(cosines.topk(len(empty), largest=False).indices.cpu().numpy())
         return torch.where(is_empty[:, None], centers, project_to_sphere(sums)).index_copy(0, empty, moved)
