@@ -126,18 +126,19 @@ def _spherize_in_blocks(x: Tensor, scaling: Tensor, radius: Tensor, low: float) 
     size, dtype = x.shape[-1], scaling.dtype
     result = x.new_empty(*x.shape[:-1], size + 1)
     memory: dict[str, Tensor] = {}
-    slope, one = -scaling, torch.ones((), dtype=_accumulator(x), device=x.device)
+    slope, zero, start = -scaling, torch.zeros_like(scaling), radius.to(_accumulator(x)).square()
     for values, points in _row_blocks(x, result):
         cosine = _reuse(memory, "cosine", values, size, dtype)
         torch.mul(values.to(dtype), slope, out=cosine)
         cosine.sigmoid_().mul_(math.pi / 2 - low).sin_()
         # Squares of radius * (product of earlier sines). In float64 1 - cos^2 is accurate enough unless an angle is
         # close to 0, which is possible with few axes; then the sine is computed directly.
-        squares = _reuse(memory, "squares", values, size + 1, one.dtype)
-        squares[:, 0] = radius.square()
+        squares = _reuse(memory, "squares", values, size + 1, _accumulator(x))
+        squares[:, 0] = start
         of_sines = squares[:, 1:]
         if low > math.pi / 4:
-            of_sines.fill_(1.0).addcmul_(cosine, cosine, value=-1)
+            negative = _reuse(memory, "negative", values, size, dtype)
+            of_sines.copy_(torch.addcmul(zero, cosine, cosine, value=-1, out=negative)).add_(1.0)
         else:
             of_sines.copy_(_sine(values.to(dtype) * scaling, low)).square_()
         squares.cumprod_(-1)
