@@ -134,7 +134,7 @@ class Characters:
         known, held_out = self.rows[: -len(self.rows) // 10], self.rows[-len(self.rows) // 10 :]
         batches = [known[part] for part in torch.randperm(len(known)).split(BATCH // 2)]
         example = {"input_ids": known[:4], "labels": known[:4]}
-        options = {"hyperball_on": "matrices"} if optimizer.endswith("_hyperball") else {}
+        options: dict[str, Any] = {"hyperball_on": "matrices"} if optimizer.endswith("_hyperball") else {}
         train(model, build_optimizer(model, optimizer, example, lr=lr, **options), batches, self.loss)
         with torch.no_grad():
             return self.loss(model.eval(), held_out).item()

@@ -349,6 +349,13 @@ def test_only_frozen_batch_norms_keep_their_statistics_in_training(frozen):
     assert same(before, statistics(model)) is frozen
 
 
+def test_batch_norms_with_fixed_gains_use_batch_statistics_in_training():
+    model = SphereVisionForImageClassification(SphereVisionConfig(backbone="airbench_cifar", image_size=32)).train()
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert len(norms) == 6
+    assert all(norm.training and not norm.weight.requires_grad for norm in norms)
+
+
 def test_frozen_batch_norms_use_running_statistics_in_training():
     model, x = small_model(backbone="lenet5_bn", freeze_batch_norm=True), torch.randn(8, 1, 28, 28)
     assert torch.equal(model.train()(x).logits, model.eval()(x).logits)

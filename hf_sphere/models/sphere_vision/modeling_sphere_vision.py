@@ -111,7 +111,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         super().train(mode)
         for module in self.backbone.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                untrained = module.affine and not module.weight.requires_grad
+                untrained = module.affine and not any(p.requires_grad for p in module.parameters())
                 if self.config.freeze_batch_norm or untrained:
                     module.eval()
         return self
