@@ -15,6 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from hf_sphere.training.output_dir import list_checkpoints
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.files import write_json
@@ -23,6 +25,9 @@ from reproduction.entries import ROOT, PlannedRun, read_settings
 
 PACKAGES = ("torch", "torchvision", "transformers", "timm", "accelerate", "datasets", "numpy")
 PROGRESS_FILE = "progress.json"
+SAVE_SECONDS = 30.0
+"""Interval of saving the time used, which a queue that is killed would lose."""
+
 DIVERGED = "not finite"
 """Part of the message of a run whose loss or weights are not finite."""
 
@@ -79,6 +84,9 @@ class Job:
         if self._process is not None:
             pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
             if pid == 0:
+                if time.monotonic() > self._saved + SAVE_SECONDS:
+                    used = psutil.Process(self._process.pid).cpu_times()
+                    self._write_progress(used.user + used.system, time.monotonic() - self._started)
                 return "running"
             code = os.waitstatus_to_exitcode(status)
             self._process.returncode = code  # otherwise `Popen` waits for the process again
@@ -134,7 +142,7 @@ class Job:
             "command": " ".join(["python", self.run.script, *_quoted(self.run.arguments(self.tuned))]),
         }
         if not metrics:
-            content["diverged"] = self.log_tail(1)
+            content["diverged"] = next(line for line in self.log_tail().splitlines() if DIVERGED in line)
         return content
 
     def _list_commands(self) -> list[list[str]]:
@@ -181,8 +189,11 @@ class Job:
         except (OSError, ValueError):
             return {}
 
-    def _write_progress(self) -> None:
-        progress = {"digest": self._digest, "core_seconds": self._core_seconds, "seconds": self._seconds}
+    def _write_progress(self, core_seconds: float = 0.0, seconds: float = 0.0) -> None:
+        """Write the time used so far, with that of the running process."""
+        self._saved = time.monotonic()
+        core_seconds, seconds = core_seconds + self._core_seconds, seconds + self._seconds
+        progress = {"digest": self._digest, "core_seconds": core_seconds, "seconds": seconds}
         write_json(self.folder / PROGRESS_FILE, progress)
 
     def _read_metrics(self) -> tuple[dict[str, float], dict[str, list[float]]]:
