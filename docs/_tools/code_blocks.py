@@ -6,7 +6,7 @@ The python blocks of a page run in one namespace and in a temporary folder, with
 python block is its output, where `...` stands for any text. A `bash` block is not run: each command is passed to the
 argument parser of its script, which also reads the YAML files; make targets and extras of pip must exist.
 
-The front matter of a page may have `files`, a mapping of names to files or folders of the repository that are copied to
+The front matter of a page may have `requires`, modules without which the page is not checked; `files`, a mapping of names to files or folders of the repository that are copied to
 the temporary folder, and `replace`, a mapping of texts in the blocks to what they are replaced by, such as names of
 large models by those of small ones.
 """
@@ -40,6 +40,10 @@ class BlockError(Exception):
     """A block failed; the message names the page and the block."""
 
 
+class MissingModuleError(Exception):
+    """A module that a page requires is not installed."""
+
+
 class _ParsedError(Exception):
     """Raised in place of what a script does after it has parsed its arguments."""
 
@@ -70,8 +74,12 @@ def check_page(page: Path) -> int:
 
     Raises:
         BlockError: If a block fails, has another language than `LANGUAGES`, or another output than the page shows.
+        MissingModuleError: If a module that the page requires is not installed.
     """
     front, blocks = read_page(page)
+    missing = [name for name in front.get("requires", []) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingModuleError(f"{page}: not checked, needs {', '.join(missing)}")
     printed = None
     names: dict[str, Any] = {"__name__": "__main__"}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
@@ -166,7 +174,7 @@ def check_script(script: str, argv: list[str]) -> None:
     with _stop_after_parsing(), _folder_of_runs(argv), contextlib.redirect_stderr(io.StringIO()) as messages:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         module = importlib.util.module_from_spec(spec)
-        with mock.patch.object(sys, "path", [str(path.parent), *sys.path]):
+        with mock.patch.object(sys, "path", [str(path.parent), *sys.path]), _without_gradio():
             spec.loader.exec_module(module)
         try:
             with mock.patch.object(sys, "argv", [script, *argv]):
@@ -194,6 +202,15 @@ def fill_in(word: str) -> str:
     pattern = re.sub(r"<\w+>", "*", word)
     matches = sorted(ROOT.glob(pattern)) if pattern != word and word.startswith("recipes/configs/") else []
     return str(matches[0]) if matches else word
+
+
+@contextlib.contextmanager
+def _without_gradio() -> Iterator[None]:
+    """Replace gradio, whose import takes seconds and which parses no arguments, unless it is imported already."""
+    stand_in = sys.modules.setdefault("gradio", mock.MagicMock())
+    yield
+    if isinstance(stand_in, mock.MagicMock):
+        del sys.modules["gradio"]
 
 
 @contextlib.contextmanager
@@ -229,7 +246,9 @@ def main() -> None:
     failed = 0
     for page in given:
         try:
-            print(f"{page.relative_to(ROOT)}: {check_page(page)} blocks", flush=True)
+            print(f"{os.path.relpath(page, ROOT)}: {check_page(page)} blocks", flush=True)
+        except MissingModuleError as missing:
+            print(missing, flush=True)
         except BlockError as error:
             failed += 1
             print(error, file=sys.stderr, flush=True)
