@@ -8,7 +8,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 "${1:-python3}" -m venv "$folder/build"
 "$folder/build/bin/python" -m pip install --quiet --disable-pip-version-check build
-rm -rf dist
+rm -f dist/hf_sphere-*
 "$folder/build/bin/python" -m build --outdir dist
 "${1:-python3}" -m venv "$folder/environment"
 "$folder/environment/bin/python" -m pip install --quiet --disable-pip-version-check "$(ls dist/*.whl)[plots]"

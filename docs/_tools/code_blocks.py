@@ -33,6 +33,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+MODULES = ("analogy", "evaluate_modules")
+"""Folders that are present in the temporary folder, as in the root of the repository."""
 LANGUAGES = ("python", "bash", "shell", "text", "yaml", "bibtex")
 
 
@@ -83,6 +85,8 @@ def check_page(page: Path) -> int:
     printed = None
     names: dict[str, Any] = {"__name__": "__main__"}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for name in MODULES:
+            os.symlink(ROOT / name, name)
         for name, source in front.get("files", {}).items():
             copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
             copy(ROOT / source, Path(folder, name))
@@ -235,8 +239,9 @@ def _stop_after_parsing() -> Iterator[None]:
 
 
 def pages() -> list[Path]:
-    """Return the pages of the site that are files, and the READMEs of the configurations."""
-    return sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes" / "configs").glob("*/README.md")])
+    """Return the pages of the site that are files, and the READMEs of the configurations and metrics."""
+    places = ("docs/**/*.md", "recipes/configs/*/README.md", "evaluate_modules/*/README.md")
+    return sorted(page for place in places for page in ROOT.glob(place))
 
 
 def main() -> None:
