@@ -20,11 +20,12 @@ def main() -> None:
         sys.exit(f"the package has version {version}, but hf_sphere.__version__ is {hf_sphere.__version__}.")
 
     import torch
+    from transformers import AutoModelForImageClassification, TrainingArguments
+
     from hf_sphere import SphereTrainer, SphereVisionConfig, SphereVisionForImageClassification
     from hf_sphere.data import ImageDataOptions, load_image_data
     from hf_sphere.prototypes import place_prototypes
     from hf_sphere.visualization import plot_sphere
-    from transformers import AutoModelForImageClassification, TrainingArguments
 
     data = load_image_data(ImageDataOptions("digits", image_size=28), batch_size=32)
     config = SphereVisionConfig(backbone="lenet5", head="spherized", num_channels=1, image_size=28, num_labels=10)
@@ -39,7 +40,9 @@ def main() -> None:
         sys.exit(f"the accuracy is {accuracy:.3f}, below 0.9.")
     placement = place_prototypes(10, 3)
     plot_sphere(placement.prototypes, torch.arange(10), [str(digit) for digit in range(10)], path="sphere.png")
-    print(f"hf_sphere {version} from {installed.parent}: test accuracy {accuracy:.3f}, cosine {placement.separation:.4f}")
+    print(
+        f"hf_sphere {version} from {installed.parent}: test accuracy {accuracy:.3f}, cosine {placement.separation:.4f}"
+    )
 
 
 if __name__ == "__main__":

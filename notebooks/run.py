@@ -1,6 +1,6 @@
 """Run the notebooks, each in a temporary folder and for at most five minutes; the files are not changed.
 
-    python notebooks/run.py [notebooks]
+python notebooks/run.py [notebooks]
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Check the links of the built site: every file and anchor exists, and nothing is loaded from the network.
 
-    python docs/_tools/check_links.py build/site
+python docs/_tools/check_links.py build/site
 """
 
 import sys

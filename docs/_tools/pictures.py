@@ -1,6 +1,6 @@
 """Draw the pictures of the pages that no recipe or benchmark draws.
 
-    python docs/_tools/pictures.py
+python docs/_tools/pictures.py
 """
 
 import math
@@ -61,7 +61,9 @@ def draw_concentration() -> None:
 def draw_prototypes() -> None:
     """Ten prototypes in three dimensions: the points, and their cosines beside those of random points."""
     points = place_prototypes(10, 3).prototypes.double()
-    random = torch.nn.functional.normalize(torch.randn(10, 3, generator=torch.Generator().manual_seed(0)).double(), dim=1)
+    random = torch.nn.functional.normalize(
+        torch.randn(10, 3, generator=torch.Generator().manual_seed(0)).double(), dim=1
+    )
     figure = plt.figure(figsize=(8, 3.2))
     sphere = figure.add_subplot(1, 2, 1, projection="3d", computed_zorder=False)
     u, v = np.mgrid[0 : 2 * np.pi : 40j, 0 : np.pi : 20j]
@@ -71,7 +73,9 @@ def draw_prototypes() -> None:
     for chosen, alpha in ((~in_front, 0.3), (in_front, 1.0)):
         sphere.scatter(*points[chosen].T, s=45, color=COLORS[0], alpha=alpha, depthshade=False)
         for point in points[chosen]:
-            sphere.plot(*torch.stack([torch.zeros(3).double(), point]).T, color=COLORS[0], alpha=0.5 * alpha, linewidth=1)
+            sphere.plot(
+                *torch.stack([torch.zeros(3).double(), point]).T, color=COLORS[0], alpha=0.5 * alpha, linewidth=1
+            )
     sphere.set_box_aspect((1, 1, 1), zoom=1.5)
     sphere.set_axis_off()
     axes = figure.add_subplot(1, 2, 2)

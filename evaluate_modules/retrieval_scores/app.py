@@ -20,7 +20,9 @@ EXAMPLE = "0, 1.0, 0.0\n0, 1.0, 0.1\n1, 0.0, 1.0\n1, 0.1, 1.0"
 def compute(table: str, distance: str) -> dict[str, float]:
     """Compute the scores of lines "label, coordinate, coordinate, ..."."""
     try:
-        rows = torch.tensor([[float(value) for value in line.split(",")] for line in table.splitlines() if line.strip()])
+        rows = torch.tensor(
+            [[float(value) for value in line.split(",")] for line in table.splitlines() if line.strip()]
+        )
         return retrieval_scores(rows[:, 1:].contiguous(), rows[:, 0].long(), distance=distance)
     except (ValueError, IndexError) as error:
         raise gr.Error(f"expected lines such as 0, 1.0, 0.1 of the same length. {error}") from error

@@ -1,6 +1,5 @@
 """The code blocks of the documentation run, its links lead somewhere, and failures name page and block."""
 
-
 import check_links
 import code_blocks
 import pytest
@@ -22,7 +21,10 @@ def test_code_blocks_of_a_page_run_and_print_what_it_shows(name):
     [
         ("```python\nx = 1\nraise KeyError('x')\n```\n", r"page\.md, block 2 \(line 6\): KeyError: 'x'"),
         ("```python\nprint(1)\n```\n\n```text\n2\n```\n", r"page\.md, block 3 .*the page shows\n2\n"),
-        ("```bash\npython recipes/place_prototypes.py --dim 3 --num_clases 3\n```\n", r"block 2 .*unknown argument '--num_clases'"),
+        (
+            "```bash\npython recipes/place_prototypes.py --dim 3 --num_clases 3\n```\n",
+            r"block 2 .*unknown argument '--num_clases'",
+        ),
         ("```bash\npython recipes/missing.py\n```\n", r"block 2 .*there is no script recipes/missing\.py"),
         ("```bash\nmake coffee\n```\n", r"block 2 .*the Makefile has no such target"),
         ('```bash\npip install -e ".[plost]"\n```\n', r"block 2 .*unknown extras: plost"),

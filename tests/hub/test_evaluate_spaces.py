@@ -47,7 +47,7 @@ class Spaces(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(content)
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815  (the name that http.server calls)
 
     def log_message(self, *_: Any) -> None:
         pass
