@@ -7,8 +7,8 @@ python block is its output, where `...` stands for any text. A `bash` block is n
 argument parser of its script, which also reads the YAML files; make targets and extras of pip must exist.
 
 The front matter of a page may have `requires`, modules without which the page is not checked; `files`, a mapping of
-names to files or folders of the repository that are copied to the temporary folder; and `replace`, a mapping of texts in
-the blocks to what they are replaced by, such as names of large models by those of small ones.
+names to files or folders of the repository that are copied to the temporary folder; and `replace`, a mapping of texts
+in the blocks to what they are replaced by, such as names of large models by those of small ones.
 """
 
 import argparse
