@@ -4,7 +4,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 RUN := HF_HUB_OFFLINE=1 $(VENV)/bin/python
 
-.PHONY: demo test test-transformers soak bad-input lint format bench
+.PHONY: demo test test-transformers soak bad-input lint format bench docs notebooks package
 
 demo: $(READY)  ## train, save, load and use a spherized LeNet-5 on the bundled digits
 	$(RUN) examples/demo.py
@@ -52,6 +52,18 @@ bench: $(READY)  ## run the benchmarks; prints tables, writes JSON to benchmarks
 	$(RUN) benchmarks/few_shot.py
 	$(RUN) benchmarks/interactive_sphere.py
 	$(RUN) benchmarks/import_time.py
+
+docs: $(READY)  ## check the code blocks of the documentation, build it into build/site and check its links
+	$(RUN) docs/_tools/code_blocks.py
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+	$(RUN) docs/_tools/check_links.py build/site
+	@echo "To read it: $(VENV)/bin/python -m http.server --directory build/site"
+
+notebooks: $(READY)  ## run the notebooks, at most five minutes each
+	$(RUN) notebooks/run.py
+
+package:  ## build the wheel and the sdist, install the wheel in a new environment, and use it outside the repository
+	bash .ci/package.sh $(PYTHON)
 
 $(READY): pyproject.toml
 	@echo "Setting up $(VENV): PyTorch and the Hugging Face libraries, some 6 GB, a few minutes"

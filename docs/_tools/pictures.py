@@ -1,0 +1,137 @@
+"""Draw the pictures of the pages that no recipe or benchmark draws.
+
+python docs/_tools/pictures.py
+"""
+
+import math
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from hf_sphere.geometry import log_vmf_normalizer, mean_resultant_length
+from hf_sphere.optim.reference import sgd_mrt
+from hf_sphere.prototypes import place_prototypes
+
+DOCS = Path(__file__).parents[1]
+COLORS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7"]  # of Okabe and Ito, safe for color-blind readers
+STYLE = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.prop_cycle": mpl.cycler(color=COLORS),
+    "figure.constrained_layout.use": True,
+}
+
+
+def draw_cosines() -> None:
+    """Densities of the cosine of two random directions, by dimension."""
+    figure, axes = plt.subplots(figsize=(6, 2.8))
+    cosines = np.linspace(-1, 1, 2001)[1:-1]
+    for dim in (3, 16, 128, 512):
+        constant = math.lgamma(dim / 2) - math.lgamma((dim - 1) / 2) - 0.5 * math.log(math.pi)
+        axes.plot(cosines, np.exp(constant + (dim - 3) / 2 * np.log1p(-(cosines**2))), label=f"d = {dim}")
+    axes.set(xlabel="cosine of two random directions", ylabel="density", xlim=(-1, 1), ylim=(0, None))
+    axes.legend(frameon=False)
+    save(figure, "concepts/cosines.png")
+
+
+def draw_concentration() -> None:
+    """Density by angle on the sphere in three dimensions, and mean resultant length by concentration."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 2.9))
+    angles = torch.linspace(0, math.pi, 400, dtype=torch.float64)
+    for concentration in (1.0, 4.0, 16.0, 64.0):
+        kappa = torch.tensor(concentration, dtype=torch.float64)
+        density = torch.exp(log_vmf_normalizer(kappa, 3) + kappa * angles.cos())
+        left.plot(angles.rad2deg(), density, label=rf"$\kappa$ = {concentration:g}")
+    left.set(xlabel="angle to the mean direction, degrees", ylabel="density, d = 3", xlim=(0, 180), ylim=(1e-6, 300))
+    left.set_yscale("log")
+    left.set_xticks(range(0, 181, 45))
+    concentrations = torch.logspace(-1, 5, 400, dtype=torch.float64)
+    for dim in (3, 16, 128, 512):
+        right.plot(concentrations, mean_resultant_length(concentrations, dim), label=f"d = {dim}")
+    right.set(xscale="log", xlabel=r"concentration $\kappa$", ylabel="mean resultant length", ylim=(0, 1.02))
+    left.legend(frameon=False, loc="upper right", ncols=2)
+    right.legend(frameon=False)
+    save(figure, "concepts/concentration.png")
+
+
+def draw_prototypes() -> None:
+    """Ten prototypes in three dimensions: the points, and their cosines beside those of random points."""
+    points = place_prototypes(10, 3).prototypes.double()
+    random = torch.nn.functional.normalize(
+        torch.randn(10, 3, generator=torch.Generator().manual_seed(0)).double(), dim=1
+    )
+    figure = plt.figure(figsize=(8, 3.2))
+    sphere = figure.add_subplot(1, 2, 1, projection="3d", computed_zorder=False)
+    u, v = np.mgrid[0 : 2 * np.pi : 40j, 0 : np.pi : 20j]
+    sphere.plot_wireframe(np.cos(u) * np.sin(v), np.sin(u) * np.sin(v), np.cos(v), color="0.85", linewidth=0.5)
+    eye = np.array([math.cos(math.radians(-60)), math.sin(math.radians(-60)), math.tan(math.radians(30))])
+    in_front = points.numpy() @ eye > 0
+    for chosen, alpha in ((~in_front, 0.3), (in_front, 1.0)):
+        sphere.scatter(*points[chosen].T, s=45, color=COLORS[0], alpha=alpha, depthshade=False)
+        for point in points[chosen]:
+            sphere.plot(
+                *torch.stack([torch.zeros(3).double(), point]).T, color=COLORS[0], alpha=0.5 * alpha, linewidth=1
+            )
+    sphere.set_box_aspect((1, 1, 1), zoom=1.5)
+    sphere.set_axis_off()
+    axes = figure.add_subplot(1, 2, 2)
+    for name, vectors, color in (("random points", random, COLORS[1]), ("prototypes", points, COLORS[0])):
+        cosines = (vectors @ vectors.T)[torch.triu(torch.ones(10, 10), 1).bool()].sort(descending=True).values
+        axes.plot(range(1, 46), cosines, ".", label=name, color=color)
+        axes.axhline(cosines.max(), color=color, linewidth=0.8, linestyle=":")
+    axes.set(xlabel="pair, by cosine", ylabel="cosine", ylim=(-1.05, 1.05))
+    axes.legend(frameon=False)
+    save(figure, "prototypes/ten_points.png")
+
+
+def draw_transport() -> None:
+    """Two steps of SGD on a circle: momentum kept as it is, and transported to the new weights."""
+    x, momentum = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.55])
+    y, transported, _ = sgd_mrt(x, momentum, torch.zeros(2), torch.zeros(1), 1, [], lr=1.0)
+    figure, axes = plt.subplots(1, 2, figsize=(7.4, 3.4))
+    for panel, buffer, title in zip(axes, (momentum, transported), ("SGD", "SGD-MRT"), strict=True):
+        circle = np.linspace(-np.pi / 2.2, np.pi / 9, 200)
+        for radius, style in ((1.0, "-"), (float(y.norm()), ":")):
+            panel.plot(radius * np.cos(circle), radius * np.sin(circle), color="0.7", linestyle=style, linewidth=1)
+        draw_arrow(panel, x, -momentum, COLORS[0], "step")
+        draw_arrow(panel, y, -buffer, COLORS[1], "next step, momentum " + ("kept" if title == "SGD" else "transported"))
+        for point, name in ((x, "x"), (y, "y")):
+            panel.plot(*point, "o", color="black", markersize=4)
+            panel.annotate(name, point, (6, 4), textcoords="offset points")
+        panel.plot(0, 0, "+", color="0.4")
+        panel.set(title=title, aspect="equal", xlim=(-0.1, 1.35), ylim=(-1.25, 0.4), xticks=[], yticks=[])
+        panel.spines[:].set_visible(False)
+        panel.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, 0.02), fontsize=8)
+    save(figure, "optimizers/transport.png")
+
+
+def draw_arrow(axes: plt.Axes, start: torch.Tensor, vector: torch.Tensor, color: str, label: str) -> None:
+    """Draw a vector from a point."""
+    axes.quiver(*start, *vector, color=color, label=label, angles="xy", scale_units="xy", scale=1, width=0.012)
+
+
+def save(figure: plt.Figure, name: str) -> None:
+    """Write a picture to the folder of the documentation."""
+    path = DOCS / name
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=160)
+    plt.close(figure)
+    print(path)
+
+
+def main() -> None:
+    """Draw all pictures."""
+    mpl.use("Agg")
+    with mpl.rc_context(STYLE):
+        draw_cosines()
+        draw_concentration()
+        draw_prototypes()
+        draw_transport()
+
+
+if __name__ == "__main__":
+    main()

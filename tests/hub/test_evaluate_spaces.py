@@ -1,0 +1,106 @@
+"""The modules of `evaluate` load from a server with the addresses of the Hub, as from their Spaces."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import DatasetCardData
+
+pytest.importorskip("evaluate")
+
+ROOT = Path(__file__).parents[2]
+SPACES = {"analogy": ROOT / "analogy"} | {path.name: path for path in (ROOT / "evaluate_modules").iterdir()}
+PROGRAM = """
+import json, evaluate
+calibration, retrieval, analogy = (
+    evaluate.load("tester/" + name) for name in ("calibration_error", "retrieval_scores", "analogy")
+)
+print(json.dumps([
+    calibration.compute(confidences=[0.9, 0.9, 0.6, 0.6], correct=[True, True, True, False]),
+    retrieval.compute(embeddings=[[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]], labels=[0, 0, 1]),
+    analogy.compute(predictions=[1, 0], references=[1, 2]),
+]))
+"""
+
+
+class Spaces(BaseHTTPRequestHandler):
+    """Serves the files of the revision `main` of the Spaces of one user."""
+
+    def do_GET(self) -> None:
+        match self.path.partition("?")[0].strip("/").split("/"):
+            case ["spaces", "tester", name, "resolve", "main", file] if (SPACES.get(name, ROOT) / file).is_file():
+                content, status = (SPACES[name] / file).read_bytes(), 200
+            case _:
+                content, status = b"", 404
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", f'"{hash(content)}"')
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content)
+
+    do_HEAD = do_GET  # noqa: N815  (the name that http.server calls)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Spaces) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_modules_load_and_compute_from_a_server_as_from_the_hub(endpoint, tmp_path):
+    own = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_EVALUATE_OFFLINE": "0", "NO_PROXY": "*"}
+    own |= {"HF_HOME": str(tmp_path), "HF_MODULES_CACHE": str(tmp_path / "modules"), "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=os.environ | own, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    calibration, retrieval, analogy = json.loads(ended.stdout.splitlines()[-1])
+    assert calibration["calibration_error_equal_width_l1"] == pytest.approx(0.1)
+    assert retrieval["recall_at_1"] == 1.0
+    assert analogy["accuracy"] == 0.5
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_a_folder_has_the_files_and_the_card_of_a_space(name):
+    folder = SPACES[name]
+    _, front, text = (folder / "README.md").read_text().split("---\n", 2)
+    card = yaml.safe_load(front)
+    assert card["sdk"] == "gradio"
+    assert (folder / card["app_file"]).is_file()
+    assert {"evaluate", "metric"} <= set(card["tags"])
+    assert DatasetCardData(**card).license == "apache-2.0"
+    assert "hf_sphere" in (folder / "requirements.txt").read_text().splitlines()
+    assert (folder / f"{name}.py").is_file()
+    for heading in ("Inputs", "Values", "Limitations", "Citation"):
+        assert f"\n## {heading}\n" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "key"),
+    [
+        ("calibration_error", ("0.9, 1\n0.6, 0\n",), "calibration_error_equal_width_l1"),
+        ("retrieval_scores", ("0, 1.0, 0.0\n0, 1.0, 0.1\n1, 0.0, 1.0\n", "cosine"), "recall_at_1"),
+    ],
+)
+def test_pages_compute_and_report_a_table_that_cannot_be_read(name, given, key):
+    gradio = pytest.importorskip("gradio")
+    namespace: dict[str, Any] = {"__name__": name}
+    exec((SPACES[name] / "app.py").read_text(), namespace)
+    assert key in namespace["compute"](*given)
+    assert namespace["build_page"]().title
+    with pytest.raises(gradio.Error, match="expected lines"):
+        namespace["compute"]("a, b", *given[1:])
