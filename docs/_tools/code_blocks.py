@@ -239,8 +239,8 @@ def _stop_after_parsing() -> Iterator[None]:
 
 
 def pages() -> list[Path]:
-    """Return the pages of the site that are files, and the READMEs of the configurations and metrics."""
-    places = ("docs/**/*.md", "recipes/configs/*/README.md", "evaluate_modules/*/README.md")
+    """Return the README, the pages of the site that are files, and the READMEs of the configurations and metrics."""
+    places = ("README.md", "docs/**/*.md", "recipes/configs/*/README.md", "evaluate_modules/*/README.md")
     return sorted(page for place in places for page in ROOT.glob(place))
 
 
