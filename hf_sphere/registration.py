@@ -110,7 +110,7 @@ def _register_optimizer_handlers(trainer_optimizer: ModuleType) -> None:
 
 
 def _optimizer_for_trainer(context: Any) -> tuple[type, dict[str, Any]]:
-    from hf_sphere.optim.trainer import optimizer_for_trainer  # imports torch and accelerate
+    from hf_sphere.optim.build import optimizer_for_trainer  # imports torch and accelerate
 
     return optimizer_for_trainer(context)
 

@@ -111,15 +111,10 @@ def _retrieval_distance(data: Embeddings, options: EvaluationOptions) -> dict[st
     if distance == "hyperbolic":
         curvature = options.curvature or data.about.get("curvature")
         if curvature is None:
-            raise ValueError(
-                f"--distance hyperbolic needs a curvature, and {data.name} does not store one; give --curvature."
-            )
+            raise ValueError(f"the hyperbolic distance needs --curvature, since {data.name} does not store one.")
         return {"distance": distance, "curvature": curvature}
     if options.curvature is not None:
-        raise ValueError(
-            f"--curvature is for the hyperbolic distance; that of {data.name} is {distance}. Leave it out, or give "
-            "--distance hyperbolic."
-        )
+        raise ValueError(f"--curvature is for the hyperbolic distance; that of {data.name} is {distance}.")
     return {"distance": distance}
 
 

@@ -34,9 +34,7 @@ class EvaluationOptions(Arguments):
         super().__post_init__()
         self.ks = list(dict.fromkeys(self.ks))
         if self.curvature is not None and self.distance not in (None, "hyperbolic"):
-            raise ValueError(
-                f"--curvature is for --distance hyperbolic; got --distance {self.distance}. Leave one of them out."
-            )
+            raise ValueError(f"--curvature is for --distance hyperbolic; got --distance {self.distance}.")
         if self.overlap_threshold is None:
             if self.overlap_distance is not None:
                 raise ValueError(f"--overlap_distance {self.overlap_distance} needs --overlap_threshold; give both.")

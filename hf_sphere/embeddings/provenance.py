@@ -79,18 +79,12 @@ def find_snapshots_of(data: Embeddings) -> list[Snapshot]:
     """
     run = data.about.get("model")
     if run is None or "dataset" not in data.about or data.indices is None:
-        raise ValueError(
-            f"a film needs the model and the images of the embeddings, but {data.name} does not store them; "
-            "extract them with recipes/extract_embeddings.py."
-        )
+        raise ValueError(f"a film needs model and images of the embeddings; {data.name} does not store them.")
     if not Path(run).is_dir():
         raise ValueError(f"a film needs the snapshots of a run, but {run} is not a folder. Was it moved?")
     snapshots = list_snapshots(run)
     if len(snapshots) < 2:
-        raise ValueError(
-            f"a film needs at least two snapshots of a run, but {run} has {len(snapshots)}; train with "
-            "--snapshot_epochs 1."
-        )
+        raise ValueError(f"{run} has {len(snapshots)} snapshots, but a film needs two; train with --snapshot_epochs 1.")
     return snapshots
 
 

@@ -1,14 +1,13 @@
 """Nearest neighbors of embeddings within their class and in other classes, with torch or faiss."""
 
 import importlib.util
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from hf_sphere.metrics.lattice import largest_norm, power_of_two, signs_of_codes
 
 Distance = Literal["cosine", "euclidean", "hyperbolic"]
 Backend = Literal["torch", "faiss"]
@@ -139,10 +138,8 @@ def choose_backend(backend: Backend | None, distance: Distance, embeddings: Tens
     if backend != "faiss":
         raise ValueError(f"unknown backend {backend!r}; choose torch, faiss, or None for the faster one.")
     if not possible:
-        raise ValueError(
-            "backend 'faiss' supports the cosine and Euclidean distances, in float32 on the CPU; got the "
-            f"{distance} distance and {dtype} on {device}. Use backend='torch'."
-        )
+        given = f"the {distance} distance and {dtype} on {device}"
+        raise ValueError(f"faiss supports cosine and Euclidean distances, float32, on the CPU; got {given}.")
     if not installed:
         raise ImportError("backend 'faiss' needs faiss: `pip install faiss-cpu`, or use backend='torch'.")
     return "faiss"
@@ -218,3 +215,41 @@ def for_hyperbolic_distances(embeddings: Tensor, curvature: float) -> tuple[Tens
         torch.cat([2 * points, squares, ones], dim=1),
         torch.cat([points * weights, -weights, -squares * weights], dim=1),
     )
+
+
+STEP = 2.0**-23  # smallest step of a lattice, relative to the largest value
+
+
+def power_of_two(largest: Tensor) -> Tensor:
+    """Return factors that scale values of these largest magnitudes to about 1 without rounding."""
+    number = torch.finfo(largest.dtype)
+    return torch.exp2(-torch.frexp(largest.clamp(number.tiny, number.max / 4)).exponent.to(largest.dtype))
+
+
+def signs_of_codes(values: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Replace values (N, e) by their signs, if along the axes all are zero or of the same magnitude.
+
+    Normalized binary codes are on no lattice with a power of two as its step.
+    """
+    magnitudes = values.abs()
+    is_code = ((values == 0) | (magnitudes == magnitudes.amax(axes, keepdim=True))).all(axes, keepdim=True)
+    return torch.where(is_code, values.sign(), values)
+
+
+def largest_norm(values: Tensor, axes: tuple[int, ...]) -> float:
+    """Return the largest squared norm of rows (N, e), in units of the squared step of their lattice.
+
+    Args:
+        values: Values of magnitude at most 4.
+        axes: Along these axes values share a step, a power of two.
+
+    Returns:
+        An integer, which bounds the multiples that occur in inner products; infinite if the values are on no lattice.
+    """
+    multiples = values / STEP
+    if not (multiples == multiples.round()).all():
+        return math.inf
+    integers = multiples.long()
+    lowest_bits = integers & -integers
+    steps = torch.where(lowest_bits > 0, lowest_bits, int(1 / STEP)).amin(axes, keepdim=True)
+    return float((integers // steps).double().square().sum(1).max())

@@ -3,11 +3,17 @@
 from typing import Any
 
 from hf_sphere.nn import heads
-from hf_sphere.nn.angular import AngularConv2d, AngularLinear
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
+from hf_sphere.nn.layers import (
+    SPHERIZATION_SETTINGS,
+    AngularConv2d,
+    AngularLinear,
+    SphericalConv2d,
+    SphericalLinear,
+    Spherization,
+)
 from hf_sphere.nn.pole_regression import PoleRegression
 from hf_sphere.nn.prototypical import PrototypicalClassifier
-from hf_sphere.nn.spherization import SPHERIZATION_SETTINGS, SphericalConv2d, SphericalLinear, Spherization
 
 __all__ = [
     "HEADS",

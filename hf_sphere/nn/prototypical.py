@@ -98,24 +98,16 @@ class PrototypicalClassifier(nn.Module):
     def _check_shapes(query: Tensor, support: Tensor) -> None:
         fits = query.ndim >= 2 and support.ndim == query.ndim + 1
         if not fits or (query.shape[:-2], query.shape[-1]) != (support.shape[:-3], support.shape[-1]):
-            raise ValueError(
-                "expected query embeddings of shape (..., queries, d) and support embeddings of shape (..., way, shot, "
-                f"d), with the same leading axes and the same d; got {tuple(query.shape)} and "
-                f"{tuple(support.shape)}."
-            )
+            shapes = f"{tuple(query.shape)} and {tuple(support.shape)}"
+            raise ValueError(f"expected the shapes (..., queries, d) and (..., way, shot, d); got {shapes}.")
         if 0 in support.shape[-3:-1]:
-            raise ValueError(
-                f"support must have at least one class and one example per class; got {support.shape[-3]} classes with "
-                f"{support.shape[-2]} examples each (shape {tuple(support.shape)})."
-            )
+            raise ValueError(f"support needs at least one class and one example per class; got {tuple(support.shape)}.")
 
     @staticmethod
     def _check_labels(labels: Tensor, logits: Tensor) -> None:
         if labels.shape != logits.shape[:-1] or labels.is_floating_point():
-            raise ValueError(
-                f"expected integer labels of shape {tuple(logits.shape[:-1])}, one per query; got {labels.dtype} of "
-                f"shape {tuple(labels.shape)}."
-            )
+            given = f"{labels.dtype} of shape {tuple(labels.shape)}"
+            raise ValueError(f"labels must be integers, {tuple(logits.shape[:-1])}, one per query; got {given}.")
         advice = "The labels of an episode index the classes of its support, not those of the data set."
         check_labels(labels, logits.shape[-1], owner="support", advice=advice)
 

@@ -10,12 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from hf_sphere.optim.blocks import Block, portions
-from hf_sphere.optim.channels import check_shards, group_size, local, resolve_channel_dims, zeros_per_group
-from hf_sphere.optim.groups import ParameterGroups, radial_parameter_groups
-from hf_sphere.optim.named import NamedOptimizer
-from hf_sphere.optim.open_parameter import LOW_PRECISION, OpenParameter, at_least_float32, is_low
-from hf_sphere.optim.rules import Number
+from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, radial_parameter_groups
+from hf_sphere.optim.layout import (
+    LOW_PRECISION,
+    OpenParameter,
+    at_least_float32,
+    check_shards,
+    group_size,
+    is_low,
+    local,
+    resolve_channel_dims,
+    zeros_per_group,
+)
+from hf_sphere.optim.rules import Block, Number, portions
 
 logger = logging.getLogger(__name__)
 
@@ -108,22 +115,16 @@ class SphereOptimizer(NamedOptimizer):
         if not isinstance(options.get("channel_wise", False), bool):
             raise ValueError(f"channel_wise must be True or False; got {options['channel_wise']!r}.")
         if options["decoupled_weight_decay"] and options["lr"] * options["weight_decay"] >= 1.0:
-            raise ValueError(
-                f"decoupled weight decay of {options['weight_decay']} at lr {options['lr']} would remove the "
-                "weights in one step; lr * weight_decay must be below 1."
-            )
+            rate = f"{options['weight_decay']} at lr {options['lr']}"
+            raise ValueError(f"decoupled weight decay of {rate} would remove the weights in one step.")
         for name in self.unsupported:
             if options.get(name):
                 raise ValueError(f"{type(self).__name__} does not support {name}; omit it.")
         if options["low_precision"] not in LOW_PRECISION:
-            raise ValueError(
-                f"low_precision must be one of {', '.join(LOW_PRECISION)}; got {options['low_precision']!r}."
-            )
+            given = options["low_precision"]
+            raise ValueError(f"low_precision must be one of {', '.join(LOW_PRECISION)}; got {given!r}.")
         if options["low_precision"] == "stochastic" and options["capturable"]:
-            raise ValueError(
-                "stochastic rounding needs new random numbers in each step, which a captured graph cannot generate: "
-                "use low_precision='master' with capturable=True."
-            )
+            raise ValueError("a captured graph cannot round stochastically; use low_precision='master' instead.")
 
     def _check_parameter(self, name: str, parameter: Tensor, group: Group) -> None:
         if not parameter.is_floating_point():

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import TrainerCallback
 
-from hf_sphere.optim.channels import ChannelDims, Layout, local
 from hf_sphere.optim.invariance import find_radial_weights
+from hf_sphere.optim.layout import ChannelDims, Layout, local
 
 logger = logging.getLogger(__name__)
 
@@ -166,9 +166,7 @@ def _scheme(
     elif parameter.grad is not None:
         momentum = layout.matrix(local(parameter.grad))
     else:
-        raise ValueError(
-            f"{type(optimizer).__name__} has no momentum and the gradients were reset: measure before `zero_grad`."
-        )
+        raise ValueError("without momentum, the gradients are needed: measure before `zero_grad`.")
     return momentum, torch.ones_like(momentum[:, :1])
 
 

@@ -8,12 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from hf_sphere.optim.channels import local
-from hf_sphere.optim.groups import ParameterGroups, Rule, apply_patterns, form_groups
-from hf_sphere.optim.hidden_matrices import HIDDEN, find_hidden_matrices
+from hf_sphere.optim.groups import (
+    HIDDEN,
+    NamedOptimizer,
+    ParameterGroups,
+    Rule,
+    apply_patterns,
+    find_hidden_matrices,
+    form_groups,
+)
 from hf_sphere.optim.invariance import find_radial_weights
-from hf_sphere.optim.named import NamedOptimizer
-from hf_sphere.optim.open_parameter import round_stochastically
+from hf_sphere.optim.layout import local, round_stochastically
 
 
 class Hyperball(NamedOptimizer):

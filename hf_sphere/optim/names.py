@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hf_sphere.optim import optimizers
 
 if TYPE_CHECKING:
-    from hf_sphere.optim.named import NamedOptimizer
+    from hf_sphere.optim.groups import NamedOptimizer
 
 
 def optimizer_names() -> list[str]:
@@ -23,7 +23,7 @@ def optimizer_class(name: str) -> "type[NamedOptimizer]":
     """
     if name not in optimizer_names():
         raise ValueError(f"unknown optimizer {name!r}; the optimizers are: {', '.join(optimizer_names())}.")
-    from hf_sphere.optim.named import NamedOptimizer
+    from hf_sphere.optim.groups import NamedOptimizer
 
     module = importlib.import_module(f"{optimizers.__name__}.{name}")
     for value in vars(module).values():

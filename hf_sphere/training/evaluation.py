@@ -11,7 +11,7 @@ from accelerate.utils import broadcast, gather_object
 from torch import Tensor, distributed, nn
 
 from hf_sphere.metrics import accuracy_by_certainty, retrieval_scores, score_queries
-from hf_sphere.nn.class_weights import class_shards
+from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.training.batches import Batches, count_targets, loss_is_sum
 from hf_sphere.training.measures import Batch, Measure, measure_classification
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hf_sphere.metrics.class_angles import MAX_PAIRS, class_angles
+from hf_sphere.metrics.geometry import MAX_PAIRS, class_angles
 from hf_sphere.visualization.figures import COLORS, Figure, add_caption, new_figure, plain_text, save_figure, style_axes
 
 _BINS = 180
@@ -27,7 +27,7 @@ def plot_class_angles(points: Tensor, labels: Tensor, *, title: str = "", path: 
     Raises:
         ImportError: If matplotlib is missing.
         TypeError: If the labels are not integers.
-        ValueError: For the reasons of `hf_sphere.metrics.class_angles`.
+        ValueError: For the reasons of `hf_sphere.metrics.geometry`.
     """
     within, between = class_angles(points, labels)
     figure = new_figure(7.2, 4.0, title)

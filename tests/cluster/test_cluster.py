@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture
 from hf_sphere.cluster.mixture import expect
-from hf_sphere.cluster.rows import Rows
+from hf_sphere.cluster.spherical_k_means import Rows
 from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher
 from hf_sphere.geometry import project_to_sphere
 

@@ -128,7 +128,7 @@ def test_multi_label_loss_is_the_binary_cross_entropy(head, options):
 @pytest.mark.parametrize("head", ["arcface", "vmf", "prototype"])
 @pytest.mark.parametrize("problem_type", ["multi_label_classification", "regression"])
 def test_head_with_a_loss_for_one_class_rejects_other_problem_types(head, problem_type):
-    message = rf"head '{head}' has a loss of its own, .* problem_type '{problem_type}' requires one of .* softmax"
+    message = rf"head '{head}' is for one class per example; problem_type '{problem_type}' requires one of .* softmax"
     with pytest.raises(ValueError, match=message):
         classifier(head=head, problem_type=problem_type)
 

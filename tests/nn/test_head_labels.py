@@ -91,7 +91,7 @@ def test_label_smoothing_of_several_classes_is_towards_one_half():
 @pytest.mark.parametrize("name", OWN_LOSS)
 def test_head_with_a_loss_for_one_class_rejects_several(name):
     with pytest.raises(
-        ValueError, match=rf"head '{name}' has a loss of its own, .* with several classes requires .* softmax"
+        ValueError, match=rf"head '{name}' is for one class per example; .* with several classes requires .* softmax"
     ):
         make(name)(torch.randn(3, 6), TARGETS)
 

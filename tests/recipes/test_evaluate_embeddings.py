@@ -415,8 +415,8 @@ def test_an_interrupted_run_leaves_no_results(write, measure, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--distance", "hyperbolic"], "--distance hyperbolic needs a curvature.*; give --curvature"),
-        (["--curvature", "1"], "--curvature is for the hyperbolic distance; that of .* is cosine. Leave it out"),
+        (["--distance", "hyperbolic"], "the hyperbolic distance needs --curvature"),
+        (["--curvature", "1"], "--curvature is for the hyperbolic distance; that of .* is cosine"),
         (["--split", "train"], r"no split 'train'; the data has test\. Choose one with --split"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

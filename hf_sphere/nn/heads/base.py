@@ -205,10 +205,7 @@ class Head(nn.Module):
         """Raise a `ValueError` that names the purpose if the head has a loss of its own."""
         if cls.has_own_loss():
             others = ", ".join(name for name, head in HEADS.items() if not head.has_own_loss())
-            raise ValueError(
-                f"head {cls.name!r} has a loss of its own, for one class per example; {purpose} requires one of the "
-                f"heads {others}."
-            )
+            raise ValueError(f"head {cls.name!r} is for one class per example; {purpose} requires one of {others}.")
 
     def check_labels(self, labels: Tensor) -> None:
         """Raise an error for labels of a wrong shape and, if they can be read without a device synchronization, value.
@@ -225,10 +222,8 @@ class Head(nn.Module):
         if self.class_weights is not None:
             raise ValueError("class_weights are for one class per example; leave them out.")
         if labels.shape[1:] != (self.num_classes,):
-            raise ValueError(
-                f"labels must have the shape (B,), or (B, {self.num_classes}) if an example can have several classes; "
-                f"got {tuple(labels.shape)}."
-            )
+            shapes = f"(B,), or (B, {self.num_classes}) for several classes per example"
+            raise ValueError(f"labels must have the shape {shapes}; got {tuple(labels.shape)}.")
         if is_readable(labels) and not ((labels >= 0) & (labels <= 1)).all():
             raise ValueError("labels of examples with several classes must be 0 or 1, or between them.")
 
@@ -309,6 +304,12 @@ class Head(nn.Module):
     def directions(self) -> Tensor | None:
         """Return unit class vectors (K, d') in the space of the transformed embeddings, or None if there are none."""
         return None
+
+    def extra_repr(self) -> str:
+        """Describe the head with its options in a printed model."""
+        names = [name for name in option_names(type(self)) if isinstance(vars(self).get(name), (str, int, float))]
+        options = "".join(f", {name}={getattr(self, name)!r}" for name in names)
+        return f"{self.embedding_dim} -> {self.num_classes} classes{options}"
 
 
 def option_names(head_class: type[Head]) -> list[str]:

@@ -80,10 +80,6 @@ class HyperbolicHead(Head):
         """Return the normalized normals of the hyperplanes."""
         return F.normalize(self.weight.detach(), dim=-1)
 
-    def extra_repr(self) -> str:
-        """Describe the head in a printed model."""
-        return f"{self.embedding_dim} -> {self.num_classes} classes, curvature={self.curvature:g}"
-
     def _into_ball(self, vectors: Tensor) -> Tensor:
         root = math.sqrt(self.curvature)
         # tanh(r v) / (r v) with a finite gradient at 0, limited at the boundary.

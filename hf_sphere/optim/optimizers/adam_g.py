@@ -2,9 +2,8 @@
 
 from torch import Tensor
 
-from hf_sphere.optim.blocks import Block, split, transport_momenta
 from hf_sphere.optim.optimizers.adam_s import AdamS
-from hf_sphere.optim.rules import Number
+from hf_sphere.optim.rules import Block, Number, split, transport_momenta
 
 
 class AdamG(AdamS):

@@ -8,10 +8,8 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from hf_sphere.optim.base import Group, SphereOptimizer
-from hf_sphere.optim.blocks import Block, per_group, split
-from hf_sphere.optim.channels import local
-from hf_sphere.optim.open_parameter import OpenParameter
-from hf_sphere.optim.rules import Number, accumulate_, adam_step_size, is_zero, lengths, step_
+from hf_sphere.optim.layout import OpenParameter, local
+from hf_sphere.optim.rules import Block, Number, accumulate_, adam_step_size, is_zero, lengths, per_group, split, step_
 
 
 class AdamS(SphereOptimizer, torch.optim.Adam):

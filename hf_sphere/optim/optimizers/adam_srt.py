@@ -2,9 +2,8 @@
 
 from torch import Tensor
 
-from hf_sphere.optim.blocks import Block, transport_momenta
 from hf_sphere.optim.optimizers.adam_s import AdamS
-from hf_sphere.optim.rules import Number, shrinks
+from hf_sphere.optim.rules import Block, Number, shrinks, transport_momenta
 
 
 class AdamSRT(AdamS):

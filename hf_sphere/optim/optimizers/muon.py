@@ -9,9 +9,15 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, EPS, muon  # torch.optim.Muon accepts no kernels
 
-from hf_sphere.optim.groups import ParameterGroups, Rule, apply_patterns, form_groups
-from hf_sphere.optim.hidden_matrices import HIDDEN, find_hidden_matrices
-from hf_sphere.optim.named import NamedOptimizer
+from hf_sphere.optim.groups import (
+    HIDDEN,
+    NamedOptimizer,
+    ParameterGroups,
+    Rule,
+    apply_patterns,
+    find_hidden_matrices,
+    form_groups,
+)
 
 
 class Muon(NamedOptimizer, torch.optim.AdamW):
@@ -108,9 +114,8 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         for parameter in parameters:
             if isinstance(parameter, DTensor):
                 raise RuntimeError(
-                    f"Muon cannot update a matrix {list(parameter.shape)} that is sharded as "
-                    f"{list(parameter.placements)}: each shard would be orthogonalized separately. Train without "
-                    "sharding, or with the optimizer adamw_hyperball or adamw."
+                    f"Muon cannot update a sharded matrix, {list(parameter.placements)}: each shard would be "
+                    "orthogonalized separately. Train without sharding, or with the optimizer adamw_hyperball or adamw."
                 )
             state = self.state[parameter]
             if "momentum_buffer" not in state:

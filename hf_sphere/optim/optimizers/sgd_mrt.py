@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from hf_sphere.optim.base import Group, SphereOptimizer
-from hf_sphere.optim.blocks import Block, transport_momenta
-from hf_sphere.optim.open_parameter import OpenParameter
-from hf_sphere.optim.rules import Number, is_zero, lengths, shrinks
+from hf_sphere.optim.layout import OpenParameter
+from hf_sphere.optim.rules import Block, Number, is_zero, lengths, shrinks, transport_momenta
 
 
 class SGDMRT(SphereOptimizer, torch.optim.SGD):
