@@ -17,6 +17,9 @@ from sklearn.utils.validation import _check_feature_names, _check_n_features, ch
 from torch import Tensor
 
 from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.metrics.checks import check_embeddings
+
+POSITIVE_INTEGER = Interval(numbers.Integral, 1, None, closed="left")
 
 Block: TypeAlias = Tensor | Any
 """Some of the rows, (b, d): a tensor or a `csr_matrix`, which has no type annotations."""
@@ -134,19 +137,13 @@ def _norms(block: Block) -> Tensor:
 
 def _check_tensor(estimator: Any, X: Tensor, reset: bool, min_features: int) -> Tensor:
     """Check a tensor as scikit-learn checks arrays."""
-    if X.is_complex():
-        raise TypeError(f"X must be real; got {X.dtype}.")
-    if X.ndim != 2 or X.shape[0] == 0 or X.shape[1] < min_features:
-        raise ValueError(f"X must have the shape (n, d) with n >= 1 and d >= {min_features}; got {tuple(X.shape)}.")
+    X = check_embeddings(X, what="X")
+    if X.shape[1] < min_features:
+        raise ValueError(f"X must have at least {min_features} features; got {X.shape[1]}.")
     X = X.to(torch.promote_types(X.dtype, torch.float32))
-    if not X.isfinite().all():
-        raise ValueError(f"X must be finite; {int((~X.isfinite().all(1)).sum())} of {len(X)} rows are not.")
     _check_feature_names(estimator, X, reset=reset)
     _check_n_features(estimator, X, reset=reset)
     return X
-
-
-POSITIVE_INTEGER = Interval(numbers.Integral, 1, None, closed="left")
 
 
 class SphericalKMeans(ClusterMixin, BaseEstimator):
@@ -219,11 +216,18 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
     @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None) -> Self:
         """Find the clusters of the rows of X (n, d); y is ignored."""
-        rows = self._rows(X, reset=True)
+        rows = Rows(self, X, reset=True)
         if len(rows) < self.n_clusters:
             raise ValueError(f"n_samples={len(rows)} must be at least n_clusters={self.n_clusters}.")
         random = check_random_state(self.random_state)
-        given = None if isinstance(self.init, str) else self._given_centers(rows)
+        given = None
+        if not isinstance(self.init, str):
+            given = torch.as_tensor(self.init).to(rows.device, rows.dtype)
+            if given.shape != (self.n_clusters, rows.dim) or not given.isfinite().all():
+                raise ValueError(
+                    f"init must be finite, of shape {self.n_clusters, rows.dim}; got {tuple(given.shape)}."
+                )
+            given = project_to_sphere(given)
         runs = (self._run(rows, given, random) for _ in range(self.n_init if given is None else 1))
         best, centers, self.n_iter_ = max(runs, key=lambda run: float(run[0].cosines.sum()))
         used = int(best.labels.bincount().count_nonzero())
@@ -246,20 +250,11 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
         """Return the negative inertia of X; y is ignored."""
         return -_inertia(*self._assign(X))
 
-    def _rows(self, X: Any, reset: bool) -> Rows:
-        return Rows(self, X, reset)
-
     def _assign(self, X: Any) -> tuple[Rows, "Assignment"]:
         check_is_fitted(self)
-        rows = self._rows(X, reset=False)
+        rows = Rows(self, X, reset=False)
         centers = torch.as_tensor(self.cluster_centers_).to(rows.device, rows.dtype)
         return rows, assign(rows, centers)
-
-    def _given_centers(self, rows: Rows) -> Tensor:
-        centers = torch.as_tensor(self.init).to(rows.device, rows.dtype)
-        if centers.shape != (self.n_clusters, rows.dim) or not centers.isfinite().all():
-            raise ValueError(f"init must be finite, of shape {self.n_clusters, rows.dim}; got {tuple(centers.shape)}.")
-        return project_to_sphere(centers)
 
     def _run(self, rows: Rows, given: Tensor | None, random: np.random.RandomState) -> tuple["Assignment", Tensor, int]:
         """Improve given or chosen centers; return the clusters, the centers and the number of passes."""

@@ -259,17 +259,8 @@ class PowerSpherical(DirectionalDistribution):
     It resembles the von Mises-Fisher distribution, and its samples need no rejection: (1 + w) / 2 for the cosine
     w = mu.x has a beta distribution. A concentration of 0 gives the uniform distribution. The gradient of a sample
     with respect to the concentration is that of torch's gamma samples, whose relative error is about 1e-4.
-    Computations are in at least float32, regardless of the dtype of the parameters.
-
-    Args:
-        loc: Mean direction mu, (..., d), of unit norm.
-        concentration: Concentration kappa, (...), at least 0 and finite; batch shapes broadcast.
-        validate_args: Whether to validate arguments and values; see `torch.distributions.Distribution`.
-
-    Raises:
-        TypeError: If `loc` does not have a floating-point dtype.
-        ValueError: If the last axis of `loc` is shorter than 2, if the batch shapes do not broadcast, or, with
-            validation, if an argument violates its constraint.
+    Computations are in at least float32, regardless of the dtype of the parameters. Arguments and errors are those of
+    `VonMisesFisher`.
 
     Example:
         >>> mean = torch.nn.functional.normalize(torch.randn(5, 128), dim=-1)

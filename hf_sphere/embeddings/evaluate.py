@@ -84,15 +84,10 @@ def evaluate_embeddings(
 
 
 def read_ood_embeddings(paths: Sequence[str], data: Embeddings, **options: Any) -> dict[str, Embeddings]:
-    """Read embeddings of out-of-distribution images, and return them by folder name.
-
-    Args:
-        paths: Folders or Hub ids.
-        data: Embeddings to compare with; the others must have the same certainty measures.
-        **options: Options of `read_embeddings`.
+    """Read embeddings of out-of-distribution images by `read_embeddings`, and return them by folder name.
 
     Raises:
-        ValueError: If two folders have the same name, or a certainty measure is missing.
+        ValueError: If two folders have the same name, or a certainty measure of `data` is missing.
     """
     names = [Path(path).resolve().name for path in paths]
     if len(set(names)) < len(names):

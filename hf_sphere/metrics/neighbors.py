@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_sphere.geometry.manifold import project_to_sphere
+
 Distance = Literal["cosine", "euclidean", "hyperbolic"]
 Backend = Literal["torch", "faiss"]
 
@@ -56,7 +58,13 @@ class Gallery:
         _, group, sizes = labels.unique(return_inverse=True, return_counts=True)
         key = sizes[group] * len(sizes) + group
         order = key.argsort(stable=True)
-        queries, references, squares = _as_inner_products(embeddings[order], distance, curvature)
+        squares = None
+        if distance == "cosine":
+            queries, references, squares = _for_cosines(embeddings[order])
+        elif distance == "euclidean":
+            queries, references = _for_euclidean_distances(embeddings[order])
+        else:
+            queries, references = for_hyperbolic_distances(embeddings[order], curvature)
         _, sizes = key[order].unique_consecutive(return_counts=True)
         ends = sizes.cumsum(0).repeat_interleave(sizes)
         if squares is not None:
@@ -69,12 +77,9 @@ class Gallery:
         return max(1, BYTES_IN_MEMORY // row)
 
     def nearest(self, rows: Tensor, count: int, backend: Backend) -> tuple[Tensor, Tensor]:
-        """Return the similarities of queries with their class and with their neighbors of other classes.
+        """Return the similarities of the queries `rows` (b,) with their class and with neighbors of other classes.
 
-        Args:
-            rows: (b,), indices of the queries.
-            count: Number of neighbors, at least the number of other members of any query's class.
-            backend: `torch` or `faiss`.
+        `count`, the number of neighbors, is at least that of the other members of any query's class.
 
         Returns:
             Similarities (b, p) with the other members of the class, where p is their number in the largest class, and
@@ -159,17 +164,6 @@ def _largest(values: Tensor, count: int) -> Tensor:
     return groups.gather(2, nearest[:, None].expand(-1, GROUP, -1)).flatten(1).topk(count, dim=1).values
 
 
-def _as_inner_products(
-    embeddings: Tensor, distance: Distance, curvature: float
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return queries and references (N, e) and, for exact cosines, squared norms; see `Gallery`."""
-    if distance == "cosine":
-        return _for_cosines(embeddings)
-    if distance == "euclidean":
-        return *_for_euclidean_distances(embeddings), None
-    return *for_hyperbolic_distances(embeddings, curvature), None
-
-
 def _for_cosines(embeddings: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     codes = signs_of_codes(embeddings, (1,))
     codes = codes * power_of_two(codes.abs().amax(1, keepdim=True))
@@ -177,8 +171,7 @@ def _for_cosines(embeddings: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         codes = codes.double()
         squares = codes.square().sum(1)
         return codes, codes, torch.where(squares > 0, squares, 1.0)
-    largest = embeddings.abs().amax(-1, keepdim=True)
-    unit = F.normalize(embeddings / largest.clamp_min(torch.finfo(embeddings.dtype).tiny), dim=-1)
+    unit = project_to_sphere(embeddings)
     return unit, unit, None
 
 

@@ -34,10 +34,6 @@ class SphereOptimizer(NamedOptimizer):
 
     A subclass inherits from this class and from the torch optimizer that it generalizes. It sets `momentum_key` and
     `has_second_moment`, and implements `_rule` for radial parameters and `_step_of_torch` for ordinary ones.
-
-    Args:
-        params: Parameters or parameter groups.
-        **options: Options of torch's optimizer, and those of `own_defaults`.
     """
 
     momentum_key: ClassVar[str]
@@ -69,10 +65,7 @@ class SphereOptimizer(NamedOptimizer):
         return radial_parameter_groups(model, batch, **options)
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group of parameters.
-
-        Args:
-            param_group: `params`, and options that differ from the defaults, such as `channel_dims` or `channel_wise`.
+        """Add a group: `params`, and options that differ from the defaults, such as `channel_dims`.
 
         Raises:
             ValueError: If an option is out of range or does not fit the parameters.
@@ -85,25 +78,20 @@ class SphereOptimizer(NamedOptimizer):
         given = {"channel_dims": source.get("channel_dims"), "channel_wise": source.get("channel_wise", False)}
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        try:
-            self.check_options(group)
-            names = self._names(group)
-            for name, parameter in zip(names, group["params"], strict=True):
-                self._check_parameter(name, parameter, group)
-            group["channel_dims"] = resolve_channel_dims(names, group["params"], **given)
-            group.pop("channel_wise", None)
-            # Missing after copying or unpickling: torch keeps only defaults, state and groups.
-            self.__dict__.setdefault("_axes", {}).update({p: p.ndim for p in group["params"]})
-        except ValueError:
-            self.param_groups.pop()
-            raise
+        self.check_options(group)
+        names = self._names(group)
+        for name, parameter in zip(names, group["params"], strict=True):
+            if not parameter.is_floating_point():
+                raise ValueError(f"{name} is {parameter.dtype}; {type(self).__name__} requires real floating point.")
+            if group["low_precision"] == "stochastic" and parameter.dtype == torch.float16:
+                raise ValueError(f"{name} is float16; stochastic rounding is for bfloat16: use low_precision='master'.")
+        group["channel_dims"] = resolve_channel_dims(names, group["params"], **given)
+        group.pop("channel_wise", None)
+        # Missing after copying or unpickling: torch keeps only defaults, state and groups.
+        self.__dict__.setdefault("_axes", {}).update({p: p.ndim for p in group["params"]})
 
     def check_options(self, options: Group) -> None:
-        """Check options of the optimizer or of a parameter group.
-
-        Raises:
-            ValueError: If one is out of range or not supported.
-        """
+        """Raise a `ValueError` if an option of the optimizer or a parameter group is out of range or not supported."""
         for name in {"lr", "weight_decay", "eps", "momentum", "dampening"} & options.keys():
             allowed = (int, float, Tensor) if name in ("lr", "weight_decay") else (int, float)
             if not isinstance(options[name], allowed) or not options[name] >= 0.0:
@@ -125,12 +113,6 @@ class SphereOptimizer(NamedOptimizer):
             raise ValueError(f"low_precision must be one of {', '.join(LOW_PRECISION)}; got {given!r}.")
         if options["low_precision"] == "stochastic" and options["capturable"]:
             raise ValueError("a captured graph cannot round stochastically; use low_precision='master' instead.")
-
-    def _check_parameter(self, name: str, parameter: Tensor, group: Group) -> None:
-        if not parameter.is_floating_point():
-            raise ValueError(f"{name} is {parameter.dtype}; {type(self).__name__} requires real floating point.")
-        if group["low_precision"] == "stochastic" and parameter.dtype == torch.float16:
-            raise ValueError(f"{name} is float16; stochastic rounding is for bfloat16: use low_precision='master'.")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -227,14 +209,7 @@ class SphereOptimizer(NamedOptimizer):
         raise NotImplementedError
 
     def _rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
-        """Update groups of radial weights, all on the same device and of the same dtype.
-
-        Args:
-            blocks: The groups.
-            group: Options of the parameter group.
-            decay: L2 weight decay, 0 if it is decoupled.
-            shrink: Factor of decoupled weight decay, else 1.
-        """
+        """Update radial weights of one device and dtype, with L2 weight decay or the factor of decoupled decay."""
         raise NotImplementedError
 
     def _is_radial(self, parameter: Tensor, group: Group) -> bool:

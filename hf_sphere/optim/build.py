@@ -80,11 +80,7 @@ def build_optimizer(
 
 
 def option_defaults(name: str) -> dict[str, Any]:
-    """Return the options of an optimizer and of its groups with their defaults.
-
-    Raises:
-        ValueError: If the name is unknown.
-    """
+    """Return the options of an optimizer and of its groups with their defaults."""
     if name in TORCH:
         parameters = inspect.signature(TORCH[name]).parameters.values()
         return {p.name: p.default for p in parameters if p.default is not p.empty}

@@ -223,13 +223,7 @@ class RadialDiagnosticsCallback(TrainerCallback):
             optimizer = kwargs["optimizer"]
             optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
             model = extract_model_from_parallel(kwargs["model"], keep_torch_compile=False)
-            try:
-                measured = as_metrics(radial_diagnostics(optimizer, self._channel_dims, model))
-            except ValueError as error:
-                logger.warning("Radial diagnostics are disabled: %s", error)  # training must not fail
-                self._every = 0
-            else:
-                self._measured = measured
+            self._measured = as_metrics(radial_diagnostics(optimizer, self._channel_dims, model))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the measurements once the Trainer has counted the step."""

@@ -21,13 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Rule:
-    """The update rule of a tensor.
-
-    Attributes:
-        name: What is printed.
-        reason: Why the tensor has this rule.
-        options: Options of its parameter group.
-    """
+    """Name of the update rule of a tensor, why the tensor has it, and the options of its parameter group."""
 
     name: str
     reason: str = ""
@@ -158,24 +152,28 @@ def form_groups(model: nn.Module, rules: Mapping[str, Rule], ordinary: Rule) -> 
     return groups
 
 
-def apply_patterns(
-    model: nn.Module, rules: dict[str, Rule], patterns: Mapping[str, str], options: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Replace the rules of parameters whose names match a pattern, such as `*.attn.*`; later patterns prevail.
+def form_groups_by_pattern(
+    model: nn.Module,
+    found: Mapping[str, tuple[str, str]],
+    options: Mapping[str, Mapping[str, Any]],
+    patterns: Mapping[str, str] | None,
+) -> ParameterGroups:
+    """Form the groups of the rules that were found, except for parameters whose names match a pattern.
 
-    Rules other than `adamw` apply to those of the parameters that have two or more axes.
+    Rules other than `adamw` apply to those of the parameters that have two or more axes; later patterns prevail.
 
     Args:
         model: The model.
-        rules: Rules by name; changed.
-        patterns: Pattern to the name of a rule.
+        found: Name of the rule, and the reason, by name of the parameter; `adamw` for all others.
         options: Group options by the name of a rule.
+        patterns: Pattern, such as `*.attn.*`, to the name of a rule.
 
     Raises:
         ValueError: If a rule is unknown, or a pattern matches no parameter.
     """
     tensors = dict(model.named_parameters())
-    for pattern, rule in patterns.items():
+    rules = {name: Rule(rule, reason, options[rule]) for name, (rule, reason) in found.items()}
+    for pattern, rule in (patterns or {}).items():
         if rule not in options:
             raise ValueError(f"rule {rule!r} of pattern {pattern!r} is unknown; the rules are: {', '.join(options)}.")
         matching = [name for name in fnmatch.filter(tensors, pattern) if rule == "adamw" or tensors[name].ndim > 1]
@@ -183,6 +181,7 @@ def apply_patterns(
             kind = "parameter" if rule == "adamw" else "parameter with two or more axes"
             raise ValueError(f"pattern {pattern!r} matches no {kind}; the names are like {', '.join([*tensors][:3])}.")
         rules.update({name: Rule(rule, f"matches {pattern}", options[rule]) for name in matching})
+    return form_groups(model, rules, Rule("adamw", options=options["adamw"]))
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
@@ -206,9 +205,6 @@ def find_hidden_matrices(model: nn.Module, batch: Any = None) -> dict[str, str]:
 
     Returns:
         Name of the weight to `HIDDEN`, or to the reason why it is not a hidden matrix.
-
-    Raises:
-        ValueError: If no input could be generated or the model cannot be copied.
     """
     model = extract_model_from_parallel(model, keep_fp32_wrapper=False, keep_torch_compile=False)
     embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -234,17 +230,13 @@ def _last_layer(model: nn.Module, batch: Any) -> str:
     with torch.random.fork_rng(devices=[d for d in devices if d.type == "cuda"]), exact(devices), quiet():
         trial = make_trial(model)
         for name, module in trial.named_modules():
-            if name and any(_is_weight(weight) for weight in module.parameters(recurse=False)):
+            if name and any(w.ndim > 1 and min(w.shape[:2]) > 1 for w in module.parameters(recurse=False)):
                 module.register_forward_pre_hook(lambda *_, name=name: called.append(name))
         batch = fitting_example(trial) if batch is None else batch
         called.clear()  # inputs that did not fit
         with torch.no_grad():
             call(trial, batch)
     return called[-1] if called else ""
-
-
-def _is_weight(weight: Tensor) -> bool:
-    return weight.ndim > 1 and min(weight.shape[:2]) > 1
 
 
 class NamedOptimizer(Optimizer):
@@ -271,11 +263,5 @@ class NamedOptimizer(Optimizer):
 
     @classmethod
     def form_groups(cls, model: nn.Module, batch: Any = None, **options: Any) -> ParameterGroups:
-        """Split the trainable parameters of a model into groups, each with the rule that suits it.
-
-        Args:
-            model: The model, before it is sharded.
-            batch: Input of the model; generated if None. See `find_radial_weights`.
-            **options: Options of the optimizer's groups; see `build_optimizer`.
-        """
+        """Split the trainable parameters of a model into groups with `group_options`; see `build_optimizer`."""
         raise NotImplementedError(f"{cls.__name__} must define `form_groups`.")

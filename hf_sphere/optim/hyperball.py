@@ -8,15 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from hf_sphere.optim.groups import (
-    HIDDEN,
-    NamedOptimizer,
-    ParameterGroups,
-    Rule,
-    apply_patterns,
-    find_hidden_matrices,
-    form_groups,
-)
+from hf_sphere.optim.groups import HIDDEN, NamedOptimizer, ParameterGroups, find_hidden_matrices, form_groups_by_pattern
 from hf_sphere.optim.invariance import find_radial_weights
 from hf_sphere.optim.layout import local, round_stochastically
 
@@ -104,13 +96,11 @@ class Hyperball(NamedOptimizer):
                 hidden, invariant = kinds[name] == HIDDEN, name in radial.channel_dims
                 keeps = hidden if hyperball_on == "matrices" else invariant and (hidden or of_matrices == "adamw")
                 at_zero = keeps and not tensor.any()
-                keeps = keeps and not at_zero
-                rule = kept if keeps else of_matrices if hidden else "adamw"
+                rule = kept if keeps and not at_zero else of_matrices if hidden else "adamw"
                 reason = "scale-invariant" if invariant else f"not scale-invariant: {radial.rejected[name]}"
                 reason = f"{kinds[name]}; {reason}" + ("; its norm is 0" if at_zero else "")
-                found[name] = Rule(rule, reason, options[rule])
-        apply_patterns(model, found, rules or {}, options)
-        groups = form_groups(model, found, Rule("adamw", options=options["adamw"]))
+                found[name] = rule, reason
+        groups = form_groups_by_pattern(model, found, options, rules)
         if all(rule.name != kept for rule in groups.rules.values()):
             warnings.warn(
                 f"no weight of {type(model).__name__} keeps its norm, so the optimizer is {' and '.join(others)}. "

@@ -101,7 +101,9 @@ def find_radial_weights(
             elif max(weight.shape[1:]) < 2:
                 found.rejected[name] = "its groups have a single weight each"
             else:
-                deviations[name] = dict.fromkeys(_possible_groups(weight), 0.0)
+                # The finest groups first; a group has two weights or more.
+                possible = [dims for dims in ((0,), (1,), ()) if all(weight.shape[axis] > 1 for axis in dims)]
+                deviations[name] = {dims: 0.0 for dims in possible if group_size(weight, dims) > 1}
     devices = {parameter.device for parameter in model.parameters()}
     on_gpu = [device for device in devices if device.type == "cuda"]
     with torch.random.fork_rng(devices=on_gpu), exact(devices), quiet():
@@ -114,12 +116,6 @@ def find_radial_weights(
     for name, groups in deviations.items():
         found.channel_dims[name], found.deviations[name] = next(iter(groups.items()))
     return found
-
-
-def _possible_groups(weight: Tensor) -> list[ChannelDims]:
-    """Return the axes that may index the groups, the finest groups first; a group has two weights or more."""
-    possible = [dims for dims in ((0,), (1,), ()) if all(weight.shape[axis] > 1 for axis in dims)]
-    return [dims for dims in possible if group_size(weight, dims) > 1]
 
 
 def fitting_example(trial: nn.Module) -> Any:
@@ -143,11 +139,7 @@ def fitting_example(trial: nn.Module) -> Any:
 def _check(
     trial: nn.Module, deviations: dict[str, dict[ChannelDims, float]], batch: Any, loss: Loss | None, tolerance: float
 ) -> dict[str, str]:
-    """Remove the weights and groups that fail from `deviations`.
-
-    Returns:
-        Name of each weight that failed to the reason.
-    """
+    """Remove the weights and groups that fail from `deviations`; return the reason by name of the weight."""
     if not deviations:
         return {}
     parameters = dict(trial.named_parameters())

@@ -15,19 +15,10 @@ ChannelDims = tuple[int, ...]
 def resolve_channel_dims(
     names: Sequence[str], parameters: Sequence[Tensor], channel_dims: Iterable[int] | None, channel_wise: bool
 ) -> ChannelDims | None:
-    """Check `channel_dims` and `channel_wise` of a parameter group and merge them.
-
-    Args:
-        names: Names of the parameters, for messages.
-        parameters: Parameters of the group.
-        channel_dims: Axes that index the groups of weights; None for ordinary parameters.
-        channel_wise: True is shorthand for `channel_dims=[0]`.
+    """Check `channel_dims` and `channel_wise` (shorthand for `[0]`) of the named parameters of a group.
 
     Returns:
         The sorted axes, or None (ordinary parameters) if every group would have a single weight.
-
-    Raises:
-        ValueError: If an axis is out of range for a parameter or repeated, or the two options contradict each other.
     """
     if channel_wise:
         if channel_dims is not None and list(channel_dims) != [0]:
@@ -64,11 +55,7 @@ def zeros_per_group(parameter: Tensor, dims: ChannelDims, dtype: torch.dtype) ->
 
 
 def check_shards(name: str, parameter: DTensor, dims: ChannelDims) -> None:
-    """Check that a sharding keeps each group on a single process.
-
-    Raises:
-        RuntimeError: If the parameter is sharded along an axis that is not in `dims`, or is a partial sum.
-    """
+    """Raise a `RuntimeError` if a parameter is a partial sum, or sharded along an axis that is not in `dims`."""
     for placement in parameter.placements:
         if placement.is_partial() or (isinstance(placement, Shard) and placement.dim not in dims):
             raise RuntimeError(
@@ -120,14 +107,7 @@ LOW_PRECISION: tuple[str, ...] = get_args(LowPrecision)
 
 
 class OpenParameter:
-    """Weight, gradient and momentum of a parameter during one step.
-
-    Args:
-        parameter: A parameter with a gradient, which is only read.
-        state: The optimizer's state of the parameter.
-        low_precision: Rounding of the steps of low-precision weights.
-        momentum_key: Key of the momentum in `state`.
-        dims: The channel axes of a radial parameter; None for an ordinary one.
+    """Weight, gradient and momentum of a parameter during one step, on its local shard.
 
     Attributes:
         weight: Changed by the step: a matrix (K, D) of groups, or a tensor like the parameter if it is ordinary.
@@ -159,11 +139,7 @@ class OpenParameter:
             self.gradient = torch.empty_like(self.weight).copy_(gradient)  # torch's fused kernels assume one layout
 
     def close(self, seed: int) -> None:
-        """Write the updated values to the parameter and its state.
-
-        Args:
-            seed: Seed of stochastic rounding; equal on all processes that hold the same weights.
-        """
+        """Write the updated values to the parameter and its state; `seed` is that of stochastic rounding."""
         if self._layout is not None:
             self._layout.write_back(self._worked_on, self.weight)
             self._layout.write_back(self._kept, self.momentum)
@@ -189,13 +165,6 @@ def round_stochastically(values: Tensor, generator: torch.Generator | None = Non
 
     Rounding to nearest loses every step below half the spacing of bfloat16 (1/256 of the value); stochastic rounding
     keeps it on average. Infinities and NaN are kept.
-
-    Args:
-        values: float32, any shape.
-        generator: On the device of `values`.
-
-    Returns:
-        bfloat16, the same shape.
     """
     bits = values.contiguous().view(torch.int32)
     noise = torch.randint(0, 1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)

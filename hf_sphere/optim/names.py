@@ -16,11 +16,7 @@ def optimizer_names() -> list[str]:
 
 
 def optimizer_class(name: str) -> "type[NamedOptimizer]":
-    """Import the class of an optimizer: the first subclass of `NamedOptimizer` that its file defines.
-
-    Raises:
-        ValueError: If there is no optimizer of this name; the message lists the valid names.
-    """
+    """Import the class of an optimizer: the first subclass of `NamedOptimizer` that its file defines."""
     if name not in optimizer_names():
         raise ValueError(f"unknown optimizer {name!r}; the optimizers are: {', '.join(optimizer_names())}.")
     from hf_sphere.optim.groups import NamedOptimizer

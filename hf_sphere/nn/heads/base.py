@@ -254,11 +254,9 @@ class Head(nn.Module):
         trained = self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         if trained and self._warn_if_unused and self.has_own_loss():
             self._warn_if_unused = False
-            smooths = "label_smoothing" in option_names(type(self))
             logger.warning(
                 f"Head {self.name!r} is trained without labels, so its own loss is not used. If this is because of "
-                "label_smoothing_factor of the Trainer, leave that out"
-                + (" and set label_smoothing in head_kwargs." if smooths else "; the head has no label smoothing.")
+                "label_smoothing_factor of the Trainer, leave that out; some heads have the option label_smoothing."
             )
 
     def initialize_from_data(self, embeddings: Tensor) -> None:
@@ -281,11 +279,7 @@ class Head(nn.Module):
         """
 
     def after_step(self, reduce: Callable[[Tensor], Tensor]) -> None:
-        """Update running statistics after an optimizer step; see `before_forward`.
-
-        Args:
-            reduce: Sums a tensor over all processes.
-        """
+        """Update running statistics after an optimizer step; `reduce` sums a tensor over all processes."""
 
     def parameter_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Per-parameter optimizer options, for instance `{"log_temperature": {"lr": 1e-3}}`.
@@ -365,8 +359,6 @@ def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) 
         raise ValueError(f"head {name!r} has no option {', '.join(unknown)}; its options are: {', '.join(valid)}.")
     for option, value in options.items():
         if not _has_type(value, valid[option]):
-            expected = (
-                valid[option].__name__ if isinstance(valid[option], type) else str(valid[option]).replace("typing.", "")
-            )
+            expected = inspect.formatannotation(valid[option]).replace("typing.", "")
             raise ValueError(f"option {option} of head {name!r} must be of type {expected}; got {value!r}.")
     return head_class(embedding_dim, num_classes, **options)

@@ -55,12 +55,7 @@ class CosineHead(ClassVectorHead, TemperatureHead):
         return F.normalize(self.weight[labels].to(embeddings.dtype), dim=-1)
 
     def target_logits(self, embeddings: Tensor, directions: Tensor) -> Tensor:
-        """Compute the logits of the own classes in the loss, with the margin if there is one: (B,).
-
-        Args:
-            embeddings: Transformed embeddings (B, d).
-            directions: Unit vectors of their classes, (B, d), see `target_directions`.
-        """
+        """Compute the logits (B,) for the unit vectors (B, d) of the own classes, with the margin if there is one."""
         return self.inverse_temperature() * (embeddings * directions).sum(-1)
 
     def logit_inputs(self, embeddings: Tensor) -> Tensor:

@@ -92,11 +92,7 @@ class ClassVectorHead(Head):
             setattr(self.get_submodule(module), own, kept)
 
     def exchange(self, batch: Tensor) -> Exchange:
-        """Return the exchange between processes for a batch whose first axis is that of the examples.
-
-        Raises:
-            RuntimeError: If the head was built before the process group.
-        """
+        """Return the exchange between processes for a batch whose first axis is that of the examples."""
         if self.shard_classes and self.classes != share_of(self.num_classes):
             raise RuntimeError(
                 f"process {process_index()} of {count_processes()} has the classes {self.classes.start} to "
@@ -126,12 +122,7 @@ class ClassVectorHead(Head):
         return self.upcast(embeddings)
 
     def target_logits(self, embeddings: Tensor, weights: Tensor) -> Tensor:
-        """Compute the logits of the examples' own classes, without a bias and with a margin if there is one: (B,).
-
-        Args:
-            embeddings: Transformed embeddings (B, d).
-            weights: Weights of their classes, (B, d), normalized if the head does so.
-        """
+        """Compute the logits (B,) for the vectors (B, d) of the own classes, without bias and with a margin, if any."""
         return (self.logit_inputs(embeddings) * weights).sum(-1)
 
     def loss_in_blocks(self, embeddings: Tensor, labels: Tensor) -> Tensor:

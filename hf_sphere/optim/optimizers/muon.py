@@ -9,15 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, EPS, muon  # torch.optim.Muon accepts no kernels
 
-from hf_sphere.optim.groups import (
-    HIDDEN,
-    NamedOptimizer,
-    ParameterGroups,
-    Rule,
-    apply_patterns,
-    find_hidden_matrices,
-    form_groups,
-)
+from hf_sphere.optim.groups import HIDDEN, NamedOptimizer, ParameterGroups, find_hidden_matrices, form_groups_by_pattern
 
 
 class Muon(NamedOptimizer, torch.optim.AdamW):
@@ -78,15 +70,10 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         rules: Mapping[str, str] | None = None,
     ) -> ParameterGroups:
         """Split parameters into hidden matrices and all others; see `find_hidden_matrices` and `build_optimizer`."""
-        options: dict[str, dict[str, Any]] = {
-            "muon": {"muon": True},
-            "adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale},
-        }
+        adamw = {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale}
         kinds = find_hidden_matrices(model, batch)
-        names = {name: "muon" if kind == HIDDEN else "adamw" for name, kind in kinds.items()}
-        found = {name: Rule(rule, kinds[name], options[rule]) for name, rule in names.items()}
-        apply_patterns(model, found, rules or {}, options)
-        groups = form_groups(model, found, Rule("adamw", options=options["adamw"]))
+        found = {name: ("muon" if kind == HIDDEN else "adamw", kind) for name, kind in kinds.items()}
+        groups = form_groups_by_pattern(model, found, {"muon": {"muon": True}, "adamw": adamw}, rules)
         if all(rule.name == "adamw" for rule in groups.rules.values()):
             warnings.warn(f"{type(model).__name__} has no hidden matrix, so the optimizer is AdamW.", stacklevel=3)
         return groups
