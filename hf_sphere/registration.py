@@ -16,7 +16,7 @@ import wrapt
 
 from hf_sphere import models
 from hf_sphere.models.sphere_text.encoders import ENCODERS, IMAGE_TASKS
-from hf_sphere.optim.names import optimizer_class, optimizer_names
+from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 
 _CONFIGURATIONS = {encoder.sphere_model_type: f"Sphere{encoder.prefix}Config" for encoder in ENCODERS}
 _CONFIGURATIONS["sphere_vision"] = "SphereVisionConfig"

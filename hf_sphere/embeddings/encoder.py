@@ -174,9 +174,7 @@ class ImageEncoder:
         self.processor = getattr(loaded, "image_processor", loaded)
         self._texts: Any = getattr(loaded, "tokenizer", None)
         self.embeds_texts = self._texts is not None
-        self.metric: dict[str, Any] = {"distance": getattr(getattr(model, "head", None), "distance", "cosine")}
-        if self.metric["distance"] == "hyperbolic":
-            self.metric["curvature"] = float(model.head.curvature)
+        self.metric: dict[str, Any] = model.head.metric() if hasattr(model, "head") else {"distance": "cosine"}
         self.weights = digest_weights(model)
 
     def encode(

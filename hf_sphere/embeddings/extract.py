@@ -141,11 +141,7 @@ def extract_embeddings(
     """
     head = getattr(model, "head", None)
     about = {**(about or {}), "backbone": model.config.backbone, "split": images.name}
-    about |= {"head": None, "distance": "cosine"}
-    if head is not None:
-        about |= {"head": model.config.head, "distance": head.distance}
-        if head.distance == "hyperbolic":
-            about["curvature"] = float(head.curvature)
+    about |= {"head": None, "distance": "cosine"} if head is None else {"head": model.config.head, **head.metric()}
     names = {"class_names": images.class_names, "predicted_names": class_names(model)}
     split = re.sub(r"\W+", "_", images.name).strip("_")  # as `datasets` requires of the name of a split
     is_main = accelerator.is_main_process

@@ -1,7 +1,5 @@
 from .heads import HEADS as HEADS, Head as Head, HeadOutput as HeadOutput, build_head as build_head
 from .heads.cosine import CosineHead as CosineHead, ProxyAnchorHead as ProxyAnchorHead
-from .heads.hyperbolic import HyperbolicHead as HyperbolicHead
-from .heads.linear import AngularHead as AngularHead, SoftmaxHead as SoftmaxHead, SpherizedHead as SpherizedHead
 from .heads.margin import (
     AdaFaceHead as AdaFaceHead,
     ArcFaceHead as ArcFaceHead,
@@ -9,6 +7,12 @@ from .heads.margin import (
     SubCenterArcFaceHead as SubCenterArcFaceHead,
 )
 from .heads.prototype import ETFHead as ETFHead, PrototypeHead as PrototypeHead
+from .heads.softmax import (
+    AngularHead as AngularHead,
+    HyperbolicHead as HyperbolicHead,
+    SoftmaxHead as SoftmaxHead,
+    SpherizedHead as SpherizedHead,
+)
 from .heads.vmf import VMFHead as VMFHead
 from .layers import (
     SPHERIZATION_SETTINGS as SPHERIZATION_SETTINGS,

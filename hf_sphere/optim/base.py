@@ -135,8 +135,7 @@ class SphereOptimizer(NamedOptimizer):
         for group in self.param_groups:  # before any parameter changes
             self._check_step(group)
         for group in self.param_groups:
-            ordinary: list[Tensor] = []
-            radial: dict[Any, list[Tensor]] = defaultdict(list)
+            together: dict[Any, list[Tensor]] = defaultdict(list, ordinary=[])
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -147,32 +146,22 @@ class SphereOptimizer(NamedOptimizer):
                 is_radial = self._is_radial(parameter, group)
                 self._init_state(parameter, group)
                 if not is_radial:
-                    ordinary.append(parameter)
+                    together["ordinary"].append(parameter)
                 elif local(parameter).numel():
-                    radial[parameter.device, parameter.dtype].append(parameter)
+                    together[parameter.device, parameter.dtype].append(parameter)
                 else:
                     self.state[parameter]["step"] += 1  # no local groups, but the step is counted
-            if ordinary:
-                opened = self._open(group, ordinary)
-                self._step_of_torch(group, ordinary, opened)
-                self._close(group, ordinary, opened, seeds)
-            for parameters in radial.values():
-                opened = self._open(group, parameters, group["channel_dims"])
-                self._step_on_sphere(group, parameters, opened)
-                self._close(group, parameters, opened, seeds)
+            mode, key = group["low_precision"], self.momentum_key
+            for kind, parameters in together.items():
+                dims = None if kind == "ordinary" else group["channel_dims"]
+                opened = [OpenParameter(p, self.state[p], mode, key, dims) for p in parameters]
+                if parameters:
+                    (self._step_of_torch if dims is None else self._step_on_sphere)(group, parameters, opened)
+                for parameter, part in zip(parameters, opened, strict=True):
+                    # The seed depends on the step alone, so that replicas and resumed runs round identically.
+                    step = self.state[parameter]["step"]
+                    part.close(int(step) * 1_000_003 + next(seeds) if mode == "stochastic" else 0)
         return loss
-
-    def _open(self, group: Group, parameters: list[Tensor], dims: tuple[int, ...] | None = None) -> list[OpenParameter]:
-        mode, key = group["low_precision"], self.momentum_key
-        return [OpenParameter(parameter, self.state[parameter], mode, key, dims) for parameter in parameters]
-
-    def _close(
-        self, group: Group, parameters: list[Tensor], opened: list[OpenParameter], seeds: "itertools.count[int]"
-    ) -> None:
-        for parameter, part in zip(parameters, opened, strict=True):
-            # The seed depends on the step alone, so that replicas and resumed runs round identically.
-            draws = group["low_precision"] == "stochastic"
-            part.close(int(self.state[parameter]["step"]) * 1_000_003 + next(seeds) if draws else 0)
 
     def _step_on_sphere(self, group: Group, parameters: list[Tensor], opened: list[OpenParameter]) -> None:
         decay, shrink = self._decay(group)

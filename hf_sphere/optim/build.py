@@ -9,7 +9,7 @@ from accelerate.utils import str_to_bool
 from torch import nn
 
 from hf_sphere.optim.groups import NamedOptimizer, parameter_groups
-from hf_sphere.optim.names import optimizer_class, optimizer_names
+from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,

@@ -156,7 +156,10 @@ def form_groups_by_pattern(
     model: nn.Module,
     found: Mapping[str, tuple[str, str]],
     options: Mapping[str, Mapping[str, Any]],
-    patterns: Mapping[str, str] | None,
+    *,
+    lr: float = 1e-3,
+    adamw_lr_scale: float = 1.0,
+    rules: Mapping[str, str] | None = None,
 ) -> ParameterGroups:
     """Form the groups of the rules that were found, except for parameters whose names match a pattern.
 
@@ -165,23 +168,26 @@ def form_groups_by_pattern(
     Args:
         model: The model.
         found: Name of the rule, and the reason, by name of the parameter; `adamw` for all others.
-        options: Group options by the name of a rule.
-        patterns: Pattern, such as `*.attn.*`, to the name of a rule.
+        options: Group options by the name of a rule other than `adamw`.
+        lr: Learning rate.
+        adamw_lr_scale: Learning rate of `adamw` relative to it.
+        rules: Pattern, such as `*.attn.*`, to the name of a rule.
 
     Raises:
         ValueError: If a rule is unknown, or a pattern matches no parameter.
     """
     tensors = dict(model.named_parameters())
-    rules = {name: Rule(rule, reason, options[rule]) for name, (rule, reason) in found.items()}
-    for pattern, rule in (patterns or {}).items():
+    options = {**options, "adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale}}
+    chosen = {name: Rule(rule, reason, options[rule]) for name, (rule, reason) in found.items()}
+    for pattern, rule in (rules or {}).items():
         if rule not in options:
             raise ValueError(f"rule {rule!r} of pattern {pattern!r} is unknown; the rules are: {', '.join(options)}.")
         matching = [name for name in fnmatch.filter(tensors, pattern) if rule == "adamw" or tensors[name].ndim > 1]
         if not matching:
             kind = "parameter" if rule == "adamw" else "parameter with two or more axes"
             raise ValueError(f"pattern {pattern!r} matches no {kind}; the names are like {', '.join([*tensors][:3])}.")
-        rules.update({name: Rule(rule, f"matches {pattern}", options[rule]) for name in matching})
-    return form_groups(model, rules, Rule("adamw", options=options["adamw"]))
+        chosen.update({name: Rule(rule, f"matches {pattern}", options[rule]) for name in matching})
+    return form_groups(model, chosen, Rule("adamw", options=options["adamw"]))
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:

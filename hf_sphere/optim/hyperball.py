@@ -1,7 +1,7 @@
 """Weights that keep their norm, and whose steps are a fixed share of it."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -66,15 +66,8 @@ class Hyperball(NamedOptimizer):
         return loss
 
     @classmethod
-    def form_groups(  # type: ignore[override]
-        cls,
-        model: nn.Module,
-        batch: Any = None,
-        *,
-        lr: float = 1e-3,
-        adamw_lr_scale: float = 1.0,
-        hyperball_on: str = "scale_invariant",
-        rules: Mapping[str, str] | None = None,
+    def form_groups(
+        cls, model: nn.Module, batch: Any = None, *, hyperball_on: str = "scale_invariant", **options: Any
     ) -> ParameterGroups:
         """Split parameters into weights that keep their norm and all others; see `build_optimizer`.
 
@@ -86,8 +79,7 @@ class Hyperball(NamedOptimizer):
         """
         if hyperball_on not in ("scale_invariant", "matrices"):
             raise ValueError(f"hyperball_on must be scale_invariant or matrices; got {hyperball_on!r}.")
-        options = dict(cls.rules_of) | {"adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale}}
-        kept, *others = options
+        kept, *others = [*dict(cls.rules_of), "adamw"]
         of_matrices = others[0]
         kinds, radial = find_hidden_matrices(model, batch), find_radial_weights(model, batch)
         found = {}
@@ -100,7 +92,7 @@ class Hyperball(NamedOptimizer):
                 reason = "scale-invariant" if invariant else f"not scale-invariant: {radial.rejected[name]}"
                 reason = f"{kinds[name]}; {reason}" + ("; its norm is 0" if at_zero else "")
                 found[name] = rule, reason
-        groups = form_groups_by_pattern(model, found, options, rules)
+        groups = form_groups_by_pattern(model, found, dict(cls.rules_of), **options)
         if all(rule.name != kept for rule in groups.rules.values()):
             warnings.warn(
                 f"no weight of {type(model).__name__} keeps its norm, so the optimizer is {' and '.join(others)}. "

@@ -86,8 +86,8 @@ def find_radial_weights(
             hundred weights it decreases as 1 / sqrt(D), like the value of a weight that is not invariant.
 
     Raises:
-        ValueError: If the model is sharded, on the meta device or cannot be copied, if tolerance is not in (0, 1), if
-            no input could be generated, or if the output contains nothing to differentiate.
+        ValueError: If the model is sharded or on the meta device, if tolerance is not in (0, 1), if no input could be
+            generated, or if the output contains nothing to differentiate.
     """
     if not 0.0 < tolerance < 1.0:
         raise ValueError(f"tolerance must lie between 0 and 1; got {tolerance}.")
@@ -204,20 +204,14 @@ def make_trial(model: nn.Module) -> nn.Module:
     float32 or better, without activation checkpointing.
 
     Raises:
-        ValueError: If the model is sharded, on the meta device, or cannot be copied.
+        ValueError: If the model is sharded or on the meta device.
     """
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
             raise ValueError(f"{name} is sharded; find the groups before the model is sharded.")
         if parameter.is_meta:
             raise ValueError(f"{name} is on the meta device; the numerical check needs real weights.")
-    try:
-        trial = copy.deepcopy(model)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{type(model).__name__} cannot be copied for the numerical check ({error}); pass parameter "
-            "groups with channel_dims instead."
-        ) from error
+    trial = copy.deepcopy(model)
     if not any(parameter.dtype == torch.float64 for parameter in trial.parameters()):
         trial.to(torch.float32)
     if not model.training:

@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 
 from hf_sphere.nn.heads.mixins import class_shards, exclude_class_shards
 from hf_sphere.optim import as_metrics, radial_channel_dims, radial_diagnostics
-from hf_sphere.optim.names import optimizer_names
+from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.batches import (
     Batch,

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from update_rules import inner
 
 from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
-from hf_sphere.optim.names import optimizer_class, optimizer_names
+from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 from hf_sphere.optim.rules import Block, portions, transport_
 
 GOLDEN_CASES = {

@@ -14,8 +14,8 @@ from transformers.utils.generic import can_return_tuple
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
 from hf_sphere.models.sphere_vision.outputs_sphere_vision import SphereVisionClassifierOutput, SphereVisionModelOutput
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
-from hf_sphere.nn.heads.linear import SpherizedHead
 from hf_sphere.nn.heads.mixins import ClassVectorHead
+from hf_sphere.nn.heads.softmax import SpherizedHead
 from hf_sphere.nn.layers import Spherization, names_kept_in_float32
 
 logger = logging.get_logger(__name__)

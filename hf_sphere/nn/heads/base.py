@@ -295,6 +295,10 @@ class Head(nn.Module):
             if reset is not None:
                 reset()
 
+    def metric(self) -> dict[str, Any]:
+        """Return the distance between transformed embeddings, as options of the retrieval metrics."""
+        return {"distance": self.distance}
+
     def directions(self) -> Tensor | None:
         """Return unit class vectors (K, d') in the space of the transformed embeddings, or None if there are none."""
         return None

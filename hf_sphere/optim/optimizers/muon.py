@@ -1,7 +1,7 @@
 """Muon for hidden matrices, AdamW for all other parameters."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -60,20 +60,11 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         super().add_param_group(param_group)
 
     @classmethod
-    def form_groups(  # type: ignore[override]
-        cls,
-        model: nn.Module,
-        batch: Any = None,
-        *,
-        lr: float = 1e-3,
-        adamw_lr_scale: float = 1.0,
-        rules: Mapping[str, str] | None = None,
-    ) -> ParameterGroups:
+    def form_groups(cls, model: nn.Module, batch: Any = None, **options: Any) -> ParameterGroups:
         """Split parameters into hidden matrices and all others; see `find_hidden_matrices` and `build_optimizer`."""
-        adamw = {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale}
         kinds = find_hidden_matrices(model, batch)
         found = {name: ("muon" if kind == HIDDEN else "adamw", kind) for name, kind in kinds.items()}
-        groups = form_groups_by_pattern(model, found, {"muon": {"muon": True}, "adamw": adamw}, rules)
+        groups = form_groups_by_pattern(model, found, {"muon": {"muon": True}}, **options)
         if all(rule.name == "adamw" for rule in groups.rules.values()):
             warnings.warn(f"{type(model).__name__} has no hidden matrix, so the optimizer is AdamW.", stacklevel=3)
         return groups
