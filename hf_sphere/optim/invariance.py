@@ -92,7 +92,8 @@ def find_radial_weights(
     if not 0.0 < tolerance < 1.0:
         raise ValueError(f"tolerance must lie between 0 and 1; got {tolerance}.")
     model = extract_model_from_parallel(model, keep_fp32_wrapper=False, keep_torch_compile=False)
-    found, deviations = RadialWeights(), {}
+    found = RadialWeights()
+    deviations: dict[str, dict[ChannelDims, float]] = {}
     for name, weight in model.named_parameters():
         if weight.ndim > 1:
             found.num_weights[name] = weight.numel()
