@@ -223,10 +223,9 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
         given = None
         if not isinstance(self.init, str):
             given = torch.as_tensor(self.init).to(rows.device, rows.dtype)
-            if given.shape != (self.n_clusters, rows.dim) or not given.isfinite().all():
-                raise ValueError(
-                    f"init must be finite, of shape {self.n_clusters, rows.dim}; got {tuple(given.shape)}."
-                )
+            shape = (self.n_clusters, rows.dim)
+            if given.shape != shape or not given.isfinite().all():
+                raise ValueError(f"init must be finite, of shape {shape}; got {tuple(given.shape)}.")
             given = project_to_sphere(given)
         runs = (self._run(rows, given, random) for _ in range(self.n_init if given is None else 1))
         best, centers, self.n_iter_ = max(runs, key=lambda run: float(run[0].cosines.sum()))

@@ -78,14 +78,15 @@ class SphereOptimizer(NamedOptimizer):
         given = {"channel_dims": source.get("channel_dims"), "channel_wise": source.get("channel_wise", False)}
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        self.check_options(group)
-        names = self._names(group)
-        for name, parameter in zip(names, group["params"], strict=True):
-            if not parameter.is_floating_point():
-                raise ValueError(f"{name} is {parameter.dtype}; {type(self).__name__} requires real floating point.")
-            if group["low_precision"] == "stochastic" and parameter.dtype == torch.float16:
-                raise ValueError(f"{name} is float16; stochastic rounding is for bfloat16: use low_precision='master'.")
-        group["channel_dims"] = resolve_channel_dims(names, group["params"], **given)
+        try:
+            self.check_options(group)
+            names = self._names(group)
+            for name, parameter in zip(names, group["params"], strict=True):
+                self._check_parameter(name, parameter, group)
+            group["channel_dims"] = resolve_channel_dims(names, group["params"], **given)
+        except ValueError:
+            self.param_groups.pop()
+            raise
         group.pop("channel_wise", None)
         # Missing after copying or unpickling: torch keeps only defaults, state and groups.
         self.__dict__.setdefault("_axes", {}).update({p: p.ndim for p in group["params"]})
@@ -113,6 +114,12 @@ class SphereOptimizer(NamedOptimizer):
             raise ValueError(f"low_precision must be one of {', '.join(LOW_PRECISION)}; got {given!r}.")
         if options["low_precision"] == "stochastic" and options["capturable"]:
             raise ValueError("a captured graph cannot round stochastically; use low_precision='master' instead.")
+
+    def _check_parameter(self, name: str, parameter: Tensor, group: Group) -> None:
+        if not parameter.is_floating_point():
+            raise ValueError(f"{name} is {parameter.dtype}; {type(self).__name__} requires real floating point.")
+        if group["low_precision"] == "stochastic" and parameter.dtype == torch.float16:
+            raise ValueError(f"{name} is float16; stochastic rounding is for bfloat16: use low_precision='master'.")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -211,7 +211,7 @@ class TestSphericalKMeans:
 
     @pytest.mark.parametrize("init", [np.ones((2, 8)), np.full((3, 8), np.nan)])
     def test_wrong_initial_centers_are_an_error(self, init):
-        with pytest.raises(ValueError, match="init must be finite, shape"):
+        with pytest.raises(ValueError, match="init must be finite, of shape"):
             SphericalKMeans(3, init=init).fit(blobs()[0])
 
     @pytest.mark.parametrize("options", [{"n_clusters": 0}, {"init": "random"}, {"tol": -1.0}, {"batch_size": 0}])
