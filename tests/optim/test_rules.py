@@ -177,7 +177,7 @@ def test_transport_without_the_old_weights_matches_the_publication(count, dim, s
     x, (m,) = weights_and_gradients((count, dim), seed, steps=1)
     y = x - step * m
     expected = (inner(x, y, [0]) * m - inner(m, y, [0]) * x) / inner(y, y, [0])
-    lengths = transport_([m], [y])
+    lengths = transport_([Block(y, m, m, m.new_empty(0), 1)])
     torch.testing.assert_close(m, expected, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(lengths, y.norm(dim=1))
 

@@ -9,7 +9,7 @@ from torch.optim.adam import adam
 
 from hf_sphere.optim.base import Group, SphereOptimizer
 from hf_sphere.optim.layout import OpenParameter, local
-from hf_sphere.optim.rules import Block, Number, accumulate_, adam_step_size, is_zero, lengths, per_group, split, step_
+from hf_sphere.optim.rules import Block, Number, accumulate_, is_zero, lengths, per_group, split, step_
 
 
 class AdamS(SphereOptimizer, torch.optim.Adam):
@@ -71,22 +71,15 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
 
     def _rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
         beta1, beta2 = group["betas"]
-        options = {"keep": beta1, "decay": decay, "maximize": group["maximize"]}
-        gradient = torch.cat(
-            [accumulate_(b.momentum, b.gradient, b.weight, scratch=b.scratch, **options) for b in blocks]
-        )
+        gradient = torch.cat([accumulate_(block, beta1, decay, group["maximize"]) for block in blocks])
         length = lengths([block.weight for block in blocks])
         moment = torch.cat([block.second_moment for block in blocks]).lerp_(gradient.square_(), 1 - beta2)
-        step_size = adam_step_size(
-            moment,
-            lr=group["lr"],
-            bias1=per_group([1 - beta1**block.step for block in blocks], blocks),
-            bias2=per_group([1 - beta2**block.step for block in blocks], blocks),
-            eps=group["eps"],
-            dim=per_group([float(b.weight.shape[1]) if self.scales_with_dim else 1.0 for b in blocks], blocks),
-        ).masked_fill_(is_zero(length), 0.0)
+        bias1, bias2 = (per_group([1 - beta**block.step for block in blocks], blocks) for beta in (beta1, beta2))
+        dim = per_group([float(b.weight.shape[1]) if self.scales_with_dim else 1.0 for b in blocks], blocks)
+        step_size = group["lr"] / bias1 * dim**0.5 / (moment / bias2).sqrt_().add_(group["eps"])
+        step_size.masked_fill_(is_zero(length), 0.0)
         for block, size in zip(blocks, split(step_size, blocks), strict=True):
-            step_(block.weight, block.momentum, size, shrink)
+            step_(block, size, shrink)
         moment = self._transport(blocks, moment, length, step_size, shrink)
         for block, part in zip(blocks, split(moment, blocks), strict=True):
             block.second_moment.copy_(part)

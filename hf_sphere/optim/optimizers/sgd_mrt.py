@@ -9,7 +9,7 @@ from torch.optim.sgd import sgd
 
 from hf_sphere.optim.base import Group, SphereOptimizer
 from hf_sphere.optim.layout import OpenParameter
-from hf_sphere.optim.rules import Block, Number, is_zero, lengths, shrinks, transport_momenta
+from hf_sphere.optim.rules import Block, Number, is_zero, lengths, shrinks, transport_
 
 
 class SGDMRT(SphereOptimizer, torch.optim.SGD):
@@ -66,7 +66,7 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
         for block, rows in zip(blocks, zeros, strict=True):
             if rows is not None:
                 block.weight.masked_fill_(rows.unsqueeze(1), 0.0)
-        transport_momenta(blocks)
+        transport_(blocks)
         if shrinks(shrink):
             torch._foreach_div_([block.momentum for block in blocks], shrink)
 
