@@ -85,18 +85,7 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
             block.second_moment.copy_(part)
 
     def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:
-        """Transport the moments to the new weights.
-
-        Args:
-            blocks: After the step.
-            moment: Second moment of all groups, (K,).
-            length: |x| of the weights before the step, (K,).
-            size: Step size, (K,).
-            shrink: Factor of decoupled weight decay, else 1.
-
-        Returns:
-            The new second moment.
-        """
+        """Transport the momenta to the new weights, whose `length` was (K,) before; return the new second moment."""
         return moment
 
     def _step_of_torch(self, group: Group, parameters: list[Tensor], opened: Sequence[OpenParameter]) -> None:
