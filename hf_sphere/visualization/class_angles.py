@@ -27,7 +27,7 @@ def plot_class_angles(points: Tensor, labels: Tensor, *, title: str = "", path: 
     Raises:
         ImportError: If matplotlib is missing.
         TypeError: If the labels are not integers.
-        ValueError: For the reasons of `hf_sphere.metrics.geometry`.
+        ValueError: For the reasons of `hf_sphere.metrics.class_angles`.
     """
     within, between = class_angles(points, labels)
     figure = new_figure(7.2, 4.0, title)
