@@ -1,0 +1,131 @@
+"""Losses in the trainers of other libraries, and losses of other libraries here."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import TrainerCallback
+
+from hf_sphere.losses.heads import require_all_classes
+from hf_sphere.nn.checks import IGNORED
+from hf_sphere.nn.heads.base import Head
+from hf_sphere.utils.files import atomic_file
+
+
+class MetricLearningLoss(nn.Module):
+    """A loss of pytorch-metric-learning, with or without a miner, called with embeddings (B, d) and labels (B,).
+
+    Examples with the label -100 are ignored, and embeddings are upcast to float32.
+
+    Args:
+        loss: The loss.
+        miner: The miner that selects pairs or triplets for it.
+
+    Example:
+        >>> from pytorch_metric_learning import losses, miners
+        >>> loss = MetricLearningLoss(losses.TripletMarginLoss(), miners.MultiSimilarityMiner())
+        >>> trainer = SphereTrainer(model, args, train_dataset=images, compute_loss_func=trainer_loss(loss))
+    """
+
+    def __init__(self, loss: nn.Module, miner: nn.Module | None = None) -> None:
+        super().__init__()
+        self.loss, self.miner = loss, miner
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of the pairs or triplets that the miner selects, or of all."""
+        used = labels != IGNORED
+        embeddings, labels = Head.upcast(embeddings)[used], labels[used]
+        return self.loss(embeddings, labels, None if self.miner is None else self.miner(embeddings, labels))
+
+
+def trainer_loss(loss: nn.Module) -> Callable[..., Tensor]:
+    """Return a `compute_loss_func` that trains the embeddings of a model by a loss instead of that of its head.
+
+    Args:
+        loss: Called with embeddings (B, d), as the head transforms them, and labels (B,). Without trained parameters,
+            as the Trainer would not train or save them.
+
+    Raises:
+        ValueError: If the loss has trained parameters.
+    """
+    trained = [name for name, parameter in loss.named_parameters() if parameter.requires_grad]
+    if trained:
+        raise ValueError(
+            f"the Trainer would not train the parameters {', '.join(trained)} of the loss: use a model with this head, "
+            "or a loss without parameters (learn_temperature=False)."
+        )
+
+    def compute(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        value = loss(outputs.embeddings, labels)
+        # The Trainer sums over the batches of an optimizer step, of which `num_items_in_batch` is the size.
+        return value if num_items_in_batch is None else value * (labels != IGNORED).sum() / num_items_in_batch
+
+    return compute
+
+
+class SentenceTransformerLoss(nn.Module):
+    """A loss for `SentenceTransformerTrainer`: a row of the data is a text with the label of its class.
+
+    Several texts in a row have the same label; without labels, each row is a class of its own, as with pairs of anchor
+    and positive. Parameters of the loss are trained, and `LossCheckpointCallback` saves them with the checkpoints.
+
+    Args:
+        model: The `SentenceTransformer`.
+        loss: Called with embeddings (B, d) and labels (B,), such as `ArcFaceLoss` or `SupConLoss`.
+
+    Raises:
+        ValueError: If there is not one label per row.
+
+    Example:
+        >>> loss = SentenceTransformerLoss(model, ArcFaceLoss(model.get_embedding_dimension(), num_classes=20))
+        >>> callbacks = [LossCheckpointCallback(loss.loss)]
+        >>> trainer = SentenceTransformerTrainer(model, args, train_dataset=data, loss=loss, callbacks=callbacks)
+    """
+
+    def __init__(self, model: nn.Module, loss: nn.Module) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, sentence_features: Sequence[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:
+        """Compute the loss of the tokenized texts of each column and the labels of the rows."""
+        embeddings = [self.model(features)["sentence_embedding"] for features in sentence_features]
+        rows = len(embeddings[0])
+        if labels is None:
+            labels = torch.arange(rows, device=embeddings[0].device)
+        if labels.numel() != rows:
+            raise ValueError(f"there must be one label per row; got {tuple(labels.shape)} labels for {rows} rows.")
+        return self.loss(torch.cat(embeddings), labels.view(-1).repeat(len(embeddings)))
+
+
+class LossCheckpointCallback(TrainerCallback):
+    """Saves a loss in the checkpoints of a Trainer, which contain only the model, and loads it when training resumes.
+
+    Args:
+        loss: The loss.
+
+    Raises:
+        ValueError: If the class vectors of the loss are spread over processes.
+        FileNotFoundError: If training resumes from a checkpoint in `output_dir` that was saved without a loss.
+    """
+
+    def __init__(self, loss: nn.Module) -> None:
+        require_all_classes(loss)
+        self.loss = loss
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Load the loss of the checkpoint from which training resumes."""
+        if state.global_step > 0:
+            self.loss.load_state_dict(load_file(self._path(args, state)))
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Save the loss."""
+        if state.is_world_process_zero:
+            with atomic_file(self._path(args, state)) as unfinished:
+                save_file(self.loss.state_dict(), unfinished)
+
+    @staticmethod
+    def _path(args: Any, state: Any) -> Path:
+        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "loss.safetensors"
