@@ -35,7 +35,7 @@ from hf_sphere import SphereBertConfig, SphereBertForMaskedLM, SphereBertModel, 
 from hf_sphere.data.options import TextDataOptions
 from hf_sphere.data.text import load_text_data, load_text_splits
 from hf_sphere.models import SpherizationFit
-from hf_sphere.nn.spherization import names_kept_in_float32
+from hf_sphere.nn.layers import names_kept_in_float32
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT.parent / "shared" / "data"

@@ -47,7 +47,7 @@ LeNet-5. The encoders have two layers of width 32, of which the second is spheri
   in float32.
 - `int8`, `int8 dynamic`: the same cosine for torchao's `Int8WeightOnlyConfig` and
   `Int8DynamicActivationInt8WeightConfig`, with the maps after a spherization left in float32, as transformers'
-  quantizers leave them (`names_kept_in_float32` of `hf_sphere.nn.spherization` finds them for your own filter). At
+  quantizers leave them (`names_kept_in_float32` of `hf_sphere.nn.layers` finds them for your own filter). At
   least 0.995.
 - `int8, all`: `int8` with the maps after a spherization also quantized. It shows what the setting of the spherization
   does to them.
@@ -213,7 +213,7 @@ def int8(config: str, every_map: bool = False) -> Callable[..., float]:
     def measure(model: Any, draw: Callable[[int], Batch]) -> float:
         from torchao import quantization
 
-        from hf_sphere.nn.spherization import names_kept_in_float32
+        from hf_sphere.nn.layers import names_kept_in_float32
 
         batch = draw(16)
         kept = () if every_map else tuple(names_kept_in_float32(model))

@@ -16,7 +16,7 @@ import wrapt
 
 from hf_sphere import models
 from hf_sphere.models.sphere_text.encoders import ENCODERS, IMAGE_TASKS
-from hf_sphere.optim.names import optimizer_class, optimizer_names
+from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 
 _CONFIGURATIONS = {encoder.sphere_model_type: f"Sphere{encoder.prefix}Config" for encoder in ENCODERS}
 _CONFIGURATIONS["sphere_vision"] = "SphereVisionConfig"
@@ -110,7 +110,7 @@ def _register_optimizer_handlers(trainer_optimizer: ModuleType) -> None:
 
 
 def _optimizer_for_trainer(context: Any) -> tuple[type, dict[str, Any]]:
-    from hf_sphere.optim.trainer import optimizer_for_trainer  # imports torch and accelerate
+    from hf_sphere.optim.build import optimizer_for_trainer  # imports torch and accelerate
 
     return optimizer_for_trainer(context)
 

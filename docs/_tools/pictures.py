@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from hf_sphere.geometry import log_vmf_normalizer, mean_resultant_length
-from hf_sphere.optim.reference import sgd_mrt
 from hf_sphere.prototypes import place_prototypes
 
 DOCS = Path(__file__).parents[1]
@@ -91,7 +90,8 @@ def draw_prototypes() -> None:
 def draw_transport() -> None:
     """Two steps of SGD on a circle: momentum kept as it is, and transported to the new weights."""
     x, momentum = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.55])
-    y, transported, _ = sgd_mrt(x, momentum, torch.zeros(2), torch.zeros(1), 1, [], lr=1.0)
+    y = x - momentum
+    transported = (x.dot(y) * momentum - momentum.dot(y) * x) / y.dot(y)
     figure, axes = plt.subplots(1, 2, figsize=(7.4, 3.4))
     for panel, buffer, title in zip(axes, (momentum, transported), ("SGD", "SGD-MRT"), strict=True):
         circle = np.linspace(-np.pi / 2.2, np.pi / 9, 200)

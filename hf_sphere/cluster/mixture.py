@@ -13,8 +13,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from hf_sphere.cluster.rows import Rows, all_sums_by_label
-from hf_sphere.cluster.spherical_k_means import POSITIVE_INTEGER, SphericalKMeans
+from hf_sphere.cluster.spherical_k_means import POSITIVE_INTEGER, Rows, SphericalKMeans, all_sums_by_label
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.geometry import bessel
 from hf_sphere.geometry.manifold import project_to_sphere

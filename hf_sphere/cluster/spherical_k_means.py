@@ -2,21 +2,148 @@
 
 import numbers
 import warnings
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from sklearn.base import BaseEstimator, ClusterMixin, _fit_context
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.extmath import row_norms
+from sklearn.utils.validation import _check_feature_names, _check_n_features, check_is_fitted, validate_data
 from torch import Tensor
 
-from hf_sphere.cluster.rows import Rows, all_sums_by_label, products, sums_by_label
 from hf_sphere.geometry.manifold import project_to_sphere
+from hf_sphere.metrics.checks import check_embeddings
 
 POSITIVE_INTEGER = Interval(numbers.Integral, 1, None, closed="left")
+
+Block: TypeAlias = Tensor | Any
+"""Some of the rows, (b, d): a tensor or a `csr_matrix`, which has no type annotations."""
+
+
+class Rows:
+    """The rows of a matrix, which is not copied, in blocks; and the factors that normalize them.
+
+    `rows[index]` returns a block and its factors. These are 0 for rows of zeros.
+
+    Args:
+        estimator: The estimator, whose number of features is set or checked.
+        X: Matrix (n, d): array-like, a scipy sparse matrix, or a tensor on any device.
+        reset: Whether to set the number of features of the estimator (in `fit`), instead of checking it.
+        for_density: Whether d must be at least 2, sparse matrices are errors, and blocks have the dtype float64 on
+            devices that support it. Otherwise they have that of the matrix, at least float32.
+
+    Raises:
+        ValueError: If the matrix is empty, does not have two axes or the right number of features, or is not finite.
+        TypeError: If a tensor is complex, or the matrix is sparse and must not be.
+    """
+
+    def __init__(self, estimator: Any, X: Any, reset: bool, for_density: bool = False) -> None:
+        self.is_tensor = isinstance(X, Tensor)
+        min_features = 2 if reset and for_density else 1
+        self.matrix: Block
+        if isinstance(X, Tensor):
+            self.matrix = _check_tensor(estimator, X.detach(), reset, min_features)
+        else:
+            self.matrix = validate_data(
+                estimator,
+                X,
+                reset=reset,
+                accept_sparse=False if for_density else "csr",
+                dtype=[np.float64, np.float32],
+                order="C",
+                ensure_min_features=min_features,
+            )
+            if not sp.issparse(self.matrix):
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # only read
+                    self.matrix = torch.from_numpy(self.matrix)
+        self.dim = int(self.matrix.shape[1])
+        is_dense = isinstance(self.matrix, Tensor)
+        self.device = self.matrix.device if is_dense else torch.device("cpu")
+        self.dtype = self.matrix.dtype if is_dense else torch.from_numpy(self.matrix.data[:0]).dtype
+        if for_density and self.device.type != "mps":
+            self.dtype = torch.float64
+        self.scales = torch.ones(self.matrix.shape[0], dtype=self.dtype, device=self.device)
+        for part in self.parts(self.dim):
+            norms = _norms(self[part][0])
+            self.scales[part] = torch.where(norms > 0, 1 / norms, 0.0)
+        self.is_zero = self.scales == 0
+        if self.is_zero.any():
+            count = f"{int(self.is_zero.sum())} of {len(self)}"
+            warnings.warn(f"{count} rows of X are zero and have no direction; they get the label 0.", stacklevel=5)
+
+    def __len__(self) -> int:
+        return len(self.scales)
+
+    def parts(self, values_per_row: int) -> Iterator[slice]:
+        """Return slices of the rows, such that blocks with the given number of values per row fit into the cache."""
+        size = max(64, 2 ** (19 if self.device.type == "cpu" else 26) // max(values_per_row, 1))
+        return (slice(start, min(start + size, len(self))) for start in range(0, len(self), size))
+
+    def __getitem__(self, index: slice | np.ndarray) -> tuple[Block, Tensor]:
+        at: Any = index if isinstance(index, slice) else torch.from_numpy(index).to(self.device)
+        block = self.matrix[at].to(self.dtype) if isinstance(self.matrix, Tensor) else self.matrix[index]
+        return block, self.scales[at]
+
+    def directions(self, index: np.ndarray) -> Tensor:
+        """Return unit vectors (b, d) of some rows, as a dense tensor."""
+        block, scales = self[index]
+        return (block if isinstance(block, Tensor) else torch.from_numpy(block.toarray())) * scales[:, None]
+
+    def output(self, values: Tensor) -> Any:
+        """Return a result in the form of the input: as a tensor or a numpy array."""
+        return values if self.is_tensor else values.numpy()
+
+
+def products(block: Block, centers: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return the inner products of rows (b, d) with centers (k, d), (b, k), stored in `out` if the rows are dense."""
+    if isinstance(block, Tensor):
+        return torch.mm(block, centers.T, out=out)
+    return torch.from_numpy(block @ centers.numpy().T)
+
+
+def sums_by_label(block: Block, scales: Tensor, labels: Tensor, count: int) -> Tensor:
+    """Return the sums of the scaled rows (b, d) with each of `count` labels: (count, d)."""
+    if isinstance(block, Tensor) and block.device.type != "cpu":
+        return (torch.nn.functional.one_hot(labels, count) * scales[:, None]).T @ block  # deterministic
+    rows, ends = block.numpy() if isinstance(block, Tensor) else block, np.arange(len(labels) + 1)
+    sums = sp.csr_matrix((scales.numpy(), labels.numpy(), ends), shape=(len(labels), count)).T @ rows
+    return torch.from_numpy(sums.toarray() if sp.issparse(sums) else sums)
+
+
+def all_sums_by_label(rows: Rows, labels: Tensor, count: int) -> Tensor:
+    """Return the sums of the directions of all rows with each of `count` labels: (count, d)."""
+    sums = torch.zeros(count, rows.dim, dtype=rows.dtype, device=rows.device)
+    for part in rows.parts(8 if rows.device.type == "cpu" else count + rows.dim):  # large: each call has a cost
+        sums += sums_by_label(*rows[part], labels[part], count)
+    return sums
+
+
+def _norms(block: Block) -> Tensor:
+    """Norms (b,), for dense rows without overflow or underflow of squares."""
+    if not isinstance(block, Tensor):
+        return torch.from_numpy(row_norms(block))
+    norms, limits = torch.linalg.vector_norm(block, dim=1), torch.finfo(block.dtype)
+    if norms.min() > limits.tiny**0.25 and norms.max() < limits.max**0.25:
+        return norms
+    largest = block.abs().amax(1, keepdim=True)
+    return largest.squeeze(1) * torch.linalg.vector_norm(block / torch.where(largest > 0, largest, 1.0), dim=1)
+
+
+def _check_tensor(estimator: Any, X: Tensor, reset: bool, min_features: int) -> Tensor:
+    """Check a tensor as scikit-learn checks arrays."""
+    X = check_embeddings(X, what="X")
+    if X.shape[1] < min_features:
+        raise ValueError(f"X must have at least {min_features} features; got {X.shape[1]}.")
+    X = X.to(torch.promote_types(X.dtype, torch.float32))
+    _check_feature_names(estimator, X, reset=reset)
+    _check_n_features(estimator, X, reset=reset)
+    return X
 
 
 class SphericalKMeans(ClusterMixin, BaseEstimator):
@@ -89,11 +216,17 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
     @_fit_context(prefer_skip_nested_validation=True)
     def fit(self, X: Any, y: Any = None) -> Self:
         """Find the clusters of the rows of X (n, d); y is ignored."""
-        rows = self._rows(X, reset=True)
+        rows = Rows(self, X, reset=True)
         if len(rows) < self.n_clusters:
             raise ValueError(f"n_samples={len(rows)} must be at least n_clusters={self.n_clusters}.")
         random = check_random_state(self.random_state)
-        given = None if isinstance(self.init, str) else self._given_centers(rows)
+        given = None
+        if not isinstance(self.init, str):
+            given = torch.as_tensor(self.init).to(rows.device, rows.dtype)
+            shape = (self.n_clusters, rows.dim)
+            if given.shape != shape or not given.isfinite().all():
+                raise ValueError(f"init must be finite, of shape {shape}; got {tuple(given.shape)}.")
+            given = project_to_sphere(given)
         runs = (self._run(rows, given, random) for _ in range(self.n_init if given is None else 1))
         best, centers, self.n_iter_ = max(runs, key=lambda run: float(run[0].cosines.sum()))
         used = int(best.labels.bincount().count_nonzero())
@@ -116,20 +249,11 @@ class SphericalKMeans(ClusterMixin, BaseEstimator):
         """Return the negative inertia of X; y is ignored."""
         return -_inertia(*self._assign(X))
 
-    def _rows(self, X: Any, reset: bool) -> Rows:
-        return Rows(self, X, reset)
-
     def _assign(self, X: Any) -> tuple[Rows, "Assignment"]:
         check_is_fitted(self)
-        rows = self._rows(X, reset=False)
+        rows = Rows(self, X, reset=False)
         centers = torch.as_tensor(self.cluster_centers_).to(rows.device, rows.dtype)
         return rows, assign(rows, centers)
-
-    def _given_centers(self, rows: Rows) -> Tensor:
-        centers = torch.as_tensor(self.init).to(rows.device, rows.dtype)
-        if centers.shape != (self.n_clusters, rows.dim) or not centers.isfinite().all():
-            raise ValueError(f"init must be finite, of shape {self.n_clusters, rows.dim}; got {tuple(centers.shape)}.")
-        return project_to_sphere(centers)
 
     def _run(self, rows: Rows, given: Tensor | None, random: np.random.RandomState) -> tuple["Assignment", Tensor, int]:
         """Improve given or chosen centers; return the clusters, the centers and the number of passes."""

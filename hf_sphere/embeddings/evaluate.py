@@ -84,15 +84,10 @@ def evaluate_embeddings(
 
 
 def read_ood_embeddings(paths: Sequence[str], data: Embeddings, **options: Any) -> dict[str, Embeddings]:
-    """Read embeddings of out-of-distribution images, and return them by folder name.
-
-    Args:
-        paths: Folders or Hub ids.
-        data: Embeddings to compare with; the others must have the same certainty measures.
-        **options: Options of `read_embeddings`.
+    """Read embeddings of out-of-distribution images by `read_embeddings`, and return them by folder name.
 
     Raises:
-        ValueError: If two folders have the same name, or a certainty measure is missing.
+        ValueError: If two folders have the same name, or a certainty measure of `data` is missing.
     """
     names = [Path(path).resolve().name for path in paths]
     if len(set(names)) < len(names):
@@ -111,15 +106,10 @@ def _retrieval_distance(data: Embeddings, options: EvaluationOptions) -> dict[st
     if distance == "hyperbolic":
         curvature = options.curvature or data.about.get("curvature")
         if curvature is None:
-            raise ValueError(
-                f"--distance hyperbolic needs a curvature, and {data.name} does not store one; give --curvature."
-            )
+            raise ValueError(f"the hyperbolic distance needs --curvature, since {data.name} does not store one.")
         return {"distance": distance, "curvature": curvature}
     if options.curvature is not None:
-        raise ValueError(
-            f"--curvature is for the hyperbolic distance; that of {data.name} is {distance}. Leave it out, or give "
-            "--distance hyperbolic."
-        )
+        raise ValueError(f"--curvature is for the hyperbolic distance; that of {data.name} is {distance}.")
     return {"distance": distance}
 
 

@@ -60,19 +60,10 @@ def class_names(model: Any) -> list[str]:
 def load_image_processor(
     name: str, config: SphereVisionConfig, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
 ) -> SphereVisionImageProcessor:
-    """Load the image processor of a model, or create one if the model was saved without.
+    """Load the image processor of a model, or create one from mean and standard deviation if it was saved without.
 
     In the second case the statistics are required, since the configuration contains only the image size, and wrong
-    statistics would change the embeddings silently.
-
-    Args:
-        name: Folder or Hub id of the model.
-        config: Configuration of the model.
-        mean: Mean per channel, for a model without an image processor.
-        std: Standard deviation per channel, for a model without an image processor.
-
-    Raises:
-        ValueError: If mean or standard deviation is neither saved nor passed, or is both saved and passed.
+    statistics would change the embeddings silently. In the first case they must not be given.
     """
     given = [option for option, values in (("image_mean", mean), ("image_std", std)) if values is not None]
     try:
@@ -93,15 +84,10 @@ def load_image_processor(
 def load_source_images(
     model_name: str, config: SphereVisionConfig, options: ImageSourceOptions, split: str, **loading: Any
 ) -> ImageSplit:
-    """Load a split with the preprocessing of a model.
+    """Load a split with the preprocessing of a model; `loading` are arguments of `load_image_split`.
 
-    Args:
-        model_name: Folder or Hub id of the model.
-        config: Configuration of the model.
-        options: The data set. Size and number of channels are those of the model; so are mean and standard
-            deviation, unless it was saved without an image processor.
-        split: Name of the split.
-        **loading: Keyword arguments of `hf_sphere.data.load_image_split`.
+    Size and number of channels are those of the model; so are mean and standard deviation, unless it was saved without
+    an image processor.
     """
     processor = load_image_processor(model_name, config, options.image_mean, options.image_std)
     return load_image_split(replace(options, **processor.source_options()), split, **loading)
@@ -155,11 +141,7 @@ def extract_embeddings(
     """
     head = getattr(model, "head", None)
     about = {**(about or {}), "backbone": model.config.backbone, "split": images.name}
-    about |= {"head": None, "distance": "cosine"}
-    if head is not None:
-        about |= {"head": model.config.head, "distance": head.distance}
-        if head.distance == "hyperbolic":
-            about["curvature"] = float(head.curvature)
+    about |= {"head": None, "distance": "cosine"} if head is None else {"head": model.config.head, **head.metric()}
     names = {"class_names": images.class_names, "predicted_names": class_names(model)}
     split = re.sub(r"\W+", "_", images.name).strip("_")  # as `datasets` requires of the name of a split
     is_main = accelerator.is_main_process
@@ -188,12 +170,8 @@ def _embed_batches(model: Any, batches: ImageBatches, accelerator: Accelerator, 
 def read_output(output: Any, names: Sequence[str]) -> dict[str, Tensor]:
     """Return the columns of a model's output: `embedding`, and those of its head, float32 on the CPU.
 
-    Args:
-        output: Output of a model from `load_embedding_model`.
-        names: Name of each image, for error messages.
-
     Raises:
-        ValueError: If a value is not finite.
+        ValueError: If a value is not finite; the message has one of the `names` of the images.
     """
     columns = {"embedding": output.embeddings.float().cpu()}
     if "logits" in output:

@@ -15,8 +15,7 @@ from PIL.Image import Image as PILImage
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hf_sphere.embeddings.encoder import ImageEncoder
-from hf_sphere.embeddings.sources import ImageSource
+from hf_sphere.embeddings.encoder import ImageEncoder, ImageSource
 from hf_sphere.metrics.search import APPROXIMATE, NeighborSearch, SearchKind
 from hf_sphere.utils.files import atomic_folder, read_json, write_json
 from hf_sphere.utils.manifest import MANIFEST_FILE, find_damage, write_manifest
@@ -172,9 +171,7 @@ class ImageIndex:
         own = {ABOUT_FILE, EMBEDDINGS_FILE, IMAGES_FILE, SEARCH_FILE, MANIFEST_FILE}
         other = [path for path in folder.iterdir() if path.name not in own] if folder.exists() else []
         if other:
-            raise FileExistsError(
-                f"{folder} is not replaced: {other[0]} is not part of an index; choose another folder."
-            )
+            raise FileExistsError(f"{folder} is not replaced: {other[0]} is not part of an index.")
         search = self.neighbor_search
         about = {"model": self.encoder.name, "weights": self.encoder.weights, **self.encoder.metric}
         about |= {"sources": self.sources, "kind": self.kind, "search": search.kind, "recall": search.recall}
@@ -204,9 +201,7 @@ class ImageIndex:
         if not folder.is_dir():
             raise FileNotFoundError(f"{folder} is not a folder; build an index with recipes/build_index.py.")
         if not (folder / ABOUT_FILE).is_file():
-            raise ValueError(
-                f"{folder} is not an index: it has no {ABOUT_FILE}. Build one with recipes/build_index.py."
-            )
+            raise ValueError(f"{folder} has no {ABOUT_FILE}; build an index with recipes/build_index.py.")
         if damage := find_damage(folder):
             raise ValueError(f"the index {folder} is damaged: {damage}. Build it again.")
         about = read_json(folder / ABOUT_FILE)

@@ -33,14 +33,8 @@ class EvaluationOptions(Arguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.ks = list(dict.fromkeys(self.ks))
-        if self.curvature is not None and self.distance not in (None, "hyperbolic"):
-            raise ValueError(
-                f"--curvature is for --distance hyperbolic; got --distance {self.distance}. Leave one of them out."
-            )
-        if self.overlap_threshold is None:
-            if self.overlap_distance is not None:
-                raise ValueError(f"--overlap_distance {self.overlap_distance} needs --overlap_threshold; give both.")
-            return
+        if self.overlap_threshold is None and self.overlap_distance is not None:
+            raise ValueError(f"--overlap_distance {self.overlap_distance} needs --overlap_threshold; give both.")
         self.overlap_distance = self.overlap_distance or "angular"
-        if self.overlap_distance == "angular" and self.overlap_threshold > 180:
+        if self.overlap_distance == "angular" and (self.overlap_threshold or 0.0) > 180:
             raise ValueError(f"overlap_threshold must be at most 180 degrees; got {self.overlap_threshold:g}.")

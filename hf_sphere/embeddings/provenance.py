@@ -24,14 +24,7 @@ from hf_sphere.utils.snapshots import Snapshot, list_snapshots
 
 @dataclass(frozen=True)
 class EpochEmbeddings:
-    """Embeddings after an epoch of training.
-
-    Attributes:
-        epoch: Number of epochs trained.
-        points: (N, d), embeddings.
-        labels: (N,) class indices.
-        directions: (K, d), directions of the classes, if the model has any.
-    """
+    """Embeddings (N, d) and class indices (N,) after an epoch of training, and directions of the classes (K, d)."""
 
     epoch: int
     points: Tensor
@@ -79,18 +72,12 @@ def find_snapshots_of(data: Embeddings) -> list[Snapshot]:
     """
     run = data.about.get("model")
     if run is None or "dataset" not in data.about or data.indices is None:
-        raise ValueError(
-            f"a film needs the model and the images of the embeddings, but {data.name} does not store them; "
-            "extract them with recipes/extract_embeddings.py."
-        )
+        raise ValueError(f"a film needs model and images of the embeddings; {data.name} does not store them.")
     if not Path(run).is_dir():
         raise ValueError(f"a film needs the snapshots of a run, but {run} is not a folder. Was it moved?")
     snapshots = list_snapshots(run)
     if len(snapshots) < 2:
-        raise ValueError(
-            f"a film needs at least two snapshots of a run, but {run} has {len(snapshots)}; train with "
-            "--snapshot_epochs 1."
-        )
+        raise ValueError(f"{run} has {len(snapshots)} snapshots, but a film needs two; train with --snapshot_epochs 1.")
     return snapshots
 
 
@@ -103,15 +90,10 @@ def embed_snapshots(
     cache_dir: str | os.PathLike | None = None,
     progress: bool = True,
 ) -> Iterator[EpochEmbeddings]:
-    """Embed some of the images with the weights of each snapshot; the images are the same for all snapshots.
+    """Embed some of the images with the weights of each snapshot of `find_snapshots_of`.
 
-    Args:
-        data: The embeddings.
-        snapshots: Snapshots of the training run of the model that computed them.
-        max_samples: Number of images to sample from the data set; those without stored embeddings are dropped.
-        seed: Seed of the sampling.
-        cache_dir: Folder for decoded images; in the Hugging Face home if None.
-        progress: Whether to show a progress bar while images are decoded.
+    The images are the same for all snapshots: `max_samples` of the data set, without those that have no stored
+    embedding.
     """
     about, accelerator = data.about, Accelerator()
     model = load_embedding_model(about["model"]).to(accelerator.device).eval()

@@ -184,11 +184,8 @@ def read_embeddings(
     predicted = ["confidence", "prediction"] if {"confidence", "prediction"} & set(columns) else []
     missing = [c for c in dict.fromkeys(["embedding", *needed, *predicted]) if c not in columns]
     if missing:
-        raise ValueError(
-            f"{name} has no column {' and no column '.join(missing)}; it has: {', '.join(columns)}. "
-            "recipes/extract_embeddings.py writes embedding, label if the data has labels, prediction and confidence "
-            "if the model has a head, and concentration if that head has one."
-        )
+        known = ", ".join(columns)
+        raise ValueError(f"{name} has no column {' and no column '.join(missing)}; it has: {known}.")
     if max_samples is not None and max_samples < 1:
         raise ValueError(f"--max_samples must be at least 1; got {max_samples}.")
     numbers = torch.arange(len(rows))

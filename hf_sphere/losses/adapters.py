@@ -107,7 +107,7 @@ class LossCheckpointCallback(TrainerCallback):
         loss: The loss.
 
     Raises:
-        ValueError: If the class weights of the loss are spread over processes.
+        ValueError: If the class vectors of the loss are spread over processes.
         FileNotFoundError: If training resumes from a checkpoint in `output_dir` that was saved without a loss.
     """
 

@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
-from hf_sphere.nn.class_weights import class_shards
 from hf_sphere.nn.heads import HEADS, build_head
+from hf_sphere.nn.heads.mixins import class_shards
 
 
 class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # type: ignore[call-arg]
     """Makes any head a loss: called with embeddings (B, d) and labels (B,), it returns a scalar.
 
-    The parameters of the loss are those of the head, such as class weights: they need an optimizer, and, on several
+    The parameters of the loss are those of the head, such as class vectors: they need an optimizer, and, on several
     processes, the gradients averaged, for instance by `DistributedDataParallel`. `save_pretrained` and
     `from_pretrained` save and load them with the arguments; `loss.head(embeddings)` predicts. A data-dependent
     initialization is done from the first batch in training.
@@ -72,10 +72,10 @@ class HeadLoss(nn.Module, PyTorchModelHubMixin, library_name="hf_sphere"):  # ty
 
 
 def require_all_classes(loss: nn.Module) -> None:
-    """Raise a `ValueError` if this process has only some of the class weights of a loss."""
+    """Raise a `ValueError` if this process has only some of the class vectors of a loss."""
     if any(head.is_sharded for head in class_shards(loss).values()):
         raise ValueError(
-            "the loss cannot be saved: with shard_classes, each process has only a part of its class weights. Save the "
+            "the loss cannot be saved: with shard_classes, each process has only a part of its class vectors. Save the "
             "`state_dict()` of each process yourself, or train a model with this head by the recipes."
         )
 

@@ -136,10 +136,8 @@ class InfoNCELoss(PairLoss):
         order = order[labels[order] != IGNORED]
         counts = labels[order].unique(return_counts=True)[1]
         if (counts != 2).any():
-            raise ValueError(
-                f"InfoNCELoss needs exactly two examples of each label; got labels with {counts.unique().tolist()} "
-                "examples. Use SupConLoss for other numbers."
-            )
+            counts = counts.unique().tolist()
+            raise ValueError(f"InfoNCELoss needs exactly two examples of each label; got {counts}.")
         first, second = points[order].unflatten(0, (-1, 2)).unbind(1)
         return (self._match(first, second) + self._match(second, first)) / 2
 

@@ -1,8 +1,9 @@
 """Validation of the confidences, scores, embeddings and labels that the metrics receive."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from hf_sphere.geometry.manifold import project_to_sphere
 
 
 def check_scores(name: str, scores: Tensor) -> Tensor:
@@ -66,15 +67,13 @@ def check_embeddings(embeddings: Tensor, min_count: int = 1, what: str = "embedd
 def check_directions(embeddings: Tensor, min_count: int = 1, what: str = "embeddings") -> Tensor:
     """Return the directions of embeddings (N, d), unit vectors in float64 on the CPU."""
     embeddings = check_embeddings(embeddings, min_count, what).cpu().double()
-    largest = embeddings.abs().amax(-1, keepdim=True)
-    if (largest == 0).any():
-        zero = (largest == 0).squeeze(-1)
+    zero = (embeddings == 0).all(-1)
+    if zero.any():
         raise ValueError(
             f"a zero vector has no direction; {int(zero.sum())} of {len(zero)} {what} are zero, the first at index "
             f"{int(zero.nonzero()[0])}. Remove them."
         )
-    # Without the scaling, squares of large numbers would overflow and those of small ones underflow.
-    return F.normalize(embeddings / largest, dim=-1)
+    return project_to_sphere(embeddings)
 
 
 def check_labels(labels: Tensor, count: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Nearest neighbors of embeddings within their class and in other classes, with torch or faiss."""
 
 import importlib.util
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.metrics.lattice import largest_norm, power_of_two, signs_of_codes
+from hf_sphere.geometry.manifold import project_to_sphere
 
 Distance = Literal["cosine", "euclidean", "hyperbolic"]
 Backend = Literal["torch", "faiss"]
@@ -57,7 +58,13 @@ class Gallery:
         _, group, sizes = labels.unique(return_inverse=True, return_counts=True)
         key = sizes[group] * len(sizes) + group
         order = key.argsort(stable=True)
-        queries, references, squares = _as_inner_products(embeddings[order], distance, curvature)
+        squares = None
+        if distance == "cosine":
+            queries, references, squares = _for_cosines(embeddings[order])
+        elif distance == "euclidean":
+            queries, references = _for_euclidean_distances(embeddings[order])
+        else:
+            queries, references = for_hyperbolic_distances(embeddings[order], curvature)
         _, sizes = key[order].unique_consecutive(return_counts=True)
         ends = sizes.cumsum(0).repeat_interleave(sizes)
         if squares is not None:
@@ -70,12 +77,9 @@ class Gallery:
         return max(1, BYTES_IN_MEMORY // row)
 
     def nearest(self, rows: Tensor, count: int, backend: Backend) -> tuple[Tensor, Tensor]:
-        """Return the similarities of queries with their class and with their neighbors of other classes.
+        """Return the similarities of the queries `rows` (b,) with their class and with neighbors of other classes.
 
-        Args:
-            rows: (b,), indices of the queries.
-            count: Number of neighbors, at least the number of other members of any query's class.
-            backend: `torch` or `faiss`.
+        `count`, the number of neighbors, is at least that of the other members of any query's class.
 
         Returns:
             Similarities (b, p) with the other members of the class, where p is their number in the largest class, and
@@ -139,10 +143,8 @@ def choose_backend(backend: Backend | None, distance: Distance, embeddings: Tens
     if backend != "faiss":
         raise ValueError(f"unknown backend {backend!r}; choose torch, faiss, or None for the faster one.")
     if not possible:
-        raise ValueError(
-            "backend 'faiss' supports the cosine and Euclidean distances, in float32 on the CPU; got the "
-            f"{distance} distance and {dtype} on {device}. Use backend='torch'."
-        )
+        given = f"the {distance} distance and {dtype} on {device}"
+        raise ValueError(f"faiss supports cosine and Euclidean distances, float32, on the CPU; got {given}.")
     if not installed:
         raise ImportError("backend 'faiss' needs faiss: `pip install faiss-cpu`, or use backend='torch'.")
     return "faiss"
@@ -162,17 +164,6 @@ def _largest(values: Tensor, count: int) -> Tensor:
     return groups.gather(2, nearest[:, None].expand(-1, GROUP, -1)).flatten(1).topk(count, dim=1).values
 
 
-def _as_inner_products(
-    embeddings: Tensor, distance: Distance, curvature: float
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return queries and references (N, e) and, for exact cosines, squared norms; see `Gallery`."""
-    if distance == "cosine":
-        return _for_cosines(embeddings)
-    if distance == "euclidean":
-        return *_for_euclidean_distances(embeddings), None
-    return *for_hyperbolic_distances(embeddings, curvature), None
-
-
 def _for_cosines(embeddings: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     codes = signs_of_codes(embeddings, (1,))
     codes = codes * power_of_two(codes.abs().amax(1, keepdim=True))
@@ -180,8 +171,7 @@ def _for_cosines(embeddings: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         codes = codes.double()
         squares = codes.square().sum(1)
         return codes, codes, torch.where(squares > 0, squares, 1.0)
-    largest = embeddings.abs().amax(-1, keepdim=True)
-    unit = F.normalize(embeddings / largest.clamp_min(torch.finfo(embeddings.dtype).tiny), dim=-1)
+    unit = project_to_sphere(embeddings)
     return unit, unit, None
 
 
@@ -218,3 +208,41 @@ def for_hyperbolic_distances(embeddings: Tensor, curvature: float) -> tuple[Tens
         torch.cat([2 * points, squares, ones], dim=1),
         torch.cat([points * weights, -weights, -squares * weights], dim=1),
     )
+
+
+STEP = 2.0**-23  # smallest step of a lattice, relative to the largest value
+
+
+def power_of_two(largest: Tensor) -> Tensor:
+    """Return factors that scale values of these largest magnitudes to about 1 without rounding."""
+    number = torch.finfo(largest.dtype)
+    return torch.exp2(-torch.frexp(largest.clamp(number.tiny, number.max / 4)).exponent.to(largest.dtype))
+
+
+def signs_of_codes(values: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Replace values (N, e) by their signs, if along the axes all are zero or of the same magnitude.
+
+    Normalized binary codes are on no lattice with a power of two as its step.
+    """
+    magnitudes = values.abs()
+    is_code = ((values == 0) | (magnitudes == magnitudes.amax(axes, keepdim=True))).all(axes, keepdim=True)
+    return torch.where(is_code, values.sign(), values)
+
+
+def largest_norm(values: Tensor, axes: tuple[int, ...]) -> float:
+    """Return the largest squared norm of rows (N, e), in units of the squared step of their lattice.
+
+    Args:
+        values: Values of magnitude at most 4.
+        axes: Along these axes values share a step, a power of two.
+
+    Returns:
+        An integer, which bounds the multiples that occur in inner products; infinite if the values are on no lattice.
+    """
+    multiples = values / STEP
+    if not (multiples == multiples.round()).all():
+        return math.inf
+    integers = multiples.long()
+    lowest_bits = integers & -integers
+    steps = torch.where(lowest_bits > 0, lowest_bits, int(1 / STEP)).amin(axes, keepdim=True)
+    return float((integers // steps).double().square().sum(1).max())

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.metrics.checks import check_embeddings
 from hf_sphere.metrics.neighbors import Distance, for_hyperbolic_distances
 from hf_sphere.utils.files import atomic_file
@@ -154,7 +155,7 @@ class NeighborSearch:
         if self.distance == "hyperbolic":
             return for_hyperbolic_distances(points, self.curvature)[0 if as_query else 1]
         if self.distance == "cosine":
-            return F.normalize(_scaled(points), dim=1)
+            return project_to_sphere(points)
         # Centered against cancellation.
         points = points - self.references[:: max(1, len(self.references) // 10_000)].mean(0)
         if self.kind != "torch":
@@ -167,7 +168,7 @@ class NeighborSearch:
         found = self.references[rows.clamp_min(0)].double()
         points = queries[:, None].double()
         if self.distance == "cosine":
-            found, points = F.normalize(_scaled(found), dim=2), F.normalize(_scaled(points), dim=2)
+            found, points = project_to_sphere(found), project_to_sphere(points)
             missing = ~(points.any(2) & found.any(2))
             distances = ((points - found).square().sum(2) / 2).masked_fill(missing, 1.0)
         else:
@@ -238,11 +239,6 @@ def _largest_products(queries: Tensor, references: Tensor, count: int) -> Tensor
     rows = rows.flatten(1)
     products = torch.bmm(references[rows.clamp_max(last)], queries[:, :, None]).squeeze(2)
     return rows.gather(1, products.masked_fill_(rows > last, -torch.inf).topk(count, dim=1, sorted=False).indices)
-
-
-def _scaled(points: Tensor) -> Tensor:
-    """Divide points (..., d) by their largest coordinate, so that squares neither overflow nor underflow."""
-    return points / points.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(points.dtype).tiny)
 
 
 def _read_index(file: Path, shape: torch.Size) -> Any:

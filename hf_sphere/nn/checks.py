@@ -15,16 +15,9 @@ def is_readable(tensor: Tensor) -> bool:
 
 
 def check_labels(labels: Tensor, num_classes: int, *, owner: str, advice: str) -> None:
-    """Raise an error for labels outside 0..K-1 if they can be read without a device synchronization.
+    """Raise an error for labels outside 0..K-1, except -100, if reading them needs no device synchronization.
 
-    Args:
-        labels: Class indices of any shape, or -100 for examples to ignore.
-        num_classes: Number of classes K.
-        owner: Noun in the message for what has these classes.
-        advice: Last sentence of the message.
-
-    Raises:
-        ValueError: If a label is out of range.
+    The message names the `owner` of the classes and ends with the `advice`.
     """
     if not is_readable(labels):
         return

@@ -1,6 +1,6 @@
-"""Sums over the classes of a linear or cosine classifier, without the matrix of all logits."""
+"""Sums over the classes of a softmax, without the matrix of all logits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -8,9 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.autograd import differentiable_once
+from hf_sphere.geometry.bessel import partition_and_ratio
 
 BLOCK = {"cpu": 2**20, "other": 2**24}
 """Logits per block: on the CPU a block fits in the cache of a core; on other devices the size limits the memory."""
+
+SAMPLE_BLOCK = {"cpu": 2**18, "other": 2**24}
+"""The same for the logits of samples of von Mises-Fisher distributions."""
 
 SMALLEST_BLOCK = 32
 """Minimum number of classes per block, however large the batch."""
@@ -83,15 +87,8 @@ def _is_inside(weight: Tensor, labels: Tensor) -> Tensor:
 
 class _OtherClasses(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        embeddings: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        labels: Tensor,
-        normalize: bool,
-        sum_logits: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor | None, Tensor]:
+        embeddings, weight, bias, labels, normalize, sum_logits = arguments
         log_sum = torch.full_like(embeddings[:, 0], -torch.inf)
         totals = torch.zeros_like(embeddings[:, 0]) if sum_logits else None
         for part in _blocks(embeddings, weight):
@@ -164,3 +161,127 @@ def _set_own(values: Tensor, labels: Tensor, part: slice, value: float) -> Tenso
     inside = (columns >= 0) & (columns < values.shape[1])
     at = columns.clamp_(0, values.shape[1] - 1)[:, None]
     return values.scatter_(1, at, values.gather(1, at).masked_fill_(inside[:, None], value))
+
+
+def log_class_sum(
+    direction: Tensor,
+    cosine: Tensor,
+    sine: Tensor,
+    tangents: Tensor,
+    class_vectors: Tensor,
+    inverse_temperature: Tensor,
+    labels: Tensor,
+    *,
+    recompute: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Sum over the classes of the von Mises-Fisher softmax: `logsumexp_k [log C(|w_k|) - log C(|w_k + beta x|)]`.
+
+    A term is the log-mean of exp(beta x.y) over samples y of class k. The samples x are given relative to the mean
+    directions of their distributions, `x = cosine * mu +- sine * v`, and never materialized: their dot products with
+    the class vectors follow from those of mu and v. The noise v rotates rigidly with mu, so its gradient requires no
+    further matrix product.
+
+    Args:
+        direction: Mean directions mu, unit vectors (B, d), float32 or float64.
+        cosine: (S, B), of S samples of each distribution.
+        sine: (S, B), of the same samples, nonnegative.
+        tangents: Unit vectors v orthogonal to mu, (ceil(S/2), B, d), with a positive sign in the first half of the
+            samples and a negative one in the second.
+        class_vectors: Mean direction times concentration of each class, w: (K, d).
+        inverse_temperature: beta, a scalar.
+        labels: Own class of each example, (B,), int64; outside 0..K-1 if it is none of these classes.
+        recompute: Whether the backward pass computes the blocks of classes again. Otherwise fewer than three matrices
+            (S B, K) are saved for it.
+
+    Returns:
+        The sums, (S, B), and the weights of the own classes, (B, d), zero where there is none. Once differentiable with
+        respect to all but the tangents.
+
+    Reference:
+        Scott, Gallagher and Mozer, "von Mises-Fisher loss: an exploration of embedding geometries for supervised
+        learning", ICCV 2021.
+    """
+    return _LogClassSum.apply(direction, cosine, sine, tangents, class_vectors, inverse_temperature, labels, recompute)
+
+
+class _LogClassSum(torch.autograd.Function):
+    """With u = |w + beta x|^2 a term is G(u) - G(|w|^2), and dG/du is half of A(kappa) / kappa at kappa^2 = u."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        *tensors, labels, recompute = arguments
+        _, cosine, _, _, weights, _ = tensors
+        own = partition_and_ratio(weights.square().sum(1), weights.shape[1])
+        inputs = *tensors, own.log_partition
+        kept: list[Tensor] = []
+        sums = []
+        for part in class_blocks(len(weights), cosine.numel(), cosine.device, SAMPLE_BLOCK):
+            peak, terms, *others = _sample_block(inputs, part)
+            sums.append(peak + terms.sum(-1).log())
+            kept += [] if recompute else [peak, terms, *others]
+        result = torch.stack(sums).logsumexp(0)
+        ctx.save_for_backward(*inputs, own.ratio, labels, result, *kept)
+        ctx.set_materialize_grads(False)
+        return result, own_rows(weights, labels)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, gradient: Tensor | None, by_own: Tensor | None) -> tuple[Tensor | None, ...]:
+        *inputs, own_ratio, labels, sums = ctx.saved_tensors[:10]
+        kept = ctx.saved_tensors[10:]
+        direction, cosine, sine, tangents, weights, beta, _ = inputs
+        gradient = torch.zeros_like(sums) if gradient is None else gradient
+        half = len(tangents)
+        signed = _signed(sine, half)
+        by_direction, by_weights = torch.zeros_like(direction), torch.empty_like(weights)
+        by_cosine, by_signed, total = torch.zeros_like(cosine), torch.zeros_like(cosine), torch.zeros_like(beta)
+        for number, part in enumerate(class_blocks(len(weights), cosine.numel(), cosine.device, SAMPLE_BLOCK)):
+            peak, terms, ratio, along, across = kept[5 * number : 5 * number + 5] or _sample_block(inputs, part)
+            share = terms * (gradient * (peak - sums).exp())[..., None]
+            at_own = share.sum((0, 1)) * own_ratio[part]
+            by_square = share.mul_(ratio)  # twice the gradient with respect to u
+            at_class = by_square.sum((0, 1))
+            by_cosine += (by_square * along).sum(-1)
+            by_signed[:half] += (by_square[:half] * across).sum(-1)
+            by_signed[half:] += (by_square[half:] * across[: len(cosine) - half]).sum(-1)
+            by_along = (by_square * cosine[..., None]).sum(0)
+            by_across = _fold(by_square.mul_(signed[..., None]), half)
+            by_direction.addmm_(by_along, weights[part])
+            by_products = by_along.T @ direction + by_across.flatten(0, 1).T @ tangents.flatten(0, 1)
+            by_weights[part] = torch.addcmul(beta * by_products, (at_class - at_own)[:, None], weights[part])
+            total += at_class.sum()
+        # A rotation of mu rotates v as well: dx = w dmu - s (v.dmu) mu. This preserves the distribution;
+        # differentiating the construction of v from noise would only add noise of zero mean.
+        by_direction -= (_fold(signed * by_cosine, half)[..., None] * tangents).sum(0)
+        by_beta = beta * total + (by_cosine * cosine + by_signed * signed).sum()
+        if by_own is not None:
+            add_to_own_rows(by_weights, labels, by_own)
+        by_sine = _signed(by_signed, half) * beta
+        return by_direction * beta, by_cosine * beta, by_sine, None, by_weights, by_beta, None, None
+
+
+def _sample_block(inputs: Sequence[Tensor], part: slice) -> tuple[Tensor, ...]:
+    """Return the largest term of each sum over a block of classes, the others relative to it, and their factors."""
+    direction, cosine, sine, tangents, weights, beta, log_partition = inputs
+    half, weights = len(tangents), weights[part]
+    height, reach = (2 * beta * part[..., None] for part in (cosine, _signed(sine, half)))
+    along, across = direction @ weights.T, tangents @ weights.T
+    lengths = torch.addcmul(weights.square().sum(1) + beta.square(), height, along)
+    lengths[:half].addcmul_(reach[:half], across)
+    lengths[half:].addcmul_(reach[half:], across[: len(cosine) - half])
+    # Rounding must not make squares negative.
+    growth, ratio = partition_and_ratio(lengths.clamp_min_(0), weights.shape[1])
+    growth.sub_(log_partition[part])
+    peak = growth.amax(-1)
+    return peak, growth.sub_(peak[..., None]).exp_(), ratio, along, across
+
+
+def _signed(sine: Tensor, half: int) -> Tensor:
+    """Negate the sines of the second half of the samples."""
+    return torch.cat([sine[:half], -sine[half:]])
+
+
+def _fold(values: Tensor, half: int) -> Tensor:
+    """Sum, in place, over the samples that share a tangent."""
+    values[: len(values) - half] += values[half:]
+    return values[:half]

@@ -101,10 +101,7 @@ class PoleRegression(nn.Module):
             ValueError: If the shape is not (B,), or a target is outside the range and `out_of_range` is `error`.
         """
         if targets.ndim != 1:
-            raise ValueError(
-                "regression labels must have the shape (batch,), as returned by `labels.squeeze(-1)`; got "
-                f"{tuple(targets.shape)}."
-            )
+            raise ValueError(f"regression labels must have the shape (batch,); got {tuple(targets.shape)}.")
         targets = targets.to(torch.promote_types(targets.dtype, torch.float32))
         if self.out_of_range == "clip":
             targets = targets.clamp(self.low, self.high)

@@ -29,7 +29,7 @@ class Exchange:
     """Exchanges what losses need between processes, each with examples of its own and a part of the classes.
 
     Each process computes the losses of its examples; data parallelism minimizes their mean over processes. So the
-    gradients of class weights, which have no copies, are those of this mean. Without a group, all methods return what
+    gradients of class vectors, which have no copies, are those of this mean. Without a group, all methods return what
     they are given.
 
     Args:

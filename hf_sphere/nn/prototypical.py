@@ -74,13 +74,12 @@ class PrototypicalClassifier(nn.Module):
             ValueError: If the shapes do not match, or a label is out of range (checked on the CPU only, where it costs
                 no device synchronization).
         """
-        self._check_shapes(query, support)
+        self._check(query, support, labels)
         dtype = torch.promote_types(torch.promote_types(query.dtype, support.dtype), torch.float32)
         prototypes = support.to(dtype).mean(dim=-2)
         logits = self._compare(query.to(dtype), prototypes)
         loss = None
         if labels is not None:
-            self._check_labels(labels, logits)
             total = F.cross_entropy(logits.flatten(end_dim=-2), labels.flatten().long(), reduction="sum")
             loss = total / (labels != IGNORED).sum().clamp_min(1)
         return PrototypicalOutput(logits, loss, prototypes.to(support.dtype))
@@ -95,29 +94,20 @@ class PrototypicalClassifier(nn.Module):
         return squares * (-scale / self.temperature)
 
     @staticmethod
-    def _check_shapes(query: Tensor, support: Tensor) -> None:
+    def _check(query: Tensor, support: Tensor, labels: Tensor | None) -> None:
         fits = query.ndim >= 2 and support.ndim == query.ndim + 1
         if not fits or (query.shape[:-2], query.shape[-1]) != (support.shape[:-3], support.shape[-1]):
-            raise ValueError(
-                "expected query embeddings of shape (..., queries, d) and support embeddings of shape (..., way, shot, "
-                f"d), with the same leading axes and the same d; got {tuple(query.shape)} and "
-                f"{tuple(support.shape)}."
-            )
+            shapes = f"{tuple(query.shape)} and {tuple(support.shape)}"
+            raise ValueError(f"expected the shapes (..., queries, d) and (..., way, shot, d); got {shapes}.")
         if 0 in support.shape[-3:-1]:
-            raise ValueError(
-                f"support must have at least one class and one example per class; got {support.shape[-3]} classes with "
-                f"{support.shape[-2]} examples each (shape {tuple(support.shape)})."
-            )
-
-    @staticmethod
-    def _check_labels(labels: Tensor, logits: Tensor) -> None:
-        if labels.shape != logits.shape[:-1] or labels.is_floating_point():
-            raise ValueError(
-                f"expected integer labels of shape {tuple(logits.shape[:-1])}, one per query; got {labels.dtype} of "
-                f"shape {tuple(labels.shape)}."
-            )
+            raise ValueError(f"support needs at least one class and one example per class; got {tuple(support.shape)}.")
+        if labels is None:
+            return
+        if labels.shape != query.shape[:-1] or labels.is_floating_point():
+            given = f"{labels.dtype} of shape {tuple(labels.shape)}"
+            raise ValueError(f"labels must be integers, {tuple(query.shape[:-1])}, one per query; got {given}.")
         advice = "The labels of an episode index the classes of its support, not those of the data set."
-        check_labels(labels, logits.shape[-1], owner="support", advice=advice)
+        check_labels(labels, support.shape[-3], owner="support", advice=advice)
 
     def extra_repr(self) -> str:
         """Describe the module in a printed model."""

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_sphere.nn.spherization import Spherization
+from hf_sphere.nn.layers import Spherization
 
 try:
     from sentence_transformers.base.modules import Module

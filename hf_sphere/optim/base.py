@@ -10,12 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from hf_sphere.optim.blocks import Block, portions
-from hf_sphere.optim.channels import check_shards, group_size, local, resolve_channel_dims, zeros_per_group
-from hf_sphere.optim.groups import ParameterGroups, radial_parameter_groups
-from hf_sphere.optim.named import NamedOptimizer
-from hf_sphere.optim.open_parameter import LOW_PRECISION, OpenParameter, at_least_float32, is_low
-from hf_sphere.optim.rules import Number
+from hf_sphere.optim.groups import NamedOptimizer, ParameterGroups, radial_parameter_groups
+from hf_sphere.optim.layout import (
+    LOW_PRECISION,
+    OpenParameter,
+    at_least_float32,
+    check_shards,
+    group_size,
+    is_low,
+    local,
+    resolve_channel_dims,
+    zeros_per_group,
+)
+from hf_sphere.optim.rules import Block, Number, portions
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +34,6 @@ class SphereOptimizer(NamedOptimizer):
 
     A subclass inherits from this class and from the torch optimizer that it generalizes. It sets `momentum_key` and
     `has_second_moment`, and implements `_rule` for radial parameters and `_step_of_torch` for ordinary ones.
-
-    Args:
-        params: Parameters or parameter groups.
-        **options: Options of torch's optimizer, and those of `own_defaults`.
     """
 
     momentum_key: ClassVar[str]
@@ -62,10 +65,7 @@ class SphereOptimizer(NamedOptimizer):
         return radial_parameter_groups(model, batch, **options)
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a group of parameters.
-
-        Args:
-            param_group: `params`, and options that differ from the defaults, such as `channel_dims` or `channel_wise`.
+        """Add a group: `params`, and options that differ from the defaults, such as `channel_dims`.
 
         Raises:
             ValueError: If an option is out of range or does not fit the parameters.
@@ -84,19 +84,15 @@ class SphereOptimizer(NamedOptimizer):
             for name, parameter in zip(names, group["params"], strict=True):
                 self._check_parameter(name, parameter, group)
             group["channel_dims"] = resolve_channel_dims(names, group["params"], **given)
-            group.pop("channel_wise", None)
-            # Missing after copying or unpickling: torch keeps only defaults, state and groups.
-            self.__dict__.setdefault("_axes", {}).update({p: p.ndim for p in group["params"]})
         except ValueError:
             self.param_groups.pop()
             raise
+        group.pop("channel_wise", None)
+        # Missing after copying or unpickling: torch keeps only defaults, state and groups.
+        self.__dict__.setdefault("_axes", {}).update({p: p.ndim for p in group["params"]})
 
     def check_options(self, options: Group) -> None:
-        """Check options of the optimizer or of a parameter group.
-
-        Raises:
-            ValueError: If one is out of range or not supported.
-        """
+        """Raise a `ValueError` if an option of the optimizer or a parameter group is out of range or not supported."""
         for name in {"lr", "weight_decay", "eps", "momentum", "dampening"} & options.keys():
             allowed = (int, float, Tensor) if name in ("lr", "weight_decay") else (int, float)
             if not isinstance(options[name], allowed) or not options[name] >= 0.0:
@@ -108,22 +104,16 @@ class SphereOptimizer(NamedOptimizer):
         if not isinstance(options.get("channel_wise", False), bool):
             raise ValueError(f"channel_wise must be True or False; got {options['channel_wise']!r}.")
         if options["decoupled_weight_decay"] and options["lr"] * options["weight_decay"] >= 1.0:
-            raise ValueError(
-                f"decoupled weight decay of {options['weight_decay']} at lr {options['lr']} would remove the "
-                "weights in one step; lr * weight_decay must be below 1."
-            )
+            rate = f"{options['weight_decay']} at lr {options['lr']}"
+            raise ValueError(f"decoupled weight decay of {rate} would remove the weights in one step.")
         for name in self.unsupported:
             if options.get(name):
                 raise ValueError(f"{type(self).__name__} does not support {name}; omit it.")
         if options["low_precision"] not in LOW_PRECISION:
-            raise ValueError(
-                f"low_precision must be one of {', '.join(LOW_PRECISION)}; got {options['low_precision']!r}."
-            )
+            given = options["low_precision"]
+            raise ValueError(f"low_precision must be one of {', '.join(LOW_PRECISION)}; got {given!r}.")
         if options["low_precision"] == "stochastic" and options["capturable"]:
-            raise ValueError(
-                "stochastic rounding needs new random numbers in each step, which a captured graph cannot generate: "
-                "use low_precision='master' with capturable=True."
-            )
+            raise ValueError("a captured graph cannot round stochastically; use low_precision='master' instead.")
 
     def _check_parameter(self, name: str, parameter: Tensor, group: Group) -> None:
         if not parameter.is_floating_point():
@@ -152,8 +142,7 @@ class SphereOptimizer(NamedOptimizer):
         for group in self.param_groups:  # before any parameter changes
             self._check_step(group)
         for group in self.param_groups:
-            ordinary: list[Tensor] = []
-            radial: dict[Any, list[Tensor]] = defaultdict(list)
+            together: dict[Any, list[Tensor]] = defaultdict(list, ordinary=[])
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -164,32 +153,22 @@ class SphereOptimizer(NamedOptimizer):
                 is_radial = self._is_radial(parameter, group)
                 self._init_state(parameter, group)
                 if not is_radial:
-                    ordinary.append(parameter)
+                    together["ordinary"].append(parameter)
                 elif local(parameter).numel():
-                    radial[parameter.device, parameter.dtype].append(parameter)
+                    together[parameter.device, parameter.dtype].append(parameter)
                 else:
                     self.state[parameter]["step"] += 1  # no local groups, but the step is counted
-            if ordinary:
-                opened = self._open(group, ordinary)
-                self._step_of_torch(group, ordinary, opened)
-                self._close(group, ordinary, opened, seeds)
-            for parameters in radial.values():
-                opened = self._open(group, parameters, group["channel_dims"])
-                self._step_on_sphere(group, parameters, opened)
-                self._close(group, parameters, opened, seeds)
+            mode, key = group["low_precision"], self.momentum_key
+            for kind, parameters in together.items():
+                dims = None if kind == "ordinary" else group["channel_dims"]
+                opened = [OpenParameter(p, self.state[p], mode, key, dims) for p in parameters]
+                if parameters:
+                    (self._step_of_torch if dims is None else self._step_on_sphere)(group, parameters, opened)
+                for parameter, part in zip(parameters, opened, strict=True):
+                    # The seed depends on the step alone, so that replicas and resumed runs round identically.
+                    step = self.state[parameter]["step"]
+                    part.close(int(step) * 1_000_003 + next(seeds) if mode == "stochastic" else 0)
         return loss
-
-    def _open(self, group: Group, parameters: list[Tensor], dims: tuple[int, ...] | None = None) -> list[OpenParameter]:
-        mode, key = group["low_precision"], self.momentum_key
-        return [OpenParameter(parameter, self.state[parameter], mode, key, dims) for parameter in parameters]
-
-    def _close(
-        self, group: Group, parameters: list[Tensor], opened: list[OpenParameter], seeds: "itertools.count[int]"
-    ) -> None:
-        for parameter, part in zip(parameters, opened, strict=True):
-            # The seed depends on the step alone, so that replicas and resumed runs round identically.
-            draws = group["low_precision"] == "stochastic"
-            part.close(int(self.state[parameter]["step"]) * 1_000_003 + next(seeds) if draws else 0)
 
     def _step_on_sphere(self, group: Group, parameters: list[Tensor], opened: list[OpenParameter]) -> None:
         decay, shrink = self._decay(group)
@@ -226,14 +205,7 @@ class SphereOptimizer(NamedOptimizer):
         raise NotImplementedError
 
     def _rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
-        """Update groups of radial weights, all on the same device and of the same dtype.
-
-        Args:
-            blocks: The groups.
-            group: Options of the parameter group.
-            decay: L2 weight decay, 0 if it is decoupled.
-            shrink: Factor of decoupled weight decay, else 1.
-        """
+        """Update radial weights of one device and dtype, with L2 weight decay or the factor of decoupled decay."""
         raise NotImplementedError
 
     def _is_radial(self, parameter: Tensor, group: Group) -> bool:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import TrainerCallback
 
-from hf_sphere.optim.channels import ChannelDims, Layout, local
 from hf_sphere.optim.invariance import find_radial_weights
+from hf_sphere.optim.layout import ChannelDims, Layout, local
 
 logger = logging.getLogger(__name__)
 
@@ -166,9 +166,7 @@ def _scheme(
     elif parameter.grad is not None:
         momentum = layout.matrix(local(parameter.grad))
     else:
-        raise ValueError(
-            f"{type(optimizer).__name__} has no momentum and the gradients were reset: measure before `zero_grad`."
-        )
+        raise ValueError("without momentum, the gradients are needed: measure before `zero_grad`.")
     return momentum, torch.ones_like(momentum[:, :1])
 
 
@@ -225,13 +223,7 @@ class RadialDiagnosticsCallback(TrainerCallback):
             optimizer = kwargs["optimizer"]
             optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper
             model = extract_model_from_parallel(kwargs["model"], keep_torch_compile=False)
-            try:
-                measured = as_metrics(radial_diagnostics(optimizer, self._channel_dims, model))
-            except ValueError as error:
-                logger.warning("Radial diagnostics are disabled: %s", error)  # training must not fail
-                self._every = 0
-            else:
-                self._measured = measured
+            self._measured = as_metrics(radial_diagnostics(optimizer, self._channel_dims, model))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the measurements once the Trainer has counted the step."""

@@ -1,30 +1,27 @@
-"""Parameter groups: rules of single tensors, weight decay, and per-parameter optimizer options."""
+"""Parameter groups: rules of single tensors, hidden matrices, weight decay, and per-parameter optimizer options."""
 
 import fnmatch
+import inspect
 import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from hf_sphere.optim.channels import ChannelDims
-from hf_sphere.optim.invariance import Loss, find_radial_weights
+from hf_sphere.optim.invariance import Loss, call, exact, find_radial_weights, fitting_example, make_trial, quiet
+from hf_sphere.optim.layout import ChannelDims
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The update rule of a tensor.
-
-    Attributes:
-        name: What is printed.
-        reason: Why the tensor has this rule.
-        options: Options of its parameter group.
-    """
+    """Name of the update rule of a tensor, why the tensor has it, and the options of its parameter group."""
 
     name: str
     reason: str = ""
@@ -155,34 +152,122 @@ def form_groups(model: nn.Module, rules: Mapping[str, Rule], ordinary: Rule) -> 
     return groups
 
 
-def apply_patterns(
-    model: nn.Module, rules: dict[str, Rule], patterns: Mapping[str, str], options: Mapping[str, Mapping[str, Any]]
-) -> None:
-    """Replace the rules of parameters whose names match a pattern, such as `*.attn.*`; later patterns prevail.
+def form_groups_by_pattern(
+    model: nn.Module,
+    found: Mapping[str, tuple[str, str]],
+    options: Mapping[str, Mapping[str, Any]],
+    *,
+    lr: float = 1e-3,
+    adamw_lr_scale: float = 1.0,
+    rules: Mapping[str, str] | None = None,
+) -> ParameterGroups:
+    """Form the groups of the rules that were found, except for parameters whose names match a pattern.
 
-    Rules other than `adamw` apply to those of the parameters that have two or more axes.
+    Rules other than `adamw` apply to those of the parameters that have two or more axes; later patterns prevail.
 
     Args:
         model: The model.
-        rules: Rules by name; changed.
-        patterns: Pattern to the name of a rule.
-        options: Group options by the name of a rule.
+        found: Name of the rule, and the reason, by name of the parameter; `adamw` for all others.
+        options: Group options by the name of a rule other than `adamw`.
+        lr: Learning rate.
+        adamw_lr_scale: Learning rate of `adamw` relative to it.
+        rules: Pattern, such as `*.attn.*`, to the name of a rule.
 
     Raises:
         ValueError: If a rule is unknown, or a pattern matches no parameter.
     """
     tensors = dict(model.named_parameters())
-    for pattern, rule in patterns.items():
+    options = {**options, "adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale}}
+    chosen = {name: Rule(rule, reason, options[rule]) for name, (rule, reason) in found.items()}
+    for pattern, rule in (rules or {}).items():
         if rule not in options:
             raise ValueError(f"rule {rule!r} of pattern {pattern!r} is unknown; the rules are: {', '.join(options)}.")
         matching = [name for name in fnmatch.filter(tensors, pattern) if rule == "adamw" or tensors[name].ndim > 1]
         if not matching:
             kind = "parameter" if rule == "adamw" else "parameter with two or more axes"
             raise ValueError(f"pattern {pattern!r} matches no {kind}; the names are like {', '.join([*tensors][:3])}.")
-        rules.update({name: Rule(rule, f"matches {pattern}", options[rule]) for name in matching})
+        chosen.update({name: Rule(rule, f"matches {pattern}", options[rule]) for name in matching})
+    return form_groups(model, chosen, Rule("adamw", options=options["adamw"]))
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
     """Return whether a parameter is a matrix or kernel; gains and temperatures may have additional axes of length 1."""
     gain = name.endswith((".original0", "weight_g")) or (parameter.ndim > 2 and sum(n > 1 for n in parameter.shape) < 2)
     return parameter.ndim > 1 and not gain
+
+
+HIDDEN = "hidden matrix"
+
+
+def find_hidden_matrices(model: nn.Module, batch: Any = None) -> dict[str, str]:
+    """Classify the weights of a model with two or more axes.
+
+    Embeddings and the output layer, which is the last layer with such a weight in a forward pass, are not hidden
+    matrices; nor are weights whose first two axes do not both exceed 1, such as those of depthwise convolutions.
+
+    Args:
+        model: Any module, before it is sharded.
+        batch: Input of the model; generated if None. See `find_radial_weights`.
+
+    Returns:
+        Name of the weight to `HIDDEN`, or to the reason why it is not a hidden matrix.
+    """
+    model = extract_model_from_parallel(model, keep_fp32_wrapper=False, keep_torch_compile=False)
+    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    last = _last_layer(model, batch)
+    found = {}
+    for name, weight in model.named_parameters():
+        if not is_matrix(name, weight):
+            continue
+        found[name] = HIDDEN
+        if min(weight.shape[:2]) == 1:
+            found[name] = "one of its first two axes is 1"
+        if id(weight) in embedded:
+            found[name] = "embedding"
+        elif name.rpartition(".")[0] == last:
+            found[name] = "output layer"
+    return found
+
+
+def _last_layer(model: nn.Module, batch: Any) -> str:
+    """Return the name of the last module called in a forward pass that has a weight matrix of its own."""
+    called: list[str] = []
+    devices = {parameter.device for parameter in model.parameters()}
+    with torch.random.fork_rng(devices=[d for d in devices if d.type == "cuda"]), exact(devices), quiet():
+        trial = make_trial(model)
+        for name, module in trial.named_modules():
+            if name and any(w.ndim > 1 and min(w.shape[:2]) > 1 for w in module.parameters(recurse=False)):
+                module.register_forward_pre_hook(lambda *_, name=name: called.append(name))
+        batch = fitting_example(trial) if batch is None else batch
+        called.clear()  # inputs that did not fit
+        with torch.no_grad():
+            call(trial, batch)
+    return called[-1] if called else ""
+
+
+class NamedOptimizer(Optimizer):
+    """An optimizer that forms its parameter groups itself; its name is that of its file in `optimizers/`.
+
+    A subclass inherits from this class and from the optimizer of torch or timm that it extends.
+    """
+
+    own_defaults: ClassVar[dict[str, Any]] = {}
+    """Options that the optimizer of torch or timm lacks, with their defaults."""
+    group_options: ClassVar[dict[str, Any]] = {}
+    """Options of `form_groups` that `optim_args` of the Trainer can set, with their defaults."""
+    unsupported: ClassVar[tuple[str, ...]] = ()
+    """Options of the optimizer of torch or timm that this one does not have."""
+
+    @classmethod
+    def option_defaults(cls) -> dict[str, Any]:
+        """Return the options of the constructor with their defaults, including those of torch's optimizer."""
+        found: dict[str, Any] = dict(cls.own_defaults)
+        for parent in reversed(cls.__mro__):
+            options = inspect.signature(parent).parameters.values() if issubclass(parent, Optimizer) else ()
+            found |= {option.name: option.default for option in options if option.default is not option.empty}
+        return {name: default for name, default in found.items() if name not in cls.unsupported}
+
+    @classmethod
+    def form_groups(cls, model: nn.Module, batch: Any = None, **options: Any) -> ParameterGroups:
+        """Split the trainable parameters of a model into groups with `group_options`; see `build_optimizer`."""
+        raise NotImplementedError(f"{cls.__name__} must define `form_groups`.")

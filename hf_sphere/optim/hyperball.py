@@ -1,19 +1,16 @@
 """Weights that keep their norm, and whose steps are a fixed share of it."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from hf_sphere.optim.channels import local
-from hf_sphere.optim.groups import ParameterGroups, Rule, apply_patterns, form_groups
-from hf_sphere.optim.hidden_matrices import HIDDEN, find_hidden_matrices
+from hf_sphere.optim.groups import HIDDEN, NamedOptimizer, ParameterGroups, find_hidden_matrices, form_groups_by_pattern
 from hf_sphere.optim.invariance import find_radial_weights
-from hf_sphere.optim.named import NamedOptimizer
-from hf_sphere.optim.open_parameter import round_stochastically
+from hf_sphere.optim.layout import local, round_stochastically
 
 
 class Hyperball(NamedOptimizer):
@@ -69,15 +66,8 @@ class Hyperball(NamedOptimizer):
         return loss
 
     @classmethod
-    def form_groups(  # type: ignore[override]
-        cls,
-        model: nn.Module,
-        batch: Any = None,
-        *,
-        lr: float = 1e-3,
-        adamw_lr_scale: float = 1.0,
-        hyperball_on: str = "scale_invariant",
-        rules: Mapping[str, str] | None = None,
+    def form_groups(
+        cls, model: nn.Module, batch: Any = None, *, hyperball_on: str = "scale_invariant", **options: Any
     ) -> ParameterGroups:
         """Split parameters into weights that keep their norm and all others; see `build_optimizer`.
 
@@ -89,8 +79,7 @@ class Hyperball(NamedOptimizer):
         """
         if hyperball_on not in ("scale_invariant", "matrices"):
             raise ValueError(f"hyperball_on must be scale_invariant or matrices; got {hyperball_on!r}.")
-        options = dict(cls.rules_of) | {"adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale}}
-        kept, *others = options
+        kept, *others = [*dict(cls.rules_of), "adamw"]
         of_matrices = others[0]
         kinds, radial = find_hidden_matrices(model, batch), find_radial_weights(model, batch)
         found = {}
@@ -99,13 +88,11 @@ class Hyperball(NamedOptimizer):
                 hidden, invariant = kinds[name] == HIDDEN, name in radial.channel_dims
                 keeps = hidden if hyperball_on == "matrices" else invariant and (hidden or of_matrices == "adamw")
                 at_zero = keeps and not tensor.any()
-                keeps = keeps and not at_zero
-                rule = kept if keeps else of_matrices if hidden else "adamw"
+                rule = kept if keeps and not at_zero else of_matrices if hidden else "adamw"
                 reason = "scale-invariant" if invariant else f"not scale-invariant: {radial.rejected[name]}"
                 reason = f"{kinds[name]}; {reason}" + ("; its norm is 0" if at_zero else "")
-                found[name] = Rule(rule, reason, options[rule])
-        apply_patterns(model, found, rules or {}, options)
-        groups = form_groups(model, found, Rule("adamw", options=options["adamw"]))
+                found[name] = rule, reason
+        groups = form_groups_by_pattern(model, found, dict(cls.rules_of), **options)
         if all(rule.name != kept for rule in groups.rules.values()):
             warnings.warn(
                 f"no weight of {type(model).__name__} keeps its norm, so the optimizer is {' and '.join(others)}. "

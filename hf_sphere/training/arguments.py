@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from hf_sphere.optim.names import optimizer_names
+from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.utils.arguments import SEED, Arguments, argument
 
 OPTIMIZER_HELP = "Optimizer; all except adam, adamw and sgd find scale-invariant weights or hidden matrices."

@@ -1,4 +1,4 @@
-"""Training and checkpoints of models whose class weights are spread over processes; see `ClassWeightHead`.
+"""Training and checkpoints of models whose class weights are spread over processes; see `ClassVectorHead`.
 
 In a checkpoint, each process writes the rows of its classes, of the weights and of the optimizer's state, to one file.
 Any number of processes can read them: each reads the rows of its classes.
@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, distributed, nn
 
-from hf_sphere.nn.class_weights import class_shards
+from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.nn.processes import count_processes, process_index, share_of
 from hf_sphere.training.optimizer_state import check_state
 

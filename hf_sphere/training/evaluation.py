@@ -11,7 +11,7 @@ from accelerate.utils import broadcast, gather_object
 from torch import Tensor, distributed, nn
 
 from hf_sphere.metrics import accuracy_by_certainty, retrieval_scores, score_queries
-from hf_sphere.nn.class_weights import class_shards
+from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.training.batches import Batches, count_targets, loss_is_sum
 from hf_sphere.training.measures import Batch, Measure, measure_classification
 
@@ -85,7 +85,7 @@ def evaluate_retrieval(model: nn.Module, batches: "ImageBatches", accelerator: A
     any_model: Any = model.eval()
     embeddings, labels = _gather_embeddings(any_model, batches, accelerator)
     head = any_model.head
-    scores = retrieval_scores(head.transform(embeddings), labels, **_metric(head))
+    scores = retrieval_scores(head.transform(embeddings), labels, **head.metric())
     return {name: float(value) for name, value in scores.items() if name != "num_queries"}
 
 
@@ -114,14 +114,9 @@ def evaluate_certainty(model: nn.Module, batches: "ImageBatches", accelerator: A
         return {}
     two = output.logits.softmax(-1).topk(min(2, output.logits.shape[1])).values
     measures = {"concentration": output.concentration, "norm": embeddings.norm(dim=1), "margin": two[:, 0] - two[:, -1]}
-    rows, scores = score_queries(any_model.head.transform(embeddings), labels, **_metric(any_model.head))
+    rows, scores = score_queries(any_model.head.transform(embeddings), labels, **any_model.head.metric())
     found = scores["recall_at_1"]
     return {name: accuracy_by_certainty(values.cpu()[rows], found) for name, values in measures.items()}
-
-
-def _metric(head: Any) -> dict[str, Any]:
-    """Return the distance of a head, as options of the retrieval metrics."""
-    return {"distance": head.distance} | ({"curvature": head.curvature} if head.distance == "hyperbolic" else {})
 
 
 @torch.inference_mode()

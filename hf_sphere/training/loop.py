@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from tqdm.auto import tqdm
 
-from hf_sphere.nn.class_weights import class_shards, exclude_class_shards
+from hf_sphere.nn.heads.mixins import class_shards, exclude_class_shards
 from hf_sphere.optim import as_metrics, radial_channel_dims, radial_diagnostics
-from hf_sphere.optim.names import optimizer_names
+from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.batches import (
     Batch,

@@ -10,7 +10,7 @@ from typing import Any
 from huggingface_hub import HfApi
 from torch import nn
 
-from hf_sphere.nn.class_weights import class_shards
+from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.training.checkpoints import RunState, write_model_files
 from hf_sphere.training.class_shards import gather_classes
 from hf_sphere.training.errors import CheckpointError

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_sphere.data.batches import ImageBatches
-from hf_sphere.nn.class_weights import class_shards
 from hf_sphere.nn.heads.base import Head, option_names
+from hf_sphere.nn.heads.mixins import class_shards
 from hf_sphere.optim import RadialDiagnosticsCallback, parameter_groups
-from hf_sphere.optim.names import optimizer_names
+from hf_sphere.optim.optimizers import optimizer_names
 from hf_sphere.training.batches import count_examples, global_places, loss_is_sum
 from hf_sphere.training.evaluation import initialize_from_data
 from hf_sphere.training.snapshots import Snapshots

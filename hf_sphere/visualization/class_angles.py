@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hf_sphere.metrics.class_angles import MAX_PAIRS, class_angles
+from hf_sphere.metrics.geometry import MAX_PAIRS, class_angles
 from hf_sphere.visualization.figures import COLORS, Figure, add_caption, new_figure, plain_text, save_figure, style_axes
 
 _BINS = 180

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from hf_sphere.metrics import class_angles
-from hf_sphere.metrics.class_angles import _draw_pairs
+from hf_sphere.metrics.geometry import _draw_pairs
 
 
 def plain_angles(points, labels):

@@ -11,7 +11,7 @@ from scipy.special import hyp0f1
 
 from hf_sphere.metrics import alignment, uniformity
 
-MODULE = importlib.import_module("hf_sphere.metrics.uniformity")  # the function has the same name
+MODULE = importlib.import_module("hf_sphere.metrics.geometry")  # the function has the same name
 
 
 def unit(count, dim, seed=0):

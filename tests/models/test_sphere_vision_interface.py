@@ -128,7 +128,7 @@ def test_multi_label_loss_is_the_binary_cross_entropy(head, options):
 @pytest.mark.parametrize("head", ["arcface", "vmf", "prototype"])
 @pytest.mark.parametrize("problem_type", ["multi_label_classification", "regression"])
 def test_head_with_a_loss_for_one_class_rejects_other_problem_types(head, problem_type):
-    message = rf"head '{head}' has a loss of its own, .* problem_type '{problem_type}' requires one of .* softmax"
+    message = rf"head '{head}' is for one class per example; problem_type '{problem_type}' requires one of .* softmax"
     with pytest.raises(ValueError, match=message):
         classifier(head=head, problem_type=problem_type)
 
@@ -176,7 +176,7 @@ def test_label_smoothing_of_the_trainer_warns_that_the_margin_is_not_used(tmp_pa
         trainer(classifier(head="arcface"), [0, 1, 2], tmp_path, label_smoothing_factor=0.1).train()
     messages = [message for message in caplog.messages if "its own loss is not used" in message]
     assert len(messages) == 1
-    assert "set label_smoothing in head_kwargs" in messages[0]
+    assert "some heads have the option label_smoothing" in messages[0]
 
 
 def test_label_smoothing_of_the_head_keeps_the_margin(tmp_path, caplog):

@@ -91,7 +91,7 @@ def test_label_smoothing_of_several_classes_is_towards_one_half():
 @pytest.mark.parametrize("name", OWN_LOSS)
 def test_head_with_a_loss_for_one_class_rejects_several(name):
     with pytest.raises(
-        ValueError, match=rf"head '{name}' has a loss of its own, .* with several classes requires .* softmax"
+        ValueError, match=rf"head '{name}' is for one class per example; .* with several classes requires .* softmax"
     ):
         make(name)(torch.randn(3, 6), TARGETS)
 
@@ -110,10 +110,7 @@ def test_labels_of_several_classes_outside_0_and_1_are_rejected(value):
 # Training without labels
 
 
-ADVICE = {"arcface": "set label_smoothing in head_kwargs", "vmf": "has no label smoothing"}
-
-
-@pytest.mark.parametrize("name", ADVICE)
+@pytest.mark.parametrize("name", ["arcface", "vmf"])
 def test_head_with_a_loss_of_its_own_warns_once_if_trained_without_labels(name, caplog):
     head = make(name)
     with caplog.at_level(logging.WARNING):
@@ -121,7 +118,6 @@ def test_head_with_a_loss_of_its_own_warns_once_if_trained_without_labels(name, 
         head(torch.randn(3, 6))
     messages = [message for message in caplog.messages if "label_smoothing_factor of the Trainer" in message]
     assert len(messages) == 1
-    assert ADVICE[name] in messages[0]
 
 
 @pytest.mark.parametrize("name", MULTI_LABEL)

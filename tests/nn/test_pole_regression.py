@@ -94,7 +94,7 @@ def test_targets_may_have_any_dtype(dtype):
 
 @pytest.mark.parametrize("shape", [(3, 1), (), (1, 3)])
 def test_targets_of_wrong_shape_are_rejected(shape):
-    with pytest.raises(ValueError, match=r"regression labels must have the shape \(batch,\), as .*; got"):
+    with pytest.raises(ValueError, match=r"regression labels must have the shape \(batch,\); got"):
         years()(torch.randn(3, 4), torch.full(shape, 1500.0))
 
 

@@ -363,7 +363,7 @@ def test_per_example_vmap_losses_sum_to_the_batch_loss():
 
 
 def test_repr_describes_the_prototypes(head):
-    assert "7 prototypes in 4 dimensions, reduction='mean'" in repr(head)
+    assert "4 -> 7 classes, method='auto', seed=0, reduction='mean'" in repr(head)
 
 
 def test_set_prototypes_accepts_a_placement(head):

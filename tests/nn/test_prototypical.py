@@ -202,7 +202,7 @@ def test_repr_shows_the_options():
 @pytest.mark.parametrize("labels", [torch.tensor([0, 1, 2]), torch.zeros(7, 1).long(), torch.zeros(7)])
 def test_labels_of_wrong_shape_or_dtype_are_rejected(labels):
     query, support, _ = episode()
-    with pytest.raises(ValueError, match=r"expected integer labels of shape \(7,\), one per query; got torch"):
+    with pytest.raises(ValueError, match=r"labels must be integers, \(7,\), one per query; got torch"):
         PrototypicalClassifier()(query, support, labels)
 
 
@@ -233,13 +233,13 @@ def test_labels_may_have_any_integer_dtype():
     ],
 )
 def test_incompatible_shapes_are_rejected(query, support):
-    with pytest.raises(ValueError, match=r"expected query embeddings of shape .*; got \("):
+    with pytest.raises(ValueError, match=r"expected the shapes \(..., queries, d\) and .*; got \("):
         PrototypicalClassifier()(torch.zeros(query), torch.zeros(support))
 
 
 @pytest.mark.parametrize("support", [(0, 3, 6), (4, 0, 6)])
 def test_empty_support_is_rejected(support):
-    with pytest.raises(ValueError, match=f"{support[0]} classes with {support[1]} examples each"):
+    with pytest.raises(ValueError, match="support needs at least one class and one example per class"):
         PrototypicalClassifier()(torch.zeros(7, 6), torch.zeros(support))
 
 

@@ -86,6 +86,7 @@ def test_scaling_of_zero_or_nan_is_rejected(sentence_transformers, scaling):
 
 def test_missing_library_is_an_error_that_names_the_extra(monkeypatch):
     monkeypatch.delitem(sys.modules, "hf_sphere.nn.sentence_embedding", raising=False)
+    monkeypatch.delattr("hf_sphere.nn.Spherize", raising=False)
     monkeypatch.setitem(sys.modules, "sentence_transformers.base.modules", None)
     with pytest.raises(ImportError, match=r"pip install hf_sphere\[sentence-transformers\]"):
         from hf_sphere.nn import Spherize  # noqa: F401

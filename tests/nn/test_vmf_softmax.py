@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from hf_sphere.geometry import log_vmf_normalizer
-from hf_sphere.nn import vmf_softmax
-from hf_sphere.nn.vmf_softmax import log_class_sum
+from hf_sphere.nn import class_softmax
+from hf_sphere.nn.class_softmax import log_class_sum
 
 without_deadline = settings(deadline=None, max_examples=60)
 """Disable the deadline, as the machine may be busy."""
@@ -203,19 +203,19 @@ def test_points_at_the_mean_direction_or_its_antipode_have_finite_gradients():
 @pytest.mark.parametrize("block", [1, 32 * 40, 33 * 40, 2**20])
 def test_block_size_does_not_change_values_or_gradients(block, monkeypatch):
     of = problem(8, 5, 100, 16)
-    monkeypatch.setitem(vmf_softmax.BLOCK, "cpu", block)
+    monkeypatch.setitem(class_softmax.SAMPLE_BLOCK, "cpu", block)
     torch.testing.assert_close(ours(of), plain(of), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradients(ours, of), gradients(plain, of))
 
 
 def test_small_block_size_gives_several_blocks(monkeypatch):
-    monkeypatch.setitem(vmf_softmax.BLOCK, "cpu", 32 * 40)
-    assert len(list(vmf_softmax._blocks(100, torch.empty(5, 8)))) == 4
+    monkeypatch.setitem(class_softmax.SAMPLE_BLOCK, "cpu", 32 * 40)
+    assert len(list(class_softmax.class_blocks(100, 40, torch.device("cpu"), class_softmax.SAMPLE_BLOCK))) == 4
 
 
 def test_block_of_negligible_classes_adds_zero(monkeypatch):
     """It contributes exp(-1000) of the sum, which is zero and not NaN."""
-    monkeypatch.setitem(vmf_softmax.BLOCK, "cpu", 32)
+    monkeypatch.setitem(class_softmax.SAMPLE_BLOCK, "cpu", 32)
     of = problem(1, 1, 1, 3, beta=1e3)
     of = of._replace(weights=torch.cat([1e4 * of.points[0], -1e4 * of.points[0].expand(40, 3)]))
     torch.testing.assert_close(ours(of), plain(of))

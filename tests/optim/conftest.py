@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hf_sphere.optim.base import SphereOptimizer
-from hf_sphere.optim.names import optimizer_class, optimizer_names
+from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 
 
 @pytest.fixture(autouse=True)

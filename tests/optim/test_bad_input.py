@@ -15,7 +15,7 @@ OUT_OF_RANGE = [
     ({"low_precision": "up"}, "low_precision must be one of nearest, stochastic, master; got 'up'"),
     (
         {"low_precision": "stochastic", "capturable": True},
-        "stochastic .*use low_precision='master' with capturable=True",
+        "stochastically; use low_precision='master' instead",
     ),
 ]
 OUT_OF_RANGE_OF_ADAM = [
@@ -26,9 +26,9 @@ OUT_OF_RANGE_OF_ADAM = [
     ({"betas": (0.9,)}, r"betas must be two numbers in \[0, 1\); got \(0\.9,\)"),
 ]
 BAD_CHANNELS = [
-    ({"channel_dims": [2]}, (3, 4), r"channel_dims is \[2\], but .* has shape \[3, 4\]: its axes are 0, 1"),
-    ({"channel_dims": [-1]}, (3, 4), r"channel_dims is \[-1\], but .* has shape \[3, 4\]: its axes are 0, 1"),
-    ({"channel_dims": [0]}, (), r"channel_dims is \[0\], but .* has shape \[\]: its axes are none"),
+    ({"channel_dims": [2]}, (3, 4), r"channel_dims is \[2\], but .* has shape \[3, 4\]"),
+    ({"channel_dims": [-1]}, (3, 4), r"channel_dims is \[-1\], but .* has shape \[3, 4\]"),
+    ({"channel_dims": [0]}, (), r"channel_dims is \[0\], but .* has shape \[\]"),
     ({"channel_dims": [1, 0, 1]}, (3, 4), r"channel_dims repeats an axis: \[0, 1, 1\]"),
     (
         {"channel_dims": [1], "channel_wise": True},
@@ -36,7 +36,7 @@ BAD_CHANNELS = [
         r"channel_wise=True means .*=\[0\], but channel_dims is \[1\]",
     ),
     ({"channel_dims": [], "channel_wise": True}, (3, 4), r"channel_wise=True means .*=\[0\], but channel_dims is \[\]"),
-    ({"channel_wise": True}, (3,), r"channel_wise=True requires weights .*has shape \[3\]\. Put biases"),
+    ({"channel_wise": True}, (3,), r"channel_wise=True requires filters along axis 0; .*has shape \[3\]"),
 ]
 
 
@@ -222,7 +222,7 @@ def test_the_error_names_the_setting_of_the_wrong_type(name, value):
 
 @pytest.mark.parametrize("kind", [AdamSRT, SGDMRT])
 def test_decoupled_decay_of_the_full_weight_is_rejected(kind):
-    with pytest.raises(ValueError, match=r"lr \* weight_decay must be below 1"):
+    with pytest.raises(ValueError, match=r"would remove the weights in one step"):
         kind([nn.Parameter(torch.ones(2, 2))], lr=1.0, weight_decay=1.0, decoupled_weight_decay=True)
 
 

@@ -243,7 +243,7 @@ def test_an_optimizer_without_named_radial_weights_is_rejected(name, dims, make_
 def test_sgd_without_momentum_requires_gradients(make_model, take_steps):
     optimizer = stepped("SGD", make_model(), take_steps, momentum=0.0)
     optimizer.zero_grad()
-    with pytest.raises(ValueError, match="SGD has no momentum and the gradients were reset: measure before"):
+    with pytest.raises(ValueError, match="without momentum, the gradients are needed: measure before"):
         radial_diagnostics(optimizer, DIMS)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hf_sphere.optim import AdamS, optimizers
-from hf_sphere.optim.names import optimizer_class, optimizer_names
+from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 
 TOY = '''
 from hf_sphere.optim.optimizers.adam_s import AdamS
@@ -73,6 +73,7 @@ def test_a_file_without_an_optimizer_is_rejected(folder):
 
 
 def test_names_are_listed_without_importing_torch():
-    code = "import sys; from hf_sphere.optim import names; print(len(names.optimizer_names()), 'torch' in sys.modules)"
+    code = "import sys; from hf_sphere.optim.optimizers import optimizer_names as names; "
+    code += "print(len(names()), 'torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.split() == ["7", "False"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_sphere.optim import AdamWHyperball, Muon, MuonHyperball, build_optimizer
-from hf_sphere.optim.hidden_matrices import HIDDEN, find_hidden_matrices
+from hf_sphere.optim.groups import HIDDEN, find_hidden_matrices
 
 HYPERBALL = ["muon_hyperball", "adamw_hyperball"]
 

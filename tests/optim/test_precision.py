@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hf_sphere.optim import SGDMRT, AdamG
-from hf_sphere.optim.open_parameter import round_stochastically
+from hf_sphere.optim.layout import round_stochastically
 
 BFLOAT16, FLOAT16, FLOAT32, FLOAT64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 MODES = [

@@ -3,15 +3,15 @@ from typing import Any
 
 import pytest
 import torch
+import update_rules as reference
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 from torch.optim import Optimizer
+from update_rules import inner
 
-from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT, reference
-from hf_sphere.optim.blocks import Block, portions
-from hf_sphere.optim.names import optimizer_class, optimizer_names
-from hf_sphere.optim.reference import inner
-from hf_sphere.optim.rules import transport_
+from hf_sphere.optim import SGDMRT, AdamG, AdamS, AdamSRT
+from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
+from hf_sphere.optim.rules import Block, portions, transport_
 
 GOLDEN_CASES = {
     "adam_s": AdamS,
@@ -48,7 +48,7 @@ shapes = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(2, 3), st.i
 seeds = st.integers(0, 2**31)
 
 
-# An optimizer, its file and its rule in reference.py have the same name.
+# An optimizer, its file and its rule in update_rules.py have the same name.
 RULES = [name for name in optimizer_names() if hasattr(reference, name)]
 
 
@@ -177,7 +177,7 @@ def test_transport_without_the_old_weights_matches_the_publication(count, dim, s
     x, (m,) = weights_and_gradients((count, dim), seed, steps=1)
     y = x - step * m
     expected = (inner(x, y, [0]) * m - inner(m, y, [0]) * x) / inner(y, y, [0])
-    lengths = transport_([m], [y])
+    lengths = transport_([Block(y, m, m, m.new_empty(0), 1)])
     torch.testing.assert_close(m, expected, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(lengths, y.norm(dim=1))
 
@@ -278,7 +278,7 @@ def test_foreach_does_not_change_the_steps(kind, foreach, decay, make_optimizer,
 def test_chunking_does_not_change_the_steps(kind, portion, make_optimizer, take_steps, monkeypatch, make_weights):
     weights, others = make_weights(), make_weights()
     take_steps(make_optimizer(kind, others, channel_dims=[0]), 5)
-    monkeypatch.setattr("hf_sphere.optim.blocks.CPU_PORTION", portion)
+    monkeypatch.setattr("hf_sphere.optim.rules.CPU_PORTION", portion)
     take_steps(make_optimizer(kind, weights, channel_dims=[0]), 5)
     torch.testing.assert_close(weights, others, rtol=1e-6, atol=1e-7)
 
@@ -308,7 +308,7 @@ def test_steps_do_not_depend_on_the_memory_format_of_the_gradient(kind, make_opt
 
 @pytest.mark.parametrize("size", [1, 7, 20, 64, 1000])
 def test_chunks_contain_every_group_once_and_respect_the_size_limit(size, monkeypatch):
-    monkeypatch.setattr("hf_sphere.optim.blocks.CPU_PORTION", size)
+    monkeypatch.setattr("hf_sphere.optim.rules.CPU_PORTION", size)
     shapes = [(6, 3), (1, 30), (9, 2), (2, 25), (4, 7)]
     weights = [torch.randn(shape) for shape in shapes]
     blocks = [Block(weight, weight, weight, weight[:, 0], step=1) for weight in weights]

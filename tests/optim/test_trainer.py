@@ -18,7 +18,7 @@ from transformers.training_args import OptimizerNames
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification, registration
 from hf_sphere.optim import SGDMRT, AdamSRT, radial_parameter_groups
 from hf_sphere.optim.base import SphereOptimizer
-from hf_sphere.optim.names import optimizer_class, optimizer_names
+from hf_sphere.optim.optimizers import optimizer_class, optimizer_names
 
 KINDS = {name: optimizer_class(name) for name in optimizer_names()}
 

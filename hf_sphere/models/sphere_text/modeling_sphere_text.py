@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, conversion_mapping, 
 
 from hf_sphere.models.sphere_text import configuration_sphere_text as configurations
 from hf_sphere.models.sphere_text.encoders import Encoder, find_encoder
-from hf_sphere.nn.spherization import SphericalLinear, Spherization, names_kept_in_float32
+from hf_sphere.nn.layers import SphericalLinear, Spherization, names_kept_in_float32
 
 
 class SphericalMap(SphericalLinear):

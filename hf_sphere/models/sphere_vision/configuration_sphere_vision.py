@@ -11,8 +11,8 @@ from transformers import PreTrainedConfig
 
 from hf_sphere.models.requires import REQUIRES
 from hf_sphere.nn.heads import HEADS
+from hf_sphere.nn.layers import Spherization
 from hf_sphere.nn.prototypical import PrototypicalClassifier
-from hf_sphere.nn.spherization import Spherization
 
 
 @strict

@@ -13,10 +13,10 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
 from hf_sphere.models.sphere_vision.outputs_sphere_vision import SphereVisionClassifierOutput, SphereVisionModelOutput
-from hf_sphere.nn.class_weights import ClassWeightHead
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
-from hf_sphere.nn.heads.spherized import SpherizedHead
-from hf_sphere.nn.spherization import Spherization, names_kept_in_float32
+from hf_sphere.nn.heads.mixins import ClassVectorHead
+from hf_sphere.nn.heads.softmax import SpherizedHead
+from hf_sphere.nn.layers import Spherization, names_kept_in_float32
 
 logger = logging.get_logger(__name__)
 
@@ -180,7 +180,7 @@ class ModelWithHead(nn.Module):
         loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]  # of PreTrainedModel
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         head = getattr(model, "head", None)  # encoders of transformers may have their own classifier
-        if isinstance(head, ClassWeightHead):
+        if isinstance(head, ClassVectorHead):
             head.keep_own_classes()
         return loaded
 
@@ -191,7 +191,7 @@ class ModelWithHead(nn.Module):
             ValueError: If they are, and `state_dict` does not have those of all processes.
         """
         head = getattr(self, "head", None)
-        if state_dict is None and isinstance(head, ClassWeightHead) and head.is_sharded:
+        if state_dict is None and isinstance(head, ClassVectorHead) and head.is_sharded:
             raise ValueError(
                 "the class weights are spread over processes. Call hf_sphere.training.gather_classes(model) on all of "
                 "them, and pass its result as `state_dict` on the first."

@@ -1,4 +1,4 @@
-"""Classification heads, one file each; a subclass of `Head` that sets `name` is registered under it.
+"""Classification heads; a subclass of `Head` that sets `name` is registered under it.
 
 To add a head, add a file to this folder.
 """

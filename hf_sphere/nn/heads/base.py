@@ -205,10 +205,7 @@ class Head(nn.Module):
         """Raise a `ValueError` that names the purpose if the head has a loss of its own."""
         if cls.has_own_loss():
             others = ", ".join(name for name, head in HEADS.items() if not head.has_own_loss())
-            raise ValueError(
-                f"head {cls.name!r} has a loss of its own, for one class per example; {purpose} requires one of the "
-                f"heads {others}."
-            )
+            raise ValueError(f"head {cls.name!r} is for one class per example; {purpose} requires one of {others}.")
 
     def check_labels(self, labels: Tensor) -> None:
         """Raise an error for labels of a wrong shape and, if they can be read without a device synchronization, value.
@@ -225,10 +222,8 @@ class Head(nn.Module):
         if self.class_weights is not None:
             raise ValueError("class_weights are for one class per example; leave them out.")
         if labels.shape[1:] != (self.num_classes,):
-            raise ValueError(
-                f"labels must have the shape (B,), or (B, {self.num_classes}) if an example can have several classes; "
-                f"got {tuple(labels.shape)}."
-            )
+            shapes = f"(B,), or (B, {self.num_classes}) for several classes per example"
+            raise ValueError(f"labels must have the shape {shapes}; got {tuple(labels.shape)}.")
         if is_readable(labels) and not ((labels >= 0) & (labels <= 1)).all():
             raise ValueError("labels of examples with several classes must be 0 or 1, or between them.")
 
@@ -259,11 +254,9 @@ class Head(nn.Module):
         trained = self.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         if trained and self._warn_if_unused and self.has_own_loss():
             self._warn_if_unused = False
-            smooths = "label_smoothing" in option_names(type(self))
             logger.warning(
                 f"Head {self.name!r} is trained without labels, so its own loss is not used. If this is because of "
-                "label_smoothing_factor of the Trainer, leave that out"
-                + (" and set label_smoothing in head_kwargs." if smooths else "; the head has no label smoothing.")
+                "label_smoothing_factor of the Trainer, leave that out; some heads have the option label_smoothing."
             )
 
     def initialize_from_data(self, embeddings: Tensor) -> None:
@@ -286,11 +279,7 @@ class Head(nn.Module):
         """
 
     def after_step(self, reduce: Callable[[Tensor], Tensor]) -> None:
-        """Update running statistics after an optimizer step; see `before_forward`.
-
-        Args:
-            reduce: Sums a tensor over all processes.
-        """
+        """Update running statistics after an optimizer step; `reduce` sums a tensor over all processes."""
 
     def parameter_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Per-parameter optimizer options, for instance `{"log_temperature": {"lr": 1e-3}}`.
@@ -306,9 +295,19 @@ class Head(nn.Module):
             if reset is not None:
                 reset()
 
+    def metric(self) -> dict[str, Any]:
+        """Return the distance between transformed embeddings, as options of the retrieval metrics."""
+        return {"distance": self.distance}
+
     def directions(self) -> Tensor | None:
         """Return unit class vectors (K, d') in the space of the transformed embeddings, or None if there are none."""
         return None
+
+    def extra_repr(self) -> str:
+        """Describe the head with its options in a printed model."""
+        names = [name for name in option_names(type(self)) if isinstance(vars(self).get(name), (str, int, float))]
+        options = "".join(f", {name}={getattr(self, name)!r}" for name in names)
+        return f"{self.embedding_dim} -> {self.num_classes} classes{options}"
 
 
 def option_names(head_class: type[Head]) -> list[str]:
@@ -364,8 +363,6 @@ def build_head(name: str, embedding_dim: int, num_classes: int, **options: Any) 
         raise ValueError(f"head {name!r} has no option {', '.join(unknown)}; its options are: {', '.join(valid)}.")
     for option, value in options.items():
         if not _has_type(value, valid[option]):
-            expected = (
-                valid[option].__name__ if isinstance(valid[option], type) else str(valid[option]).replace("typing.", "")
-            )
+            expected = inspect.formatannotation(valid[option]).replace("typing.", "")
             raise ValueError(f"option {option} of head {name!r} must be of type {expected}; got {value!r}.")
     return head_class(embedding_dim, num_classes, **options)

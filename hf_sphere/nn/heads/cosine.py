@@ -1,23 +1,22 @@
-"""Classification by scaled cosines to class weights."""
+"""Classification by scaled cosines to class vectors."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.nn.class_weights import ClassWeightHead
-from hf_sphere.nn.temperature import TemperatureHead
+from hf_sphere.nn.heads.mixins import ClassVectorHead, TemperatureHead
 
 
-class CosineHead(ClassWeightHead, TemperatureHead):
-    """Cross-entropy of `scale * cosine` between embedding and class weights; the scale is learned by default.
+class CosineHead(ClassVectorHead, TemperatureHead):
+    """Cross-entropy of `scale * cosine` between embedding and class vectors; the scale is learned by default.
 
     Args:
         embedding_dim: Length d of the embeddings.
         num_classes: Number of classes K.
-        **options: See `ClassWeightHead` and `TemperatureHead`.
+        **options: See `ClassVectorHead` and `TemperatureHead`.
 
     Reference:
         Zhai and Wu, "Classification is a strong baseline for deep metric learning", BMVC 2019; the learned temperature
@@ -34,7 +33,7 @@ class CosineHead(ClassWeightHead, TemperatureHead):
         self.keep_own_classes()
 
     def reset_parameters(self) -> None:
-        """Initialize class weights and temperature."""
+        """Initialize class vectors and temperature."""
         super().reset_parameters()
         nn.init.xavier_uniform_(self.weight)
 
@@ -56,12 +55,7 @@ class CosineHead(ClassWeightHead, TemperatureHead):
         return F.normalize(self.weight[labels].to(embeddings.dtype), dim=-1)
 
     def target_logits(self, embeddings: Tensor, directions: Tensor) -> Tensor:
-        """Compute the logits of the own classes in the loss, with the margin if there is one: (B,).
-
-        Args:
-            embeddings: Transformed embeddings (B, d).
-            directions: Unit vectors of their classes, (B, d), see `target_directions`.
-        """
+        """Compute the logits (B,) for the unit vectors (B, d) of the own classes, with the margin if there is one."""
         return self.inverse_temperature() * (embeddings * directions).sum(-1)
 
     def logit_inputs(self, embeddings: Tensor) -> Tensor:
@@ -69,16 +63,12 @@ class CosineHead(ClassWeightHead, TemperatureHead):
         return self.inverse_temperature() * self.unit_embeddings(embeddings)
 
     def class_directions(self, embeddings: Tensor) -> Tensor:
-        """Return the normalized class weights (K, d) in the dtype of the embeddings."""
+        """Return the normalized class vectors (K, d) in the dtype of the embeddings."""
         return F.normalize(self.weight.to(embeddings.dtype), dim=-1)
 
     def parameter_options(self) -> dict[str, dict[str, Any]]:
-        """No weight decay for class weights: their norm has no effect."""
+        """No weight decay for class vectors: their norm has no effect."""
         return {"weight": {}, **super().parameter_options()}
-
-    def directions(self) -> Tensor:
-        """Return the normalized class weights."""
-        return F.normalize(self.weight.detach(), dim=-1)
 
 
 class MarginHead(CosineHead):
@@ -125,3 +115,61 @@ def cosine_and_sine(embeddings: Tensor, directions: Tensor) -> tuple[Tensor, Ten
     """
     cosine = (embeddings * directions).sum(-1)
     return cosine, torch.linalg.vector_norm(embeddings - cosine[:, None] * directions, dim=-1)
+
+
+class ProxyAnchorHead(CosineHead):
+    """Each class vector (proxy) is an anchor that attracts the batch's examples of its class and repels the others.
+
+    With the cosine s to a proxy, margin m and scale a, a proxy with examples in the batch adds
+    `log(1 + sum exp(-a (s - m)))` over these, and every proxy adds `log(1 + sum exp(a (s + m)))` over the others. The
+    loss is the mean of the first over the proxies with examples, plus the mean of the second over all. It is a loss of
+    the batch of a process: it does not sum over gradient accumulation or processes.
+
+    Args:
+        embedding_dim: Length d of the embeddings.
+        num_classes: Number of classes K.
+        margin: Cosine m, from 0 to 1.
+        scale: a, 32 by default, as in the paper; otherwise see `TemperatureHead`.
+        log_temperature: See `TemperatureHead`.
+        temperature_lr: See `TemperatureHead`.
+
+    Raises:
+        ValueError: If an option is out of range.
+
+    Reference:
+        Kim, Kim, Cho and Kwak, "Proxy anchor loss for deep metric learning", CVPR 2020.
+    """
+
+    name = "proxy_anchor"
+    default_scale = 32.0
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        num_classes: int,
+        *,
+        margin: float = 0.1,
+        scale: float | Literal["learned"] | None = None,
+        log_temperature: float | None = None,
+        temperature_lr: float | None = None,
+    ) -> None:
+        if not 0.0 <= margin <= 1.0:
+            raise ValueError(f"margin is a cosine from 0 to 1; got {margin}.")
+        temperature = {"scale": scale, "log_temperature": log_temperature, "temperature_lr": temperature_lr}
+        super().__init__(embedding_dim, num_classes, **temperature)
+        self.margin = margin
+
+    def reduce_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of a batch; examples with the label -100 belong to no sum."""
+        own = labels[:, None] == torch.arange(self.num_classes, device=labels.device)
+        others = ~own & (labels >= 0)[:, None]
+        margin = self.inverse_temperature() * self.margin
+        attraction = _log_one_plus_sum(margin - logits, own)
+        repulsion = _log_one_plus_sum(margin + logits, others)
+        return attraction.sum() / own.any(dim=0).sum().clamp_min(1) + repulsion.mean()
+
+
+def _log_one_plus_sum(values: Tensor, kept: Tensor) -> Tensor:
+    """Return `log(1 + sum exp(values))` over the kept values of each column: (B, K) -> (K,)."""
+    values = values.masked_fill(~kept, -torch.inf)
+    return torch.cat([torch.zeros_like(values[:1]), values]).logsumexp(dim=0)

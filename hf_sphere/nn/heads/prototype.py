@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hf_sphere.nn.checks import IGNORED
 from hf_sphere.nn.heads.base import Head
-from hf_sphere.nn.running_statistics import RunningStatistics
+from hf_sphere.nn.heads.mixins import RunningStatistics
 from hf_sphere.prototypes import Placement, place_prototypes
 
 INITIAL_CONCENTRATION = 10.0
@@ -84,8 +84,7 @@ class PrototypeHead(RunningStatistics, Head):
             given = " x ".join(map(str, prototypes.shape))
             raise ValueError(
                 f"the prototypes are {given}, but the model has {self.num_classes} classes and requires "
-                f"{self.embedding_dim} coordinates. Place {self.num_classes} prototypes in {self.embedding_dim} "
-                "dimensions."
+                f"{self.embedding_dim} coordinates."
             )
         prototypes = prototypes.double()
         norms = torch.linalg.vector_norm(prototypes, dim=1, keepdim=True)
@@ -100,15 +99,20 @@ class PrototypeHead(RunningStatistics, Head):
         self.check_labels(labels)
         cosines = self._cosines(self.transform(embeddings))
         for _ in range(200):
-            self._step_concentration(self._measure(cosines, labels), rate=0.5)
+            self.update_statistics(self._measure(cosines, labels), rate=0.5)
 
     def measure(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Return number, slope and curvature of the cross-entropies: (3,)."""
         return self._measure(self._cosines(embeddings), labels)
 
-    def update_statistics(self, sums: Tensor) -> None:
-        """Update the concentration."""
-        self._step_concentration(sums, rate=RATE)
+    def update_statistics(self, sums: Tensor, rate: float = RATE) -> None:
+        """Take a damped multiplicative Newton step on the mean cross-entropy, given the sums of `measure`."""
+        before = self.class_concentration.to(sums.dtype)
+        count, slope, curvature = sums.unbind()
+        step = (-(slope / count) / (before * (curvature / count) + 1e-6)).clamp(-1.0, 1.0)
+        after = (before * (rate * step).exp()).clamp(1e-2, 1e4)
+        # The slope of an empty or overflowed batch is not finite; skip it.
+        self.class_concentration.copy_(torch.where(after.isfinite(), after, before))
 
     def transform(self, embeddings: Tensor) -> Tensor:
         """Normalize: (B, d) -> (B, d), in float32 or better."""
@@ -139,22 +143,9 @@ class PrototypeHead(RunningStatistics, Head):
         used = (labels != IGNORED).to(cosines.dtype)
         return torch.stack([used.sum(), (used * (expected - target)).sum(), (used * variance).sum()])
 
-    def _step_concentration(self, measured: Tensor, rate: float) -> None:
-        """Take a damped multiplicative Newton step on the mean cross-entropy, given the sums of `_measure`."""
-        before = self.class_concentration.to(measured.dtype)
-        count, slope, curvature = measured.unbind()
-        step = (-(slope / count) / (before * (curvature / count) + 1e-6)).clamp(-1.0, 1.0)
-        after = (before * (rate * step).exp()).clamp(1e-2, 1e4)
-        # The slope of an empty or overflowed batch is not finite; skip it.
-        self.class_concentration.copy_(torch.where(after.isfinite(), after, before))
-
     def directions(self) -> Tensor:
         """Return the prototypes."""
         return self.prototypes.detach()
-
-    def extra_repr(self) -> str:
-        """Describe the head in a printed model."""
-        return f"{self.num_classes} prototypes in {self.embedding_dim} dimensions, reduction={self.reduction!r}"
 
 
 @functools.lru_cache(maxsize=16)
@@ -165,3 +156,38 @@ def _place(num_classes: int, dim: int, method: str, seed: int) -> Tensor:
     if placement.interrupted:
         raise KeyboardInterrupt  # an interrupted search must also stop the training that requested it
     return placement.prototypes
+
+
+class ETFHead(PrototypeHead):
+    """Fixed classifier with maximal angles between the classes, however imbalanced their numbers of examples.
+
+    The class vectors are a simplex equiangular tight frame (ETF), all cosines between them are -1 / (K - 1), and the
+    loss of one image is the dot regression `(1 - cos(z, p_y))^2 / 2`: it attracts an embedding to its own class and
+    has no term that repels it from frequent ones. Otherwise the head is a `PrototypeHead`.
+
+    Args:
+        embedding_dim: Length d of the embeddings, at least K - 1.
+        num_classes: Number of classes K, at least 2.
+        reduction: See `PrototypeHead`.
+
+    Raises:
+        ValueError: If the embeddings are too short for a simplex.
+
+    Reference:
+        Yang et al., "Inducing neural collapse in imbalanced learning: do we really need a learnable classifier at the
+        end of deep neural network?", NeurIPS 2022, with embeddings and class vectors of length 1.
+    """
+
+    name = "etf"
+
+    def __init__(self, embedding_dim: int, num_classes: int, *, reduction: Literal["mean", "sum"] = "mean") -> None:
+        if embedding_dim < num_classes - 1:
+            raise ValueError(
+                f"a simplex of {num_classes} classes needs embeddings of at least {num_classes - 1} dimensions; got "
+                f"{embedding_dim}. Set embedding_dim, or use head 'prototype'."
+            )
+        super().__init__(embedding_dim, num_classes, method="closed_form", reduction=reduction)
+
+    def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Compute half the squared distance of the cosine from 1, of each example: (B,)."""
+        return super().compute_loss(embeddings, logits, labels) / 2

@@ -1,22 +1,26 @@
-"""Linear classification of the untransformed embeddings."""
+"""Softmax regression: of the embeddings, of spherized ones, with an angular operator, and in hyperbolic space."""
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hf_sphere.nn.class_weights import ClassWeightHead
+from hf_sphere.geometry.angular import find_operator
+from hf_sphere.nn.heads.base import Head
+from hf_sphere.nn.heads.mixins import ClassVectorHead
+from hf_sphere.nn.layers import AngularLinear, SphericalLinear
 
 
-class SoftmaxHead(ClassWeightHead):
+class SoftmaxHead(ClassVectorHead):
     """Linear classifier with cross-entropy: the baseline for the other heads.
 
     Args:
         embedding_dim: Length d of the embeddings.
         num_classes: Number of classes K.
         bias: Whether the classifier has a bias.
-        **options: See `ClassWeightHead`.
+        **options: See `ClassVectorHead`.
     """
 
     name = "softmax"
@@ -32,6 +36,186 @@ class SoftmaxHead(ClassWeightHead):
         """Return `W x + b`."""
         return self.linear(embeddings.to(torch.promote_types(embeddings.dtype, self.linear.weight.dtype)))
 
+
+class SpherizedHead(ClassVectorHead):
+    """Spherization of the embeddings, then a linear classifier without bias, with cross-entropy.
+
+    Args:
+        embedding_dim: Length d of the embeddings; on the sphere they have d + 1 coordinates.
+        num_classes: Number of classes K.
+        scaling: See `Spherization`.
+        radius: See `Spherization`.
+        delta: See `Spherization`.
+        learn_scaling: See `Spherization`.
+        learn_radius: See `Spherization`.
+        **options: See `ClassVectorHead`.
+
+    Reference:
+        Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022. Scaling 5 and radius 5 are
+        the values of its image experiments.
+    """
+
+    name = "spherized"
+    class_parameters = ("classifier.linear.weight",)
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        num_classes: int,
+        *,
+        scaling: float = 5.0,
+        radius: float = 5.0,
+        delta: float = 1e-6,
+        learn_scaling: bool = True,
+        learn_radius: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(embedding_dim, num_classes, **options)
+        self.classifier = SphericalLinear(
+            embedding_dim,
+            num_classes,
+            scaling=scaling,
+            radius=radius,
+            delta=delta,
+            learn_scaling=learn_scaling,
+            learn_radius=learn_radius,
+        )
+        self.keep_own_classes()
+
+    def transform(self, embeddings: Tensor) -> Tensor:
+        """Map the embeddings to the sphere: (B, d) -> (B, d + 1)."""
+        return self.classifier.spherization(embeddings)
+
+    def compute_logits(self, embeddings: Tensor) -> Tensor:
+        """Return `W x`."""
+        linear = self.classifier.linear
+        return linear(embeddings.to(torch.promote_types(embeddings.dtype, linear.weight.dtype)))
+
+
+class AngularHead(Head):
+    """Cross-entropy of the values of an angular operator on embedding and class vectors.
+
+    The values are the logits without a temperature, as in the published comparison of the operators. Except for
+    `w_cosine` they lie within [-1, 1], so the loss stays well above 0. The head `cosine` is the operator `cosine` with
+    a temperature. Direct operators ignore the norm of the embeddings, so `transform` normalizes them; for the `w_`
+    forms it returns them unchanged.
+
+    Args:
+        embedding_dim: Length d of the embeddings.
+        num_classes: Number of classes K.
+        operator: A key of `hf_sphere.geometry.OPERATORS`.
+        **options: See `Head`.
+
+    Raises:
+        ValueError: If the operator is unknown.
+
+    Reference:
+        Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022, comparison with the
+        operators of Liu et al., "Deep hyperspherical learning", NeurIPS 2017.
+    """
+
+    name = "angular"
+
+    def __init__(self, embedding_dim: int, num_classes: int, *, operator: str = "cosine", **options: Any) -> None:
+        super().__init__(embedding_dim, num_classes, **options)
+        self.linear = AngularLinear(embedding_dim, num_classes, operator)
+
+    def transform(self, embeddings: Tensor) -> Tensor:
+        """Normalize for a direct operator, in float32 or better: (B, d) -> (B, d)."""
+        if find_operator(self.linear.operator).normalizes_input:
+            return self.normalize(embeddings)
+        return self.upcast_embeddings(embeddings)
+
+    def compute_logits(self, embeddings: Tensor) -> Tensor:
+        """Return the values of the operator."""
+        return self.linear(embeddings)
+
+    def parameter_options(self) -> dict[str, dict[str, Any]]:
+        """No weight decay for class vectors: their norm has no effect."""
+        return {"linear.weight": {}}
+
     def directions(self) -> Tensor:
-        """Return the normalized rows of W."""
+        """Return the normalized class vectors."""
         return F.normalize(self.linear.weight.detach(), dim=-1)
+
+
+BOUNDARY_MARGIN = 1e-3
+"""Smallest distance of an embedding from the boundary of the ball, relative to its radius; limited by float32."""
+
+
+class HyperbolicHead(Head):
+    """Multinomial logistic regression in the Poincare ball: classes are separated by hyperbolic hyperplanes.
+
+    The hyperplane of a class is given by a point p on it, mapped into the ball like the embeddings, and a normal a at
+    p. The logit is the signed hyperbolic distance to the hyperplane times `2 |a|`. In the limit of zero curvature this
+    is a linear classifier. All parameters are Euclidean, so any optimizer can train them.
+
+    Args:
+        embedding_dim: Length d of the embeddings.
+        num_classes: Number of classes K.
+        curvature: c > 0; the ball has the radius 1 / sqrt(c) and the sectional curvature -c.
+        **options: See `Head`.
+
+    Raises:
+        ValueError: If `curvature` is not positive.
+
+    Reference:
+        Ganea, Becigneul and Hofmann, "Hyperbolic neural networks", NeurIPS 2018, equation 25; Khrulkov et al.,
+        "Hyperbolic image embeddings", CVPR 2020.
+    """
+
+    name = "hyperbolic"
+    distance = "hyperbolic"
+
+    def __init__(self, embedding_dim: int, num_classes: int, *, curvature: float = 1e-5, **options: Any) -> None:
+        super().__init__(embedding_dim, num_classes, **options)
+        if not curvature > 0:
+            raise ValueError(f"curvature must be positive (the sectional curvature is its negative); got {curvature}.")
+        self.curvature = curvature
+        self.weight = nn.Parameter(torch.empty(num_classes, embedding_dim))
+        self.offsets = nn.Parameter(torch.empty(num_classes, embedding_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialize normals and points of the hyperplanes."""
+        nn.init.xavier_uniform_(self.weight)
+        nn.init.xavier_uniform_(self.offsets)
+
+    def parameter_options(self) -> dict[str, dict[str, float]]:
+        """No weight decay for normals and points of the hyperplanes."""
+        return {"weight": {}, "offsets": {}}
+
+    def transform(self, embeddings: Tensor) -> Tensor:
+        """Map into the ball by the exponential map at its center: (B, d) -> (B, d), in float32 or better."""
+        return self._into_ball(self.upcast_embeddings(embeddings))
+
+    def compute_logits(self, embeddings: Tensor) -> Tensor:
+        """Return the scaled signed distances to the hyperplanes, float32 or better.
+
+        Computed with matrix products only, without the Moebius sums -p (+) x of all pairs.
+        """
+        c, root = self.curvature, math.sqrt(self.curvature)
+        with torch.autocast(embeddings.device.type, enabled=False):
+            weight = self.weight.to(embeddings.dtype)
+            lengths = torch.linalg.vector_norm(weight, dim=1)
+            normals = F.normalize(weight, dim=1)
+            offsets = self._into_ball(self.offsets.to(embeddings.dtype))
+            at_embeddings = 1 - c * embeddings.square().sum(1, keepdim=True)
+            at_offsets = 1 - c * offsets.square().sum(1)
+            alpha = 2 - at_embeddings - 2 * c * (embeddings @ offsets.T)
+            height = at_offsets * (embeddings @ normals.T) - alpha * (offsets * normals).sum(1)
+            return 2 / root * lengths * torch.asinh(2 * root * height / (at_offsets * at_embeddings))
+
+    def metric(self) -> dict[str, Any]:
+        """Return the hyperbolic distance and the curvature."""
+        return {"distance": self.distance, "curvature": float(self.curvature)}
+
+    def directions(self) -> Tensor:
+        """Return the normalized normals of the hyperplanes."""
+        return F.normalize(self.weight.detach(), dim=-1)
+
+    def _into_ball(self, vectors: Tensor) -> Tensor:
+        root = math.sqrt(self.curvature)
+        # tanh(r v) / (r v) with a finite gradient at 0, limited at the boundary.
+        scaled = root * torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_min(1e-12)
+        return vectors * (scaled.tanh().clamp_max(1 - BOUNDARY_MARGIN) / scaled)

@@ -18,18 +18,17 @@ from hf_sphere.geometry.sampling import (
     sample_cosine,
     tangent_directions,
 )
-from hf_sphere.nn.class_weights import ClassWeightHead
+from hf_sphere.nn.class_softmax import log_class_sum
+from hf_sphere.nn.heads.mixins import INITIAL_LOG_TEMPERATURE, ClassVectorHead, TemperatureHead
 from hf_sphere.nn.processes import log_sum_over_processes
-from hf_sphere.nn.temperature import INITIAL_LOG_TEMPERATURE, TemperatureHead
-from hf_sphere.nn.vmf_softmax import log_class_sum
 
 logger = logging.getLogger(__name__)
 
 
-class VMFHead(ClassWeightHead, TemperatureHead):
+class VMFHead(ClassVectorHead, TemperatureHead):
     """Expected softmax over classes, where embedding and classes are von Mises-Fisher distributions.
 
-    An embedding z represents the distribution with mean direction z / |z| and concentration |z|, and a class weight w
+    An embedding z represents the distribution with mean direction z / |z| and concentration |z|, and a class vector w
     represents a distribution in the same way. The loss is an upper bound on the expected cross-entropy of the logits
     `beta * x.y`, with x from the embedding and y from the classes. The expectation over y is in closed form; that over
     x uses S samples in antithetic pairs. The output contains z as `embeddings` and |z| as `concentration`, which is low
@@ -60,9 +59,9 @@ class VMFHead(ClassWeightHead, TemperatureHead):
             and has a less accurate confidence.
         log_temperature: See `TemperatureHead`; -2.773 in the paper's runs on birds and products.
         temperature_lr: See `TemperatureHead`.
-        blockwise: See `ClassWeightHead`; memory for a third more time, since blocks of classes are computed twice.
-        shard_classes: See `ClassWeightHead`.
-        sample_rate: See `ClassWeightHead`.
+        blockwise: See `ClassVectorHead`; memory for a third more time, since blocks of classes are computed twice.
+        shard_classes: See `ClassVectorHead`.
+        sample_rate: See `ClassVectorHead`.
 
     Raises:
         ValueError: If `embedding_dim`, `num_samples`, `kappa_confidence` or `prediction` is invalid.
@@ -149,10 +148,7 @@ class VMFHead(ClassWeightHead, TemperatureHead):
         """
         typical = self.upcast(embeddings).abs().mean()
         if not typical > 0 or not typical.isfinite():
-            raise ValueError(
-                f"embeddings with a mean absolute value of {typical.item():g} cannot be scaled; pass finite ones "
-                "that are not all zero."
-            )
+            raise ValueError(f"embeddings with a mean absolute value of {typical.item():g} cannot be scaled.")
         # The norm of a vector of d coordinates with the same absolute value is sqrt(d) times that value.
         self.embedding_scale.fill_(self.initial_concentration / self.embedding_dim**0.5 / typical)
         self.is_calibrated.fill_(True)
@@ -183,8 +179,9 @@ class VMFHead(ClassWeightHead, TemperatureHead):
         """Return log-probabilities in eval mode and the logits of the means in training mode: (B, K)."""
         with torch.autocast(embeddings.device.type, enabled=False):
             weight = self.weight.to(embeddings.dtype)
-            if self._predicts_by_mean:
-                return self._logits_of_means(embeddings, weight)
+            if self.training or self.prediction == "mean" or torch.onnx.is_in_onnx_export():
+                of_embeddings, of_classes = means_from_natural_parameters(embeddings, weight)
+                return self.inverse_temperature() * of_embeddings @ of_classes.T
             return self._log_mean_softmax(embeddings, weight)
 
     def compute_loss(self, embeddings: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
@@ -204,29 +201,9 @@ class VMFHead(ClassWeightHead, TemperatureHead):
         of_embeddings, of_classes = means_from_natural_parameters(embeddings, exchange.sum(own))
         return exchange.log_sum(total.T).mean(dim=1) - beta * (of_embeddings * of_classes).sum(-1)
 
-    def directions(self) -> Tensor:
-        """Return the mean directions of the classes."""
-        return F.normalize(self.weight.detach(), dim=-1)
-
     def parameter_options(self) -> dict[str, dict[str, Any]]:
-        """No weight decay for class weights: their norm is a concentration."""
+        """No weight decay for class vectors: their norm is a concentration."""
         return {"weight": {}, **super().parameter_options()}
-
-    def extra_repr(self) -> str:
-        """Describe the head in a printed model."""
-        return (
-            f"{self.embedding_dim} -> {self.num_classes} classes, num_samples={self.num_samples}, "
-            f"kappa_confidence={self.kappa_confidence}, prediction={self.prediction!r}"
-        )
-
-    @property
-    def _predicts_by_mean(self) -> bool:
-        return self.training or self.prediction == "mean" or torch.onnx.is_in_onnx_export()
-
-    def _logits_of_means(self, embeddings: Tensor, weight: Tensor) -> Tensor:
-        """Return `beta E[x].E[y]`: (N, K)."""
-        of_embeddings, of_classes = means_from_natural_parameters(embeddings, weight)
-        return self.inverse_temperature() * of_embeddings @ of_classes.T
 
     def _draw(self, embeddings: Tensor, keys: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Draw S samples of each embedding by its key, or by fixed noise without keys: arguments of `log_class_sum`."""
@@ -249,10 +226,7 @@ class VMFHead(ClassWeightHead, TemperatureHead):
         if keys is None:
             return torch.randint(2**62, embeddings.shape[:1], device=embeddings.device)
         if len(keys) != len(embeddings):
-            raise ValueError(
-                f"`before_forward` announced {len(keys)} examples, but the batch has {len(embeddings)}; call it before "
-                "each forward pass in training, with one place per example."
-            )
+            raise ValueError(f"`before_forward` announced {len(keys)} examples, but the batch has {len(embeddings)}.")
         return keys
 
     def _log_mean_softmax(self, embeddings: Tensor, weight: Tensor) -> Tensor:

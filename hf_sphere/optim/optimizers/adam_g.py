@@ -2,9 +2,8 @@
 
 from torch import Tensor
 
-from hf_sphere.optim.blocks import Block, split, transport_momenta
 from hf_sphere.optim.optimizers.adam_s import AdamS
-from hf_sphere.optim.rules import Number
+from hf_sphere.optim.rules import Block, Number, split, transport_
 
 
 class AdamG(AdamS):
@@ -23,7 +22,7 @@ class AdamG(AdamS):
     scales_with_dim = False
 
     def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:
-        new_length = transport_momenta(blocks)
+        new_length = transport_(blocks)
         scales = split((new_length / length).div_(shrink).unsqueeze(1), blocks)
         # torch creates the state by a step with learning rate 0, which must not change the weights.
         norms = split(new_length.masked_fill(size == 0, 1.0).unsqueeze(1), blocks)

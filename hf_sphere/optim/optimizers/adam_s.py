@@ -8,10 +8,8 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 from hf_sphere.optim.base import Group, SphereOptimizer
-from hf_sphere.optim.blocks import Block, per_group, split
-from hf_sphere.optim.channels import local
-from hf_sphere.optim.open_parameter import OpenParameter
-from hf_sphere.optim.rules import Number, accumulate_, adam_step_size, is_zero, lengths, step_
+from hf_sphere.optim.layout import OpenParameter, local
+from hf_sphere.optim.rules import Block, Number, accumulate_, is_zero, lengths, per_group, split, step_
 
 
 class AdamS(SphereOptimizer, torch.optim.Adam):
@@ -73,39 +71,21 @@ class AdamS(SphereOptimizer, torch.optim.Adam):
 
     def _rule(self, blocks: list[Block], group: Group, decay: float, shrink: Number) -> None:
         beta1, beta2 = group["betas"]
-        options = {"keep": beta1, "decay": decay, "maximize": group["maximize"]}
-        gradient = torch.cat(
-            [accumulate_(b.momentum, b.gradient, b.weight, scratch=b.scratch, **options) for b in blocks]
-        )
+        gradient = torch.cat([accumulate_(block, beta1, decay, group["maximize"]) for block in blocks])
         length = lengths([block.weight for block in blocks])
         moment = torch.cat([block.second_moment for block in blocks]).lerp_(gradient.square_(), 1 - beta2)
-        step_size = adam_step_size(
-            moment,
-            lr=group["lr"],
-            bias1=per_group([1 - beta1**block.step for block in blocks], blocks),
-            bias2=per_group([1 - beta2**block.step for block in blocks], blocks),
-            eps=group["eps"],
-            dim=per_group([float(b.weight.shape[1]) if self.scales_with_dim else 1.0 for b in blocks], blocks),
-        ).masked_fill_(is_zero(length), 0.0)
+        bias1, bias2 = (per_group([1 - beta**block.step for block in blocks], blocks) for beta in (beta1, beta2))
+        dim = per_group([float(b.weight.shape[1]) if self.scales_with_dim else 1.0 for b in blocks], blocks)
+        step_size = group["lr"] / bias1 * dim**0.5 / (moment / bias2).sqrt_().add_(group["eps"])
+        step_size.masked_fill_(is_zero(length), 0.0)
         for block, size in zip(blocks, split(step_size, blocks), strict=True):
-            step_(block.weight, block.momentum, size, shrink)
+            step_(block, size, shrink)
         moment = self._transport(blocks, moment, length, step_size, shrink)
         for block, part in zip(blocks, split(moment, blocks), strict=True):
             block.second_moment.copy_(part)
 
     def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:
-        """Transport the moments to the new weights.
-
-        Args:
-            blocks: After the step.
-            moment: Second moment of all groups, (K,).
-            length: |x| of the weights before the step, (K,).
-            size: Step size, (K,).
-            shrink: Factor of decoupled weight decay, else 1.
-
-        Returns:
-            The new second moment.
-        """
+        """Transport the momenta to the new weights, whose `length` was (K,) before; return the new second moment."""
         return moment
 
     def _step_of_torch(self, group: Group, parameters: list[Tensor], opened: Sequence[OpenParameter]) -> None:

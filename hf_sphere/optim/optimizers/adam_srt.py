@@ -2,9 +2,8 @@
 
 from torch import Tensor
 
-from hf_sphere.optim.blocks import Block, transport_momenta
 from hf_sphere.optim.optimizers.adam_s import AdamS
-from hf_sphere.optim.rules import Number, shrinks
+from hf_sphere.optim.rules import Block, Number, shrinks, transport_
 
 
 class AdamSRT(AdamS):
@@ -20,7 +19,7 @@ class AdamSRT(AdamS):
     """
 
     def _transport(self, blocks: list[Block], moment: Tensor, length: Tensor, size: Tensor, shrink: Number) -> Tensor:
-        new_length = transport_momenta(blocks)
+        new_length = transport_(blocks)
         if shrinks(shrink):
             for block in blocks:
                 block.momentum.div_(shrink)

@@ -1,7 +1,7 @@
 """Muon for hidden matrices, AdamW for all other parameters."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,9 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, EPS, muon  # torch.optim.Muon accepts no kernels
 
-from hf_sphere.optim.groups import ParameterGroups, Rule, apply_patterns, form_groups
-from hf_sphere.optim.hidden_matrices import HIDDEN, find_hidden_matrices
-from hf_sphere.optim.named import NamedOptimizer
+from hf_sphere.optim.groups import HIDDEN, NamedOptimizer, ParameterGroups, find_hidden_matrices, form_groups_by_pattern
 
 
 class Muon(NamedOptimizer, torch.optim.AdamW):
@@ -62,25 +60,11 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         super().add_param_group(param_group)
 
     @classmethod
-    def form_groups(  # type: ignore[override]
-        cls,
-        model: nn.Module,
-        batch: Any = None,
-        *,
-        lr: float = 1e-3,
-        adamw_lr_scale: float = 1.0,
-        rules: Mapping[str, str] | None = None,
-    ) -> ParameterGroups:
+    def form_groups(cls, model: nn.Module, batch: Any = None, **options: Any) -> ParameterGroups:
         """Split parameters into hidden matrices and all others; see `find_hidden_matrices` and `build_optimizer`."""
-        options: dict[str, dict[str, Any]] = {
-            "muon": {"muon": True},
-            "adamw": {} if adamw_lr_scale == 1.0 else {"lr": lr * adamw_lr_scale},
-        }
         kinds = find_hidden_matrices(model, batch)
-        names = {name: "muon" if kind == HIDDEN else "adamw" for name, kind in kinds.items()}
-        found = {name: Rule(rule, kinds[name], options[rule]) for name, rule in names.items()}
-        apply_patterns(model, found, rules or {}, options)
-        groups = form_groups(model, found, Rule("adamw", options=options["adamw"]))
+        found = {name: ("muon" if kind == HIDDEN else "adamw", kind) for name, kind in kinds.items()}
+        groups = form_groups_by_pattern(model, found, {"muon": {"muon": True}}, **options)
         if all(rule.name == "adamw" for rule in groups.rules.values()):
             warnings.warn(f"{type(model).__name__} has no hidden matrix, so the optimizer is AdamW.", stacklevel=3)
         return groups
@@ -108,9 +92,8 @@ class Muon(NamedOptimizer, torch.optim.AdamW):
         for parameter in parameters:
             if isinstance(parameter, DTensor):
                 raise RuntimeError(
-                    f"Muon cannot update a matrix {list(parameter.shape)} that is sharded as "
-                    f"{list(parameter.placements)}: each shard would be orthogonalized separately. Train without "
-                    "sharding, or with the optimizer adamw_hyperball or adamw."
+                    f"Muon cannot update a sharded matrix, {list(parameter.placements)}: each shard would be "
+                    "orthogonalized separately. Train without sharding, or with the optimizer adamw_hyperball or adamw."
                 )
             state = self.state[parameter]
             if "momentum_buffer" not in state:

@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.optim.sgd import sgd
 
 from hf_sphere.optim.base import Group, SphereOptimizer
-from hf_sphere.optim.blocks import Block, transport_momenta
-from hf_sphere.optim.open_parameter import OpenParameter
-from hf_sphere.optim.rules import Number, is_zero, lengths, shrinks
+from hf_sphere.optim.layout import OpenParameter
+from hf_sphere.optim.rules import Block, Number, is_zero, lengths, shrinks, transport_
 
 
 class SGDMRT(SphereOptimizer, torch.optim.SGD):
@@ -67,7 +66,7 @@ class SGDMRT(SphereOptimizer, torch.optim.SGD):
         for block, rows in zip(blocks, zeros, strict=True):
             if rows is not None:
                 block.weight.masked_fill_(rows.unsqueeze(1), 0.0)
-        transport_momenta(blocks)
+        transport_(blocks)
         if shrinks(shrink):
             torch._foreach_div_([block.momentum for block in blocks], shrink)
 

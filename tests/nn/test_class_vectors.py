@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from hf_sphere.nn import HEADS, Head, build_head, class_softmax, vmf_softmax
+from hf_sphere.nn import HEADS, Head, build_head, class_softmax
 from hf_sphere.nn.class_softmax import sum_over_other_classes
-from hf_sphere.nn.class_weights import ClassWeightHead
 from hf_sphere.nn.heads.base import option_names
+from hf_sphere.nn.heads.mixins import ClassVectorHead
 
 HEADS_IN_BLOCKS = [name for name, head in HEADS.items() if "blockwise" in option_names(head)]
 SMOOTHED = ["softmax", "cosine", "arcface", "spherized"]
@@ -16,12 +16,12 @@ SMOOTHED = ["softmax", "cosine", "arcface", "spherized"]
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    for module in (class_softmax, vmf_softmax):
-        monkeypatch.setattr(module, "BLOCK", {"cpu": 0, "other": 0})
+    for name in ("BLOCK", "SAMPLE_BLOCK"):
+        monkeypatch.setattr(class_softmax, name, {"cpu": 0, "other": 0})
     monkeypatch.setattr(class_softmax, "SMALLEST_BLOCK", 4)
 
 
-def make(name: str, num_classes: int = 11, **options) -> ClassWeightHead:
+def make(name: str, num_classes: int = 11, **options) -> ClassVectorHead:
     torch.manual_seed(1)
     head = build_head(name, 6, num_classes, **options)
     if head.needs_data_initialization:
@@ -138,7 +138,7 @@ def test_an_invalid_sample_rate_is_rejected(rate):
 
 
 def test_sampling_with_label_smoothing_is_rejected():
-    with pytest.raises(ValueError, match="cannot be combined with label smoothing"):
+    with pytest.raises(ValueError, match="excludes label smoothing"):
         build_head("cosine", 6, 11, sample_rate=0.5, label_smoothing=0.1)(*example(torch.float32))
 
 

@@ -1,11 +1,14 @@
-"""Heads with weights for each class: their loss in blocks of classes, on one process or with classes on several."""
+"""Base classes for heads with class vectors, a temperature, or running statistics."""
 
-from typing import Any, ClassVar
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hf_sphere.geometry.coordinates import is_batched
 from hf_sphere.geometry.keyed_random import keyed_uniforms
 from hf_sphere.nn.checks import is_readable
 from hf_sphere.nn.class_softmax import own_rows, sum_over_other_classes
@@ -13,7 +16,7 @@ from hf_sphere.nn.heads.base import Head
 from hf_sphere.nn.processes import Exchange, count_processes, process_index, share_of
 
 
-class ClassWeightHead(Head):
+class ClassVectorHead(Head):
     """Base class of heads with weights for each class and a cross-entropy loss, for any number of classes.
 
     With any of the three options, the loss is computed in blocks of classes, and in training the output has no logits:
@@ -42,7 +45,7 @@ class ClassWeightHead(Head):
     class_parameters: tuple[str, ...] = ("weight",)
     """Parameters whose first axis is that of the classes: the weights, then a bias if there is one."""
     normalizes_classes: ClassVar[bool] = False
-    """Whether class weights are normalized."""
+    """Whether class vectors are normalized."""
 
     def __init__(
         self,
@@ -58,10 +61,7 @@ class ClassWeightHead(Head):
         if not 0.0 < sample_rate <= 1.0:
             raise ValueError(f"sample_rate is a fraction of the classes in (0, 1]; got {sample_rate}.")
         if shard_classes and num_classes < count_processes():
-            raise ValueError(
-                f"{num_classes} classes cannot be spread over {count_processes()} processes: each needs at least one. "
-                "Leave out shard_classes, or use fewer processes."
-            )
+            raise ValueError(f"{num_classes} classes cannot be spread over {count_processes()} processes; use fewer.")
         self.shard_classes = shard_classes
         self.classes = range(num_classes)
         """The classes whose weights are on this process."""
@@ -71,7 +71,7 @@ class ClassWeightHead(Head):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the class weights are on several processes."""
+        """Whether the class vectors are on several processes."""
         return len(self.classes) < self.num_classes
 
     def keep_own_classes(self) -> None:
@@ -92,11 +92,7 @@ class ClassWeightHead(Head):
             setattr(self.get_submodule(module), own, kept)
 
     def exchange(self, batch: Tensor) -> Exchange:
-        """Return the exchange between processes for a batch whose first axis is that of the examples.
-
-        Raises:
-            RuntimeError: If the head was built before the process group.
-        """
+        """Return the exchange between processes for a batch whose first axis is that of the examples."""
         if self.shard_classes and self.classes != share_of(self.num_classes):
             raise RuntimeError(
                 f"process {process_index()} of {count_processes()} has the classes {self.classes.start} to "
@@ -122,16 +118,11 @@ class ClassWeightHead(Head):
             torch._assert_async(((labels < self.num_classes) & ((labels >= 0) | (labels == -100))).all())
 
     def logit_inputs(self, embeddings: Tensor) -> Tensor:
-        """Map transformed embeddings (B, d) to those whose products with class weights or directions are the logits."""
+        """Map transformed embeddings (B, d) to those whose products with class vectors or directions are the logits."""
         return self.upcast(embeddings)
 
     def target_logits(self, embeddings: Tensor, weights: Tensor) -> Tensor:
-        """Compute the logits of the examples' own classes, without a bias and with a margin if there is one: (B,).
-
-        Args:
-            embeddings: Transformed embeddings (B, d).
-            weights: Weights of their classes, (B, d), normalized if the head does so.
-        """
+        """Compute the logits (B,) for the vectors (B, d) of the own classes, without bias and with a margin, if any."""
         return (self.logit_inputs(embeddings) * weights).sum(-1)
 
     def loss_in_blocks(self, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -160,6 +151,10 @@ class ClassWeightHead(Head):
             return loss
         return loss + self.label_smoothing * (target - (exchange.sum(total) + target) / self.num_classes)
 
+    def directions(self) -> Tensor | None:
+        """Return the normalized class vectors."""
+        return F.normalize(self.get_parameter(self.class_parameters[0]).detach(), dim=-1)
+
     def select_classes(self, labels: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the class parameters of a step, and the rows of labels (B,) in them; outside for other processes.
 
@@ -171,10 +166,7 @@ class ClassWeightHead(Head):
         if self.sample_rate == 1.0 or not self.training:
             return parameters, local
         if self.label_smoothing:  # checked here, since a Trainer can set it
-            raise ValueError(
-                f"sample_rate {self.sample_rate} cannot be combined with label smoothing, which needs the logits of "
-                "all classes; leave out one of them."
-            )
+            raise ValueError(f"sample_rate {self.sample_rate} excludes label smoothing; leave out one of them.")
         seed, self._seed = self._seed, None
         if seed is None:
             seed = int(torch.randint(2**62, ()))
@@ -204,9 +196,9 @@ class ClassWeightHead(Head):
         return exchange.collect_columns(super()._predict(exchange.gather(embeddings)), self.num_classes)
 
 
-def class_shards(model: nn.Module) -> dict[str, ClassWeightHead]:
+def class_shards(model: nn.Module) -> dict[str, ClassVectorHead]:
     """Return the head of each parameter that has only the classes of this process, by parameter name."""
-    heads = {name: head for name, head in model.named_modules() if isinstance(head, ClassWeightHead)}
+    heads = {name: head for name, head in model.named_modules() if isinstance(head, ClassVectorHead)}
     return {
         f"{name}.{parameter}".removeprefix("."): head
         for name, head in heads.items()
@@ -216,8 +208,127 @@ def class_shards(model: nn.Module) -> dict[str, ClassWeightHead]:
 
 
 def exclude_class_shards(model: nn.Module) -> None:
-    """Exclude the class weights of this process from the averages of `DistributedDataParallel(model)`.
+    """Exclude the class vectors of this process from the averages of `DistributedDataParallel(model)`.
 
     Their gradients are already those of the mean loss over processes.
     """
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(class_shards(model)))
+
+
+INITIAL_LOG_TEMPERATURE = -2.773
+"""Default initial value of a learned temperature: a scale of 16, which is the largest possible logit."""
+
+
+class TemperatureHead(Head):
+    """Base class of heads whose bounded logits are multiplied by a scale, the inverse of a temperature.
+
+    The scale is learned by default, through the logarithm of the temperature.
+
+    Args:
+        embedding_dim: See `Head`.
+        num_classes: See `Head`.
+        log_temperature: Initial logarithm of a learned temperature, so that the initial scale is exp(-log_temperature);
+            if None, that of `default_scale`, or -2.773, a scale of 16.
+        scale: A positive number for a fixed scale; `learned` for a learned one; `default_scale` if None. To learn it
+            from another initial value, set `log_temperature = -log(scale)` instead.
+        temperature_lr: Learning rate of a learned `log_temperature`; that of the other parameters if None. The recipes
+            and `SphereTrainer` train it without momentum and weight decay; the stock Trainer trains it like any other
+            parameter.
+        **options: See `Head`.
+
+    Raises:
+        ValueError: If both `log_temperature` and `scale` are given, a fixed scale has a learning rate, or a value is
+            out of range.
+    """
+
+    log_temperature: Tensor
+    default_scale: ClassVar[float | None] = None
+    """Fixed scale if neither `scale` nor `log_temperature` is given; None for a learned one."""
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        num_classes: int,
+        *,
+        log_temperature: float | None = None,
+        scale: float | Literal["learned"] | None = None,
+        temperature_lr: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(embedding_dim, num_classes, **options)
+        if log_temperature is not None and scale is not None:
+            raise ValueError(f"log_temperature {log_temperature} and scale {scale!r} are exclusive; set only one.")
+        if temperature_lr is not None and not temperature_lr >= 0.0:
+            raise ValueError(f"temperature_lr must not be negative; got {temperature_lr}.")
+        if log_temperature is None and scale is None:
+            scale = self.default_scale
+        if log_temperature is None:
+            log_temperature = -math.log(self.default_scale) if self.default_scale else INITIAL_LOG_TEMPERATURE
+        self.initial_log_temperature = float(log_temperature)
+        self.temperature_lr = temperature_lr
+        if scale is None or scale == "learned":
+            self.log_temperature = nn.Parameter(torch.tensor(self.initial_log_temperature))
+            return
+        if isinstance(scale, str) or not 0.0 < scale < math.inf:
+            raise ValueError(f"scale must be a positive number, which fixes it, or 'learned'; got {scale!r}.")
+        if temperature_lr is not None:
+            raise ValueError(f"temperature_lr {temperature_lr} needs a learned scale, but scale {scale} is fixed.")
+        self.initial_log_temperature = -math.log(scale)
+        self.register_buffer("log_temperature", torch.tensor(self.initial_log_temperature))
+
+    def reset_parameters(self) -> None:
+        """Set the temperature to its initial value."""
+        nn.init.constant_(self.log_temperature, self.initial_log_temperature)
+
+    def inverse_temperature(self) -> Tensor:
+        """Return the scale `exp(-log_temperature)`, a scalar of float32 or better."""
+        return self.upcast(self.log_temperature).neg().exp()
+
+    def parameter_options(self) -> dict[str, dict[str, Any]]:
+        """A learned temperature has its own learning rate and no momentum."""
+        if not isinstance(self.log_temperature, nn.Parameter):
+            return {}
+        lr = {} if self.temperature_lr is None else {"lr": self.temperature_lr}
+        return {"log_temperature": {"momentum": 0.0, **lr}}
+
+
+class RunningStatistics:
+    """Mixin of heads with running statistics, updated once per optimizer step from the sums of `measure`.
+
+    In a loop that does not call `before_forward` and `after_step`, each process makes an update per batch. The mixin
+    comes before `Head` among the base classes.
+    """
+
+    _sums: Tensor | None = None  # no buffer: those of the first process would be copied to the others
+
+    def measure(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Return three sums over the examples of transformed embeddings (B, d') without the label -100: (3,)."""
+        raise NotImplementedError
+
+    def update_statistics(self, sums: Tensor) -> None:
+        """Update the statistics from the sums of `measure` over all examples of an optimizer step."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def observe(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Update the statistics, or only their sums if `after_step` will follow."""
+        if not torch.compiler.is_compiling() and is_batched(embeddings):
+            return
+        measured = self.measure(embeddings.detach(), labels)
+        if self._sums is None:
+            self.update_statistics(measured)
+        else:
+            self._sums = self._sums + measured
+
+    def before_forward(self, seed: int, places: Tensor) -> None:
+        """Accumulate sums until `after_step`."""
+        super().before_forward(seed, places)  # type: ignore[misc]  # that of `Head`
+        if self._sums is None:
+            self._sums = torch.zeros(3, device=places.device)
+
+    @torch.no_grad()
+    def after_step(self, reduce: Callable[[Tensor], Tensor]) -> None:
+        """Update the statistics from all batches since the last optimizer step."""
+        if self._sums is not None:
+            self.update_statistics(reduce(self._sums))
+            self._sums = None

@@ -1,15 +1,129 @@
-"""Cosine classification with a margin that depends on the quality of the image, measured by the embedding's norm."""
+"""Cosine classification with a margin between the classes."""
 
 import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_sphere.nn.checks import IGNORED
 from hf_sphere.nn.heads.cosine import MarginHead, cosine_and_sine
-from hf_sphere.nn.running_statistics import RunningStatistics
+from hf_sphere.nn.heads.mixins import RunningStatistics
+
+
+class ArcFaceHead(MarginHead):
+    """Cosine head whose loss adds a margin m to the angle theta between embedding and target class.
+
+    `cos(theta + m)` is computed as `cos(theta) cos(m) - sin(theta) sin(m)`. Beyond pi - m, where it would increase
+    again, `cos(theta) - m sin(m)` replaces it.
+
+    Args:
+        embedding_dim: Length d of the embeddings, at least 2.
+        num_classes: Number of classes K.
+        margin: Angle m in radians, from 0 to pi / 2.
+        **options: See `MarginHead`; the paper has a fixed `scale` of 64.
+
+    Reference:
+        Deng, Guo, Xue and Zafeiriou, "ArcFace: additive angular margin loss for deep face recognition", CVPR 2019.
+    """
+
+    name = "arcface"
+    max_margin = math.pi / 2
+
+    def __init__(self, embedding_dim: int, num_classes: int, *, margin: float = 0.5, **options: Any) -> None:
+        super().__init__(embedding_dim, num_classes, margin=margin, **options)
+
+    def target_logits(self, embeddings: Tensor, directions: Tensor) -> Tensor:
+        """Compute `scale * cos(theta + m)`: (B,)."""
+        margin = self.active_margin
+        cosine, sine = cosine_and_sine(embeddings, directions)
+        with_margin = torch.where(
+            cosine > -math.cos(margin),
+            cosine * math.cos(margin) - sine * math.sin(margin),
+            cosine - margin * math.sin(margin),
+        )
+        return self.inverse_temperature() * with_margin
+
+
+class CosFaceHead(MarginHead):
+    """Cosine head whose loss subtracts a margin m from the cosine of the own class.
+
+    Args:
+        embedding_dim: Length d of the embeddings.
+        num_classes: Number of classes K.
+        margin: Cosine m, from 0 to 1.
+        **options: See `MarginHead`; `scale` is 64 by default, as in the paper.
+
+    Reference:
+        Wang et al., "CosFace: large margin cosine loss for deep face recognition", CVPR 2018.
+    """
+
+    name = "cosface"
+    default_scale = 64.0
+
+    def __init__(self, embedding_dim: int, num_classes: int, *, margin: float = 0.35, **options: Any) -> None:
+        super().__init__(embedding_dim, num_classes, margin=margin, **options)
+
+    def target_logits(self, embeddings: Tensor, directions: Tensor) -> Tensor:
+        """Compute `scale * (cos(theta) - m)`: (B,)."""
+        return super().target_logits(embeddings, directions) - self.inverse_temperature() * self.active_margin
+
+
+class SubCenterArcFaceHead(ArcFaceHead):
+    """ArcFace with C weights (sub-centers) per class, of which the nearest one to an embedding counts.
+
+    Noisy labels then gather at the sub-centers that are not dominant. A class has no single direction, so `directions`
+    is None.
+
+    Args:
+        embedding_dim: Length d of the embeddings, at least 2.
+        num_classes: Number of classes K.
+        sub_centers: Number C of weights per class.
+        **options: See `ArcFaceHead`; `scale` is 64 by default, as in the paper.
+
+    Raises:
+        ValueError: If `sub_centers` is not positive.
+
+    Reference:
+        Deng, Guo, Liu, Gong and Zafeiriou, "Sub-center ArcFace: boosting face recognition by large-scale noisy web
+        faces", ECCV 2020.
+    """
+
+    name = "subcenter_arcface"
+    default_scale = 64.0
+
+    def __init__(self, embedding_dim: int, num_classes: int, *, sub_centers: int = 3, **options: Any) -> None:
+        if sub_centers < 1:
+            raise ValueError(f"sub_centers must be at least 1; got {sub_centers}.")
+        super().__init__(embedding_dim, num_classes, **options)
+        self.weight = nn.Parameter(torch.empty(num_classes, sub_centers, embedding_dim))
+        self.reset_parameters()
+        self.keep_own_classes()
+
+    def reset_parameters(self) -> None:
+        """Initialize sub-centers and temperature."""
+        super().reset_parameters()
+        bound = math.sqrt(6.0 / (self.weight[..., 0].numel() + self.embedding_dim))
+        nn.init.uniform_(self.weight, -bound, bound)  # as the matrix of all sub-centers would be
+
+    def compute_logits(self, embeddings: Tensor) -> Tensor:
+        """Return `scale * cosine` to the nearest sub-center of each class, float32 or better."""
+        with torch.autocast(embeddings.device.type, enabled=False):
+            logits = self.inverse_temperature() * embeddings @ self.class_directions(embeddings).flatten(0, 1).T
+            return logits.unflatten(1, (-1, self.weight.shape[1])).max(-1).values
+
+    def target_directions(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Return the nearest sub-centers (B, d) of the classes `labels` (B,) to embeddings (B, d)."""
+        with torch.no_grad():
+            centers = self.weight[labels].to(embeddings.dtype)
+            norms = torch.linalg.vector_norm(centers, dim=-1).clamp_min(1e-12)
+            nearest = ((centers * embeddings[:, None]).sum(-1) / norms).argmax(-1)
+        return F.normalize(self.weight[labels, nearest].to(embeddings.dtype), dim=-1)
+
+    def directions(self) -> None:
+        """Return None: a class has several directions."""
+        return None
 
 
 class AdaFaceHead(RunningStatistics, MarginHead):
@@ -64,7 +178,7 @@ class AdaFaceHead(RunningStatistics, MarginHead):
         self.register_buffer("norm_std", torch.tensor(100.0))
 
     def reset_parameters(self) -> None:
-        """Initialize class weights, temperature and averages."""
+        """Initialize class vectors, temperature and averages."""
         super().reset_parameters()
         if hasattr(self, "norm_mean"):  # not yet in the constructor of the base class
             self.norm_mean.fill_(20.0)

@@ -1,8 +1,9 @@
-"""`channel_dims`, the axes of a weight that index its groups, and the matrix of groups."""
+"""`channel_dims`, the axes of a weight that index its groups, the matrix of groups, and the precision of a step."""
 
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,29 +15,18 @@ ChannelDims = tuple[int, ...]
 def resolve_channel_dims(
     names: Sequence[str], parameters: Sequence[Tensor], channel_dims: Iterable[int] | None, channel_wise: bool
 ) -> ChannelDims | None:
-    """Check `channel_dims` and `channel_wise` of a parameter group and merge them.
-
-    Args:
-        names: Names of the parameters, for messages.
-        parameters: Parameters of the group.
-        channel_dims: Axes that index the groups of weights; None for ordinary parameters.
-        channel_wise: True is shorthand for `channel_dims=[0]`.
+    """Check `channel_dims` and `channel_wise` (shorthand for `[0]`) of the named parameters of a group.
 
     Returns:
         The sorted axes, or None (ordinary parameters) if every group would have a single weight.
-
-    Raises:
-        ValueError: If an axis is out of range for a parameter or repeated, or the two options contradict each other.
     """
     if channel_wise:
         if channel_dims is not None and list(channel_dims) != [0]:
             raise ValueError(f"channel_wise=True means channel_dims=[0], but channel_dims is {list(channel_dims)}.")
         for name, parameter in zip(names, parameters, strict=True):
             if parameter.ndim < 2:
-                raise ValueError(
-                    f"channel_wise=True requires weights with filters along axis 0; {name} has shape "
-                    f"{list(parameter.shape)}. Put biases, norms and scalars in a group without it."
-                )
+                shape = list(parameter.shape)
+                raise ValueError(f"channel_wise=True requires filters along axis 0; {name} has shape {shape}.")
         channel_dims = (0,)
     if channel_dims is None:
         return None
@@ -47,10 +37,7 @@ def resolve_channel_dims(
         raise ValueError(f"channel_dims repeats an axis: {list(dims)}.")
     for name, parameter in zip(names, parameters, strict=True):
         if dims and not 0 <= dims[0] <= dims[-1] < parameter.ndim:
-            raise ValueError(
-                f"channel_dims is {list(dims)}, but {name} has shape {list(parameter.shape)}: its axes are "
-                f"{', '.join(map(str, range(parameter.ndim))) or 'none'}."
-            )
+            raise ValueError(f"channel_dims is {list(dims)}, but {name} has shape {list(parameter.shape)}.")
     return None if parameters and all(len(dims) == parameter.ndim for parameter in parameters) else dims
 
 
@@ -68,11 +55,7 @@ def zeros_per_group(parameter: Tensor, dims: ChannelDims, dtype: torch.dtype) ->
 
 
 def check_shards(name: str, parameter: DTensor, dims: ChannelDims) -> None:
-    """Check that a sharding keeps each group on a single process.
-
-    Raises:
-        RuntimeError: If the parameter is sharded along an axis that is not in `dims`, or is a partial sum.
-    """
+    """Raise a `RuntimeError` if a parameter is a partial sum, or sharded along an axis that is not in `dims`."""
     for placement in parameter.placements:
         if placement.is_partial() or (isinstance(placement, Shard) and placement.dim not in dims):
             raise RuntimeError(
@@ -117,3 +100,75 @@ class Layout:
         axes = [axis for axis, size in zip(self._order, self._permuted, strict=True) if size != 1]
         pairs = [(i, j) for i, j in itertools.pairwise(axes) if (i in self._dims) == (j in self._dims)]
         return all(tensor.stride(i) == tensor.stride(j) * tensor.shape[j] for i, j in pairs)
+
+
+LowPrecision = Literal["nearest", "stochastic", "master"]
+LOW_PRECISION: tuple[str, ...] = get_args(LowPrecision)
+
+
+class OpenParameter:
+    """Weight, gradient and momentum of a parameter during one step, on its local shard.
+
+    Attributes:
+        weight: Changed by the step: a matrix (K, D) of groups, or a tensor like the parameter if it is ordinary.
+        gradient: With the shape of `weight`.
+        momentum: With the shape and dtype of `weight`; empty if there is none.
+    """
+
+    def __init__(
+        self, parameter: Tensor, state: dict[str, Any], low_precision: str, momentum_key: str, dims: ChannelDims | None
+    ) -> None:
+        gradient: Tensor = parameter.grad  # type: ignore[assignment]
+        if isinstance(gradient, DTensor):
+            gradient = gradient.redistribute(placements=parameter.placements).to_local()  # type: ignore[attr-defined]
+        self._held = self._worked_on = local(parameter.detach())
+        self._kept = local(state[momentum_key]) if momentum_key in state else self._held.new_empty(0)
+        self._rounding = low_precision if is_low(parameter.dtype) else None
+        if self._rounding == "master":
+            self._worked_on = local(state["master"])
+        elif self._rounding == "stochastic" or (self._rounding and dims is not None):
+            self._worked_on = self._held.to(at_least_float32(parameter.dtype))
+        self.weight, self.gradient, self.momentum = self._worked_on, gradient, self._kept
+        self._layout = None
+        if dims is not None:
+            self._layout = Layout(self._worked_on, dims)
+            self.weight = self._layout.matrix(self._worked_on)
+            self.gradient = self._layout.matrix(gradient).contiguous()
+            self.momentum = self._layout.matrix(self._kept).to(self.weight.dtype)
+        elif gradient.dtype != self.weight.dtype or gradient.stride() != self.weight.stride():
+            self.gradient = torch.empty_like(self.weight).copy_(gradient)  # torch's fused kernels assume one layout
+
+    def close(self, seed: int) -> None:
+        """Write the updated values to the parameter and its state; `seed` is that of stochastic rounding."""
+        if self._layout is not None:
+            self._layout.write_back(self._worked_on, self.weight)
+            self._layout.write_back(self._kept, self.momentum)
+        if self._rounding == "stochastic":
+            generator = torch.Generator(self._held.device).manual_seed(seed)
+            self._held.copy_(round_stochastically(self._worked_on, generator))
+        elif self._worked_on is not self._held:
+            self._held.copy_(self._worked_on)
+
+
+def is_low(dtype: torch.dtype) -> bool:
+    """Return whether a dtype has fewer bits than float32."""
+    return dtype.itemsize < 4
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype to compute in."""
+    return torch.float32 if is_low(dtype) else dtype
+
+
+def round_stochastically(values: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Round float32 to bfloat16, up or down with probabilities that keep the mean.
+
+    Rounding to nearest loses every step below half the spacing of bfloat16 (1/256 of the value); stochastic rounding
+    keeps it on average. Infinities and NaN are kept.
+    """
+    bits = values.contiguous().view(torch.int32)
+    noise = torch.randint(0, 1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
+    # bfloat16 is the upper half of float32: noise in the lower half carries with a probability proportional
+    # to the remainder.
+    rounded = (bits + noise).bitwise_and_(-(1 << 16)).view(torch.float32).view(values.shape)
+    return torch.where(values.isfinite(), rounded, values).to(torch.bfloat16)

@@ -1,0 +1,269 @@
+"""Geometry of embeddings: class angles, class overlap, alignment, uniformity and effective dimension."""
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from hf_sphere.metrics.checks import check_classes, check_correct, check_directions, check_embeddings
+
+OverlapDistance = Literal["angular", "euclidean"]
+
+MAX_PAIRS = 500_000  # default number of pairs, approximately all pairs of 1000 embeddings
+_BLOCK_NUMEL = 2**22
+
+
+def class_angles(
+    embeddings: Tensor, labels: Tensor, *, max_pairs: int = MAX_PAIRS, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Compute the angles between embeddings of the same class, and between embeddings of different classes.
+
+    All pairs are used if there are at most `max_pairs`. Otherwise `max_pairs` pairs of each kind are sampled uniformly
+    with replacement; the global random state does not change.
+
+    Args:
+        embeddings: (N, d), of any nonzero norms. A tensor, an array or lists.
+        labels: (N,), class of each embedding; any integers.
+        max_pairs: Number of pairs of each kind to sample, if there are more pairs in total.
+        seed: Seed of the sampling.
+
+    Returns:
+        Angles in degrees, from 0 to 180, float64 on the CPU: those within classes, and those between classes.
+
+    Raises:
+        TypeError: If the embeddings are complex or the labels are not integers.
+        ValueError: If a shape is wrong, an embedding is zero or not finite, there is only one class, no class has two
+            members or `max_pairs` is not positive.
+    """
+    if max_pairs < 1:
+        raise ValueError(f"max_pairs must be at least 1; got {max_pairs}.")
+    unit = check_directions(embeddings)
+    classes = check_classes(labels, len(unit))
+    sizes = torch.bincount(classes)
+    if len(sizes) < 2:
+        raise ValueError("angles between classes need at least two classes; got one.")
+    if sizes.max() < 2:
+        raise ValueError(f"none of the {len(sizes)} classes has two members, so there is no angle within a class.")
+    if len(unit) * (len(unit) - 1) // 2 <= max_pairs:
+        first, second = torch.triu_indices(len(unit), len(unit), 1)
+        same = classes[first] == classes[second]
+        return _angles(unit, first[same], second[same]), _angles(unit, first[~same], second[~same])
+    order = classes.argsort(stable=True)
+    start = (sizes.cumsum(0) - sizes)[classes[order]]
+    within, between = _draw_pairs(start, sizes[classes[order]], max_pairs, seed)
+    return _angles(unit[order], *within), _angles(unit[order], *between)
+
+
+def _draw_pairs(
+    start: Tensor, size: Tensor, count: int, seed: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Sample pairs of embeddings that are sorted by class: indices (count,) and (count,) of each kind.
+
+    `start` and `size` are the index of the first member of each embedding's class and their number, (N,) each.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(others: Tensor) -> tuple[Tensor, Tensor]:
+        """Sample first embeddings in proportion to their number of partners, and the numbers of their partners."""
+        ends = others.cumsum(0)
+        first = torch.searchsorted(ends, torch.randint(int(ends[-1]), (count,), generator=generator), right=True)
+        number = (torch.rand(count, dtype=torch.float64, generator=generator) * others[first]).long()
+        return first, number
+
+    first, number = draw(size - 1)
+    second = start[first] + number
+    within = first, second + (second >= first)  # skip the embedding itself
+    first, number = draw(len(size) - size)
+    between = first, number + size[first] * (number >= start[first])  # skip the class
+    return within, between
+
+
+def _angles(unit: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Return the angles in degrees, (P,), between the unit vectors (N, d) at the indices (P,) and (P,)."""
+    parts = []
+    step = max(1, _BLOCK_NUMEL // unit.shape[1])
+    for rows, columns in zip(first.split(step), second.split(step), strict=True):
+        x, y = unit[rows], unit[columns]
+        # Unlike the arc cosine, this is accurate for small angles too.
+        parts.append(2 * torch.atan2((x - y).norm(dim=1), (x + y).norm(dim=1)))
+    return torch.cat(parts).rad2deg()
+
+
+@torch.no_grad()
+def class_overlap(
+    embeddings: Tensor, labels: Tensor, correct: Tensor, *, threshold: float, distance: OverlapDistance = "angular"
+) -> dict[str, float]:
+    """Count the examples that overlap with another class, and the errors among them.
+
+    An example overlaps if an example of another class is nearer than the threshold. The error rate among overlapping
+    examples measures how well a classifier still separates their classes. The paper reports these counts, but neither
+    the threshold nor the code, so compare only numbers for the same threshold.
+
+    The computation is on the CPU, in blocks. The comparison with the threshold is accurate to the rounding of float64,
+    however small the distance.
+
+    Args:
+        embeddings: (N, d), finite, of any real dtype.
+        labels: (N,), class of each example; any integers.
+        correct: (N,), whether each example is classified correctly; boolean, or 0 and 1.
+        threshold: In degrees, up to 180, for `angular`; in the units of the embeddings for `euclidean`.
+        distance: `angular`, the angle between two embeddings, or `euclidean`.
+
+    Returns:
+        `num_overlaps`, the number of overlapping examples; `num_pairs`, the number of pairs of different classes that
+        are nearer than the threshold; `num_errors`, the number of misclassified overlapping examples; `ratio`, their
+        fraction of the overlapping examples, in [0, 1], and 0 if there are none.
+
+    Raises:
+        TypeError: If the embeddings are complex or the labels are not integers.
+        ValueError: If a shape is wrong, an embedding is not finite or, for `angular`, zero, `correct` has values other
+            than 0 and 1, the threshold is out of range, or the distance is unknown.
+
+    Reference:
+        Kim and Kim, "Spherization layer: representation using only angles", NeurIPS 2022, comparison with angle-based
+        operators.
+    """
+    if distance not in get_args(OverlapDistance):
+        raise ValueError(f"unknown distance {distance!r}; choose one of {', '.join(get_args(OverlapDistance))}.")
+    if not 0 < threshold < math.inf or (distance == "angular" and threshold > 180):
+        allowed = "in degrees, above 0 and up to 180" if distance == "angular" else "positive and finite"
+        raise ValueError(f"threshold of the {distance} distance must be {allowed}; got {threshold}.")
+    points = check_directions(embeddings) if distance == "angular" else check_embeddings(embeddings).cpu().double()
+    labels = check_classes(labels, len(points))
+    correct = check_correct(correct)
+    if len(correct) != len(points):
+        raise ValueError(f"correct must have the shape ({len(points)},); got {tuple(correct.shape)}.")
+    if distance == "angular":
+        threshold = 2 * math.sin(math.radians(threshold) / 2)  # chord length, which is also accurate for small angles
+    overlaps, num_pairs = torch.zeros(len(points), dtype=torch.bool), 0
+    for first, last in _blocks(points):
+        # Computed from differences: products lose the digits of small distances.
+        distances = torch.cdist(points[first:last], points[first:], compute_mode="donot_use_mm_for_euclid_dist")
+        near = (distances < threshold) & (labels[first:last, None] != labels[first:])
+        near.triu_()  # each pair once
+        num_pairs += int(near.sum())
+        overlaps[first:last] |= near.any(1)
+        overlaps[first:] |= near.any(0)
+    num_overlaps, num_errors = int(overlaps.sum()), int((overlaps & (correct == 0)).sum())
+    return {
+        "num_overlaps": num_overlaps,
+        "num_pairs": num_pairs,
+        "num_errors": num_errors,
+        "ratio": num_errors / num_overlaps if num_overlaps else 0.0,
+    }
+
+
+def alignment(embeddings: Tensor, labels: Tensor, *, alpha: float = 2.0) -> float:
+    """Compute the mean of |x - y|^alpha over all pairs of the same class, with x and y the normalized embeddings.
+
+    It is 0 if every class is collapsed to a point. Classes with a single member have no pairs and do not count. The
+    time is linear in N for alpha = 2, and otherwise quadratic in the class sizes; the memory is bounded.
+
+    Args:
+        embeddings: (N, d), of any nonzero norms. A tensor, an array or lists.
+        labels: (N,), class of each embedding; any integers.
+        alpha: Exponent, positive.
+
+    Returns:
+        The alignment, from 0 to 2^alpha; lower is better.
+
+    Raises:
+        TypeError: If the embeddings are complex or the labels are not integers.
+        ValueError: If a shape is wrong, an embedding is zero or not finite, no class has two members or `alpha` is not
+            positive.
+
+    Reference:
+        Wang and Isola, "Understanding contrastive representation learning through alignment and uniformity on the
+        hypersphere", ICML 2020, where the pairs are two views of an image.
+    """
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise ValueError(f"alpha must be finite and positive, usually 2; got {alpha}.")
+    unit = check_directions(embeddings)
+    classes = check_classes(labels, len(unit))
+    sizes = torch.bincount(classes)
+    pairs = (sizes * (sizes - 1)).sum().item() / 2
+    if pairs == 0:
+        raise ValueError(f"none of the {len(sizes)} classes has two members, so there are no pairs.")
+    if alpha == 2:
+        # The squared distances of all pairs of n points sum to n times those to their mean.
+        means = torch.zeros(len(sizes), unit.shape[1], dtype=unit.dtype).index_add(0, classes, unit) / sizes[:, None]
+        return ((unit - means[classes]).square().sum(1) * sizes[classes]).sum().item() / pairs
+    total = 0.0
+    for members in unit[classes.argsort(stable=True)].split(sizes.tolist()):
+        for start, stop in _blocks(members):
+            # Computed from differences, since products lose digits for close points.
+            distances = torch.cdist(members[start:stop], members[start:], compute_mode="donot_use_mm_for_euclid_dist")
+            total += distances.triu(1).pow(alpha).sum().item()
+    return total / pairs
+
+
+def uniformity(embeddings: Tensor, *, t: float = 2.0) -> float:
+    """Compute the logarithm of the mean of exp(-t |x - y|^2) over all pairs, with x and y the normalized embeddings.
+
+    It is 0 if all directions are equal, and lower the more uniformly they cover the sphere. For the uniform
+    distribution it approaches -2 t as d grows. The time is quadratic in N; the memory is bounded.
+
+    Args:
+        embeddings: (N, d), N at least 2, of any nonzero norms. A tensor, an array or lists.
+        t: Decay of the weight of a pair with its squared distance, positive.
+
+    Returns:
+        The uniformity, from -4 t to 0.
+
+    Raises:
+        TypeError: If the embeddings are complex.
+        ValueError: If a shape is wrong, an embedding is zero or not finite, or `t` is not positive.
+
+    Reference:
+        Wang and Isola, "Understanding contrastive representation learning through alignment and uniformity on the
+        hypersphere", ICML 2020.
+    """
+    if not (t > 0 and math.isfinite(t)):
+        raise ValueError(f"t must be finite and positive, usually 2; got {t}.")
+    unit = check_directions(embeddings, min_count=2)
+    count = len(unit)
+    total = torch.tensor(-math.inf, dtype=unit.dtype)
+    for start, stop in _blocks(unit):
+        # |x - y|^2 = 2 - 2 x.y for unit vectors
+        exponents = 2 * t * ((unit[start:stop] @ unit[start:].T).clamp(-1.0, 1.0) - 1)
+        counted = torch.ones_like(exponents, dtype=torch.bool).tril()  # each pair once
+        total = torch.logaddexp(total, exponents.masked_fill(counted, -math.inf).flatten().logsumexp(0))
+    return total.item() - math.log(count * (count - 1) / 2)
+
+
+def effective_dimension(embeddings: Tensor) -> float:
+    """Compute the participation ratio (sum l)^2 / sum l^2 of the eigenvalues l of the embeddings' covariance.
+
+    It is d if the variance is the same in all d directions, 1 if all embeddings lie on a line, and 0 if they are equal.
+    Embeddings are not normalized; normalize them first if only directions matter.
+
+    Args:
+        embeddings: (N, d). A tensor, an array or lists.
+
+    Returns:
+        0, or from 1 to min(N - 1, d).
+
+    Raises:
+        TypeError: If the embeddings are complex.
+        ValueError: If the shape is wrong or an embedding is not finite.
+
+    Reference:
+        Gao et al., "A theory of multineuronal dimensionality, dynamics and measurement", bioRxiv 214262, 2017.
+    """
+    embeddings = check_embeddings(embeddings).cpu().double()
+    if (embeddings == embeddings[0]).all():
+        return 0.0
+    # The ratio does not depend on the scale; this scale avoids overflow and underflow in float64.
+    centered = embeddings / embeddings.abs().max()
+    centered = centered - centered.mean(0)
+    centered = centered / centered.abs().max()
+    # The covariance and the smaller Gram matrix have the same trace, and so have their squares.
+    gram = centered.T @ centered if embeddings.shape[0] > embeddings.shape[1] else centered @ centered.T
+    return (gram.trace().square() / gram.square().sum()).item()
+
+
+def _blocks(points: Tensor) -> list[tuple[int, int]]:
+    """Split the rows of points (n, d), except the last, into blocks (start, stop) to compare with all later rows."""
+    step = max(1, _BLOCK_NUMEL // len(points))
+    return [(start, min(start + step, len(points))) for start in range(0, len(points) - 1, step)]
