@@ -4,6 +4,7 @@ from hf_sphere.metrics.calibration import (
     ReliabilityBins as ReliabilityBins,
     calibration_errors as calibration_errors,
     expected_calibration_error as expected_calibration_error,
+    probability_scores as probability_scores,
     reliability_bins as reliability_bins,
 )
 from hf_sphere.metrics.class_angles import class_angles as class_angles

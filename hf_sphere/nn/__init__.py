@@ -4,6 +4,7 @@ from typing import Any
 
 from hf_sphere.nn import heads
 from hf_sphere.nn.angular import AngularConv2d, AngularLinear
+from hf_sphere.nn.calibration import fit_calibration
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
 from hf_sphere.nn.pole_regression import PoleRegression
 from hf_sphere.nn.prototypical import PrototypicalClassifier
@@ -22,6 +23,7 @@ __all__ = [
     "SphericalLinear",
     "Spherization",
     "build_head",
+    "fit_calibration",
     *(head.__name__ for head in HEADS.values()),
 ]
 

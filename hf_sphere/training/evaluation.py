@@ -185,6 +185,30 @@ def _gather(
     return torch.cat(embeddings).to(accelerator.device), torch.cat(labels).to(accelerator.device)
 
 
+@torch.inference_mode()
+def gather_logits(model: nn.Module, batches: Batches, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
+    """Return the uncalibrated logits of a split, (N, K), float32, and the labels (N,), over all processes, on the CPU.
+
+    Args:
+        model: A model with a head; set to eval mode.
+        batches: The split.
+        accelerator: Gathers over the processes.
+    """
+    any_model: Any = model.eval()
+    seen, calibration = [], any_model.config.calibration
+    any_model.config.calibration = None
+    try:
+        for batch, is_new in _in_step(batches, model):
+            with accelerator.autocast():
+                logits = model(**batch).logits
+            if is_new:
+                seen.append((logits.float().cpu(), batch["labels"].cpu()))
+    finally:
+        any_model.config.calibration = calibration
+    logits, labels = zip(*gather_object(seen), strict=True)
+    return torch.cat(logits), torch.cat(labels)
+
+
 @torch.no_grad()
 def fit_confidence(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> None:
     """Fit the confidence of a head to held-out images, over all processes, if the head supports it."""

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from hf_sphere.models.requires import REQUIRES
+from hf_sphere.nn.calibration import check_calibration
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.nn.prototypical import PrototypicalClassifier
 from hf_sphere.nn.spherization import Spherization
@@ -42,6 +43,8 @@ class SphereVisionConfig(PreTrainedConfig):
             layers; heads whose class weights are not a linear layer initialize them as usual.
         head: Name of a head, for instance `softmax`, `spherized` or `prototype`; None for models without classes.
         head_kwargs: Options of the head.
+        calibration: Temperature scaling of the logits in eval mode, as `hf_sphere.nn.fit_calibration` returns it; the
+            loss and the logits in training mode are not scaled.
         value_range: Lowest and highest value of a regression.
         regression_kwargs: Options of the regression, see `PoleRegression`.
         task_weight: Weight w in [0, 1] of the classification loss in joint prediction; the regression has 1 - w.
@@ -68,6 +71,7 @@ class SphereVisionConfig(PreTrainedConfig):
     initialization: Literal["torch", "xavier"] | None = None
     head: str | None = "spherized"
     head_kwargs: dict[str, Any] | None = None
+    calibration: dict[str, Any] | None = None
     value_range: list[float | int] | tuple[float | int, ...] | None = None
     regression_kwargs: dict[str, Any] | None = None
     task_weight: float | int = 0.25
@@ -130,6 +134,10 @@ class SphereVisionConfig(PreTrainedConfig):
         """Check the length of the embeddings."""
         if self.embedding_dim is not None and self.embedding_dim < 1:
             raise ValueError(f"embedding_dim must be at least 1, or None; got {self.embedding_dim}.")
+
+    def validate_calibration(self) -> None:
+        """Check the temperatures of the logits."""
+        check_calibration(self.calibration, self.num_labels)
 
     def validate_spherization(self) -> None:
         """Check the options of the spherization."""

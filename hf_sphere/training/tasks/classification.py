@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hf_sphere.data import Episodes, ImageData
     from hf_sphere.models import SphereVisionConfig
     from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
+    from hf_sphere.training.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -88,12 +89,26 @@ class EvaluationArguments(Arguments):
     )
 
 
+@dataclass
+class CalibrationArguments(Arguments):
+    """Calibration of the confidences."""
+
+    calibrate: Literal["temperature", "vector"] | None = argument(
+        None,
+        "After training, fit one temperature, or a temperature and a shift of each class, to the logits of the "
+        "validation images, and save them with the model; not calibrated if not set.",
+    )
+
+
 class ImageClassification(ImageTask):
     """Train an image classifier on the sphere."""
 
     name = "classification"
     data_task: ClassVar[DataTask] = "classification"
-    arguments: ClassVar[tuple[type, ...]] = (ModelArguments, ImageDataArguments, TrainingArguments, EvaluationArguments)
+    arguments: ClassVar[tuple[type, ...]] = (
+        *(ModelArguments, ImageDataArguments, TrainingArguments),
+        *(EvaluationArguments, CalibrationArguments),
+    )
     model_name = "SphereVisionForImageClassification"
     metric = "accuracy"
     higher_is_better = True
@@ -112,6 +127,8 @@ class ImageClassification(ImageTask):
                 own = ("label_smoothing", "class_weights", "shard_classes")
                 kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k not in own}
                 settings["head_kwargs"] = kept | loss
+            if self.args.num_train_epochs:  # training changes the logits
+                settings["calibration"] = None
         else:
             head = self.model_args.head or self.default_head
             settings |= {
@@ -144,12 +161,51 @@ class ImageClassification(ImageTask):
 
         return evaluate(model, batches, accelerator, measure)
 
-    def finish(self, prepared: Prepared, accelerator: "Accelerator") -> None:
-        """Fit the confidence of heads that support it to held-out images."""
-        from hf_sphere.training.evaluation import fit_confidence
+    @property
+    def calibrate(self) -> "Literal['temperature', 'vector'] | None":
+        """The requested calibration; the retrieval task has none."""
+        options = self.part(CalibrationArguments)
+        return None if options is None else options.calibrate
 
-        if prepared.data.validation is not None and not self.is_open_set:
-            fit_confidence(prepared.model, prepared.data.validation, accelerator)
+    def check_data(self, model: Any, image_data: "ImageData") -> None:
+        """Check that there are images for the requested calibration."""
+        super().check_data(model, image_data)
+        if self.calibrate is None:
+            return
+        if image_data.validation is None:
+            raise ValueError(
+                f"calibrate {self.calibrate} needs validation images; set validation_split or validation_fraction."
+            )
+        missing = sorted(set(range(len(image_data.class_names))) - set(image_data.validation.labels.tolist()))
+        if self.calibrate == "vector" and missing:
+            names = _shorten([image_data.class_names[index] for index in missing])
+            raise ValueError(f"calibrate vector needs validation images of all classes; {names} have none.")
+
+    def finish(self, prepared: Prepared, accelerator: "Accelerator") -> None:
+        """Fit the confidence of heads that support it, and the requested calibration, to held-out images."""
+        from hf_sphere.nn import fit_calibration
+        from hf_sphere.training.evaluation import fit_confidence, gather_logits
+
+        model, held_out = prepared.model, prepared.data.validation
+        if held_out is not None and not self.is_open_set:
+            fit_confidence(model, held_out, accelerator)
+        if self.calibrate is not None:
+            model.config.calibration = fit_calibration(*gather_logits(model, held_out, accelerator), self.calibrate)
+
+    def compare(self, prepared: Prepared, run: "Run", results: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the likelihood, Brier score and calibration errors, without and with the requested calibration."""
+        calibration = prepared.model.config.calibration
+        if self.calibrate is None:
+            return {}
+        from hf_sphere.metrics import probability_scores
+        from hf_sphere.nn.calibration import calibrate
+        from hf_sphere.training.evaluation import gather_logits
+
+        logits, labels = gather_logits(prepared.model, prepared.data.evaluation, run.accelerator)
+        before, after = (probability_scores(z, labels) for z in (logits, calibrate(logits, **calibration)))
+        run.print(f"calibrated {'  '.join(f'{name} {before[name]:.4f} -> {after[name]:.4f}' for name in before)}")
+        scores = {f"eval_{name}": value for name, value in after.items()}
+        return scores | {f"eval_uncalibrated_{name}": value for name, value in before.items()}
 
     def heads(self, model: Any) -> list[str]:
         """Return the name of the head."""

@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.measures import measure_joint
-from hf_sphere.training.tasks.classification import ImageClassification, ImageDataArguments, ModelArguments
+from hf_sphere.training.tasks.classification import (
+    CalibrationArguments,
+    ImageClassification,
+    ImageDataArguments,
+    ModelArguments,
+)
 from hf_sphere.training.tasks.image import HeadDescription
 from hf_sphere.training.tasks.regression import ImageRegression, RegressionArguments
 from hf_sphere.utils.arguments import argument
@@ -31,7 +36,10 @@ class JointPrediction(ImageRegression, ImageClassification):
 
     name = "joint"
     data_task = "joint"
-    arguments: ClassVar[tuple[type, ...]] = (ModelArguments, ImageDataArguments, TrainingArguments, JointArguments)
+    arguments: ClassVar[tuple[type, ...]] = (
+        *(ModelArguments, ImageDataArguments, TrainingArguments),
+        *(JointArguments, CalibrationArguments),
+    )
     model_name = "SphereVisionForJointPrediction"
     metric = "loss"
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "mean_absolute_error")
