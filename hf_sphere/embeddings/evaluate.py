@@ -1,7 +1,7 @@
 """Evaluate stored embeddings: accuracy, calibration, retrieval, class overlap and out-of-distribution detection."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hf_sphere.metrics import (
     risk_coverage,
     sampled_retrieval_scores,
 )
+from hf_sphere.ood import SCORES, OODDetector, Outputs, compare_scores
 
 
 @dataclass
@@ -46,7 +47,11 @@ class Evaluation:
 
 
 def evaluate_embeddings(
-    data: Embeddings, options: EvaluationOptions | None = None, *, ood: Mapping[str, Embeddings] | None = None
+    data: Embeddings,
+    options: EvaluationOptions | None = None,
+    *,
+    ood: Mapping[str, Embeddings] | None = None,
+    train: Embeddings | None = None,
 ) -> Evaluation:
     """Compute all metrics for which the required data is stored; others are skipped with a note.
 
@@ -54,9 +59,11 @@ def evaluate_embeddings(
         data: Embeddings with labels.
         options: Options of the metrics; the defaults if None.
         ood: Embeddings of out-of-distribution (OOD) images by name, with the certainty measures of `data`.
+        train: Embeddings of the training images, for the scores of `hf_sphere.ood` that are fitted to them.
 
     Returns:
-        The metrics: `eval_accuracy`, `eval_recall_at_1`, `ood_<name>_auroc_confidence` and so on.
+        The metrics: `eval_accuracy`, `eval_recall_at_1`, `ood_<name>_auroc_confidence` and so on. The suffix is
+        `confidence` or a score of `hf_sphere.ood`, of which `max_softmax` is equivalent to `confidence` and left out.
 
     Raises:
         ValueError: If the embeddings have no labels, or a curvature is missing or set for another distance.
@@ -70,17 +77,45 @@ def evaluate_embeddings(
     _evaluate_retrieval(evaluation, data, data.labels, options, retrieval)
     if options.overlap_threshold is not None:
         _evaluate_overlap(evaluation, data, data.labels, known, options)
-    for name, other in (ood or {}).items():
+    if ood:
+        _evaluate_ood(evaluation, data, ood, train)
+    return evaluation
+
+
+def _evaluate_ood(
+    evaluation: Evaluation, data: Embeddings, ood: Mapping[str, Embeddings], train: Embeddings | None
+) -> None:
+    """Add the metrics of OOD detection by the stored confidence and the scores of `hf_sphere.ood`."""
+    for other in (*ood.values(), *([] if train is None else [train])):
         # Paths of one folder may differ, for instance be relative or absolute.
         models = {Path(about["model"]).resolve() for about in (data.about, other.about) if "model" in about}
         if len(models) == 2:
-            evaluation.notes.append(
-                f"{other.name} was embedded by another model, so its certainties are not comparable."
-            )
-        for measure, inside in data.certainties.items():
-            for score, value in detection_scores(inside, other.certainties[measure]).items():
-                evaluation.results[f"ood_{name}_{score}_{measure}"] = value
-    return evaluation
+            evaluation.notes.append(f"{other.name} was embedded by another model, so its scores are not comparable.")
+    results = {}
+    if data.confidences is not None:
+        results["confidence"] = {
+            name: detection_scores(data.confidences, other.certainties["confidence"]) for name, other in ood.items()
+        }
+    scores = [name for name in SCORES if not results or name != "max_softmax"]
+    if train is None:
+        evaluation.notes.append("OOD scores that are fitted to training images are skipped: give --train_embeddings.")
+        scores = [name for name in scores if not SCORES[name].fits]
+    comparison = compare_scores(
+        None if train is None else _outputs(train),
+        _outputs(data),
+        {name: _outputs(other) for name, other in ood.items()},
+        [OODDetector(name) for name in scores],
+    )
+    for score, sets in (results | comparison.results).items():
+        for name, metrics in sets.items():
+            evaluation.results |= {f"ood_{name}_{metric}_{score}": value for metric, value in metrics.items()}
+    evaluation.notes += [f"OOD score {name} is skipped: {reason}" for name, reason in comparison.skipped.items()]
+    best = replace(comparison, results=results | comparison.results).best
+    evaluation.notes.append(f"the OOD score with the highest mean AUROC is {best}.")
+
+
+def _outputs(data: Embeddings) -> Outputs:
+    return Outputs(data.embeddings, data.logits, data.labels, data.concentrations)
 
 
 def read_ood_embeddings(paths: Sequence[str], data: Embeddings, **options: Any) -> dict[str, Embeddings]:

@@ -62,13 +62,17 @@ def fit_calibration(
             "held-out examples, or `temperature`."
         )
 
+    smoothing = 1 / (count + 1)
+    targets = F.one_hot(labels, classes).double() * (1 - smoothing) + smoothing / classes
+
     def objective(values: np.ndarray) -> tuple[float, np.ndarray]:
-        parameters = torch.from_numpy(values).requires_grad_()
-        scaled = logits * parameters[:width].exp() + (parameters[width:] if kind == "vector" else 0.0)
-        loss = F.cross_entropy(scaled, labels, label_smoothing=1 / (count + 1))
-        loss.backward()
-        assert parameters.grad is not None
-        return loss.item(), parameters.grad.numpy()
+        parameters = torch.from_numpy(values)
+        scaled = logits * parameters[:width].exp()
+        logs = (scaled + parameters[width:] if kind == "vector" else scaled).log_softmax(1)
+        errors = (logs.exp() - targets) / count
+        slopes = (errors * scaled).sum(0)  # not by autograd, which inference tensors do not allow
+        gradient = torch.cat([slopes, errors.sum(0)]) if kind == "vector" else slopes.sum().reshape(1)
+        return -float((targets * logs).sum()) / count, gradient.numpy()
 
     largest = float(np.log(LARGEST_FACTOR))
     bounds = [(-largest, largest)] * width + [(None, None)] * (classes if kind == "vector" else 0)

@@ -17,7 +17,7 @@ class Outputs(NamedTuple):
         embeddings: (N, d), the input of the last layer.
         logits: (N, K).
         labels: (N,), integers of any range.
-        concentrations: (N,), of models that compute one, such as those with the head `vmf`.
+        concentrations: (N,), of models that compute one: those with the head `vmf` or `adaface`.
     """
 
     embeddings: Tensor | None = None

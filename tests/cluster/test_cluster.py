@@ -317,7 +317,9 @@ import torch
 from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture
 from hf_sphere.distributions import PowerSpherical, VonMisesFisher
 from hf_sphere.geometry import exp_map, log_vmf_normalizer, separation
+from hf_sphere.ood import OODDetector, compare_scores
 x = VonMisesFisher(torch.eye(3), torch.tensor(9.0)).sample((20,)).flatten(0, 1)
+OODDetector("knn", k=1).fit_embeddings(x)
 print(SphericalKMeans(3).fit(x).labels_.shape, VonMisesFisherMixture(3).fit(x.numpy()).weights_.shape)
 """
     run = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True)
