@@ -43,7 +43,9 @@ def main() -> None:
     parser.add_argument("--far", nargs="+", default=["brendenlake/omniglot", "uoft-cs/cifar10"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--max_samples", type=int, default=10_000, help="training images, and half as many of a test set")
+    parser.add_argument(
+        "--max_samples", type=int, default=10_000, help="training images, and half as many of a test set"
+    )
     parser.add_argument("--output_dir", type=Path, default=ROOT / "outputs" / "ood")
     parser.add_argument("--name", default="ood", help="name of the results file")
     args = parser.parse_args()

@@ -205,9 +205,7 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         return parameters, found.likelihood, converged, number, found.labels
 
 
-def maximize(
-    sums: Tensor, counts: Tensor, squares: Tensor | None = None, *, shared: bool = False
-) -> Parameters:
+def maximize(sums: Tensor, counts: Tensor, squares: Tensor | None = None, *, shared: bool = False) -> Parameters:
     """Return the parameters with the largest likelihood.
 
     Args:

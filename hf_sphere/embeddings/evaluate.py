@@ -1,7 +1,7 @@
 """Evaluate stored embeddings: accuracy, calibration, retrieval, class overlap and out-of-distribution detection."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -86,36 +86,26 @@ def _evaluate_ood(
     evaluation: Evaluation, data: Embeddings, ood: Mapping[str, Embeddings], train: Embeddings | None
 ) -> None:
     """Add the metrics of OOD detection by the stored confidence and the scores of `hf_sphere.ood`."""
-    for other in (*ood.values(), *([] if train is None else [train])):
+    for other in (*ood.values(), train or data):
         # Paths of one folder may differ, for instance be relative or absolute.
         models = {Path(about["model"]).resolve() for about in (data.about, other.about) if "model" in about}
         if len(models) == 2:
             evaluation.notes.append(f"{other.name} was embedded by another model, so its scores are not comparable.")
-    results = {}
+    detectors = [OODDetector(name) for name in SCORES if name != "max_softmax" or data.confidences is None]
+    own, *others = (Outputs(d.embeddings, d.logits, d.labels, d.concentrations) for d in (data, *ood.values()))
+    fitted = None if train is None else Outputs(train.embeddings, train.logits, train.labels)
+    comparison = compare_scores(fitted, own, dict(zip(ood, others, strict=True)), detectors)
     if data.confidences is not None:
-        results["confidence"] = {
+        comparison.results["confidence"] = {
             name: detection_scores(data.confidences, other.certainties["confidence"]) for name, other in ood.items()
         }
-    scores = [name for name in SCORES if not results or name != "max_softmax"]
-    if train is None:
-        evaluation.notes.append("OOD scores that are fitted to training images are skipped: give --train_embeddings.")
-        scores = [name for name in scores if not SCORES[name].fits]
-    comparison = compare_scores(
-        None if train is None else _outputs(train),
-        _outputs(data),
-        {name: _outputs(other) for name, other in ood.items()},
-        [OODDetector(name) for name in scores],
-    )
-    for score, sets in (results | comparison.results).items():
+    for score, sets in comparison.results.items():
         for name, metrics in sets.items():
-            evaluation.results |= {f"ood_{name}_{metric}_{score}": value for metric, value in metrics.items()}
+            evaluation.add(f"ood_{name}", {f"{metric}_{score}": value for metric, value in metrics.items()})
     evaluation.notes += [f"OOD score {name} is skipped: {reason}" for name, reason in comparison.skipped.items()]
-    best = replace(comparison, results=results | comparison.results).best
-    evaluation.notes.append(f"the OOD score with the highest mean AUROC is {best}.")
-
-
-def _outputs(data: Embeddings) -> Outputs:
-    return Outputs(data.embeddings, data.logits, data.labels, data.concentrations)
+    if train is None:
+        evaluation.notes.append("OOD scores are fitted to the training images with --train_embeddings.")
+    evaluation.notes.append(f"the OOD score with the highest mean AUROC is {comparison.best}.")
 
 
 def read_ood_embeddings(paths: Sequence[str], data: Embeddings, **options: Any) -> dict[str, Embeddings]:

@@ -133,15 +133,11 @@ def calibration_errors(confidences: Tensor, correct: Tensor) -> dict[str, float]
 
 
 def probability_scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """Compute the scores of the softmax probabilities of all classes, and the calibration errors of the largest.
-
-    Args:
-        logits: (N, K).
-        labels: (N,), class indices.
+    """Compute scores of the softmax probabilities of logits (N, K) for labels (N,).
 
     Returns:
         `nll`: mean negative log-likelihood, in nats; `brier`: mean squared distance between the probabilities and the
-        one-hot label, in [0, 2] (Brier, 1950); and those of `calibration_errors`.
+        one-hot label, in [0, 2] (Brier, 1950); and `calibration_errors` of the largest probabilities.
 
     Raises:
         ValueError: If a shape or a label is invalid, or a logit is not finite.
@@ -152,9 +148,6 @@ def probability_scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
         raise ValueError(f"labels must be from 0 to {logits.shape[1] - 1}; got {labels.min()} to {labels.max()}.")
     probabilities = logits.softmax(1)
     confidences, predictions = probabilities.max(1)
-    targets = F.one_hot(labels, logits.shape[1])
-    return {
-        "nll": F.cross_entropy(logits, labels).item(),
-        "brier": (probabilities - targets).square().sum(1).mean().item(),
-        **calibration_errors(confidences.clamp(max=1.0), predictions == labels),
-    }
+    squares = (probabilities - F.one_hot(labels, logits.shape[1])).square()
+    scores = {"nll": F.cross_entropy(logits, labels).item(), "brier": squares.sum(1).mean().item()}
+    return scores | calibration_errors(confidences.clamp(max=1.0), predictions == labels)

@@ -1,6 +1,6 @@
 """Embeddings and logits of any classifier."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ class Outputs(NamedTuple):
     Attributes:
         embeddings: (N, d), the input of the last layer.
         logits: (N, K).
-        labels: (N,), integers of any range.
+        labels: (N,), any integers.
         concentrations: (N,), of models that compute one: those with the head `vmf` or `adaface`.
     """
 
@@ -25,26 +25,26 @@ class Outputs(NamedTuple):
     labels: Tensor | None = None
     concentrations: Tensor | None = None
 
-    def checked(self) -> "Outputs":
-        """Return them in float64 on the CPU.
+    def checked(self, needs: Sequence[str] = (), score: str = "") -> "Outputs":
+        """Return the outputs in float64 on the CPU.
 
         Raises:
-            ValueError: If there is nothing, a shape is wrong, or a value is not finite.
-            TypeError: If the labels are not integers, or other values are complex.
+            ValueError: If a field that a score needs is missing, a shape is wrong, or a value is not finite.
         """
-        embeddings, logits = (
-            None if values is None else check_embeddings(values, what=name).cpu().double()
-            for name, values in (("embeddings", self.embeddings), ("logits", self.logits))
-        )
-        rows = embeddings if logits is None else logits
-        if rows is None:
-            raise ValueError("embeddings or logits must be given; got neither.")
-        labels = None if self.labels is None else check_labels(self.labels, len(rows)).cpu()
-        concentrations = None if self.concentrations is None else check_scores("concentrations", self.concentrations)
-        for name, values in (("embeddings", embeddings), ("concentrations", concentrations)):
-            if values is not None and len(values) != len(rows):
-                raise ValueError(f"got {len(values)} {name} for {len(rows)} inputs; their numbers must be equal.")
-        return Outputs(embeddings, logits, labels, concentrations)
+        if missing := [name for name in needs if getattr(self, name) is None]:
+            raise ValueError(f"the score {score} needs {' and '.join(missing)}, which the data do not have.")
+        given = {name: torch.as_tensor(values) for name, values in self._asdict().items() if values is not None}
+        if len({len(values) for values in given.values()}) > 1:
+            lengths = ", ".join(f"{len(values)} {name}" for name, values in given.items())
+            raise ValueError(f"the numbers of rows must be equal; got {lengths}.")
+        for name, values in given.items():
+            if name == "labels":
+                given[name] = check_labels(values, len(values)).cpu()
+            elif name == "concentrations":
+                given[name] = check_scores(name, values)
+            else:
+                given[name] = check_embeddings(values, what=name).cpu().double()
+        return Outputs(**given)
 
 
 @torch.no_grad()
@@ -65,16 +65,14 @@ def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
     Raises:
         ValueError: If there is no batch, or no layer whose output is the logits.
     """
-    heads: list[Any] = [model.head] if hasattr(model, "head_inputs") else []
-    calls: list[tuple[Tensor, Any]] = []
+    head, calls, parts = getattr(model, "head", None) if hasattr(model, "head_inputs") else None, [], []
 
     def remember(layer: nn.Module, inputs: Any, output: Any) -> None:
-        if heads or output.ndim == 2:  # not the layers applied to all tokens, which would take much memory
+        if head is not None or output.ndim == 2:  # not the layers applied to all tokens, which would take much memory
             calls.append((inputs[0], output))
 
-    layers = heads or [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    layers = [layer for layer in model.modules() if layer is head or (head is None and isinstance(layer, nn.Linear))]
     handles = [layer.register_forward_hook(remember) for layer in layers]
-    parts: list[tuple[Tensor | None, ...]] = []
     try:
         with eval_mode(model):
             for batch in batches.epoch() if hasattr(batches, "epoch") else batches:
@@ -82,14 +80,13 @@ def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
                 calls.clear()
                 output: Any = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
                 logits = output if isinstance(output, Tensor) else output["logits"]
-                found = [call for call in calls if heads or _same(call[1], logits)]
+                found = [call for call in calls if head is not None or torch.equal(call[1].to(logits.dtype), logits)]
                 if not found:
                     raise ValueError(
                         f"no linear layer of {type(model).__name__} returns its logits, so its embeddings are not "
                         "known. Compute them, and use `fit_embeddings` and `score_embeddings`."
                     )
-                embeddings, returned = found[-1]
-                parts.append((embeddings, logits, labels, getattr(returned, "concentration", None)))
+                parts.append((found[-1][0], logits, labels, getattr(found[-1][1], "concentration", None)))
     finally:
         for handle in handles:
             handle.remove()
@@ -107,13 +104,8 @@ def _split(batch: Any, device: torch.device) -> tuple[Any, Tensor | None]:
     return several[0].to(device), several[1] if len(several) > 1 else None
 
 
-def _same(output: Tensor, logits: Tensor) -> bool:
-    return output.shape == logits.shape and torch.equal(output.to(logits.dtype), logits)
-
-
 def _joined(values: tuple[Tensor | None, ...]) -> Tensor | None:
-    known = [torch.as_tensor(value).cpu() for value in values if value is not None]
-    if len(known) < len(values):
+    if any(value is None for value in values):
         return None
-    joined = torch.cat(known)
-    return joined.to(torch.promote_types(joined.dtype, torch.float32)) if joined.is_floating_point() else joined
+    joined = torch.cat([torch.as_tensor(value).cpu() for value in values])
+    return joined.float() if joined.dtype in (torch.float16, torch.bfloat16) else joined

@@ -186,27 +186,10 @@ def _gather(
 
 
 @torch.inference_mode()
-def gather_logits(model: nn.Module, batches: Batches, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
-    """Return the uncalibrated logits of a split, (N, K), float32, and the labels (N,), over all processes, on the CPU.
-
-    Args:
-        model: A model with a head; set to eval mode.
-        batches: The split.
-        accelerator: Gathers over the processes.
-    """
+def gather_logits(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> tuple[Tensor, Tensor]:
+    """Return the logits of a split, (N, K), float32, and the labels (N,), over all processes."""
     any_model: Any = model.eval()
-    seen, calibration = [], any_model.config.calibration
-    any_model.config.calibration = None
-    try:
-        for batch, is_new in _in_step(batches, model):
-            with accelerator.autocast():
-                logits = model(**batch).logits
-            if is_new:
-                seen.append((logits.float().cpu(), batch["labels"].cpu()))
-    finally:
-        any_model.config.calibration = calibration
-    logits, labels = zip(*gather_object(seen), strict=True)
-    return torch.cat(logits), torch.cat(labels)
+    return _gather(lambda pixels: any_model(pixel_values=pixels).logits, batches, accelerator)
 
 
 @torch.no_grad()

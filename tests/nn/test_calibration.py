@@ -101,10 +101,15 @@ def test_inference_tensors_and_half_dtypes_are_accepted(kind):
         (torch.zeros(3, 2), torch.tensor([0, 1, 0]), "matrix", "unknown kind of calibration 'matrix'"),
         (torch.zeros(3, 2), torch.tensor([0, 1]), "vector", r"got \(3, 2\) and \(2,\)"),
         (torch.zeros(0, 2), torch.zeros(0), "vector", r"with N >= 1; got \(0, 2\)"),
-        (torch.full((3, 2), np.nan), torch.tensor([0, 1, 0]), "vector", "logits must be finite; 3 of 3 are not"),
-        (torch.zeros(3, 2), torch.tensor([0, 1, 2]), "vector", "the model has 2 classes"),
-        (torch.zeros(3, 2), torch.tensor([0, 1, -100]), "vector", "labels must not be negative"),
-        (torch.zeros(3, 2), torch.tensor([1, 1, 1]), "vector", "vector scaling needs examples of all classes; 0 have"),
+        (torch.full((3, 2), np.nan), torch.tensor([0, 1, 0]), "vector", "logits and labels must be finite"),
+        (
+            torch.zeros(3, 2),
+            torch.tensor([0, 1, 2]),
+            "vector",
+            "labels must be from 0 to 1, and all of them must occur; got .0, 1, 2",
+        ),
+        (torch.zeros(3, 2), torch.tensor([0, 1, -100]), "vector", "labels must be from 0 to 1.* got .-100, 0, 1"),
+        (torch.zeros(3, 2), torch.tensor([1, 1, 1]), "vector", "and all of them must occur; got .1."),
     ],
 )
 def test_invalid_input_is_an_error(logits, labels, kind, message):
@@ -169,7 +174,6 @@ def test_an_exported_model_returns_calibrated_logits(tmp_path):
     "calibration",
     [
         {},
-        {"temperature": 0.0},
         {"temperature": [1.0, 2.0]},
         {"temperature": 1.0, "shift": [1.0]},
         {"temperature": 1.0, "bias": [1.0, 1.0, 1.0]},
@@ -177,5 +181,5 @@ def test_an_exported_model_returns_calibrated_logits(tmp_path):
     ],
 )
 def test_an_invalid_calibration_is_an_error(calibration):
-    with pytest.raises(Exception, match="calibration must have a positive temperature"):
+    with pytest.raises(Exception, match="calibration"):
         build(calibration=calibration)

@@ -236,7 +236,7 @@ def test_skipped_ood_scores_are_noted(write, measure, results_of, capsys):
     results = results_of(measure(write(columns_of(concentration=False)), "--out_of_distribution", other))
     assert {name.rpartition("_")[2] for name in results if name.startswith("ood_")} == {"confidence", "norm"}
     printed = capsys.readouterr().out
-    assert "OOD scores that are fitted to training images are skipped: give --train_embeddings" in printed
+    assert "OOD scores are fitted to the training images with --train_embeddings" in printed
     assert "OOD score energy is skipped: the score energy needs logits, which the data do not have" in printed
 
 

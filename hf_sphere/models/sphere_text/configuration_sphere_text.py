@@ -114,23 +114,15 @@ class SphereImageEncoderConfigMixin(SphereEncoderConfigMixin):
         head: Name of the head of the image classifier, one of `hf_sphere.nn.HEADS`. It takes the last hidden state of
             the first token. None for the linear classifier of the plain model.
         head_kwargs: Options of the head.
-        calibration: Temperature scaling of the logits in eval mode, see `SphereVisionConfig`; needs a head.
     """
 
     keys_to_ignore_at_inference = ["embeddings", "concentration"]
 
     head: str | None = None
     head_kwargs: dict[str, Any] | None = None
-    calibration: dict[str, Any] | None = None
 
     def validate_head(self) -> None:
-        """Check that there is only one classifier, and the temperatures of its logits."""
-        if self.calibration is not None:
-            from hf_sphere.nn.calibration import check_calibration
-
-            if self.head is None:
-                raise ValueError("calibration is applied by the heads of hf_sphere.nn; set a head, or leave it out.")
-            check_calibration(self.calibration, self.num_labels)  # type: ignore[attr-defined]
+        """Check that there is only one classifier."""
         if self.head is not None and self.spherized_classifier:
             raise ValueError("spherized_classifier spherizes the linear classifier; leave it out, or set head to None.")
 

@@ -10,7 +10,6 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from hf_sphere.models.requires import REQUIRES
-from hf_sphere.nn.calibration import check_calibration
 from hf_sphere.nn.heads import HEADS
 from hf_sphere.nn.prototypical import PrototypicalClassifier
 from hf_sphere.nn.spherization import Spherization
@@ -71,7 +70,7 @@ class SphereVisionConfig(PreTrainedConfig):
     initialization: Literal["torch", "xavier"] | None = None
     head: str | None = "spherized"
     head_kwargs: dict[str, Any] | None = None
-    calibration: dict[str, Any] | None = None
+    calibration: dict[str, float | list[float]] | None = None
     value_range: list[float | int] | tuple[float | int, ...] | None = None
     regression_kwargs: dict[str, Any] | None = None
     task_weight: float | int = 0.25
@@ -137,7 +136,12 @@ class SphereVisionConfig(PreTrainedConfig):
 
     def validate_calibration(self) -> None:
         """Check the temperatures of the logits."""
-        check_calibration(self.calibration, self.num_labels)
+        values = {"temperature": 1.0} if self.calibration is None else self.calibration
+        sizes = {len(value) for value in values.values() if isinstance(value, list)}
+        if not {"temperature"} <= {*values} <= {"temperature", "shift"} or not sizes <= {self.num_labels}:
+            raise ValueError(
+                f"calibration must be that of `fit_calibration` for {self.num_labels} classes; got {values}."
+            )
 
     def validate_spherization(self) -> None:
         """Check the options of the spherization."""

@@ -230,7 +230,7 @@ class ModelWithHead(nn.Module):
         Raises:
             ValueError: If the shape of the labels contradicts the problem type.
         """
-        output, calibration = self._apply_head(embeddings, labels), self.config.calibration
+        output, calibration = self._apply_head(embeddings, labels), getattr(self.config, "calibration", None)
         if calibration is None or self.training or output.logits is None:
             return output
         return replace(output, logits=calibrate(output.logits, **calibration))

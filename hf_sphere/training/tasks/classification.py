@@ -11,7 +11,7 @@ import hf_sphere
 from hf_sphere import data
 from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.training.arguments import TrainingArguments
-from hf_sphere.training.measures import measure_classification
+from hf_sphere.training.measures import measure_classification, show_metrics
 from hf_sphere.training.tasks.base import Prepared
 from hf_sphere.training.tasks.image import DataTask, EncoderArguments, HeadDescription, ImageTask
 from hf_sphere.utils.arguments import Arguments, Options, argument
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hf_sphere.data import Episodes, ImageData
     from hf_sphere.models import SphereVisionConfig
     from hf_sphere.models.sphere_vision.modeling_sphere_vision import SphereVisionPreTrainedModel
-    from hf_sphere.training.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -81,22 +80,20 @@ class ImageDataArguments(ImageDataOptions):
 
 
 @dataclass
-class EvaluationArguments(Arguments):
-    """Evaluation."""
+class CalibrationArguments(Arguments):
+    """Calibration."""
 
-    test_time_flips: bool = argument(
-        False, "Also report accuracy_with_flips: that of logits averaged over each image and its mirror image."
+    calibrate: Literal["temperature", "vector"] | None = argument(
+        None, "Fit a temperature, or a temperature and a shift of each class, to the logits of validation images."
     )
 
 
 @dataclass
-class CalibrationArguments(Arguments):
-    """Calibration of the confidences."""
+class EvaluationArguments(CalibrationArguments):
+    """Evaluation."""
 
-    calibrate: Literal["temperature", "vector"] | None = argument(
-        None,
-        "After training, fit one temperature, or a temperature and a shift of each class, to the logits of the "
-        "validation images, and save them with the model; not calibrated if not set.",
+    test_time_flips: bool = argument(
+        False, "Also report accuracy_with_flips: that of logits averaged over each image and its mirror image."
     )
 
 
@@ -105,10 +102,7 @@ class ImageClassification(ImageTask):
 
     name = "classification"
     data_task: ClassVar[DataTask] = "classification"
-    arguments: ClassVar[tuple[type, ...]] = (
-        *(ModelArguments, ImageDataArguments, TrainingArguments),
-        *(EvaluationArguments, CalibrationArguments),
-    )
+    arguments: ClassVar[tuple[type, ...]] = (ModelArguments, ImageDataArguments, TrainingArguments, EvaluationArguments)
     model_name = "SphereVisionForImageClassification"
     metric = "accuracy"
     higher_is_better = True
@@ -161,51 +155,41 @@ class ImageClassification(ImageTask):
 
         return evaluate(model, batches, accelerator, measure)
 
-    @property
-    def calibrate(self) -> "Literal['temperature', 'vector'] | None":
-        """The requested calibration; the retrieval task has none."""
-        options = self.part(CalibrationArguments)
-        return None if options is None else options.calibrate
-
     def check_data(self, model: Any, image_data: "ImageData") -> None:
-        """Check that there are images for the requested calibration."""
+        """Check that the requested calibration can be fitted."""
         super().check_data(model, image_data)
-        if self.calibrate is None:
-            return
-        if image_data.validation is None:
+        held_out, kind = image_data.validation, getattr(self.part(CalibrationArguments), "calibrate", None)
+        found = 0 if held_out is None else len(held_out.labels.unique())
+        enough = found == len(image_data.class_names) if kind == "vector" else found > 0
+        if kind is not None and (not enough or self.model_args.shard_classes):
+            whose = " of all classes" if kind == "vector" else ""
             raise ValueError(
-                f"calibrate {self.calibrate} needs validation images; set validation_split or validation_fraction."
+                f"calibrate {kind} needs validation images{whose} (set validation_split or validation_fraction), and "
+                "class weights that are not spread over processes by shard_classes."
             )
-        missing = sorted(set(range(len(image_data.class_names))) - set(image_data.validation.labels.tolist()))
-        if self.calibrate == "vector" and missing:
-            names = _shorten([image_data.class_names[index] for index in missing])
-            raise ValueError(f"calibrate vector needs validation images of all classes; {names} have none.")
 
-    def finish(self, prepared: Prepared, accelerator: "Accelerator") -> None:
-        """Fit the confidence of heads that support it, and the requested calibration, to held-out images."""
-        from hf_sphere.nn import fit_calibration
+    def finish(self, prepared: Prepared, accelerator: "Accelerator") -> dict[str, float]:
+        """Fit the confidence of heads that support it, and the requested calibration, to held-out images.
+
+        Returns the scores of the probabilities on the evaluation split without and with the calibration.
+        """
+        from hf_sphere.metrics import probability_scores
+        from hf_sphere.nn.calibration import calibrate, fit_calibration
         from hf_sphere.training.evaluation import fit_confidence, gather_logits
 
-        model, held_out = prepared.model, prepared.data.validation
+        (model, held_out), results = (prepared.model, prepared.data.validation), {}
         if held_out is not None and not self.is_open_set:
             fit_confidence(model, held_out, accelerator)
-        if self.calibrate is not None:
-            model.config.calibration = fit_calibration(*gather_logits(model, held_out, accelerator), self.calibrate)
-
-    def compare(self, prepared: Prepared, run: "Run", results: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the likelihood, Brier score and calibration errors, without and with the requested calibration."""
-        calibration = prepared.model.config.calibration
-        if self.calibrate is None:
-            return {}
-        from hf_sphere.metrics import probability_scores
-        from hf_sphere.nn.calibration import calibrate
-        from hf_sphere.training.evaluation import gather_logits
-
-        logits, labels = gather_logits(prepared.model, prepared.data.evaluation, run.accelerator)
-        before, after = (probability_scores(z, labels) for z in (logits, calibrate(logits, **calibration)))
-        run.print(f"calibrated {'  '.join(f'{name} {before[name]:.4f} -> {after[name]:.4f}' for name in before)}")
-        scores = {f"eval_{name}": value for name, value in after.items()}
-        return scores | {f"eval_uncalibrated_{name}": value for name, value in before.items()}
+        if (kind := getattr(self.part(CalibrationArguments), "calibrate", None)) is not None:
+            model.config.calibration = None
+            fitted = fit_calibration(*gather_logits(model, held_out, accelerator), kind)
+            logits, labels = gather_logits(model, prepared.data.evaluation, accelerator)
+            for name, values in {"uncalibrated_": logits, "": calibrate(logits, **fitted)}.items():
+                scores = probability_scores(values, labels)
+                results |= {f"eval_{name}{score}": value for score, value in scores.items()}
+            model.config.calibration = fitted
+            accelerator.print("\n".join(show_metrics(results)))
+        return results
 
     def heads(self, model: Any) -> list[str]:
         """Return the name of the head."""

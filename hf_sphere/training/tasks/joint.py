@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class JointArguments(RegressionArguments):
+class JointArguments(CalibrationArguments, RegressionArguments):
     """Regression targets in addition to the classes."""
 
     task_weight: float | None = argument(
@@ -36,10 +36,7 @@ class JointPrediction(ImageRegression, ImageClassification):
 
     name = "joint"
     data_task = "joint"
-    arguments: ClassVar[tuple[type, ...]] = (
-        *(ModelArguments, ImageDataArguments, TrainingArguments),
-        *(JointArguments, CalibrationArguments),
-    )
+    arguments: ClassVar[tuple[type, ...]] = (ModelArguments, ImageDataArguments, TrainingArguments, JointArguments)
     model_name = "SphereVisionForJointPrediction"
     metric = "loss"
     headline: ClassVar[tuple[str, ...]] = ("accuracy", "mean_absolute_error")
