@@ -45,7 +45,7 @@ def test_prototype_example_prints_its_comments(example, tmp_path):
     assert [re.sub(seconds, "", line) for line in printed] == [re.sub(seconds, "", line) for line in shown]
 
 
-@pytest.mark.parametrize("name", ["distributions", "clustering", "geometry"])
+@pytest.mark.parametrize("name", ["distributions", "clustering", "geometry", "ood"])
 def test_examples_print_their_comments(example, tmp_path, name):
     code = example(name)
     assert run(code, tmp_path).splitlines() == re.findall(r"# (.+)", code)

@@ -177,7 +177,8 @@ class ImageClassification(ImageTask):
         from hf_sphere.nn.calibration import calibrate, fit_calibration
         from hf_sphere.training.evaluation import fit_confidence, gather_logits
 
-        (model, held_out), results = (prepared.model, prepared.data.validation), {}
+        model, held_out = prepared.model, prepared.data.validation
+        results: dict[str, float] = {}
         if held_out is not None and not self.is_open_set:
             fit_confidence(model, held_out, accelerator)
         if (kind := getattr(self.part(CalibrationArguments), "calibrate", None)) is not None:
