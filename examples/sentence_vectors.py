@@ -55,7 +55,8 @@ def main() -> None:
 
     known, last = labels < args.articles // 2, torch.arange(len(labels)) % 3 == 0
     train, inside, near = (Outputs(points[part], labels=labels[part]) for part in (known & ~last, known & last, ~known))
-    detectors = [OODDetector("knn", k=2), OODDetector("mahalanobis"), OODDetector("vmf")]  # need no logits
+    detectors = {name: OODDetector(name) for name in ("mahalanobis", "vmf")}  # need no logits
+    detectors |= {f"knn, k={k}": OODDetector("knn", k=k) for k in (1, 5)}
     print(compare_scores(train, inside, {"other articles": near, "pairs of words": Outputs(far)}, detectors))
 
 

@@ -91,9 +91,10 @@ def _evaluate_ood(
         models = {Path(about["model"]).resolve() for about in (data.about, other.about) if "model" in about}
         if len(models) == 2:
             evaluation.notes.append(f"{other.name} was embedded by another model, so its scores are not comparable.")
-    detectors = [OODDetector(name) for name in SCORES if name != "max_softmax" or data.confidences is None]
     own, *others = (Outputs(d.embeddings, d.logits, d.labels, d.concentrations) for d in (data, *ood.values()))
     fitted = None if train is None else Outputs(train.embeddings, train.logits, train.labels)
+    omitted = "max_softmax" if data.confidences is not None else None  # equivalent to the confidence
+    detectors = {name: OODDetector(name) for name in SCORES if name != omitted}
     comparison = compare_scores(fitted, own, dict(zip(ood, others, strict=True)), detectors)
     if data.confidences is not None:
         comparison.results["confidence"] = {
@@ -122,11 +123,6 @@ def read_ood_embeddings(paths: Sequence[str], data: Embeddings, **options: Any) 
     names = [Path(path).resolve().name for path in paths]
     if len(set(names)) < len(names):
         raise ValueError(f"results are named by folder, and two folders have the same name: {', '.join(names)}.")
-    if names and not data.certainties:
-        raise ValueError(
-            f"--out_of_distribution needs a column confidence or concentration, and {data.name} has neither: extract "
-            "embeddings with a model that has a head."
-        )
     options |= {"needed": list(data.certainties), "only_split": True}
     return {name: read_embeddings(path, **options) for name, path in zip(names, paths, strict=True)}
 

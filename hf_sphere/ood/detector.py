@@ -1,7 +1,7 @@
 """Detection of out-of-distribution inputs by a score, and the comparison of scores."""
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -118,7 +118,7 @@ def compare_scores(
     train: Outputs | None,
     inside: Outputs,
     outside: Mapping[str, Outputs],
-    detectors: Sequence[OODDetector] | None = None,
+    detectors: Mapping[str, OODDetector] | None = None,
 ) -> Comparison:
     """Compare scores on held-out in-distribution inputs and sets of OOD inputs.
 
@@ -128,7 +128,7 @@ def compare_scores(
         train: Outputs for training data; None for scores that need no fit.
         inside: Outputs for held-out in-distribution inputs.
         outside: Outputs for OOD inputs, by name of the set.
-        detectors: Detectors, which are fitted if there are training data; one of each score by default.
+        detectors: Detectors by name, fitted here if there are training data; one of each score by default.
 
     Raises:
         ValueError: If there is no OOD set, a value is invalid, or no score could be computed.
@@ -142,16 +142,15 @@ def compare_scores(
     fitted, *sets = (None if data is None else data.checked() for data in (train, inside, *outside.values()))
     results: dict[str, dict[str, dict[str, float]]] = {}
     skipped: dict[str, str] = {}
-    for detector in map(OODDetector, SCORES) if detectors is None else detectors:
+    for name, detector in ({name: OODDetector(name) for name in SCORES} if detectors is None else detectors).items():
         try:
             if fitted is not None:
                 detector.fit_embeddings(*fitted[:3])
             own, *others = (detector._score(data) for data in sets if data is not None)
         except (ValueError, NotFittedError) as error:
-            skipped[detector.name] = str(error)
+            skipped[name] = str(error)
             continue
-        scores = zip(outside, others, strict=True)
-        results[detector.name] = {name: detection_scores(own, other) for name, other in scores}
+        results[name] = {key: detection_scores(own, other) for key, other in zip(outside, others, strict=True)}
     if not results:
         raise ValueError(f"no score could be computed: {' '.join(skipped.values())}")
     return Comparison(results, skipped)

@@ -234,7 +234,7 @@ class TestComparison:
 
     def test_scores_that_cannot_be_computed_are_skipped_with_the_reason(self, sets):
         bare = [data._replace(labels=None, concentrations=None) for data in sets]
-        comparison = compare_scores(*bare[:2], {"near": bare[2]}, [OODDetector(name) for name in (*SCORES,)])
+        comparison = compare_scores(*bare[:2], {"near": bare[2]}, {name: OODDetector(name) for name in SCORES})
         assert set(comparison.skipped) == {"concentration", "mahalanobis", "vmf"}
         assert comparison.skipped["vmf"] == "the score vmf needs labels, which the data do not have."
         assert "skipped: the score vmf needs labels" in str(comparison)
@@ -246,7 +246,7 @@ class TestComparison:
         with pytest.raises(ValueError, match="outside must have at least one set"):
             compare_scores(*sets[:2], {})
         with pytest.raises(ValueError, match="no score could be computed: the score knn is not fitted"):
-            compare_scores(None, sets[1], {"near": sets[2]}, [OODDetector("knn")])
+            compare_scores(None, sets[1], {"near": sets[2]}, {"knn": OODDetector("knn")})
 
 
 def sphere_vision(head: str) -> SphereVisionForImageClassification:
@@ -329,3 +329,10 @@ def test_the_score_of_a_damaged_comparison_is_not_hidden(sets):
     damaged = sets[2]._replace(logits=torch.full_like(sets[2].logits, np.inf))
     with pytest.raises(ValueError, match="logits must be finite"):
         compare_scores(*sets[:2], {"near": damaged})
+
+
+def test_options_of_a_score_can_be_compared(sets):
+    detectors = {f"knn {k}": OODDetector("knn", k=k) for k in (1, 20)}
+    results = compare_scores(*sets[:2], {"near": sets[2]}, detectors).results
+    assert results.keys() == detectors.keys()
+    assert results["knn 1"] != results["knn 20"]

@@ -501,10 +501,10 @@ def test_an_ood_set_missing_a_certainty_of_the_data_is_refused(write, measure):
         measure(write(columns_of()), "--out_of_distribution", other)
 
 
-def test_ood_detection_requires_a_certainty(write, measure):
+def test_ood_detection_works_without_predictions(write, measure, results_of):
     bare = without(columns_of(), "prediction", "confidence", "concentration")
-    with pytest.raises(ValueError, match="needs a column confidence or concentration"):
-        measure(write(bare), "--out_of_distribution", write(columns_of(), "other"))
+    results = results_of(measure(write(bare), "--out_of_distribution", write(columns_of(seed=1), "other")))
+    assert {name for name in results if "auroc" in name} == {"ood_other_auroc_norm"}
 
 
 def test_two_ood_sets_with_the_same_name_are_refused(write, measure, tmp_path):

@@ -70,7 +70,7 @@ class SphereVisionConfig(PreTrainedConfig):
     initialization: Literal["torch", "xavier"] | None = None
     head: str | None = "spherized"
     head_kwargs: dict[str, Any] | None = None
-    calibration: dict[str, float | list[float]] | None = None
+    calibration: dict[str, float | int | list[float | int]] | None = None
     value_range: list[float | int] | tuple[float | int, ...] | None = None
     regression_kwargs: dict[str, Any] | None = None
     task_weight: float | int = 0.25
