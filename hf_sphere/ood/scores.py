@@ -114,6 +114,8 @@ def _log_max_softmax(logits: Tensor) -> Tensor:
     return -(logits - largest).exp().scatter(1, index, 0.0).sum(1).log1p()
 
 
+# Hendrycks and Gimpel, ICLR 2017 (maximum softmax); Hendrycks et al., ICML 2022 (maximum logit); Liu et al., NeurIPS
+# 2020 (energy); Scott, Gallagher and Mozer, ICCV 2021 (concentration).
 UNFITTED: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "max_softmax": ("logits", _log_max_softmax),  # does not round to 0 when the probability rounds to 1
     "max_logit": ("logits", lambda logits: logits.amax(1)),
