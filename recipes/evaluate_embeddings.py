@@ -1,7 +1,7 @@
 """Evaluate embeddings: accuracy, calibration, retrieval, class overlap and out-of-distribution (OOD) detection.
 
 python recipes/evaluate_embeddings.py --embeddings outputs/embeddings/mnist-test \
-    --out_of_distribution outputs/embeddings/digits-test --ks 1 2 4 8
+    --train_embeddings outputs/embeddings/mnist-train --out_of_distribution outputs/embeddings/digits-test --ks 1 2 4 8
 
 The embeddings come from `recipes/extract_embeddings.py`, or are any data set with the columns `embedding` and `label`.
 Metrics for which a column is missing are skipped with a note. Results are written to `all_results.json`.
@@ -29,6 +29,9 @@ class EvaluationArguments(Arguments):
 
     embeddings: str = argument(help="Embeddings: a folder written by recipes/extract_embeddings.py.")
     out_of_distribution: list[str] = argument(list, "One or several embeddings of OOD images by the same model.")
+    train_embeddings: str | None = argument(
+        None, "Embeddings of the training images by the same model, to fit scores of OOD images to."
+    )
     output_dir: str | None = argument(None, "Output folder; <embeddings>/evaluation if not set.")
     overwrite_output_dir: bool = argument(False, "Replace the results in output_dir.")
     split: str | None = argument(None, "Split to read, for data sets with several splits.")
@@ -69,7 +72,12 @@ def evaluate(args: EvaluationArguments, options: EvaluationOptions) -> None:
     needed = ["label"] if options.overlap_threshold is None else ["label", "prediction"]
     data = read_embeddings(args.embeddings, needed=needed, **reading)
     ood = read_ood_embeddings(args.out_of_distribution, data, **reading)
-    evaluation = evaluate_embeddings(data, options, ood=ood)
+    train = None
+    if args.train_embeddings is not None:
+        if not ood:
+            raise ValueError("--train_embeddings is for --out_of_distribution, which is not given; give both.")
+        train = read_embeddings(args.train_embeddings, needed=["label"], only_split=True, **reading)
+    evaluation = evaluate_embeddings(data, options, ood=ood, train=train)
     (count, dim), classes = data.embeddings.shape, len(data.labels.unique())
     print(f"{data.name}: embeddings {count:,} x {dim}, classes {classes}, distance {evaluation.distance}")
     for name, value in evaluation.results.items():

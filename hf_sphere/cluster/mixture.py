@@ -158,12 +158,16 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         is_tensor = isinstance(self.means_, Tensor)
         return (points, labels) if is_tensor else (points.numpy(), labels.numpy())
 
+    @property
+    def _is_shared(self) -> bool:
+        return self.concentration_type == "shared"
+
     def _fitted(self) -> Parameters:
         return Parameters(self.means_, self.concentrations_, self.weights_)
 
     def _parameter_count(self) -> int:
         count, dim = self.means_.shape
-        return count * (dim - 1) + (count if self.concentration_type == "own" else 1) + count - 1
+        return count * (dim - 1) + (1 if self._is_shared else count) + count - 1
 
     def _rows(self, X: Any, reset: bool) -> Rows:
         return Rows(self, X, reset, for_density=True)
@@ -182,30 +186,8 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
             k_means = SphericalKMeans(self.n_components, max_iter=20, random_state=random.randint(2**31))
             labels = torch.as_tensor(k_means.fit(rows.matrix).labels_)
         sums = all_sums_by_label(rows, labels, self.n_components)
-        return self._maximize(sums, torch.bincount(labels[~rows.is_zero], minlength=self.n_components).to(rows.dtype))
-
-    def _maximize(self, sums: Tensor, counts: Tensor, squares: Tensor | None = None) -> Parameters:
-        """Return the parameters with the largest likelihood.
-
-        Args:
-            sums: Weighted sums of the rows of each component, (k, d).
-            counts: Sums of the weights, (k,).
-            squares: Sums of the squared weights, (k,), if the bias of the concentrations is to be corrected.
-        """
-        norms = torch.linalg.vector_norm(sums, dim=1)
-        lengths = (norms / torch.where(counts > 0, counts, 1.0)).clamp(max=1)
-        if squares is not None:
-            pairs = counts.square() - squares
-            cosines = (norms.square() - squares) / torch.where(pairs > 0, pairs, 1.0)
-            lengths = torch.where(pairs > 1e-9 * counts.square(), cosines.clamp(0, 1).sqrt(), lengths)
-        total = counts.sum()
-        if self.concentration_type == "shared":
-            lengths = ((lengths * counts).sum() / total.clamp_min(1)).expand(len(counts))
-        # A component without rows has the uniform distribution and the weight 0; its direction is arbitrary.
-        means = torch.where(norms[:, None] > 0, sums, torch.eye(1, sums.shape[1], dtype=sums.dtype, device=sums.device))
-        concentrations = bessel.concentration_from_mean_resultant_length(lengths, sums.shape[1])
-        weights = counts / total if total > 0 else torch.full_like(counts, 1 / len(counts))
-        return Parameters(project_to_sphere(means), concentrations.clamp(max=LARGEST_CONCENTRATION), weights)
+        counts = torch.bincount(labels[~rows.is_zero], minlength=self.n_components).to(rows.dtype)
+        return maximize(sums, counts, shared=self._is_shared)
 
     def _expectation_maximization(
         self, rows: Rows, parameters: Parameters
@@ -214,12 +196,37 @@ class VonMisesFisherMixture(DensityMixin, BaseEstimator):
         number, converged = 0, False
         found = expect(rows, parameters)
         while not converged and number < self.max_iter:
-            previous, parameters = found.likelihood, self._maximize(found.sums, found.counts)
+            previous, parameters = found.likelihood, maximize(found.sums, found.counts, shared=self._is_shared)
             found = expect(rows, parameters)
             number, converged = number + 1, found.likelihood - previous < self.tol
-        parameters = self._maximize(found.sums, found.counts, found.squares)
+        parameters = maximize(found.sums, found.counts, found.squares, shared=self._is_shared)
         found = expect(rows, parameters)
         return parameters, found.likelihood, converged, number, found.labels
+
+
+def maximize(sums: Tensor, counts: Tensor, squares: Tensor | None = None, *, shared: bool = False) -> Parameters:
+    """Return the parameters with the largest likelihood.
+
+    Args:
+        sums: Weighted sums of the rows of each component, (k, d).
+        counts: Sums of the weights, (k,).
+        squares: Sums of the squared weights, (k,), if the bias of the concentrations is to be corrected.
+        shared: Whether all components have the same concentration.
+    """
+    norms = torch.linalg.vector_norm(sums, dim=1)
+    lengths = (norms / torch.where(counts > 0, counts, 1.0)).clamp(max=1)
+    if squares is not None:
+        pairs = counts.square() - squares
+        cosines = (norms.square() - squares) / torch.where(pairs > 0, pairs, 1.0)
+        lengths = torch.where(pairs > 1e-9 * counts.square(), cosines.clamp(0, 1).sqrt(), lengths)
+    total = counts.sum()
+    if shared:
+        lengths = ((lengths * counts).sum() / total.clamp_min(1)).expand(len(counts))
+    # A component without rows has the uniform distribution and the weight 0; its direction is arbitrary.
+    means = torch.where(norms[:, None] > 0, sums, torch.eye(1, sums.shape[1], dtype=sums.dtype, device=sums.device))
+    concentrations = bessel.concentration_from_mean_resultant_length(lengths, sums.shape[1])
+    weights = counts / total if total > 0 else torch.full_like(counts, 1 / len(counts))
+    return Parameters(project_to_sphere(means), concentrations.clamp(max=LARGEST_CONCENTRATION), weights)
 
 
 class Expectation(NamedTuple):

@@ -20,6 +20,7 @@ from hf_sphere.metrics import (
     risk_coverage,
     sampled_retrieval_scores,
 )
+from hf_sphere.ood import SCORES, OODDetector, Outputs, compare_scores
 
 
 @dataclass
@@ -46,7 +47,11 @@ class Evaluation:
 
 
 def evaluate_embeddings(
-    data: Embeddings, options: EvaluationOptions | None = None, *, ood: Mapping[str, Embeddings] | None = None
+    data: Embeddings,
+    options: EvaluationOptions | None = None,
+    *,
+    ood: Mapping[str, Embeddings] | None = None,
+    train: Embeddings | None = None,
 ) -> Evaluation:
     """Compute all metrics for which the required data is stored; others are skipped with a note.
 
@@ -54,9 +59,11 @@ def evaluate_embeddings(
         data: Embeddings with labels.
         options: Options of the metrics; the defaults if None.
         ood: Embeddings of out-of-distribution (OOD) images by name, with the certainty measures of `data`.
+        train: Embeddings of the training images, for the scores of `hf_sphere.ood` that are fitted to them.
 
     Returns:
-        The metrics: `eval_accuracy`, `eval_recall_at_1`, `ood_<name>_auroc_confidence` and so on.
+        The metrics: `eval_accuracy`, `eval_recall_at_1`, `ood_<name>_auroc_confidence` and so on. The suffix is
+        `confidence` or a score of `hf_sphere.ood`, of which `max_softmax` is equivalent to `confidence` and left out.
 
     Raises:
         ValueError: If the embeddings have no labels, or a curvature is missing or set for another distance.
@@ -70,17 +77,36 @@ def evaluate_embeddings(
     _evaluate_retrieval(evaluation, data, data.labels, options, retrieval)
     if options.overlap_threshold is not None:
         _evaluate_overlap(evaluation, data, data.labels, known, options)
-    for name, other in (ood or {}).items():
+    if ood:
+        _evaluate_ood(evaluation, data, ood, train)
+    return evaluation
+
+
+def _evaluate_ood(
+    evaluation: Evaluation, data: Embeddings, ood: Mapping[str, Embeddings], train: Embeddings | None
+) -> None:
+    """Add the metrics of OOD detection by the stored confidence and the scores of `hf_sphere.ood`."""
+    for other in (*ood.values(), train or data):
         # Paths of one folder may differ, for instance be relative or absolute.
         models = {Path(about["model"]).resolve() for about in (data.about, other.about) if "model" in about}
         if len(models) == 2:
-            evaluation.notes.append(
-                f"{other.name} was embedded by another model, so its certainties are not comparable."
-            )
-        for measure, inside in data.certainties.items():
-            for score, value in detection_scores(inside, other.certainties[measure]).items():
-                evaluation.results[f"ood_{name}_{score}_{measure}"] = value
-    return evaluation
+            evaluation.notes.append(f"{other.name} was embedded by another model, so its scores are not comparable.")
+    own, *others = (Outputs(d.embeddings, d.logits, d.labels, d.concentrations) for d in (data, *ood.values()))
+    fitted = None if train is None else Outputs(train.embeddings, train.logits, train.labels)
+    omitted = "max_softmax" if data.confidences is not None else None  # equivalent to the confidence
+    detectors = {name: OODDetector(name) for name in SCORES if name != omitted}
+    comparison = compare_scores(fitted, own, dict(zip(ood, others, strict=True)), detectors)
+    if data.confidences is not None:
+        comparison.results["confidence"] = {
+            name: detection_scores(data.confidences, other.certainties["confidence"]) for name, other in ood.items()
+        }
+    for score, sets in comparison.results.items():
+        for name, metrics in sets.items():
+            evaluation.add(f"ood_{name}", {f"{metric}_{score}": value for metric, value in metrics.items()})
+    evaluation.notes += [f"OOD score {name} is skipped: {reason}" for name, reason in comparison.skipped.items()]
+    if train is None:
+        evaluation.notes.append("OOD scores are fitted to the training images with --train_embeddings.")
+    evaluation.notes.append(f"the OOD score with the highest mean AUROC is {comparison.best}.")
 
 
 def read_ood_embeddings(paths: Sequence[str], data: Embeddings, **options: Any) -> dict[str, Embeddings]:
@@ -92,11 +118,6 @@ def read_ood_embeddings(paths: Sequence[str], data: Embeddings, **options: Any) 
     names = [Path(path).resolve().name for path in paths]
     if len(set(names)) < len(names):
         raise ValueError(f"results are named by folder, and two folders have the same name: {', '.join(names)}.")
-    if names and not data.certainties:
-        raise ValueError(
-            f"--out_of_distribution needs a column confidence or concentration, and {data.name} has neither: extract "
-            "embeddings with a model that has a head."
-        )
     options |= {"needed": list(data.certainties), "only_split": True}
     return {name: read_embeddings(path, **options) for name, path in zip(names, paths, strict=True)}
 

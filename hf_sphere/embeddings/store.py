@@ -67,6 +67,7 @@ class Embeddings:
         concentrations: (N,), at least 0, if the embeddings have them.
         about: Content of `embeddings.json`; empty without the file.
         indices: (N,) rows of the source data set, if stored.
+        logits: (N, K), float32, if stored.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Embeddings:
     concentrations: Tensor | None
     about: dict[str, Any]
     indices: Tensor | None = None
+    logits: Tensor | None = None
 
     @property
     def certainties(self) -> dict[str, Tensor]:
@@ -218,7 +220,8 @@ def read_embeddings(
     return Embeddings(
         name=name,
         split=chosen,
-        embeddings=_read_vectors(rows, name),
+        embeddings=_read_vectors(rows, name, "embedding"),
+        logits=_read_vectors(rows, name, "logits") if "logits" in columns else None,
         labels=labels,
         class_names=class_names,
         predictions=read_labels(rows, "prediction", predicted_names, chosen) if predicted else None,
@@ -250,18 +253,18 @@ def _feature(name: str, values: Tensor, names: Mapping[str, Sequence[str]]) -> A
     return number if values.ndim == 1 else List(number, length=values.shape[1])
 
 
-def _read_vectors(rows: Dataset, name: str) -> Tensor:
-    """Read the column of embeddings, vectors of one length, as float32 (N, d)."""
-    cells = rows.select_columns(["embedding"]).with_format("arrow")[:]["embedding"].combine_chunks()
+def _read_vectors(rows: Dataset, name: str, column: str) -> Tensor:
+    """Read a column of vectors of one length as float32 (N, d)."""
+    cells = rows.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
     kind = cells.type
     is_list = isinstance(kind, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
     if not is_list or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
-        raise ValueError(f"column embedding of {name} contains {rows.features['embedding']}, not lists of numbers.")
+        raise ValueError(f"column {column} of {name} contains {rows.features[column]}, not lists of numbers.")
     lengths = cells.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
     odd = (lengths != lengths[0]).nonzero()[0] if lengths[0] > 0 else [0]
     numbers = cells.flatten()
     if len(odd) or numbers.null_count:
         reason = f"row {odd[0]} has no vector or another length" if len(odd) else "some numbers are missing"
-        raise ValueError(f"column embedding of {name} must have vectors of one length in all rows; {reason}.")
+        raise ValueError(f"column {column} of {name} must have vectors of one length in all rows; {reason}.")
     values = numbers.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
     return torch.tensor(values).reshape(len(rows), -1)

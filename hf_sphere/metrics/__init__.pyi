@@ -2,6 +2,7 @@ from .calibration import (
     ReliabilityBins as ReliabilityBins,
     calibration_errors as calibration_errors,
     expected_calibration_error as expected_calibration_error,
+    probability_scores as probability_scores,
     reliability_bins as reliability_bins,
 )
 from .geometry import (

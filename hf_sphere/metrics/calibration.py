@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.metrics.checks import check_confidences, mean_over_ties
+from hf_sphere.metrics.checks import check_confidences, check_embeddings, check_labels, mean_over_ties
 
 Binning = Literal["equal_mass", "equal_width"]
 
@@ -129,3 +130,24 @@ def calibration_errors(confidences: Tensor, correct: Tensor) -> dict[str, float]
             confidences, correct, norm=1, binning="equal_width"
         ),
     }
+
+
+def probability_scores(logits: Tensor, labels: Tensor) -> dict[str, float]:
+    """Compute scores of the softmax probabilities of logits (N, K) for labels (N,).
+
+    Returns:
+        `nll`: mean negative log-likelihood, in nats; `brier`: mean squared distance between the probabilities and the
+        one-hot label, in [0, 2] (Brier, 1950); and `calibration_errors` of the largest probabilities.
+
+    Raises:
+        ValueError: If a shape or a label is invalid, or a logit is not finite.
+    """
+    logits = check_embeddings(logits, what="logits").cpu().double()
+    labels = check_labels(labels, len(logits)).cpu().long()
+    if labels.min() < 0 or labels.max() >= logits.shape[1]:
+        raise ValueError(f"labels must be from 0 to {logits.shape[1] - 1}; got {labels.min()} to {labels.max()}.")
+    probabilities = logits.softmax(1)
+    confidences, predictions = probabilities.max(1)
+    squares = (probabilities - F.one_hot(labels, logits.shape[1])).square()
+    scores = {"nll": F.cross_entropy(logits, labels).item(), "brier": squares.sum(1).mean().item()}
+    return scores | calibration_errors(confidences.clamp(max=1.0), predictions == labels)

@@ -7,7 +7,7 @@ from hf_sphere.metrics.checks import check_scores
 
 
 def detection_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
-    """Compute AUROC and FPR95 of a score that should be higher for in-distribution inputs.
+    """Compute AUROC, FPR95 and AUPR of a score that should be higher for in-distribution inputs.
 
     After Hendrycks, Gimpel, "A Baseline for Detecting Misclassified and Out-of-Distribution Examples in Neural
     Networks", ICLR 2017.
@@ -21,6 +21,8 @@ def detection_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
         out-of-distribution one, with ties counted half; 1 is best.
         `fpr_at_95_tpr`: false-positive rate at a true-positive rate of 95 % (FPR95), the fraction of OOD inputs at or
         above the highest threshold that at least 95 % of the in-distribution inputs reach; 0 is best.
+        `aupr`: area under the precision-recall curve with the in-distribution inputs as positives, as a sum over steps
+        (average precision); 1 is best, and N / (N + M) that of a constant score.
 
     Raises:
         ValueError: If the shapes are not (N,) and (M,) with N, M >= 1, or a score is NaN.
@@ -32,7 +34,11 @@ def detection_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
     twice_won = int(below.sum()) + int(not_above.sum())
     accepted = -(-95 * len(inside) // 100)
     threshold = inside.sort(descending=True).values[accepted - 1]
+    levels, counts = inside.unique(return_counts=True)
+    reached = counts.flip(0).cumsum(0).flip(0)  # number of in-distribution scores at or above each level
+    precisions = reached / (reached + len(outside) - torch.searchsorted(outside, levels)).double()
     return {
         "auroc": twice_won / (2 * len(inside) * len(outside)),
         "fpr_at_95_tpr": int((outside >= threshold).sum()) / len(outside),
+        "aupr": float((counts * precisions).sum() / len(inside)),
     }

@@ -1,3 +1,4 @@
+from .calibration import fit_calibration as fit_calibration
 from .heads import HEADS as HEADS, Head as Head, HeadOutput as HeadOutput, build_head as build_head
 from .heads.cosine import CosineHead as CosineHead, ProxyAnchorHead as ProxyAnchorHead
 from .heads.margin import (

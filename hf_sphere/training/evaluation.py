@@ -180,6 +180,13 @@ def _gather(
     return torch.cat(embeddings).to(accelerator.device), torch.cat(labels).to(accelerator.device)
 
 
+@torch.inference_mode()
+def gather_logits(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> tuple[Tensor, Tensor]:
+    """Return the logits of a split, (N, K), float32, and the labels (N,), over all processes."""
+    any_model: Any = model.eval()
+    return _gather(lambda pixels: any_model(pixel_values=pixels).logits, batches, accelerator)
+
+
 @torch.no_grad()
 def fit_confidence(model: nn.Module, batches: "ImageBatches", accelerator: Accelerator) -> None:
     """Fit the confidence of a head to held-out images, over all processes, if the head supports it."""

@@ -77,8 +77,8 @@ def _train(task: Task, run: Run, command: Command, published: Sequence[Mapping[s
     if task.args.load_best_model_at_end and state.best_epoch is not None:
         _load_best(trained, run)
     finished = replace(prepared, model=trained)
-    task.finish(finished, run.accelerator)
-    results = _collect_results(task, trained, prepared, state, run)
+    fitted = task.finish(finished, run.accelerator)
+    results = _collect_results(task, trained, prepared, state, run) | fitted
     results |= task.compare(finished, run, results)
     results |= {f"best_{metric.removeprefix(f'{prefix}_')}": state.best_metric, "best_epoch": state.best_epoch}
     _save(run, prepared, run.output_dir, trained)

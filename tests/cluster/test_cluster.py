@@ -15,7 +15,7 @@ from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture
-from hf_sphere.cluster.mixture import expect
+from hf_sphere.cluster.mixture import expect, maximize
 from hf_sphere.cluster.spherical_k_means import Rows
 from hf_sphere.distributions import HypersphericalUniform, VonMisesFisher
 from hf_sphere.geometry import project_to_sphere
@@ -247,7 +247,7 @@ class TestMixture:
         for _ in range(20):
             found = expect(rows, parameters)
             likelihoods.append(found.likelihood)
-            parameters = mixture._maximize(found.sums, found.counts)
+            parameters = maximize(found.sums, found.counts, shared=concentration_type == "shared")
         assert (np.diff(likelihoods) > -1e-10).all()
         if concentration_type == "shared":
             assert len(set(parameters.concentrations.tolist())) == 1
@@ -317,7 +317,9 @@ import torch
 from hf_sphere.cluster import SphericalKMeans, VonMisesFisherMixture
 from hf_sphere.distributions import PowerSpherical, VonMisesFisher
 from hf_sphere.geometry import exp_map, log_vmf_normalizer, separation
+from hf_sphere.ood import OODDetector, compare_scores
 x = VonMisesFisher(torch.eye(3), torch.tensor(9.0)).sample((20,)).flatten(0, 1)
+OODDetector("knn", k=1).fit_embeddings(x)
 print(SphericalKMeans(3).fit(x).labels_.shape, VonMisesFisherMixture(3).fit(x.numpy()).weights_.shape)
 """
     run = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True)

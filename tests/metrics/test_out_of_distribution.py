@@ -1,7 +1,7 @@
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import average_precision_score, roc_auc_score
 
 from hf_sphere.metrics import detection_scores
 
@@ -24,18 +24,24 @@ def test_fpr_uses_the_highest_threshold_with_95_percent_tpr(inside, outside):
     assert detection_scores(torch.tensor(inside), torch.tensor(outside))["fpr_at_95_tpr"] == expected
 
 
-def test_auroc_matches_scikit_learn():
+@pytest.mark.parametrize(("name", "reference"), [("auroc", roc_auc_score), ("aupr", average_precision_score)])
+def test_areas_match_scikit_learn(name, reference):
     inside, outside = (torch.randn(3000) + 0.5).round(decimals=2), torch.randn(2000).round(decimals=2)
-    expected = roc_auc_score([1] * 3000 + [0] * 2000, torch.cat([inside, outside]).numpy())
-    assert detection_scores(inside, outside)["auroc"] == pytest.approx(expected, abs=1e-12)
+    expected = reference([1] * 3000 + [0] * 2000, torch.cat([inside, outside]).numpy())
+    assert detection_scores(inside, outside)[name] == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("inside", "outside", "auroc", "fpr"),
-    [([2.0, 3.0], [0.0, 1.0], 1.0, 0.0), ([0.0, 1.0], [2.0, 3.0], 0.0, 1.0), ([1.0, 1.0], [1.0], 0.5, 1.0)],
+    ("inside", "outside", "auroc", "fpr", "aupr"),
+    [
+        ([2.0, 3.0], [0.0, 1.0], 1.0, 0.0, 1.0),
+        ([0.0, 1.0], [2.0, 3.0], 0.0, 1.0, (1 / 2 + 1 / 3) / 2),
+        ([1.0, 1.0], [1.0], 0.5, 1.0, 2 / 3),
+    ],
 )
-def test_perfect_reversed_and_constant_scores_have_known_results(inside, outside, auroc, fpr):
-    assert detection_scores(torch.tensor(inside), torch.tensor(outside)) == {"auroc": auroc, "fpr_at_95_tpr": fpr}
+def test_perfect_reversed_and_constant_scores_have_known_results(inside, outside, auroc, fpr, aupr):
+    scores = detection_scores(torch.tensor(inside), torch.tensor(outside))
+    assert scores == {"auroc": auroc, "fpr_at_95_tpr": fpr, "aupr": pytest.approx(aupr, abs=1e-15)}
 
 
 def test_one_of_twenty_in_distribution_scores_may_be_below_the_threshold():

@@ -21,6 +21,7 @@ from hf_sphere.metrics import (
     retrieval_scores,
     sampled_retrieval_scores,
 )
+from hf_sphere.ood import SCORES, OODDetector
 
 CLASSES = ["a", "b", "c"]
 PLOTS = ["reliability.png", "risk_coverage.png"]
@@ -213,6 +214,35 @@ def test_ood_detection_uses_every_certainty(write, measure, results_of):
         expected = detection_scores(own[name], other[name])
         assert results[f"ood_other.test_auroc_{name}"] == pytest.approx(expected["auroc"])
         assert results[f"ood_other.test_fpr_at_95_tpr_{name}"] == pytest.approx(expected["fpr_at_95_tpr"])
+
+
+def test_ood_detection_uses_every_score_that_is_fitted_to_the_training_images(write, measure, results_of, capsys):
+    sets = [columns_of(80), columns_of(seed=1), columns_of(seed=2, logits_scale=1.0)]
+    sets = [columns | {"logits": 2.0 * columns["embedding"]} for columns in sets]
+    train, own, other = (write(columns, name) for columns, name in zip(sets, ["train", "own", "other"], strict=True))
+    results = results_of(measure(own, "--out_of_distribution", other, "--train_embeddings", train))
+    for score in {"confidence", *SCORES} - {"max_softmax"}:
+        assert {f"ood_other_{metric}_{score}" for metric in ("auroc", "fpr_at_95_tpr", "aupr")} <= results.keys()
+    scores = [
+        OODDetector("knn").fit_embeddings(sets[0]["embedding"]).score_embeddings(columns["embedding"])
+        for columns in sets[1:]
+    ]
+    assert results["ood_other_auroc_knn"] == pytest.approx(detection_scores(*scores)["auroc"])
+    assert "the OOD score with the highest mean AUROC is" in capsys.readouterr().out
+
+
+def test_skipped_ood_scores_are_noted(write, measure, results_of, capsys):
+    other = write(columns_of(seed=1, concentration=False), "other")
+    results = results_of(measure(write(columns_of(concentration=False)), "--out_of_distribution", other))
+    assert {name.rpartition("_")[2] for name in results if name.startswith("ood_")} == {"confidence", "norm"}
+    printed = capsys.readouterr().out
+    assert "OOD scores are fitted to the training images with --train_embeddings" in printed
+    assert "OOD score energy is skipped: the score energy needs logits, which the data do not have" in printed
+
+
+def test_training_embeddings_without_ood_images_are_an_error(write, measure):
+    with pytest.raises(ValueError, match="--train_embeddings is for --out_of_distribution, which is not given"):
+        measure(write(columns_of()), "--train_embeddings", write(columns_of(), "train"))
 
 
 def test_several_ood_sets_have_results_by_name(write, measure, results_of):
@@ -468,10 +498,10 @@ def test_an_ood_set_missing_a_certainty_of_the_data_is_refused(write, measure):
         measure(write(columns_of()), "--out_of_distribution", other)
 
 
-def test_ood_detection_requires_a_certainty(write, measure):
+def test_ood_detection_works_without_predictions(write, measure, results_of):
     bare = without(columns_of(), "prediction", "confidence", "concentration")
-    with pytest.raises(ValueError, match="needs a column confidence or concentration"):
-        measure(write(bare), "--out_of_distribution", write(columns_of(), "other"))
+    results = results_of(measure(write(bare), "--out_of_distribution", write(columns_of(seed=1), "other")))
+    assert {name for name in results if "auroc" in name} == {"ood_other_auroc_norm"}
 
 
 def test_two_ood_sets_with_the_same_name_are_refused(write, measure, tmp_path):

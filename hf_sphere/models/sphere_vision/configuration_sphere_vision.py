@@ -42,6 +42,8 @@ class SphereVisionConfig(PreTrainedConfig):
             layers; heads whose class weights are not a linear layer initialize them as usual.
         head: Name of a head, for instance `softmax`, `spherized` or `prototype`; None for models without classes.
         head_kwargs: Options of the head.
+        calibration: Temperature scaling of the logits in eval mode, as `hf_sphere.nn.fit_calibration` returns it; the
+            loss and the logits in training mode are not scaled.
         value_range: Lowest and highest value of a regression.
         regression_kwargs: Options of the regression, see `PoleRegression`.
         task_weight: Weight w in [0, 1] of the classification loss in joint prediction; the regression has 1 - w.
@@ -68,6 +70,7 @@ class SphereVisionConfig(PreTrainedConfig):
     initialization: Literal["torch", "xavier"] | None = None
     head: str | None = "spherized"
     head_kwargs: dict[str, Any] | None = None
+    calibration: dict[str, float | int | list[float | int]] | None = None
     value_range: list[float | int] | tuple[float | int, ...] | None = None
     regression_kwargs: dict[str, Any] | None = None
     task_weight: float | int = 0.25
@@ -130,6 +133,15 @@ class SphereVisionConfig(PreTrainedConfig):
         """Check the length of the embeddings."""
         if self.embedding_dim is not None and self.embedding_dim < 1:
             raise ValueError(f"embedding_dim must be at least 1, or None; got {self.embedding_dim}.")
+
+    def validate_calibration(self) -> None:
+        """Check the temperatures of the logits."""
+        values = {"temperature": 1.0} if self.calibration is None else self.calibration
+        sizes = {len(value) for value in values.values() if isinstance(value, list)}
+        if not {"temperature"} <= {*values} <= {"temperature", "shift"} or not sizes <= {self.num_labels}:
+            raise ValueError(
+                f"calibration must be that of `fit_calibration` for {self.num_labels} classes; got {values}."
+            )
 
     def validate_spherization(self) -> None:
         """Check the options of the spherization."""

@@ -13,6 +13,7 @@ from transformers.utils.generic import can_return_tuple
 
 from hf_sphere.models.sphere_vision.configuration_sphere_vision import SphereVisionConfig
 from hf_sphere.models.sphere_vision.outputs_sphere_vision import SphereVisionClassifierOutput, SphereVisionModelOutput
+from hf_sphere.nn.calibration import calibrate
 from hf_sphere.nn.heads import HEADS, Head, HeadOutput, build_head
 from hf_sphere.nn.heads.mixins import ClassVectorHead
 from hf_sphere.nn.heads.softmax import SpherizedHead
@@ -223,9 +224,18 @@ class ModelWithHead(nn.Module):
     def classify(self, embeddings: Tensor, labels: Tensor | None = None) -> HeadOutput:
         """Apply the head to embeddings (B, d), with the loss of the configuration's `problem_type` if there are labels.
 
+        In eval mode the logits are calibrated if the configuration has a `calibration`; the loss is that of the
+        uncalibrated ones.
+
         Raises:
             ValueError: If the shape of the labels contradicts the problem type.
         """
+        output, calibration = self._apply_head(embeddings, labels), getattr(self.config, "calibration", None)
+        if calibration is None or self.training or output.logits is None:
+            return output
+        return replace(output, logits=calibrate(output.logits, **calibration))
+
+    def _apply_head(self, embeddings: Tensor, labels: Tensor | None) -> HeadOutput:
         problem_type, inputs = self.config.problem_type, self.head_inputs(embeddings)
         if labels is None or problem_type is None:
             return self.head(inputs, labels)

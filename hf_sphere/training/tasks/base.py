@@ -128,5 +128,6 @@ class Task(ABC):
         """
         return {}
 
-    def finish(self, prepared: Prepared, accelerator: "Accelerator") -> None:  # noqa: B027
-        """Fit parts of the model after training and before the last evaluation; nothing by default."""
+    def finish(self, prepared: Prepared, accelerator: "Accelerator") -> dict[str, float]:
+        """Fit parts of the model after training and before the last evaluation; return further results."""
+        return {}

@@ -11,7 +11,7 @@ import hf_sphere
 from hf_sphere import data
 from hf_sphere.data.options import ImageDataOptions
 from hf_sphere.training.arguments import TrainingArguments
-from hf_sphere.training.measures import measure_classification
+from hf_sphere.training.measures import measure_classification, show_metrics
 from hf_sphere.training.tasks.base import Prepared
 from hf_sphere.training.tasks.image import DataTask, EncoderArguments, HeadDescription, ImageTask
 from hf_sphere.utils.arguments import Arguments, Options, argument
@@ -80,7 +80,16 @@ class ImageDataArguments(ImageDataOptions):
 
 
 @dataclass
-class EvaluationArguments(Arguments):
+class CalibrationArguments(Arguments):
+    """Calibration."""
+
+    calibrate: Literal["temperature", "vector"] | None = argument(
+        None, "Fit a temperature, or a temperature and a shift of each class, to the logits of validation images."
+    )
+
+
+@dataclass
+class EvaluationArguments(CalibrationArguments):
     """Evaluation."""
 
     test_time_flips: bool = argument(
@@ -112,6 +121,8 @@ class ImageClassification(ImageTask):
                 own = ("label_smoothing", "class_weights", "shard_classes")
                 kept = {k: v for k, v in (saved.head_kwargs or {}).items() if k not in own}
                 settings["head_kwargs"] = kept | loss
+            if self.args.num_train_epochs:  # training changes the logits
+                settings["calibration"] = None
         else:
             head = self.model_args.head or self.default_head
             settings |= {
@@ -144,12 +155,42 @@ class ImageClassification(ImageTask):
 
         return evaluate(model, batches, accelerator, measure)
 
-    def finish(self, prepared: Prepared, accelerator: "Accelerator") -> None:
-        """Fit the confidence of heads that support it to held-out images."""
-        from hf_sphere.training.evaluation import fit_confidence
+    def check_data(self, model: Any, image_data: "ImageData") -> None:
+        """Check that the requested calibration can be fitted."""
+        super().check_data(model, image_data)
+        held_out, kind = image_data.validation, getattr(self.part(CalibrationArguments), "calibrate", None)
+        found = 0 if held_out is None else len(held_out.labels.unique())
+        enough = found == len(image_data.class_names) if kind == "vector" else found > 0
+        if kind is not None and (not enough or self.model_args.shard_classes):
+            whose = " of all classes" if kind == "vector" else ""
+            raise ValueError(
+                f"calibrate {kind} needs validation images{whose} (set validation_split or validation_fraction), and "
+                "class weights that are not spread over processes by shard_classes."
+            )
 
-        if prepared.data.validation is not None and not self.is_open_set:
-            fit_confidence(prepared.model, prepared.data.validation, accelerator)
+    def finish(self, prepared: Prepared, accelerator: "Accelerator") -> dict[str, float]:
+        """Fit the confidence of heads that support it, and the requested calibration, to held-out images.
+
+        Returns the scores of the probabilities on the evaluation split without and with the calibration.
+        """
+        from hf_sphere.metrics import probability_scores
+        from hf_sphere.nn.calibration import calibrate, fit_calibration
+        from hf_sphere.training.evaluation import fit_confidence, gather_logits
+
+        model, held_out = prepared.model, prepared.data.validation
+        results: dict[str, float] = {}
+        if held_out is not None and not self.is_open_set:
+            fit_confidence(model, held_out, accelerator)
+        if (kind := getattr(self.part(CalibrationArguments), "calibrate", None)) is not None:
+            model.config.calibration = None
+            fitted = fit_calibration(*gather_logits(model, held_out, accelerator), kind)
+            logits, labels = gather_logits(model, prepared.data.evaluation, accelerator)
+            for name, values in {"uncalibrated_": logits, "": calibrate(logits, **fitted)}.items():
+                scores = probability_scores(values, labels)
+                results |= {f"eval_{name}{score}": value for score, value in scores.items()}
+            model.config.calibration = fitted
+            accelerator.print("\n".join(show_metrics(results)))
+        return results
 
     def heads(self, model: Any) -> list[str]:
         """Return the name of the head."""

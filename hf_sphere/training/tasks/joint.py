@@ -5,7 +5,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hf_sphere.training.arguments import TrainingArguments
 from hf_sphere.training.measures import measure_joint
-from hf_sphere.training.tasks.classification import ImageClassification, ImageDataArguments, ModelArguments
+from hf_sphere.training.tasks.classification import (
+    CalibrationArguments,
+    ImageClassification,
+    ImageDataArguments,
+    ModelArguments,
+)
 from hf_sphere.training.tasks.image import HeadDescription
 from hf_sphere.training.tasks.regression import ImageRegression, RegressionArguments
 from hf_sphere.utils.arguments import argument
@@ -15,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class JointArguments(RegressionArguments):
+class JointArguments(CalibrationArguments, RegressionArguments):
     """Regression targets in addition to the classes."""
 
     task_weight: float | None = argument(

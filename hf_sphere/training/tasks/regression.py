@@ -88,6 +88,7 @@ class ImageRegression(ImageTask):
         Raises:
             ValueError: If a value is outside the range and values are not clipped.
         """
+        super().check_data(model, image_data)
         regression = model.regression
         if regression.out_of_range == "clip":
             return

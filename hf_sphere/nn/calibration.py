@@ -1,0 +1,72 @@
+"""Calibration of confidences after training, by temperature and vector scaling of the logits."""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LARGEST_FACTOR = 1000.0
+"""Bound of the temperatures and their inverses."""
+
+
+def fit_calibration(
+    logits: Tensor, labels: Tensor, kind: Literal["temperature", "vector"] = "temperature"
+) -> dict[str, Any]:
+    """Fit the calibration with the smallest negative log-likelihood of held-out labels, in float64.
+
+    The uniform distribution over the classes counts as the label of one additional example, so that the optimum is
+    finite if all predictions are correct. Assign the result to `model.config.calibration`: models with a head then
+    return calibrated logits in eval mode, also after saving, loading and export. The loss remains that of the head.
+
+    Args:
+        logits: (N, K), uncalibrated, not those of the training examples.
+        labels: (N,), class indices.
+        kind: `temperature`: one number, which changes no prediction; `vector`: a temperature and a shift of each class.
+
+    Returns:
+        Keyword arguments of `calibrate`.
+
+    Raises:
+        ValueError: If a shape or value is invalid, or a class has no example for `vector`.
+
+    Reference:
+        Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017.
+    """
+    from scipy.optimize import minimize  # slow to import
+
+    if kind not in ("temperature", "vector"):
+        raise ValueError(f"unknown kind of calibration {kind!r}; choose temperature or vector.")
+    logits, labels = torch.as_tensor(logits).detach().cpu().double(), torch.as_tensor(labels).cpu().long()
+    if logits.ndim != 2 or not logits.isfinite().all() or not len(logits) or labels.shape != logits.shape[:1]:
+        raise ValueError(
+            f"logits and labels must be finite and have the shapes (N, K) and (N,) with N >= 1; got "
+            f"{tuple(logits.shape)} and {tuple(labels.shape)}."
+        )
+    (count, classes), found = logits.shape, set(labels.tolist())
+    if min(found) < 0 or max(found) >= classes or (kind == "vector" and len(found) < classes):
+        needed = ", and all of them must occur" if kind == "vector" else ""
+        raise ValueError(f"labels must be from 0 to {classes - 1}{needed}; got {sorted(found)}.")
+    width, smoothing = 1 if kind == "temperature" else classes, 1 / (count + 1)
+    targets = F.one_hot(labels, classes).double() * (1 - smoothing) + smoothing / classes
+
+    def objective(values: np.ndarray) -> tuple[float, np.ndarray]:
+        scaled = logits * torch.from_numpy(values[:width]).exp()
+        logs = (scaled + torch.from_numpy(values[width:])).log_softmax(1)
+        errors = (logs.exp() - targets) / count
+        slopes = (errors * scaled).sum(0)  # not by autograd, which inference tensors do not allow
+        gradient = [slopes.sum().reshape(1), 0 * slopes] if kind == "temperature" else [slopes, errors.sum(0)]
+        return -float((targets * logs).sum()) / count, torch.cat(gradient).numpy()
+
+    bounds = [(-np.log(LARGEST_FACTOR), np.log(LARGEST_FACTOR))] * width + [(None, None)] * classes
+    options = {"maxiter": 1000, "ftol": 1e-15, "gtol": 1e-9}
+    best = minimize(objective, np.zeros(len(bounds)), jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    temperatures, shift = np.exp(-best[:width]).tolist(), (best[width:] - best[width:].mean()).tolist()
+    return {"temperature": temperatures[0]} if kind == "temperature" else {"temperature": temperatures, "shift": shift}
+
+
+def calibrate(logits: Tensor, temperature: float | list[float], shift: list[float] | None = None) -> Tensor:
+    """Return logits (B, K) divided by the temperature, plus the shift, each a number or one of each class."""
+    scaled = logits / (logits.new_tensor(temperature) if isinstance(temperature, list) else temperature)
+    return scaled if shift is None else scaled + logits.new_tensor(shift)

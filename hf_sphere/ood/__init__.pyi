@@ -1,0 +1,3 @@
+from .detector import Comparison as Comparison, OODDetector as OODDetector, compare_scores as compare_scores
+from .outputs import Outputs as Outputs, model_outputs as model_outputs
+from .scores import SCORES as SCORES

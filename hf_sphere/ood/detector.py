@@ -1,0 +1,156 @@
+"""Detection of out-of-distribution inputs by a score, and the comparison of scores."""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from sklearn.exceptions import NotFittedError
+from torch import Tensor, nn
+
+from hf_sphere.metrics import detection_scores
+from hf_sphere.ood.outputs import Outputs, model_outputs
+from hf_sphere.ood.scores import FITTED, SCORES, UNFITTED
+
+
+class OODDetector:
+    """A score of inputs that is higher for in-distribution inputs, from the embeddings and logits of a classifier.
+
+    Fit it to training data by `fit` or `fit_embeddings`; the first five scores need no fit. Computed on the CPU in
+    float64. A fitted detector can be pickled.
+
+    Args:
+        score: `max_softmax` (the logarithm of the largest probability), `max_logit`, `energy` (the negative energy),
+            `norm` of the embedding, vMF `concentration` computed by the model, `knn`, `mahalanobis`, `vim`, or `vmf`
+            (likelihood of the classes). References are in `hf_sphere.ood.scores`.
+        **options: The number of neighbors `k` of `knn` (50), or the dimension of the principal subspace `dim` of `vim`.
+
+    Raises:
+        ValueError: If the score or an option is unknown.
+
+    Example:
+        >>> detector = OODDetector("knn", k=10).fit(model, train_loader)
+        >>> threshold = detector.score(model, validation_loader).quantile(0.05)
+        >>> is_unknown = detector.score(model, loader) < threshold
+    """
+
+    def __init__(self, score: str = "knn", **options: Any) -> None:
+        if score not in SCORES:
+            raise ValueError(f"unknown score {score!r}; the scores are: {', '.join(SCORES)}.")
+        known = list(inspect.signature(FITTED[score]).parameters)[1:] if score in FITTED else []
+        if not set(options) <= set(known):
+            raise ValueError(f"score {score!r} has the options {known}; got {', '.join(options)}.")
+        self.name = score
+        self._options = options
+        self._fitted: Any = None
+
+    def fit(self, model: nn.Module, batches: Iterable[Any]) -> Self:
+        """Fit the score to a model's outputs for in-distribution data; see `model_outputs`."""
+        return self.fit_embeddings(*model_outputs(model, batches)[:3])
+
+    def fit_embeddings(
+        self, embeddings: Tensor | None, logits: Tensor | None = None, labels: Tensor | None = None
+    ) -> Self:
+        """Fit the score to embeddings (N, d), logits (N, K) and labels (N,) of in-distribution data.
+
+        Raises:
+            ValueError: If one that the score needs is missing, or one is invalid.
+        """
+        kind: Any = FITTED.get(self.name)
+        data: Any = Outputs(embeddings, logits, labels).checked(() if kind is None else kind.needs, self.name)
+        if kind is not None:
+            self._fitted, self._dim = kind(data, **self._options), data.embeddings.shape[1]
+        return self
+
+    def score(self, model: nn.Module, batches: Iterable[Any]) -> Tensor:
+        """Return the scores (N,), float64, of a model's outputs; see `model_outputs`."""
+        return self._score(model_outputs(model, batches))
+
+    def score_embeddings(
+        self, embeddings: Tensor | None, logits: Tensor | None = None, *, concentrations: Tensor | None = None
+    ) -> Tensor:
+        """Return the scores (N,), float64, of embeddings (N, d), logits (N, K) and concentrations (N,).
+
+        Raises:
+            NotFittedError: If the score must be fitted and was not.
+            ValueError: If an argument that the score needs is missing, or one is invalid.
+        """
+        return self._score(Outputs(embeddings, logits, None, concentrations))
+
+    def _score(self, outputs: Outputs) -> Tensor:
+        if self.name in UNFITTED:
+            field, function = UNFITTED[self.name]
+            return function(getattr(outputs.checked((field,), self.name), field))
+        if self._fitted is None:
+            raise NotFittedError(f"the score {self.name} is not fitted. Call `fit` or `fit_embeddings` first.")
+        data: Any = outputs.checked([field for field in self._fitted.needs if field != "labels"], self.name)
+        if (dim := data.embeddings.shape[1]) != self._dim:
+            raise ValueError(f"the embeddings have {dim} columns, but {self._dim} when the score was fitted.")
+        return self._fitted.compute(data)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Results of `compare_scores`, printed as a table: metrics by score and OOD set, and reasons for skipped scores."""
+
+    results: dict[str, dict[str, dict[str, float]]]
+    skipped: dict[str, str]
+
+    def mean(self, score: str, metric: str = "auroc") -> float:
+        """Return the mean of a metric of a score over the OOD sets."""
+        return sum(metrics[metric] for metrics in self.results[score].values()) / len(self.results[score])
+
+    @property
+    def best(self) -> str:
+        """The score with the highest mean AUROC over the OOD sets."""
+        return max(self.results, key=self.mean)
+
+    def __str__(self) -> str:
+        lines = [f"{'score':<16}{'AUROC %':>10}{'FPR95 %':>10}{'AUPR %':>10}"]
+        for score in sorted(self.results, key=self.mean, reverse=True):
+            values = (100 * self.mean(score, metric) for metric in ("auroc", "fpr_at_95_tpr", "aupr"))
+            lines.append(f"{score:<16}" + "".join(f"{value:>10.2f}" for value in values))
+        lines += [f"{score:<16}skipped: {reason}" for score, reason in self.skipped.items()]
+        return "\n".join([*lines, f"Use {self.best}: the highest mean AUROC."])
+
+
+def compare_scores(
+    train: Outputs | None,
+    inside: Outputs,
+    outside: Mapping[str, Outputs],
+    detectors: Mapping[str, OODDetector] | None = None,
+) -> Comparison:
+    """Compare scores on held-out in-distribution inputs and sets of OOD inputs.
+
+    Choose a score on other sets than those that its metrics are reported for.
+
+    Args:
+        train: Outputs for training data; None for scores that need no fit.
+        inside: Outputs for held-out in-distribution inputs.
+        outside: Outputs for OOD inputs, by name of the set.
+        detectors: Detectors by name, fitted here if there are training data; one of each score by default.
+
+    Raises:
+        ValueError: If there is no OOD set, a value is invalid, or no score could be computed.
+
+    Example:
+        >>> train, test, svhn = (model_outputs(model, loader) for loader in loaders)
+        >>> print(compare_scores(train, test, {"svhn": svhn}))
+    """
+    if not outside:
+        raise ValueError("outside must have at least one set of OOD inputs; got none.")
+    fitted, *sets = (None if data is None else data.checked() for data in (train, inside, *outside.values()))
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    skipped: dict[str, str] = {}
+    for name, detector in ({name: OODDetector(name) for name in SCORES} if detectors is None else detectors).items():
+        try:
+            if fitted is not None:
+                detector.fit_embeddings(*fitted[:3])
+            own, *others = (detector._score(data) for data in sets if data is not None)
+        except (ValueError, NotFittedError) as error:
+            skipped[name] = str(error)
+            continue
+        results[name] = {key: detection_scores(own, other) for key, other in zip(outside, others, strict=True)}
+    if not results:
+        raise ValueError(f"no score could be computed: {' '.join(skipped.values())}")
+    return Comparison(results, skipped)

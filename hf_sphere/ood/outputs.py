@@ -1,0 +1,111 @@
+"""Embeddings and logits of any classifier."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hf_sphere.metrics.checks import check_embeddings, check_labels, check_scores
+from hf_sphere.utils.modes import eval_mode
+
+
+class Outputs(NamedTuple):
+    """What a classifier computes for N inputs, and their labels; None for what is not known.
+
+    Attributes:
+        embeddings: (N, d), the input of the last layer.
+        logits: (N, K).
+        labels: (N,), any integers.
+        concentrations: (N,), of models that compute one: those with the head `vmf` or `adaface`.
+    """
+
+    embeddings: Tensor | None = None
+    logits: Tensor | None = None
+    labels: Tensor | None = None
+    concentrations: Tensor | None = None
+
+    def checked(self, needs: Sequence[str] = (), score: str = "") -> "Outputs":
+        """Return the outputs in float64 on the CPU.
+
+        Raises:
+            ValueError: If a field that a score needs is missing, a shape is wrong, or a value is not finite.
+        """
+        if missing := [name for name in needs if getattr(self, name) is None]:
+            raise ValueError(f"the score {score} needs {' and '.join(missing)}, which the data do not have.")
+        given = {name: torch.as_tensor(values) for name, values in self._asdict().items() if values is not None}
+        if len({len(values) for values in given.values()}) > 1:
+            lengths = ", ".join(f"{len(values)} {name}" for name, values in given.items())
+            raise ValueError(f"the numbers of rows must be equal; got {lengths}.")
+        for name, values in given.items():
+            if name == "labels":
+                given[name] = check_labels(values, len(values)).cpu()
+            elif name == "concentrations":
+                given[name] = check_scores(name, values)
+            else:
+                given[name] = check_embeddings(values, what=name).cpu().double()
+        return Outputs(**given)
+
+
+@torch.no_grad()
+def model_outputs(model: nn.Module, batches: Iterable[Any]) -> Outputs:
+    """Compute embeddings and logits of a classifier of timm, transformers or this library, in eval mode.
+
+    The embeddings are the input of the linear layer that computes the logits, or of the head of a model of this
+    library, before they are normalized.
+
+    Args:
+        model: Returns logits (B, K), or an output with `logits`.
+        batches: Such as a `DataLoader`. A batch is a mapping of the model's inputs, possibly with `labels` or `label`;
+            a tensor of inputs; or a pair of inputs and labels.
+
+    Returns:
+        The outputs, float32 or better, on the CPU; labels if all batches have them.
+
+    Raises:
+        ValueError: If there is no batch, or no layer whose output is the logits.
+    """
+    head, calls, parts = getattr(model, "head", None) if hasattr(model, "head_inputs") else None, [], []
+
+    def remember(layer: nn.Module, inputs: Any, output: Any) -> None:
+        if head is not None or output.ndim == 2:  # not the layers applied to all tokens, which would take much memory
+            calls.append((inputs[0], output))
+
+    layers = [layer for layer in model.modules() if layer is head or (head is None and isinstance(layer, nn.Linear))]
+    handles = [layer.register_forward_hook(remember) for layer in layers]
+    try:
+        with eval_mode(model):
+            for batch in batches.epoch() if hasattr(batches, "epoch") else batches:
+                inputs, labels = _split(batch, next(model.parameters()).device)
+                calls.clear()
+                output: Any = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+                logits = output if isinstance(output, Tensor) else output["logits"]
+                found = [call for call in calls if head is not None or torch.equal(call[1].to(logits.dtype), logits)]
+                if not found:
+                    raise ValueError(
+                        f"no linear layer of {type(model).__name__} returns its logits, so its embeddings are not "
+                        "known. Compute them, and use `fit_embeddings` and `score_embeddings`."
+                    )
+                parts.append((found[-1][0], logits, labels, getattr(found[-1][1], "concentration", None)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not parts:
+        raise ValueError("batches is empty; an iterator can be used only once.")
+    return Outputs(*map(_joined, zip(*parts, strict=True)))
+
+
+def _split(batch: Any, device: torch.device) -> tuple[Any, Tensor | None]:
+    """Return the inputs of a batch on the device, and its labels."""
+    if isinstance(batch, Mapping):
+        inputs = {name: value.to(device) for name, value in batch.items() if "label" not in name}
+        return inputs, batch.get("labels", batch.get("label"))
+    several = batch if isinstance(batch, (tuple, list)) else [batch]
+    return several[0].to(device), several[1] if len(several) > 1 else None
+
+
+def _joined(values: tuple[Tensor | None, ...]) -> Tensor | None:
+    if any(value is None for value in values):
+        return None
+    joined = torch.cat([torch.as_tensor(value).cpu() for value in values])
+    return joined.float() if joined.dtype in (torch.float16, torch.bfloat16) else joined

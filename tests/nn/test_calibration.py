@@ -1,0 +1,185 @@
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.optimize import minimize, minimize_scalar
+from sklearn.metrics import brier_score_loss, log_loss
+
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.export import export_onnx
+from hf_sphere.metrics import calibration_errors, probability_scores
+from hf_sphere.nn import fit_calibration
+from hf_sphere.nn.calibration import calibrate
+
+VECTOR = {"temperature": [0.5, 2.0, 4.0], "shift": [1.0, -1.0, 0.0]}
+
+
+@pytest.fixture
+def overconfident() -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits that are three times as large as those that the labels are drawn from, and shifted."""
+    generator = torch.Generator().manual_seed(0)
+    true = 2 * torch.randn(4000, 5, generator=generator, dtype=torch.float64)
+    labels = true.softmax(1).multinomial(1, generator=generator)[:, 0]
+    return 3 * (true + torch.tensor([1.0, 0.0, 0.0, 0.0, -1.0])), labels
+
+
+def nll(logits, labels) -> float:
+    """The objective, with an additional example whose label is uniform, spread over the others."""
+    share = 1 / (len(labels) + 1)
+    logs = logits.log_softmax(1)
+    own = logs.gather(1, labels[:, None])[:, 0]
+    return float(-((1 - share) * own + share * logs.mean(1)).mean())
+
+
+def test_the_temperature_minimizes_the_likelihood(overconfident):
+    logits, labels = overconfident
+    found = fit_calibration(logits, labels)["temperature"]
+    options = {"bounds": (0.1, 20.0), "method": "bounded", "options": {"xatol": 1e-10}}
+    assert found == pytest.approx(minimize_scalar(lambda t: nll(logits / t, labels), **options).x, rel=1e-5)
+    assert 2.5 < found < 4.0
+
+
+def test_vector_scaling_recovers_factors_and_shifts(overconfident):
+    logits, labels = overconfident
+    found = fit_calibration(logits, labels, "vector")
+    assert found["temperature"] == pytest.approx([3.0] * 5, rel=0.15)
+    expected = np.array([-1.0, 0.0, 0.0, 0.0, 1.0])
+    assert found["shift"] == pytest.approx(expected, abs=0.25)
+    assert sum(found["shift"]) == pytest.approx(0.0, abs=1e-12)
+
+    def objective(values):
+        return nll(logits / torch.tensor(values[:5]) + torch.tensor(values[5:]), labels)
+
+    best = minimize(objective, np.r_[found["temperature"], found["shift"]], method="Powell", options={"maxiter": 3})
+    assert objective(np.r_[found["temperature"], found["shift"]]) <= best.fun + 1e-9
+
+
+def test_calibration_improves_every_score(overconfident):
+    logits, labels = overconfident
+    before, held_out = probability_scores(logits[:2000], labels[:2000]), (logits[2000:], labels[2000:])
+    after = probability_scores(calibrate(logits[:2000], **fit_calibration(*held_out, "vector")), labels[:2000])
+    assert before.keys() == after.keys()
+    assert all(after[name] < before[name] for name in before)
+
+
+def test_scores_are_those_of_scikit_learn(overconfident):
+    logits, labels = overconfident
+    probabilities = logits.softmax(1)
+    scores = probability_scores(logits.float(), labels)
+    assert scores["nll"] == pytest.approx(log_loss(labels, probabilities), rel=1e-5)
+    expected = brier_score_loss(labels, probabilities, scale_by_half=False)
+    assert scores["brier"] == pytest.approx(expected, rel=1e-5)
+    confidences, predictions = probabilities.max(1)
+    for name, value in calibration_errors(confidences, predictions == labels).items():
+        assert scores[name] == pytest.approx(value, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["temperature", "vector"])
+def test_separable_examples_have_a_finite_calibration(kind):
+    labels = torch.arange(30) % 3
+    calibration = fit_calibration(5.0 * F.one_hot(labels), labels, kind)
+    confidence = calibrate(5.0 * F.one_hot(labels), **calibration).softmax(1).amax()
+    assert 0.9 < confidence < 1 - 1e-4
+
+
+def test_logits_without_information_get_the_largest_temperature():
+    calibration = fit_calibration(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1]))
+    assert calibration["temperature"] == pytest.approx(1000.0)
+
+
+@pytest.mark.parametrize("kind", ["temperature", "vector"])
+def test_inference_tensors_and_half_dtypes_are_accepted(kind):
+    with torch.inference_mode():
+        logits = torch.randn(20, 3).half()
+        assert fit_calibration(logits, torch.arange(20) % 3, kind).keys() <= {"temperature", "shift"}
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "kind", "message"),
+    [
+        (torch.zeros(3, 2), torch.tensor([0, 1, 0]), "matrix", "unknown kind of calibration 'matrix'"),
+        (torch.zeros(3, 2), torch.tensor([0, 1]), "vector", r"got \(3, 2\) and \(2,\)"),
+        (torch.zeros(0, 2), torch.zeros(0), "vector", r"with N >= 1; got \(0, 2\)"),
+        (torch.full((3, 2), np.nan), torch.tensor([0, 1, 0]), "vector", "logits and labels must be finite"),
+        (
+            torch.zeros(3, 2),
+            torch.tensor([0, 1, 2]),
+            "vector",
+            "labels must be from 0 to 1, and all of them must occur; got .0, 1, 2",
+        ),
+        (torch.zeros(3, 2), torch.tensor([0, 1, -100]), "vector", "labels must be from 0 to 1.* got .-100, 0, 1"),
+        (torch.zeros(3, 2), torch.tensor([1, 1, 1]), "vector", "and all of them must occur; got .1."),
+    ],
+)
+def test_invalid_input_is_an_error(logits, labels, kind, message):
+    with pytest.raises(ValueError, match=message):
+        fit_calibration(logits, labels, kind)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "message"),
+    [
+        (torch.zeros(3, 2), torch.tensor([0, 1, 2]), "labels must be from 0 to 1; got 0 to 2"),
+        (torch.full((3, 2), np.nan), torch.tensor([0, 1, 1]), "logits must be finite"),
+    ],
+)
+def test_invalid_scores_are_an_error(logits, labels, message):
+    with pytest.raises(ValueError, match=message):
+        probability_scores(logits, labels)
+
+
+# In models
+
+
+def build(**options: object) -> SphereVisionForImageClassification:
+    torch.manual_seed(0)
+    config = SphereVisionConfig(
+        backbone="linear_embedding",
+        num_channels=1,
+        image_size=8,
+        embedding_dim=6,
+        head="cosine",
+        num_labels=3,
+        **options,
+    )
+    return SphereVisionForImageClassification(config)
+
+
+@pytest.mark.parametrize("calibration", [{"temperature": 2.5}, VECTOR])
+def test_a_loaded_model_returns_calibrated_logits_in_eval_mode_only(calibration, tmp_path):
+    images, labels = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
+    plain = build().eval()(images, labels)
+    model = build()
+    model.config.calibration = calibration
+    model.save_pretrained(tmp_path)
+    loaded = SphereVisionForImageClassification.from_pretrained(tmp_path)
+    assert loaded.config.calibration == calibration
+    output = loaded.eval()(images, labels)
+    assert torch.allclose(output.logits, calibrate(plain.logits, **calibration), atol=1e-6)
+    assert output.loss == plain.loss
+    assert torch.equal(loaded.train()(images, labels).logits, build().train()(images, labels).logits)
+
+
+def test_an_exported_model_returns_calibrated_logits(tmp_path):
+    model = build(calibration=VECTOR).eval()
+    images = torch.randn(4, 1, 8, 8)
+    export_onnx(model, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (logits,) = session.run(["logits"], {"pixel_values": images.numpy()})
+    assert torch.allclose(torch.from_numpy(logits), model(images).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "calibration",
+    [
+        {},
+        {"temperature": [1.0, 2.0]},
+        {"temperature": 1.0, "shift": [1.0]},
+        {"temperature": 1.0, "bias": [1.0, 1.0, 1.0]},
+        {"temperature": "high"},
+    ],
+)
+def test_an_invalid_calibration_is_an_error(calibration):
+    with pytest.raises(Exception, match="calibration"):
+        build(calibration=calibration)

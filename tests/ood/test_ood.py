@@ -1,0 +1,338 @@
+import pickle
+
+import numpy as np
+import pytest
+import timm
+import torch
+from pytorch_ood import detector as reference
+from sklearn.exceptions import NotFittedError
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTForImageClassification
+
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.distributions import VonMisesFisher
+from hf_sphere.metrics import detection_scores
+from hf_sphere.nn.heads import HEADS
+from hf_sphere.ood import SCORES, OODDetector, Outputs, compare_scores, model_outputs
+from hf_sphere.ood.scores import FITTED, UNFITTED
+
+DIM, CLASSES = 12, 4
+
+
+@pytest.fixture(scope="module")
+def linear() -> nn.Linear:
+    return torch.nn.Linear(DIM, CLASSES)
+
+
+@pytest.fixture(scope="module")
+def draw(linear):
+    """Draw outputs near the class means, which are `strength` times as long as those of the training data."""
+    generator = torch.Generator().manual_seed(1)
+    means = 2 * torch.randn(CLASSES, DIM, generator=generator)
+
+    def draw(count: int, strength: float = 1.0) -> Outputs:
+        labels = torch.randint(CLASSES, (count,), generator=generator)
+        points = strength * means[labels] + torch.randn(count, DIM, generator=generator)
+        return Outputs(points, linear(points).detach(), labels, points.norm(dim=1))
+
+    return draw
+
+
+@pytest.fixture(scope="module")
+def sets(draw) -> tuple[Outputs, Outputs, Outputs]:
+    """Training, held-out and out-of-distribution data."""
+    return draw(800), draw(400), draw(300, 0.6)
+
+
+def fit(name: str, data: Outputs, **options: object) -> OODDetector:
+    return OODDetector(name, **options).fit_embeddings(*data[:3])
+
+
+def compute(detector: OODDetector, data: Outputs) -> torch.Tensor:
+    return detector.score_embeddings(*data[:2], concentrations=data.concentrations)
+
+
+class TestValues:
+    @pytest.mark.parametrize("name", ["max_softmax", "max_logit", "energy", "knn", "mahalanobis", "vim"])
+    def test_auroc_is_that_of_pytorch_ood(self, name, sets, linear):
+        train, inside, outside = sets
+        theirs = {
+            "max_softmax": lambda data: reference.MaxSoftmax(None).predict_logits(data.logits),
+            "max_logit": lambda data: reference.MaxLogit(None).predict_logits(data.logits),
+            "energy": lambda data: reference.EnergyBased(None).predict_logits(data.logits),
+        }
+        fitted = {
+            "knn": lambda: reference.KNN(None, k=50),
+            "mahalanobis": lambda: reference.Mahalanobis(None),
+            "vim": lambda: reference.ViM(None, DIM // 2, linear.weight, linear.bias),
+        }
+        if name in fitted:
+            model = fitted[name]().fit_features(train.embeddings, train.labels)
+            theirs[name] = lambda data: model.predict_features(data.embeddings)
+        expected = detection_scores(-theirs[name](inside), -theirs[name](outside))
+        detector = fit(name, train)
+        found = detection_scores(compute(detector, inside), compute(detector, outside))
+        assert found["auroc"] == pytest.approx(expected["auroc"], abs=0.001)
+
+    def test_vmf_is_the_log_density_of_the_mixture_of_classes(self, sets):
+        train, inside, _ = sets
+        points = torch.nn.functional.normalize(train.embeddings.double(), dim=1)
+        densities = []
+        for label in range(CLASSES):
+            own = points[train.labels == label]
+            count, total = len(own), own.sum(0)
+            # The squared length of the mean without its bias: the mean cosine of pairs of different points.
+            length = ((total.square().sum() - count) / (count * (count - 1))).sqrt()
+            maximum = VonMisesFisher.fit(own)
+            kappa = maximum.concentration
+            for _ in range(50):  # Newton's method for the mean resultant length
+                ratio = VonMisesFisher(maximum.loc, kappa).mean_resultant_length
+                kappa = kappa - (ratio - length) / (1 - ratio**2 - (DIM - 1) / kappa * ratio)
+            values = torch.nn.functional.normalize(inside.embeddings.double(), dim=1)
+            densities.append(VonMisesFisher(maximum.loc, kappa).log_prob(values) + np.log(count / len(points)))
+        expected = torch.stack(densities).logsumexp(0)
+        assert torch.allclose(compute(fit("vmf", train), inside), expected, atol=1e-8)
+
+    def test_max_softmax_is_the_logarithm_of_the_probability_without_rounding(self):
+        logits = torch.tensor([[0.0, 1.0, 2.0], [100.0, 0.0, 0.0]])
+        scores = OODDetector("max_softmax").score_embeddings(None, logits)
+        expected = [logits[0].softmax(0).max().log().item(), -2 * np.exp(-100.0)]
+        assert scores.tolist() == pytest.approx(expected, rel=1e-6)
+
+    def test_mahalanobis_penalizes_directions_without_variance_in_training(self, sets):
+        train, inside, _ = sets
+        flat = train._replace(embeddings=torch.nn.functional.pad(train.embeddings, (0, 1)))
+        inner = torch.nn.functional.pad(inside.embeddings, (0, 1))
+        detector = fit("mahalanobis", flat)
+        assert torch.allclose(detector.score_embeddings(inner), compute(fit("mahalanobis", train), inside), rtol=1e-6)
+        assert detector.score_embeddings(inner + torch.eye(DIM + 1)[-1]).max() < -1e6
+
+    def test_vim_detects_points_off_the_subspace_without_a_linear_classifier(self):
+        points = torch.randn(500, 3) @ torch.randn(3, DIM) + 0.01 * torch.randn(500, DIM)
+        logits = torch.nn.functional.normalize(points, dim=1)[:, :CLASSES]
+        detector = OODDetector("vim", dim=3).fit_embeddings(points, logits)
+        scores = detector.score_embeddings(points, logits)
+        others = detector.score_embeddings(points + 0.1 * torch.randn(500, DIM), logits)
+        assert detection_scores(scores, others)["auroc"] > 0.9
+
+    @pytest.mark.parametrize("name", SCORES)
+    def test_norms_matter_only_where_they_should(self, name, sets):
+        train, inside, _ = sets
+        detector = fit(name, train)
+        same = torch.equal(
+            compute(detector, inside).argsort(), compute(detector, inside._replace(embeddings=inside[0] * 2)).argsort()
+        )
+        assert same == (name not in ("mahalanobis", "vim"))
+
+
+class TestInput:
+    @pytest.mark.parametrize("name", SCORES)
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_half_dtypes_are_computed_in_float64(self, name, dtype, sets):
+        half = [Outputs(*(v.to(dtype) if v.is_floating_point() else v for v in data)) for data in sets[:2]]
+        wide = [Outputs(*(v.double() if v.is_floating_point() else v for v in data)) for data in half]
+        scores = compute(fit(name, half[0]), half[1])
+        assert scores.dtype == torch.float64
+        assert torch.equal(scores, compute(fit(name, wide[0]), wide[1]))
+
+    def test_arrays_are_accepted(self, sets):
+        train, inside, _ = sets
+        scores = OODDetector("vmf").fit_embeddings(train[0].numpy(), None, train[2].numpy())
+        expected = compute(fit("vmf", train), inside)
+        assert torch.equal(scores.score_embeddings(inside[0].numpy()), expected)
+
+    @pytest.mark.parametrize("name", FITTED)
+    def test_unfitted_detectors_raise_not_fitted_error(self, name, sets):
+        with pytest.raises(NotFittedError, match=f"{name} is not fitted. Call `fit` or `fit_embeddings` first"):
+            compute(OODDetector(name), sets[1])
+
+    @pytest.mark.parametrize("name", UNFITTED)
+    def test_some_scores_need_no_fit(self, name, sets):
+        assert torch.equal(compute(OODDetector(name), sets[1]), compute(fit(name, sets[0]), sets[1]))
+
+    @pytest.mark.parametrize(
+        ("name", "missing"), [("mahalanobis", "labels"), ("vmf", "labels"), ("vim", "logits"), ("knn", "embeddings")]
+    )
+    def test_missing_data_are_named(self, name, missing, sets):
+        with pytest.raises(ValueError, match=f"the score {name} needs {missing}, which the data do not have"):
+            fit(name, sets[0]._replace(**{missing: None}))
+
+    def test_missing_logits_at_scoring_are_named(self, sets):
+        with pytest.raises(ValueError, match="the score energy needs logits"):
+            OODDetector("energy").score_embeddings(sets[1].embeddings)
+
+    @pytest.mark.parametrize("name", SCORES)
+    @pytest.mark.parametrize("field", ["embeddings", "logits"])
+    def test_nan_is_an_error(self, name, field, sets):
+        damaged = sets[0]._replace(**{field: sets[0]._asdict()[field].clone().index_fill_(0, torch.tensor(3), np.nan)})
+        with pytest.raises(ValueError, match=f"{field} must be finite; 1 of 800 are not, the first at index 3"):
+            fit(name, damaged)
+
+    def test_more_neighbors_than_embeddings_are_an_error(self, sets):
+        few = Outputs(sets[0].embeddings[:20])
+        with pytest.raises(ValueError, match=r"k must be at least 1 and at most the number of .* 20; got 21"):
+            fit("knn", few, k=21)
+        assert compute(fit("knn", few, k=20), few).isfinite().all()
+
+    def test_one_point_per_class(self, draw, sets):
+        train = draw(CLASSES)._replace(labels=torch.arange(CLASSES))
+        assert compute(fit("vmf", train), sets[1]).isfinite().all()
+        assert compute(fit("knn", train, k=1), sets[1]).isfinite().all()
+        with pytest.raises(ValueError, match="no class has two different training embeddings"):
+            fit("mahalanobis", train)
+
+    @pytest.mark.parametrize("name", FITTED)
+    def test_zero_embeddings_have_finite_scores(self, name, sets):
+        train = sets[0]._replace(embeddings=sets[0].embeddings.clone().index_fill_(0, torch.tensor([0]), 0.0))
+        zeros = sets[1]._replace(embeddings=torch.zeros_like(sets[1].embeddings))
+        assert compute(fit(name, train), zeros).isfinite().all()
+
+    @pytest.mark.parametrize("dim", [0, DIM])
+    def test_an_invalid_principal_subspace_is_an_error(self, dim, sets):
+        with pytest.raises(
+            ValueError, match=f"dim must be at least 1 and less than that of the embeddings, {DIM}; got {dim}"
+        ):
+            fit("vim", sets[0], dim=dim)
+
+    def test_another_width_is_an_error(self, sets):
+        with pytest.raises(ValueError, match="the embeddings have 5 columns, but 12 when the score was fitted"):
+            fit("knn", sets[0]).score_embeddings(torch.ones(3, 5))
+
+    def test_different_numbers_are_an_error(self, sets):
+        with pytest.raises(ValueError, match="the numbers of rows must be equal; got 800 embeddings, 5 logits"):
+            OODDetector("energy").fit_embeddings(sets[0][0], sets[0][1][:5]).score_embeddings(
+                sets[0][0], sets[0][1][:5]
+            )
+
+    def test_unknown_scores_and_options_are_errors(self):
+        with pytest.raises(ValueError, match=r"unknown score 'odin'; the scores are: max_softmax, .*, vmf"):
+            OODDetector("odin")
+        with pytest.raises(ValueError, match=r"score 'energy' has the options ..; got k"):
+            OODDetector("energy", k=3)
+
+    @pytest.mark.parametrize("name", SCORES)
+    def test_a_fitted_detector_can_be_pickled(self, name, sets):
+        detector = fit(name, sets[0])
+        assert torch.equal(compute(pickle.loads(pickle.dumps(detector)), sets[1]), compute(detector, sets[1]))
+
+
+class TestComparison:
+    def test_all_scores_are_compared_and_the_best_is_named(self, sets, draw):
+        comparison = compare_scores(*sets[:2], {"near": sets[2], "far": draw(200, 0.0)})
+        assert set(comparison.results) == set(SCORES)
+        assert not comparison.skipped
+        train, inside, outside = sets
+        detector = fit("knn", train)
+        expected = detection_scores(compute(detector, inside), compute(detector, outside))
+        assert comparison.results["knn"]["near"] == expected
+        means = {name: comparison.mean(name) for name in SCORES}
+        assert comparison.best == max(means, key=means.__getitem__)
+        lines = str(comparison).splitlines()
+        assert lines[1].startswith(comparison.best)
+        assert lines[-1] == f"Use {comparison.best}: the highest mean AUROC."
+
+    def test_scores_that_cannot_be_computed_are_skipped_with_the_reason(self, sets):
+        bare = [data._replace(labels=None, concentrations=None) for data in sets]
+        comparison = compare_scores(*bare[:2], {"near": bare[2]}, {name: OODDetector(name) for name in SCORES})
+        assert set(comparison.skipped) == {"concentration", "mahalanobis", "vmf"}
+        assert comparison.skipped["vmf"] == "the score vmf needs labels, which the data do not have."
+        assert "skipped: the score vmf needs labels" in str(comparison)
+
+    def test_without_training_data_only_unfitted_scores_are_compared(self, sets):
+        assert set(compare_scores(None, sets[1], {"near": sets[2]}).results) == set(UNFITTED)
+
+    def test_nothing_to_compare_is_an_error(self, sets):
+        with pytest.raises(ValueError, match="outside must have at least one set"):
+            compare_scores(*sets[:2], {})
+        with pytest.raises(ValueError, match="no score could be computed: the score knn is not fitted"):
+            compare_scores(None, sets[1], {"near": sets[2]}, {"knn": OODDetector("knn")})
+
+
+def sphere_vision(head: str) -> SphereVisionForImageClassification:
+    config = SphereVisionConfig(
+        backbone="linear_embedding", num_channels=1, image_size=8, embedding_dim=6, head=head, num_labels=3
+    )
+    return SphereVisionForImageClassification(config)
+
+
+class TestModels:
+    @pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224", "mobilenetv3_small_050", "convnext_atto"])
+    def test_timm(self, name):
+        size = {"img_size": 32} if name.startswith("vit") else {}
+        model = timm.create_model(name, num_classes=5, **size)
+        images = torch.randn(6, 3, 32, 32)
+        outputs = model_outputs(model, DataLoader(TensorDataset(images, torch.arange(6)), batch_size=4))
+        model.eval()
+        with torch.no_grad():
+            assert torch.allclose(outputs.logits, model(images), atol=1e-5)
+            features = model.forward_head(model.forward_features(images), pre_logits=True)
+        assert torch.allclose(outputs.embeddings, features, atol=1e-5)
+        assert torch.equal(outputs.labels, torch.arange(6))
+
+    def test_transformers_images(self):
+        config = ViTConfig(
+            hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16, patch_size=8
+        )
+        model = ViTForImageClassification(config).train()
+        batches = [{"pixel_values": torch.randn(3, 3, 16, 16), "labels": torch.tensor([0, 1, 1])} for _ in range(2)]
+        outputs = model_outputs(model, batches)
+        assert model.training
+        assert torch.allclose(model.classifier(outputs.embeddings), outputs.logits, atol=1e-6)
+        assert outputs.labels.tolist() == [0, 1, 1] * 2
+
+    def test_transformers_texts(self):
+        config = BertConfig(
+            vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_labels=3
+        )
+        model = BertForSequenceClassification(config)
+        outputs = model_outputs(model, [{"input_ids": torch.randint(30, (4, 5))}])
+        assert torch.allclose(model.classifier(outputs.embeddings), outputs.logits, atol=1e-6)
+        assert outputs.labels is None
+
+    @pytest.mark.parametrize("head", HEADS)
+    def test_heads_of_this_library_have_embeddings_before_normalization(self, head):
+        model = sphere_vision(head).eval()
+        images = torch.randn(5, 1, 8, 8)
+        outputs = model_outputs(model, [(images[:3],), images[3:]])
+        with torch.no_grad():
+            assert torch.allclose(outputs.embeddings, model.base_model(images).embeddings, atol=1e-6)
+            assert torch.allclose(outputs.logits, model(images).logits, atol=1e-4)
+        assert (outputs.concentrations is not None) == (head in ("adaface", "vmf"))
+
+    def test_fit_and_score_with_a_model(self):
+        model = sphere_vision("softmax")
+        images, labels = torch.randn(20, 1, 8, 8), torch.arange(20) % 3
+        detector = OODDetector("knn", k=1).fit(model, [(images, labels)])
+        assert detector.score(model, [images]).tolist() == pytest.approx([0.0] * 20, abs=1e-6)
+
+    def test_half_models_give_float32(self):
+        outputs = model_outputs(sphere_vision("softmax").to(torch.bfloat16), [torch.randn(5, 1, 8, 8).bfloat16()])
+        assert outputs.embeddings.dtype == outputs.logits.dtype == torch.float32
+
+    def test_labels_missing_from_a_batch_are_missing(self):
+        images = torch.randn(2, 1, 8, 8)
+        assert model_outputs(sphere_vision("softmax"), [(images, torch.arange(2)), images]).labels is None
+
+    def test_no_batch_is_an_error(self):
+        with pytest.raises(ValueError, match="batches is empty; an iterator can be used only once"):
+            OODDetector().fit(sphere_vision("softmax"), [])
+
+    def test_models_without_a_linear_last_layer_are_an_error_and_keep_no_hook(self):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Sigmoid())
+        with pytest.raises(ValueError, match="no linear layer of Sequential returns its logits"):
+            model_outputs(model, [torch.randn(2, 1, 8, 8)])
+        assert not any(layer._forward_hooks for layer in model.modules())
+
+
+def test_the_score_of_a_damaged_comparison_is_not_hidden(sets):
+    damaged = sets[2]._replace(logits=torch.full_like(sets[2].logits, np.inf))
+    with pytest.raises(ValueError, match="logits must be finite"):
+        compare_scores(*sets[:2], {"near": damaged})
+
+
+def test_options_of_a_score_can_be_compared(sets):
+    detectors = {f"knn {k}": OODDetector("knn", k=k) for k in (1, 20)}
+    results = compare_scores(*sets[:2], {"near": sets[2]}, detectors).results
+    assert results.keys() == detectors.keys()
+    assert results["knn 1"] != results["knn 20"]

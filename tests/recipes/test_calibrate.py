@@ -1,0 +1,103 @@
+"""The argument `--calibrate` of the classification recipes."""
+
+import pytest
+import torch
+from transformers import AutoImageProcessor
+
+from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
+from hf_sphere.data.sources import load_splits
+from hf_sphere.metrics import probability_scores
+
+QUICK = ["--dataset_name", "digits", "--max_train_samples", "400", "--per_device_train_batch_size", "20"]
+QUICK += ["--backbone", "linear_embedding", "--backbone_kwargs", "{width: 32}", "--learning_rate", "0.01"]
+QUICK += ["--num_train_epochs", "2", "--disable_tqdm", "--validation_fraction", "0.5", "--head", "cosine"]
+QUICK += ["--head_kwargs", "{scale: 64.0}"]
+JOINT = ["--embedding_dim", "9", "--computed_value", "slant", "--out_of_range", "clip"]
+SCORES = ["nll", "brier", "calibration_error_equal_mass_l2", "calibration_error_equal_width_l1"]
+
+
+@pytest.fixture(scope="module")
+def run_in(load_recipe, run_quickly):
+    return run_quickly(load_recipe("train_image_classification"), QUICK)
+
+
+@pytest.fixture(scope="module")
+def calibrated(run_in, tmp_path_factory):
+    """The folder of a run calibrated by temperature; read only."""
+    return run_in(tmp_path_factory.mktemp("calibrated") / "run", "--calibrate", "temperature")
+
+
+@pytest.fixture
+def train_saved(load_recipe, run_main, cache, tmp_path, calibrated):
+    """Run the recipe with the calibrated model, and return the folder."""
+
+    def run(*words: str):
+        argv = ["--model_name_or_path", str(calibrated), "--dataset_name", "digits", "--disable_tqdm", *cache, *words]
+        run_main(load_recipe("train_image_classification"), [*argv, "--output_dir", str(tmp_path / "second")])
+        return tmp_path / "second"
+
+    return run
+
+
+def test_the_loaded_model_has_the_reported_scores(calibrated, results_of):
+    test = load_splits("digits")["test"]
+    model = SphereVisionForImageClassification.from_pretrained(calibrated).eval()
+    with torch.no_grad():
+        inputs = AutoImageProcessor.from_pretrained(calibrated)(test["image"][:], return_tensors="pt")
+        after = model(**inputs).logits
+        model.config.calibration = None
+        before = model(**inputs).logits
+    results, labels = results_of(calibrated), torch.tensor(test["label"][:])
+    for prefix, logits in (("eval", after), ("eval_uncalibrated", before)):
+        for name, value in probability_scores(logits, labels).items():
+            assert results[f"{prefix}_{name}"] == pytest.approx(value, rel=1e-3, abs=1e-6)
+    assert results["eval_nll"] < results["eval_uncalibrated_nll"]
+
+
+def test_the_card_has_the_scores_and_the_setting(calibrated):
+    card = (calibrated / "README.md").read_text()
+    assert all(f"| eval_{name} |" in card and f"| eval_uncalibrated_{name} |" in card for name in SCORES)
+    assert "| calibrate | temperature |" in card
+
+
+def test_calibration_does_not_change_training(calibrated, train, results_of):
+    plain = train()
+    assert results_of(plain)["eval_loss"] == results_of(calibrated)["eval_loss"]
+    assert results_of(plain)["history"] == results_of(calibrated)["history"]
+    assert SphereVisionConfig.from_pretrained(plain).calibration is None
+
+
+def test_vector_scaling_has_a_temperature_and_a_shift_of_each_class(train, results_of):
+    folder = train("--calibrate", "vector")
+    calibration = SphereVisionConfig.from_pretrained(folder).calibration
+    assert [len(values) for values in calibration.values()] == [10, 10]
+    assert results_of(folder)["eval_nll"] < results_of(folder)["eval_uncalibrated_nll"]
+
+
+def test_joint_prediction_is_calibrated(load_recipe, run_main, cache, tmp_path, results_of):
+    argv = [*QUICK, *JOINT, *cache, "--calibrate", "temperature", "--output_dir", str(tmp_path)]
+    run_main(load_recipe("train_joint_prediction"), argv)
+    assert set(SphereVisionConfig.from_pretrained(tmp_path).calibration) == {"temperature"}
+    assert results_of(tmp_path)["eval_nll"] < results_of(tmp_path)["eval_uncalibrated_nll"]
+
+
+def test_a_saved_model_is_calibrated_without_training(train_saved, calibrated):
+    folder = train_saved("--num_train_epochs", "0", "--validation_fraction", "0.5", "--calibrate", "vector")
+    assert isinstance(SphereVisionConfig.from_pretrained(folder).calibration["temperature"], list)
+
+
+def test_evaluation_keeps_the_calibration_of_a_saved_model_and_training_removes_it(train_saved, calibrated):
+    saved = SphereVisionConfig.from_pretrained(calibrated).calibration
+    assert SphereVisionConfig.from_pretrained(train_saved("--num_train_epochs", "0")).calibration == saved
+    further = train_saved("--num_train_epochs", "1", "--max_train_samples", "40", "--overwrite_output_dir")
+    assert SphereVisionConfig.from_pretrained(further).calibration is None
+
+
+def test_missing_validation_images_are_reported_before_training(train):
+    with pytest.raises(ValueError, match=r"calibrate temperature needs validation images .set validation_split or"):
+        train("--calibrate", "temperature", "--validation_fraction", "0")
+
+
+def test_classes_without_validation_images_are_reported_before_training(train):
+    with pytest.raises(ValueError, match="calibrate vector needs validation images of all classes"):
+        train("--calibrate", "vector", "--validation_fraction", "0", "--validation_split", "test[:8]")
