@@ -101,7 +101,7 @@ def render_gpu(source: Source) -> str:
     header = ["run", "test accuracy %", "device", "minutes per run", "runs, or what they would take"]
     note = (
         "The queue uses a GPU if there is one. `python benchmarks/image_training.py` measures throughput there, and "
-        "`python -m pytest tests/test_cuda.py tests/test_cuda_analysis.py tests/test_cuda_text.py` runs the tests."
+        "`python -m pytest tests/test_cuda*.py` runs the tests."
     )
     return join_lines(header, lines, [_throughput(), note])
 

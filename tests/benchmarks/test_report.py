@@ -55,10 +55,40 @@ def test_tables_of_all_readmes_are_what_the_results_files_say():
     report.main(["--check"])
 
 
-def test_check_fails_if_a_readme_has_another_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "render_files", lambda *args: {report.ROOT / "RESULTS.md": "something else"})
-    with pytest.raises(SystemExit, match=r"RESULTS.md: the tables are not those of the results files"):
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A report of one file and no card, whose queue is empty."""
+    monkeypatch.setattr(report, "read_queue", lambda path: [])
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    monkeypatch.setattr(report, "CARDS", tmp_path / "hub_cards")
+    monkeypatch.setattr(report, "render_files", lambda *args: {tmp_path / "RESULTS.md": "as it should be"})
+    (tmp_path / "RESULTS.md").write_text("as it should be")
+    (tmp_path / "hub_cards").mkdir()
+    (tmp_path / "hub_cards" / "model_card.md").write_text("the template")
+    return tmp_path
+
+
+def test_check_fails_if_a_file_is_not_what_the_results_say(repository):
+    report.main(["--check"])
+    (repository / "RESULTS.md").write_text("something else")
+    with pytest.raises(SystemExit, match=r"RESULTS.md: not what the results files say"):
         report.main(["--check"])
+
+
+def test_a_card_without_results_is_removed(repository):
+    card = repository / "hub_cards" / "a" / "README.md"
+    card.parent.mkdir()
+    card.write_text("of results that are no longer there")
+    with pytest.raises(SystemExit, match=r"hub_cards/a/README.md: not what the results files say"):
+        report.main(["--check"])
+    report.main([])
+    assert [path.name for path in card.parent.parent.iterdir()] == ["model_card.md"]
+
+
+def test_damaged_result_files_are_named(repository, capsys):
+    (repository / "broken-seed0.json").write_text("{")
+    report.main(["--results_dir", str(repository)])
+    assert f"{repository / 'broken-seed0.json'} is damaged and not used" in capsys.readouterr().err
 
 
 def test_a_row_has_mean_deviation_and_number_of_seeds(source):
