@@ -75,7 +75,9 @@ def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
     files = {
         ROOT / "README.md": insert((ROOT / "README.md").read_text("utf-8"), "measured", measured, ROOT / "README.md")
     }
-    parts = [INTRODUCTION, f"## In short\n\n{measured}\n", f"## How runs are compared\n\n{RULES}\n"]
+    # The documentation site includes RESULTS.md in another folder, so its links are paths.
+    in_short = re.sub(r"\[[^\]]*\]\(([^)]*)\)", r"`\1`", measured)
+    parts = [INTRODUCTION, f"## In short\n\n{in_short}\n", f"## How runs are compared\n\n{RULES}\n"]
     parts.append(f"## What the papers claim, and what was measured\n\n{render_claims(claims, source)}\n")
     for table in tables:
         text = render(table, source)

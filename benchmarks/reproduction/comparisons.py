@@ -30,8 +30,8 @@ intervals; p-values are those of the paired t-test after Holm's correction for a
 
 One common seed permits no test. The error rate is 100 minus an accuracy, Recall@1, MAP@R or AUROC in percent, and a
 calibration error or false positive rate itself. Intervals and tests are about other seeds of the same training, on the
-same training and test images. Runs that diverged have no value, and are named with their table.
-[`results/comparisons.json`](results/comparisons.json) has the value of each seed."""
+same training and test images. Runs that diverged have no value, and are named with their table. The file
+`results/comparisons.json` has the value of each seed."""
 
 
 @dataclass

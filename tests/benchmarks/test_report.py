@@ -55,6 +55,13 @@ def test_tables_of_all_readmes_are_what_the_results_files_say():
     report.main(["--check"])
 
 
+def test_results_page_has_no_relative_links():
+    """The documentation site includes it in another folder."""
+    page = (report.ROOT / "RESULTS.md").read_text()
+    assert re.findall(r"\]\((?!http)", page) == []
+    assert "`results/runs/mnist-lenet5-plain-seed0.json`" in page
+
+
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     """A report of one file and no card, whose queue is empty."""
