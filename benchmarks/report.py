@@ -1,29 +1,37 @@
-"""Write the tables of every README and `RESULTS.md` from the files of `results/runs` and `results/published`.
+"""Write `RESULTS.md`, the tables of every README, the model cards and the comparisons of runs from the results files.
 
 python benchmarks/report.py
 python benchmarks/report.py --check
 
-Tables are defined in `results/tables.yaml` and stand between `<!-- table: <name> -->` and `<!-- end of table -->`.
-`--check` writes nothing and fails if a table is not what the files say.
+Results are in `results/runs`, `results/published` and `benchmarks/results`. Tables are defined in `tables.yaml`,
+`claims.yaml` and `measured.yaml` of `results`, and stand between `<!-- table: <name> -->` and `<!-- end of table -->`.
+Model cards are in `hub_cards`, one per configuration with results; others are removed. `--check` writes nothing and
+fails if a file is not what the results say.
 """
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from reproduction.cards import CARDS, read_papers, render_cards
+from reproduction.claims import Claim, compare_claims, render_claims
+from reproduction.comparisons import RULES
 from reproduction.entries import ROOT, read_queue
 from reproduction.results import Results
-from reproduction.tables import Source, Table, read_tables, render
+from reproduction.summaries import Benchmarks, Measurement, render_gpu, render_measured
+from reproduction.tables import Source, Table, compare_rows, read_rows, render
 
 from hf_sphere.utils.files import write_text
 
 INTRODUCTION = """# Results
 
 Written by `python benchmarks/report.py` from the files of `results/runs`, which `python benchmarks/reproduce.py`
-measures, and those of `results/published`.
+measures, and those of `results/published` and `benchmarks/results`. "Not run" stands where there is no result.
 """
+COMPARISONS = ROOT / "results" / "comparisons.json"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -32,37 +40,58 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--check", action="store_true", help="only compare the files with what would be written")
     parser.add_argument("--results_dir", type=Path, default=ROOT / "results" / "runs", help="results files")
     args = parser.parse_args(argv)
-    results = Results.read(args.results_dir)
-    for problem in results.problems:
-        print(f"Warning: {problem}", file=sys.stderr)
+    results, benchmarks = Results.read(args.results_dir), Benchmarks()
     try:
-        entries = read_queue(ROOT / "benchmarks" / "queue.yaml")
-        source = Source.read(results, entries)
-        if stale := results.stale(entries):
-            print(f"Warning: not reported, of other settings or of no entry: {', '.join(stale)}.", file=sys.stderr)
-        files = render_files(read_tables(ROOT / "results" / "tables.yaml"), source)
+        source = Source.read(results, read_queue(ROOT / "benchmarks" / "queue.yaml"))
+        files = render_files(source, benchmarks)
+        stale = results.stale(source.entries)
     except (ValueError, OSError) as error:
         sys.exit(f"Error: {error}")
+    for problem in (*results.problems, *benchmarks.problems):
+        print(f"Warning: {problem}", file=sys.stderr)
+    if stale:
+        print(f"Warning: not reported, of other settings or of no entry: {', '.join(stale)}.", file=sys.stderr)
     outdated = [path for path, text in files.items() if not path.is_file() or path.read_text("utf-8") != text]
-    if args.check and outdated:
-        names = ", ".join(str(path.relative_to(ROOT)) for path in outdated)
-        sys.exit(f"{names}: the tables are not those of the results files; run python benchmarks/report.py.")
+    obsolete = [path for path in sorted(CARDS.glob("*/README.md")) if path not in files]
+    if args.check and (outdated or obsolete):
+        names = ", ".join(str(path.relative_to(ROOT)) for path in (*outdated, *obsolete))
+        sys.exit(f"{names}: not what the results files say; run python benchmarks/report.py.")
     for path in outdated:
+        path.parent.mkdir(exist_ok=True)
         write_text(path, files[path])
         print(path.relative_to(ROOT))
+    for path in obsolete:
+        path.unlink()
+        if not any(path.parent.iterdir()):
+            path.parent.rmdir()
+        print(f"{path.relative_to(ROOT)} removed: there are no results")
 
 
-def render_files(tables: list[Table], source: Source) -> dict[Path, str]:
-    """Return the new text of every README with tables, and of `RESULTS.md`."""
-    files: dict[Path, str] = {}
-    parts = [INTRODUCTION]
+def render_files(source: Source, benchmarks: Benchmarks) -> dict[Path, str]:
+    """Return the new text of every README with tables, of `RESULTS.md`, the model cards and the comparisons."""
+    folder = ROOT / "results"
+    claims, tables = read_rows(folder / "claims.yaml", Claim), read_rows(folder / "tables.yaml", Table)
+    measured = render_measured(read_rows(folder / "measured.yaml", Measurement), source, benchmarks)
+    files = {
+        ROOT / "README.md": insert((ROOT / "README.md").read_text("utf-8"), "measured", measured, ROOT / "README.md")
+    }
+    # The documentation site includes RESULTS.md in another folder, so its links are paths.
+    in_short = re.sub(r"\[[^\]]*\]\(([^)]*)\)", r"`\1`", measured)
+    parts = [INTRODUCTION, f"## In short\n\n{in_short}\n", f"## How runs are compared\n\n{RULES}\n"]
+    parts.append(f"## What the papers claim, and what was measured\n\n{render_claims(claims, source)}\n")
     for table in tables:
         text = render(table, source)
         path = ROOT / table.readme
         files[path] = insert(files.get(path) or path.read_text("utf-8"), table.table, text, path)
         parts.append(f"## {table.title}\n\n{text}\n")
+    parts.append(f"## Runs that need a GPU\n\n{render_gpu(source)}\n")
     files[ROOT / "RESULTS.md"] = "\n".join(parts)
-    return files
+    found = [
+        *compare_claims(claims, source).values(),
+        *(row for table in tables for row in compare_rows(table, source)),
+    ]
+    files[COMPARISONS] = json.dumps([comparison.record() for comparison in found], indent=1) + "\n"
+    return files | render_cards(source, read_papers(folder / "papers.yaml"))
 
 
 def insert(page: str, name: str, text: str, path: Path) -> str:

@@ -35,6 +35,31 @@ _OTHERS = {
     r"num_critical_layers": "layers whose reset to the initialization of the run reduces the accuracy by more than 5 %",
 }
 
+_HIGHER_IS_BETTER = ("accuracy", "recall", "map_at_r", "auroc")
+_LOWER_IS_BETTER = ("calibration", "fpr")
+
+
+def is_share(metric: str) -> bool:
+    """Return whether a metric is a share, which is shown in percent."""
+    return any(name in metric for name in (*_HIGHER_IS_BETTER, *_LOWER_IS_BETTER))
+
+
+def scale(metric: str) -> float:
+    """Return the factor between the values of the results files and those shown."""
+    return 100.0 if is_share(metric) else 1.0
+
+
+def is_higher_better(metric: str) -> bool:
+    """Return whether a share is the better the larger it is."""
+    return any(name in metric for name in _HIGHER_IS_BETTER)
+
+
+def error_rate(metric: str, value: float) -> float | None:
+    """Return the error rate in percent that a shown value of a metric means; None if the metric is no share."""
+    if not is_share(metric):
+        return None
+    return 100.0 - value if is_higher_better(metric) else value
+
 
 def define(name: str) -> str:
     """Return the definition of a metric, or an empty string if it is not reported.

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hf_sphere.utils.files import write_text
+from reproduction.definitions import is_share
 from reproduction.entries import Entry, PlannedRun, QueueError, plan
 
 REQUIRED = ("name", "group", "seed", "digest", "metrics", "device", "core_minutes", "data")
@@ -51,9 +53,12 @@ class Results:
         if not isinstance(content, dict) or any(name not in content for name in REQUIRED):
             self.problems.append(f"{path} is not used: it needs {', '.join(REQUIRED)}.")
         elif not isinstance(content["metrics"], dict) or not all(
-            isinstance(value, (int, float)) for value in [content["core_minutes"], *content["metrics"].values()]
+            type(value) in (int, float) and math.isfinite(value)
+            for value in [content["core_minutes"], *content["metrics"].values()]
         ):
-            self.problems.append(f"{path} is not used: its metrics are not numbers.")
+            self.problems.append(f"{path} is not used: its metrics are not finite numbers.")
+        elif wrong := [name for name, v in content["metrics"].items() if is_share(name) and not 0 <= v <= 1]:
+            self.problems.append(f"{path} is not used: {', '.join(wrong)} is not between 0 and 1.")
         elif content["name"] != path.stem:
             self.problems.append(f"{path} is not used: it has the results of {content['name']}.")
         else:

@@ -1,6 +1,7 @@
 """Starting, stopping and recording the runs of the queue."""
 
 import json
+import math
 import os
 import platform
 import re
@@ -207,7 +208,7 @@ class Job:
                 continue
             content = json.loads(path.read_text(encoding="utf-8"))
             prefix = "" if path.parent.name == "model" else f"{path.parent.name}/"
-            metrics |= {f"{prefix}{k}": v for k, v in content.items() if type(v) in (int, float)}
+            metrics |= {f"{prefix}{k}": v for k, v in content.items() if _is_number(v)}
             for epoch in content.get("history", []):
                 for name, value in epoch.items():
                     history.setdefault(name, []).append(float(f"{value:.6g}"))
@@ -264,6 +265,10 @@ def _image_encoding(folder: Path) -> str:
             if data:
                 return "JPEG" if data.startswith(b"\xff\xd8\xff") else "PNG" if data.startswith(b"\x89PNG") else "other"
     return ""
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _quoted(words: list[str]) -> list[str]:

@@ -1,18 +1,19 @@
 """Tables of measured and published results, from `results/tables.yaml` and the files of `results/runs`."""
 
-import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
-
-from scipy import stats
+from typing import Any, TypeVar
 
 from hf_sphere.training.published import read_published, show_published
 from hf_sphere.utils.arguments import read_config
+from reproduction.comparisons import Comparison, compare, correct, show_interval, show_p_value
+from reproduction.definitions import is_share, scale
 from reproduction.entries import CONFIGS, ROOT, SCRIPTS, Entry, PlannedRun, plan, read_settings
 from reproduction.results import Results
+
+Row = TypeVar("Row")
 
 CIFAR_NOTE = "CIFAR-10 is a JPEG copy here (quality 75, chroma subsampling 4:2:0), which is harder than the original."
 
@@ -63,7 +64,7 @@ class Source:
     planned: dict[str, list[PlannedRun]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.planned = {}
+        self.planned, self._found = {}, {}
         for entry in self.entries:
             for run in plan(entry):
                 self.planned.setdefault(run.group, []).append(run)
@@ -74,17 +75,20 @@ class Source:
         return cls(results, entries, read_published(ROOT / "results" / "published"))
 
     def runs(self, group: str) -> dict[int, Mapping[str, Any]]:
-        """Return the results of a group by seed, without those of other settings than the queue's."""
-        if group in self.planned:
-            runs = [run for run in self.planned[group] if self.results.state(run, self.entries) == "done"]
-            return {run.seed: self.results.runs[run.name] for run in runs}
-        found = [run for run in self.results.runs.values() if run.get("group") == group]
-        return {run["seed"]: run for run in found}
+        """Return the results of a group by seed, without those of other settings than the queue's, or of no entry."""
+        if group not in self._found:
+            runs = [run for run in self.planned.get(group, []) if self.results.state(run, self.entries) == "done"]
+            self._found[group] = {run.seed: self.results.runs[run.name] for run in runs}
+        return self._found[group]
 
     def values(self, group: str, metric: str) -> dict[int, float]:
         """Return a metric of the runs of a group by seed."""
         runs = {seed: {"core_minutes": run["core_minutes"], **run["metrics"]} for seed, run in self.runs(group).items()}
         return {seed: values[metric] for seed, values in runs.items() if metric in values}
+
+    def diverged(self, *groups: str) -> list[str]:
+        """Return the names of the runs that diverged, which have no metrics."""
+        return sorted(run["name"] for group in groups for run in self.runs(group).values() if run.get("diverged"))
 
     def published_of(self, group: str, further: str = "") -> Mapping[str, Any] | None:
         """Return the published record of a group's configuration, if it has one and the group does not change it.
@@ -107,17 +111,35 @@ class Source:
         path = next(CONFIGS.rglob(f"{group}.yaml"), None)
         return None if path is None else str(path.relative_to(CONFIGS).with_suffix(""))
 
+    def dataset(self, group: str) -> str:
+        """Return the data set of a planned group."""
+        run = self.planned[group][0]
+        return str((read_settings(run.config) | run.overrides()).get("dataset_name", "digits"))
 
-def read_tables(path: Path) -> list[Table]:
-    """Read the definitions of the tables."""
-    return [Table(**row) for row in read_config(path)]
+
+def read_rows(path: Path, kind: type[Row]) -> list[Row]:
+    """Read the instances of a dataclass from a YAML list of mappings.
+
+    Raises:
+        ValueError: If a key is unknown or missing.
+    """
+    rows = read_config(path)
+    known = {f.name: f.default is MISSING and f.default_factory is MISSING for f in fields(kind)}  # type: ignore[arg-type]
+    for number, row in enumerate(rows if isinstance(rows, list) else [rows]):
+        if not isinstance(rows, list) or not isinstance(row, Mapping):
+            raise ValueError(f"{path} must be a list of mappings; got {row!r}.")
+        wrong = [f"unknown key {name!r}" for name in row if name not in known]
+        wrong += [f"no {name!r}" for name, is_required in known.items() if is_required and name not in row]
+        if wrong:
+            raise ValueError(f"{path}, row {number + 1}: {', '.join(wrong)}; the keys are {', '.join(known)}.")
+    return [kind(**row) for row in rows]
 
 
 def render(table: Table, source: Source) -> str:
     """Return a table in Markdown, with its notes."""
     if table.columns:
         return _render_matrix(table, source)
-    rows = [_Row(*_split(row), table, source) for row in table.rows]
+    rows = [_Row(*split_row(row), table, source) for row in table.rows]
     columns = {"run": [f"`{row.group}`" for row in rows]}
     if table.metrics and any(row.published for row in rows):
         columns["published"] = [show_published(row.published) if row.published else "" for row in rows]
@@ -130,9 +152,30 @@ def render(table: Table, source: Source) -> str:
     if any(row.published for row in rows):
         columns["measured minus published"] = [row.from_published() for row in rows]
     if any(row.baseline for row in rows):
-        columns["difference from"] = [row.from_baseline() for row in rows]
+        found = {comparison.run: comparison for comparison in compare_rows(table, source)}
+        columns["difference from"] = [_show_difference(row, found.get(row.group)) for row in rows]
+        columns["corrected p"] = [show_p_value(found[r.group].corrected) if r.group in found else "" for r in rows]
+        columns["verdict"] = [found[row.group].verdict if row.group in found else "" for row in rows]
     used = {name: cells for name, cells in columns.items() if name in ("run", *table.metrics) or any(cells)}
-    return _join(list(used), zip(*used.values(), strict=True), _notes(table, rows, source))
+    return join_lines(list(used), zip(*used.values(), strict=True), _notes(table, rows, source))
+
+
+def compare_rows(table: Table, source: Source) -> list[Comparison]:
+    """Compare the first metric of the rows that have a baseline, if both were run."""
+    metric = next(iter(table.metrics.values()), "")
+    found = []
+    for group, baseline in map(split_row, table.rows):
+        ours, theirs = source.values(group, metric), source.values(baseline, metric) if baseline else {}
+        if ours and theirs:
+            found.append(compare(table.table, metric, group, ours, baseline, theirs))
+    correct(found)
+    return found
+
+
+def _show_difference(row: "_Row", comparison: Comparison | None) -> str:
+    if comparison is not None:
+        return f"`{row.baseline}`: {comparison.show()}"
+    return f"`{row.baseline}`: not run" if row.baseline and row.values else ""
 
 
 def _render_matrix(table: Table, source: Source) -> str:
@@ -146,7 +189,7 @@ def _render_matrix(table: Table, source: Source) -> str:
         rows += known
     order = ["Each cell: published; measured."] if any(row.published for row in rows) else []
     notes = [*order, *_notes(table, rows, source)]
-    return _join(["", *(f"`{column}`" for column in table.columns)], lines, notes)
+    return join_lines(["", *(f"`{column}`" for column in table.columns)], lines, notes)
 
 
 def _show_cell(row: "_Row") -> str:
@@ -154,7 +197,7 @@ def _show_cell(row: "_Row") -> str:
     return f"{show_published(row.published)}; {measured}" if row.published else measured
 
 
-def _join(header: list[str], lines: Iterable[Sequence[str]], notes: Iterable[str]) -> str:
+def join_lines(header: list[str], lines: Iterable[Sequence[str]], notes: Iterable[str]) -> str:
     rows = [header, ["---"] * len(header), *lines]
     notes = " ".join(notes)
     return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), *(["", notes] if notes else [])])
@@ -179,60 +222,41 @@ class _Row:
         values = list(self.source.values(self.group, metric).values())
         if not values:
             return "" if self.count else "not run"
-        spread = f" ± {_number(metric, statistics.stdev(values))}" if len(values) > 1 else ""
-        return f"{_number(metric, statistics.mean(values))}{spread}"
+        return show_mean(metric, values) + (
+            f" ({len(values)} of {self.count} seeds)" if len(values) < self.count else ""
+        )
 
     def from_published(self) -> str:
         if not self.published or not self.values:
             return ""
-        scale = _scale(self.first)
-        differences = [scale * value - self.published["value"] for value in self.values.values()]
-        return _interval(stats.ttest_1samp(differences, 0.0) if self.count > 1 else None, statistics.mean(differences))
-
-    def from_baseline(self) -> str:
-        if self.baseline is None or not self.values:
-            return ""
-        other = self.source.values(self.baseline, self.first)
-        if not other:
-            return f"`{self.baseline}`: not run"
-        scale = _scale(self.first)
-        ours, theirs = [scale * v for v in self.values.values()], [scale * v for v in other.values()]
-        test = None
-        if set(other) == set(self.values) and self.count > 1:
-            test = stats.ttest_rel(ours, [scale * other[seed] for seed in self.values])
-        elif min(len(ours), len(theirs)) > 1:
-            test = stats.ttest_ind(ours, theirs, equal_var=False)
-        return f"`{self.baseline}`: {_interval(test, statistics.mean(ours) - statistics.mean(theirs))}"
+        return show_from_published(self.first, self.values, self.published["value"])
 
 
-def _split(row: str) -> tuple[str, str | None]:
+def show_from_published(metric: str, values: Mapping[int, float], published: float) -> str:
+    """Format the difference of a measured mean from a published value, with the interval of the mean."""
+    found = compare("", metric, "", values, "published", published / scale(metric))
+    return show_interval(statistics.mean(found.differences), found.interval)
+
+
+def split_row(row: str) -> tuple[str, str | None]:
+    """Split `a - b` into a and b, which is None if there is none."""
     group, _, baseline = row.partition(" - ")
     return group.strip(), baseline.strip() or None
 
 
-def _scale(metric: str) -> float:
-    """Return 100 for metrics that are shown in percent."""
-    shares = ("accuracy", "recall", "map_at_r", "calibration", "auroc", "fpr")
-    return 100.0 if any(share in metric for share in shares) else 1.0
-
-
-def _number(metric: str, value: float) -> str:
-    return f"{100 * value:.2f}" if _scale(metric) == 100.0 else f"{value:.4g}"
-
-
-def _interval(test: Any, mean: float) -> str:
-    """Format a mean difference with its 95 % interval, if there is one."""
-    if test is None:
-        return f"{mean:+.2f}"
-    low, high = test.confidence_interval(0.95)
-    return f"{mean:+.2f}" if math.isnan(low) else f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
+def show_mean(metric: str, values: Sequence[float]) -> str:
+    """Format mean and standard deviation of a metric."""
+    shown = [scale(metric) * value for value in values]
+    form = "{:.2f}" if is_share(metric) else "{:.4g}"
+    spread = f" ± {form.format(statistics.stdev(shown))}" if len(shown) > 1 else ""
+    return form.format(statistics.mean(shown)) + spread
 
 
 def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
     runs = [run for row in rows for run in source.runs(row.group).values()]
     if runs:
         yield "Measured: mean and standard deviation over seeds"
-        yield "and, in parentheses, 95 % intervals of differences: paired by seed, or Welch's for other seeds;"
+        yield "and, in parentheses, 95 % intervals of differences: paired by seed;"
         yield "of differences from published numbers, of the measured mean only."
         devices = sorted({run["device"] for run in runs})
         minutes = statistics.mean(run["core_minutes"] for run in runs)
@@ -240,9 +264,8 @@ def _notes(table: Table, rows: list[_Row], source: Source) -> Iterator[str]:
         yield f"{count} on {', '.join(devices)}, {minutes:.3g} core-minutes each on average."
     if any(run["data"] == {"name": "uoft-cs/cifar10", "encoding": "JPEG"} for run in runs):
         yield CIFAR_NOTE
-    diverged = sorted(run["name"] for run in runs if run.get("diverged"))
-    if diverged:
-        yield f"Diverged: {', '.join(diverged)}."
+    if diverged := source.diverged(*(row.group for row in rows)):
+        yield f"Diverged, and in no mean or comparison: {', '.join(diverged)}."
     missing = [row.group for row in rows if table.metrics and not row.count]
     queued = sorted({source.planned[group][0].entry.entry for group in missing if group in source.planned})
     if queued:

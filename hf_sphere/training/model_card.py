@@ -76,16 +76,16 @@ def write_model_card(
         data,
         template_path=str(template),
         model_id=model_id,
-        title=_on_one_line(description.title),
-        summary=_on_one_line(description.summary),
+        title=on_one_line(description.title),
+        summary=on_one_line(description.summary),
         model_class=model_class,
         pipeline_tag=pipeline_tag,
         metrics=[(name, show_metric(name, value)) for name, value in record.metrics.items()],
-        model=[(name, _on_one_line(value)) for name, value in description.model.items()],
-        settings=[(name, _on_one_line(value)) for name, value in record.settings.items()],
+        model=[(name, on_one_line(value)) for name, value in description.model.items()],
+        settings=[(name, on_one_line(value)) for name, value in record.settings.items()],
         selection_note=record.selection_note,
         published=record.published,
-        command=_wrap(record.command),
+        command=wrap_command(record.command),
         versions=", ".join(f"{name} {version(name)}" for name in packages),
         hardware=hardware,
         duration=f"{record.seconds:.0f} s" if record.seconds < 600 else f"{record.seconds / 60:.0f} min",
@@ -103,7 +103,7 @@ def _is_on_hub(dataset: str) -> bool:
     return dataset not in BUNDLED and not Path(dataset).exists()
 
 
-def _on_one_line(value: Any) -> str:
+def on_one_line(value: Any) -> str:
     """Format a value for a line or a table cell, which line breaks and bars would end."""
     return " ".join(str(value).split()).replace("|", r"\|")
 
@@ -116,7 +116,7 @@ def _quote(word: str) -> str:
     return f"$'{escaped}'"
 
 
-def _wrap(command: Sequence[str]) -> str:
+def wrap_command(command: Sequence[str]) -> str:
     """Quote a command for the shell and break it before its options."""
     lines, current = [], ""
     for word in map(_quote, command):

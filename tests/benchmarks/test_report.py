@@ -1,16 +1,26 @@
 import math
+import re
 import statistics
 
 import pytest
 import report
+import yaml
+from reproduction.comparisons import holm
 from reproduction.entries import CONFIGS, Entry, read_settings
 from reproduction.results import Results
-from reproduction.tables import CIFAR_NOTE, Source, Table, render
+from reproduction.tables import CIFAR_NOTE, Source, Table, compare_rows, read_rows, render
 
 from hf_sphere.training.published import PUBLISHED, read_published
 
 # Quantiles of Student's t distribution at 97.5 %, from a printed table.
 T_QUANTILES = {2: 4.302653}
+
+
+class Measured(Source):
+    """All results of a folder, without a queue."""
+
+    def runs(self, group):
+        return {run["seed"]: run for run in self.results.runs.values() if run["group"] == group}
 
 
 @pytest.fixture
@@ -24,7 +34,7 @@ def source(tmp_path):
                 content = {"name": f"{group}-seed{seed}", "group": group, "seed": seed, "digest": ""}
                 content |= {"metrics": {"eval_accuracy": value}, "device": "one core", "core_minutes": 2.0}
                 results.write({**content, "data": data or {"name": "ylecun/mnist", "encoding": "PNG"}})
-        return Source.read(results, [])
+        return Measured.read(results, [])
 
     return make
 
@@ -45,10 +55,47 @@ def test_tables_of_all_readmes_are_what_the_results_files_say():
     report.main(["--check"])
 
 
-def test_check_fails_if_a_readme_has_another_table(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "render_files", lambda *args: {report.ROOT / "RESULTS.md": "something else"})
-    with pytest.raises(SystemExit, match=r"RESULTS.md: the tables are not those of the results files"):
+def test_results_page_has_no_relative_links():
+    """The documentation site includes it in another folder."""
+    page = (report.ROOT / "RESULTS.md").read_text()
+    assert re.findall(r"\]\((?!http)", page) == []
+    assert "`results/runs/mnist-lenet5-plain-seed0.json`" in page
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A report of one file and no card, whose queue is empty."""
+    monkeypatch.setattr(report, "read_queue", lambda path: [])
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    monkeypatch.setattr(report, "CARDS", tmp_path / "hub_cards")
+    monkeypatch.setattr(report, "render_files", lambda *args: {tmp_path / "RESULTS.md": "as it should be"})
+    (tmp_path / "RESULTS.md").write_text("as it should be")
+    (tmp_path / "hub_cards").mkdir()
+    (tmp_path / "hub_cards" / "model_card.md").write_text("the template")
+    return tmp_path
+
+
+def test_check_fails_if_a_file_is_not_what_the_results_say(repository):
+    report.main(["--check"])
+    (repository / "RESULTS.md").write_text("something else")
+    with pytest.raises(SystemExit, match=r"RESULTS.md: not what the results files say"):
         report.main(["--check"])
+
+
+def test_a_card_without_results_is_removed(repository):
+    card = repository / "hub_cards" / "a" / "README.md"
+    card.parent.mkdir()
+    card.write_text("of results that are no longer there")
+    with pytest.raises(SystemExit, match=r"hub_cards/a/README.md: not what the results files say"):
+        report.main(["--check"])
+    report.main([])
+    assert [path.name for path in card.parent.parent.iterdir()] == ["model_card.md"]
+
+
+def test_damaged_result_files_are_named(repository, capsys):
+    (repository / "broken-seed0.json").write_text("{")
+    report.main(["--results_dir", str(repository)])
+    assert f"{repository / 'broken-seed0.json'} is damaged and not used" in capsys.readouterr().err
 
 
 def test_a_row_has_mean_deviation_and_number_of_seeds(source):
@@ -77,11 +124,62 @@ def test_runs_with_the_same_seeds_are_compared_in_pairs(source):
     assert row["difference from"] == f"`b`: +10.00 ({10 - half:+.2f} to {10 + half:+.2f})"
 
 
-def test_runs_with_other_seeds_are_compared_by_welch(source):
-    # Equal variances and numbers of runs, for which Welch's degrees of freedom are 2 (n - 1): n = 2 has 2.
+def test_runs_are_compared_on_the_seeds_that_both_have(source):
+    groups = {"a": {0: 0.5, 1: 0.7, 2: 0.9, 7: 0.1}, "b": {2: 0.8, 0: 0.41, 1: 0.59, 9: 0.9}}
+    row = cells(render(table("a - b"), source(groups)))["a"]
+    assert row["difference from"] == "`b`: +10.00 (+7.52 to +12.48), seeds 0, 1, 2"
+    assert row["verdict"] == "better"
+
+
+def test_runs_without_common_seeds_are_not_compared(source):
     row = cells(render(table("a - b"), source({"a": {0: 0.5, 1: 0.7}, "b": {5: 0.3, 6: 0.5}})))["a"]
-    half = T_QUANTILES[2] * math.sqrt(2 * 200 / 2)
-    assert row["difference from"] == f"`b`: +20.00 ({20 - half:+.2f} to {20 + half:+.2f})"
+    assert row["difference from"] == "`b`: no common seed"
+    assert "verdict" not in row
+
+
+def test_p_values_are_corrected_within_a_table(source):
+    groups = {"a": {0: 0.5, 1: 0.7, 2: 0.9}, "b": {0: 0.41, 1: 0.59, 2: 0.8}, "c": {0: 0.51, 1: 0.69, 2: 0.95}}
+    alone = compare_rows(table("a - b"), source(groups))
+    both = compare_rows(table("a - b", "c - b"), source(groups))
+    assert alone[0].corrected == alone[0].p_value
+    assert [row.corrected for row in both] == holm([row.p_value for row in both])
+
+
+def test_results_of_no_entry_are_not_reported(source, tmp_path):
+    source({"mnist-lenet5-plain": {0: 0.9}})
+    text = render(table("mnist-lenet5-plain"), Source.read(Results.read(tmp_path), []))
+    assert cells(text)["mnist-lenet5-plain"]["accuracy %"] == "not run"
+
+
+def test_a_metric_that_some_runs_lack_has_the_number_of_its_seeds(source):
+    measured = source({"a": {0: 0.9, 1: 0.8}})
+    measured.results.runs["a-seed0"]["metrics"]["other"] = 3.0
+    text = render(Table("name", "README.md", "Title", ["a"], {"accuracy %": "eval_accuracy", "x": "other"}), measured)
+    assert cells(text)["a"]["x"] == "3 (1 of 2 seeds)"
+
+
+def test_a_run_that_diverged_is_named(source):
+    measured = source({"a": {0: 0.9, 1: 0.8}})
+    measured.results.runs["a-seed1"] |= {"metrics": {}, "diverged": "the loss is not finite"}
+    text = render(table("a"), measured)
+    assert cells(text)["a"]["accuracy %"] == "90.00"
+    assert "Diverged, and in no mean or comparison: a-seed1." in text
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"table": "a", "readme": "b", "title": "c"}], "row 1: no 'rows'; the keys are"),
+        ([{"table": "a", "readme": "b", "title": "c", "rows": [], "sort": 1}], "row 1: unknown key 'sort'"),
+        ({"table": "a"}, "must be a list of mappings"),
+        (["a"], "must be a list of mappings"),
+    ],
+)
+def test_an_invalid_definition_is_an_error(rows, message, tmp_path):
+    path = tmp_path / "tables.yaml"
+    path.write_text(yaml.safe_dump(rows))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_rows(path, Table)
 
 
 def test_a_run_without_results_is_not_run_and_has_its_command(source):

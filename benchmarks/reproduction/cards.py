@@ -1,0 +1,197 @@
+"""Model cards of the configurations that have results, from the results files."""
+
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from hf_sphere.training.model_card import on_one_line, wrap_command
+from hf_sphere.training.published import show_published
+from hf_sphere.training.tasks import find_task
+from reproduction.claims import show_seeds
+from reproduction.definitions import define, is_share
+from reproduction.entries import CONFIGS, ROOT, WITHOUT_EFFECT, read_settings
+from reproduction.tables import CIFAR_NOTE, Source, read_rows, show_from_published, show_mean
+
+CARDS = ROOT / "hub_cards"
+"""Folder of the template, and of a folder per card."""
+
+MEASURES = {"test_time_flips", "dataset_name"}
+"""Arguments of the queue that do not change a configuration's training."""
+
+LEFT_OUT = {"steps", "epoch", "train_runtime", "best_epoch"}
+"""Metrics that are not on the cards, like those of the best epoch."""
+
+MODEL = ("backbone", "backbone_kwargs", "embedding_dim", "head", "head_kwargs", "spherization", "metric", "temperature")
+"""Arguments that describe the model."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A publication that cards cite.
+
+    Attributes:
+        bibtex: The entry.
+        folders: Folders of `recipes/configs` that follow it.
+        heads: Heads that it introduces.
+    """
+
+    bibtex: str
+    folders: list[str] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
+
+
+def read_papers(path: Path) -> list[Paper]:
+    """Read the publications."""
+    return read_rows(path, Paper)
+
+
+def render_cards(source: Source, papers: Sequence[Paper]) -> dict[Path, str]:
+    """Return the text of each card by its path."""
+    groups = find_groups(source)
+    return {CARDS / Path(config).name / "README.md": render_card(groups[config], source, papers) for config in groups}
+
+
+def find_groups(source: Source) -> dict[str, str]:
+    """Return the runs behind the card of each configuration that has results.
+
+    They are the runs of the configuration's own name, or others that only measure more.
+    """
+    found: dict[str, str] = {}
+    for group, planned in source.planned.items():
+        config, entry = planned[0].config, planned[0].entry
+        own = group == Path(config).name
+        same = not entry.grid and not entry.tuned_by and set(entry.overrides) <= MEASURES
+        if "+" not in config and (own or same) and source.values(group, _headline(entry.task)[0]):
+            found = {**found, config: group} if own or config not in found else found
+    return dict(sorted(found.items()))
+
+
+def render_card(group: str, source: Source, papers: Sequence[Paper]) -> str:
+    """Return the card of a group of runs."""
+    planned = source.planned[group][0]
+    runs = [run for run in source.runs(group).values() if run["metrics"]]
+    config, task = planned.config, find_task(planned.entry.task)
+    settings = read_settings(config) | runs[0].get("overrides", {})
+    names = [name for name in runs[0]["metrics"] if name not in LEFT_OUT and not name.startswith("best_")]
+    values = {name: source.values(group, name) for name in names if define(name)}
+    seeds = sorted(source.values(group, _headline(planned.entry.task)[0]))
+    published = source.published_of(group)
+    data = runs[0]["data"]["name"]
+    output = settings.get("output_dir", f"outputs/{config}")
+    card = ModelCard.from_template(
+        ModelCardData(
+            library_name="transformers",
+            license="apache-2.0",
+            pipeline_tag=task.pipeline_tag,
+            tags=["hf_sphere", "hypersphere", *([settings["head"]] if "head" in settings else [])],
+            datasets=[data] if "/" in data else None,
+            model_name=Path(config).name,
+            eval_results=[
+                EvalResult(
+                    task_type=task.pipeline_tag or "other",
+                    dataset_type=data,
+                    dataset_name=data,
+                    dataset_split=settings.get("eval_split", "test"),
+                    metric_type=name.removeprefix("eval_"),
+                    metric_name=f"{name.removeprefix('eval_')}, mean over {_count(len(seeds), 'seed')}",
+                    metric_value=round(statistics.mean(values[name].values()), 6),
+                )
+                for name in _headline(planned.entry.task)
+                if values.get(name)
+            ],
+        ),
+        template_path=str(CARDS / "model_card.md"),
+        model_id=output,
+        title=on_one_line(Path(config).name),
+        summary=(
+            f"{_first_line(config)} Data: `{data}`. No weights are published: the command below trains the model and "
+            f"writes it to `{output}`, from where the code below loads it."
+        ),
+        model_class=task.model_name,
+        pipeline_tag=task.pipeline_tag,
+        metrics=[(f"`{name}`", _show(name, list(found.values()))) for name, found in values.items()],
+        definitions=[(name, define(name)) for name in values],
+        selection_note=_selection(settings, seeds),
+        published=[show_published(published)] if published else [],
+        limits=_limits(group, source, published, data),
+        model=[(name, f"`{on_one_line(settings[name])}`") for name in MODEL if name in settings],
+        settings=[
+            (name, on_one_line(value))
+            for name, value in settings.items()
+            if name not in (*MODEL, *WITHOUT_EFFECT, "dataset_name", *MEASURES)
+        ],
+        command=wrap_command(shlex.split(runs[0].get("command", f"python {planned.script}"))),
+        versions=_versions(runs),
+        hardware=", ".join(sorted({run["device"] for run in runs})),
+        duration=_duration(runs, planned.entry.device),
+        citations=[paper.bibtex.strip() for paper in papers if _is_cited(paper, config, settings)],
+    )
+    return f"{card.content.rstrip()}\n"
+
+
+def _headline(task: str) -> list[str]:
+    return [f"eval_{name}" for name in find_task(task).headline]
+
+
+def _first_line(config: str) -> str:
+    """Return the comment that a configuration begins with."""
+    line = (CONFIGS / f"{config}.yaml").read_text(encoding="utf-8").partition("\n")[0]
+    return on_one_line(line.removeprefix("#")) if line.startswith("#") else f"{Path(config).name}."
+
+
+def _show(name: str, values: list[float]) -> str:
+    return f"{show_mean(name, values)}{' %' if is_share(name) else ''}"
+
+
+def _selection(settings: Mapping[str, Any], seeds: Sequence[int]) -> str:
+    over = f"Mean and standard deviation over {len(seeds)} runs, {show_seeds(seeds)}" if len(seeds) > 1 else "One run"
+    if settings.get("load_best_model_at_end"):
+        return f"{over}. Each run ends with its best epoch on validation images."
+    return f"{over}. Each run is evaluated after its last epoch; no epoch was selected."
+
+
+def _limits(group: str, source: Source, published: Mapping[str, Any] | None, data: str) -> list[str]:
+    metric = _headline(source.planned[group][0].entry.task)[0]
+    values = source.values(group, metric)
+    limits = [f"Measured on images of `{data}` only; nothing is known about other images."]
+    if len(values) == 1:
+        limits.append("One run: nothing is known about the deviation between seeds.")
+    if published:
+        difference = show_from_published(metric, values, published["value"])
+        limits.append(
+            f"Measured minus published, with the 95 % interval of the measured mean: {difference}. The source does not "
+            "state its number of runs."
+        )
+    if any(run["data"] == {"name": "uoft-cs/cifar10", "encoding": "JPEG"} for run in source.runs(group).values()):
+        limits.append(CIFAR_NOTE)
+    if diverged := source.diverged(group):
+        limits.append(f"Diverged, and not in the mean: {', '.join(diverged)}.")
+    return limits
+
+
+def _versions(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the versions of the packages, several if runs have others."""
+    found: dict[str, set[str]] = {}
+    for name, version in (pair for run in runs for pair in run.get("versions", {}).items()):
+        found.setdefault(name, set()).add(version)
+    return ", ".join(f"{name} {' and '.join(sorted(versions))}" for name, versions in found.items()) or "not recorded"
+
+
+def _duration(runs: Sequence[Mapping[str, Any]], device: str) -> str:
+    name = "minutes" if device == "gpu" else "core_minutes"
+    mean = statistics.mean(run.get(name, run["core_minutes"]) for run in runs)
+    return f"{mean:.2g} {name.replace('_', '-')} per run, with evaluation"
+
+
+def _is_cited(paper: Paper, config: str, settings: Mapping[str, Any]) -> bool:
+    heads = {settings.get("head"), "spherized" if "spherization" in settings else None}
+    return Path(config).parent.name in paper.folders or bool(heads & set(paper.heads))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,170 @@
+"""The claims of the papers beside what was measured, from `results/claims.yaml`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from reproduction.comparisons import Comparison, compare, correct, show_p_value
+from reproduction.tables import Source, join_lines, split_row
+
+TABLE = "claims"
+"""Name of the table, for the correction and in the file of comparisons."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A row of the table.
+
+    Attributes:
+        paper: The paper, a key of `PAPERS`.
+        claim: The claim, in words.
+        compare: `a - b`: the run a is compared with the run b, or with a number; groups, as in `results/tables.yaml`.
+            Empty if the results files do not have what would be compared.
+        metric: Metric of the comparison.
+        published: Ids of the two published records. If there are none, those of `a - b` are used, if they exist.
+        takes: What the missing measurement needs, if it is not in the queue: machine, hours and data.
+    """
+
+    paper: str
+    claim: str
+    compare: str = ""
+    metric: str = "eval_accuracy"
+    published: list[str] = field(default_factory=list)
+    takes: str = ""
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The two sides of the comparison, if there is one."""
+        run, reference = split_row(self.compare)
+        if self.compare and reference is None:
+            raise ValueError(f"claim {self.claim!r}: `compare` must be `a - b`; got {self.compare!r}.")
+        return (run, reference) if reference else ()
+
+
+PAPERS = {
+    "spherization": "Spherization layer",
+    "prototypes": "Hyperspherical prototypes",
+    "optimizers": "Optimizers on the sphere",
+    "von_mises_fisher": "von Mises-Fisher embeddings",
+    "hyperplanes": "Hyperplane arrangements",
+}
+"""Short titles of the papers, in the order of the table."""
+
+
+def render_claims(claims: Sequence[Claim], source: Source) -> str:
+    """Return the table in Markdown.
+
+    Raises:
+        ValueError: If a claim names a paper, run or record that does not exist, or not what its runs take.
+    """
+    comparisons = compare_claims(claims, source)
+    lines = []
+    for claim in sorted(claims, key=lambda claim: _index(claim.paper)):
+        found = comparisons.get((claim.compare, claim.metric))
+        lines.append(
+            [
+                PAPERS[claim.paper],
+                claim.claim,
+                show_published_difference(claim, source),
+                found.show() if found is not None else "",
+                show_p_value(found.corrected) if found is not None else "",
+                (found.verdict if found is not None else "") or _unfinished(claim, source),
+                show_runs(claim, source),
+            ]
+        )
+    header = ["paper", "claim", "published difference", "measured difference", "corrected p", "verdict"]
+    return join_lines([*header, "runs, or what they would take"], lines, [])
+
+
+def compare_claims(claims: Sequence[Claim], source: Source) -> dict[tuple[str, str], Comparison]:
+    """Return the comparisons of the claims whose runs have results."""
+    found: dict[tuple[str, str], Comparison] = {}
+    for claim in (claim for claim in claims if claim.compare):
+        run, reference = claim.groups
+        values, number = source.values(run, claim.metric), _number(reference)
+        others = source.values(reference, claim.metric) if number is None else number
+        if values and others != {}:
+            comparison = compare(TABLE, claim.metric, run, values, reference, others)
+            found[claim.compare, claim.metric] = comparison
+    correct(list(found.values()))
+    return found
+
+
+def show_published_difference(claim: Claim, source: Source) -> str:
+    """Return the difference of the published values with its unit, or that there is none."""
+    ids = claim.published or list(claim.groups)
+    unknown = [name for name in ids if name not in source.published]
+    if unknown and claim.published:
+        raise ValueError(f"claim {claim.claim!r}: results/published has no record {', '.join(unknown)}.")
+    if unknown or not ids:
+        return "none"
+    first, second = (source.published[name] for name in ids)
+    if first["unit"] != second["unit"] or first["metric"] != second["metric"]:
+        raise ValueError(f"claim {claim.claim!r}: {' and '.join(ids)} are values of different metrics.")
+    unit = "" if first["unit"] == "%" else f" {first['unit']}"
+    return f"{first['value'] - second['value']:+.2f}{unit}"
+
+
+def show_runs(claim: Claim, source: Source) -> str:
+    """Return the runs behind a claim, and what those that are missing take."""
+    groups = [name for name in claim.groups if _number(name) is None]
+    for name in groups:
+        if source.config(name) is None:
+            raise ValueError(f"claim {claim.claim!r}: there is no run or configuration {name!r}.")
+    done = {name: sorted(source.values(name, claim.metric)) for name in groups}
+    parts = [f"`{name}`: {show_seeds(seeds)}" for name, seeds in done.items() if seeds]
+    if diverged := source.diverged(*groups):
+        parts.append(f"diverged: {', '.join(diverged)}")
+    queued = [name for name in groups if name in source.planned]
+    if len(queued) < len(groups) or not groups:
+        if not claim.takes:
+            raise ValueError(f"claim {claim.claim!r}: its runs are not in the queue, so it needs `takes`.")
+        names = [f"`{source.config(name)}`" for name in groups if name not in queued]
+        parts.append(": ".join([claim.takes, ", ".join(names)]) if names else claim.takes)
+    parts += show_missing(queued, source)
+    return "; ".join(parts)
+
+
+def show_missing(groups: Sequence[str], source: Source) -> list[str]:
+    """Return number, hours, data and command of the planned runs without results, by entry of the queue."""
+    missing: dict[str, list[Mapping]] = {}
+    for run in (run for group in groups for run in source.planned[group]):
+        if run.seed not in source.runs(run.group):
+            missing.setdefault(run.entry.entry, []).append({"run": run, "data": source.dataset(run.group)})
+    parts = []
+    for entry, found in missing.items():
+        planned = found[0]["run"].entry
+        hours = len(found) * planned.minutes / 60
+        machine = "GPU" if planned.device == "gpu" else "CPU core"
+        runs = "1 run" if len(found) == 1 else f"{len(found)} runs"
+        data = ", ".join(sorted({row["data"] for row in found}))
+        parts.append(
+            f"{runs} missing, about {hours:.{0 if hours >= 9.95 else 1}f} h on one {machine}, data `{data}`: "
+            f"`python benchmarks/reproduce.py --only {entry}`"
+        )
+    return parts
+
+
+def show_seeds(seeds: Sequence[int]) -> str:
+    """Format seeds: `seed 3`, `seeds 0 to 9`, `seeds 0, 2, 3`."""
+    if len(seeds) == 1:
+        return f"seed {seeds[0]}"
+    if list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seeds {', '.join(map(str, seeds))}"
+
+
+def _unfinished(claim: Claim, source: Source) -> str:
+    return "incomplete" if any(source.values(name, claim.metric) for name in claim.groups) else "not run"
+
+
+def _index(paper: str) -> int:
+    if paper not in PAPERS:
+        raise ValueError(f"there is no paper {paper!r}; they are {', '.join(PAPERS)}.")
+    return list(PAPERS).index(paper)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

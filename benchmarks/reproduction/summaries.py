@@ -1,0 +1,145 @@
+"""Two summaries: the measurements on the front page, from `results/measured.yaml`, and the runs that need a GPU."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reproduction.claims import show_missing, show_seeds
+from reproduction.definitions import is_share, scale
+from reproduction.entries import ROOT, PlannedRun
+from reproduction.tables import Source, join_lines
+
+BENCHMARKS = ROOT / "benchmarks" / "results"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A row of the front page; the value of a group of runs, or of a benchmark.
+
+    Attributes:
+        what: What was measured, in words.
+        run: Group of runs, as in `results/tables.yaml`.
+        metric: Its metric.
+        benchmark: Name of a file of `benchmarks/results`, without suffix.
+        row: A row of it, by its `what`.
+        form: Format of the benchmark's value and bound.
+        script: Script that writes the file, if its name is another.
+    """
+
+    what: str
+    run: str = ""
+    metric: str = "eval_accuracy"
+    benchmark: str = ""
+    row: str = ""
+    form: str = "{:.2f}"
+    script: str = ""
+
+
+@dataclass
+class Benchmarks:
+    """The files of `benchmarks/results`.
+
+    Attributes:
+        folder: The folder.
+        problems: Messages about files that are damaged.
+    """
+
+    folder: Path = BENCHMARKS
+    problems: list[str] = field(default_factory=list)
+
+    def row(self, name: str, what: str) -> dict[str, Any] | None:
+        """Return a row of a benchmark with its device, or None if the file is missing, damaged or without it."""
+        path = self.folder / f"{name}.json"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            (found,) = [row for row in content["rows"] if row["what"] == what]
+            return {"device": content["device"], **found, "value": float(found["value"])}
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            problem = f"{path.name} is not used for {what!r}: {type(error).__name__}: {error}"
+            self.problems.extend([problem] if problem not in self.problems else [])
+            return None
+
+
+def render_measured(rows: Sequence[Measurement], source: Source, benchmarks: Benchmarks) -> str:
+    """Return the table in Markdown, for pages in the root of the repository."""
+    lines = []
+    for row in rows:
+        if bool(row.run) == bool(row.benchmark):
+            raise ValueError(f"measurement {row.what!r} needs either `run` or `benchmark`.")
+        lines.append([row.what, *(_of_runs(row, source) if row.run else _of_benchmark(row, benchmarks))])
+    note = (
+        "Deviations are over seeds. Times are relative to those of the other program on the same machine. The goals are "
+        "ours; those that were missed say so."
+    )
+    return join_lines(["measured", "value", "deviation or goal", "seeds", "machine", "file"], lines, [note])
+
+
+def render_gpu(source: Source) -> str:
+    """Return the table of the queue's entries that need a GPU."""
+    lines = []
+    for entry in (entry for entry in source.entries if entry.device == "gpu"):
+        groups = list(dict.fromkeys(run.group for run in _planned(source, entry.entry)))
+        for group in groups:
+            values = source.values(group, "eval_accuracy")
+            runs = source.runs(group)
+            shown = f"{scale('eval_accuracy') * statistics.mean(values.values()):.2f}" if values else "not run"
+            devices = ", ".join(sorted({run["device"] for run in runs.values()}))
+            minutes = (
+                f"{statistics.mean(run.get('minutes', run['core_minutes']) for run in runs.values()):.3g}"
+                if runs
+                else ""
+            )
+            behind = [show_seeds(sorted(values))] if values else []
+            left = [f"diverged: {', '.join(found)}"] if (found := source.diverged(group)) else []
+            parts = [*behind, *left, *show_missing([group], source)]
+            lines.append([f"`{group}`", shown, devices, minutes, "; ".join(parts)])
+    header = ["run", "test accuracy %", "device", "minutes per run", "runs, or what they would take"]
+    note = (
+        "The queue uses a GPU if there is one. `python benchmarks/image_training.py` measures throughput there, and "
+        "`python -m pytest tests/test_cuda*.py` runs the tests."
+    )
+    return join_lines(header, lines, [_throughput(), note])
+
+
+def _throughput() -> str:
+    path = BENCHMARKS / "image_training-cuda.json"
+    return (
+        f"Throughput on a GPU: [{path.name}](benchmarks/results/{path.name})."
+        if path.is_file()
+        else ("Throughput on a GPU: not measured.")
+    )
+
+
+def _planned(source: Source, entry: str) -> list[PlannedRun]:
+    return [run for runs in source.planned.values() for run in runs if run.entry.entry == entry]
+
+
+def _of_runs(row: Measurement, source: Source) -> list[str]:
+    values = source.values(row.run, row.metric)
+    if not values:
+        return ["not run", "", "", "", ""]
+    factor, unit = scale(row.metric), " %" if is_share(row.metric) else ""
+    shown = [factor * value for value in values.values()]
+    spread = f"± {statistics.stdev(shown):.2f}" if len(shown) > 1 else "one run"
+    link = _link(f"results/runs/{source.runs(row.run)[min(values)]['name']}.json")
+    link += f" and {len(values) - 1} more" if len(values) > 1 else ""
+    devices = ", ".join(sorted({run["device"] for run in source.runs(row.run).values()}))
+    return [f"{statistics.mean(shown):.2f}{unit}", spread, str(len(values)), devices, link]
+
+
+def _of_benchmark(row: Measurement, benchmarks: Benchmarks) -> list[str]:
+    found = benchmarks.row(row.benchmark, row.row)
+    if found is None:
+        return [f"not measured: `python benchmarks/{row.script or row.benchmark}.py`", "", "", "", ""]
+    goal = f"goal: {found['bound']}{'' if found['holds'] else ', missed'}" if "bound" in found else ""
+    device = found["device"].replace(" 1 threads", " 1 thread")
+    return [row.form.format(found["value"]), goal, "", device, _link(f"benchmarks/results/{row.benchmark}.json")]
+
+
+def _link(path: str) -> str:
+    return f"[{Path(path).name}]({path})"

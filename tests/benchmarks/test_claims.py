@@ -1,0 +1,148 @@
+import json
+import re
+
+import pytest
+from reproduction.claims import Claim, compare_claims, render_claims, show_seeds
+from reproduction.entries import Entry
+from reproduction.summaries import Benchmarks, Measurement, render_gpu, render_measured
+
+PLAIN, SPHERIZED = "mnist-lenet5-plain", "mnist-lenet5-spherized"
+ENTRY = Entry("mnist", 1, "classification", [f"spherization/{PLAIN}", f"spherization/{SPHERIZED}"], 30.0, seeds=3)
+CLAIM = Claim("spherization", "It retains the accuracy.", f"{SPHERIZED} - {PLAIN}")
+HEADER = ("paper", "claim", "published", "measured", "p", "verdict", "runs")
+
+
+def only_row(text: str) -> dict[str, str]:
+    (row,) = [line for line in text.splitlines() if line.startswith("| Sph")]
+    return dict(zip(HEADER, (cell.strip() for cell in row.strip("|").split("|")), strict=True))
+
+
+def test_a_claim_has_published_and_measured_difference_verdict_and_runs(finished):
+    values = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9859, 2: 0.9841}}
+    row = only_row(render_claims([CLAIM], finished([ENTRY], values)))
+    assert row == {
+        "paper": "Spherization layer",
+        "claim": "It retains the accuracy.",
+        "published": "+0.04",
+        "measured": "+0.50 (+0.48 to +0.52)",
+        "p": "< 0.001",
+        "verdict": "better",
+        "runs": f"`{SPHERIZED}`: seeds 0 to 2; `{PLAIN}`: seeds 0 to 2",
+    }
+
+
+def test_a_claim_without_runs_says_what_they_take(finished):
+    row = only_row(render_claims([CLAIM], finished([ENTRY])))
+    assert (row["measured"], row["verdict"]) == ("", "not run")
+    takes = "6 runs missing, about 3.0 h on one CPU core, data `ylecun/mnist`"
+    assert row["runs"] == f"{takes}: `python benchmarks/reproduce.py --only mnist`"
+
+
+def test_a_claim_with_runs_of_one_side_is_incomplete(finished):
+    row = only_row(render_claims([CLAIM], finished([ENTRY], {PLAIN: {0: 0.98, 1: {}}})))
+    assert row["verdict"] == "incomplete"
+    assert row["runs"].startswith(f"`{PLAIN}`: seed 0; diverged: {PLAIN}-seed1; 4 runs missing, about 2.0 h")
+
+
+def test_a_claim_whose_runs_are_not_queued_has_its_estimate(finished):
+    claim = Claim("spherization", "x", CLAIM.compare, takes="about 2 h")
+    found = only_row(render_claims([claim], finished([])))["runs"]
+    assert found == f"about 2 h: `spherization/{SPHERIZED}`, `spherization/{PLAIN}`"
+
+
+def test_a_number_can_be_the_reference(finished):
+    claim = Claim("spherization", "x", f"{PLAIN} - 0.5", "projections/mass")
+    values = {PLAIN: {seed: {"eval_accuracy": 0.9, "projections/mass": 0.61 + seed / 100} for seed in range(3)}}
+    row = only_row(render_claims([claim], finished([ENTRY], values)))
+    assert (row["published"], row["measured"][:5], row["verdict"]) == ("none", "+0.12", "higher")
+
+
+def test_claims_are_corrected_together(finished):
+    values = {PLAIN: {0: 0.980, 1: 0.981, 2: 0.979}, SPHERIZED: {0: 0.9850, 1: 0.9859, 2: 0.9841}}
+    other = Claim("spherization", "x", f"{PLAIN} - 0.9")
+    first, second = compare_claims([CLAIM, other], finished([ENTRY], values)).values()
+    assert max(first.corrected / first.p_value, second.corrected / second.p_value) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("claim", "message"),
+    [
+        (Claim("nobody", "x", CLAIM.compare), "there is no paper 'nobody'"),
+        (Claim("spherization", "x", PLAIN), "`compare` must be `a - b`"),
+        (Claim("spherization", "x", f"{PLAIN} - mnist-lenet6"), "no run or configuration 'mnist-lenet6'"),
+        (Claim("spherization", "x", CLAIM.compare, published=[PLAIN, "y"]), "has no record y"),
+        (
+            Claim("spherization", "x", CLAIM.compare, published=[PLAIN, "omniart-regression-lr0.01"]),
+            "different metrics",
+        ),
+        (Claim("spherization", "x", "cifar10-vgg11-plain - cifar10-vgg11-spherized"), "so it needs `takes`"),
+        (Claim("spherization", "x"), "so it needs `takes`"),
+    ],
+)
+def test_an_invalid_claim_is_an_error(claim, message, finished):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        render_claims([claim], finished([ENTRY]))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "shown"), [([3], "seed 3"), ([0, 1, 2], "seeds 0 to 2"), ([0, 2, 3], "seeds 0, 2, 3")]
+)
+def test_seeds_are_shown(seeds, shown):
+    assert show_seeds(seeds) == shown
+
+
+def test_an_entry_for_gpus_without_one_is_not_run_and_has_its_command(finished):
+    entry = Entry(**{**vars(ENTRY), "device": "gpu", "seeds": 1})
+    text = render_gpu(finished([entry, Entry(**{**vars(ENTRY), "entry": "cpu", "label": "cpu"})], {PLAIN: {0: 0.98}}))
+    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+    assert set(rows) == {PLAIN, SPHERIZED}
+    assert "| 98.00 | one core | 2 | seed 0 |" in rows[PLAIN]
+    assert "| not run |" in rows[SPHERIZED]
+    assert "1 run missing, about 0.5 h on one GPU" in rows[SPHERIZED]
+    assert "`python benchmarks/reproduce.py --only mnist`" in rows[SPHERIZED]
+
+
+@pytest.fixture
+def benchmarks(tmp_path):
+    rows = [{"what": "speed", "value": 1.5, "bound": "at most 1", "holds": False}, {"what": "size", "value": "large"}]
+    (tmp_path / "fast.json").write_text(json.dumps({"device": "CPU, 1 threads", "rows": rows}))
+    (tmp_path / "cut.json").write_text("{")
+    return Benchmarks(tmp_path)
+
+
+def measured(row: Measurement, finished, benchmarks: Benchmarks, values: dict | None = None) -> list[str]:
+    text = render_measured([row], finished([ENTRY], values), benchmarks)
+    return [cell.strip() for cell in text.splitlines()[2].strip("|").split("|")]
+
+
+def test_a_measured_run_has_deviation_seeds_and_file(finished, benchmarks):
+    found = measured(Measurement("x", run=PLAIN), finished, benchmarks, {PLAIN: {0: 0.98, 2: 0.99}})
+    file = f"[{PLAIN}-seed0.json](results/runs/{PLAIN}-seed0.json) and 1 more"
+    assert found == ["x", "98.50 %", "± 0.71", "2", "one core", file]
+
+
+def test_a_measured_benchmark_says_that_its_goal_was_missed(finished, benchmarks):
+    found = measured(Measurement("x", benchmark="fast", row="speed"), finished, benchmarks)
+    file = "[fast.json](benchmarks/results/fast.json)"
+    assert found == ["x", "1.50", "goal: at most 1, missed", "", "CPU, 1 thread", file]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "problem"),
+    [
+        ("none", "speed", None),
+        ("cut", "speed", "cut.json is not used for 'speed'"),
+        ("fast", "absent", "fast.json is not used for 'absent'"),
+        ("fast", "size", "fast.json is not used for 'size'"),
+    ],
+)
+def test_a_benchmark_without_usable_file_is_not_measured(name, row, problem, finished, benchmarks):
+    found = measured(Measurement("x", benchmark=name, row=row), finished, benchmarks)
+    assert found[1] == f"not measured: `python benchmarks/{name}.py`"
+    assert len(benchmarks.problems) == (problem is not None)
+    assert problem is None or benchmarks.problems[0].startswith(problem)
+
+
+def test_a_measurement_has_one_origin(finished, benchmarks):
+    with pytest.raises(ValueError, match="needs either `run` or `benchmark`"):
+        render_measured([Measurement("x")], finished([]), benchmarks)
