@@ -38,6 +38,8 @@ ALLOWED = (
 )
 
 
+PASS_TOKENIZER = "Pass one: LanguageModel.load(model, tokenizer)."
+
 _LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.RLock] = weakref.WeakKeyDictionary()
 """One lock per model, not an attribute of the model, which could then not be copied."""
 
@@ -73,26 +75,16 @@ class LanguageModel:
         if not isinstance(self._input_embeddings(), nn.Embedding):
             raise ValueError(f"{self.name} is a {type(model).__name__}, whose inputs are not tokens; {ALLOWED}.")
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-            raise ValueError(  # transformers builds an empty tokenizer if it finds no files
-                f"the tokenizer of {self.name} has no vocabulary, probably because its files are missing. "
-                "Pass another one: LanguageModel.load(model, tokenizer)."
-            )
+            # transformers builds an empty tokenizer if it finds no files
+            raise ValueError(f"the tokenizer of {self.name} has no vocabulary. {PASS_TOKENIZER}")
         if self.kind == "masked" and tokenizer.mask_token_id is None:
-            raise ValueError(
-                f"{self.name} is a masked language model, but its tokenizer {type(tokenizer).__name__} has no mask "
-                "token. Set tokenizer.mask_token to the one it was trained with, or pass another tokenizer."
-            )
+            problem = f"{self.name} is masked, but its tokenizer {type(tokenizer).__name__} has no mask token"
+            raise ValueError(f"{problem}. Set tokenizer.mask_token to the one it was trained with.")
         if self.kind == "masked" and not self._predicts_tokens():
-            raise ValueError(
-                f"{self.name} is a {type(model).__name__}, which does not predict tokens (a discriminator, for "
-                f"example); {ALLOWED}."
-            )
+            raise ValueError(f"{self.name} is a {type(model).__name__}, which does not predict tokens; {ALLOWED}.")
         if self.kind == "causal" and self._sees_next_tokens():
-            raise ValueError(
-                f"{self.name} is a {type(model).__name__}, whose output for a token depends on the tokens after it, so "
-                "it does not define the likelihood of a text. Load it with config.is_decoder=True if it was trained "
-                "that way, or as a masked language model (...ForMaskedLM)."
-            )
+            what = f"{self.name} is a {type(model).__name__}, whose output for a token depends on the tokens after it"
+            raise ValueError(f"{what}. Load it with config.is_decoder=True, or as a masked model (...ForMaskedLM).")
 
     @classmethod
     def load(
@@ -248,11 +240,9 @@ def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     if missing and kind != "embedding" and declared is None:
         return load_model(transformers.AutoModel, name, dtype=dtype)  # an encoder saved without a head
     if missing:
-        raise ValueError(
-            f"{name} was saved without {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}, so the head of "
-            f"its {type(model).__name__} would be random. Train and save this head, or use the bare encoder: "
-            "LanguageModel.load(AutoModel.from_pretrained(name))."
-        )
+        keys = ", ".join(missing[:3])
+        advice = f"so the head of its {type(model).__name__} would be random. Pass AutoModel.from_pretrained(name)."
+        raise ValueError(f"{name} was saved without {keys}, {advice}")
     return model
 
 
@@ -262,17 +252,11 @@ def _load_tokenizer(tokenizer: Any, of_model: str, name: str) -> Any:
     if not isinstance(source, str | os.PathLike):
         return source
     if not source:
-        raise ValueError(
-            f"{name} was not loaded from a folder or the Hub, so its tokenizer cannot be found. "
-            "Pass it: LanguageModel.load(model, tokenizer)."
-        )
+        raise ValueError(f"{name} was not loaded from a folder or the Hub, so give its tokenizer. {PASS_TOKENIZER}")
     try:
         return transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{os.fspath(source)} has no tokenizer that transformers can load ({error}). "
-            "Pass one: LanguageModel.load(model, tokenizer)."
-        ) from error
+        raise ValueError(f"{source} has no tokenizer that transformers can load ({error}). {PASS_TOKENIZER}") from error
 
 
 def _read_state(model: Any, tokenizer: Any) -> list[Any]:

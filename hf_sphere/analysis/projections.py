@@ -16,8 +16,8 @@ from hf_sphere.analysis import null_distribution as null
 from hf_sphere.analysis.distances import Distances
 from hf_sphere.analysis.layers import LayerKind, LayerSelection
 from hf_sphere.analysis.null_distribution import Floats, is_significant
-from hf_sphere.analysis.saved_results import SavedResult
-from hf_sphere.analysis.sources import LayerWeight, Source, iterate_layers
+from hf_sphere.analysis.results import SavedResult
+from hf_sphere.analysis.weight_files import LayerWeight, Source, iterate_layers
 
 LAYER_WIDTH = 28
 
@@ -129,7 +129,7 @@ class ProjectionStatistics(SavedResult):
 
         Returns:
             `{stage: {block: {"projections", "mean", "mass"}}, "net": {"projections", "mean", "mass"}}`. The original
-            starts a stage at each max-pooling; see `hf_sphere.analysis.stages` for where ours differ.
+            starts a stage at each max-pooling; see `hf_sphere.analysis.layers` for where ours differ.
 
         Raises:
             ValueError: If the stages are unknown, as in a file whose names do not number them.
@@ -137,10 +137,7 @@ class ProjectionStatistics(SavedResult):
         stages: dict[str, Any] = {}
         for name, layer in self.layers.items():
             if layer.stage is None:
-                raise ValueError(
-                    f"the stage of {name} is unknown: the names in the file do not number stages, and files do not "
-                    "contain poolings. Compute the statistics of the model instead of the file."
-                )
+                raise ValueError(f"the file does not number the stage of {name}. Pass the model instead of the file.")
             cell = stages.setdefault(str(layer.stage), {})[str(layer.block)] = _original(layer)
             same = [other for other in (distances.layers if distances else ()) if f".{name}".endswith(f".{other}")]
             if distances and same:

@@ -30,9 +30,9 @@ def candidates(name, count, dim, ordering=None, seed=0, **options):
     return list(METHODS[name](Task(count, dim, ordering, seed), **options))
 
 
-def test_files_are_named_after_their_methods(root):
+def test_every_file_has_a_method_of_its_name(root):
     files = {path.stem for path in (root / "hf_sphere/prototypes/methods").glob("*.py")} - {"__init__", "base"}
-    assert list(METHODS) == sorted(files)
+    assert files <= METHODS.keys()
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -1,4 +1,4 @@
-"""Placement methods, one file each.
+"""Placement methods.
 
 To add a method, add a file named after it with a subclass of `Method` that sets `name`. Defining a subclass registers
 it; all files of this folder are imported here.

@@ -8,7 +8,7 @@ import numpy as np
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.codes import separation_bound
 from hf_sphere.prototypes.methods.base import Candidate, Method, Task, minimize_on_sphere, number_of_restarts
-from hf_sphere.prototypes.objectives import soft_separation
+from hf_sphere.prototypes.ordering import soft_separation
 
 # Inverse temperatures in units of 1 / (1 - separation bound). The arrangement is decided at the temperatures at which
 # only near neighbors repel each other, so most stages are spent there; the last ones only refine it.

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from hf_sphere.geometry.checks import check_integer, check_positive
 from hf_sphere.prototypes.methods.base import Candidate, Method, Task
-from hf_sphere.prototypes.objectives import mean_nearest_cosine
+from hf_sphere.prototypes.ordering import mean_nearest_cosine
 
 
 class SGD(Method):
@@ -53,3 +53,17 @@ class SGD(Method):
             if step % self.steps_per_candidate == 0 or step == self.max_iterations:
                 yield self.task.latest
         self.task.latest = None
+
+
+class SGDAsPublished(SGD):
+    """The published program of the paper, which creates a new optimizer at each step, so momentum has no effect.
+
+    Args:
+        learning_rate: Learning rate.
+        max_iterations: Number of steps.
+    """
+
+    name = "sgd_as_published"
+
+    def __init__(self, task: Task, *, learning_rate: float = 0.1, max_iterations: int = 10_000) -> None:
+        super().__init__(task, learning_rate=learning_rate, momentum=0.0, max_iterations=max_iterations)

@@ -1,17 +1,29 @@
-"""Embeddings of words and of relations between words, from the hidden states of a language model."""
+"""Embeddings of words and relations from the hidden states of a language model, and the scorings by their cosines."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from hf_sphere.analogies.encoding import Encoding, encode, equal_length_batches
 from hf_sphere.analogies.language_model import LanguageModel
-from hf_sphere.analogies.prompts import Sentence, check_relation_template
+from hf_sphere.analogies.prompts import (
+    RELATION_TEMPLATE,
+    Permutation,
+    Sentence,
+    check_relation_template,
+    fill,
+    template_text,
+)
+from hf_sphere.analogies.questions import Question
+from hf_sphere.analogies.scoring.base import Engine, PermutedScoring, Scoring, check_finite
 
 
 def embed_words(language_model: LanguageModel, words: Sequence[str], *, batch_size: int | None = None) -> Tensor:
@@ -39,19 +51,15 @@ def embed_words(language_model: LanguageModel, words: Sequence[str], *, batch_si
 def embed_words_in_context(
     language_model: LanguageModel, sentences: Sequence[Sentence], *, batch_size: int | None = None
 ) -> Tensor:
-    """Embed the words of sentences: the mean of the last hidden states of a word's tokens.
+    """Embed the words of N sentences with W `spans` each: the mean of the last hidden states of a word's tokens.
 
-    Args:
-        language_model: See `embed_words`.
-        sentences: N sentences with W `spans` each. Hidden words are embedded as mask tokens.
-        batch_size: See `embed_words`.
+    Hidden words are embedded as mask tokens.
 
     Returns:
         (N, W, hidden size), float32, on the CPU, in the order of `spans`.
 
     Raises:
-        ValueError: If sentences have different numbers of words or none, a sentence is empty or too long, a word has no
-            token, a sentence has hidden words but the model is not masked, or the tokenizer does not support offsets.
+        ValueError: If sentences have different numbers of words or none, or `encode` raises it.
     """
     counts = {len(sentence.spans) for sentence in sentences}
     if len(counts) > 1 or 0 in counts:
@@ -133,3 +141,92 @@ def _mean_states(
             states = language_model.forward(ids, base=True).last_hidden_state.float()
             means |= zip((key for key, _ in chosen), (weights.to(states.device) @ states).cpu(), strict=True)
     return torch.stack([means[key] for key in keys])  # outside inference mode, so that it can be modified and trained
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingSimilarity(PermutedScoring):
+    """1 - cos(e_first - e_second, e_third - e_fourth), with the embeddings of the words in their permuted order.
+
+    Mikolov, Yih, Zweig, "Linguistic Regularities in Continuous Space Word Representations", NAACL 2013. The cosine is 0
+    where two words of a pair have the same embedding.
+
+    Attributes:
+        template: None embeds each word alone; a template, as in the other scorings, embeds it in the sentence.
+    """
+
+    name = "embedding_similarity"
+
+    template: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.template is not None:
+            template_text(self.template)
+
+    def question_terms(
+        self, questions: Sequence[Question], permutations: Sequence[Permutation], engine: Engine
+    ) -> Iterator[Tensor]:
+        """See `PermutedScoring.question_terms`."""
+        embed = self._embed_alone if self.template is None else self._embed_in_context
+        for embeddings in embed(questions, permutations, engine):
+            first, second, third, fourth = embeddings.double().unbind(2)
+            yield 1 - F.cosine_similarity(first - second, third - fourth, dim=-1)[None]
+
+    def _embed_alone(
+        self, questions: Sequence[Question], permutations: Sequence[Permutation], engine: Engine
+    ) -> Iterator[Tensor]:
+        """Embed the permuted words of each question, (P, k, 4, H)."""
+        words = dict.fromkeys(
+            word for question in questions for pair in (question.stem, *question.choices) for word in pair
+        )
+        rows = {word: row for row, word in enumerate(words)}
+        embeddings = embed_words(engine.language_model, list(words), batch_size=engine.batch_size)
+        for question in questions:
+            found = torch.tensor([[rows[word] for word in (*question.stem, *pair)] for pair in question.choices])
+            yield embeddings[found[:, torch.tensor(permutations)].movedim(1, 0)]
+
+    def _embed_in_context(
+        self, questions: Sequence[Question], permutations: Sequence[Permutation], engine: Engine
+    ) -> Iterator[Tensor]:
+        """Embed the permuted words of each question in its sentences, (P, k, 4, H)."""
+        sentences = [
+            fill(str(self.template), (*question.stem, *pair), order)
+            for question in questions
+            for order in permutations
+            for pair in question.choices
+        ]
+        embeddings = embed_words_in_context(engine.language_model, sentences, batch_size=engine.batch_size)
+        orders = torch.tensor(permutations)[:, None, :, None]
+        for found in embeddings.split([len(orders) * len(question.choices) for question in questions]):
+            yield found.unflatten(0, (len(orders), -1)).take_along_dim(orders, dim=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelationEmbedding(Scoring):
+    """1 - cos(r(stem), r(choice)), with r the embedding of a prompt about one pair.
+
+    Ushio, Camacho-Collados, Schockaert, "Distilling Relation Embeddings from Pretrained Language Models", EMNLP 2021.
+    Each pair is embedded separately, so there are no permutations of four words and nothing to aggregate.
+
+    Attributes:
+        template: A text with the fields {a} and {b}, and optionally {mask} for a mask token.
+    """
+
+    name = "relation_embedding"
+    remark = " It embeds each pair separately, so permutations of four words, positive or negative, do not apply."
+
+    template: str = RELATION_TEMPLATE
+
+    def costs(self, questions: Sequence[Question], engine: Engine) -> Tensor:
+        """See `Scoring.costs`."""
+        pairs = list(dict.fromkeys(pair for question in questions for pair in (question.stem, *question.choices)))
+        rows = {pair: row for row, pair in enumerate(pairs)}
+        model, batch_size = engine.language_model, engine.batch_size
+        embeddings = embed_relations(model, pairs, self.template, batch_size=batch_size).double()
+        costs = []
+        for question in questions:
+            choices = embeddings[[rows[pair] for pair in question.choices]]
+            costs.append(1 - F.cosine_similarity(embeddings[rows[question.stem]], choices, dim=-1))
+            check_finite(costs[-1], question)
+        engine.progress(len(questions))
+        return pad_sequence(costs, batch_first=True, padding_value=torch.inf)
