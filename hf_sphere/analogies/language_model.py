@@ -71,7 +71,6 @@ class LanguageModel:
         self.name = name or model.name_or_path or type(model).__name__
         self.kind = _find_kind(type(model).__name__, model.config, self.name)
         self.max_length = longest_input(model, tokenizer)
-        self._fingerprint: tuple[Any, str] | None = None
         if not isinstance(self._input_embeddings(), nn.Embedding):
             raise ValueError(f"{self.name} is a {type(model).__name__}, whose inputs are not tokens; {ALLOWED}.")
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
@@ -115,7 +114,10 @@ class LanguageModel:
             name = os.fspath(model)
             accelerator = torch.accelerator.current_accelerator(check_available=True)
             target = torch.device(device or accelerator or "cpu")
-            loaded = _load_model(name, _default_dtype(target) if dtype is None else dtype).to(target)
+            if dtype is None:
+                halves = target.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+                dtype = torch.bfloat16 if halves else torch.float32
+            loaded = _load_model(name, dtype).to(target)
             return cls(loaded, _load_tokenizer(tokenizer, name, name), name)
         if not isinstance(model, PreTrainedModel):
             raise TypeError(f"model must be a name, a folder or a model of transformers; got a {type(model).__name__}.")
@@ -136,16 +138,12 @@ class LanguageModel:
     def fingerprint(self) -> str:
         """Digest of weights, dtype, configuration, adapters and tokenizer: 64 hexadecimal digits.
 
-        It is computed on first use, and again after a change of the weights (by training, for instance) or the
-        tokenizer.
+        It is computed at every access, since training changes the weights, and takes about a second per gigabyte.
         """
-        state = _read_state(self.model, self.tokenizer)
-        if self._fingerprint is None or self._fingerprint[0] != state:
-            config = {key: value for key, value in self.model.config.to_dict().items() if key not in VOLATILE}
-            adapters = _describe_adapters(self.model)
-            basis = [type(self.model).__name__, config, _describe_tokenizer(self.tokenizer), *adapters]
-            self._fingerprint = state, digest_weights(self.model, basis)
-        return self._fingerprint[1]
+        config = {key: value for key, value in self.model.config.to_dict().items() if key not in VOLATILE}
+        adapters = _describe_adapters(self.model)
+        basis = [type(self.model).__name__, config, _describe_tokenizer(self.tokenizer), *adapters]
+        return digest_weights(self.model, basis)
 
     @property
     def vocabulary_size(self) -> int:
@@ -197,11 +195,6 @@ class LanguageModel:
             first, second = self.logits(ids)[:, :2].float()
         tolerance = min(1e-2, math.sqrt(torch.finfo(self.model.dtype).eps))
         return not torch.allclose(first, second, rtol=0, atol=tolerance * float(first.std()))
-
-
-def _default_dtype(device: torch.device) -> torch.dtype:
-    halves = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if halves else torch.float32
 
 
 def _find_kind(class_name: str, config: PreTrainedConfig, name: str) -> Kind:
@@ -257,31 +250,6 @@ def _load_tokenizer(tokenizer: Any, of_model: str, name: str) -> Any:
         return transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{source} has no tokenizer that transformers can load ({error}). {PASS_TOKENIZER}") from error
-
-
-def _read_state(model: Any, tokenizer: Any) -> list[Any]:
-    """Return a value that changes with the model and the tokenizer and is much cheaper than the digest.
-
-    The version counters of tensors are not enough: fused optimizers, such as the Trainer's default one, and writes to
-    `.data` do not increase them. So the bits of every tensor are summed.
-    """
-    tensors = list(model.state_dict(keep_vars=True).values())
-    sums = [_sum_bits(tensor.detach()) for tensor in tensors]
-    versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-    places = [(tensor.data_ptr(), tensor.dtype) for tensor in tensors]
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    steps = [getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer", "post_processor")]
-    words = [tokenizer, len(tokenizer), tokenizer.special_tokens_map, *(step and step.__getstate__() for step in steps)]
-    return [places, versions, torch.stack([one.cpu() for one in sums]).tolist(), words, _describe_adapters(model)]
-
-
-def _sum_bits(tensor: Tensor) -> Tensor:
-    """Sum the memory of a tensor as 64-bit integers; narrower integers could miss a factor of two."""
-    memory = tensor.flatten().view(torch.uint8)
-    if memory.storage_offset() % 8:  # 64-bit views must be aligned
-        memory = memory.clone()
-    whole = len(memory) // 8 * 8
-    return memory[:whole].view(torch.int64).sum() + memory[whole:].sum(dtype=torch.int64)
 
 
 def _describe_adapters(model: Any) -> list[Any]:

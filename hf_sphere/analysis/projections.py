@@ -118,7 +118,11 @@ class ProjectionStatistics(SavedResult):
         return f"ProjectionStatistics({len(self.layers)} layers, normalized={self.normalized}, net={self.net!r})"
 
     def __str__(self) -> str:
-        return _table(self.to_dict())
+        content = self.to_dict()
+        names = (name if len(name) <= LAYER_WIDTH else f"..{name[2 - LAYER_WIDTH :]}" for name in self.layers)
+        lines = map(_line, names, content["layers"].values())
+        net = content["net"]
+        return "\n".join([HEADER, *lines, "-" * len(HEADER), _line("all layers", net), _verdict(net)])
 
     def by_stage(self, distances: Distances | None = None) -> dict[str, Any]:
         """Return the results in the layout of the original program, with stage and block numbers as strings.
@@ -257,14 +261,6 @@ def _original(projections: Projections) -> dict[str, Any]:
     return {name: getattr(projections, name) for name in ("projections", "mean", "mass")}
 
 
-def _table(statistics: Mapping[str, Any]) -> str:
-    """Format the output of `ProjectionStatistics.to_dict`, at most 100 columns wide."""
-    lines = [HEADER]
-    lines += [_line(_shortened(name), layer) for name, layer in statistics["layers"].items()]
-    lines += ["-" * len(HEADER), _line("all layers", statistics["net"]), _verdict(statistics["net"])]
-    return "\n".join(lines)
-
-
 def _line(name: str, row: Mapping[str, Any]) -> str:
     if row["mass"] is None:
         numbers = f"{'-':>8} {'-':>6} {'-':>11}"
@@ -297,11 +293,6 @@ def _verdict(net: Mapping[str, Any]) -> str:
     if is_significant(ks):
         return f"The arrangement is neither isotropic nor biased: {negative} ({expected})."
     return f"No significant bias of the projections: {negative} ({expected})."
-
-
-def _shortened(name: str) -> str:
-    """Shorten a path at its beginning, where paths are similar."""
-    return name if len(name) <= LAYER_WIDTH else f"..{name[2 - LAYER_WIDTH :]}"
 
 
 def _p_value(value: float | None) -> str:

@@ -103,7 +103,7 @@ def named_layers(
 def stored_tensors(state: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """Return the tensors of a state dict, without other entries such as `_extra_state`."""
     return {
-        name: StoredTensor(tuple(value.shape), partial(_identity, value))
+        name: StoredTensor(tuple(value.shape), value.detach)
         for name, value in state.items()
         if isinstance(value, Tensor)
     }
@@ -268,10 +268,6 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def _read_filters(tensor: StoredTensor, name: str, kind: LayerKind, inputs_first: bool) -> Tensor:
     weight = readable(tensor.read(), kind, name or "the layer")
     return weight.T if inputs_first else weight.flatten(1)
-
-
-def _identity(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 Source = nn.Module | Mapping[str, Tensor] | str | PathLike | Snapshot

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from hf_sphere.metrics import ReliabilityBins
-from hf_sphere.visualization.figures import COLORS, Figure, new_figure, plain_text, save_figure, style_axes, style_line
+from hf_sphere.visualization.figures import (
+    COLORS,
+    Figure,
+    add_caption,
+    new_figure,
+    plain_text,
+    save_figure,
+    style_axes,
+    style_line,
+)
 
 
 @plain_text()
@@ -124,8 +133,7 @@ def plot_reliability(
     below.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     for panel in (axes, below):
         style_axes(panel)
-    if caption:
-        figure.supxlabel(caption, fontsize=9, color="0.35")
+    add_caption(figure, caption)
     return save_figure(figure, path)
 
 

@@ -252,15 +252,11 @@ def plot_projections_along_training(
         raise ValueError("there are no projections to draw: no epoch of the training has them.")
     epochs = np.array([entry["epoch"] for entry in entries])
     styles = _styles(names)
+    training_style = {"linestyle": "--", "color": COLORS[1], "label": "training", "linewidth": 1.8}
+    evaluation_style = {"linestyle": "-", "color": COLORS[0], "label": "evaluation", "linewidth": 1.8}
     accuracies = [
-        (
-            100 * _values(entries, "train_accuracy"),
-            {"linestyle": "--", "color": COLORS[1], "label": "training", "linewidth": 1.8},
-        ),
-        (
-            100 * _values(entries, "eval_accuracy"),
-            {"linestyle": "-", "color": COLORS[0], "label": "evaluation", "linewidth": 1.8},
-        ),
+        (100 * _values(entries, "train_accuracy"), training_style),
+        (100 * _values(entries, "eval_accuracy"), evaluation_style),
     ]
     masses = [(_values(entries, "projections", "layers", name, "mass"), styles[name]) for name in names]
     network = {"color": "black", "linewidth": 3, "label": "network", "zorder": 3}

@@ -98,15 +98,13 @@ def embed_relations(
     wrong = [pair for pair in pairs if len(pair) != 2 or not all(word.strip() for word in pair)]
     if wrong:
         raise ValueError(f"a pair must have two nonempty words; got {wrong[0]!r}.")
-    texts = [_fill_pair(template, pair, mask) for pair in pairs]
-    encodings = encode(language_model, [Sentence(text) for text in texts])
+    sentences = []
+    for head, tail in pairs:
+        fields = {"{a}": head, "{b}": tail, "{mask}": mask or ""}
+        sentences.append(Sentence(re.sub(r"\{(?:a|b|mask)\}", lambda field, fields=fields: fields[field[0]], template)))
+    encodings = encode(language_model, sentences)
     weights = [encoding.plain[None] for encoding in encodings]
     return _mean_states(language_model, encodings, weights, batch_size).flatten(1)
-
-
-def _fill_pair(template: str, pair: tuple[str, str], mask: str | None) -> str:
-    fields = {"{a}": pair[0], "{b}": pair[1], "{mask}": mask or ""}
-    return re.sub(r"\{(?:a|b|mask)\}", lambda field: fields[field[0]], template)
 
 
 def _needs_space(tokenizer: Any) -> bool:
