@@ -32,6 +32,22 @@ from hf_sphere.analogies.search import (
 )
 from hf_sphere.utils.files import atomic_file, read_json, write_json
 
+HEADER = (
+    f"\n{'benchmark':<11}{'scoring':<21}{'accuracy':>9}{'interval':>16}{'chance':>8}{'noise':>7}{'untuned':>9}"
+    f"{'val. accuracy':>16}{'val. noise':>11}"
+)
+"""Header of the table whose lines `table_line` formats."""
+
+LEGEND = """
+In percent, on the test questions except for the last two columns. interval: 95 % bootstrap interval. chance: expected
+accuracy of guessing. noise: 95 % quantile of guessing; an accuracy below it is not significant. untuned: without a
+search. val. accuracy: accuracy of the selected configuration on the validation questions. val. noise: 95 % quantile of
+the same search on shuffled scores.
+"""
+
+Splits = tuple[list[Question], list[Question]]
+"""Validation questions, to select configurations on, and test questions, to report accuracies on."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -238,23 +254,6 @@ def report_accuracy(
         "num_tied": selected.tied,
         "configuration": selected.configuration,
     }
-
-
-HEADER = (
-    f"\n{'benchmark':<11}{'scoring':<21}{'accuracy':>9}{'interval':>16}{'chance':>8}{'noise':>7}{'untuned':>9}"
-    f"{'val. accuracy':>16}{'val. noise':>11}"
-)
-"""Header of the table whose lines `table_line` formats."""
-
-LEGEND = """
-In percent, on the test questions except for the last two columns. interval: 95 % bootstrap interval. chance: expected
-accuracy of guessing. noise: 95 % quantile of guessing; an accuracy below it is not significant. untuned: without a
-search. val. accuracy: accuracy of the selected configuration on the validation questions. val. noise: 95 % quantile of
-the same search on shuffled scores.
-"""
-
-Splits = tuple[list[Question], list[Question]]
-"""Validation questions, to select configurations on, and test questions, to report accuracies on."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ CREATE TABLE IF NOT EXISTS scores (
 ) WITHOUT ROWID;
 """
 
+BATCHES_IN_CHUNK = 8  # approximate number of batches between writes of finished scores: seconds of work
+CPU_LOGITS = 2**26
+"""Maximum number of logits per batch of a causal model on a CPU: 256 MiB in float32. On a GPU it is 16 times this."""
+
 
 class SentenceKey(NamedTuple):
     """Everything that a score depends on besides the model."""
@@ -133,11 +137,6 @@ class ScoreCache:
 
 def _ranges(key: SentenceKey) -> str:
     return json.dumps(key.hidden, separators=(",", ":"))
-
-
-BATCHES_IN_CHUNK = 8  # approximate number of batches between writes of finished scores: seconds of work
-CPU_LOGITS = 2**26
-"""Maximum number of logits per batch of a causal model on a CPU: 256 MiB in float32. On a GPU it is 16 times this."""
 
 
 def perplexities(

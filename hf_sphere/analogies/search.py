@@ -28,6 +28,8 @@ PUBLISHED_GRID = {"negative_aggregation": NEGATIVE_AGGREGATIONS[:15]}
 
 MOST_CHOICES = torch.iinfo(torch.int8).max
 
+ROWS_AT_A_TIME = 2048  # number of configurations compared with the answers at once: a few tens of MB
+
 
 @dataclass(frozen=True)
 class SearchResult:
@@ -214,9 +216,6 @@ def _choose(positive: Tensor, negative: Tensor, weight: float, *, out: Tensor) -
         cost = positive[choice] - weight * negative[choice]
         out.masked_fill_(cost < lowest, choice)
         torch.minimum(lowest, cost, out=lowest)
-
-
-ROWS_AT_A_TIME = 2048  # number of configurations compared with the answers at once: a few tens of MB
 
 
 def bootstrap_interval(correct: Tensor, *, confidence: float = 0.95) -> tuple[float, float]:

@@ -29,6 +29,25 @@ GATHER = (
 )
 NAMES = {"conv": "convolution", "linear": "linear layer"}
 
+NUMBERED = re.compile(
+    r"(?:^|\.)(?:"
+    r"(?:layer|stage|denseblock|transition)_?(?P<from_one>\d+)\."
+    r"|stages[._](?P<stages>\d+)\.|layers\.(?P<layers>\d+)\.(?:blocks|downsample)\.|blocks\.(?P<blocks>\d+)\.\d+\."
+    r")"
+)
+"""`layer1.0.conv1`, `model.backbone.stage2.x`, `features.denseblock1.x`, `resnet.encoder.stages.0.layers.1.x`, Swin's
+`layers.0.blocks.1.x` and `layers.1.downsample.x`, EfficientNet's `blocks.0.1.x`; not `encoder.layer.0.x` nor
+`blocks.0.x`, which number layers of one kind. A module named `layer1` itself is a layer, not a stage."""
+
+_ADAPTIVE = (pooling._AdaptiveAvgPoolNd, pooling._AdaptiveMaxPoolNd)
+_WINDOWED = (
+    pooling._MaxPoolNd,
+    pooling._AvgPoolNd,
+    pooling._LPPoolNd,
+    pooling.FractionalMaxPool2d,
+    pooling.FractionalMaxPool3d,
+)
+
 
 def layer_kind(module: nn.Module) -> LayerKind | None:
     """Return the kind of a layer, determined by its class or a base class; None for modules without filters.
@@ -159,26 +178,6 @@ def _refuse_packed(name: str, module: nn.Module, layers: LayerSelection) -> None
         kind = "conv" if "conv" in type(module).__name__.lower() else "linear"
         if layers in (kind, "all"):
             raise ValueError(quantized(name, f"a {type(module).__module__}.{type(module).__qualname__}"))
-
-
-NUMBERED = re.compile(
-    r"(?:^|\.)(?:"
-    r"(?:layer|stage|denseblock|transition)_?(?P<from_one>\d+)\."
-    r"|stages[._](?P<stages>\d+)\.|layers\.(?P<layers>\d+)\.(?:blocks|downsample)\.|blocks\.(?P<blocks>\d+)\.\d+\."
-    r")"
-)
-"""`layer1.0.conv1`, `model.backbone.stage2.x`, `features.denseblock1.x`, `resnet.encoder.stages.0.layers.1.x`, Swin's
-`layers.0.blocks.1.x` and `layers.1.downsample.x`, EfficientNet's `blocks.0.1.x`; not `encoder.layer.0.x` nor
-`blocks.0.x`, which number layers of one kind. A module named `layer1` itself is a layer, not a stage."""
-
-_ADAPTIVE = (pooling._AdaptiveAvgPoolNd, pooling._AdaptiveMaxPoolNd)
-_WINDOWED = (
-    pooling._MaxPoolNd,
-    pooling._AvgPoolNd,
-    pooling._LPPoolNd,
-    pooling.FractionalMaxPool2d,
-    pooling.FractionalMaxPool3d,
-)
 
 
 def numbered_stage(name: str) -> int | None:

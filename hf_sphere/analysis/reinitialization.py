@@ -33,6 +33,11 @@ SnapshotLike = Snapshot | str | PathLike | Mapping[str, Tensor] | nn.Module
 
 StoredTensors = Mapping[str, StoredTensor]
 
+_NOT_OBSERVED = (
+    "{} cannot be observed, as in a compiled model, so the batch norms that follow it are unknown; let evaluate run "
+    "the model that it receives without compiling it, or pass include_batch_norm=False."
+)
+
 
 def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[dict[str, StoredTensors], list[str]]:
     """Return the tensors of the snapshots that exist by label, and the paths of the missing ones.
@@ -172,12 +177,6 @@ def _seeded(*numbers: int) -> Iterator[None]:
 
 def _build_from_config(model: Any) -> nn.Module:
     return type(model)(copy.deepcopy(model.config))
-
-
-_NOT_OBSERVED = (
-    "{} cannot be observed, as in a compiled model, so the batch norms that follow it are unknown; let evaluate run "
-    "the model that it receives without compiling it, or pass include_batch_norm=False."
-)
 
 
 def reinitialization_robustness(

@@ -11,6 +11,9 @@ from typing import Any, Self
 
 from hf_sphere.utils.files import read_json, write_json, write_text
 
+WIDTH = 100  # columns of the printed table
+_CELL = 8
+
 
 class SavedResult:
     """Base class of result dataclasses; subclasses define `_from_dict`."""
@@ -72,10 +75,6 @@ class SavedAccuracies(dict[str, float]):
         super().__setitem__(name, value)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({name: value}) + "\n")
-
-
-WIDTH = 100  # columns of the printed table
-_CELL = 8
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,11 @@ CONVERT = (
     "`model.save_pretrained(folder)`, or `safetensors.torch.save_model(model, path)`."
 )
 
+Source = nn.Module | Mapping[str, Tensor] | str | PathLike | Snapshot
+"""A model, its state dict, or safetensors files."""
+
+NUMBERS_AT_A_TIME = 2**17  # weights converted to float64 at a time: 1 MB, which fits the cache
+
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -268,12 +273,6 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def _read_filters(tensor: StoredTensor, name: str, kind: LayerKind, inputs_first: bool) -> Tensor:
     weight = readable(tensor.read(), kind, name or "the layer")
     return weight.T if inputs_first else weight.flatten(1)
-
-
-Source = nn.Module | Mapping[str, Tensor] | str | PathLike | Snapshot
-"""A model, its state dict, or safetensors files."""
-
-NUMBERS_AT_A_TIME = 2**17  # weights converted to float64 at a time: 1 MB, which fits the cache
 
 
 @dataclass(frozen=True, eq=False)  # comparing tensors does not return a bool

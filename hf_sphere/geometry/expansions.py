@@ -25,6 +25,8 @@ Polynomial = list[Fraction]
 Coefficients = list[Any]
 """Coefficients in ascending order, as numbers or as 0-dim tensors."""
 
+HANKEL_TERMS = 12
+
 
 class Series(NamedTuple):
     """Debye's expansion of log I at a large order m, truncated to the precision of a dtype.
@@ -152,9 +154,6 @@ def evaluate(coefficients: Coefficients, x: Tensor) -> Tensor:
     for c in reversed(coefficients[1:-1]):
         value.add_(c).mul_(x)
     return value.add_(coefficients[0])
-
-
-HANKEL_TERMS = 12
 
 
 def is_far(concentration: Tensor, dim: int) -> Tensor:

@@ -28,6 +28,19 @@ _FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 BITS = {torch.float32: 24, torch.float64: 53}
 """Random bits of a uniform number: those of the significand."""
 
+PROPOSALS_PER_ROUND = 4
+"""Proposals per sample on the CPU, where rounds are repeated until every sample has an accepted proposal."""
+
+PROPOSALS_WITHOUT_ROUNDS = 32
+"""Proposals per sample on other devices, where testing for acceptance would synchronize. The acceptance rate is at
+least 0.658, so all proposals of a sample are rejected with a probability of 1e-15."""
+
+LARGEST_CACHED_NOISE = 2**20
+"""Maximum number of values in a cached fixed noise; 8 MiB."""
+
+NODES = {torch.float32: 14, torch.float64: 48}
+"""Number of Gauss-Legendre nodes for the derivative with respect to the concentration."""
+
 
 def keyed_integers(keys: Tensor | int, places: Tensor) -> Tensor:
     """Return the numbers (int64, uniform over all values) at `places` of the streams of keys; shapes broadcast.
@@ -55,20 +68,6 @@ def keyed_normals(keys: Tensor, count: int, dtype: torch.dtype) -> Tensor:
     radius = (1 - uniforms[..., :pairs]).log_().mul_(-2).sqrt_()
     angle = uniforms[..., pairs:].mul_(2 * math.pi)
     return torch.cat([angle.cos().mul_(radius), angle.sin().mul_(radius)], dim=-1)[..., :count]
-
-
-PROPOSALS_PER_ROUND = 4
-"""Proposals per sample on the CPU, where rounds are repeated until every sample has an accepted proposal."""
-
-PROPOSALS_WITHOUT_ROUNDS = 32
-"""Proposals per sample on other devices, where testing for acceptance would synchronize. The acceptance rate is at
-least 0.658, so all proposals of a sample are rejected with a probability of 1e-15."""
-
-LARGEST_CACHED_NOISE = 2**20
-"""Maximum number of values in a cached fixed noise; 8 MiB."""
-
-NODES = {torch.float32: 14, torch.float64: 48}
-"""Number of Gauss-Legendre nodes for the derivative with respect to the concentration."""
 
 
 def points_around(loc: Tensor, cosine: Tensor, sine: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -16,6 +16,9 @@ from hf_sphere.geometry.checks import check_integer, check_positive
 
 BLOCK_ENTRIES = 2**24  # maximum number of cosines in memory at a time; 128 MiB in float64
 
+MAX_TRIPLETS = 100_000  # maximum number of triplets in the ranking loss; more are sampled
+MAX_GRAM_CLASSES = 4096  # maximum number of classes for which the full matrix of cosines is computed
+
 
 def soft_separation(points: Tensor, sharpness: float) -> tuple[float, Tensor]:
     """Log-sum-exp of the cosines between all pairs of unit vectors (K, d), and its Euclidean gradient, (K, d).
@@ -69,10 +72,6 @@ def cosines_to_others(points: Tensor, start: int, block: Tensor) -> Tensor:
     cosines = block @ points.T
     cosines[:, start : start + len(block)].fill_diagonal_(-math.inf)
     return cosines
-
-
-MAX_TRIPLETS = 100_000  # maximum number of triplets in the ranking loss; more are sampled
-MAX_GRAM_CLASSES = 4096  # maximum number of classes for which the full matrix of cosines is computed
 
 
 class TripletRanking:

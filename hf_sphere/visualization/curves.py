@@ -20,6 +20,9 @@ from hf_sphere.visualization.figures import (
     style_line,
 )
 
+_STRETCHED_UP_TO = 0.05  # percent below 100 at which the stretch of an axis ends
+_MOST_POINTS = 4000  # points of a curve; more are not visible and enlarge the file
+
 
 @plain_text()
 def plot_training_curves(
@@ -72,10 +75,6 @@ def plot_training_curves(
     axes.set(xlabel=against, ylabel=f"{label}, %" if percent > 1 else label, title=title)
     style_axes(axes)
     return save_figure(figure, path)
-
-
-_STRETCHED_UP_TO = 0.05  # percent below 100 at which the stretch of an axis ends
-_MOST_POINTS = 4000  # points of a curve; more are not visible and enlarge the file
 
 
 @plain_text()

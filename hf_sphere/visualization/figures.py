@@ -31,6 +31,10 @@ FALLBACK_FONTS = (
 )
 """Fonts with the Chinese, Japanese, Korean and emoji glyphs that matplotlib's default font lacks."""
 
+Item = TypeVar("Item")
+
+_WORD = re.compile(r"[^\W\d_]+")
+
 
 def check_matplotlib() -> None:
     """Check that matplotlib is installed.
@@ -104,11 +108,6 @@ def save_figure(figure: Figure, path: str | Path | None, *, dpi: int = 150) -> F
         with atomic_file(path) as unfinished:
             figure.savefig(unfinished, dpi=dpi, format=Path(path).suffix.removeprefix(".") or None)
     return figure
-
-
-Item = TypeVar("Item")
-
-_WORD = re.compile(r"[^\W\d_]+")
 
 
 def shorten_layer_names(names: Sequence[str], longest: int = 26) -> list[str]:

@@ -26,6 +26,16 @@ _TO_CONES = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817
 _TO_LAB = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
 _LIGHTNESS = (0.45, 0.82)  # range of lightness that is visible on both a black and a white page
 
+LONGEST_SIDE = 128  # pixels: the size at which the page shows thumbnails
+MOST_PIXELS = 10_240_000  # pixels of all thumbnails together: 10,000 of 32 x 32
+MOST_BYTES = 2_500_000  # bytes of all sheets together: a page with them, plotly.js and the points stays below 6 MB
+SHEET_SIDE = 1024  # pixels: the page decodes a sheet when one of its images is first shown, which must be fast
+_QUALITIES = (90, 75, 60, 45, 30, 15)
+_SHRINK = 0.8
+_SAMPLE = 500
+
+_STEPS = 32767  # coordinates are written as int16, in steps of less than 0.002 degrees
+
 
 def class_colors(count: int) -> list[str]:
     """Choose a color per class: the ten of the other figures, then repeatedly the one farthest from all previous ones.
@@ -54,15 +64,6 @@ def _oklab(colors: np.ndarray) -> np.ndarray:
     share = colors / 255
     linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
     return np.cbrt(linear @ np.transpose(_TO_CONES)) @ np.transpose(_TO_LAB)
-
-
-LONGEST_SIDE = 128  # pixels: the size at which the page shows thumbnails
-MOST_PIXELS = 10_240_000  # pixels of all thumbnails together: 10,000 of 32 x 32
-MOST_BYTES = 2_500_000  # bytes of all sheets together: a page with them, plotly.js and the points stays below 6 MB
-SHEET_SIDE = 1024  # pixels: the page decodes a sheet when one of its images is first shown, which must be fast
-_QUALITIES = (90, 75, 60, 45, 30, 15)
-_SHRINK = 0.8
-_SAMPLE = 500
 
 
 def make_sheets(images: Tensor) -> dict[str, Any]:
@@ -114,9 +115,6 @@ def _encoded(images: Tensor, quality: int, columns: int = 16) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(pixels.numpy()).save(buffer, "WEBP", quality=quality, method=2)
     return buffer.getvalue()
-
-
-_STEPS = 32767  # coordinates are written as int16, in steps of less than 0.002 degrees
 
 
 def write_interactive_sphere(

@@ -26,6 +26,11 @@ BAND = "95 % range of random filters"
 
 _BAR = 0.21  # height of a bar, in inches
 
+MOST_LAYERS, MOST_EPOCHS = 8, 6
+NEGATIVE, POSITIVE, RANDOM = "projection ≤ 0", "projection > 0", "random filters"
+
+_MOST_NAMES = 9  # layers in the legend; the colors of the others are between those of their neighbors
+
 
 @plain_text()
 def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", path: str | Path | None = None) -> Figure:
@@ -95,10 +100,6 @@ def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", pa
 def _differs(entry: Mapping[str, Any]) -> bool:
     p_values = (entry["sign_p_value_adjusted"], entry["ks_p_value_adjusted"])
     return any(value is not None and value < SIGNIFICANT for value in p_values)
-
-
-MOST_LAYERS, MOST_EPOCHS = 8, 6
-NEGATIVE, POSITIVE, RANDOM = "projection ≤ 0", "projection > 0", "random filters"
 
 
 @plain_text()
@@ -219,9 +220,6 @@ def _draw_density(axes: Any, dim: int, end: float) -> float:
     density = beta.pdf((grid / math.sqrt(dim) + 1) / 2, (dim - 1) / 2, (dim - 1) / 2) / (2 * math.sqrt(dim))
     axes.plot(grid, density, color="black", linewidth=1.1, label=RANDOM)
     return min(density.max().item(), 0.5)  # the density of two weights has a pole at either end
-
-
-_MOST_NAMES = 9  # layers in the legend; the colors of the others are between those of their neighbors
 
 
 @plain_text()

@@ -23,6 +23,9 @@ _CONNECTED = 20.0  # pixels: a name that is moved farther is connected to its pl
 _FARTHEST = 160.0  # pixels: the largest distance between a name and its place
 _GAP = 5.0  # pixels between a place and a name beside it
 
+LARGEST_NAMED = 50
+"""Number of classes; names and directions of more classes would cover the figure."""
+
 
 def mark_of(index: int) -> tuple[str, str]:
     """Return the color and the marker of a class."""
@@ -178,10 +181,6 @@ def check_class_labels(labels: Tensor, count: int, class_names: Sequence[str]) -
     if low < 0 or high >= len(class_names):
         raise ValueError(f"labels must be from 0 to {len(class_names) - 1}, one per class name; got {low} to {high}.")
     return labels
-
-
-LARGEST_NAMED = 50
-"""Number of classes; names and directions of more classes would cover the figure."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,6 +22,14 @@ _NAMES = 1.0 + _HEIGHT + 0.02  # radius of the names
 _MARGIN = 0.12  # margin beside the axes if only a quarter of the circle is drawn, in radii
 ROSE_NOTE = "height of a class outside the circle: square root of its density"
 
+_APART = 2.16  # distance between the centers of the two hemispheres, in radii
+_OCTANT = math.degrees(math.acos(3**-0.5))
+"""Angle between the center of the positive octant and its corners, in degrees."""
+
+_LARGEST_NAMED = 30  # number of classes; a panel does not have room for more names
+_SHARED_NOTES = ("height of", "lines")
+"""Beginnings of the caption lines that explain marks; they are drawn once below all panels, not below each."""
+
 
 @plain_text()
 def plot_circle(
@@ -138,11 +146,6 @@ def _density(points: Tensor) -> Tensor:
     bins = (torch.atan2(points[:, 1], points[:, 0]) / width).round().long() % _BINS
     share = torch.bincount(bins, minlength=_BINS).double() / len(points)
     return torch.from_numpy(gaussian_filter1d(share.numpy(), _BLUR * _BINS / 360, mode="wrap", truncate=8.0))
-
-
-_APART = 2.16  # distance between the centers of the two hemispheres, in radii
-_OCTANT = math.degrees(math.acos(3**-0.5))
-"""Angle between the center of the positive octant and its corners, in degrees."""
 
 
 @dataclass(frozen=True)
@@ -308,11 +311,6 @@ def _draw_globe(axes: Any, view: View, shift: float) -> None:
             places[~front] = torch.nan
             color = "0.6" if degrees in (0, 90) else "0.85"
             axes.plot(*places.T.numpy(), color=color, linewidth=0.7, zorder=1)
-
-
-_LARGEST_NAMED = 30  # number of classes; a panel does not have room for more names
-_SHARED_NOTES = ("height of", "lines")
-"""Beginnings of the caption lines that explain marks; they are drawn once below all panels, not below each."""
 
 
 @plain_text()

@@ -16,6 +16,23 @@ import numpy as np
 from hf_sphere.geometry.checks import check_integer
 from hf_sphere.geometry.codes.catalogue import CATALOGUE, COHN
 
+DEGREE = 24  # degree of the polynomials; a higher degree would improve the bounds by less than 1e-4
+_GRID = 200
+_TRIALS = 18
+_SLACK = 1e-7
+_EVALUATION_ERROR = 1e-14
+
+# Beyond these limits the linear program improves the bound by at most a few thousandths or is ill-conditioned.
+_PROGRAM_DIM, _PROGRAM_DEGREE, _PROGRAM_POINTS = 64, 14, 100_000
+# Levenshtein's polynomials of higher degree lose accuracy; they are needed only for more than 250,000 points.
+_LARGEST_DEGREE = 1000
+_ROUNDING = 1e-12
+
+_SCHUETTE = (
+    "Schütte and van der Waerden, Auf welcher Kugel haben 5, 6, 7, 8 oder 9 Punkte mit Mindestabstand Eins Platz?, 1951"
+)
+_DANZER = "Danzer, Finite point-sets on S^2 with minimum distance as large as possible, 1963 (printed 1986)"
+
 
 def levenshtein_cosine(num_points: int, dim: int) -> float:
     """Lower bound on the largest cosine of K points in R^d by Levenshtein's bound.
@@ -91,13 +108,6 @@ def _interval_end(degree: int, dim: int) -> float:
     if degree == 0:
         return -1.0
     return float(roots_jacobi(half + odd, (dim - 1) / 2, (dim - 3) / 2 + (0 if odd else 1))[0][-1])
-
-
-DEGREE = 24  # degree of the polynomials; a higher degree would improve the bounds by less than 1e-4
-_GRID = 200
-_TRIALS = 18
-_SLACK = 1e-7
-_EVALUATION_ERROR = 1e-14
 
 
 def delsarte_cosine(num_points: int, dim: int, start: float) -> float:
@@ -213,13 +223,6 @@ def gegenbauer(t: np.ndarray, dim: int) -> np.ndarray:
     return np.stack(values)
 
 
-# Beyond these limits the linear program improves the bound by at most a few thousandths or is ill-conditioned.
-_PROGRAM_DIM, _PROGRAM_DEGREE, _PROGRAM_POINTS = 64, 14, 100_000
-# Levenshtein's polynomials of higher degree lose accuracy; they are needed only for more than 250,000 points.
-_LARGEST_DEGREE = 1000
-_ROUNDING = 1e-12
-
-
 class ProvedOptimum(NamedTuple):
     """No `num_points` points in R^`dim` have a largest cosine below `cosine` (rounded down if not in closed form)."""
 
@@ -228,11 +231,6 @@ class ProvedOptimum(NamedTuple):
     cosine: float
     source: str
 
-
-_SCHUETTE = (
-    "Schütte and van der Waerden, Auf welcher Kugel haben 5, 6, 7, 8 oder 9 Punkte mit Mindestabstand Eins Platz?, 1951"
-)
-_DANZER = "Danzer, Finite point-sets on S^2 with minimum distance as large as possible, 1963 (printed 1986)"
 
 PROVED_OPTIMA = (
     ProvedOptimum(7, 3, 0.210138312730, _SCHUETTE),

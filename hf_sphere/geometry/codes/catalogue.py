@@ -17,6 +17,19 @@ _FULLY_VERIFIED = 8192
 _SAMPLE = 64
 _BLOCK = 512
 
+_FEJES_TOTH = "Fejes Toth, 1943 (optimality, for 12 points)"
+_ANDREEV = "Andreev, A spherical code, 1999 (optimality)"
+_LEVENSHTEIN = "Levenshtein, Designs as maximum codes in polynomial metric spaces, 1992 (optimality)"
+COHN = "Cohn, de Laat and Leijenhorst, Optimality of spherical codes via exact semidefinite programming bounds, 2024"
+_KISSING = (
+    "Levenshtein, On bounds for packings in n-dimensional Euclidean space, 1979; Odlyzko and Sloane, New bounds on the "
+    "number of unit spheres that can touch a unit sphere in n dimensions, 1979 (optimality)"
+)
+_LAAT = "De Laat, Leijenhorst and de Muinck Keizer, Optimality and uniqueness of the D4 root system, 2024"
+_BACHOC = "Bachoc and Vallentin, Optimality and uniqueness of the (4, 10, 1/6) spherical code, 2009"
+_CAMERON = "Cameron, Goethals and Seidel, Strongly regular graphs having strongly regular subconstituents, 1978"
+_GOLD = "Gold, Maximal recursive sequences with 3-valued recursive cross-correlation functions, 1968"
+
 
 def simplex(num_points: int, dim: int) -> Tensor:
     """Vertices of a regular simplex, which is optimal: all cosines are -1 / (K - 1).
@@ -205,19 +218,6 @@ def _kissing_chain(base: SphericalCode, *inner: int | tuple[int, str, str]) -> I
         cosine = base.cosine / (1 + times * base.cosine)
         yield SphericalCode(name, base.dim - times, size, cosine, bool(proof), source, builder)
 
-
-_FEJES_TOTH = "Fejes Toth, 1943 (optimality, for 12 points)"
-_ANDREEV = "Andreev, A spherical code, 1999 (optimality)"
-_LEVENSHTEIN = "Levenshtein, Designs as maximum codes in polynomial metric spaces, 1992 (optimality)"
-COHN = "Cohn, de Laat and Leijenhorst, Optimality of spherical codes via exact semidefinite programming bounds, 2024"
-_KISSING = (
-    "Levenshtein, On bounds for packings in n-dimensional Euclidean space, 1979; Odlyzko and Sloane, New bounds on the "
-    "number of unit spheres that can touch a unit sphere in n dimensions, 1979 (optimality)"
-)
-_LAAT = "De Laat, Leijenhorst and de Muinck Keizer, Optimality and uniqueness of the D4 root system, 2024"
-_BACHOC = "Bachoc and Vallentin, Optimality and uniqueness of the (4, 10, 1/6) spherical code, 2009"
-_CAMERON = "Cameron, Goethals and Seidel, Strongly regular graphs having strongly regular subconstituents, 1978"
-_GOLD = "Gold, Maximal recursive sequences with 3-valued recursive cross-correlation functions, 1968"
 
 _E8 = SphericalCode("E8 roots", 8, 240, 1 / 2, True, _KISSING, constructions.e8_roots)
 _LEECH = SphericalCode(

@@ -10,6 +10,9 @@ import numpy as np
 
 _GOLDEN = (1 + np.sqrt(5)) / 2
 
+# Irreducible polynomials over GF(2), by degree; bit i is the coefficient of x^i.
+_IRREDUCIBLE = {1: 0b11, 2: 0b111, 3: 0b1011, 5: 0b100101, 7: 0b10000011, 9: 0b1000010001}
+
 
 def icosahedron() -> np.ndarray:
     """The 12 vertices (0, +-1, +-golden) and their cyclic shifts."""
@@ -119,10 +122,6 @@ def two_graph_276() -> np.ndarray:
         Lemmens and Seidel, "Equiangular lines", 1973.
     """
     return layer(leech_vectors(), np.array([5.0] + [1.0] * 23), 24 / np.sqrt(32 * 48))
-
-
-# Irreducible polynomials over GF(2), by degree; bit i is the coefficient of x^i.
-_IRREDUCIBLE = {1: 0b11, 2: 0b111, 3: 0b1011, 5: 0b100101, 7: 0b10000011, 9: 0b1000010001}
 
 
 class FiniteField(NamedTuple):

@@ -12,8 +12,7 @@ from hf_sphere.geometry.codes import (
     simplex,
 )
 from hf_sphere.prototypes.methods.base import Candidate, Method, Task
-from hf_sphere.prototypes.methods.lbfgs import LBFGS
-from hf_sphere.prototypes.methods.slsqp import SLSQP
+from hf_sphere.prototypes.methods.searches import LBFGS, SLSQP
 
 
 class ClosedForm(Method):
