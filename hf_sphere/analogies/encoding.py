@@ -80,8 +80,8 @@ def _find_word(sentence: Sentence, word: int, offsets: Sequence[tuple[int, int]]
     starts, ends = np.array(offsets).reshape(-1, 2).T
     tokens = np.maximum(starts, first) < np.minimum(ends, end)
     if not tokens.any():
-        word = f"{sentence.text[first:end]!r}, characters {first} to {end} of {sentence.text!r},"
-        raise ValueError(f"{word} has no token: the span is wrong, or the tokenizer drops these characters.")
+        place = f"{sentence.text[first:end]!r}, characters {first} to {end} of {sentence.text!r},"
+        raise ValueError(f"{place} has no token: the span is wrong, or the tokenizer drops these characters.")
     return tokens
 
 

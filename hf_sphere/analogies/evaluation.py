@@ -176,12 +176,9 @@ class AnalogyEvaluation:
     grid: Literal["full", "published", "none"] = "full"
 
     def search(self, questions: Sequence[Question], scoring: str, templates: Sequence[str | None]) -> SearchResult:
-        """Answer questions with every configuration of a scoring and each of the templates.
+        """Answer questions with every configuration of a scoring and each of its templates, None for its default.
 
-        Args:
-            questions: Questions with answers.
-            scoring: One of `scoring_names()`. One without aggregations has one configuration per template.
-            templates: One or more templates of the scoring; None for its default.
+        A scoring without aggregations has one configuration per template.
         """
         answers_of(questions)  # raises an error if one is missing
         configurations = [untuned_configuration(scoring, template) for template in templates]

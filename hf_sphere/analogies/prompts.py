@@ -62,10 +62,7 @@ class Sentence:
 
 
 def template_text(template: str) -> str:
-    """Return the text of a template.
-
-    Args:
-        template: A name of `TEMPLATES`, or a text that has each of the fields {a}, {b}, {c}, {d} once.
+    """Return the text of a template: a name of `TEMPLATES`, or a text that has each of {a}, {b}, {c}, {d} once.
 
     Raises:
         ValueError: If it is neither; the message lists the names.

@@ -33,13 +33,10 @@ class _Evaluation(nn.Module):
 
 
 def evaluate_with(model: nn.Module, evaluate: Callable[[Any], Any], values: Mapping[str, Tensor]) -> Any:
-    """Return `evaluate(model)` with other tensors in the model.
+    """Return `evaluate(model)` with other tensors in the model, of the same shape, dtype and device.
 
-    Args:
-        model: Any module.
-        evaluate: Called with the model.
-        values: Replacements by their names in the state dict, of the same shape, dtype and device. A tied tensor is
-            replaced everywhere, whichever of its names is given.
+    The replacements are given by their names in the state dict. A tied tensor is replaced everywhere, whichever of its
+    names is given.
     """
     state = named_tensors(model)
     new = {id(state[name]): value.detach() for name, value in values.items()}

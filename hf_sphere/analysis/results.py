@@ -45,12 +45,9 @@ class SavedResult:
 
 
 class SavedAccuracies(dict[str, float]):
-    """Accuracies by name, appended to a file one by one, so that an interrupted run can resume.
+    """Accuracies by name, appended to a file of JSON lines one by one, so that an interrupted run can resume.
 
-    Args:
-        path: A file of JSON lines.
-        prepare: Called once, before the first line is written.
-        read: Whether to read the existing lines and append to them.
+    `prepare` is called once, before the first line is written. With `read`, existing lines are read and appended to.
     """
 
     def __init__(self, path: Path, prepare: Callable[[], None], *, read: bool) -> None:

@@ -196,18 +196,10 @@ def measure_order(prototypes: Tensor, class_vectors: Tensor, *, seed: int = 0) -
 
 
 def assign_to_classes(points: Tensor, class_vectors: Tensor, *, generator: torch.Generator) -> Tensor:
-    """Assign points to classes so that similar classes have nearby points; the separation does not change.
+    """Assign unit vectors (K, d) to classes so that similar classes have nearby points; the separation does not change.
 
     This is a quadratic assignment problem between the cosines of the points and the ranks of the cosines of the class
-    vectors, solved approximately.
-
-    Args:
-        points: (K, d), unit vectors.
-        class_vectors: (K, any length).
-        generator: CPU generator that seeds the search.
-
-    Returns:
-        The points in the order of the classes, (K, d).
+    vectors (K, any length), solved approximately. Returns the points in the order of the classes.
 
     Raises:
         ValueError: If there are more than `MAX_GRAM_CLASSES` points, or the class vectors are invalid.

@@ -67,16 +67,11 @@ def _oklab(colors: np.ndarray) -> np.ndarray:
 
 
 def make_sheets(images: Tensor) -> dict[str, Any]:
-    """Arrange images row by row on WebP sheets, with the best quality that `MOST_BYTES` allows.
+    """Arrange uint8 images (N, C, H, W), gray or RGB, row by row on WebP sheets, with the best quality that fits.
 
-    Many or large images are downscaled, repeatedly if even the lowest quality takes too many bytes.
-
-    Args:
-        images: uint8 (N, C, H, W) on the CPU, C of 1 (gray) or 3 (RGB), N at least 1.
-
-    Returns:
-        A dictionary with `width` and `height` of a thumbnail in pixels, `columns` (thumbnails per row of a sheet),
-        `per_sheet` (thumbnails on a full sheet) and `sheets` (the sheets as base64).
+    All sheets together have at most `MOST_BYTES`. Many or large images are downscaled, repeatedly if even the lowest
+    quality takes too many bytes. Returns `width` and `height` of a thumbnail in pixels, `columns` (thumbnails per row
+    of a sheet), `per_sheet` (thumbnails on a full sheet) and `sheets` (the sheets as base64).
     """
     height, width = images.shape[-2:]
     scale = min(1.0, LONGEST_SIDE / max(height, width), math.sqrt(MOST_PIXELS / (len(images) * height * width)))

@@ -27,18 +27,11 @@ from hf_sphere.analogies.scoring.base import Engine, PermutedScoring, Scoring, c
 
 
 def embed_words(language_model: LanguageModel, words: Sequence[str], *, batch_size: int | None = None) -> Tensor:
-    """Embed single words: the mean of the last hidden states of their tokens.
+    """Embed N single words: the mean of the last hidden states of their tokens, (N, hidden size), float32, on the CPU.
 
     A word is tokenized as in the middle of a text: with a leading space for tokenizers that encode it, such as those of
-    GPT-2 and RoBERTa. Special tokens are added if the tokenizer does so, but are not part of the mean.
-
-    Args:
-        language_model: A model of any kind; its head is not used.
-        words: N words, of one or more tokens.
-        batch_size: Words per batch; chosen for speed by default.
-
-    Returns:
-        (N, hidden size), float32, on the CPU.
+    GPT-2 and RoBERTa. Special tokens are added if the tokenizer does so, but are not part of the mean. The head of the
+    model is not used.
 
     Raises:
         ValueError: If a word is empty, too long or has no token, or the tokenizer does not support offsets.
@@ -72,17 +65,12 @@ def embed_words_in_context(
 def embed_relations(
     language_model: LanguageModel, pairs: Sequence[tuple[str, str]], template: str, *, batch_size: int | None = None
 ) -> Tensor:
-    """Embed relations: the mean of the last hidden states of a sentence about a pair of words.
+    """Embed relations of N pairs of words: the mean of the last hidden states of a sentence about a pair.
 
     Source: Ushio et al., "Distilling Relation Embeddings from Pre-trained Language Models", EMNLP 2021, which also
-    trains models for this. Special tokens and masks are not part of the mean.
-
-    Args:
-        language_model: A model of any kind; its head is not used.
-        pairs: N pairs (a, b).
-        template: Text with the fields {a} and {b}, and optionally {mask} for the mask token of the model, for instance
-            `{a} is the {mask} of {b}`. Each may occur more than once.
-        batch_size: Pairs per batch; chosen for speed by default.
+    trains models for this. Special tokens and masks are not part of the mean. The template has the fields {a} and {b},
+    and optionally {mask} for the mask token of the model, for instance `{a} is the {mask} of {b}`; each may occur
+    repeatedly.
 
     Returns:
         (N, hidden size), float32, on the CPU.
@@ -98,13 +86,15 @@ def embed_relations(
     wrong = [pair for pair in pairs if len(pair) != 2 or not all(word.strip() for word in pair)]
     if wrong:
         raise ValueError(f"a pair must have two nonempty words; got {wrong[0]!r}.")
-    sentences = []
-    for head, tail in pairs:
-        fields = {"{a}": head, "{b}": tail, "{mask}": mask or ""}
-        sentences.append(Sentence(re.sub(r"\{(?:a|b|mask)\}", lambda field, fields=fields: fields[field[0]], template)))
+    sentences = [Sentence(_fill_pair(template, pair, mask)) for pair in pairs]
     encodings = encode(language_model, sentences)
     weights = [encoding.plain[None] for encoding in encodings]
     return _mean_states(language_model, encodings, weights, batch_size).flatten(1)
+
+
+def _fill_pair(template: str, pair: tuple[str, str], mask: str | None) -> str:
+    fields = {"{a}": pair[0], "{b}": pair[1], "{mask}": mask or ""}
+    return re.sub(r"\{(?:a|b|mask)\}", lambda field: fields[field[0]], template)
 
 
 def _needs_space(tokenizer: Any) -> bool:

@@ -35,18 +35,11 @@ _DANZER = "Danzer, Finite point-sets on S^2 with minimum distance as large as po
 
 
 def levenshtein_cosine(num_points: int, dim: int) -> float:
-    """Lower bound on the largest cosine of K points in R^d by Levenshtein's bound.
+    """Lower bound on the largest cosine of K points in R^d, d >= 3, by Levenshtein's bound, accurate to about 1e-13.
 
     The bound L_m(d, s) on the size of a code with largest cosine s increases with s from D(d, m) to D(d, m + 1) on the
     m-th interval of s, where D is the Delsarte-Goethals-Seidel bound. K determines the interval, and a bracketing root
-    finder determines s.
-
-    Args:
-        num_points: Number K >= 2 of points.
-        dim: Dimension d >= 3.
-
-    Returns:
-        The cosine s with L(d, s) = K, accurate to about 1e-13.
+    finder determines the cosine s with L(d, s) = K.
 
     Reference:
         Levenshtein, "Universal bounds for codes and designs", Handbook of Coding Theory, 1998, equations 5.48 and 5.49.
@@ -111,18 +104,11 @@ def _interval_end(degree: int, dim: int) -> float:
 
 
 def delsarte_cosine(num_points: int, dim: int, start: float) -> float:
-    """Lower bound on the largest cosine of K points in R^d by linear programming.
+    """Lower bound on the largest cosine of K points in R^d, d >= 3, by linear programming.
 
     The bound N(s) on the size of a code with largest cosine s increases with s. The secant method solves N(s) = K from
-    the left, and the best bound proved by any of its polynomials is returned.
-
-    Args:
-        num_points: Number K of points, up to about 100,000; for more, the program is ill-conditioned.
-        dim: Dimension d >= 3.
-        start: A proved lower bound, such as Levenshtein's.
-
-    Returns:
-        A proved lower bound; `start` if the program does not improve it.
+    the left, and the best bound proved by any of its polynomials is returned: `start`, another proved lower bound, if
+    the program does not improve it. For more than about 100,000 points the program is ill-conditioned.
 
     Reference:
         Delsarte, Goethals and Seidel, "Spherical codes and designs", 1977, theorem 4.3.

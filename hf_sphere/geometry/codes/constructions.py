@@ -240,15 +240,9 @@ def _signed_with_basis(words: np.ndarray) -> np.ndarray:
 def spectral_code(adjacency: np.ndarray, eigenvalue: int) -> np.ndarray:
     """Spectral embedding of a strongly regular graph: one cosine for adjacent vertices and one for all other pairs.
 
-    For a graph with v vertices and degree k, the projection onto the eigenspace of the eigenvalue t, scaled to 1 on the
-    diagonal, has the entries t / k for adjacent and -(1 + t) / (v - k - 1) for other vertices.
-
-    Args:
-        adjacency: Adjacency matrix, (v, v), bool.
-        eigenvalue: An eigenvalue other than the degree.
-
-    Returns:
-        Unit vectors, (v, multiplicity of the eigenvalue).
+    For a graph with v vertices and degree k, the projection onto the eigenspace of the eigenvalue t (not k), scaled to
+    1 on the diagonal, has the entries t / k for adjacent and -(1 + t) / (v - k - 1) for other vertices. Returns unit
+    vectors, (v, multiplicity of t).
 
     Reference:
         Delsarte, Goethals and Seidel, "Spherical codes and designs", 1977, example 9.1.
