@@ -7,9 +7,9 @@ from typing import Any
 import datasets
 import evaluate
 
+from hf_sphere.analogies.evaluation import score_questions
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.questions import make_questions
-from hf_sphere.analogies.scores import score_questions
 
 _DESCRIPTION = """
 Accuracy on word analogies: which pair of words has the same relation as a given pair? A language model scores a

@@ -35,7 +35,7 @@ from hf_sphere.analogies import (
 from hf_sphere.analogies.likelihoods import build_rows, perplexities
 from hf_sphere.analogies.prompts import PERMUTATIONS, Sentence
 from hf_sphere.analogies.scoring.base import Measurements
-from hf_sphere.analogies.scoring.marginal_bias import MarginalBias
+from hf_sphere.analogies.scoring.sentences import MarginalBias
 from hf_sphere.analogies.search import PUBLISHED_GRID
 from hf_sphere.models.sphere_text.configuration_sphere_text import SphereBertConfig
 from hf_sphere.models.sphere_text.modeling_sphere_text import SphereBertLayer

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import hf_sphere  # noqa: F401  registers the backbone with timm
 from hf_sphere.analysis.reinitialization import reinitialization_robustness
-from hf_sphere.analysis.robustness import ReinitializationRobustness
+from hf_sphere.analysis.results import ReinitializationRobustness
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUM_IMAGES, BATCH, NUM_SNAPSHOTS = 1000, 250, 5

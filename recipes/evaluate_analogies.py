@@ -108,8 +108,7 @@ def evaluate(args: AnalogyArguments) -> None:
     import transformers
 
     from hf_sphere.analogies import LanguageModel, Question, ScoreCache, load_questions
-    from hf_sphere.analogies.benchmark import LEGEND, BenchmarkRun, short_names, write_results
-    from hf_sphere.analogies.evaluation import AnalogyEvaluation
+    from hf_sphere.analogies.evaluation import LEGEND, AnalogyEvaluation, BenchmarkRun, short_names, write_results
     from hf_sphere.analogies.questions import check_questions, sample_questions
     from hf_sphere.analogies.scoring.base import Engine
     from hf_sphere.training import prepare_output_dir

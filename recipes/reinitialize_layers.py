@@ -103,7 +103,7 @@ def measure(args: RobustnessArguments, data_args: ImageSourceOptions, given: set
     from accelerate import Accelerator
 
     from hf_sphere.analysis import model_sources, reinitialization_robustness
-    from hf_sphere.analysis.saved_results import SavedAccuracies
+    from hf_sphere.analysis.results import SavedAccuracies
     from hf_sphere.training.output_dir import can_resume_results, check_results_dir, prepare_results_dir, write_settings
     from hf_sphere.utils.digest import digest_weights
     from hf_sphere.utils.input_length import check_input_shape

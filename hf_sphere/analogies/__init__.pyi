@@ -1,4 +1,6 @@
+from .evaluation import Scores as Scores, measure_questions as measure_questions, score_questions as score_questions
 from .language_model import LanguageModel as LanguageModel
+from .likelihoods import ScoreCache as ScoreCache
 from .prompts import (
     NEGATIVE_PERMUTATIONS as NEGATIVE_PERMUTATIONS,
     POSITIVE_PERMUTATIONS as POSITIVE_PERMUTATIONS,
@@ -10,18 +12,14 @@ from .questions import (
     load_questions as load_questions,
     make_questions as make_questions,
 )
-from .score_cache import ScoreCache as ScoreCache
-from .scores import Scores as Scores, measure_questions as measure_questions, score_questions as score_questions
 from .scoring import scoring_names as scoring_names
 from .search import (
     SearchResult as SearchResult,
     Selection as Selection,
+    SelectionNoise as SelectionNoise,
+    bootstrap_interval as bootstrap_interval,
     join_results as join_results,
     search_configurations as search_configurations,
     select_configuration as select_configuration,
-)
-from .statistics import (
-    SelectionNoise as SelectionNoise,
-    bootstrap_interval as bootstrap_interval,
     selection_noise as selection_noise,
 )

@@ -35,16 +35,12 @@ def encode(
     """
     any_hidden = any(sentence.hidden for sentence in sentences)
     if any_hidden and language_model.kind != "masked":
-        raise ValueError(
-            f"{language_model.name} has kind {language_model.kind!r}, which does not support hidden words. "
-            "Use a masked language model (...ForMaskedLM), or sentences without hidden words."
-        )
+        what = f"{language_model.name} has kind {language_model.kind!r}, which does not support hidden words"
+        raise ValueError(f"{what}. Use a masked language model (...ForMaskedLM).")
     tokenizer = language_model.tokenizer
     if (words or any_hidden) and not tokenizer.is_fast:
-        raise ValueError(
-            f"{type(tokenizer).__name__} does not return character offsets, so the tokens of a word cannot be "
-            "found. Use a tokenizer whose `is_fast` is true."
-        )
+        name = type(tokenizer).__name__
+        raise ValueError(f"{name} does not return character offsets. Use a tokenizer whose `is_fast` is true.")
     for sentence in sentences:
         if not sentence.text.strip():
             raise ValueError(f"a sentence must not be empty; got {sentence}.")
@@ -84,39 +80,28 @@ def _find_word(sentence: Sentence, word: int, offsets: Sequence[tuple[int, int]]
     starts, ends = np.array(offsets).reshape(-1, 2).T
     tokens = np.maximum(starts, first) < np.minimum(ends, end)
     if not tokens.any():
-        raise ValueError(
-            f"{sentence.text[first:end]!r}, characters {first} to {end} of {sentence.text!r}, has no token: "
-            "the span is wrong, or the tokenizer drops these characters."
-        )
+        place = f"{sentence.text[first:end]!r}, characters {first} to {end} of {sentence.text!r},"
+        raise ValueError(f"{place} has no token: the span is wrong, or the tokenizer drops these characters.")
     return tokens
 
 
 def _check_tokens(language_model: LanguageModel, sentence: Sentence, ids: NDArray[np.int64]) -> None:
     limit = language_model.max_length
     if limit is not None and len(ids) > limit:
-        raise ValueError(
-            f"{language_model.name} accepts up to {limit} tokens, but this sentence has {len(ids)}: {sentence.text!r}. "
-            "Shorten it, or use a model for longer texts."
-        )
+        allowed = f"{language_model.name} accepts up to {limit} tokens"
+        raise ValueError(f"{allowed}, but this sentence has {len(ids)}: {sentence.text!r}. Shorten it.")
     if len(ids) and ids.max() >= language_model.vocabulary_size:
-        raise ValueError(
-            f"the tokenizer returns token {ids.max()} for {sentence.text!r}, but {language_model.name} has only "
-            f"{language_model.vocabulary_size} tokens. Use the tokenizer of this model."
-        )
+        known = f"{language_model.name} has only {language_model.vocabulary_size} tokens"
+        raise ValueError(f"{sentence.text!r} has token {ids.max()}, but {known}. Use the tokenizer of this model.")
 
 
 def equal_length_batches(
     lengths: NDArray[np.int64], batch_tokens: int, batch_size: int | None = None
 ) -> Iterator[NDArray[np.int64]]:
-    """Split sequences into batches of equal length, which need no padding.
+    """Split sequences of some lengths (N,) into batches of equal length, which need no padding.
 
-    Args:
-        lengths: (N,), number of tokens per sequence.
-        batch_tokens: Maximum number of tokens per batch.
-        batch_size: Sequences per batch; by default as many as `batch_tokens` allows.
-
-    Yields:
-        Indices of the sequences of a batch, ascending; shorter sequences come first.
+    Yields the indices of the sequences of a batch, ascending; shorter sequences come first. Without `batch_size`, a
+    batch has as many sequences as `batch_tokens` allows.
 
     Raises:
         ValueError: If `batch_size` is less than 1.

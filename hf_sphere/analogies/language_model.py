@@ -38,6 +38,8 @@ ALLOWED = (
 )
 
 
+PASS_TOKENIZER = "Pass one: LanguageModel.load(model, tokenizer)."
+
 _LOCKS: weakref.WeakKeyDictionary[PreTrainedModel, threading.RLock] = weakref.WeakKeyDictionary()
 """One lock per model, not an attribute of the model, which could then not be copied."""
 
@@ -69,30 +71,19 @@ class LanguageModel:
         self.name = name or model.name_or_path or type(model).__name__
         self.kind = _find_kind(type(model).__name__, model.config, self.name)
         self.max_length = longest_input(model, tokenizer)
-        self._fingerprint: tuple[Any, str] | None = None
         if not isinstance(self._input_embeddings(), nn.Embedding):
             raise ValueError(f"{self.name} is a {type(model).__name__}, whose inputs are not tokens; {ALLOWED}.")
         if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-            raise ValueError(  # transformers builds an empty tokenizer if it finds no files
-                f"the tokenizer of {self.name} has no vocabulary, probably because its files are missing. "
-                "Pass another one: LanguageModel.load(model, tokenizer)."
-            )
+            # transformers builds an empty tokenizer if it finds no files
+            raise ValueError(f"the tokenizer of {self.name} has no vocabulary. {PASS_TOKENIZER}")
         if self.kind == "masked" and tokenizer.mask_token_id is None:
-            raise ValueError(
-                f"{self.name} is a masked language model, but its tokenizer {type(tokenizer).__name__} has no mask "
-                "token. Set tokenizer.mask_token to the one it was trained with, or pass another tokenizer."
-            )
+            problem = f"{self.name} is masked, but its tokenizer {type(tokenizer).__name__} has no mask token"
+            raise ValueError(f"{problem}. Set tokenizer.mask_token to the one it was trained with.")
         if self.kind == "masked" and not self._predicts_tokens():
-            raise ValueError(
-                f"{self.name} is a {type(model).__name__}, which does not predict tokens (a discriminator, for "
-                f"example); {ALLOWED}."
-            )
+            raise ValueError(f"{self.name} is a {type(model).__name__}, which does not predict tokens; {ALLOWED}.")
         if self.kind == "causal" and self._sees_next_tokens():
-            raise ValueError(
-                f"{self.name} is a {type(model).__name__}, whose output for a token depends on the tokens after it, so "
-                "it does not define the likelihood of a text. Load it with config.is_decoder=True if it was trained "
-                "that way, or as a masked language model (...ForMaskedLM)."
-            )
+            what = f"{self.name} is a {type(model).__name__}, whose output for a token depends on the tokens after it"
+            raise ValueError(f"{what}. Load it with config.is_decoder=True, or as a masked model (...ForMaskedLM).")
 
     @classmethod
     def load(
@@ -123,7 +114,10 @@ class LanguageModel:
             name = os.fspath(model)
             accelerator = torch.accelerator.current_accelerator(check_available=True)
             target = torch.device(device or accelerator or "cpu")
-            loaded = _load_model(name, _default_dtype(target) if dtype is None else dtype).to(target)
+            if dtype is None:
+                halves = target.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+                dtype = torch.bfloat16 if halves else torch.float32
+            loaded = _load_model(name, dtype).to(target)
             return cls(loaded, _load_tokenizer(tokenizer, name, name), name)
         if not isinstance(model, PreTrainedModel):
             raise TypeError(f"model must be a name, a folder or a model of transformers; got a {type(model).__name__}.")
@@ -144,16 +138,12 @@ class LanguageModel:
     def fingerprint(self) -> str:
         """Digest of weights, dtype, configuration, adapters and tokenizer: 64 hexadecimal digits.
 
-        It is computed on first use, and again after a change of the weights (by training, for instance) or the
-        tokenizer.
+        It is computed at every access, since training changes the weights, and takes about a second per gigabyte.
         """
-        state = _read_state(self.model, self.tokenizer)
-        if self._fingerprint is None or self._fingerprint[0] != state:
-            config = {key: value for key, value in self.model.config.to_dict().items() if key not in VOLATILE}
-            adapters = _describe_adapters(self.model)
-            basis = [type(self.model).__name__, config, _describe_tokenizer(self.tokenizer), *adapters]
-            self._fingerprint = state, digest_weights(self.model, basis)
-        return self._fingerprint[1]
+        config = {key: value for key, value in self.model.config.to_dict().items() if key not in VOLATILE}
+        adapters = _describe_adapters(self.model)
+        basis = [type(self.model).__name__, config, _describe_tokenizer(self.tokenizer), *adapters]
+        return digest_weights(self.model, basis)
 
     @property
     def vocabulary_size(self) -> int:
@@ -207,11 +197,6 @@ class LanguageModel:
         return not torch.allclose(first, second, rtol=0, atol=tolerance * float(first.std()))
 
 
-def _default_dtype(device: torch.device) -> torch.dtype:
-    halves = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if halves else torch.float32
-
-
 def _find_kind(class_name: str, config: PreTrainedConfig, name: str) -> Kind:
     """Determine the kind of a text model from its class name."""
     kind = next((kind for ending, kind in KIND_OF_ENDING.items() if class_name.endswith(ending)), None)
@@ -248,11 +233,9 @@ def _load_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     if missing and kind != "embedding" and declared is None:
         return load_model(transformers.AutoModel, name, dtype=dtype)  # an encoder saved without a head
     if missing:
-        raise ValueError(
-            f"{name} was saved without {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}, so the head of "
-            f"its {type(model).__name__} would be random. Train and save this head, or use the bare encoder: "
-            "LanguageModel.load(AutoModel.from_pretrained(name))."
-        )
+        keys = ", ".join(missing[:3])
+        advice = f"so the head of its {type(model).__name__} would be random. Pass AutoModel.from_pretrained(name)."
+        raise ValueError(f"{name} was saved without {keys}, {advice}")
     return model
 
 
@@ -262,42 +245,11 @@ def _load_tokenizer(tokenizer: Any, of_model: str, name: str) -> Any:
     if not isinstance(source, str | os.PathLike):
         return source
     if not source:
-        raise ValueError(
-            f"{name} was not loaded from a folder or the Hub, so its tokenizer cannot be found. "
-            "Pass it: LanguageModel.load(model, tokenizer)."
-        )
+        raise ValueError(f"{name} was not loaded from a folder or the Hub, so give its tokenizer. {PASS_TOKENIZER}")
     try:
         return transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{os.fspath(source)} has no tokenizer that transformers can load ({error}). "
-            "Pass one: LanguageModel.load(model, tokenizer)."
-        ) from error
-
-
-def _read_state(model: Any, tokenizer: Any) -> list[Any]:
-    """Return a value that changes with the model and the tokenizer and is much cheaper than the digest.
-
-    The version counters of tensors are not enough: fused optimizers, such as the Trainer's default one, and writes to
-    `.data` do not increase them. So the bits of every tensor are summed.
-    """
-    tensors = list(model.state_dict(keep_vars=True).values())
-    sums = [_sum_bits(tensor.detach()) for tensor in tensors]
-    versions = [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-    places = [(tensor.data_ptr(), tensor.dtype) for tensor in tensors]
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    steps = [getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer", "post_processor")]
-    words = [tokenizer, len(tokenizer), tokenizer.special_tokens_map, *(step and step.__getstate__() for step in steps)]
-    return [places, versions, torch.stack([one.cpu() for one in sums]).tolist(), words, _describe_adapters(model)]
-
-
-def _sum_bits(tensor: Tensor) -> Tensor:
-    """Sum the memory of a tensor as 64-bit integers; narrower integers could miss a factor of two."""
-    memory = tensor.flatten().view(torch.uint8)
-    if memory.storage_offset() % 8:  # 64-bit views must be aligned
-        memory = memory.clone()
-    whole = len(memory) // 8 * 8
-    return memory[:whole].view(torch.int64).sum() + memory[whole:].sum(dtype=torch.int64)
+        raise ValueError(f"{source} has no tokenizer that transformers can load ({error}). {PASS_TOKENIZER}") from error
 
 
 def _describe_adapters(model: Any) -> list[Any]:

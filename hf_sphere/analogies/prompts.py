@@ -62,10 +62,7 @@ class Sentence:
 
 
 def template_text(template: str) -> str:
-    """Return the text of a template.
-
-    Args:
-        template: A name of `TEMPLATES`, or a text that has each of the fields {a}, {b}, {c}, {d} once.
+    """Return the text of a template: a name of `TEMPLATES`, or a text that has each of {a}, {b}, {c}, {d} once.
 
     Raises:
         ValueError: If it is neither; the message lists the names.
@@ -90,10 +87,8 @@ def _parse(text: str) -> tuple[tuple[str, str], ...]:
         pieces = ()
     fields = sorted(f"{field}{form}{conversion or ''}" for _, field, form, conversion in pieces if field is not None)
     if fields != ["a", "b", "c", "d"]:
-        raise ValueError(
-            f"{text!r} is not a template. Use one of {', '.join(TEMPLATES)}, or a text with each of the fields "
-            "{a}, {b}, {c} and {d} once."
-        )
+        allowed = f"one of {', '.join(TEMPLATES)}, or a text with each of {{a}}, {{b}}, {{c}} and {{d}} once"
+        raise ValueError(f"{text!r} is not a template. Use {allowed}.")
     return tuple((literal, field or "") for literal, field, _, _ in pieces)
 
 
@@ -113,9 +108,7 @@ def fill(
         ValueError: If the template does not have the four fields, or there are not four words.
     """
     if len(words) != 4 or sorted(permutation) != [0, 1, 2, 3]:
-        raise ValueError(
-            f"a template takes four words in a permutation of (0, 1, 2, 3); got {list(words)} in {list(permutation)}."
-        )
+        raise ValueError(f"a template takes four words in a permutation of (0, 1, 2, 3); got {words} in {permutation}.")
     text = ""
     spans: dict[int, tuple[int, int]] = {}
     for literal, field in _parse(TEMPLATES.get(template, template)):

@@ -62,10 +62,8 @@ def load_questions(
         rows = load_dataset(name, config, split=split, revision=revision)
     missing = [column for column in COLUMNS if column not in rows.column_names]
     if missing:
-        raise ValueError(
-            f"a data set of questions has the columns {', '.join(COLUMNS)}, and optionally prefix; {name} has "
-            f"{', '.join(rows.column_names)}. Rename its columns."
-        )
+        columns = ", ".join(COLUMNS)
+        raise ValueError(f"questions have the columns {columns}; {name} has {', '.join(rows.column_names)}. Rename.")
     groups = rows["prefix"][:] if "prefix" in rows.column_names else None
     return make_questions(rows["stem"][:], rows["choice"][:], rows["answer"][:], groups)
 
@@ -90,10 +88,8 @@ def make_questions(
     answers = [None] * len(stems) if answers is None else answers
     groups = [None] * len(stems) if groups is None else groups
     if not len(stems) == len(choices) == len(answers) == len(groups):
-        raise ValueError(
-            f"got {len(stems)} stems, {len(choices)} lists of choices, {len(answers)} answers and {len(groups)} groups;"
-            " give one of each per question."
-        )
+        counts = f"{len(stems)} stems, {len(choices)} lists of choices, {len(answers)} answers and {len(groups)} groups"
+        raise ValueError(f"got {counts}; give one of each per question.")
     questions = [
         Question(_frozen(stem), _frozen([_frozen(pair) for pair in pairs]), answer, group or "")
         for stem, pairs, answer, group in zip(stems, choices, answers, groups, strict=True)
@@ -145,11 +141,7 @@ def choice_counts(questions: Sequence[Question]) -> Tensor:
 
 
 def answers_of(questions: Sequence[Question]) -> Tensor:
-    """Return the index of the correct choice of each question, (Q,), int64.
-
-    Raises:
-        ValueError: If one is unknown, or a question is invalid.
-    """
+    """Return the indices of the correct choices, (Q,), int64; raise a ValueError if one is invalid or has none."""
     check_questions(questions, answered=True)
     return torch.tensor([question.answer for question in questions])
 

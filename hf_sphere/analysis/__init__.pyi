@@ -12,8 +12,8 @@ from .projections import (
     projection_statistics as projection_statistics,
 )
 from .reinitialization import reinitialization_robustness as reinitialization_robustness
-from .robustness import (
+from .results import (
     LayerRobustness as LayerRobustness,
     ReinitializationRobustness as ReinitializationRobustness,
 )
-from .sources import LayerWeight as LayerWeight, iterate_layers as iterate_layers
+from .weight_files import LayerWeight as LayerWeight, iterate_layers as iterate_layers

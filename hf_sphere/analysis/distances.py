@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from hf_sphere.analysis.layers import LayerSelection
-from hf_sphere.analysis.replacements import refuse_duplicates
-from hf_sphere.analysis.saved_results import SavedResult
-from hf_sphere.analysis.sources import LayerWeight, Source, open_layers
+from hf_sphere.analysis.reinitialization import refuse_duplicates
+from hf_sphere.analysis.results import SavedResult
+from hf_sphere.analysis.weight_files import LayerWeight, Source, open_layers
 from hf_sphere.utils.snapshots import Snapshot, find_snapshots
 
 
@@ -77,9 +77,9 @@ def distance_from_initialization(
     for owner, own, other in (("the model", trained, untrained), ("its initialization", untrained, trained)):
         only = [name for name in own if name not in other]
         if only:
+            names, others = (", ".join(list(some)[:5]) for some in (only, other))
             raise ValueError(
-                f"only {owner} has the layer {', '.join(only[:5])}; the other one has {', '.join(list(other)[:5])}. "
-                "Both must have the same architecture, and both or neither a wrapper such as DistributedDataParallel."
+                f"only {owner} has the layer {names}; the other one has {others}. Architectures must match."
             )
     return Distances({name: _distance(read(), untrained[name]()) for name, read in trained.items()})
 
@@ -116,10 +116,7 @@ def distances_along_training(
     if initial is None:
         first = snapshots[0]
         if Path(first.path if isinstance(first, Snapshot) else first) in missing:
-            raise FileNotFoundError(
-                f"{missing[0]} is missing, but distances are measured from it. Pass `initial`: the model before "
-                "training, or another snapshot."
-            )
+            raise FileNotFoundError(f"{missing[0]} is missing. Pass `initial`, to measure distances from.")
         initial = found[0]
     if missing:
         warnings.warn(f"missing snapshots are skipped: {names}.", stacklevel=2)
@@ -134,10 +131,8 @@ def distances_along_training(
 
 def _distance(trained: LayerWeight, initial: LayerWeight) -> LayerDistance:
     if trained.weight.shape != initial.weight.shape:
-        raise ValueError(
-            f"{trained.name} has filters of shape {tuple(trained.weight.shape)}, but {tuple(initial.weight.shape)} in "
-            "the initialization (number of filters, inputs of each). Both must have the same architecture."
-        )
+        shapes = f"{tuple(trained.weight.shape)}, but {tuple(initial.weight.shape)}"
+        raise ValueError(f"{trained.name} has filters of shape {shapes} in the initialization: other architectures.")
     squares = initial_squares = largest = initial_largest = 0.0
     for after, before in zip(trained.chunks(), initial.chunks(), strict=True):
         if not before.numel():  # a layer without inputs or outputs

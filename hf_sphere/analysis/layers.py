@@ -1,16 +1,21 @@
-"""The layers of a module, and the filters of a layer as rows.
+"""The layers of a module, the filters of a layer as rows, and the stages of a network.
 
 A filter holds the weights of one output of a layer: a row of a linear layer, or a kernel of a convolution over all its
 input channels. As a vector it is the normal of a hyperplane.
+
+Gamba et al. group their results by stages. They start a stage at each max-pooling, which is right for LeNet and VGG,
+but results in only two stages of a ResNet. If the module paths number stages, those are used here.
 """
 
 import inspect
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, cast, get_args
 
 from torch import Tensor, nn
+from torch.nn.modules import pooling
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.parameter import is_lazy
 from transformers.pytorch_utils import Conv1D
@@ -18,15 +23,36 @@ from transformers.pytorch_utils import Conv1D
 LayerKind = Literal["conv", "linear"]
 LayerSelection = Literal["conv", "linear", "all"]
 
+GATHER = (
+    "Gather the full state dict first, with torch.distributed.checkpoint.state_dict.get_model_state_dict and "
+    "full_state_dict=True, and pass that."
+)
 NAMES = {"conv": "convolution", "linear": "linear layer"}
+
+NUMBERED = re.compile(
+    r"(?:^|\.)(?:"
+    r"(?:layer|stage|denseblock|transition)_?(?P<from_one>\d+)\."
+    r"|stages[._](?P<stages>\d+)\.|layers\.(?P<layers>\d+)\.(?:blocks|downsample)\.|blocks\.(?P<blocks>\d+)\.\d+\."
+    r")"
+)
+"""`layer1.0.conv1`, `model.backbone.stage2.x`, `features.denseblock1.x`, `resnet.encoder.stages.0.layers.1.x`, Swin's
+`layers.0.blocks.1.x` and `layers.1.downsample.x`, EfficientNet's `blocks.0.1.x`; not `encoder.layer.0.x` nor
+`blocks.0.x`, which number layers of one kind. A module named `layer1` itself is a layer, not a stage."""
+
+_ADAPTIVE = (pooling._AdaptiveAvgPoolNd, pooling._AdaptiveMaxPoolNd)
+_WINDOWED = (
+    pooling._MaxPoolNd,
+    pooling._AvgPoolNd,
+    pooling._LPPoolNd,
+    pooling.FractionalMaxPool2d,
+    pooling.FractionalMaxPool3d,
+)
 
 
 def layer_kind(module: nn.Module) -> LayerKind | None:
-    """Return the kind of a layer, determined by its class or a base class.
+    """Return the kind of a layer, determined by its class or a base class; None for modules without filters.
 
-    Returns:
-        `conv` for convolutions of one to three dimensions, including transposed ones; `linear` for `nn.Linear` and the
-        `Conv1D` of transformers, which is a linear layer despite its name; None for modules without filters.
+    Transposed convolutions are `conv`; the `Conv1D` of transformers is `linear` despite its name.
     """
     if isinstance(module, _ConvNd):
         return "conv"
@@ -70,16 +96,9 @@ def find_layers(model: nn.Module, layers: LayerSelection = "conv", include_1x1: 
 def select_layers(
     kinds: Mapping[str, tuple[LayerKind, bool]], layers: LayerSelection, include_1x1: bool, owner: str
 ) -> list[str]:
-    """Select layers by kind.
+    """Select layers by kind from those of a model or checkpoint, which `owner` names in error messages.
 
-    Args:
-        kinds: Kind of each layer by name, and whether it is a pointwise convolution.
-        layers: Kinds of layers; `all` means both.
-        include_1x1: Include pointwise convolutions.
-        owner: Description of the model or checkpoint, for error messages.
-
-    Returns:
-        The selected names, in order.
+    `kinds` are the kind of each layer by name, and whether it is a pointwise convolution.
 
     Raises:
         ValueError: If `layers` is unknown, or no layer is selected; the message names the kinds that exist.
@@ -127,32 +146,21 @@ def filters(module: nn.Module, name: str = "") -> Tensor:
 
 
 def readable(weight: Tensor, kind: LayerKind, name: str) -> Tensor:
-    """Return a weight, detached, after checking that its values are readable.
-
-    Raises:
-        ValueError: If it is lazy, quantized, on the meta device, or a shard.
-    """
+    """Return a weight, detached, or raise a ValueError if it is lazy, quantized, on the meta device or a shard."""
     if is_lazy(weight):
         raise ValueError(f"the weight of {name} has no shape yet: the module is lazy. Run the model once.")
     if hasattr(weight, "full_tensor"):  # DTensor, which builds without torch.distributed lack
-        raise ValueError(
-            f"the weight of {name} is a shard of a distributed tensor. Gather the full state dict first, with "
-            "torch.distributed.checkpoint.state_dict.get_model_state_dict and full_state_dict=True, and pass that."
-        )
+        raise ValueError(f"the weight of {name} is a shard of a distributed tensor. {GATHER}")
     if type(weight).__module__.startswith("torchao"):
         raise ValueError(quantized(name, f"a {type(weight).__name__}"))
     if not weight.dtype.is_floating_point or weight.dtype.itemsize < 2:
         raise ValueError(quantized(name, str(weight.dtype)))
     if weight.is_meta:
-        raise ValueError(
-            f"the weight of {name} is on the meta device: it is offloaded, or was never loaded. Load the model without "
-            "device_map, or pass the path of its safetensors files, which are read without a model."
-        )
+        advice = "Load the model without device_map, or pass the path of its safetensors files"
+        raise ValueError(f"the weight of {name} is on the meta device: it is offloaded, or was never loaded. {advice}.")
     if weight.ndim < 2 or (kind == "linear") != (weight.ndim == 2):
-        raise ValueError(
-            f"the weight of {name}, a {NAMES[kind]}, has the shape {tuple(weight.shape)}: it is packed, or a shard of "
-            "a distributed model. Gather the full state dict first and pass that."
-        )
+        shape = f"{NAMES[kind]}, has the shape {tuple(weight.shape)}"
+        raise ValueError(f"the weight of {name}, a {shape}: it is packed, or a shard of a distributed model. {GATHER}")
     return weight.detach()
 
 
@@ -170,3 +178,85 @@ def _refuse_packed(name: str, module: nn.Module, layers: LayerSelection) -> None
         kind = "conv" if "conv" in type(module).__name__.lower() else "linear"
         if layers in (kind, "all"):
             raise ValueError(quantized(name, f"a {type(module).__module__}.{type(module).__qualname__}"))
+
+
+def numbered_stage(name: str) -> int | None:
+    """Return the stage in a module path, if any: 1 for `layer1.` and the like, and also for `stages.0.`."""
+    match = NUMBERED.search(name)
+    if match is None:
+        return None
+    if match["from_one"] is not None:
+        return int(match["from_one"])
+    return int(match["stages"] or match["layers"] or match["blocks"]) + 1
+
+
+def stages_of_model(model: nn.Module) -> dict[str, int]:
+    """Return the stage of every layer of a model, of all kinds.
+
+    If module paths number stages, those are the stages, from 1. Layers defined before them are in stage 0, the stem;
+    layers between and after them are in the preceding stage. Otherwise the first layer after a pooling (maximum,
+    average or adaptive) starts the next stage, from 0. Two kinds of poolings do not start a stage: those that keep the
+    resolution, as in an Inception block, and adaptive ones to a single point before the last convolution, as in a
+    squeeze-and-excitation block.
+
+    The ConvNeXt, Swin, EfficientNet and MobileNetV2 of torchvision do not number stages and reduce the resolution by
+    strides: all layers except the classifier are in stage 0. In MobileNetV2, whose pooling is not a module, the
+    classifier is in stage 0, too.
+    """
+    kinds = {name: kind for name, module in model.named_modules() if (kind := layer_kind(module))}
+    numbers = {name: numbered_stage(name) for name in kinds}
+    stages: dict[str, int] = {}
+    stage = 0
+    if any(number is not None for number in numbers.values()):
+        for name, number in numbers.items():
+            stage = stages[name] = stage if number is None else number
+        return stages
+
+    modules = dict(model.named_modules())
+    last_convolution = max((at for at, name in enumerate(modules) if kinds.get(name) == "conv"), default=-1)
+    pooled = False
+    for at, (name, module) in enumerate(modules.items()):
+        if name in kinds:
+            stage += pooled and bool(stages)
+            stages[name] = stage
+            pooled = False
+        else:
+            pooled = pooled or _reduces(module, to_point=at > last_convolution)
+    return stages
+
+
+def stages_of_names(kinds: Mapping[str, LayerKind]) -> dict[str, int] | None:
+    """Return the stage of every layer of a file or a state dict, which has names but no modules.
+
+    Layers whose names do not number stages are in the stem, stage 0, if they are convolutions, and in the last stage if
+    they are linear, since names do not show whether a layer is between or after the stages: `conv_head` of the
+    EfficientNet of timm is in stage 0 by its name, and in the last stage by the model. None if no name numbers a stage,
+    since poolings have no weights.
+    """
+    numbers = {name: numbered_stage(name) for name in kinds}
+    known = [number for number in numbers.values() if number is not None]
+    if not known:
+        return None
+    other = {"conv": 0, "linear": max(known)}
+    return {name: other[kinds[name]] if number is None else number for name, number in numbers.items()}
+
+
+def blocks_of_stages(stages: Iterable[int | None]) -> list[int | None]:
+    """Number the analyzed layers within their stages, from 0."""
+    counts: Counter[int | None] = Counter()
+    blocks: list[int | None] = []
+    for stage in stages:
+        blocks.append(None if stage is None else counts[stage])
+        counts[stage] += 1
+    return blocks
+
+
+def _reduces(module: nn.Module, to_point: bool) -> bool:
+    """Return whether a module pools to a lower resolution; `to_point`: whether adaptive pooling to one point counts."""
+    if isinstance(module, _ADAPTIVE):
+        sizes = module.output_size if isinstance(module.output_size, tuple) else (module.output_size,)
+        return to_point or any(size != 1 for size in sizes)
+    if not isinstance(module, _WINDOWED):
+        return False
+    stride = getattr(module, "stride", None) or 2  # fractional poolings have no stride, and always reduce
+    return max(stride) > 1 if isinstance(stride, tuple) else stride > 1

@@ -25,17 +25,10 @@ Floats = NDArray[np.float64]
 
 
 def projection_cdf(projections: Floats, dim: int) -> Floats:
-    """Compute the distribution function of the normalized projection of an isotropic filter.
+    """Compute the distribution function of normalized projections (...) of isotropic filters, `dim` >= 2.
 
-    Args:
-        projections: (...), in [-1, 1]; values beyond that, by rounding, are clipped.
-        dim: N, at least 2. In one dimension the projection is -1 or 1, so its distribution is not continuous.
-
-    Returns:
-        (...), in [0, 1]: I_x((N-1)/2, (N-1)/2) of the regularized incomplete beta function at x = (p + 1) / 2.
-
-    Raises:
-        ValueError: If `dim` is below 2.
+    This is I_x((N-1)/2, (N-1)/2) of the regularized incomplete beta function at x = (p + 1) / 2. Values beyond [-1, 1],
+    by rounding, are clipped. With a single weight the projection is -1 or 1, so its distribution is not continuous.
     """
     if dim < 2:
         raise ValueError(f"projections have a continuous distribution in 2 dimensions or more; got dim={dim}.")
@@ -44,15 +37,11 @@ def projection_cdf(projections: Floats, dim: int) -> Floats:
 
 
 def kolmogorov_smirnov(uniform: Floats) -> tuple[float, float] | tuple[None, None]:
-    """Test whether numbers are uniform on [0, 1].
+    """Test whether numbers (n,), such as distribution functions at observations, are uniform on [0, 1].
 
-    Args:
-        uniform: (n,), the null distribution function at each observation.
-
-    Returns:
-        The largest distance D of the empirical distribution function, and the probability of at least that distance
-        under the null hypothesis (exact; Simard & L'Ecuyer, "Computing the Two-Sided Kolmogorov-Smirnov Distribution",
-        2011). Both are None without observations.
+    Returns the largest distance D of the empirical distribution function, and the probability of at least that distance
+    under the null hypothesis (exact; Simard & L'Ecuyer, "Computing the Two-Sided Kolmogorov-Smirnov Distribution",
+    2011). Both are None without observations.
     """
     if len(uniform) == 0:
         return None, None
@@ -61,14 +50,7 @@ def kolmogorov_smirnov(uniform: Floats) -> tuple[float, float] | tuple[None, Non
 
 
 def sign_test(projections: Floats) -> float | None:
-    """Test whether both signs are equally probable, two-sided and exact.
-
-    Args:
-        projections: (n,), of any scale; zeros have no sign and are dropped.
-
-    Returns:
-        The p-value; None if all are zero.
-    """
+    """Return the two-sided, exact p-value of equally probable signs, without zeros; None if all are zero."""
     negative, positive = int((projections < 0).sum()), int((projections > 0).sum())
     if negative + positive == 0:
         return None
@@ -83,11 +65,7 @@ def is_significant(p_value: float | None) -> bool:
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Adjust p-values for multiple testing (Holm, 1979), which controls the family-wise error rate.
 
-    Args:
-        p_values: Of several tests, dependent or not; None for tests that were not run, which are not counted.
-
-    Returns:
-        The adjusted p-values, in the same order.
+    The tests may be dependent. Those that were not run have the p-value None and are not counted.
     """
     adjusted: list[float | None] = [None] * len(p_values)
     known = sorted((value, at) for at, value in enumerate(p_values) if value is not None)

@@ -16,8 +16,8 @@ from hf_sphere.analysis import null_distribution as null
 from hf_sphere.analysis.distances import Distances
 from hf_sphere.analysis.layers import LayerKind, LayerSelection
 from hf_sphere.analysis.null_distribution import Floats, is_significant
-from hf_sphere.analysis.saved_results import SavedResult
-from hf_sphere.analysis.sources import LayerWeight, Source, iterate_layers
+from hf_sphere.analysis.results import SavedResult
+from hf_sphere.analysis.weight_files import LayerWeight, Source, iterate_layers
 
 LAYER_WIDTH = 28
 
@@ -118,7 +118,11 @@ class ProjectionStatistics(SavedResult):
         return f"ProjectionStatistics({len(self.layers)} layers, normalized={self.normalized}, net={self.net!r})"
 
     def __str__(self) -> str:
-        return _table(self.to_dict())
+        content = self.to_dict()
+        names = (name if len(name) <= LAYER_WIDTH else f"..{name[2 - LAYER_WIDTH :]}" for name in self.layers)
+        lines = map(_line, names, content["layers"].values())
+        net = content["net"]
+        return "\n".join([HEADER, *lines, "-" * len(HEADER), _line("all layers", net), _verdict(net)])
 
     def by_stage(self, distances: Distances | None = None) -> dict[str, Any]:
         """Return the results in the layout of the original program, with stage and block numbers as strings.
@@ -129,7 +133,7 @@ class ProjectionStatistics(SavedResult):
 
         Returns:
             `{stage: {block: {"projections", "mean", "mass"}}, "net": {"projections", "mean", "mass"}}`. The original
-            starts a stage at each max-pooling; see `hf_sphere.analysis.stages` for where ours differ.
+            starts a stage at each max-pooling; see `hf_sphere.analysis.layers` for where ours differ.
 
         Raises:
             ValueError: If the stages are unknown, as in a file whose names do not number them.
@@ -137,10 +141,7 @@ class ProjectionStatistics(SavedResult):
         stages: dict[str, Any] = {}
         for name, layer in self.layers.items():
             if layer.stage is None:
-                raise ValueError(
-                    f"the stage of {name} is unknown: the names in the file do not number stages, and files do not "
-                    "contain poolings. Compute the statistics of the model instead of the file."
-                )
+                raise ValueError(f"the file does not number the stage of {name}. Pass the model instead of the file.")
             cell = stages.setdefault(str(layer.stage), {})[str(layer.block)] = _original(layer)
             same = [other for other in (distances.layers if distances else ()) if f".{name}".endswith(f".{other}")]
             if distances and same:
@@ -260,14 +261,6 @@ def _original(projections: Projections) -> dict[str, Any]:
     return {name: getattr(projections, name) for name in ("projections", "mean", "mass")}
 
 
-def _table(statistics: Mapping[str, Any]) -> str:
-    """Format the output of `ProjectionStatistics.to_dict`, at most 100 columns wide."""
-    lines = [HEADER]
-    lines += [_line(_shortened(name), layer) for name, layer in statistics["layers"].items()]
-    lines += ["-" * len(HEADER), _line("all layers", statistics["net"]), _verdict(statistics["net"])]
-    return "\n".join(lines)
-
-
 def _line(name: str, row: Mapping[str, Any]) -> str:
     if row["mass"] is None:
         numbers = f"{'-':>8} {'-':>6} {'-':>11}"
@@ -300,11 +293,6 @@ def _verdict(net: Mapping[str, Any]) -> str:
     if is_significant(ks):
         return f"The arrangement is neither isotropic nor biased: {negative} ({expected})."
     return f"No significant bias of the projections: {negative} ({expected})."
-
-
-def _shortened(name: str) -> str:
-    """Shorten a path at its beginning, where paths are similar."""
-    return name if len(name) <= LAYER_WIDTH else f"..{name[2 - LAYER_WIDTH :]}"
 
 
 def _p_value(value: float | None) -> str:

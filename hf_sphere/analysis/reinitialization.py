@@ -1,7 +1,13 @@
 """Critical layers of a trained network: its accuracy with one layer at a time reset to an earlier state."""
 
+import contextlib
+import copy
+import sys
 import warnings
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
+from os import PathLike
 from typing import Any
 
 import torch
@@ -9,10 +15,23 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from tqdm.auto import tqdm
 
-from hf_sphere.analysis import model_state, replacements
-from hf_sphere.analysis.activation_reuse import ActivationReuse
 from hf_sphere.analysis.layers import LayerSelection, filters, find_layers
-from hf_sphere.analysis.robustness import LayerRobustness, ReinitializationRobustness
+from hf_sphere.analysis.model_state import (
+    ActivationReuse,
+    compiled_modules,
+    evaluate_with,
+    evaluation_mode,
+    named_tensors,
+    observed_batch_norms,
+)
+from hf_sphere.analysis.results import LayerRobustness, ReinitializationRobustness
+from hf_sphere.analysis.weight_files import StoredTensor, open_file, stored_tensors
+from hf_sphere.utils.seeds import mix_seed
+from hf_sphere.utils.snapshots import Snapshot, find_snapshots
+
+SnapshotLike = Snapshot | str | PathLike | Mapping[str, Tensor] | nn.Module
+
+StoredTensors = Mapping[str, StoredTensor]
 
 _NOT_OBSERVED = (
     "{} cannot be observed, as in a compiled model, so the batch norms that follow it are unknown; let evaluate run "
@@ -20,9 +39,149 @@ _NOT_OBSERVED = (
 )
 
 
+def open_snapshots(snapshots: Sequence[SnapshotLike]) -> tuple[dict[str, StoredTensors], list[str]]:
+    """Return the tensors of the snapshots that exist by label, and the paths of the missing ones.
+
+    The label is the epoch, or the position in the list for entries that are not files.
+
+    Raises:
+        ValueError: If a file is not a snapshot, or two have the same epoch.
+        TypeError: If an entry has another type.
+    """
+    if isinstance(snapshots, str | PathLike | Mapping | Snapshot | nn.Module):
+        raise TypeError(f"snapshots must be a list, even of one snapshot; got a {type(snapshots).__name__}.")
+    found: list[tuple[str, StoredTensors]] = []
+    missing: list[str] = []
+    for position, snapshot in enumerate(snapshots):
+        if isinstance(snapshot, nn.Module):
+            found.append((str(position), stored_tensors(named_tensors(snapshot))))
+        elif isinstance(snapshot, Mapping):
+            found.append((str(position), stored_tensors(snapshot)))
+        elif isinstance(snapshot, Snapshot | str | PathLike):
+            present, absent = find_snapshots([snapshot])
+            found += [(str(one.epoch), open_file(one.path)) for one in present]
+            missing += map(str, absent)
+        else:
+            kind = type(snapshot).__name__
+            raise TypeError(f"a snapshot is a Snapshot, a path, a state dict or a module; got a {kind}.")
+    refuse_duplicates([label for label, _ in found])
+    return dict(found), missing
+
+
+def refuse_duplicates(labels: Sequence[str | int]) -> None:
+    """Raise ValueError if two snapshots have the same label."""
+    duplicates = sorted({label for label in labels if labels.count(label) > 1})
+    if duplicates:
+        raise ValueError(f"several snapshots have the label {', '.join(map(str, duplicates))}; give one per epoch.")
+
+
+def tensor_names(state: Mapping[str, Any], path: str) -> list[str]:
+    """Return the names of the tensors of a module and its children, including those of parametrizations."""
+    prefix = f"{path}." if path else ""
+    return [name for name in state if name.startswith(prefix)]
+
+
+def check_names(state: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+    """Raise a ValueError if names in the state dict do not match the module paths; others would not be replaced."""
+    for path, module in modules.items():
+        for name in named_tensors(module):
+            full = f"{path}.{name}" if path else name
+            if full not in state:
+                raise ValueError(f"the state dict has no {full}. Pass the model without the wrapper around {path!r}.")
+
+
+def check_architecture(state: Mapping[str, Tensor], label: str, tensors: StoredTensors, paths: Iterable[str]) -> None:
+    """Raise a ValueError if a tensor of the modules to replace is missing in a snapshot, or has another shape."""
+    for path in paths:
+        for name in tensor_names(state, path):
+            stored = _find(state, tensors, name)
+            if stored is None or stored.shape != tuple(state[name].shape):
+                has = f"has {name} of shape {stored.shape}" if stored else f"has no {name}"
+                expected = f"in the layer {path!r} of the model it has the shape {tuple(state[name].shape)}"
+                raise ValueError(f"snapshot {label} {has}, but {expected}. Pass snapshots of this architecture.")
+
+
+def read_tensors(state: Mapping[str, Tensor], tensors: StoredTensors, names: Iterable[str]) -> dict[str, Tensor]:
+    """Read tensors for a model: copies in its dtype and on its device."""
+    found = {name: _find(state, tensors, name) for name in names}
+    return {name: one.read().detach().to(state[name], copy=True) for name, one in found.items() if one is not None}
+
+
+def _find(state: Mapping[str, Tensor], tensors: StoredTensors, name: str) -> StoredTensor | None:
+    """Return a stored tensor; a file may store it under the name of a tied tensor."""
+    tied = (other for other in tensors if other in state and state[other] is state[name])
+    return tensors.get(name) or next((tensors[other] for other in tied), None)
+
+
+class RandomWeights:
+    """Samples initial weights for some layers of a model; the random state of the caller does not change.
+
+    `build` builds the model with new random weights. By default a model of transformers is built from its
+    configuration, and other layers are sampled by their `reset_parameters`.
+
+    Raises:
+        ValueError: If a layer cannot be sampled without `build`.
+    """
+
+    def __init__(
+        self, model: nn.Module, seed: int, build: Callable[[], nn.Module] | None, layers: Mapping[str, nn.Module]
+    ) -> None:
+        self._model = model
+        self._seed = seed
+        transformers = sys.modules.get("transformers.modeling_utils")
+        if build is None and transformers is not None and isinstance(model, transformers.PreTrainedModel):
+            build = partial(_build_from_config, model)
+        self._build = build
+        self._built: dict[int, StoredTensors] = {}  # a complete model per sample
+        if build is None:
+            for path, module in layers.items():
+                if not callable(getattr(module, "reset_parameters", None)) or self._keeps_weights(path, module):
+                    layer = f"the layer {path!r}, a {type(module).__name__},"
+                    raise ValueError(f"{layer} cannot initialize its weights; pass fresh, which builds a new model.")
+
+    def sample(self, number: int, paths: Sequence[str]) -> StoredTensors:
+        """Sample the weights of some modules; the same for the same seed, number and paths."""
+        if self._build is None:
+            modules = {path: self._reset(path, self._model.get_submodule(path), number) for path in paths}
+            return stored_tensors(
+                {
+                    f"{path}.{name}" if path else name: tensor
+                    for path, module in modules.items()
+                    for name, tensor in named_tensors(module).items()
+                }
+            )
+        if number not in self._built:
+            with _seeded(self._seed, number):
+                self._built[number] = stored_tensors(named_tensors(self._build()))
+        check_architecture(named_tensors(self._model), f"random{number}", self._built[number], paths)
+        return self._built[number]
+
+    def _reset(self, path: str, module: Any, number: int) -> nn.Module:
+        module = copy.deepcopy(module)
+        with _seeded(self._seed, number, zlib.crc32(path.encode())):
+            module.reset_parameters()
+        return module
+
+    def _keeps_weights(self, path: str, module: nn.Module) -> bool:
+        """Return whether `reset_parameters` leaves weights unchanged, as in parametrized layers."""
+        new, old = named_tensors(self._reset(path, module, 0)), named_tensors(module)
+        return any(tensor.ndim > 1 and torch.equal(new[name], tensor) for name, tensor in old.items())
+
+
+@contextlib.contextmanager
+def _seeded(*numbers: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(mix_seed(*numbers))
+        yield
+
+
+def _build_from_config(model: Any) -> nn.Module:
+    return type(model)(copy.deepcopy(model.config))
+
+
 def reinitialization_robustness(
     model: nn.Module,
-    snapshots: Sequence[replacements.SnapshotLike],
+    snapshots: Sequence[SnapshotLike],
     evaluate: Callable[[Any], float],
     *,
     layers: LayerSelection = "all",
@@ -42,7 +201,7 @@ def reinitialization_robustness(
     tensors, modes, attributes and hooks, also after an exception.
 
     Activations before the layer are reused in each `nn.Sequential` of the model (see
-    `hf_sphere.analysis.activation_reuse`), if no attribute or buffer of the model changes when it runs. The accuracies
+    `hf_sphere.analysis.model_state`), if no attribute or buffer of the model changes when it runs. The accuracies
     equal those of full passes.
 
     Args:
@@ -84,24 +243,21 @@ def reinitialization_robustness(
     for path, module in modules.items():
         filters(module, path)  # raises an error for quantized, sharded and offloaded weights
     if num_random < 0 or max_cached_bytes < 0:
-        raise ValueError(
-            f"num_random and max_cached_bytes cannot be negative; got num_random={num_random} and "
-            f"max_cached_bytes={max_cached_bytes}."
-        )
-    found, missing = replacements.open_snapshots(snapshots)
+        raise ValueError(f"num_random and max_cached_bytes cannot be negative; got {num_random}, {max_cached_bytes}.")
+    found, missing = open_snapshots(snapshots)
     if missing:
         warnings.warn(f"{len(missing)} snapshots are missing and skipped: {', '.join(missing)}.", stacklevel=2)
     if not found and not num_random:
         raise ValueError("there are no weights to reset the layers to; pass existing snapshots, or num_random.")
-    state = model_state.named_tensors(model)
+    state = named_tensors(model)
     norms = {path: module for path, module in model.named_modules() if isinstance(module, _BatchNorm)}
     norms = norms if include_batch_norm else {}
-    replacements.check_names(state, modules | norms)
+    check_names(state, modules | norms)
     for label, tensors in found.items():
-        replacements.check_architecture(state, label, tensors, modules | norms)
-    random = replacements.RandomWeights(model, seed, fresh, modules) if num_random else None
+        check_architecture(state, label, tensors, modules | norms)
+    random = RandomWeights(model, seed, fresh, modules) if num_random else None
     random_labels = {f"random{number}": number for number in range(num_random)}
-    compiled = model_state.compiled_modules(model)
+    compiled = compiled_modules(model)
     if norms and (inside := [path for path, module in modules.items() if module in compiled]):
         raise ValueError(_NOT_OBSERVED.format(f"the layer {inside[0]!r}"))
 
@@ -112,23 +268,23 @@ def reinitialization_robustness(
 
     def measure(values: Mapping[str, Tensor], record: bool = False) -> float:
         changed = [state[name] for name in values]
-        with model_state.evaluation_mode(model) as is_stateful:
+        with evaluation_mode(model) as is_stateful:
             if reuse is not None:
                 reuse.install(changed, record=record)
-            accuracy = _check_accuracy(model_state.evaluate_with(model, evaluate, values))
+            accuracy = _check_accuracy(evaluate_with(model, evaluate, values))
             if reuse is not None and record and is_stateful():
                 reuse.clear()
         return accuracy
 
     def replacement(layer: str, label: str, following: Sequence[str]) -> dict[str, Tensor]:
         paths = [layer, *following]
-        names = dict.fromkeys(name for path in paths for name in replacements.tensor_names(state, path))
+        names = dict.fromkeys(name for path in paths for name in tensor_names(state, path))
         weights = found[label] if random is None or label in found else random.sample(random_labels[label], paths)
-        return replacements.read_tensors(state, weights, names)
+        return read_tensors(state, weights, names)
 
     if left or "baseline" not in known:
         with tqdm(total=1 + len(left), desc="baseline", disable=not progress) as bar:
-            with model_state.observed_batch_norms(model, modules if norms else {}) as following:
+            with observed_batch_norms(model, modules if norms else {}) as following:
                 known["baseline"] = measure({}, record=bool(left))
             if norms and not following:
                 raise ValueError(_NOT_OBSERVED.format("every layer"))

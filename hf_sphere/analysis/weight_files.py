@@ -1,6 +1,6 @@
-"""Layers of safetensors files and state dicts, identified by names and shapes, without a model.
+"""Layers and their filters from a model, a state dict or safetensors files.
 
-Rules:
+Rules for state dicts and files, whose layers are identified by names and shapes, without a model:
 
 - A convolution is a tensor `<module>.weight` of three to five axes, outputs first. Transposed convolutions store inputs
   first and cannot be distinguished; give the model if it has any.
@@ -18,7 +18,7 @@ Rules:
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
@@ -26,11 +26,23 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
-from hf_sphere.analysis.layers import LayerKind, LayerSelection, quantized, readable, select_layers
+from hf_sphere.analysis.layers import (
+    LayerKind,
+    LayerSelection,
+    blocks_of_stages,
+    filters,
+    find_layers,
+    layer_kind,
+    quantized,
+    readable,
+    select_layers,
+    stages_of_model,
+    stages_of_names,
+)
 from hf_sphere.utils.files import read_json
-from hf_sphere.utils.snapshots import ORDER_KEY
+from hf_sphere.utils.snapshots import ORDER_KEY, Snapshot
 
 EMBEDDING_TABLE = re.compile(
     r".*(emb|embed(ding)?s?|embed(_tokens|_positions|_in|ding_table)|codebook)|wte|wpe|shared|relative_attention_bias"
@@ -42,6 +54,11 @@ CONVERT = (
     "Only safetensors files are read; pickled ones can run code. Convert trusted files with "
     "`model.save_pretrained(folder)`, or `safetensors.torch.save_model(model, path)`."
 )
+
+Source = nn.Module | Mapping[str, Tensor] | str | PathLike | Snapshot
+"""A model, its state dict, or safetensors files."""
+
+NUMBERS_AT_A_TIME = 2**17  # weights converted to float64 at a time: 1 MB, which fits the cache
 
 
 @dataclass(frozen=True)
@@ -91,24 +108,18 @@ def named_layers(
 def stored_tensors(state: Mapping[str, Any]) -> dict[str, StoredTensor]:
     """Return the tensors of a state dict, without other entries such as `_extra_state`."""
     return {
-        name: StoredTensor(tuple(value.shape), partial(_identity, value))
+        name: StoredTensor(tuple(value.shape), value.detach)
         for name, value in state.items()
         if isinstance(value, Tensor)
     }
 
 
 def tensors_of_state_dict(state: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
-    """Return the tensors of a state dict, tied ones once.
-
-    Raises:
-        ValueError: If it has no tensors, for instance because the state dict is one of its entries.
-    """
+    """Return the tensors of a state dict, tied ones once; raise a ValueError if it has none."""
     tensors = stored_tensors(state)
     if not tensors:
-        raise ValueError(
-            f"a state dict maps names to tensors; got the keys {', '.join(map(str, list(state)[:5])) or 'none'}. If it "
-            "is one of these entries, pass that entry."
-        )
+        keys = ", ".join(map(str, list(state)[:5])) or "none"
+        raise ValueError(f"a state dict maps names to tensors; got the keys {keys}. Pass the entry that is one.")
     seen = set()
     for name in list(tensors):
         tensor = state[name]
@@ -142,10 +153,8 @@ def _find_file(path: Path) -> Path:
             raise ValueError(f"{path} is a pickled file. {CONVERT}")
         return path
     if not path.is_dir():
-        raise FileNotFoundError(
-            f"{path} is neither a file nor a folder. If it is the name of a model on the Hub, download it first: "
-            "huggingface_hub.snapshot_download returns the folder."
-        )
+        advice = "Download a model of the Hub with huggingface_hub.snapshot_download"
+        raise FileNotFoundError(f"{path} is neither a file nor a folder. {advice}.")
     for pattern in ("*.safetensors.index.json", "*.safetensors"):
         found = sorted(path.glob(pattern))
         standard = path / pattern.replace("*", "model")
@@ -154,10 +163,8 @@ def _find_file(path: Path) -> Path:
         if len(found) == 1:
             return found[0]
         if found:
-            raise ValueError(
-                f"{path} has several checkpoints: {', '.join(file.name for file in found[:5])}"
-                f"{', ...' if len(found) > 5 else ''}; pass the path of one."
-            )
+            names = ", ".join(file.name for file in found[:5])
+            raise ValueError(f"{path} has several checkpoints: {names}; pass the path of one.")
     pickled = sorted(file.name for file in path.iterdir() if file.suffix in PICKLED)
     if pickled:
         raise ValueError(f"{path} has pickled files but no safetensors file: {', '.join(pickled[:3])}. {CONVERT}")
@@ -175,9 +182,7 @@ def open_file(path: Path) -> dict[str, StoredTensor]:
                 for name in names
             }
     except (SafetensorError, OSError) as error:
-        raise ValueError(
-            f"{path} is damaged or not a safetensors file: {error}. Download or save it again. {CONVERT}"
-        ) from error
+        raise ValueError(f"{path} is damaged or not a safetensors file: {error}. {CONVERT}") from error
 
 
 def _order(metadata: Mapping[str, str]) -> list[str]:
@@ -199,16 +204,11 @@ def _open_shards(index: Path) -> dict[str, StoredTensor]:
     content = read_json(index)
     places = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(places, dict) or not all(isinstance(place, str) for place in places.values()):
-        raise ValueError(
-            f"{index} has no weight_map from names to files, so it is not an index of safetensors files. Pass a folder "
-            "or a file."
-        )
+        raise ValueError(f"{index} has no weight_map and so is not an index. Pass a folder or a file.")
     names = sorted(set(places.values()))
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
-        raise FileNotFoundError(
-            f"{index} refers to {len(names)} files, of which these are missing: {', '.join(missing)}. Download them."
-        )
+        raise FileNotFoundError(f"{index} refers to files that are missing: {', '.join(missing)}. Download them.")
     shards = {name: open_file(index.parent / name) for name in names}
     for name, place in places.items():
         if name not in shards[place]:
@@ -230,10 +230,8 @@ def _refuse_other_forms(key: str, tensor: StoredTensor, layers: LayerSelection) 
         raise ValueError(quantized(key.removesuffix(".qweight"), key))
     match = IN_PARTS.fullmatch(key)
     if match and 2 <= len(tensor.shape) <= 5 and layers in ("linear" if len(tensor.shape) == 2 else "conv", "all"):
-        raise ValueError(
-            f"the weight of {match[1] or 'the module'} is stored in parts ({key}): by weight normalization, spectral "
-            "normalization or pruning. Pass the model, which computes the weight from them."
-        )
+        name = match[1] or "the module"
+        raise ValueError(f"the weight of {name} is stored in parts ({key}). Pass the model, which computes the weight.")
 
 
 def _bias_length(name: str, tensors: Mapping[str, StoredTensor]) -> int | None:
@@ -277,5 +275,91 @@ def _read_filters(tensor: StoredTensor, name: str, kind: LayerKind, inputs_first
     return weight.T if inputs_first else weight.flatten(1)
 
 
-def _identity(tensor: Tensor) -> Tensor:
-    return tensor
+@dataclass(frozen=True, eq=False)  # comparing tensors does not return a bool
+class LayerWeight:
+    """The filters of a layer.
+
+    Attributes:
+        name: Path of the module.
+        kind: `conv` or `linear`.
+        dim: N, the number of inputs of a filter.
+        weight: (F, N), one filter per row, as stored: of any floating dtype, on any device.
+        stage: Stage of the network that the layer is in; None in a file whose names do not number stages.
+        block: Number of the layer among the selected ones of its stage; None without a stage.
+    """
+
+    name: str
+    kind: LayerKind
+    dim: int
+    weight: Tensor
+    stage: int | None
+    block: int | None
+
+    def chunks(self) -> Iterator[Tensor]:
+        """Yield the filters in float64 on the CPU, several rows at a time; raise a ValueError if one is not finite."""
+        for rows in self.weight.split(max(NUMBERS_AT_A_TIME // max(self.dim, 1), 1)):
+            numbers = rows.cpu().double()
+            # A sum is faster than an elementwise test; it overflows only if the values are not finite or very large.
+            if not numbers.sum().isfinite() and not numbers.isfinite().all():
+                wrong = numbers[~numbers.isfinite()][0].item()
+                name = self.name or "the layer"
+                raise ValueError(f"{name} has a weight that is {wrong}; all must be finite. Pass an earlier snapshot.")
+            yield numbers
+
+
+def open_layers(
+    source: Source, layers: LayerSelection = "conv", include_1x1: bool = False
+) -> dict[str, Callable[[], LayerWeight]]:
+    """Return a function per layer that reads it, by name. Arguments and errors are those of `iterate_layers`."""
+    readers: Mapping[str, Callable[[], Tensor]]
+    if isinstance(source, nn.Module):
+        modules = find_layers(source, layers, include_1x1)
+        kinds = {name: kind for name, module in modules.items() if (kind := layer_kind(module))}
+        readers = {name: partial(filters, module, name) for name, module in modules.items()}
+        known = stages_of_model(source)
+    else:
+        if isinstance(source, Mapping):
+            tensors = tensors_of_state_dict(source)
+        elif isinstance(source, str | PathLike | Snapshot):
+            tensors = open_tensors(source.path if isinstance(source, Snapshot) else source)
+        else:
+            kinds = "a torch.nn.Module, a state dict, a Snapshot or the path of safetensors files"
+            raise TypeError(f"weights must be {kinds}; got {type(source).__name__}.")
+        readers, kinds = named_layers(tensors, layers, include_1x1)
+        known = stages_of_names(kinds) or {}
+    stages = [known.get(name) for name in readers]
+    blocks = blocks_of_stages(stages)
+    return {
+        name: partial(_read, name, kinds[name], stage, block, read)
+        for (name, read), stage, block in zip(readers.items(), stages, blocks, strict=True)
+    }
+
+
+def iterate_layers(source: Source, layers: LayerSelection = "conv", include_1x1: bool = False) -> Iterator[LayerWeight]:
+    """Yield the layers of a model, or of files without building the model.
+
+    Args:
+        source: A module; a state dict; or a `Snapshot` or the path of a safetensors file, of the index of a sharded
+            checkpoint (`model.safetensors.index.json`) or of a folder with either. Only one layer of a file is in
+            memory at a time. `hf_sphere.analysis.weight_files` defines what a layer of a file or a state dict is.
+        layers: Kinds of layers; `all` means both.
+        include_1x1: Include pointwise (1x1) convolutions.
+
+    Yields:
+        The layers of a model in the order of definition, of a state dict in its order, of files sorted by name.
+
+    Raises:
+        TypeError: If the source is none of these.
+        FileNotFoundError: If there is no such file or folder, or a part of a sharded checkpoint is missing.
+        ValueError: If there is no such layer or selection; if weights are quantized, offloaded, sharded in memory or
+            stored in parts; if a file is damaged, or pickled instead of safetensors.
+    """
+    for read in open_layers(source, layers, include_1x1).values():
+        yield read()
+
+
+def _read(
+    name: str, kind: LayerKind, stage: int | None, block: int | None, read_filters: Callable[[], Tensor]
+) -> LayerWeight:
+    weight = read_filters()
+    return LayerWeight(name, kind, weight.shape[1], weight, stage, block)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_sphere.data.sharing import log_repetition, shuffled
-from hf_sphere.geometry.keyed_random import keyed_integers, keyed_uniforms
+from hf_sphere.geometry.sampling import keyed_integers, keyed_uniforms
 from hf_sphere.utils.seeds import mix_seed
 
 IGNORED = -100

@@ -31,18 +31,14 @@ class Operator:
     of_angle: Callable[[Tensor], Tensor] | None
 
 
-def _linear(angle: Tensor) -> Tensor:
-    return angle * (2 / math.pi)
-
-
-def _sigmoid(angle: Tensor) -> Tensor:
-    return torch.tanh(angle / (2 * SHARPNESS)) / math.tanh(math.pi / (4 * SHARPNESS))
-
-
 OPERATORS: dict[str, Operator] = {
     prefix + name: Operator(not prefix, of_angle)
     for prefix in ("", "w_")
-    for name, of_angle in (("cosine", None), ("linear", _linear), ("sigmoid", _sigmoid))
+    for name, of_angle in (
+        ("cosine", None),
+        ("linear", lambda angle: angle * (2 / math.pi)),
+        ("sigmoid", lambda angle: torch.tanh(angle / (2 * SHARPNESS)) / math.tanh(math.pi / (4 * SHARPNESS))),
+    )
 }
 """Operators by name; those with the prefix `w_` are applied to `x.w / |w|`."""
 

@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry import hankel
-from hf_sphere.geometry.autograd import differentiable_once
 from hf_sphere.geometry.checks import check_integer
-from hf_sphere.geometry.debye import series_for
+from hf_sphere.geometry.decorators import differentiable_once
+from hf_sphere.geometry.expansions import far_complement, far_derivative, is_far, series_for
 
 
 def log_vmf_normalizer(concentration: Tensor, dim: int) -> Tensor:
@@ -53,11 +52,7 @@ def log_vmf_partition(concentration: Tensor, dim: int) -> Tensor:
     """Log-partition function with respect to the uniform distribution, `log C_d(0) - log C_d(kappa)`.
 
     This is the logarithm of the mean of exp(kappa mu.x) over the sphere. Divergences are differences of it, in which
-    the area of the sphere cancels. Twice differentiable.
-
-    Args:
-        concentration: Concentration kappa, at least 0 and finite, of any shape and floating-point dtype.
-        dim: Number of coordinates d, at least 2.
+    the area of the sphere cancels. Twice differentiable. Arguments are those of `log_vmf_normalizer`.
     """
     return _LogPartition.apply(_check(concentration, dim), dim).to(concentration.dtype)
 
@@ -66,11 +61,7 @@ def log_vmf_peak(concentration: Tensor, dim: int) -> Tensor:
     """Logarithm of the ratio of the density at the mode to the uniform density, `log C_d(kappa) + kappa - log C_d(0)`.
 
     It grows like `(d - 1) / 2 log kappa`, and is evaluated without the cancellation of that sum. Its derivative is the
-    complement of the mean resultant length. Twice differentiable.
-
-    Args:
-        concentration: Concentration kappa, at least 0 and finite, of any shape and floating-point dtype.
-        dim: Number of coordinates d, at least 2.
+    complement of the mean resultant length. Twice differentiable. Arguments are those of `log_vmf_normalizer`.
     """
     return _LogPeak.apply(_check(concentration, dim), dim).to(concentration.dtype)
 
@@ -95,35 +86,16 @@ def mean_resultant_length(concentration: Tensor, dim: int) -> Tensor:
 
 
 def mean_resultant_length_derivative(concentration: Tensor, dim: int) -> Tensor:
-    """Derivative of the mean resultant length with respect to the concentration, which is the variance of mu.x.
+    """Derivative of the mean resultant length with respect to the concentration, the variance of mu.x, in (0, 1/d].
 
     Equal to `1 - A^2 - (d - 1) A / kappa`, evaluated without the cancellation of that formula at large concentrations.
-
-    Args:
-        concentration: Concentration kappa, at least 0 and finite, of any shape and floating-point dtype.
-        dim: Number of coordinates d, at least 2.
-
-    Returns:
-        A_d'(kappa) in (0, 1/d], with the shape and dtype of `concentration`.
-
-    Raises:
-        ValueError: If `dim` is below 2.
-        TypeError: If `concentration` does not have a floating-point dtype.
+    Arguments and errors are those of `mean_resultant_length`.
     """
     return _derivative(_check(concentration, dim), dim).to(concentration.dtype)
 
 
 def mean_resultant_length_complement(concentration: Tensor, dim: int) -> Tensor:
-    """Complement `1 - A_d(kappa)`, also accurate where A is close to 1. Twice differentiable.
-
-    Args:
-        concentration: Concentration kappa, at least 0 and finite, of any shape and floating-point dtype.
-        dim: Number of coordinates d, at least 2.
-
-    Raises:
-        ValueError: If `dim` is below 2.
-        TypeError: If `concentration` does not have a floating-point dtype.
-    """
+    """Complement `1 - A_d(kappa)`, also accurate where A is close to 1; see `mean_resultant_length`."""
     return _Complement.apply(_check(concentration, dim), dim).to(concentration.dtype)
 
 
@@ -239,8 +211,8 @@ def _derivative(concentration: Tensor, dim: int) -> Tensor:
         rest = (2 * order - concentration * rest) * ratio
         derivative = (2 * order - square * derivative) * ratio.square()
     if series.steps:
-        far = hankel.is_far(concentration, dim)
-        derivative = torch.where(far, hankel.derivative(concentration, dim), derivative)
+        far = is_far(concentration, dim)
+        derivative = torch.where(far, far_derivative(concentration, dim), derivative)
     return derivative * shrinkage.square()
 
 
@@ -337,7 +309,7 @@ class _Complement(_ConcentrationFunction):
             order = series.order - step
             rest = (2 * order - concentration * rest) / (2 * order + concentration * (1 - rest))
         if series.steps:
-            rest = torch.where(hankel.is_far(concentration, dim), hankel.complement(concentration, dim), rest)
+            rest = torch.where(is_far(concentration, dim), far_complement(concentration, dim), rest)
         return rest * shrinkage
 
     @staticmethod

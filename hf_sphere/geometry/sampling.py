@@ -2,6 +2,13 @@
 
 A sample is `x = w mu + sqrt(1 - w^2) v`, where the cosine w has the univariate density
 `exp(kappa w) (1 - w^2)^((d-3)/2)` up to a constant, and the tangent v is uniform on the unit sphere orthogonal to mu.
+
+Randomness can come from a generator or from integer keys. Numbers that are functions of keys are the same in any batch,
+on any device and in compiled code. They come from SplitMix64: the number at place i of the stream of a key is a hash of
+`(key + i) * GAMMA`. Its arithmetic is modulo 2^64, and so is that of int64 tensors.
+
+Reference:
+    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 """
 
 import functools
@@ -12,10 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.autograd import differentiable_once
 from hf_sphere.geometry.bessel import bounded, mean_resultant_length_complement
-from hf_sphere.geometry.constants import cache_constants
-from hf_sphere.geometry.keyed_random import keyed_uniforms
+from hf_sphere.geometry.decorators import cache_constants, differentiable_once
+
+GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+
+BITS = {torch.float32: 24, torch.float64: 53}
+"""Random bits of a uniform number: those of the significand."""
 
 PROPOSALS_PER_ROUND = 4
 """Proposals per sample on the CPU, where rounds are repeated until every sample has an accepted proposal."""
@@ -29,6 +40,34 @@ LARGEST_CACHED_NOISE = 2**20
 
 NODES = {torch.float32: 14, torch.float64: 48}
 """Number of Gauss-Legendre nodes for the derivative with respect to the concentration."""
+
+
+def keyed_integers(keys: Tensor | int, places: Tensor) -> Tensor:
+    """Return the numbers (int64, uniform over all values) at `places` of the streams of keys; shapes broadcast.
+
+    They may be keys of further streams.
+    """
+    bits = (keys + places) * GAMMA  # inductor computes `places * GAMMA` of an `arange` with unbounded integers
+    # `>>` copies the sign bit, so the copies are masked. In place, this is a third faster.
+    bits.bitwise_xor_((bits >> 30).bitwise_and_(2**34 - 1)).mul_(_FIRST)
+    bits.bitwise_xor_((bits >> 27).bitwise_and_(2**37 - 1)).mul_(_SECOND)
+    return bits.bitwise_xor_((bits >> 31).bitwise_and_(2**33 - 1))
+
+
+def keyed_uniforms(keys: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return uniform numbers in [0, 1), float32 or float64; see `keyed_integers`."""
+    bits = BITS[dtype]
+    return keyed_integers(keys, places).bitwise_right_shift_(64 - bits).to(dtype).mul_(0.5**bits).add_(0.5)
+
+
+def keyed_normals(keys: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Return the first `count` standard normal numbers of the streams of keys: (...) -> (..., count)."""
+    pairs = (count + 1) // 2
+    uniforms = keyed_uniforms(keys[..., None], torch.arange(2 * pairs, device=keys.device), dtype)
+    # Box and Muller's method; 1 - u is never zero.
+    radius = (1 - uniforms[..., :pairs]).log_().mul_(-2).sqrt_()
+    angle = uniforms[..., pairs:].mul_(2 * math.pi)
+    return torch.cat([angle.cos().mul_(radius), angle.sin().mul_(radius)], dim=-1)[..., :count]
 
 
 def points_around(loc: Tensor, cosine: Tensor, sine: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -61,7 +100,7 @@ def sample_cosine(
         dim: Number of coordinates d, at least 2.
         generator: Random number generator; torch's global one if None.
         keys: int64, of the shape of `concentration`. Replaces the generator: a sample depends only on its
-            concentration and key, see `hf_sphere.geometry.keyed_random`.
+            concentration and key, see `hf_sphere.geometry.sampling`.
 
     Returns:
         w and `sqrt(1 - w^2)`, both with the shape of `concentration` and once differentiable with respect to it. The
@@ -128,16 +167,7 @@ def _draw_fixed_numbers(shape: tuple[int, ...], dim: int, seed: int) -> tuple[np
 
 
 def points_from_noise(loc: Tensor, concentration: Tensor, noise: Noise) -> Tensor:
-    """Transform noise into samples, differentiable like those of `points_around`.
-
-    Args:
-        loc: Mean directions, (..., d).
-        concentration: Concentrations, (...).
-        noise: Noise whose leading axes broadcast with those of `loc` and `concentration`.
-
-    Returns:
-        Unit vectors, (..., d).
-    """
+    """Transform noise into samples (..., d), differentiable like those of `points_around`; leading axes broadcast."""
     cosine, sine = cosine_from_noise(concentration, loc.shape[-1], noise)
     return _Point.apply(loc, cosine, sine, noise.normals)[0]
 

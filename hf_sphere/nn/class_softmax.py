@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.autograd import differentiable_once
 from hf_sphere.geometry.bessel import partition_and_ratio
+from hf_sphere.geometry.decorators import differentiable_once
 
 BLOCK = {"cpu": 2**20, "other": 2**24}
 """Logits per block: on the CPU a block fits in the cache of a core; on other devices the size limits the memory."""

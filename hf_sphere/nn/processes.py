@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed
 
-from hf_sphere.geometry.autograd import differentiable_once
+from hf_sphere.geometry.decorators import differentiable_once
 
 
 def count_processes() -> int:

@@ -1,5 +1,9 @@
-"""Privileged information: prototypes that preserve the similarity order of class vectors."""
+"""Objectives of the placement searches, among them one that preserves the similarity order of class vectors.
 
+Values and closed-form gradients are computed in blocks.
+"""
+
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +13,65 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hf_sphere.geometry.checks import check_integer, check_positive
-from hf_sphere.prototypes.objectives import cosines_to_others, row_blocks
+
+BLOCK_ENTRIES = 2**24  # maximum number of cosines in memory at a time; 128 MiB in float64
 
 MAX_TRIPLETS = 100_000  # maximum number of triplets in the ranking loss; more are sampled
 MAX_GRAM_CLASSES = 4096  # maximum number of classes for which the full matrix of cosines is computed
+
+
+def soft_separation(points: Tensor, sharpness: float) -> tuple[float, Tensor]:
+    """Log-sum-exp of the cosines between all pairs of unit vectors (K, d), and its Euclidean gradient, (K, d).
+
+    `(1/b) log sum_{i != j} exp(b <p_i, p_j>)`, with b > 0 the sharpness, is a smooth upper bound on the largest cosine
+    and exceeds it by at most `log(K (K - 1)) / b`.
+    """
+    gradient = torch.empty_like(points)
+    largest, sums = [], []
+    blocks = row_blocks(points)
+    for start, block in blocks:
+        cosines = cosines_to_others(points, start, block)
+        top = cosines.amax()
+        weights = cosines.sub_(top).mul_(sharpness).exp_()
+        torch.mm(weights, points, out=gradient[start : start + len(block)])
+        largest.append(top)
+        sums.append(weights.sum())
+    # Rescale the blocks from their own largest cosine to the overall largest one.
+    all_largest = torch.stack(largest)
+    top = all_largest.amax()
+    factors = (all_largest - top).mul_(sharpness).exp_()
+    total = (torch.stack(sums) * factors).sum()
+    for (start, block), factor in zip(blocks, 2 * factors / total, strict=True):
+        gradient[start : start + len(block)].mul_(factor)
+    return (top + total.log() / sharpness).item(), gradient
+
+
+def mean_nearest_cosine(points: Tensor) -> tuple[float, Tensor]:
+    """Mean cosine of unit vectors (K, d) to their nearest neighbors, and a subgradient, (K, d).
+
+    This is the loss of Mettes et al. (2019), equation 2.
+    """
+    cosines, nearest = [], []
+    for start, block in row_blocks(points):
+        largest = cosines_to_others(points, start, block).max(dim=1)
+        cosines.append(largest.values)
+        nearest.append(largest.indices)
+    index = torch.cat(nearest)
+    gradient = points[index].index_add_(0, index, points)
+    return torch.cat(cosines).mean().item(), gradient.div_(len(points))
+
+
+def row_blocks(points: Tensor) -> list[tuple[int, Tensor]]:
+    """Split points into blocks of at most `BLOCK_ENTRIES` cosines to all points, each with its first index."""
+    rows = max(1, BLOCK_ENTRIES // len(points))
+    return [(start, points[start : start + rows]) for start in range(0, len(points), rows)]
+
+
+def cosines_to_others(points: Tensor, start: int, block: Tensor) -> Tensor:
+    """Cosines of a block of points to all points, (B, K), with -inf for each point and itself."""
+    cosines = block @ points.T
+    cosines[:, start : start + len(block)].fill_diagonal_(-math.inf)
+    return cosines
 
 
 class TripletRanking:
@@ -39,9 +98,8 @@ class TripletRanking:
             num_neighbors = min(max(1, round(num_classes / 10)), num_classes - 2)
         num_neighbors = check_integer("num_neighbors", num_neighbors, 1)
         if num_neighbors > num_classes - 2:
-            raise ValueError(
-                f"num_neighbors must be at most {num_classes - 2} for {num_classes} classes; got {num_neighbors}."
-            )
+            limit = num_classes - 2
+            raise ValueError(f"num_neighbors must be at most {limit} for {num_classes} classes; got {num_neighbors}.")
         self.weight = weight
         self.num_neighbors = num_neighbors
         blocks = (cosines_to_others(self.directions, start, block) for start, block in row_blocks(self.directions))
@@ -138,18 +196,10 @@ def measure_order(prototypes: Tensor, class_vectors: Tensor, *, seed: int = 0) -
 
 
 def assign_to_classes(points: Tensor, class_vectors: Tensor, *, generator: torch.Generator) -> Tensor:
-    """Assign points to classes so that similar classes have nearby points; the separation does not change.
+    """Assign unit vectors (K, d) to classes so that similar classes have nearby points; the separation does not change.
 
     This is a quadratic assignment problem between the cosines of the points and the ranks of the cosines of the class
-    vectors, solved approximately.
-
-    Args:
-        points: (K, d), unit vectors.
-        class_vectors: (K, any length).
-        generator: CPU generator that seeds the search.
-
-    Returns:
-        The points in the order of the classes, (K, d).
+    vectors (K, any length), solved approximately. Returns the points in the order of the classes.
 
     Raises:
         ValueError: If there are more than `MAX_GRAM_CLASSES` points, or the class vectors are invalid.
@@ -160,10 +210,8 @@ def assign_to_classes(points: Tensor, class_vectors: Tensor, *, generator: torch
     from scipy.optimize import quadratic_assignment
 
     if len(points) > MAX_GRAM_CLASSES:
-        raise ValueError(
-            f"ordering 'assignment' supports up to {MAX_GRAM_CLASSES} classes, since its time grows cubically; got "
-            f"{len(points)}. Use ordering 'ranking'."
-        )
+        limit = f"up to {MAX_GRAM_CLASSES} classes; got {len(points)}"
+        raise ValueError(f"ordering 'assignment' supports {limit}. Use ordering 'ranking'.")
     vectors = check_class_vectors(class_vectors, len(points))
     count = len(points)
     cosines = (points @ points.T).numpy()

@@ -1,4 +1,4 @@
-"""Figures of embeddings, training, analogies, confidences and layers: one file per figure (extra `plots`)."""
+"""Figures of embeddings, training, analogies, confidences and layers (extra `plots`)."""
 
 import lazy_loader
 

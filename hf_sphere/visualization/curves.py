@@ -1,11 +1,27 @@
-"""Curves of a metric during training."""
+"""Training curves, reliability diagrams and risk-coverage curves."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from hf_sphere.visualization.figures import Figure, new_figure, plain_text, save_figure, style_axes, style_line
+from hf_sphere.metrics import ReliabilityBins
+from hf_sphere.visualization.figures import (
+    COLORS,
+    Figure,
+    add_caption,
+    new_figure,
+    plain_text,
+    save_figure,
+    style_axes,
+    style_line,
+)
+
+_STRETCHED_UP_TO = 0.05  # percent below 100 at which the stretch of an axis ends
+_MOST_POINTS = 4000  # points of a curve; more are not visible and enlarge the file
 
 
 @plain_text()
@@ -59,3 +75,127 @@ def plot_training_curves(
     axes.set(xlabel=against, ylabel=f"{label}, %" if percent > 1 else label, title=title)
     style_axes(axes)
     return save_figure(figure, path)
+
+
+@plain_text()
+def plot_reliability(
+    bins: ReliabilityBins, *, title: str = "", path: str | Path | None = None, caption: str = ""
+) -> Figure:
+    """Draw accuracy over confidence with one point per bin, and below it the number of predictions in each bin.
+
+    The error bar of a point is the 95 % interval of its accuracy (Wilson), so that a bin of few predictions is not
+    mistaken for miscalibration. Both axes show the same range, as small as the points allow. If most points are still
+    close to 100 %, as for a model with very few errors, both axes are stretched towards 100 %.
+
+    Args:
+        bins: The bins, see `hf_sphere.metrics.reliability_bins`; empty ones are ignored.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
+        caption: Caption below the figure.
+
+    Raises:
+        ImportError: If matplotlib is missing.
+        ValueError: If every bin is empty.
+
+    Reference:
+        Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017, figure 1.
+    """
+    from matplotlib.ticker import MaxNLocator
+    from scipy.stats import binomtest
+
+    used = bins.count > 0
+    if not used.any():
+        raise ValueError("all bins are empty, so there is nothing to draw.")
+    count = bins.count[used].double().cpu()
+    confidence, accuracy = (100.0 * value[used].double().cpu() for value in (bins.confidence, bins.accuracy))
+    correct = (accuracy / 100 * count).round()
+    tests = [binomtest(int(k), int(n)) for k, n in zip(correct, count, strict=True)]
+    ends = 100 * torch.tensor([test.proportion_ci(method="wilson") for test in tests])
+    figure = new_figure(5.6, 6.8, title)
+    axes, below = figure.subplots(2, height_ratios=(5, 1), sharex=True)
+    start = _start_of_axis(min(confidence.min().item(), accuracy.min().item()))
+    end = 100 + 0.02 * (100 - start)
+    in_corner = torch.minimum(confidence, accuracy) > 100 - 0.03 * (100 - start)
+    if crowded := in_corner.double().mean().item() > 0.5:
+        end = 100 + _STRETCHED_UP_TO / 2
+        _stretch_towards_100(axes, start)
+    axes.plot((start, end), (start, end), "--", color="0.45", linewidth=1.2, zorder=1, label="perfect calibration")
+    errors = torch.stack([accuracy - ends[:, 0], ends[:, 1] - accuracy]).clamp_min(0)
+    style = {"color": COLORS[0], "markersize": 5, "elinewidth": 1.2, "capsize": 2.5, "zorder": 2}
+    axes.errorbar(confidence, accuracy, yerr=errors, fmt="o", label="bins, with 95 % intervals", **style)
+    axes.set(xlim=(start, end), ylim=(start, end), ylabel="accuracy, %")
+    # Above the axes, since points can be anywhere inside.
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=9)
+    below.vlines(confidence, 0, count, color=COLORS[0], linewidth=3)
+    below.set(ylim=(0, 1.15 * count.max().item()), ylabel="images")
+    below.set_xlabel("confidence, % (both axes are stretched towards 100)" if crowded else "confidence, %")
+    below.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+    for panel in (axes, below):
+        style_axes(panel)
+    add_caption(figure, caption)
+    return save_figure(figure, path)
+
+
+@plain_text()
+def plot_risk_coverage(
+    curves: Mapping[str, tuple[Tensor, Tensor]], *, title: str = "", path: str | Path | None = None
+) -> Figure:
+    """Draw the risk, which is the error rate of the most confident predictions, over their share, the coverage.
+
+    Args:
+        curves: Coverage (N,), increasing, and risk (N,), both from 0 to 1, by name of the certainty measure; see
+            `hf_sphere.metrics.risk_coverage`.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
+
+    Raises:
+        ImportError: If matplotlib is missing.
+        ValueError: If there are no curves, or one is empty.
+
+    Reference:
+        Geifman and El-Yaniv, "Selective classification for deep neural networks", NeurIPS 2017.
+    """
+    empty = [name for name, (coverage, _) in curves.items() if len(coverage) == 0]
+    if not curves or empty:
+        raise ValueError(f"there are no predictions to draw {empty[0] if empty else 'a curve'} of.")
+    figure = new_figure(6.4, 4.2)
+    axes: Any = figure.subplots()
+    top = 0.0
+    for number, (name, (coverage, risk)) in enumerate(curves.items()):
+        shown = torch.linspace(0, len(coverage) - 1, min(len(coverage), _MOST_POINTS)).round().long()
+        x, y = (100.0 * values.double().cpu()[shown] for values in (coverage, risk))
+        axes.plot(x, y, linewidth=1.8, label=name, **style_line(number))
+        # Among the first few predictions a single error is a large share, which must not set the scale.
+        top = max(top, y[x >= min(5.0, x[-1].item())].max().item())
+    everything = y[-1].item()
+    axes.axhline(everything, color="0.45", linewidth=1.0, linestyle=(0, (1, 2)), label="all kept")
+    room = top or 1.0
+    axes.set(xlim=(0, 101), ylim=(-0.02 * room, 1.08 * room), title=title)  # a curve at zero must be visible
+    axes.set(xlabel="share of images kept, most confident first, %", ylabel="error rate among them, %")
+    style_axes(axes)
+    figure.legend(loc="outside lower center", ncols=len(curves) + 1, frameon=False)
+    return save_figure(figure, path)
+
+
+def _start_of_axis(lowest: float) -> float:
+    """Choose the start of an axis that ends at 100, in percent, a little below `lowest`."""
+    room = 1.15 * (100 - lowest)
+    return 100 - next((span for span in (0.5, 1, 2, 5, 10, 20, 30, 50, 70) if span >= room), 100)
+
+
+def _stretch_towards_100(axes: Any, start: float) -> None:
+    """Set the scale of both axes to -log(100 - value), in which 90, 99 and 99.9 are equidistant, up to near 100."""
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+
+    def forward(values: Any) -> Any:
+        return -np.log10(np.maximum(100 - values + _STRETCHED_UP_TO, 1e-3))
+
+    def backward(values: Any) -> Any:
+        return 100 + _STRETCHED_UP_TO - 10.0**-values
+
+    ticks = [tick for tick in (0, 50, 80, 90, 95, 98, 99, 99.5, 99.9, 100) if tick >= start]
+    for set_scale, axis in ((axes.set_xscale, axes.xaxis), (axes.set_yscale, axes.yaxis)):
+        set_scale("function", functions=(forward, backward))
+        axis.set_major_locator(FixedLocator(ticks))
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))

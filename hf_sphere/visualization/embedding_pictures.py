@@ -14,14 +14,12 @@ from hf_sphere.embeddings.provenance import embed_snapshots, find_directions, fi
 from hf_sphere.embeddings.store import Embeddings
 from hf_sphere.metrics import alignment, class_angles, effective_dimension, uniformity
 from hf_sphere.metrics.checks import check_directions, check_embeddings
-from hf_sphere.visualization.circle import plot_circle
-from hf_sphere.visualization.class_angles import plot_class_angles
 from hf_sphere.visualization.figures import Figure
 from hf_sphere.visualization.film import save_film
-from hf_sphere.visualization.gallery import Panel, plot_gallery
+from hf_sphere.visualization.histograms import plot_class_angles
 from hf_sphere.visualization.interactive import write_interactive_sphere
-from hf_sphere.visualization.projection import project_to_sphere
-from hf_sphere.visualization.sphere import choose_view, plot_sphere
+from hf_sphere.visualization.scene import project_to_sphere
+from hf_sphere.visualization.sphere import Panel, choose_view, plot_circle, plot_gallery, plot_sphere
 
 
 class EmbeddingPictures:
@@ -156,10 +154,8 @@ class EmbeddingPictures:
                 raise ValueError(f"{other.data.name} has 2 coordinates; draw all on the circle, with dim=2.")
             if other.class_names != self.class_names:
                 first, second = (textwrap.shorten(", ".join(each.class_names), 30) for each in (other, self))
-                raise ValueError(
-                    f"{other.data.name} and {self.data.name} have different classes ({first} and {second}), but a "
-                    "gallery has a single legend."
-                )
+                names = f"{other.data.name} and {self.data.name}"
+                raise ValueError(f"{names} have different classes ({first} and {second}), but one legend in a gallery.")
 
     def _plot(self, points: Tensor, labels: Tensor, directions: Tensor | None, title: str, **options: Any) -> Figure:
         if self.dim == 2:

@@ -1,10 +1,12 @@
-"""Helpers for all figures: the optional dependency, fonts, colors, the style of axes, and saving."""
+"""Helpers for all figures: the optional dependency, fonts, colors, the style of axes, layer names, and saving."""
 
 import contextlib
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hf_sphere.utils.files import atomic_file
 
@@ -28,6 +30,10 @@ FALLBACK_FONTS = (
     *("Noto Emoji", "Segoe UI Emoji", "Symbola"),
 )
 """Fonts with the Chinese, Japanese, Korean and emoji glyphs that matplotlib's default font lacks."""
+
+Item = TypeVar("Item")
+
+_WORD = re.compile(r"[^\W\d_]+")
 
 
 def check_matplotlib() -> None:
@@ -102,3 +108,47 @@ def save_figure(figure: Figure, path: str | Path | None, *, dpi: int = 150) -> F
         with atomic_file(path) as unfinished:
             figure.savefig(unfinished, dpi=dpi, format=Path(path).suffix.removeprefix(".") or None)
     return figure
+
+
+def shorten_layer_names(names: Sequence[str], longest: int = 26) -> list[str]:
+    """Return short, unique names for the module paths of a model, of at most `longest` (at least 8) characters.
+
+    Paths are shortened consistently, as far as the longest one requires. The first step removes the common parts at
+    both ends, and the second step truncates the words. For example, `encoder.stages.0.layers.1` becomes
+    `stages.0.layers.1` and then `sta.0.lay.1`. Numbers are kept because they distinguish layers. If two letters per
+    word are still too many, names are numbered from 1 and only their ends are kept.
+    """
+    if max(map(len, names), default=0) <= longest:
+        return list(names)
+    names = _without_common_ends(names)
+    if max(map(len, names)) <= longest:
+        return list(names)
+    for letters in range(longest, 1, -1):
+        short = [_WORD.sub(lambda word: word[0][:letters], name) for name in names]  # noqa: B023  (called at once)
+        if max(map(len, short)) <= longest and len(set(short)) == len(short):
+            return short
+    starts = [f"{number}…" for number in range(1, len(names) + 1)]
+    return [start + name[-max(longest - len(start), 1) :] for start, name in zip(starts, names, strict=True)]
+
+
+def _without_common_ends(names: Sequence[str]) -> list[str]:
+    """Remove the parts that all paths start or end with; the rest starts with a word, not with a number."""
+    paths = [name.split(".") for name in names]
+    spare = min(map(len, paths)) - 1  # at least one part of every path is kept
+    start = min(_count_common(paths), spare)
+    while start > 0 and any(path[start].isdecimal() for path in paths):
+        start -= 1
+    end = min(_count_common([path[::-1] for path in paths]), spare - start)
+    return [".".join(path[start : len(path) - end]) for path in paths]
+
+
+def _count_common(paths: Sequence[Sequence[str]]) -> int:
+    """Count the parts that all paths start with."""
+    return len(list(takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))))
+
+
+def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
+    """Choose at most `most` (at least two) evenly spaced items, including the first and the last."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hf_sphere.visualization.figures import Figure, new_figure, plain_text, save_figure
-from hf_sphere.visualization.layer_names import shorten_layer_names
+from hf_sphere.visualization.figures import Figure, new_figure, plain_text, save_figure, shorten_layer_names
 
 _NUMBER_SIZE, _LABEL_SIZE = 8, 9  # points
 _DIGIT = 0.62  # width of a digit relative to the font size

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+from hf_sphere.analogies.evaluation import score_questions
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.questions import make_questions
-from hf_sphere.analogies.scores import score_questions
 
 evaluate = pytest.importorskip("evaluate")
 

@@ -153,7 +153,7 @@ def test_a_causal_model_with_bidirectional_attention_is_rejected(build, tokenize
 
 def test_a_folder_without_a_tokenizer_is_rejected(build, tmp_path):
     build("Bert", "ForMaskedLM").save_pretrained(tmp_path / "model")
-    with pytest.raises(ValueError, match=r"has no vocabulary.*Pass another one: LanguageModel.load\(model"):
+    with pytest.raises(ValueError, match=r"has no vocabulary.*Pass one: LanguageModel.load\(model"):
         LanguageModel.load(tmp_path / "model")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty has no tokenizer that transformers can load"):
@@ -161,7 +161,7 @@ def test_a_folder_without_a_tokenizer_is_rejected(build, tmp_path):
 
 
 def test_a_model_object_without_a_source_requires_a_tokenizer(build):
-    with pytest.raises(ValueError, match=r"BertForMaskedLM was not loaded from a folder .* Pass it"):
+    with pytest.raises(ValueError, match=r"BertForMaskedLM was not loaded from a folder .* Pass one"):
         LanguageModel.load(build("Bert", "ForMaskedLM"))
 
 

@@ -12,9 +12,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from hf_sphere.analogies.language_model import LanguageModel
-from hf_sphere.analogies.likelihoods import perplexities
+from hf_sphere.analogies.likelihoods import ScoreCache, perplexities
 from hf_sphere.analogies.prompts import Sentence, fill
-from hf_sphere.analogies.score_cache import ScoreCache
 
 WORDS = ["lion", "cat", "sheep", "wool", "word", "language", "dance", "choreography"]
 SENTENCES = [

@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from hf_sphere.analogies.score_cache import Score, ScoreCache, SentenceKey
+from hf_sphere.analogies.likelihoods import Score, ScoreCache, SentenceKey
 
 ranges = st.tuples(st.integers(0, 99), st.integers(0, 99))
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)

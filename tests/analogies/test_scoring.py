@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from hf_sphere.analogies.evaluation import measure_questions, score_questions
 from hf_sphere.analogies.prompts import TEMPLATES
 from hf_sphere.analogies.questions import Question
-from hf_sphere.analogies.scores import measure_questions, score_questions
-from hf_sphere.analogies.scoring import base, build_scoring, embedding_similarity, relation_embedding, scoring_names
+from hf_sphere.analogies.scoring import base, build_scoring, embeddings, scoring_names, sentences
 
 POSITIVE = ["abcd", "acbd", "badc", "bdac", "cdab", "cadb", "dcba", "dbca"]
 NEGATIVE = [first + second + third + fourth for first, second, third, fourth in itertools.permutations("abcd")]
@@ -47,7 +47,7 @@ def asked(monkeypatch):
         calls.append(sentences)
         return torch.tensor([surprise(one.text, one.hidden) for one in sentences], dtype=torch.float64)
 
-    monkeypatch.setattr(base, "perplexities", perplexities)
+    monkeypatch.setattr(sentences, "perplexities", perplexities)
     return calls
 
 
@@ -170,8 +170,8 @@ def test_embedding_similarity_is_the_cosine_of_differences(questions, options, t
         return 1 - cosine((first - second).double(), (third - fourth).double())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(embedding_similarity, "embed_words", embed_words)
-        patch.setattr(embedding_similarity, "embed_words_in_context", embed_words_in_context)
+        patch.setattr(embeddings, "embed_words", embed_words)
+        patch.setattr(embeddings, "embed_words_in_context", embed_words_in_context)
         patch.setattr(base, "TEXTS_AT_ONCE", at_once)
         scores = score_questions(questions, None, "embedding_similarity", template=template, **options)
     for question, costs in zip(questions, scores.by_question(), strict=True):
@@ -193,7 +193,7 @@ def test_relation_embedding_is_the_cosine_of_two_relations(questions):
         return torch.stack([vector(template + first + " " + second) for first, second in pairs])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(relation_embedding, "embed_relations", embed_relations)
+        patch.setattr(embeddings, "embed_relations", embed_relations)
         scores = score_questions(questions, None, "relation_embedding", template="{a} and {b}")
     for question, costs in zip(questions, scores.by_question(), strict=True):
         stem, *choices = (
@@ -246,7 +246,7 @@ def test_accuracy_is_the_fraction_of_correct_answers():
 
 
 def test_a_nan_perplexity_is_rejected(monkeypatch):
-    monkeypatch.setattr(base, "perplexities", lambda *_, **__: torch.tensor([1.0, float("nan"), 2.0]))
+    monkeypatch.setattr(sentences, "perplexities", lambda *_, **__: torch.tensor([1.0, float("nan"), 2.0]))
     with pytest.raises(ValueError, match=r"question \('a', 'b'\) to .* is infinite or not a number"):
         score_questions([QUESTION], None)
 

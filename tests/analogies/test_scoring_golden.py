@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
+from hf_sphere.analogies.evaluation import measure_questions, score_questions
 from hf_sphere.analogies.language_model import LanguageModel
+from hf_sphere.analogies.likelihoods import ScoreCache
 from hf_sphere.analogies.prompts import TEMPLATES
 from hf_sphere.analogies.questions import make_questions
-from hf_sphere.analogies.score_cache import ScoreCache
-from hf_sphere.analogies.scores import measure_questions, score_questions
 from hf_sphere.analogies.scoring import scoring_names
 
 

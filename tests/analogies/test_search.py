@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from hf_sphere.analogies.evaluation import measure_questions, score_questions
 from hf_sphere.analogies.questions import Question
-from hf_sphere.analogies.scores import measure_questions, score_questions
-from hf_sphere.analogies.scoring import base, build_scoring, scoring_class, scoring_names
+from hf_sphere.analogies.scoring import base, build_scoring, scoring_class, scoring_names, sentences
 from hf_sphere.analogies.search import PUBLISHED_GRID, join_results, search_configurations, select_configuration
 
 SCORINGS_OF_SENTENCES = ["hypothesis_bias", "marginal_bias", "perplexity", "pmi"]
@@ -36,7 +36,7 @@ def _model():
         return torch.tensor([drawn[sentence] for sentence in asked], dtype=torch.float64)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "perplexities", perplexities)
+        patch.setattr(sentences, "perplexities", perplexities)
         yield
 
 

@@ -6,9 +6,8 @@ import scipy.stats
 import torch
 from hypothesis import assume, given, settings, strategies as st
 
-from hf_sphere.analogies import statistics
-from hf_sphere.analogies.search import SearchResult
-from hf_sphere.analogies.statistics import bootstrap_interval, guessing_quantile, selection_noise
+from hf_sphere.analogies import search
+from hf_sphere.analogies.search import SearchResult, bootstrap_interval, guessing_quantile, selection_noise
 
 
 def result_of(predictions, num_choices):
@@ -111,17 +110,17 @@ def test_the_guessing_quantile_of_no_questions_is_rejected(num_choices, options,
 
 @pytest.mark.parametrize("rows_at_a_time", [1, 7, 2048])
 def test_selection_noise_matches_a_loop_over_random_answers(monkeypatch, rows_at_a_time):
-    monkeypatch.setattr(statistics, "ROWS_AT_A_TIME", rows_at_a_time)
+    monkeypatch.setattr(search, "ROWS_AT_A_TIME", rows_at_a_time)
     result = random_result(30, torch.tensor([5, 3, 4, 2, 5, 5]))
     drawn = []
-    draw = statistics._draw_answers
+    draw = search._draw_answers
 
     def remember(*args):
         answers = draw(*args)
         drawn.extend(answers.tolist())
         return answers
 
-    monkeypatch.setattr(statistics, "_draw_answers", remember)
+    monkeypatch.setattr(search, "_draw_answers", remember)
     noise = selection_noise(result, num_repeats=40)
 
     rows = result.predictions.tolist()
@@ -133,7 +132,7 @@ def test_selection_noise_matches_a_loop_over_random_answers(monkeypatch, rows_at
 
 def test_random_answers_respect_the_number_of_choices_per_question():
     counts = torch.tensor([2, 3, 5])
-    answers = statistics._draw_answers(counts, 30_000, torch.Generator().manual_seed(0))
+    answers = search._draw_answers(counts, 30_000, torch.Generator().manual_seed(0))
     for question, count in enumerate(counts.tolist()):
         frequencies = torch.bincount(answers[:, question], minlength=count) / len(answers)
         assert len(frequencies) == count

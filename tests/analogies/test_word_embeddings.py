@@ -6,7 +6,7 @@ from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
 from hf_sphere.analogies.language_model import LanguageModel
 from hf_sphere.analogies.prompts import PERMUTATIONS, Sentence, fill
-from hf_sphere.analogies.word_embeddings import embed_relations, embed_words, embed_words_in_context
+from hf_sphere.analogies.scoring.embeddings import embed_relations, embed_words, embed_words_in_context
 
 WORDS = ["cat", "choreography", "dance", "cat", "nurse", "the story"]
 

@@ -196,7 +196,7 @@ def test_the_error_for_non_finite_weights_names_the_layer(value):
 def test_statistics_do_not_depend_on_chunking(monkeypatch):
     weight = torch.randn(50, 30)
     expected = statistics_of(weight)
-    monkeypatch.setattr("hf_sphere.analysis.sources.NUMBERS_AT_A_TIME", 100)
+    monkeypatch.setattr("hf_sphere.analysis.weight_files.NUMBERS_AT_A_TIME", 100)
     assert statistics_of(weight).projections == pytest.approx(expected.projections, abs=1e-15)
 
 

@@ -12,9 +12,8 @@ from torch.nn.utils.parametrizations import orthogonal
 from transformers import BertConfig, BertForSequenceClassification
 
 from hf_sphere.analysis.model_state import named_tensors
-from hf_sphere.analysis.reinitialization import reinitialization_robustness
-from hf_sphere.analysis.replacements import RandomWeights
-from hf_sphere.analysis.robustness import LayerRobustness, ReinitializationRobustness
+from hf_sphere.analysis.reinitialization import RandomWeights, reinitialization_robustness
+from hf_sphere.analysis.results import LayerRobustness, ReinitializationRobustness
 from hf_sphere.utils.snapshots import read_snapshot, save_snapshot
 
 IMAGES = torch.randn(23, 3, 8, 8, generator=torch.Generator().manual_seed(0))

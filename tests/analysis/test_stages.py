@@ -8,8 +8,7 @@ from safetensors.torch import save_model
 from torch import nn
 
 from hf_sphere.analysis import projection_statistics
-from hf_sphere.analysis.layers import layer_kind
-from hf_sphere.analysis.stages import blocks_of_stages, numbered_stage, stages_of_model, stages_of_names
+from hf_sphere.analysis.layers import blocks_of_stages, layer_kind, numbered_stage, stages_of_model, stages_of_names
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.geometry import log_vmf_normalizer, mean_resultant_length
-from hf_sphere.geometry.keyed_random import keyed_integers
+from hf_sphere.geometry.sampling import keyed_integers
 from hf_sphere.nn import Head, build_head
 
 LABELS = torch.tensor([0, 3, 1, 2, 3])

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
 from hf_sphere.geometry.codes import separation, separation_bound
-from hf_sphere.prototypes import objectives
+from hf_sphere.prototypes import ordering
 from hf_sphere.prototypes.methods.base import Task, minimize_on_sphere
-from hf_sphere.prototypes.objectives import mean_nearest_cosine, soft_separation
+from hf_sphere.prototypes.ordering import mean_nearest_cosine, soft_separation
 
 SHAPES = [(2, 2), (5, 3), (37, 4)]
 
@@ -37,7 +37,7 @@ def plain_mean_nearest_cosine(points):
 def blocks(request, monkeypatch):
     """Set the number of cosines per block; the last block is incomplete."""
     if request.param:
-        monkeypatch.setattr(objectives, "BLOCK_ENTRIES", request.param)
+        monkeypatch.setattr(ordering, "BLOCK_ENTRIES", request.param)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -93,7 +93,7 @@ def test_input_points_are_unchanged(objective):
 
 def test_cosines_of_many_points_are_computed_in_blocks(monkeypatch):
     points, held = unit(3000, 5), []
-    cosines_to_others = objectives.cosines_to_others
+    cosines_to_others = ordering.cosines_to_others
 
     def measured(*arguments):
         cosines = cosines_to_others(*arguments)
@@ -101,8 +101,8 @@ def test_cosines_of_many_points_are_computed_in_blocks(monkeypatch):
         return cosines
 
     whole = soft_separation(points, 50.0), mean_nearest_cosine(points)
-    monkeypatch.setattr(objectives, "BLOCK_ENTRIES", 600_000)
-    monkeypatch.setattr(objectives, "cosines_to_others", measured)
+    monkeypatch.setattr(ordering, "BLOCK_ENTRIES", 600_000)
+    monkeypatch.setattr(ordering, "cosines_to_others", measured)
     blocked = soft_separation(points, 50.0), mean_nearest_cosine(points)
     assert max(held) <= 600_000
     for (value, gradient), (expected, slope) in zip(blocked, whole, strict=True):

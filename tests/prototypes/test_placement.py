@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from hf_sphere.geometry.codes import separation
 from hf_sphere.prototypes import METHODS, place_prototypes, placement
-from hf_sphere.prototypes.methods import base, lbfgs, sgd
+from hf_sphere.prototypes.methods import base, searches
 
 
 @settings(max_examples=30, deadline=None)
@@ -150,8 +150,8 @@ def interrupt_at(monkeypatch, module, name, call):
 @pytest.mark.parametrize(
     ("options", "module", "objective"),
     [
-        ({"method": "lbfgs", "restarts": 1}, lbfgs, "soft_separation"),
-        ({"method": "sgd", "max_iterations": 200}, sgd, "mean_nearest_cosine"),
+        ({"method": "lbfgs", "restarts": 1}, searches, "soft_separation"),
+        ({"method": "sgd", "max_iterations": 200}, searches, "mean_nearest_cosine"),
     ],
     ids=["lbfgs", "sgd"],
 )
@@ -170,7 +170,7 @@ def test_interrupted_search_returns_the_best_so_far(monkeypatch, caplog, call, o
 
 def test_interruption_within_a_stage_keeps_the_progress(monkeypatch):
     start = separation(base.Task(40, 4).random_points()).item()
-    interrupt_at(monkeypatch, lbfgs, "soft_separation", 60)  # the first stage makes several hundred calls
+    interrupt_at(monkeypatch, searches, "soft_separation", 60)  # the first stage makes several hundred calls
     placed = place_prototypes(40, 4, method="lbfgs")
     assert placed.method == "search by L-BFGS"
     assert placed.separation < start - 0.05
@@ -223,7 +223,7 @@ def test_repr_shows_separation_and_bound():
 
 
 def test_interrupted_ranking_search_still_measures_the_order(monkeypatch):
-    interrupt_at(monkeypatch, lbfgs, "soft_separation", 30)
+    interrupt_at(monkeypatch, searches, "soft_separation", 30)
     placed = place_prototypes(6, 3, class_vectors=torch.randn(6, 4))
     assert placed.interrupted
     assert placed.order is not None

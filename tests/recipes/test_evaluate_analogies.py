@@ -18,7 +18,7 @@ from hf_sphere.analogies import (
     TEMPLATES,
     LanguageModel,
     ScoreCache,
-    benchmark,
+    evaluation,
     load_questions,
     measure_questions,
     score_questions,
@@ -400,7 +400,7 @@ def test_sentence_scores_survive_an_interruption(evaluate, tmp_path, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(benchmark, "report_accuracy", stop)
+        patch.setattr(evaluation, "report_accuracy", stop)
         with pytest.raises(SystemExit, match="130"):
             evaluate(tmp_path / "run", *words)
     cache = ScoreCache(tmp_path / "run" / "sentence_scores.sqlite")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from hf_sphere import SphereVisionForImageClassification
 from hf_sphere.analysis import ReinitializationRobustness
 from hf_sphere.analysis.model_sources import load_classifier
-from hf_sphere.analysis.saved_results import SavedAccuracies
+from hf_sphere.analysis.results import SavedAccuracies
 from hf_sphere.data import ImageDataOptions, load_image_data
 from hf_sphere.utils.snapshots import list_snapshots
 

@@ -9,10 +9,16 @@ from hypothesis import given, settings, strategies as st
 
 from hf_sphere.distributions import VonMisesFisher
 from hf_sphere.visualization import View, choose_view, plot_sphere, project_to_sphere
-from hf_sphere.visualization.class_marks import LARGEST_LEGEND, mark_of, place_apart, place_names, shorten
 from hf_sphere.visualization.figures import new_figure
-from hf_sphere.visualization.projection import share_kept
-from hf_sphere.visualization.scene import LARGEST_NAMED
+from hf_sphere.visualization.scene import (
+    LARGEST_LEGEND,
+    LARGEST_NAMED,
+    mark_of,
+    place_apart,
+    place_names,
+    share_kept,
+    shorten,
+)
 
 ABC = ["a", "b", "c"]
 EDGES = torch.zeros(2), torch.full((2,), 100.0)

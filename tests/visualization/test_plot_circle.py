@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_sphere.visualization import plot_circle, project_to_sphere
-from hf_sphere.visualization.circle import ROSE_NOTE, _density
+from hf_sphere.visualization.sphere import ROSE_NOTE, _density
 
 ABC = ["a", "b", "c"]
 

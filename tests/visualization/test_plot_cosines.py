@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_sphere.visualization import cosines as module, plot_cosines
+from hf_sphere.visualization import histograms as module, plot_cosines
 
 TRIANGLE = torch.tensor([[1.0, 0.0], [-0.5, 0.75**0.5], [-0.5, -(0.75**0.5)]])
 

@@ -11,11 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from hf_sphere.visualization import write_interactive_sphere
+from hf_sphere.visualization import interactive, write_interactive_sphere
 from hf_sphere.visualization.figures import COLORS
-from hf_sphere.visualization.interactive import thumbnails
-from hf_sphere.visualization.interactive.colors import class_colors
-from hf_sphere.visualization.interactive.thumbnails import make_sheets
+from hf_sphere.visualization.interactive import class_colors, make_sheets
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 NAMES = [f"kind {index}" for index in range(10)]
@@ -125,7 +123,7 @@ def tiles_of(made):
 
 
 def test_thumbnails_are_at_the_positions_that_the_page_reads(monkeypatch):
-    monkeypatch.setattr(thumbnails, "SHEET_SIDE", 100)
+    monkeypatch.setattr(interactive, "SHEET_SIDE", 100)
     images = (torch.arange(40, dtype=torch.uint8) * 6).view(40, 1, 1, 1).expand(40, 1, 16, 24)
     made = make_sheets(images)
     assert (made["width"], made["height"], made["columns"], made["per_sheet"]) == (24, 16, 4, 24)

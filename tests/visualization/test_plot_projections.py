@@ -10,12 +10,8 @@ from hypothesis import given, strategies as st
 from scipy.stats import beta, kstest
 
 from hf_sphere.analysis import projection_statistics
-from hf_sphere.visualization import (
-    plot_projection_histograms,
-    plot_projection_masses,
-    plot_projections_along_training,
-)
-from hf_sphere.visualization.layer_names import choose_evenly, shorten_layer_names
+from hf_sphere.visualization import plot_projection_histograms, plot_projection_masses, plot_projections_along_training
+from hf_sphere.visualization.figures import choose_evenly, shorten_layer_names
 
 
 @pytest.fixture(autouse=True)

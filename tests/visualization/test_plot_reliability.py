@@ -8,7 +8,7 @@ from scipy.stats import binomtest
 
 from hf_sphere.metrics import reliability_bins, risk_coverage
 from hf_sphere.visualization import plot_reliability, plot_risk_coverage
-from hf_sphere.visualization.reliability import _start_of_axis
+from hf_sphere.visualization.curves import _start_of_axis
 
 
 @pytest.fixture(autouse=True)

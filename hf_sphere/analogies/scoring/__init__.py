@@ -1,12 +1,7 @@
-"""Scorings of word analogies: one file per scoring, found by its name.
-
-To add a scoring, add a file with a subclass of `Scoring` whose `name` is the name of the file. This module imports
-neither torch nor the scorings until one is used.
-"""
+"""Scorings of word analogies by name. This module imports neither torch nor the scorings until one is used."""
 
 import dataclasses
 import importlib
-import pkgutil
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,10 +9,16 @@ if TYPE_CHECKING:
 
 __all__ = ["build_scoring", "scoring_class", "scoring_names"]
 
+MODULES = {
+    **dict.fromkeys(("hypothesis_bias", "marginal_bias", "perplexity", "pmi"), f"{__name__}.sentences"),
+    **dict.fromkeys(("embedding_similarity", "relation_embedding"), f"{__name__}.embeddings"),
+}
+"""Modules of the scorings by name. To add a scoring, add a subclass of `Scoring` that sets `name`, and a row here."""
+
 
 def scoring_names() -> list[str]:
-    """Return the names of all scorings, sorted: those of the files in this folder."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+    """Return the names of all scorings, sorted."""
+    return sorted(MODULES)
 
 
 def scoring_class(name: str) -> type["Scoring"]:
@@ -25,15 +26,11 @@ def scoring_class(name: str) -> type["Scoring"]:
 
     Raises:
         ValueError: If there is no such scoring; the message lists the valid names.
-        TypeError: If the file of that name defines no scoring of that name.
     """
-    if name not in scoring_names():
+    if name not in MODULES:
         raise ValueError(f"unknown scoring {name!r}; the scorings are: {', '.join(scoring_names())}.")
-    module = importlib.import_module(f"{__name__}.{name}")
-    for value in vars(module).values():
-        if isinstance(value, type) and getattr(value, "name", None) == name:
-            return value
-    raise TypeError(f"{module.__file__} must define a subclass of Scoring with name = {name!r}.")
+    module = importlib.import_module(MODULES[name])
+    return next(value for value in vars(module).values() if getattr(value, "name", None) == name)
 
 
 def build_scoring(scoring: str, **options: Any) -> "Scoring":
@@ -44,10 +41,7 @@ def build_scoring(scoring: str, **options: Any) -> "Scoring":
     """
     found = scoring_class(scoring)
     valid = [field.name for field in dataclasses.fields(found)]
-    unknown = [option for option in options if option not in valid]
-    if unknown:
-        raise ValueError(
-            f"scoring {scoring!r} has no option {', '.join(unknown)}; its options are: {', '.join(valid)}. "
-            f"{found.remark}".rstrip()
-        )
+    if unknown := [option for option in options if option not in valid]:
+        names, allowed = ", ".join(unknown), ", ".join(valid)
+        raise ValueError(f"scoring {scoring!r} has no option {names}; its options are: {allowed}.{found.remark}")
     return found(**options)

@@ -13,18 +13,9 @@ import torch
 from torch import Tensor
 
 from hf_sphere.analogies.language_model import Kind, LanguageModel
-from hf_sphere.analogies.likelihoods import perplexities
-from hf_sphere.analogies.prompts import (
-    NEGATIVE_PERMUTATIONS,
-    PERMUTATIONS,
-    POSITIVE_PERMUTATIONS,
-    Permutation,
-    Sentence,
-    fill,
-    template_text,
-)
+from hf_sphere.analogies.likelihoods import ScoreCache
+from hf_sphere.analogies.prompts import NEGATIVE_PERMUTATIONS, PERMUTATIONS, POSITIVE_PERMUTATIONS, Permutation
 from hf_sphere.analogies.questions import Question, choice_counts
-from hf_sphere.analogies.score_cache import ScoreCache
 
 NUM_POSITIVE, NUM_NEGATIVE = len(POSITIVE_PERMUTATIONS), len(NEGATIVE_PERMUTATIONS)
 
@@ -61,10 +52,8 @@ def check_choice(option: str, value: Any, allowed: Sequence[str]) -> None:
 def check_finite(values: Tensor, question: Question) -> None:
     """Raise a ValueError if a model's values for a question are infinite or NaN."""
     if not values.isfinite().all():
-        raise ValueError(
-            f"the model's value of the question {question.stem} to {question.choices} is infinite or not a number. "
-            "Check that its weights are finite and the range of its dtype is large enough."
-        )
+        what = f"question {question.stem} to {question.choices}"
+        raise ValueError(f"the model's value of the {what} is infinite or not a number. Check its weights and dtype.")
 
 
 @dataclass(frozen=True)
@@ -166,12 +155,9 @@ class PermutedScoring(Scoring):
     def measure(
         self, questions: Sequence[Question], engine: Engine, permutations: Sequence[int] = range(len(PERMUTATIONS))
     ) -> Measurements:
-        """Run the model on questions in batches, which limits memory.
+        """Run the model on Q questions of up to K choices in batches, which limits memory.
 
-        Args:
-            questions: Q valid questions of up to K choices.
-            engine: The model.
-            permutations: Numbers of the `PERMUTATIONS` to measure.
+        `permutations` are the numbers of the `PERMUTATIONS` to measure.
 
         Raises:
             ValueError: If a value is not finite.
@@ -207,93 +193,3 @@ class PermutedScoring(Scoring):
 
 def _needed(aggregation: str, numbers: range) -> list[int]:
     return list(numbers) if aggregation in _REDUCTIONS else [numbers[_index(aggregation)]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentenceScoring(PermutedScoring):
-    """A scoring by the perplexities of sentences. A subclass defines the sentences.
-
-    Attributes:
-        template: A name of `TEMPLATES`, or a text with the fields {a}, {b}, {c} and {d}.
-    """
-
-    kinds: ClassVar[tuple[Kind, ...]] = ("masked", "causal")
-
-    template: str = "is-to-what"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        template_text(self.template)
-
-    @abstractmethod
-    def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
-        """Return the S sentences of one permutation of a question."""
-
-    def terms(self, perplexity: Tensor) -> Tensor:
-        """Compute the terms of a question from its perplexities, (P, S) -> (T, P, k)."""
-        return perplexity[None]
-
-    def fill(
-        self, question: Question, head: str, tail: str, permutation: Permutation, hidden: tuple[int, ...] = ()
-    ) -> Sentence:
-        """Fill the template with the stem and a choice (head, tail)."""
-        return fill(self.template, (*question.stem, head, tail), permutation, hidden=hidden)
-
-    def count_texts(self, question: Question) -> int:
-        """See `PermutedScoring.count_texts`."""
-        return len(self.sentences(question, PERMUTATIONS[0]))
-
-    def question_terms(
-        self, questions: Sequence[Question], permutations: Sequence[Permutation], engine: Engine
-    ) -> list[Tensor]:
-        """See `PermutedScoring.question_terms`."""
-        sentences = [
-            [sentence for order in permutations for sentence in self.sentences(question, order)]
-            for question in questions
-        ]
-        flat = list(itertools.chain.from_iterable(sentences))
-        found = perplexities(engine.language_model, flat, batch_size=engine.batch_size, cache=engine.cache)
-        pieces = found.split([len(of_question) for of_question in sentences])
-        return [self.terms(piece.view(len(permutations), -1)) for piece in pieces]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GridScoring(SentenceScoring):
-    """A scoring of the sentences of all heads with all tails; the choices are the diagonal of this grid."""
-
-    def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
-        """See `SentenceScoring.sentences`."""
-        heads, tails = zip(*question.choices, strict=True)
-        return [self.fill(question, head, tail, permutation) for head in heads for tail in tails]
-
-    def terms(self, perplexity: Tensor) -> Tensor:
-        """See `SentenceScoring.terms`."""
-        size = math.isqrt(perplexity.shape[-1])
-        return self.grid_terms(perplexity.unflatten(-1, (size, size)))
-
-    @abstractmethod
-    def grid_terms(self, perplexity: Tensor) -> Tensor:
-        """Compute the terms of a question from the perplexities by head and tail, (P, k, k) -> (T, P, k)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BiasScoring(SentenceScoring):
-    """A scoring with three terms: those of the sentence, of the head and of the tail.
-
-    cost = sentence - weight_head * head - weight_tail * tail
-    """
-
-    grid = {"weight_head": WEIGHTS, "weight_tail": WEIGHTS}
-
-    weight_head: float = 0.0
-    weight_tail: float = 0.0
-
-    def permutation_costs(self, terms: Tensor) -> Tensor:
-        """See `PermutedScoring.permutation_costs`."""
-        sentence, head, tail = terms
-        return sentence - self.weight_head * head - self.weight_tail * tail
-
-
-def log_shares(values: Tensor) -> Tensor:
-    """Return the logarithms of the shares of the choices in the sum over all choices, (..., k)."""
-    return (values / values.sum(-1, keepdim=True)).log()

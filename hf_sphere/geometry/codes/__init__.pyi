@@ -1,5 +1,11 @@
 from .bounds import separation_bound as separation_bound
-from .catalogue import CATALOGUE as CATALOGUE, find_code as find_code, fit_code as fit_code
-from .closed_forms import cross_polytope as cross_polytope, polygon as polygon, simplex as simplex
+from .catalogue import (
+    CATALOGUE as CATALOGUE,
+    SphericalCode as SphericalCode,
+    cross_polytope as cross_polytope,
+    find_code as find_code,
+    fit_code as fit_code,
+    polygon as polygon,
+    simplex as simplex,
+)
 from .closest_pair import nearest_cosines as nearest_cosines, separation as separation
-from .spherical_code import SphericalCode as SphericalCode

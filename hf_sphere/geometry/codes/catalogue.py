@@ -1,15 +1,169 @@
-"""The catalogue of constructed spherical codes, and the search for a code with enough points in a dimension."""
+"""Spherical codes: optimal ones in closed form, a catalogue of constructions, and the search for a code that fits."""
 
 import math
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_sphere.geometry.codes.constructions import derived, graphs, kerdock, lattices, polytopes
-from hf_sphere.geometry.codes.spherical_code import SphericalCode
+from hf_sphere.geometry.codes import constructions
+
+# Up to this size all pairs of points are verified; for larger codes, the pairs of a sample with all points.
+_FULLY_VERIFIED = 8192
+_SAMPLE = 64
+_BLOCK = 512
+
+_FEJES_TOTH = "Fejes Toth, 1943 (optimality, for 12 points)"
+_ANDREEV = "Andreev, A spherical code, 1999 (optimality)"
+_LEVENSHTEIN = "Levenshtein, Designs as maximum codes in polynomial metric spaces, 1992 (optimality)"
+COHN = "Cohn, de Laat and Leijenhorst, Optimality of spherical codes via exact semidefinite programming bounds, 2024"
+_KISSING = (
+    "Levenshtein, On bounds for packings in n-dimensional Euclidean space, 1979; Odlyzko and Sloane, New bounds on the "
+    "number of unit spheres that can touch a unit sphere in n dimensions, 1979 (optimality)"
+)
+_LAAT = "De Laat, Leijenhorst and de Muinck Keizer, Optimality and uniqueness of the D4 root system, 2024"
+_BACHOC = "Bachoc and Vallentin, Optimality and uniqueness of the (4, 10, 1/6) spherical code, 2009"
+_CAMERON = "Cameron, Goethals and Seidel, Strongly regular graphs having strongly regular subconstituents, 1978"
+_GOLD = "Gold, Maximal recursive sequences with 3-valued recursive cross-correlation functions, 1968"
+
+
+def simplex(num_points: int, dim: int) -> Tensor:
+    """Vertices of a regular simplex, which is optimal: all cosines are -1 / (K - 1).
+
+    Args:
+        num_points: Number K of points, 2 <= K <= d + 1.
+        dim: Dimension d; coordinates after the first K - 1 are zero.
+
+    Returns:
+        Unit vectors, (K, d), float64, with sum zero.
+
+    Raises:
+        ValueError: If K is outside 2..d + 1.
+
+    Reference:
+        Rankin, "The closest packing of spherical caps in n dimensions", 1955.
+    """
+    if not 2 <= num_points <= dim + 1:
+        raise ValueError(f"a simplex in dimension {dim} has 2 to {dim + 1} points; got {num_points}. See find_code.")
+    # Columns of a Helmert matrix: before scaling, point i has -i in coordinate i and 1 in all later coordinates.
+    order = torch.arange(1, num_points, dtype=torch.float64)
+    columns = torch.ones(num_points, num_points - 1, dtype=torch.float64).triu()
+    columns[1:].diagonal().copy_(-order)
+    points = torch.zeros(num_points, dim, dtype=torch.float64)
+    points[:, : num_points - 1] = columns * torch.sqrt(num_points / (num_points - 1) / (order * (order + 1)))
+    return points
+
+
+def cross_polytope(num_points: int, dim: int) -> Tensor:
+    """First K vertices e_1, ..., e_d, -e_1, ..., -e_d of the cross-polytope.
+
+    All cosines are 0 or -1, which is optimal for K >= d + 2.
+
+    Args:
+        num_points: Number K of points, 2 <= K <= 2 d.
+        dim: Dimension d.
+
+    Returns:
+        Unit vectors, (K, d), float64.
+
+    Raises:
+        ValueError: If K is outside 2..2 d.
+
+    Reference:
+        Rankin, "The closest packing of spherical caps in n dimensions", 1955.
+    """
+    if not 2 <= num_points <= 2 * dim:
+        raise ValueError(f"a cross-polytope in R^{dim} has 2 to {2 * dim} points; got {num_points}. See find_code.")
+    identity = torch.eye(dim, dtype=torch.float64)
+    return torch.cat([identity, -identity])[:num_points].clone()
+
+
+def polygon(num_points: int) -> Tensor:
+    """Vertices of the regular polygon, which is optimal in dimension 2: the largest cosine is cos(2 pi / K).
+
+    Args:
+        num_points: Number K >= 2 of points.
+
+    Returns:
+        Unit vectors, (K, 2), float64, in counterclockwise order from (1, 0).
+
+    Raises:
+        ValueError: If K is below 2.
+    """
+    if num_points < 2:
+        raise ValueError(f"a polygon has at least 2 points; got {num_points}.")
+    angle = torch.arange(num_points, dtype=torch.float64) * (2 * math.pi / num_points)
+    return torch.stack([angle.cos(), angle.sin()], dim=-1)
+
+
+@dataclass(frozen=True)
+class SphericalCode:
+    """An algebraic construction of K unit vectors in R^d with a known largest cosine.
+
+    Attributes:
+        name: Name of the code.
+        dim: Dimension d.
+        size: Number K of points.
+        cosine: Exact largest cosine between two points.
+        optimal: Whether the code is proved optimal: no K points in R^d have a smaller largest cosine.
+        source: Reference for the construction or the proof of optimality.
+        builder: Function that returns the points, of any norm, as an array (K, d).
+    """
+
+    name: str
+    dim: int
+    size: int
+    cosine: float
+    optimal: bool
+    source: str
+    builder: Callable[[], np.ndarray] = field(repr=False, compare=False)
+
+    def build(self, index: Tensor | slice = slice(None)) -> Tensor:
+        """Return the points of the code.
+
+        The code is constructed and verified once; every call returns a new copy. For codes of more than 8,192 points,
+        64 evenly spaced points are compared with all others, which is sufficient by the symmetry of these codes.
+
+        Args:
+            index: Which points to return; all by default.
+
+        Returns:
+            Unit vectors, (K, d), float64.
+
+        Raises:
+            RuntimeError: If the construction does not have the stated properties, which is a bug in this library.
+        """
+        return _unit_rows(_verified_points(self)[index])
+
+
+# The largest codes take more than 100 MB, so only a few are cached.
+@lru_cache(maxsize=16)
+def _verified_points(code: SphericalCode) -> np.ndarray:
+    """Return the read-only array of the builder, in its own dtype, after verification."""
+    points = code.builder()
+    if points.shape != (code.size, code.dim):
+        raise RuntimeError(f"internal error: {code.name} was built with the shape {points.shape}.")
+    count = code.size if code.size <= _FULLY_VERIFIED else _SAMPLE
+    sampled = torch.linspace(0, code.size - 1, count, dtype=torch.float64).round().long()
+    sample, largest = _unit_rows(points[sampled]), torch.tensor(-1.0, dtype=torch.float64)
+    for start in range(0, code.size, _BLOCK):
+        cosines = _unit_rows(points[start : start + _BLOCK]) @ sample.T
+        same = torch.arange(start, start + len(cosines))[:, None] == sampled
+        largest = largest.maximum(cosines.masked_fill_(same, -2.0).max())
+    # Coinciding points have the cosine 1. The negation also catches NaN.
+    if not abs(largest.item() - code.cosine) <= 1e-9:
+        raise RuntimeError(f"internal error: {code.name} was built with the largest cosine {largest.item()}.")
+    points.setflags(write=False)
+    return points
+
+
+def _unit_rows(points: np.ndarray) -> Tensor:
+    wide = torch.from_numpy(points.astype(np.float64))
+    return wide.div_(wide.norm(dim=-1, keepdim=True))
 
 
 def find_code(num_points: int, dim: int) -> SphericalCode | None:
@@ -60,54 +214,45 @@ def _kissing_chain(base: SphericalCode, *inner: int | tuple[int, str, str]) -> I
     for times, item in enumerate(inner, start=1):
         size, name, proof = item if isinstance(item, tuple) else (item, "", "")
         name, source = name or f"{base.name}, kissing configuration taken {times} x", proof or f"Inside: {base.source}"
-        builder = partial(derived.kissing_configuration, base.builder, base.cosine, times)
+        builder = partial(constructions.kissing_configuration, base.builder, base.cosine, times)
         cosine = base.cosine / (1 + times * base.cosine)
         yield SphericalCode(name, base.dim - times, size, cosine, bool(proof), source, builder)
 
 
-_FEJES_TOTH = "Fejes Toth, 1943 (optimality, for 12 points)"
-_ANDREEV = "Andreev, A spherical code, 1999 (optimality)"
-_LEVENSHTEIN = "Levenshtein, Designs as maximum codes in polynomial metric spaces, 1992 (optimality)"
-COHN = "Cohn, de Laat and Leijenhorst, Optimality of spherical codes via exact semidefinite programming bounds, 2024"
-_KISSING = (
-    "Levenshtein, On bounds for packings in n-dimensional Euclidean space, 1979; Odlyzko and Sloane, New bounds on the "
-    "number of unit spheres that can touch a unit sphere in n dimensions, 1979 (optimality)"
+_E8 = SphericalCode("E8 roots", 8, 240, 1 / 2, True, _KISSING, constructions.e8_roots)
+_LEECH = SphericalCode(
+    "Leech lattice, shortest vectors", 24, 196560, 1 / 2, True, _KISSING, constructions.leech_vectors
 )
-_LAAT = "De Laat, Leijenhorst and de Muinck Keizer, Optimality and uniqueness of the D4 root system, 2024"
-_BACHOC = "Bachoc and Vallentin, Optimality and uniqueness of the (4, 10, 1/6) spherical code, 2009"
-_CAMERON = "Cameron, Goethals and Seidel, Strongly regular graphs having strongly regular subconstituents, 1978"
-_GOLD = "Gold, Maximal recursive sequences with 3-valued recursive cross-correlation functions, 1968"
-
-_E8 = SphericalCode("E8 roots", 8, 240, 1 / 2, True, _KISSING, lattices.e8_roots)
-_LEECH = SphericalCode("Leech lattice, shortest vectors", 24, 196560, 1 / 2, True, _KISSING, lattices.leech_vectors)
-_TWO_GRAPH = SphericalCode("Regular two-graph on 276 points", 23, 552, 1 / 5, True, _LEVENSHTEIN, derived.two_graph_276)
-_M22 = SphericalCode("M22 graph", 21, 77, 1 / 12, True, COHN, graphs.m22_code)
-_GEWIRTZ = SphericalCode("Gewirtz graph", 20, 56, 1 / 15, True, COHN, graphs.gewirtz_code)
-_HOFFMAN = SphericalCode("Hoffman-Singleton graph", 21, 50, 1 / 21, True, COHN, graphs.hoffman_singleton_code)
+_TWO_GRAPH = SphericalCode(
+    "Regular two-graph on 276 points", 23, 552, 1 / 5, True, _LEVENSHTEIN, constructions.two_graph_276
+)
+_M22 = SphericalCode("M22 graph", 21, 77, 1 / 12, True, COHN, constructions.m22_code)
+_GEWIRTZ = SphericalCode("Gewirtz graph", 20, 56, 1 / 15, True, COHN, constructions.gewirtz_code)
+_HOFFMAN = SphericalCode("Hoffman-Singleton graph", 21, 50, 1 / 21, True, COHN, constructions.hoffman_singleton_code)
 
 
 def _kerdock(log_dim: int, source: str = COHN, name: str = "") -> SphericalCode:
     dim = 2**log_dim
-    name, builder = name or f"Kerdock set, d = {dim}", partial(kerdock.kerdock_set, log_dim)
+    name, builder = name or f"Kerdock set, d = {dim}", partial(constructions.kerdock_set, log_dim)
     return SphericalCode(name, dim, dim**2 + 2 * dim, dim**-0.5, True, source, builder)
 
 
 def _dual_bch(log_dim: int) -> SphericalCode:
     dim = 2**log_dim
-    size, builder = 2 * dim**2 + 2 * dim, partial(kerdock.dual_bch_code, log_dim)
+    size, builder = 2 * dim**2 + 2 * dim, partial(constructions.dual_bch_code, log_dim)
     return SphericalCode(f"Dual BCH code, d = {dim}", dim, size, math.sqrt(2 / dim), False, _GOLD, builder)
 
 
 def _quadric(order: int) -> SphericalCode:
     dim, size = order * (order**2 - order + 1), (order + 1) * (order**3 + 1)
     source = f"{_CAMERON}; {_LEVENSHTEIN}"
-    builder = partial(graphs.elliptic_quadric_code, order)
+    builder = partial(constructions.elliptic_quadric_code, order)
     return SphericalCode(f"Elliptic quadric, q = {order}", dim, size, 1 / order**2, True, source, builder)
 
 
 CATALOGUE: tuple[SphericalCode, ...] = (
-    SphericalCode("Icosahedron", 3, 12, 1 / math.sqrt(5), True, _FEJES_TOTH, polytopes.icosahedron),
-    SphericalCode("600-cell", 4, 120, (1 + math.sqrt(5)) / 4, True, _ANDREEV, polytopes.six_hundred_cell),
+    SphericalCode("Icosahedron", 3, 12, 1 / math.sqrt(5), True, _FEJES_TOTH, constructions.icosahedron),
+    SphericalCode("600-cell", 4, 120, (1 + math.sqrt(5)) / 4, True, _ANDREEV, constructions.six_hundred_cell),
     _E8,
     *_kissing_chain(
         _E8,
@@ -130,7 +275,7 @@ CATALOGUE: tuple[SphericalCode, ...] = (
         (162, "McLaughlin graph, second subconstituent", _LEVENSHTEIN),
         *(105, 72, 51, 37),
     ),
-    SphericalCode("Higman-Sims graph", 22, 100, 1 / 11, True, _LEVENSHTEIN, graphs.higman_sims_code),
+    SphericalCode("Higman-Sims graph", 22, 100, 1 / 11, True, _LEVENSHTEIN, constructions.higman_sims_code),
     _M22,
     *_kissing_chain(_M22, 60, 47, 37),
     _GEWIRTZ,

@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hf_sphere.geometry.bessel import means_from_natural_parameters
-from hf_sphere.geometry.keyed_random import keyed_integers, keyed_normals
 from hf_sphere.geometry.sampling import (
     Noise,
     cosine_from_noise,
     fixed_noise,
+    keyed_integers,
+    keyed_normals,
     points_from_noise,
     sample_cosine,
     tangent_directions,

@@ -1,7 +1,7 @@
-"""Placement methods, one file each.
+"""Placement methods.
 
-To add a method, add a file named after it with a subclass of `Method` that sets `name`. Defining a subclass registers
-it; all files of this folder are imported here.
+To add a method, add a subclass of `Method` that sets `name` to a file of this folder. Defining a subclass registers it;
+all files are imported here.
 """
 
 import importlib

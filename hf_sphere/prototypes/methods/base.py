@@ -123,16 +123,9 @@ def number_of_restarts(restarts: int | None, affordable: float) -> int:
 
 
 def minimize_on_sphere(objective: Objective, points: Tensor, task: Task, *, max_iterations: int) -> Tensor:
-    """Minimize an objective over unit vectors, parametrized as x / |x|, by L-BFGS.
+    """Minimize an objective over unit vectors (K, d), parametrized as x / |x|, by L-BFGS from initial points (K, d).
 
-    Args:
-        objective: Value and gradient at unit vectors (K, d).
-        points: Initial points, (K, d).
-        task: Placement task, whose `latest` is updated at every iteration.
-        max_iterations: Maximum number of iterations.
-
-    Returns:
-        Unit vectors (K, d), on the device of `points`.
+    The result is on the device of the points. `task.latest` is updated at every iteration.
     """
     from scipy.optimize import minimize
 

@@ -5,9 +5,7 @@ import pytest
 import torch
 
 from hf_sphere.geometry.codes import CATALOGUE, polygon, separation, separation_bound
-from hf_sphere.geometry.codes.bounds import PROVED_OPTIMA
-from hf_sphere.geometry.codes.delsarte import delsarte_cosine, gegenbauer
-from hf_sphere.geometry.codes.levenshtein import levenshtein_cosine
+from hf_sphere.geometry.codes.bounds import PROVED_OPTIMA, delsarte_cosine, gegenbauer, levenshtein_cosine
 
 DIMS = [1, 2, 3, 4, 5, 8, 16, 24, 50, 64, 65, 512]
 

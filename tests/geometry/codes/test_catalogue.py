@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_sphere.geometry.codes import CATALOGUE, SphericalCode, find_code, fit_code, separation
-from hf_sphere.geometry.codes.constructions.lattices import golay_code
+from hf_sphere.geometry.codes.constructions import golay_code
 
 MODERATE = [code for code in CATALOGUE if code.size * code.dim < 1_200_000 and code.dim < 295]
 LARGE = [code for code in CATALOGUE if code.size == 66048 or code.size == 196560 or code.size == 2752]

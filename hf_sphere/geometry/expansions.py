@@ -1,7 +1,12 @@
-"""Debye's uniform expansion of the modified Bessel functions, for large orders and any argument.
+"""Expansions of the modified Bessel functions, for large orders and for concentrations far above the dimension.
+
+For large orders and any argument this is Debye's uniform expansion. Hankel's expansion of the mean resultant length in
+powers of 1 / kappa, `A = 1 + sum_k b_k / kappa^k`, is for concentrations far above the dimension. In few dimensions the
+recurrence from Debye's expansion loses digits of `1 - A` and A' there, while no term of Hankel's expansion cancels.
 
 Reference:
-    NIST Digital Library of Mathematical Functions, 10.41.3 and 10.41.9.
+    NIST Digital Library of Mathematical Functions, 10.41.3 and 10.41.9 (Debye), 10.40.1 (Hankel). The coefficients of
+    Hankel's quotient follow from `A' = 1 - A^2 - (d - 1) A / kappa`.
 """
 
 import functools
@@ -12,13 +17,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_sphere.geometry.constants import cache_constants
+from hf_sphere.geometry.decorators import cache_constants
 
 Polynomial = list[Fraction]
 """Coefficients in ascending order."""
 
 Coefficients = list[Any]
 """Coefficients in ascending order, as numbers or as 0-dim tensors."""
+
+HANKEL_TERMS = 12
 
 
 class Series(NamedTuple):
@@ -147,3 +154,33 @@ def evaluate(coefficients: Coefficients, x: Tensor) -> Tensor:
     for c in reversed(coefficients[1:-1]):
         value.add_(c).mul_(x)
     return value.add_(coefficients[0])
+
+
+def is_far(concentration: Tensor, dim: int) -> Tensor:
+    """Return where the expansion has the precision of the dtype; checked up to d = 48."""
+    return concentration > _far_start(dim, concentration.dtype)
+
+
+def far_complement(concentration: Tensor, dim: int) -> Tensor:
+    """1 - A, where `is_far`; elsewhere any finite number."""
+    inverse = concentration.clamp_min(_far_start(dim, concentration.dtype)).reciprocal()
+    return inverse * evaluate([-b for b in _hankel_coefficients(dim)], inverse)
+
+
+def far_derivative(concentration: Tensor, dim: int) -> Tensor:
+    """A', where `is_far`; elsewhere any finite number."""
+    inverse = concentration.clamp_min(_far_start(dim, concentration.dtype)).reciprocal()
+    return inverse * (inverse * evaluate([-k * b for k, b in enumerate(_hankel_coefficients(dim), 1)], inverse))
+
+
+def _far_start(dim: int, dtype: torch.dtype) -> float:
+    return (5 if dtype == torch.float64 else 1) * (11 + 1.2 * dim)
+
+
+@cache_constants
+def _hankel_coefficients(dim: int) -> list[float]:
+    """b_1, b_2, ..."""
+    b = [Fraction(1)]
+    for k in range(1, HANKEL_TERMS + 1):
+        b.append(-((dim - k) * b[-1] + sum(b[i] * b[k - i] for i in range(1, k))) / 2)
+    return [float(x) for x in b[1:]]

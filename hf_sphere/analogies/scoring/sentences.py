@@ -1,0 +1,195 @@
+"""Scorings by the perplexities of sentences."""
+
+import itertools
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from hf_sphere.analogies.language_model import Kind
+from hf_sphere.analogies.likelihoods import perplexities
+from hf_sphere.analogies.prompts import PERMUTATIONS, Permutation, Sentence, fill, template_text
+from hf_sphere.analogies.questions import Question
+from hf_sphere.analogies.scoring.base import WEIGHTS, Engine, PermutedScoring, aggregate, check_choice
+
+PMI_AGGREGATIONS = ("mean", "max", "min", "index_0", "index_1")
+HEAD, TAIL = (2,), (3,)  # numbers of the words c and d
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceScoring(PermutedScoring):
+    """A scoring by the perplexities of sentences. A subclass defines the sentences.
+
+    Attributes:
+        template: A name of `TEMPLATES`, or a text with the fields {a}, {b}, {c} and {d}.
+    """
+
+    kinds: ClassVar[tuple[Kind, ...]] = ("masked", "causal")
+
+    template: str = "is-to-what"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        template_text(self.template)
+
+    @abstractmethod
+    def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
+        """Return the S sentences of one permutation of a question."""
+
+    def terms(self, perplexity: Tensor) -> Tensor:
+        """Compute the terms of a question from its perplexities, (P, S) -> (T, P, k)."""
+        return perplexity[None]
+
+    def fill(
+        self, question: Question, head: str, tail: str, permutation: Permutation, hidden: tuple[int, ...] = ()
+    ) -> Sentence:
+        """Fill the template with the stem and a choice (head, tail)."""
+        return fill(self.template, (*question.stem, head, tail), permutation, hidden=hidden)
+
+    def count_texts(self, question: Question) -> int:
+        """See `PermutedScoring.count_texts`."""
+        return len(self.sentences(question, PERMUTATIONS[0]))
+
+    def question_terms(
+        self, questions: Sequence[Question], permutations: Sequence[Permutation], engine: Engine
+    ) -> list[Tensor]:
+        """See `PermutedScoring.question_terms`."""
+        sentences = [
+            [sentence for order in permutations for sentence in self.sentences(question, order)]
+            for question in questions
+        ]
+        flat = list(itertools.chain.from_iterable(sentences))
+        found = perplexities(engine.language_model, flat, batch_size=engine.batch_size, cache=engine.cache)
+        pieces = found.split([len(of_question) for of_question in sentences])
+        return [self.terms(piece.view(len(permutations), -1)) for piece in pieces]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridScoring(SentenceScoring):
+    """A scoring of the sentences of all heads with all tails; the choices are the diagonal of this grid."""
+
+    def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
+        """See `SentenceScoring.sentences`."""
+        heads, tails = zip(*question.choices, strict=True)
+        return [self.fill(question, head, tail, permutation) for head in heads for tail in tails]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasScoring(SentenceScoring):
+    """A scoring with three terms: those of the sentence, of the head and of the tail.
+
+    cost = sentence - weight_head * head - weight_tail * tail
+    """
+
+    grid = {"weight_head": WEIGHTS, "weight_tail": WEIGHTS}
+
+    weight_head: float = 0.0
+    weight_tail: float = 0.0
+
+    def permutation_costs(self, terms: Tensor) -> Tensor:
+        """See `PermutedScoring.permutation_costs`."""
+        sentence, head, tail = terms
+        return sentence - self.weight_head * head - self.weight_tail * tail
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity(SentenceScoring):
+    """Perplexity of the sentence.
+
+    Pseudo-perplexity for masked models (Salazar et al., "Masked Language Model Scoring", ACL 2020), perplexity for
+    causal models.
+    """
+
+    name = "perplexity"
+
+    def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
+        """See `SentenceScoring.sentences`."""
+        return [self.fill(question, head, tail, permutation) for head, tail in question.choices]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarginalBias(BiasScoring, GridScoring):
+    """Analogical proportion score: share in the perplexities, minus the shares of the head and of the tail.
+
+    With P[i, j] the perplexity of the sentence with head c_i and tail d_j: log(P_ii / sum_k P_kk)
+    - weight_head log(sum_j P_ij / sum P) - weight_tail log(sum_j P_ji / sum P). Ushio et al., "BERT is to NLP what
+    AlexNet is to CV", ACL 2021.
+    """
+
+    name = "marginal_bias"
+
+    def terms(self, perplexity: Tensor) -> Tensor:
+        """See `SentenceScoring.terms`."""
+        return log_shares(torch.stack(_grid_sums(perplexity)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HypothesisBias(BiasScoring):
+    """Share in the perplexities, minus the shares of the sentences in which the head or the tail is masked.
+
+    With P_i the perplexity of the sentence of choice i, H_i that with c_i masked and T_i that with d_i masked:
+    log(P_i / sum P) - weight_head log(H_i / sum H) - weight_tail log(T_i / sum T). For masked models only.
+    """
+
+    name = "hypothesis_bias"
+    kinds = ("masked",)
+
+    def sentences(self, question: Question, permutation: Permutation) -> list[Sentence]:
+        """See `SentenceScoring.sentences`."""
+        return [
+            self.fill(question, head, tail, permutation, hidden)
+            for hidden in ((), HEAD, TAIL)
+            for head, tail in question.choices
+        ]
+
+    def terms(self, perplexity: Tensor) -> Tensor:
+        """See `SentenceScoring.terms`."""
+        return log_shares(perplexity.unflatten(-1, (3, -1)).movedim(-2, 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PMI(GridScoring):
+    """Pointwise mutual information of the head and the tail, computed in both directions.
+
+    With P[i, j] the perplexity of the sentence with head c_i and tail d_j, two terms:
+    log(P_ii / sum_j P_ij) - alpha log(sum_j P_ji / sum P), the tail given the head, and
+    log(P_ii / sum_j P_ji) - alpha log(sum_j P_ij / sum P), the head given the tail. `pmi_aggregation` reduces them to
+    one (`index_0` is the first, `index_1` the second). Ushio et al., "BERT is to NLP what AlexNet is to CV", ACL 2021.
+    """
+
+    name = "pmi"
+    grid = {"alpha": WEIGHTS, "pmi_aggregation": PMI_AGGREGATIONS}
+
+    alpha: float = 0.0
+    pmi_aggregation: str = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("pmi_aggregation", self.pmi_aggregation, PMI_AGGREGATIONS)
+
+    def terms(self, perplexity: Tensor) -> Tensor:
+        """See `SentenceScoring.terms`."""
+        sentence, by_head, by_tail = _grid_sums(perplexity)
+        given = [(sentence / by_head).log(), (sentence / by_tail).log()]
+        return torch.stack([*given, log_shares(by_tail), log_shares(by_head)])
+
+    def permutation_costs(self, terms: Tensor) -> Tensor:
+        """See `PermutedScoring.permutation_costs`."""
+        given, marginal = terms[:2], terms[2:]
+        return aggregate(given - self.alpha * marginal, self.pmi_aggregation, 0)
+
+
+def log_shares(values: Tensor) -> Tensor:
+    """Return the logarithms of the shares of the choices in the sum over all choices, (..., k)."""
+    return (values / values.sum(-1, keepdim=True)).log()
+
+
+def _grid_sums(perplexity: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the perplexities of the choices, and the sums by head and by tail, (P, k) each, of a grid (P, k k)."""
+    size = math.isqrt(perplexity.shape[-1])
+    grid = perplexity.unflatten(-1, (size, size))
+    return grid.diagonal(dim1=-2, dim2=-1), grid.sum(-1), grid.sum(-2)

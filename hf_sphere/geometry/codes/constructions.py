@@ -1,0 +1,335 @@
+"""Constructions of spherical codes: functions that return points of any norm as numpy arrays (K, d)."""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import combinations, permutations, product
+from typing import NamedTuple
+
+import numpy as np
+
+_GOLDEN = (1 + np.sqrt(5)) / 2
+
+# Irreducible polynomials over GF(2), by degree; bit i is the coefficient of x^i.
+_IRREDUCIBLE = {1: 0b11, 2: 0b111, 3: 0b1011, 5: 0b100101, 7: 0b10000011, 9: 0b1000010001}
+
+
+def icosahedron() -> np.ndarray:
+    """The 12 vertices (0, +-1, +-golden) and their cyclic shifts."""
+    rectangle = np.array([[0, a, b * _GOLDEN] for a, b in product([1, -1], repeat=2)])
+    return np.concatenate([np.roll(rectangle, shift, axis=1) for shift in range(3)])
+
+
+def six_hundred_cell() -> np.ndarray:
+    """120 vertices: the 8 + 16 of the 24-cell and the 96 even permutations of (+-golden, +-1, +-1 / golden, 0) / 2."""
+    identity = 2 * np.eye(4)
+    halves = np.array(list(product([1.0, -1.0], repeat=4)))
+    signed = np.array([[a * _GOLDEN, b, c / _GOLDEN, 0] for a, b, c in product([1, -1], repeat=3)])
+    even = [order for order in permutations(range(4)) if np.linalg.det(np.eye(4)[list(order)]) > 0]
+    return np.concatenate([identity, -identity, halves, *(signed[:, list(order)] for order in even)])
+
+
+def e8_roots() -> np.ndarray:
+    """The 240 minimal vectors of E8, times 2: 112 of shape (+-2^2, 0^6), 128 of shape (+-1^8) with even sign."""
+    signs = np.array(list(product([1, -1], repeat=8)), dtype=np.int8)
+    return np.concatenate([_pairs(8, 2), signs[signs.prod(-1) == 1]])
+
+
+@lru_cache(maxsize=1)
+def golay_code() -> np.ndarray:
+    """The 4,096 codewords of the extended binary Golay code, (4096, 24), of 0 and 1.
+
+    The quadratic residue code of length 23, extended by a parity bit (MacWilliams and Sloane, 1977, chapter 16).
+    """
+    non_residues = np.setdiff1d(np.arange(1, 23), np.arange(1, 23) ** 2 % 23)
+    indicator = np.isin(np.arange(23), non_residues).astype(np.int64)
+    shifts = np.stack([np.roll(indicator, shift) for shift in range(23)])
+    # The indicator of the non-residues generates the cyclic code, which 12 of its shifts span.
+    shifts = np.concatenate([shifts, shifts.sum(-1, keepdims=True) % 2], axis=1)[:12]
+    choices = np.arange(4096)[:, None] >> np.arange(12) & 1
+    return choices @ shifts % 2
+
+
+@lru_cache(maxsize=1)
+def golay_octads() -> np.ndarray:
+    """The 759 codewords of weight 8: the blocks of the Steiner system S(5, 8, 24)."""
+    words = golay_code()
+    return words[words.sum(-1) == 8]
+
+
+def leech_vectors() -> np.ndarray:
+    """The 196,560 minimal vectors of the Leech lattice, times sqrt(8): (196560, 24), int8, of squared norm 32.
+
+    1,104 of shape (+-4^2, 0^22), 97,152 of shape (+-2^8, 0^16) on the octads with an even number of minus signs, and
+    98,304 of shape (-+3, +-1^23) with the signs of the Golay codewords.
+
+    Reference:
+        Leech, "Notes on sphere packings", 1967; Conway and Sloane, "Sphere packings, lattices and groups", chapter 4.
+    """
+    signs = np.array(list(product([2, -2], repeat=8)), dtype=np.int8)
+    signs = signs[signs.prod(-1, dtype=np.int64) > 0]
+    places = np.nonzero(golay_octads())[1].reshape(-1, 8)
+    on_octads = np.zeros((759, 128, 24), dtype=np.int8)
+    np.put_along_axis(on_octads, places[:, None], signs[None], axis=-1)
+    odd = np.ones((24, 24), dtype=np.int8) - 4 * np.eye(24, dtype=np.int8)
+    on_words = odd[:, None] * (1 - 2 * golay_code()).astype(np.int8)
+    return np.concatenate([_pairs(24, 4), on_octads.reshape(-1, 24), on_words.reshape(-1, 24)])
+
+
+def _pairs(dim: int, value: int) -> np.ndarray:
+    """All vectors with two entries +-value and zeros otherwise."""
+    rows = []
+    for (i, j), (a, b) in product(combinations(range(dim), 2), product([value, -value], repeat=2)):
+        row = np.zeros(dim, dtype=np.int8)
+        row[i], row[j] = a, b
+        rows.append(row)
+    return np.stack(rows)
+
+
+def layer(points: np.ndarray, pole: np.ndarray, cosine: float) -> np.ndarray:
+    """Points at cosine c to the pole, projected orthogonally to it: (K, d) -> (L, d - 1), all of the same norm.
+
+    Points with the cosine t have the cosine (t - c^2) / (1 - c^2) after the projection.
+    """
+    pole = pole / np.linalg.norm(pole)
+    chosen = points[np.abs(points @ pole / np.linalg.norm(points, axis=-1) - cosine) < 1e-9].astype(np.float64)
+    chosen /= np.linalg.norm(chosen, axis=-1, keepdims=True)
+    # A Householder reflection maps the pole to the first axis, up to sign; the other coordinates are the projection.
+    mirror = pole.copy()
+    mirror[0] += np.copysign(1.0, pole[0])
+    chosen -= np.outer(chosen @ mirror, mirror * (2 / (mirror @ mirror)))
+    return chosen[:, 1:]
+
+
+def kissing_configuration(builder: Callable[[], np.ndarray], cosine: float, times: int = 1) -> np.ndarray:
+    """Kissing configuration of a code, iterated: the nearest neighbors of the last point, projected along it.
+
+    The largest cosine s of the code becomes s / (1 + times s), and its dimension d becomes d - times.
+    """
+    points = builder()
+    for step in range(times):
+        points = layer(points, points[-1].astype(np.float64), cosine / (1 + step * cosine))
+    return points
+
+
+def two_graph_276() -> np.ndarray:
+    """552 points in dimension 23 with largest cosine 1/5: both directions of 276 equiangular lines.
+
+    They are the minimal vectors v of the Leech lattice for which w - v is also minimal, where w = (5, 1^23) / sqrt(8)
+    has the norm sqrt(6).
+
+    Reference:
+        Lemmens and Seidel, "Equiangular lines", 1973.
+    """
+    return layer(leech_vectors(), np.array([5.0] + [1.0] * 23), 24 / np.sqrt(32 * 48))
+
+
+class FiniteField(NamedTuple):
+    """A field with the elements 0..q - 1, where `sums[a, b]` is a + b and `products[a, b]` is a b."""
+
+    sums: np.ndarray
+    products: np.ndarray
+
+
+@lru_cache(maxsize=8)
+def prime_field(order: int) -> FiniteField:
+    """GF(p) for a prime p."""
+    numbers = np.arange(order)
+    return FiniteField(np.add.outer(numbers, numbers) % order, np.multiply.outer(numbers, numbers) % order)
+
+
+@lru_cache(maxsize=8)
+def binary_field(degree: int) -> FiniteField:
+    """GF(2^n) for n = 1, 2, 3, 5, 7 or 9; bit i of an element is its coefficient of x^i."""
+    numbers = np.arange(2**degree)
+    products = np.zeros((2**degree, 2**degree), dtype=np.int64)
+    shifted = numbers.copy()  # the elements times x^i
+    for i in range(degree):
+        products ^= np.where(numbers >> i & 1, shifted[:, None], 0)
+        shifted = shifted << 1
+        shifted = np.where(shifted >> degree & 1, shifted ^ _IRREDUCIBLE[degree], shifted)
+    return FiniteField(np.bitwise_xor.outer(numbers, numbers), products)
+
+
+def power(field: FiniteField, exponent: int) -> np.ndarray:
+    """Every element raised to a power, exponent >= 1."""
+    numbers = np.arange(len(field.products))
+    result = numbers
+    for _ in range(exponent - 1):
+        result = field.products[result, numbers]
+    return result
+
+
+def trace(degree: int) -> np.ndarray:
+    """Absolute trace x + x^2 + x^4 + ... of every element of GF(2^n), 0 or 1."""
+    products = binary_field(degree).products
+    conjugate = np.arange(2**degree)
+    total = np.zeros_like(conjugate)
+    for _ in range(degree):
+        total ^= conjugate
+        conjugate = products[conjugate, conjugate]
+    return total
+
+
+def kerdock_set(log_dim: int) -> np.ndarray:
+    """The d / 2 + 1 mutually unbiased bases of R^d and their negatives, d = 2^m with m even: d^2 + 2 d points.
+
+    The quadratic forms Q_a(x, e) = Q(a x) + e Tr(a x) on GF(2^(m-1)) x GF(2), Q(y) = sum_i Tr(y^(1 + 2^i)) for
+    i = 1..(m - 2) / 2, differ pairwise by a form of full rank. Therefore the bases (-1)^(Q_a + linear), one per a, have
+    the cosines +-1 / sqrt(d) with each other and with the standard basis.
+
+    Args:
+        log_dim: m, even, 2 to 8.
+
+    Returns:
+        Points, (d^2 + 2 d, d), int8, of different norms; the standard basis and its negatives come first.
+
+    Reference:
+        Kerdock, "A class of low-rate nonlinear binary codes", 1972; Calderbank, Cameron, Kantor and Seidel,
+        "Z4-Kerdock codes, orthogonal spreads, and extremal Euclidean line-sets", 1997.
+    """
+    degree = log_dim - 1
+    field, traces = binary_field(degree), trace(degree)
+    quadratic = np.zeros(2**degree, dtype=np.int64)
+    for i in range(1, (degree - 1) // 2 + 1):
+        quadratic ^= traces[power(field, 1 + 2**i)]
+    scaled = field.products  # a x
+    forms = np.concatenate([quadratic[scaled], quadratic[scaled] ^ traces[scaled]], axis=1)  # e = 0, then e = 1
+    linear = np.concatenate([_characters(degree)] * 2, axis=1)  # l(x), times (-1)^e or not
+    linear = np.concatenate([linear, linear * np.repeat([1, -1], 2**degree)])
+    return _signed_with_basis(_signs(forms)[:, None] * linear.astype(np.int8))
+
+
+def dual_bch_code(log_dim: int) -> np.ndarray:
+    """The vectors (-1)^Tr(a x + b x^3), x in GF(d), d = 2^m with m odd, the standard basis, and all their negatives.
+
+    The vectors are the codewords of the dual of the extended double-error-correcting BCH code. The forms Tr(b x^3)
+    differ by forms of rank m - 1, so no cosine exceeds sqrt(2 / d).
+
+    Args:
+        log_dim: m, odd, 3 to 9.
+
+    Returns:
+        Points, (2 d^2 + 2 d, d), int8, of different norms; the standard basis and its negatives come first.
+
+    Reference:
+        Gold, "Maximal recursive sequences with 3-valued recursive cross-correlation functions", 1968; MacWilliams and
+        Sloane, "The theory of error-correcting codes", 1977, chapter 15.
+    """
+    field, traces = binary_field(log_dim), trace(log_dim)
+    cubic = _signs(traces[field.products[:, power(field, 3)]])
+    return _signed_with_basis(cubic[:, None] * _characters(log_dim))
+
+
+def _characters(degree: int) -> np.ndarray:
+    """(-1)^Tr(a x) for all a and x of GF(2^n): a Hadamard matrix."""
+    return _signs(trace(degree)[binary_field(degree).products])
+
+
+def _signs(bits: np.ndarray) -> np.ndarray:
+    return (1 - 2 * bits).astype(np.int8)
+
+
+def _signed_with_basis(words: np.ndarray) -> np.ndarray:
+    """The standard basis and the sign vectors (..., d), each with its negatives; the norms differ."""
+    dim = words.shape[-1]
+    basis, words = np.eye(dim, dtype=np.int8), words.reshape(-1, dim)
+    return np.concatenate([basis, -basis, words, -words])
+
+
+def spectral_code(adjacency: np.ndarray, eigenvalue: int) -> np.ndarray:
+    """Spectral embedding of a strongly regular graph: one cosine for adjacent vertices and one for all other pairs.
+
+    For a graph with v vertices and degree k, the projection onto the eigenspace of the eigenvalue t (not k), scaled to
+    1 on the diagonal, has the entries t / k for adjacent and -(1 + t) / (v - k - 1) for other vertices. Returns unit
+    vectors, (v, multiplicity of t).
+
+    Reference:
+        Delsarte, Goethals and Seidel, "Spherical codes and designs", 1977, example 9.1.
+    """
+    from scipy.linalg.lapack import dpstrf
+
+    degree, vertices = int(adjacency[0].sum()), len(adjacency)
+    gram = np.where(adjacency, eigenvalue / degree, -(1 + eigenvalue) / (vertices - degree - 1))
+    np.fill_diagonal(gram, 1.0)
+    # Pivoted Cholesky factor of the Gram matrix, truncated at its rank.
+    factor, order, rank, _ = dpstrf(gram, tol=1e-9, lower=1)
+    points = np.empty((vertices, rank))
+    points[order - 1] = np.tril(factor)[:, :rank]
+    return points
+
+
+def hoffman_singleton_code() -> np.ndarray:
+    """50 points in dimension 21, from Robertson's five pentagons and five pentagrams."""
+    h, i, j = np.meshgrid(np.arange(5), np.arange(5), np.arange(5), indexing="ij")
+    adjacency = np.zeros((50, 50), dtype=bool)
+    adjacency[5 * h + j, 5 * h + (j + 1) % 5] = True  # pentagon h
+    adjacency[25 + 5 * i + j, 25 + 5 * i + (j + 2) % 5] = True  # pentagram i
+    adjacency[5 * h + j, 25 + 5 * i + (h * i + j) % 5] = True
+    return spectral_code(adjacency | adjacency.T, -3)
+
+
+def gewirtz_code() -> np.ndarray:
+    """56 points in dimension 20: the blocks of S(3, 6, 22) that avoid a point, adjacent if disjoint."""
+    blocks = _hexads()
+    return spectral_code(_disjoint(blocks[blocks[:, 0] == 0]), -4)
+
+
+def m22_code() -> np.ndarray:
+    """77 points in dimension 21: the blocks of S(3, 6, 22), adjacent if disjoint."""
+    return spectral_code(_disjoint(_hexads()), -6)
+
+
+def higman_sims_code() -> np.ndarray:
+    """100 points in dimension 22: a vertex joined to the 22 points of S(3, 6, 22), which are joined to their blocks."""
+    blocks = _hexads()
+    adjacency = np.zeros((100, 100), dtype=bool)
+    adjacency[0, 1:23] = True
+    adjacency[1:23, 23:] = blocks.T == 1
+    adjacency |= adjacency.T
+    adjacency[23:, 23:] = _disjoint(blocks)
+    return spectral_code(adjacency, -8)
+
+
+def elliptic_quadric_code(order: int) -> np.ndarray:
+    """(q + 1)(q^3 + 1) points in dimension q (q^2 - q + 1) with largest cosine 1 / q^2, for q = 2, 3, 4, 5 or 7.
+
+    The singular points of an elliptic quadric in PG(5, q), adjacent if orthogonal: the collinearity graph of the
+    generalized quadrangle GQ(q, q^2).
+
+    Reference:
+        Cameron, Goethals and Seidel, "Strongly regular graphs having strongly regular subconstituents", 1978.
+    """
+    field = binary_field(int(math.log2(order))) if order in (2, 4) else prime_field(order)
+    sums, products = (table.astype(np.uint8) for table in field)
+    # If t^2 + b t + c has no root, then x^2 + b x y + c y^2 is anisotropic.
+    b, c = next(pair for pair in product(range(order), repeat=2) if not _has_root(field, *pair))
+    vectors = np.array(list(product(range(order), repeat=6)), dtype=np.uint8)
+    first = vectors[np.arange(len(vectors)), (vectors != 0).argmax(-1)]
+    x = vectors[first == 1].T
+    norm = sums[products[x[4], x[4]], products[x[4], products[b, x[5]]]]
+    norm = sums[norm, products[c, products[x[5], x[5]]]]
+    x = x[:, sums[sums[products[x[0], x[1]], products[x[2], x[3]]], norm] == 0]
+    # The associated bilinear form B(x, y) = Q(x + y) - Q(x) - Q(y).
+    last = sums[products[sums[1, 1], x[4]], products[b, x[5]]], sums[products[b, x[4]], products[sums[c, c], x[5]]]
+    inner = np.zeros((x.shape[1], x.shape[1]), dtype=np.uint8)
+    for left, right in zip((x[1], x[0], x[3], x[2], *last), x, strict=True):
+        inner = sums[inner, products[left[:, None], right]]
+    adjacency = inner == 0
+    np.fill_diagonal(adjacency, False)
+    return spectral_code(adjacency, -(order**2) - 1)
+
+
+def _has_root(field: FiniteField, b: int, c: int) -> bool:
+    t = np.arange(len(field.sums))
+    return bool((field.sums[field.sums[field.products[t, t], field.products[b, t]], c] == 0).any())
+
+
+def _hexads() -> np.ndarray:
+    """The 77 blocks of the Steiner system S(3, 6, 22): the octads through two fixed points, without these points."""
+    octads = golay_octads()
+    return octads[(octads[:, 22] == 1) & (octads[:, 23] == 1)][:, :22]
+
+
+def _disjoint(blocks: np.ndarray) -> np.ndarray:
+    return blocks @ blocks.T == 0

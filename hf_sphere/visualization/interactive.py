@@ -1,0 +1,221 @@
+"""Embeddings on an interactive sphere: one HTML page that works offline (extra `plotly`)."""
+
+import base64
+import gzip
+import html
+import io
+import json
+import math
+import re
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from hf_sphere.utils.files import write_text
+from hf_sphere.visualization.figures import COLORS
+from hf_sphere.visualization.scene import Panel, Scene
+
+_TO_CONES = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
+_TO_LAB = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
+_LIGHTNESS = (0.45, 0.82)  # range of lightness that is visible on both a black and a white page
+
+LONGEST_SIDE = 128  # pixels: the size at which the page shows thumbnails
+MOST_PIXELS = 10_240_000  # pixels of all thumbnails together: 10,000 of 32 x 32
+MOST_BYTES = 2_500_000  # bytes of all sheets together: a page with them, plotly.js and the points stays below 6 MB
+SHEET_SIDE = 1024  # pixels: the page decodes a sheet when one of its images is first shown, which must be fast
+_QUALITIES = (90, 75, 60, 45, 30, 15)
+_SHRINK = 0.8
+_SAMPLE = 500
+
+_STEPS = 32767  # coordinates are written as int16, in steps of less than 0.002 degrees
+
+
+def class_colors(count: int) -> list[str]:
+    """Choose a color per class: the ten of the other figures, then repeatedly the one farthest from all previous ones.
+
+    Distances are those of Oklab, which is perceptually uniform. Colors that are too light or too dark for one of the
+    two themes are excluded. The colors have the form "#rrggbb"; beyond about 2,000 they repeat.
+    """
+    chosen = np.array([[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in COLORS], dtype=float)
+    if count > len(COLORS):
+        levels = np.arange(0, 256, 15.0)
+        candidates = np.stack(np.meshgrid(levels, levels, levels), axis=-1).reshape(-1, 3)
+        places = _oklab(candidates)
+        visible = (places[:, 0] > _LIGHTNESS[0]) & (places[:, 0] < _LIGHTNESS[1])
+        candidates, places = candidates[visible], places[visible]
+        distances = np.linalg.norm(places[:, None] - _oklab(chosen), axis=-1).min(-1)
+        order = []
+        for _ in range(min(count - len(COLORS), len(candidates))):
+            order.append(farthest := distances.argmax())
+            distances = np.minimum(distances, np.linalg.norm(places - places[farthest], axis=-1))
+        chosen = np.concatenate([chosen, candidates[order]])
+    return ["#{:02x}{:02x}{:02x}".format(*map(int, chosen[index % len(chosen)])) for index in range(count)]
+
+
+def _oklab(colors: np.ndarray) -> np.ndarray:
+    """Convert sRGB colors (N, 3) from 0 to 255 to Oklab (B. Ottosson, "A perceptual color space", 2020)."""
+    share = colors / 255
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    return np.cbrt(linear @ np.transpose(_TO_CONES)) @ np.transpose(_TO_LAB)
+
+
+def make_sheets(images: Tensor) -> dict[str, Any]:
+    """Arrange uint8 images (N, C, H, W), gray or RGB, row by row on WebP sheets, with the best quality that fits.
+
+    All sheets together have at most `MOST_BYTES`. Many or large images are downscaled, repeatedly if even the lowest
+    quality takes too many bytes. Returns `width` and `height` of a thumbnail in pixels, `columns` (thumbnails per row
+    of a sheet), `per_sheet` (thumbnails on a full sheet) and `sheets` (the sheets as base64).
+    """
+    height, width = images.shape[-2:]
+    scale = min(1.0, LONGEST_SIDE / max(height, width), math.sqrt(MOST_PIXELS / (len(images) * height * width)))
+    allowed = MOST_BYTES / len(images)
+    while True:
+        size = (max(1, math.floor(height * scale)), max(1, math.floor(width * scale)))
+        # The size of the sheets is estimated from a sample of the images.
+        sample = _resized(images[:: math.ceil(len(images) / _SAMPLE)], size)
+        fitting = (quality for quality in _QUALITIES if len(_encoded(sample, quality)) < 0.95 * allowed * len(sample))
+        quality = next(fitting, None)
+        if quality is not None or size == (1, 1):
+            break
+        scale *= _SHRINK
+    columns = min(SHEET_SIDE // size[1], math.ceil(math.sqrt(len(images))))
+    per_sheet = columns * min(SHEET_SIDE // size[0], math.ceil(len(images) / columns))
+    sheets = [
+        base64.b64encode(_encoded(_resized(part, size), quality or _QUALITIES[-1], columns)).decode("ascii")
+        for part in images.split(per_sheet)
+    ]
+    return {"width": size[1], "height": size[0], "columns": columns, "per_sheet": per_sheet, "sheets": sheets}
+
+
+def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
+    if images.shape[-2:] == size:
+        return images
+    return F.interpolate(images, size, mode="bilinear", antialias=True)
+
+
+def _encoded(images: Tensor, quality: int, columns: int = 16) -> bytes:
+    """Arrange images (n, C, h, w) in rows of `columns`, padded with black, and encode them as WebP."""
+    count, channels, height, width = images.shape
+    rows = math.ceil(count / columns)
+    tiles = torch.cat([images, images.new_zeros(rows * columns - count, channels, height, width)])
+    sheet = tiles.view(rows, columns, channels, height, width).permute(0, 3, 1, 4, 2)
+    pixels = sheet.reshape(rows * height, columns * width, channels).expand(-1, -1, 3)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.numpy()).save(buffer, "WEBP", quality=quality, method=2)
+    return buffer.getvalue()
+
+
+def write_interactive_sphere(
+    path: str | Path,
+    points: Tensor,
+    labels: Tensor,
+    class_names: Sequence[str],
+    *,
+    images: Tensor | None = None,
+    directions: Tensor | None = None,
+    texts: Sequence[str] | None = None,
+    title: str = "",
+) -> Path:
+    """Write a page with a rotatable sphere that shows details of the point under the mouse.
+
+    The page is one file that opens without a network, from disk or from a server. A click on a class in the legend
+    hides it; a double click hides all others. The colors follow the light or dark theme of the system, or the button.
+    Points of more than three coordinates are projected by `project_to_sphere`, and the page reports it; points of two
+    lie on the equator. With 10,000 points and their images the file stays below 6 MB: many images are downscaled, and
+    compressed with the best quality that this size allows.
+
+    Args:
+        path: Where to write the page; its folder is created if necessary.
+        points: (N, d) with d >= 2; only their directions are shown.
+        labels: (N,) class indices.
+        class_names: Name of each class, K of them.
+        images: uint8 (N, C, H, W), gray or RGB: the image of each point, shown under the mouse.
+        directions: (K, d), a direction per class to draw as a line through the surface, for instance class weights.
+        texts: Text of each point, shown under the mouse.
+        title: Title of the page.
+
+    Returns:
+        `path`.
+
+    Raises:
+        ImportError: If plotly is missing.
+        ValueError: If there are no points, points or directions are not (N, d) and (K, d) with d at least 2, one of
+            them is zero or not finite, a label has no class name, or the number of labels, images or texts differs from
+            the number of points.
+    """
+    plotly_js = _read_plotly()
+    flat = torch.as_tensor(points).shape[-1] < 3
+    scene = Scene(Panel(points, labels, directions), class_names, 2 if flat else 3)
+    for what, given in (("images", images), ("texts", texts)):
+        if given is not None and len(given) != len(points):
+            raise ValueError(f"there are {len(given)} {what} for {len(points)} points; pass one per point.")
+    if images is not None and (images.ndim != 4 or images.dtype != torch.uint8 or images.shape[1] not in (1, 3)):
+        given = f"{tuple(images.shape)}, {images.dtype}"
+        raise ValueError(f"images must be uint8 (N, C, H, W) with C of 1 or 3; got {given}.")
+    content = {
+        "note": "2 coordinates, shown on the equator" if flat else scene.note,
+        "names": list(map(str, class_names)),
+        "colors": class_colors(len(class_names)),
+        "points": _pack_vectors(scene.points),
+        "labels": _encode(scene.labels.numpy().astype("<i4").tobytes()),
+        "directions": None if scene.directions is None else _pack_vectors(scene.directions),
+        "texts": None if texts is None else list(map(str, texts)),
+        "thumbnails": None if images is None else make_sheets(images.cpu()),
+    }
+    # Names and texts are in the page only in compressed form, so they cannot be parsed as markup.
+    parts = {
+        "title": html.escape(title or "Embeddings on the sphere"),
+        "style": _read_asset("style.css"),
+        "script": _read_asset("page.js"),
+        "plotly": _compress(plotly_js),
+        "content": _compress(json.dumps(content)),
+    }
+    page = re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _read_asset("page.html"))
+    write_text(path, page)
+    return Path(path)
+
+
+def check_plotly() -> None:
+    """Check that plotly is installed.
+
+    Raises:
+        ImportError: If it is missing; the message names the extra to install.
+    """
+    try:
+        import plotly.offline  # noqa: F401  (import check only)
+    except ImportError as error:
+        raise ImportError("the interactive sphere requires plotly: pip install 'hf_sphere[plotly]'.") from error
+
+
+def _read_plotly() -> str:
+    check_plotly()
+    from plotly.offline import get_plotlyjs
+
+    # The bundle passes one function to another. Browsers compile a parenthesized function at once; otherwise they
+    # first scan it for its end, which takes a tenth of the time until the sphere is drawn.
+    return re.sub(r"\bthis, (\(\) => \{.*\})\)\);\s*\Z", r"this, (\1)));\n", get_plotlyjs(), count=1, flags=re.DOTALL)
+
+
+def _read_asset(name: str) -> str:
+    return (resources.files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+def _pack_vectors(vectors: Tensor) -> str:
+    """Pack unit vectors (n, 2) or (n, 3) as int16 (n, 3)."""
+    vectors = F.pad(vectors, (0, 3 - vectors.shape[1]))
+    return _encode((vectors * _STEPS).round().numpy().astype("<i2").tobytes())
+
+
+def _compress(text: str) -> str:
+    return _encode(gzip.compress(text.encode(), mtime=0))
+
+
+def _encode(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

@@ -1,0 +1,344 @@
+"""Projections of filters: their sign by layer, their histograms, and their course during training."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hf_sphere.visualization.figures import (
+    COLORS,
+    Figure,
+    Item,
+    choose_evenly,
+    new_figure,
+    plain_text,
+    save_figure,
+    shorten_layer_names,
+    style_axes,
+    style_line,
+)
+
+SIGNIFICANT = 0.05  # level of the adjusted p-values
+DIFFERENT, ALIKE = f"unlike random filters (adjusted p < {SIGNIFICANT})", "no significant difference"
+BAND = "95 % range of random filters"
+
+_BAR = 0.21  # height of a bar, in inches
+
+MOST_LAYERS, MOST_EPOCHS = 8, 6
+NEGATIVE, POSITIVE, RANDOM = "projection ≤ 0", "projection > 0", "random filters"
+
+_MOST_NAMES = 9  # layers in the legend; the colors of the others are between those of their neighbors
+
+
+@plain_text()
+def plot_projection_masses(statistics: Mapping[str, Any], *, title: str = "", path: str | Path | None = None) -> Figure:
+    """Draw the share of projections that are not positive: one bar per layer, and the last one for the entire network.
+
+    Behind each bar is the 95 % range of this share for the same number of random filters. Bars are filled if the sign
+    test or the Kolmogorov-Smirnov test distinguishes the layer from random filters (p-value adjusted for the number of
+    layers), and hatched otherwise. Dead filters, which have no direction, are noted beside the bar.
+
+    Args:
+        statistics: Returned by `ProjectionStatistics.to_dict` of `hf_sphere.analysis`: `layers` and `net`, each with
+            `mass`, `null_mass_low`, `null_mass_high`, `num_filters`, `num_dead`, `sign_p_value_adjusted` and
+            `ks_p_value_adjusted`; null where a number is undefined.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
+
+    Raises:
+        ImportError: If matplotlib is missing.
+        ValueError: If there are no layers.
+
+    Reference:
+        Gamba, Carlsson, Azizpour and Björkman, "Hyperplane arrangements of trained ConvNets are biased", 2020.
+    """
+    if not statistics.get("layers"):
+        raise ValueError("there are no layers to draw: `layers` of the projection statistics is empty.")
+    names = [*shorten_layer_names(list(statistics["layers"])), "network"]
+    entries = [*statistics["layers"].values(), statistics["net"]]
+    places = np.array([*range(len(names) - 1), len(names) - 0.5])  # with a gap before the network
+    mass, low, high = (
+        np.array([entry[name] for entry in entries], dtype=np.float64)  # null is nan
+        for name in ("mass", "null_mass_low", "null_mass_high")
+    )
+    figure = new_figure(7.2, 1.3 + _BAR * max(len(names), 5), title)
+    axes: Any = figure.subplots()
+    known = ~np.isnan(low)
+    if known.any():  # wider than the bars, which would hide it
+        width = (high - low)[known]
+        axes.barh(places[known], width, 0.94, left=low[known], color="0.8", label=BAND, zorder=1)
+    differs = np.array([_differs(entry) for entry in entries])
+    for chosen, style in (
+        (differs, {"color": COLORS[0], "label": DIFFERENT}),
+        (~differs, {"facecolor": "white", "edgecolor": COLORS[1], "hatch": "/////", "linewidth": 1.2, "label": ALIKE}),
+    ):
+        chosen = chosen & ~np.isnan(mass)
+        if chosen.any():
+            axes.barh(places[chosen], mass[chosen], 0.52, zorder=2, **style)
+            # A line at the end of each bar, so that a bar of length 0 is visible.
+            ends = places[chosen] - 0.26, places[chosen] + 0.26
+            axes.vlines(mass[chosen], *ends, color="0.2", linewidth=2.2, clip_on=False, zorder=4)
+    axes.axvline(0.5, color="0.2", linewidth=0.9, zorder=3)
+    for place, entry in zip(places, entries, strict=True):
+        dead, count = entry["num_dead"], entry["num_filters"]
+        if dead:
+            axes.text(1.015, place, f"{dead} of {count} dead", va="center", fontsize=8, color="0.25")
+
+    axes.set_yticks(places, names, fontsize=9)
+    axes.tick_params(axis="y", length=0)
+    axes.get_yticklabels()[-1].set_fontweight("bold")
+    room = max(0.6, (5 - len(places)) / 2)  # a few bars should not be wide
+    axes.set(xlim=(0, 1), ylim=(places[-1] + room, places[0] - room))  # the first layer on top
+    axes.set_xlabel("share of projections ≤ 0")
+    style_axes(axes, grid="x")
+    figure.legend(loc="outside lower center", frameon=False, fontsize=9)  # side by side, the labels would not fit
+    return save_figure(figure, path)
+
+
+def _differs(entry: Mapping[str, Any]) -> bool:
+    p_values = (entry["sign_p_value_adjusted"], entry["ks_p_value_adjusted"])
+    return any(value is not None and value < SIGNIFICANT for value in p_values)
+
+
+@plain_text()
+def plot_projection_histograms(
+    training: Mapping[str, Any],
+    *,
+    layers: Sequence[str] | None = None,
+    epochs: Sequence[int] | None = None,
+    title: str = "",
+    path: str | Path | None = None,
+) -> Figure:
+    """Draw histograms of the normalized projections, with one row per layer and one column per epoch.
+
+    A projection p of a filter with N weights is drawn as p sqrt(N), which has variance 1 for random filters of any N,
+    so that all layers share one axis. The line is the density of random filters: (p + 1) / 2 is
+    Beta((N - 1) / 2, (N - 1) / 2).
+
+    Args:
+        training: With `epochs`, a list of `{"epoch": .., "projections": ..}` where the projections are returned by
+            `ProjectionStatistics.to_dict` of `hf_sphere.analysis`; or such projections of a single model.
+        layers: Module paths of the layers to draw; at most 8, evenly spaced, if None.
+        epochs: Epochs to draw; at most 6, evenly spaced, if None.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
+
+    Raises:
+        ImportError: If matplotlib is missing.
+        ValueError: If there is nothing to draw, a layer or an epoch is unknown, or projections are not normalized.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    columns = _columns(training)
+    shown = _select("epochs", epochs, list(columns), MOST_EPOCHS)
+    rows = _select("layers", layers, list(columns[shown[0]]), MOST_LAYERS)
+    layers_of_rows = [[columns[epoch][name] for epoch in shown] for name in rows]
+    cells = [[layer["dim"] ** 0.5 * np.array(layer["projections"], float) for layer in row] for row in layers_of_rows]
+    values = np.concatenate([cell for row in cells for cell in row])
+    # A few outliers must not set the scale.
+    end = max(3.5, np.quantile(np.abs(values), 0.995).item()) if values.size else 3.5
+
+    figure = new_figure(max(7.2, 1.4 + 0.97 * len(shown)), 1.3 + max(0.85 * len(rows), 1.6), title)
+    panels: Any = figure.subplots(len(rows), len(shown), sharex=True, sharey=True, squeeze=False)
+    highest, drawn = 0.0, dict[str, Any]()
+    for name, short, line, row in zip(rows, shorten_layer_names(rows, 22), panels, cells, strict=True):
+        dim = columns[shown[0]][name]["dim"]
+        for axes, cell in zip(line, row, strict=True):
+            highest = max(highest, _draw_histogram(axes, cell, end), _draw_density(axes, dim, end))
+            drawn |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        line[0].set_ylabel(f"{short}\nN = {dim}", rotation=0, ha="right", va="center", fontsize=9)
+    for axes, epoch in zip(panels[0], shown, strict=True):
+        axes.set_title("" if epoch is None else f"epoch {epoch}", fontsize=10)
+    panels[0, 0].set_ylim(0, 1.08 * highest)  # shared by all panels
+    panels[0, 0].xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=3, steps=(1, 2, 5, 10)))
+    label = "projection · √N" + (", outliers in the outermost bars" if (np.abs(values) > end).any() else "")
+    labels = [name for name in (NEGATIVE, POSITIVE, RANDOM) if name in drawn]
+    handles = [drawn[name] for name in labels]
+    # A common label of the horizontal axes would overlap the legend, so it is the legend's title.
+    figure.legend(handles, labels, title=label, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return save_figure(figure, path)
+
+
+def _columns(training: Mapping[str, Any]) -> dict[int | None, Mapping[str, Any]]:
+    """Return the layers by epoch, which is None for a single model."""
+    if "layers" in training:
+        statistics = {None: training}
+    else:
+        entries = training.get("epochs", ())
+        statistics = {entry["epoch"]: entry["projections"] for entry in entries if "projections" in entry}
+    if not any(each["layers"] for each in statistics.values()):
+        raise ValueError("there are no projections to draw: no epoch of the training has them.")
+    if not all(each["normalized"] for each in statistics.values()):
+        raise ValueError("these projections are not normalized; use projection_statistics(..., normalize=True).")
+    return {epoch: each["layers"] for epoch, each in statistics.items()}
+
+
+def _select(kind: str, given: Sequence[Any] | None, known: Sequence[Item], most: int) -> list[Item]:
+    """Return the requested items, which must be known, or a selection of the known ones."""
+    if given is None:
+        return choose_evenly(known, most)
+    known = [item for item in known if item is not None]
+    unknown = [item for item in given if item not in known]
+    if unknown or not given:
+        missing = ", ".join(map(str, unknown)) or "none"
+        raise ValueError(f"{kind} {missing} cannot be drawn; available: {', '.join(map(str, known))}.")
+    return list(given)
+
+
+def _draw_histogram(axes: Any, values: np.ndarray, end: float) -> float:
+    """Draw the histogram with both signs as parts of a single density, and return its maximum."""
+    style_axes(axes, grid="x")
+    axes.tick_params(labelsize=8)
+    if values.size == 0:
+        axes.text(0.03, 0.9, "all dead", transform=axes.transAxes, va="top", fontsize=8)
+        return 0.0
+    # The bin width for this number of filters with variance 1 (Freedman and Diaconis 1981), with an edge at 0.
+    half = min(40, max(3, round(end / (2.7 * values.size ** (-1 / 3)))))
+    edges = np.linspace(-end, end, 2 * half + 1)
+    values = values.clip(-end, end)
+    highest = 0.0
+    for own, bins, label, alpha in (
+        (values[values <= 0], edges[: half + 1], NEGATIVE, 1.0),
+        (values[values > 0], edges[half:], POSITIVE, 0.4),
+    ):
+        density = np.histogram(own, bins)[0] / (values.size * end / half)
+        axes.stairs(density, bins, fill=True, color=COLORS[0], alpha=alpha, label=label)
+        highest = max(highest, density.max())
+    return highest
+
+
+def _draw_density(axes: Any, dim: int, end: float) -> float:
+    """Draw the density of random filters with `dim` weights, and return its maximum, up to a limit."""
+    from scipy.stats import beta
+
+    if dim < 2:  # a single weight projects to -1 or 1
+        return 0.0
+    end = min(end, math.sqrt(dim) * (1 - 1e-6))
+    grid = np.linspace(-end, end, 201)
+    density = beta.pdf((grid / math.sqrt(dim) + 1) / 2, (dim - 1) / 2, (dim - 1) / 2) / (2 * math.sqrt(dim))
+    axes.plot(grid, density, color="black", linewidth=1.1, label=RANDOM)
+    return min(density.max().item(), 0.5)  # the density of two weights has a pole at either end
+
+
+@plain_text()
+def plot_projections_along_training(
+    training: Mapping[str, Any], *, title: str = "", path: str | Path | None = None
+) -> Figure:
+    """Draw the share of projections that are not positive during training by layer, and above it the accuracy.
+
+    Lines of layers run from dark (the first) to light (the last); the thick line is the entire network. If there are
+    accuracies or distances from the initialization (L2, relative), each has a panel.
+
+    Args:
+        training: With `epochs`, a list of entries with `epoch` and, where known, `train_accuracy` and `eval_accuracy`
+            from 0 to 1, and `projections` and `distances`, which are returned by `to_dict` of the results of
+            `projection_statistics` and `distance_from_initialization` of `hf_sphere.analysis`.
+        title: Title of the figure.
+        path: Where to save the figure, in the format of the suffix; not saved if None.
+
+    Raises:
+        ImportError: If matplotlib is missing.
+        ValueError: If no epoch has projections.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    entries = sorted(training.get("epochs", ()), key=lambda entry: entry["epoch"])
+    names = list(next((entry["projections"]["layers"] for entry in entries if "projections" in entry), ()))
+    if not names:
+        raise ValueError("there are no projections to draw: no epoch of the training has them.")
+    epochs = np.array([entry["epoch"] for entry in entries])
+    styles = _styles(names)
+    training_style = {"linestyle": "--", "color": COLORS[1], "label": "training", "linewidth": 1.8}
+    evaluation_style = {"linestyle": "-", "color": COLORS[0], "label": "evaluation", "linewidth": 1.8}
+    accuracies = [
+        (100 * _values(entries, "train_accuracy"), training_style),
+        (100 * _values(entries, "eval_accuracy"), evaluation_style),
+    ]
+    masses = [(_values(entries, "projections", "layers", name, "mass"), styles[name]) for name in names]
+    network = {"color": "black", "linewidth": 3, "label": "network", "zorder": 3}
+    masses.append((_values(entries, "projections", "net", "mass"), network))
+    distances = [(_relative_distances(entries, name), styles[name]) for name in names]
+    panels = [
+        (label, height, lines)
+        for label, height, lines in (
+            ("accuracy, %", 1.5, accuracies),
+            ("share of projections ≤ 0", 2.4, masses),
+            ("distance from\ninitialization, relative", 2.0, distances),
+        )
+        if any(np.isfinite(values).any() for values, _ in lines)
+    ]
+    heights = [height for _, height, _ in panels]
+    figure = new_figure(7.2, 0.8 + sum(heights), title)
+    grid = figure.subplots(len(panels), squeeze=False, sharex=True, height_ratios=heights).flatten()
+    for axes, (label, _, lines) in zip(grid, panels, strict=True):
+        for values, style in lines:
+            _draw_line(axes, epochs, values, **style)
+        axes.set_ylabel(label)
+        style_axes(axes)
+        if lines is accuracies:
+            _add_legend(axes)
+        elif lines is masses:
+            axes.axhline(0.5, color="0.2", linewidth=0.9, zorder=1)
+            _add_legend(axes, f"layers ({_MOST_NAMES} of {len(names)} named)" if len(names) > _MOST_NAMES else "layers")
+        else:
+            axes.set_ylim(bottom=0)
+            if absolute := sum(not np.isfinite(values).any() for values, _ in lines):
+                note = f"{absolute} of {len(names)} layers have no relative distance"
+                axes.set_title(note, fontsize=8, loc="left", color="0.25")
+    grid[-1].set_xlabel("epoch")
+    if len(epochs) == 1:
+        grid[-1].set_xticks(epochs)
+    else:
+        grid[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.align_ylabels(grid)
+    return save_figure(figure, path)
+
+
+def _values(entries: Sequence[Mapping[str, Any]], *keys: str) -> np.ndarray:
+    """Look up a number in each entry, nan where it is missing."""
+
+    def look_up(found: Any) -> Any:
+        for key in keys:
+            found = None if found is None else found.get(key)
+        return found
+
+    return np.array([look_up(entry) for entry in entries], dtype=np.float64)  # None is nan
+
+
+def _relative_distances(entries: Sequence[Mapping[str, Any]], name: str) -> np.ndarray:
+    """Look up distances; those of a layer initialized with zeros are absolute, not comparable, and replaced by nan."""
+    relative = _values(entries, "distances", "layers", name, "relative")
+    return np.where(relative == 1, _values(entries, "distances", "layers", name, "l2"), np.nan)
+
+
+def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Choose color, line style and label of each layer."""
+    import matplotlib
+
+    places = np.linspace(0, 0.88, len(names))  # the lightest colors are invisible on white
+    named = choose_evenly(names, _MOST_NAMES)
+    labels = dict(zip(named, shorten_layer_names(named, 20), strict=True))
+    return {
+        name: {
+            "color": matplotlib.colormaps["viridis"](place),
+            "linestyle": style_line(number)["linestyle"] if len(names) <= _MOST_NAMES else "-",
+            "label": labels.get(name, "_"),
+        }
+        for number, (name, place) in enumerate(zip(names, places, strict=True))
+    }
+
+
+def _draw_line(axes: Any, epochs: np.ndarray, values: np.ndarray, **style: Any) -> None:
+    """Draw a line through the epochs that have a value."""
+    known = np.isfinite(values)
+    if known.any():
+        marker = "o" if known.sum() < 12 else None
+        axes.plot(epochs[known], values[known], **{"linewidth": 1.4, "marker": marker, "markersize": 3} | style)
+
+
+def _add_legend(axes: Any, title: str | None = None) -> None:
+    """Add a legend to the right of the axes."""
+    style = {"frameon": False, "fontsize": 9, "title_fontsize": 9, "handlelength": 2.8}
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title=title, **style)
