@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 from transformers.models.bert.modeling_bert import BertLayer
 
+from hf_sphere import SphereBertConfig, SphereBertModel
 from hf_sphere.analogies import (
     LanguageModel,
     Question,
@@ -37,8 +38,6 @@ from hf_sphere.analogies.prompts import PERMUTATIONS, Sentence
 from hf_sphere.analogies.scoring.base import Measurements
 from hf_sphere.analogies.scoring.sentences import MarginalBias
 from hf_sphere.analogies.search import PUBLISHED_GRID
-from hf_sphere.models.sphere_text.configuration_sphere_text import SphereBertConfig
-from hf_sphere.models.sphere_text.modeling_sphere_text import SphereBertLayer
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "analogy"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -197,10 +196,10 @@ def search_speed() -> list[dict[str, Any]]:
 
 def compare_layers() -> list[dict[str, Any]]:
     """Time the forward and backward pass of a spherized and a plain layer of BERT-base."""
-    config = SphereBertConfig()
+    config = SphereBertConfig(num_hidden_layers=1)
     config._attn_implementation = "sdpa"
     torch.manual_seed(0)
-    layers = {"plain": BertLayer(config).to(DEVICE), "spherized": SphereBertLayer(config).to(DEVICE)}
+    layers = {"plain": BertLayer(config).to(DEVICE), "spherized": SphereBertModel(config).encoder.layer[0].to(DEVICE)}
     states = torch.randn(8, 128, config.hidden_size, device=DEVICE, requires_grad=True)
     gradient = torch.randn_like(states)
 

@@ -73,8 +73,8 @@ def render_measured(rows: Sequence[Measurement], source: Source, benchmarks: Ben
             raise ValueError(f"measurement {row.what!r} needs either `run` or `benchmark`.")
         lines.append([row.what, *(_of_runs(row, source) if row.run else _of_benchmark(row, benchmarks))])
     note = (
-        "Deviations are over seeds. Times are relative to those of the other program on the same machine. The goals are "
-        "ours; those that were missed say so."
+        "Deviations are over seeds. Times are relative to those of the other program on the same machine. The goals "
+        "are ours; those that were missed say so."
     )
     return join_lines(["measured", "value", "deviation or goal", "seeds", "machine", "file"], lines, [note])
 
