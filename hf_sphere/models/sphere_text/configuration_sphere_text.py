@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from hf_sphere.models.requires import REQUIRES
+from hf_sphere.models import REQUIRES
 from hf_sphere.models.sphere_text.encoders import IMAGE_TASKS, find_encoder
 
 
@@ -55,10 +55,7 @@ class SphereEncoderConfigMixin:
         given = [-1] if self.spherized_layers is None else list(self.spherized_layers)
         outside = [index for index in given if not -layers <= index < layers]
         if outside:
-            raise ValueError(
-                f"spherized_layers {given} contains layer {outside[0]}, but the encoder has {layers} layers: 0 to "
-                f"{layers - 1}, or -{layers} to -1 from the end."
-            )
+            raise ValueError(f"spherized_layers {given} contains layer {outside[0]}; the encoder has {layers} layers.")
         indices = sorted(index % layers for index in given)
         if len(set(indices)) < len(indices):
             raise ValueError(f"spherized_layers {given} contains a layer twice; list each layer once.")
@@ -100,10 +97,7 @@ class SphereEncoderConfigMixin:
         if not 0 < self.spherization_radius < math.inf:
             raise ValueError(f"spherization_radius must be positive; got {self.spherization_radius}.")
         if not 0.0 < self.spherization_delta < 1.0:
-            raise ValueError(
-                f"spherization_delta must lie between 0 and 1 (exclusive); got {self.spherization_delta}. The usual "
-                "value is 1e-6."
-            )
+            raise ValueError(f"spherization_delta must lie between 0 and 1 (exclusive); got {self.spherization_delta}.")
 
 
 @dataclass(kw_only=True, repr=False, eq=False)
