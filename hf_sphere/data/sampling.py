@@ -76,8 +76,8 @@ def check_episodes(labels: Tensor, episodes: Episodes, names: Sequence[str] | No
     if episodes.distinct and small.any():
         raise ValueError(
             f"{what} episode takes {episodes.examples} different images of a class, but {int(small.sum())} of "
-            f"{len(classes)} classes have fewer ({_name_small(classes, counts, small, names)}). Use fewer images, or "
-            f"leave these classes out.{origin}"
+            f"{len(classes)} classes have fewer ({_name_small(classes, counts, small, names)}). Use at most "
+            f"{int(counts.min())}, or leave these classes out.{origin}"
         )
 
 
@@ -119,10 +119,10 @@ class EpisodeSampler(Sampler[list[int]]):
         num_processes: int = 1,
     ) -> None:
         if not 0 <= process_index < num_processes:
-            raise ValueError(f"process_index must be from 0 to {num_processes - 1}; got {process_index}.")
+            raise ValueError(f"process_index must be less than num_processes={num_processes}; got {process_index}.")
         labels = torch.as_tensor(labels).cpu()
         if labels.dim() != 1 or (len(labels) and labels.is_floating_point()):
-            raise ValueError(f"episodes need integer labels (N,); got {labels.dtype} of shape {tuple(labels.shape)}.")
+            raise ValueError(f"episodes need integer labels of shape (N,); got {labels.dtype}, {tuple(labels.shape)}.")
         check_episodes(labels, episodes)
         classes, counts = labels.unique(return_counts=True)
         self.episodes = episodes

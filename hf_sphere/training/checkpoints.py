@@ -167,7 +167,7 @@ def find_checkpoint(name: str, output_dir: Path) -> Path:
         if not found:
             names = ", ".join(path.name for path in checkpoint_folders(output_dir))
             ignored = f" ({names}: incomplete, since there is no {MANIFEST_FILE})" if names else ""
-            raise CheckpointError(f"{output_dir} has no checkpoint to resume from{ignored}; start without resuming.")
+            raise CheckpointError(f"there is no checkpoint in {output_dir} to resume from{ignored}.")
         return found[-1]
     if not (Path(name) / MANIFEST_FILE).is_file():
         have = f" The checkpoints of this run: {', '.join(str(p) for p in found)}." if found else ""

@@ -232,7 +232,7 @@ def test_resuming_does_not_repeat_the_data_dependent_initialization(train, monke
         ),
         (["--spherized", "--spherized_layers", "2"], "contains layer 2, but the encoder has 2 layers"),
         (["--text_column_name", "words"], "no text column 'words'"),
-        (["--spherized", "--calibrate", "--max_train_samples", "2"], "too few tokens to fit a map of 65 inputs"),
+        (["--spherized", "--calibrate", "--max_train_samples", "2"], "too few tokens: at least 65"),
     ],
     ids=lambda value: " ".join(value[-2:]).strip("-") if isinstance(value, list) else "",
 )

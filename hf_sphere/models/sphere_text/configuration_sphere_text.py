@@ -55,7 +55,9 @@ class SphereEncoderConfigMixin:
         given = [-1] if self.spherized_layers is None else list(self.spherized_layers)
         outside = [index for index in given if not -layers <= index < layers]
         if outside:
-            raise ValueError(f"spherized_layers {given} contains layer {outside[0]}; the encoder has {layers} layers.")
+            raise ValueError(
+                f"spherized_layers {given} contains layer {outside[0]}, but the encoder has {layers} layers."
+            )
         indices = sorted(index % layers for index in given)
         if len(set(indices)) < len(indices):
             raise ValueError(f"spherized_layers {given} contains a layer twice; list each layer once.")

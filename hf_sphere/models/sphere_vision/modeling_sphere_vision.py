@@ -177,7 +177,7 @@ class SphereVisionModel(SphereVisionPreTrainedModel):
         if pixel_values.ndim != 4 or pixel_values.shape[1] != self.config.num_channels:
             raise ValueError(
                 f"expected pixel_values of shape (batch, {self.config.num_channels}, height, width); got "
-                f"{tuple(pixel_values.shape)}. Use the model's image processor to convert images."
+                f"{tuple(pixel_values.shape)}."
             )
         pixel_values, hidden_states = pixel_values.to(self.dtype), None
         if self.config.output_hidden_states if output_hidden_states is None else output_hidden_states:
@@ -221,8 +221,7 @@ class ModelWithHead(nn.Module):
         head = getattr(self, "head", None)
         if state_dict is None and isinstance(head, ClassVectorHead) and head.is_sharded:
             raise ValueError(
-                "the class weights are spread over processes. Call hf_sphere.training.gather_classes(model) on all of "
-                "them, and pass its result as `state_dict` on the first."
+                "the class weights are spread over processes; pass the result of gather_classes(model) as `state_dict`."
             )
         options = self.config.head_kwargs
         if options and "shard_classes" in options:

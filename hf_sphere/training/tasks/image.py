@@ -151,8 +151,8 @@ class ImageTask(Task):
         batch_size, drawn = args.per_device_train_batch_size, episodes.get("episodes")
         if drawn is not None and batch_size not in (TrainingArguments.per_device_train_batch_size, drawn.batch_size):
             raise ValueError(
-                f"per_device_train_batch_size {batch_size} does not match episodes of {drawn.classes} x "
-                f"{drawn.examples} images, which are batches of {drawn.batch_size}; leave it out."
+                f"per_device_train_batch_size {batch_size} does not match episodes of {drawn.classes} classes "
+                f"and {drawn.examples} images, which are batches of {drawn.batch_size}; leave it out."
             )
         with accelerator.main_process_first():
             return data.load_image_data(
