@@ -56,7 +56,8 @@ class SphereEncoderConfigMixin:
         outside = [index for index in given if not -layers <= index < layers]
         if outside:
             raise ValueError(
-                f"spherized_layers {given} contains layer {outside[0]}, but the encoder has {layers} layers."
+                f"spherized_layers {given} contains layer {outside[0]}, but the encoder has {layers} layers: 0 to "
+                f"{layers - 1}, or -{layers} to -1 from the end."
             )
         indices = sorted(index % layers for index in given)
         if len(set(indices)) < len(indices):
